@@ -1,0 +1,95 @@
+# Needs python3 (3.11 or later) and make; the rest is installed into a virtual environment of the project's own.
+# PYTHON=python3.12 picks another interpreter, PINS=newest other versions (constraints/), ARGS="-k tag" goes to pytest.
+PYTHON ?= python3
+EXTRAS ?= test,experiments,deviceless
+ARGS   ?=
+
+# A pyenv shim of a version that is not selected fails: it is asked again under pyenv's newest of that version.
+EXE := -c 'import sys; print(sys.executable)'
+interpreter = $(shell $(1) $(EXE) 2>/dev/null || \
+  PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | grep '^$(1:python%=%)\.' | tail -1) $(1) $(EXE) 2>/dev/null)
+version = $(if $(1),$(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
+
+INTERPRETER  := $(call interpreter,$(PYTHON))
+VERSION      := $(call version,$(INTERPRETER))
+DEFAULT_PINS := $(or $(patsubst constraints/%.txt,%,$(wildcard constraints/py$(subst .,,$(VERSION)).txt)),newest)
+PINS ?= $(DEFAULT_PINS)
+VENV ?= .venv$(if $(filter-out $(call version,$(call interpreter,python3)),$(VERSION)),-python$(VERSION))$(if $(filter-out $(DEFAULT_PINS),$(PINS)),-$(PINS))
+PY    = $(VENV)/bin/python
+INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check -c constraints/$(PINS).txt
+
+# The deviceless wheels without a GPU make JAX print a traceback at start unless it is told to stay on the CPU.
+JAX_PLATFORMS ?= $(if $(shell command -v nvidia-smi),,cpu)
+export JAX_PLATFORMS
+
+.PHONY: help setup run test test-core test-slow test-matrix bench lint format typecheck wheel present clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
+
+setup: $(VENV)/.installed  ## create the virtual environment
+
+run: $(VENV)/.installed  ## train gpt_nano under half of its unplanned bytes, into runs/gpt_nano/
+	$(PY) -m experiments.train gpt_nano --out runs/gpt_nano
+
+test: $(VENV)/.installed  ## the tests, without the slow ones
+	$(PY) -m pytest $(ARGS)
+
+test-core: $(VENV)/.installed
+	$(PY) -m pytest -m "core and not slow" $(ARGS)
+
+test-slow: $(VENV)/.installed  ## the slow tests alone
+	$(PY) -m pytest -m slow $(ARGS)
+
+MATRIX = $(foreach python,python3.11 python3.12,$(if $(call interpreter,$(python)),$(python)))
+test-matrix:  ## the core tests on python3.11 and python3.12 where present, and on 3.12 with the newest JAX
+	$(if $(MATRIX),,$(error found neither python3.11 nor python3.12))
+	$(foreach python,$(MATRIX),$(MAKE) PYTHON=$(python) test-core &&) true
+	$(if $(filter python3.12,$(MATRIX)),$(MAKE) PYTHON=python3.12 PINS=newest test-core)
+
+BENCH ?= $(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py))
+bench: $(VENV)/.installed  ## every script of benchmarks/, or those named in BENCH="a b"
+	$(foreach name,$(BENCH),$(PY) -m benchmarks.$(name) &&) true
+
+lint: $(VENV)/.installed-dev  ## ruff, without changing a file
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+format: $(VENV)/.installed-dev  ## ruff, fixing what it can
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+typecheck: $(VENV)/.installed-dev  ## pyright
+	$(PY) -m pyright --pythonpath $(PY)
+
+wheel: $(VENV)/.installed  ## build the wheel; import it with nothing else installed; run the core tests away from the sources
+	rm -rf dist
+	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	set -e; there=$$(mktemp -d); trap 'rm -rf "$$there"' EXIT; wheel=$$(ls dist/*.whl); \
+	$(INTERPRETER) -m venv "$$there/venv"; \
+	install="$$there/venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/$(PINS).txt"; \
+	$$install "$$wheel"; \
+	(cd "$$there" && venv/bin/python -W error -c "import jaxmem, jaxmem_kernels; print(jaxmem.__file__)"); \
+	$$install "$$wheel[$(EXTRAS)]"; \
+	cp -r pyproject.toml tests experiments configs "$$there"; rm "$$there/tests/test_imports.py"; \
+	cd "$$there" && venv/bin/python -m pytest -m "core and not slow" -o pythonpath=. $(ARGS)
+
+# Does PYTHON name an interpreter of this machine?
+present:
+	@test -n "$(INTERPRETER)"
+
+$(VENV)/.installed: pyproject.toml constraints/$(PINS).txt
+	$(if $(INTERPRETER),,$(error PYTHON=$(PYTHON) is no interpreter of this machine; make PYTHON=... names another))
+	@$(INTERPRETER) -c 'import sys; sys.exit("$(PYTHON) is %d.%d, jaxmem needs 3.11 or later: make PYTHON=..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	$(INTERPRETER) -m venv $(VENV)
+	@echo "Installing into $(VENV): a minute or two"
+	$(INSTALL) -e ".[$(EXTRAS)]"
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(INSTALL) -e ".[$(EXTRAS),dev]"
+	@touch $@
+
+clean:  ## remove virtual environments, builds and caches (not runs/)
+	rm -rf .venv* dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,108 @@
+"""The typed experiment: what a TOML file of `configs/` may say. Strict: no unknown keys, no conversions, no nan."""
+
+from typing import Annotated, Literal, Self
+
+import pydantic
+from pydantic import Field
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Probability = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+ActionName = Literal["keep", "recompute", "compress", "offload", "compress_offload"]
+Budget = Annotated[int, Field(ge=1)] | Annotated[str, Field(min_length=1)]
+
+
+class Section(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Model(Section):
+    """GPT-2's architecture: pre-layer-norm, learned positions, biases, the head tied to the embedding."""
+
+    layers: Count
+    width: Count
+    heads: Count
+    vocab: Annotated[int, Field(ge=256)] = 256  # text is read as bytes; a larger vocabulary only has its size
+    dropout: Probability = 0.0  # of both residual branches
+    attention_dropout: Probability = 0.0
+    attention: Literal["materialized", "fused"] = "materialized"
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the computation; parameters are float32 at least
+
+    @pydantic.model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"model.width: got {self.width}; allowed: a multiple of model.heads, which is {self.heads}")
+        if self.attention == "fused" and self.attention_dropout:
+            raise ValueError(
+                f"model.attention_dropout: got {self.attention_dropout}; allowed with model.attention = 'fused': 0.0,"
+                " since a fused attention shows no probabilities to drop"
+            )
+        return self
+
+
+class Data(Section):
+    path: Annotated[str, Field(min_length=1)] | None = None  # a text file or a folder; left out: the standard library
+
+
+class Train(Section):
+    steps: Count
+    batch: Count
+    sequence: Count
+    loss_chunk: Count  # positions whose logits are alive at once
+    microbatches: Count = 1
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    log_every: Count = 10  # steps between lines where standard error is no terminal
+    eval_batches: Count = 16
+
+    @pydantic.model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.batch % self.microbatches:
+            raise ValueError(
+                f"train.microbatches: got {self.microbatches}; allowed: a divisor of train.batch, which is {self.batch}"
+            )
+        if self.sequence % self.loss_chunk:
+            raise ValueError(
+                f"train.loss_chunk: got {self.loss_chunk}; allowed: a divisor of train.sequence, which is {self.sequence}"
+            )
+        return self
+
+
+class Optimizer(Section):
+    """AdamW; the rate rises over `warmup` steps, then falls as a cosine to `final_ratio` of itself."""
+
+    learning_rate: Positive
+    warmup: Annotated[int, Field(ge=0)] = 0
+    final_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.1
+    beta1: Probability = 0.9
+    beta2: Probability = 0.95
+    epsilon: Positive = 1e-8
+    weight_decay: NonNegative = 0.1
+    clip: Literal["none", "value", "norm"] = "norm"
+    clip_at: Positive = 1.0
+
+
+class Plan(Section):
+    """Left out, `budget` is the target's usable memory; "none" trains without a plan, everything kept."""
+
+    budget: Budget | None = None
+    host_budget: Budget | None = None
+    target: Annotated[str, Field(min_length=1)] = "local"
+    actions: Annotated[list[ActionName], Field(min_length=1)] | Literal["all", "lossless"] = "all"
+    path: Annotated[str, Field(min_length=1)] | None = None  # train under the plan of this file
+
+
+class Config(Section):
+    model: Model
+    data: Data = Data()
+    train: Train
+    optimizer: Optimizer
+    plan: Plan = Plan()
+
+    @pydantic.model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if self.optimizer.warmup > self.train.steps:
+            raise ValueError(
+                f"optimizer.warmup: got {self.optimizer.warmup}; allowed: at most train.steps, which is {self.train.steps}"
+            )
+        return self

@@ -1,0 +1,88 @@
+"""Text as bytes: the standard library's sources, or any file or folder, split into train and validation."""
+
+import dataclasses
+import hashlib
+import pathlib
+import sysconfig
+
+import numpy as np
+
+from experiments.errors import InputError
+
+VALIDATION = 0.07  # of the files
+SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """`train` and `validation`: uint8, one dimension. `source` says where they are from."""
+
+    train: np.ndarray
+    validation: np.ndarray
+    source: str
+
+
+def read(path: str | None, sequence: int) -> Text:
+    """The text of `path`, at least `sequence` + 1 bytes on either side of the split; None: Python's standard library."""
+    if path is None:
+        folder = pathlib.Path(sysconfig.get_path("stdlib"))
+        text = _folder(folder, f"Python's standard library ({folder})", "*.py")
+    elif pathlib.Path(path).is_dir():
+        text = _folder(pathlib.Path(path), path, "*")
+    else:
+        text = _file(path)
+    for side in ("train", "validation"):
+        got = len(getattr(text, side))
+        if got <= sequence:
+            raise InputError(
+                f"data.path: {text.source} is too short: got {got} bytes for {side}; allowed: at least {sequence + 1},"
+                f" one more than train.sequence"
+            )
+    return text
+
+
+def in_validation(relative: str) -> bool:
+    """Whether a file is for validation: a hash of its path below the folder, so that adding files moves none."""
+    digest = hashlib.sha256(relative.encode(errors="surrogateescape")).digest()
+    return int.from_bytes(digest[:8], "big") < VALIDATION * 2**64
+
+
+def _folder(folder: pathlib.Path, source: str, pattern: str) -> Text:
+    sides: tuple[list[bytes], list[bytes]] = ([], [])
+    for path in sorted(folder.rglob(pattern)):
+        relative = path.relative_to(folder)
+        hidden = any(part in SKIPPED or part.startswith(".") for part in relative.parts)
+        if hidden or not path.is_file():
+            continue
+        content = _bytes(path)
+        if b"\0" not in content:  # not text
+            sides[in_validation(relative.as_posix())].append(content)
+    train, validation = (np.frombuffer(b"\n".join(side), np.uint8) for side in sides)
+    return Text(train, validation, source)
+
+
+def _file(path: str) -> Text:
+    if not pathlib.Path(path).exists():
+        raise InputError(f"data.path: got {path!r}, which does not exist; allowed: a text file or a folder of them")
+    everything = np.frombuffer(_bytes(pathlib.Path(path)), np.uint8)
+    cut = len(everything) * 9 // 10
+    return Text(everything[:cut], everything[cut:], path)
+
+
+def _bytes(path: pathlib.Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"data.path: cannot read {path}: {error.strerror}") from error
+
+
+def sample(text: np.ndarray, seed: int, step: int, batch: int, sequence: int) -> np.ndarray:
+    """Batch number `step`: int32 (batch, sequence + 1), the same for the same numbers whatever was drawn before."""
+    starts = np.random.default_rng((seed, step)).integers(0, len(text) - sequence, batch)
+    return text[starts[:, None] + np.arange(sequence + 1)].astype(np.int32)
+
+
+def windows(text: np.ndarray, batches: int, batch: int, sequence: int) -> list[np.ndarray]:
+    """Up to `batches` batches spread evenly over `text`, for evaluation: int32 (batch, sequence + 1) each."""
+    starts = np.linspace(0, len(text) - sequence - 1, batches * batch).astype(int).reshape(batches, batch)
+    return [text[rows[:, None] + np.arange(sequence + 1)].astype(np.int32) for rows in starts]

@@ -1,0 +1,136 @@
+"""GPT-2 in Flax NNX, with a tag on every tensor of Adacc's table.
+
+NNX, not linen: it is the interface that Flax documents and develops in 2026, and its modules are plain objects that
+hold their arrays, so the layers' parameters can be stacked once and scanned. Linen is as good a home for the tags:
+`tests/experiments/test_other_flax.py` has this block in linen (`nn.scan(nn.remat(...))`) and under `nnx.scan(nnx.remat(...))`.
+The layer loop here is `jax.lax.scan` over the stacked parameters round `jax.checkpoint`, on the split module: `nnx.scan`
+also carries every parameter out of the loop, which costs nothing under jit and clutters a profile.
+
+Shapes: B batch, S sequence, D width, H heads, K = D / H, F = 4 D, V vocabulary, L layers.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+import jaxmem
+from experiments.config import Model
+
+INIT = 0.02
+
+
+def parameter_dtype(model: Model):
+    return jnp.float64 if model.dtype == "float64" else jnp.float32
+
+
+class Norm(nnx.Module):
+    """Layer norm, computed in the parameters' dtype, returned in the computation's."""
+
+    def __init__(self, model: Model, rngs: nnx.Rngs):
+        self.dtype, self.wide = jnp.dtype(model.dtype), parameter_dtype(model)
+        self.scale = nnx.Param(jnp.ones(model.width, self.wide))
+        self.bias = nnx.Param(jnp.zeros(model.width, self.wide))
+
+    def __call__(self, x_BSD):
+        x = x_BSD.astype(self.wide)
+        x = x - x.mean(-1, keepdims=True)
+        x = x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+        return (x * self.scale[...] + self.bias[...]).astype(self.dtype)
+
+
+def linear(model: Model, fan_in: int, fan_out: int, rngs: nnx.Rngs, scale: float = 1.0) -> nnx.Linear:
+    return nnx.Linear(
+        fan_in,
+        fan_out,
+        dtype=jnp.dtype(model.dtype),
+        param_dtype=parameter_dtype(model),
+        kernel_init=nnx.initializers.normal(INIT * scale),
+        rngs=rngs,
+    )
+
+
+def dropout(x, rate: float, key, name: str):
+    """Inverted dropout; the boolean mask is tagged (Adacc stores it in one bit a value)."""
+    if not rate or key is None:
+        return x
+    mask = jax.random.bernoulli(key, jnp.float32(1 - rate), x.shape)
+    mask = jaxmem.tag(mask, name, kind="mask")
+    return jnp.where(mask, x / (1 - rate), jnp.zeros((), x.dtype))
+
+
+class Block(nnx.Module):
+    """One layer. The same key gives the same masks, so that recomputing the block repeats it exactly."""
+
+    def __init__(self, model: Model, rngs: nnx.Rngs):
+        self.model = model
+        width, depth_scale = model.width, (2 * model.layers) ** -0.5  # GPT-2 shrinks what feeds the residual stream
+        self.ln1, self.ln2 = Norm(model, rngs), Norm(model, rngs)
+        self.qkv = linear(model, width, 3 * width, rngs)
+        self.proj = linear(model, width, width, rngs, depth_scale)
+        self.up = linear(model, width, 4 * width, rngs)
+        self.down = linear(model, 4 * width, width, rngs, depth_scale)
+
+    def __call__(self, x_BSD, key=None):
+        keys = (None,) * 3 if key is None else jax.random.split(key, 3)
+        rate, tag = self.model.dropout, jaxmem.tag
+        x_BSD = tag(x_BSD, "resid_in", kind="residual")
+        n_BSD = tag(self.ln1(x_BSD), "ln1", kind="norm")
+        a_BSD = tag(self.attention(n_BSD, keys[0]), "attn", kind="linear")
+        x_BSD = tag(x_BSD + dropout(self.proj(a_BSD), rate, keys[1], "attn_out_mask"), "mid", kind="residual")
+        n_BSD = tag(self.ln2(x_BSD), "ln2", kind="norm")
+        u_BSF = tag(self.up(n_BSD), "up", kind="linear")
+        g_BSF = tag(jax.nn.gelu(u_BSF, approximate=True), "gelu", kind="gelu")
+        return x_BSD + dropout(self.down(g_BSF), rate, keys[2], "mlp_out_mask")
+
+    def attention(self, n_BSD, key):
+        B, S, D = n_BSD.shape
+        H, K = self.model.heads, D // self.model.heads
+        qkv = jaxmem.tag(self.qkv(n_BSD), "qkv", kind="qkv").reshape(B, S, 3, H, K)
+        q_BSHK, k_BSHK, v_BSHK = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+        if self.model.attention == "fused":
+            out = jax.nn.dot_product_attention(q_BSHK, k_BSHK, v_BSHK, is_causal=True, implementation="xla")
+            return out.reshape(B, S, D)
+        scores_BHST = jnp.einsum("bshk,bthk->bhst", q_BSHK, k_BSHK) * K**-0.5
+        causal = jnp.tril(jnp.ones((S, S), bool))
+        scores_BHST = jnp.where(causal, scores_BHST, jnp.finfo(scores_BHST.dtype).min)
+        probs_BHST = jaxmem.softmax(scores_BHST, "probs")
+        probs_BHST = dropout(probs_BHST, self.model.attention_dropout, key, "attn_mask")
+        return jnp.einsum("bhst,bthk->bshk", probs_BHST, v_BSHK).reshape(B, S, D)
+
+
+class GPT(nnx.Module):
+    """`model`: sizes. `sequence`: the longest input. Bytes in, the last hidden states out; `embedding` is also the head."""
+
+    def __init__(self, model: Model, sequence: int, rngs: nnx.Rngs):
+        wide, normal = parameter_dtype(model), nnx.initializers.normal(INIT)
+        self.model = model
+        self.embedding = nnx.Param(normal(rngs.params(), (model.vocab, model.width), wide))
+        self.positions = nnx.Param(normal(rngs.params(), (sequence, model.width), wide))
+        stack = nnx.split_rngs(splits=model.layers)(nnx.vmap(lambda rngs: Block(model, rngs)))
+        self.blocks = stack(rngs)  # every parameter with a leading axis L
+        self.final = Norm(model, rngs)
+
+    def __call__(self, tokens_BS, key=None, policy=None):
+        """Hidden states (B, S, D) of tokens (B, S). `key` None: no dropout. `policy`: of each layer's `jax.checkpoint`."""
+        dtype = jnp.dtype(self.model.dtype)
+        x_BSD = self.embedding[...].astype(dtype)[tokens_BS] + self.positions[: tokens_BS.shape[1]].astype(dtype)
+        structure, stacked = nnx.split(self.blocks)
+
+        def layer(x_BSD, parameters, index):
+            own = None if key is None else jax.random.fold_in(key, index)
+            return nnx.merge(structure, parameters)(x_BSD, own)
+
+        layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
+        indices = jnp.arange(self.model.layers, dtype=jnp.uint32)
+        x_BSD, _ = jax.lax.scan(lambda x, one: (layer(x, *one), None), x_BSD, (stacked, indices))
+        return self.final(x_BSD)
+
+
+def create(model: Model, sequence: int, key) -> dict:
+    """A GPT's parameters as a nested dict of arrays."""
+    return nnx.to_pure_dict(nnx.state(GPT(model, sequence, nnx.Rngs(params=key)), nnx.Param))
+
+
+def structure(model: Model, sequence: int):
+    """What `nnx.merge` needs beside the parameters; allocates nothing."""
+    return nnx.graphdef(nnx.eval_shape(lambda: GPT(model, sequence, nnx.Rngs(0))))

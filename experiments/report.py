@@ -1,0 +1,79 @@
+"""What a run leaves behind: files that appear whole or not at all, rows that are flushed, a line of progress."""
+
+import contextlib
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import TextIO
+
+from experiments.errors import InputError
+
+RESULTS = ("metrics.jsonl", "plan.json", "summary.json")
+
+
+def check_folder(out: str | pathlib.Path) -> pathlib.Path:
+    """`out` as a path, if results can be written there; creates nothing."""
+    out = pathlib.Path(out)
+    place = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
+    if not place.is_dir():
+        raise InputError(f"--out: got {str(out)!r}, and {place} is a file; allowed: a folder, or a path where one can be made")
+    if not os.access(place, os.W_OK):
+        raise InputError(f"--out: got {str(out)!r}, and {place} cannot be written to; allowed: a folder that can")
+    return out
+
+
+@contextlib.contextmanager
+def results(out: pathlib.Path) -> Iterator[pathlib.Path]:
+    """The folder, made, without the results of an earlier run."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in RESULTS:
+            (out / name).unlink(missing_ok=True)
+        yield out
+    except OSError as error:
+        raise InputError(f"--out: cannot write to {str(out)!r}: {error}") from error
+
+
+def write_json(path: pathlib.Path, data: dict) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        json.dump(data, file, indent=1, allow_nan=False)
+        file.write("\n")
+    os.replace(file.name, path)
+
+
+def write_row(file: TextIO, row: dict) -> None:
+    file.write(json.dumps(row, allow_nan=False) + "\n")
+    file.flush()
+
+
+class Progress:
+    """Step, loss and speed on standard error: one line that is rewritten, or where that is a pipe a line now and then."""
+
+    def __init__(self, steps: int, every: int, tokens_per_step: int):
+        self.steps, self.every, self.tokens = steps, every, tokens_per_step
+        self.first = self.last = time.perf_counter()
+        self.done = 0
+        self.terminal = sys.stderr.isatty()
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the steps after the first, which may have compiled."""
+        if self.done < 2 or self.last == self.first:
+            return None
+        return (self.done - 1) * self.tokens / (self.last - self.first)
+
+    def __call__(self, step: int, loss: float) -> None:
+        self.last, self.done = time.perf_counter(), self.done + 1
+        if self.done == 1:
+            self.first = self.last
+        speed = self.tokens_per_second
+        text = f"step {step}/{self.steps}  loss {loss:.4f}" + (f"  {speed:,.0f} tokens/s" if speed else "")
+        final = step == self.steps
+        if self.terminal:
+            print(f"\r\x1b[K{text}", end="\n" if final else "", file=sys.stderr, flush=True)
+        elif step == 1 or final or step % self.every == 0:
+            print(text, file=sys.stderr, flush=True)

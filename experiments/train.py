@@ -1,0 +1,137 @@
+"""python -m experiments.train CONFIG [section.key=value ...] --out DIR: plans for the budget, trains, evaluates.
+
+Writes DIR/metrics.jsonl (a row a step), DIR/plan.json and DIR/summary.json. Exit codes: 0; 2 for input that cannot be
+used; 3 where the loss is no longer finite; 130 where interrupted (the summary then tells of the steps done).
+"""
+
+import math
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+
+import jax
+
+import jaxmem
+from experiments import cli, data
+from experiments.config import Config
+from experiments.errors import DivergedError, InputError
+from experiments.planning import Ready, prepare
+from experiments.report import Progress, check_folder, results, write_json, write_row
+from experiments.step import State, init_state, make_loss
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = cli.parser("experiments.train", "Train an experiment under a plan for its budget, then evaluate it.")
+    args = parser.parse_intermixed_args(argv)
+
+    def work() -> None:
+        name = pathlib.Path(args.config).stem
+        config = cli.settings(args.config, args.overrides)
+        out = check_folder(args.out or pathlib.Path("runs") / name)
+        train(name, config, out)
+
+    return cli.exit_code(work)
+
+
+def train(name: str, config: Config, out: pathlib.Path) -> dict:
+    """The whole run; returns what summary.json says."""
+    text = data.read(config.data.path, config.train.sequence)
+    print(f"{text.source}: {len(text.train):,} bytes to train on, {len(text.validation):,} for validation", file=sys.stderr)
+    ready = prepare(config)
+    if ready.plan is not None:
+        print(ready.plan, flush=True)
+        _warn_if_over(ready)
+    with results(out):
+        if ready.plan is not None:
+            ready.plan.save(out / "plan.json")
+        progress = Progress(config.train.steps, config.train.log_every, config.train.batch * config.train.sequence)
+        losses: list[float] = []
+        summary = lambda **known: _summary(name, config, ready, losses, progress.tokens_per_second) | known
+        try:
+            state = loop(config, ready.step, text, progress, losses, out / "metrics.jsonl")
+            val_loss = evaluate(config, state, text)
+        except KeyboardInterrupt:
+            write_json(out / "summary.json", summary(interrupted=True))
+            raise
+        done = summary(val_loss=val_loss)
+        write_json(out / "summary.json", done)
+    print(f"validation loss {val_loss:.4f} nats a byte; results in {out}", file=sys.stderr)
+    return done
+
+
+def loop(
+    config: Config, step: Callable, text: data.Text, progress: Progress, losses: list[float], path: pathlib.Path
+) -> State:
+    """Trains from the first state; appends to `losses` and to the file at `path`, a step behind the device."""
+    state = jax.jit(init_state, static_argnums=0)(config)
+    t, pending = config.train, None
+
+    with path.open("w") as file:
+
+        def record(number: int, metrics) -> None:
+            loss, norm = float(metrics["loss"]), float(metrics["grad_norm"])
+            if not math.isfinite(loss) or not math.isfinite(norm):
+                raise DivergedError(
+                    f"step {number}: the loss is {loss} and the gradient's norm {norm}; lower optimizer.learning_rate,"
+                    f" or clip tighter (optimizer.clip_at); rows until then are in {path}"
+                )
+            losses.append(loss)
+            progress(number, loss)
+            write_row(file, {"step": number, "loss": loss, "grad_norm": norm})
+
+        for number in range(1, t.steps + 1):
+            tokens = data.sample(text.train, t.seed, number, t.batch, t.sequence)
+            state, metrics = step(state, tokens)
+            if pending is not None:
+                record(*pending)
+            pending = number, metrics
+        record(*pending)
+    return state
+
+
+def evaluate(config: Config, state: State, text: data.Text) -> float:
+    """Mean validation loss in nats a byte, over windows spread evenly, without dropout."""
+    t, loss = config.train, jax.jit(make_loss(config))
+    batches = data.windows(text.validation, t.eval_batches, t.batch, t.sequence)
+    value = sum(float(loss(state.params, tokens)) for tokens in batches) / len(batches)
+    if not math.isfinite(value):
+        raise DivergedError(f"the validation loss is {value} after {t.steps} steps; lower optimizer.learning_rate")
+    return value
+
+
+def _warn_if_over(ready: Ready) -> None:
+    plan = ready.plan
+    if plan is not None and plan.target == "local" and ready.compiled_bytes > plan.budget_bytes:
+        print(
+            f"warning: compiled here the plan takes {ready.compiled_bytes} bytes of a budget of {plan.budget_bytes}:"
+            " it was made by another version or on another device; plan again",
+            file=sys.stderr,
+        )
+
+
+def _summary(name: str, config: Config, ready: Ready, losses: list[float], speed: float | None) -> dict:
+    plan = ready.plan
+    return {
+        "config": name,
+        "settings": config.model_dump(),
+        "steps": len(losses),
+        "first_loss": losses[0] if losses else None,
+        "final_loss": losses[-1] if losses else None,
+        "val_loss": None,
+        "budget_bytes": plan and plan.budget_bytes,
+        "predicted_bytes": plan and plan.predicted_bytes,
+        "compiled_bytes": ready.compiled_bytes,
+        "baseline_bytes": plan.baseline_bytes if plan else ready.compiled_bytes,
+        "tokens_per_second": speed,
+        "plan_seconds": plan
+        and {"profile": plan.profile_seconds, "solve": plan.solve_seconds, "compile": plan.compile_seconds},
+        "compiles": plan.compiles if plan else 1,
+        "time_source": plan and plan.time_source,
+        "jax_version": jax.__version__,
+        "target": plan.target if plan else config.plan.target,
+        "interrupted": False,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

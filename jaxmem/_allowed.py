@@ -1,0 +1,38 @@
+"""Which actions a target can carry out."""
+
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from jaxmem._errors import TagError, TargetError
+from jaxmem._target import Target
+from jaxmem._types import ALL, LOSSLESS, Action
+
+OFFLOAD_SINCE = (0, 11, 1)
+
+
+def allowed_actions(actions: Sequence[Action], target: Target) -> tuple[tuple[Action, ...], tuple[str, ...]]:
+    """The actions to plan with, and what to tell the user of those left out.
+
+    `jaxmem.ALL` and `jaxmem.LOSSLESS` leave out what the target cannot do; an action asked for by name that it cannot
+    do is a TargetError, an unknown one a TagError.
+    """
+    try:
+        wanted = tuple(Action(a) for a in ([actions] if isinstance(actions, str) else actions))
+    except ValueError as error:
+        raise TagError(f"plan: `actions` is {actions!r}: {error}; expected some of {', '.join(Action)}") from None
+    obstacle = offload_obstacle(target)
+    if obstacle is None or not any(a.offloads for a in wanted):
+        return wanted, ()
+    if actions is not ALL and actions is not LOSSLESS:
+        raise TargetError(f"plan: `actions` asks for offload on target {target.name!r}, where {obstacle}; leave it out, or use jaxmem.ALL")
+    return tuple(a for a in wanted if not a.offloads), (f"offload is left out: {obstacle}",)
+
+
+def offload_obstacle(target: Target) -> str | None:
+    """Why `target` cannot offload, or None."""
+    if target.platform == "cpu":
+        return "a CPU has no host memory apart from its own"
+    installed = tuple(int(p) for p in version("jaxlib").split(".")[:3])
+    if installed < OFFLOAD_SINCE:
+        return f"jaxlib {version('jaxlib')} reads offloaded tensors of a scan at wrong offsets (fixed in 0.11.1)"
+    return None

@@ -1,0 +1,160 @@
+"""Finds the blocks of a traced step: `jax.checkpoint` regions under our policy, in the backward pass.
+
+The step is traced with every tag recomputed. Then a block's backward equation reads the block's inputs and the
+cotangents of its outputs (last), repeats the forward, and goes on to the derivative: its jaxpr is the whole graph.
+"""
+
+import dataclasses
+from collections import Counter
+
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+from jaxmem._jaxpr import REMAT, Flat, as_scan, body, flatten, subjaxprs
+from jaxmem._policy import Policy, name_p
+from jaxmem._tag import tag_p
+
+VIEWS = {
+    "slice", "squeeze", "reshape", "transpose", "convert_element_type", "copy", "broadcast_in_dim", "dynamic_slice",
+    "device_put", "sharding_constraint", "optimization_barrier", "expand_dims", "random_wrap", "random_unwrap", "pvary",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Instance:
+    """One block equation of the backward pass."""
+
+    label: str
+    flat: Flat
+    cotangents: frozenset[int]  # inputs
+    boundary: int  # equations before it repeat the forward
+    charged: tuple[int, ...]  # inputs that cost memory if the backward reads them raw
+    layers: int
+    runs: int
+    sharded: bool  # shapes are those of one device already
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    instances: list[Instance]
+    tag_names: set[str]  # every tag and checkpoint_name of the step
+    undifferentiated: bool  # blocks exist, but no backward pass runs through them
+
+
+def is_tag(eqn: JaxprEqn) -> bool:
+    return eqn.primitive is tag_p or eqn.primitive is name_p
+
+
+def _is_block(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in REMAT and isinstance(eqn.params.get("policy"), Policy)
+
+
+def _forward_names(jaxpr: Jaxpr) -> set[str]:
+    """Names of the tags in `jaxpr` outside the backward of blocks."""
+    names = {e.params["name"] for e in jaxpr.eqns if is_tag(e)}
+    for eqn in jaxpr.eqns:
+        if not (_is_block(eqn) and eqn.params.get("differentiated")):
+            for inner in subjaxprs(eqn):
+                names |= _forward_names(inner)
+    return names
+
+
+def find_blocks(jaxpr: Jaxpr) -> Found:
+    instances: list[Instance] = []
+    seen_plain = [False]
+    names = _forward_names(jaxpr)
+
+    def walk(jaxpr: Jaxpr, origin: dict[Var, str], frames: tuple, sharded: bool):
+        origin = dict.fromkeys(jaxpr.constvars, "free") | origin
+        here = lambda v: "free" if isinstance(v, Literal) else origin.get(v, "local")
+        defined = {o: i for i, e in enumerate(jaxpr.eqns) for o in e.outvars}
+        first_use: dict[Var, int] = {}
+        block_uses = Counter(v for e in jaxpr.eqns if _is_block(e) for v in {*e.invars} if not isinstance(v, Literal))
+        for i, eqn in enumerate(jaxpr.eqns):
+            for v in eqn.invars:
+                if not isinstance(v, Literal):
+                    first_use.setdefault(v, i)
+        for i, eqn in enumerate(jaxpr.eqns):
+            if eqn.primitive.name in VIEWS and all(here(v) == "free" for v in eqn.invars):
+                origin.update(dict.fromkeys(eqn.outvars, "free"))
+            if _is_block(eqn):
+                if not eqn.params.get("differentiated"):
+                    seen_plain[0] = True
+                    continue
+                last = eqn.invars[-1]
+                born = len(jaxpr.eqns) if isinstance(last, Literal) else defined.get(last, -1)
+                early = {v for v in eqn.invars if not isinstance(v, Literal) and first_use[v] < min(born, i)}
+                shared = {v for v in early if block_uses[v] > 1}
+                kinds = ["free" if not isinstance(v, Literal) and v in shared else here(v) for v in eqn.invars]
+                known = [k in ("free", "stacked") or v in early for v, k in zip(eqn.invars, kinds)]
+                instance = _instance(eqn, kinds, known, frames + ((jaxpr, 1),), sharded)
+                if instance is not None:
+                    instances.append(instance)
+            elif (scan := as_scan(eqn)) is not None:
+                stacked = lambda v: v in defined and jaxpr.eqns[defined[v]].primitive.name == "scan"
+                inner = {}
+                for k, (outer, v) in enumerate(zip(eqn.invars, scan.jaxpr.invars)):
+                    if scan.consts <= k < scan.consts + scan.carry:
+                        inner[v] = "carry"
+                    elif k >= scan.consts and here(outer) != "free" and (here(outer) == "stacked" or stacked(outer)):
+                        inner[v] = "stacked"
+                    else:  # read by an earlier equation too: it is in memory whatever the plan
+                        early = not isinstance(outer, Literal) and first_use[outer] < i
+                        inner[v] = "free" if early else here(outer)
+                walk(scan.jaxpr, inner, frames + ((jaxpr, scan.length),), sharded)
+            else:
+                for inner in subjaxprs(eqn):
+                    operands = eqn.invars[-len(inner.invars) :] if inner.invars else []
+                    loop = eqn.primitive.name == "while"
+                    kinds = ["carry" if loop else here(v) for v in operands]
+                    known = dict(zip(inner.invars, kinds))
+                    walk(inner, known, frames + ((jaxpr, 1),), sharded or eqn.primitive.name == "shard_map")
+
+    walk(jaxpr, dict.fromkeys(jaxpr.invars, "free"), (), False)
+    return Found(instances, names, seen_plain[0])
+
+
+def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
+    flat = flatten(body(eqn.params["jaxpr"]))
+    tag_ancestors = _ancestors(flat, [e for e in flat.equations if is_tag(e.eqn)])
+    cotangents = set()
+    for number, sure in reversed(list(zip(flat.inputs, known))):
+        inexact = jnp.issubdtype(flat.avals[number].dtype, jnp.inexact)
+        if number in tag_ancestors or not inexact or (sure and cotangents):
+            break
+        cotangents.add(number)
+    boundary = next((i for i, e in enumerate(flat.equations) if cotangents & set(e.reads)), None)
+    if not cotangents or boundary is None:
+        return None
+    charged = tuple(n for n, k in zip(flat.inputs, kinds) if k != "free" and n not in cotangents)
+    names = {e.eqn.params["name"] for e in flat.equations[:boundary] if is_tag(e.eqn)}
+    layers, runs, inside = 1, 1, True
+    jaxprs = [f[0] for f in frames]
+    for depth in range(len(frames) - 1, -1, -1):
+        length = frames[depth - 1][1] if depth else 1  # of the loop whose body this jaxpr is
+        runs *= length
+        if inside and (names & _forward_names(jaxprs[depth]) or (not names and not _reversed(jaxprs, depth))):
+            inside = False  # the forward is in here too: outer loops do not multiply what is alive
+        if inside:
+            layers *= length
+    return Instance(eqn.params["policy"].block, flat, frozenset(cotangents), boundary, charged, layers, runs, sharded)
+
+
+def _reversed(jaxprs, depth) -> bool:
+    """Whether the jaxpr at `depth` is the body of a scan that runs backward."""
+    return depth > 0 and any(
+        e.params.get("reverse") and body(e.params["jaxpr"]) is jaxprs[depth]
+        for e in jaxprs[depth - 1].eqns
+        if e.primitive.name == "scan"
+    )
+
+
+def _ancestors(flat: Flat, equations) -> set[int]:
+    made_by = {o: e for e in flat.equations for o in e.outputs}
+    found, todo = set(), [v for e in equations for v in e.reads]
+    while todo:
+        v = todo.pop()
+        if v not in found:
+            found.add(v)
+            todo += made_by[v].reads if v in made_by else ()
+    return found

@@ -1,0 +1,60 @@
+"""Refuses numbers that would make a solver answer nonsense, and names where they stand."""
+
+import math
+from collections.abc import Mapping
+
+from jaxmem._errors import SolverError
+from jaxmem._types import BlockClass, Profile
+
+
+def check_profile(profile: Profile) -> None:
+    """Raises SolverError at the first cost, size or link between values that no solver can use."""
+    for block in profile.blocks:
+        for what, number in (("layers", block.layers), ("runs", block.runs), ("forward_seconds", block.forward_seconds)):
+            _check_number(number, f"`{what}` of block {block.name!r}")
+        _check_number(block.backward_seconds, f"`backward_seconds` of block {block.name!r}")
+        for v, size in enumerate(block.values):
+            _check_number(size, f"bytes of value {v} of block {block.name!r}")
+        _check_graph(block)
+        for tag in block.tags:
+            for option in tag.options:
+                for what in ("device_bytes", "host_bytes", "seconds"):
+                    where = f"`{what}` of option `{option.choice}` of tag {tag.name!r} of block {block.name!r}"
+                    _check_number(getattr(option, what), where)
+        if any(o.host_bytes for t in block.tags for o in t.options) and not profile.link_bytes_per_second > 0:
+            raise SolverError(
+                f"`link_bytes_per_second` is {profile.link_bytes_per_second}, and block {block.name!r} has choices that"
+                " offload; expected a positive number: measure the host link, or leave offload out of the actions"
+            )
+
+
+def check_limits(room, host_room, transients: Mapping) -> None:
+    for name, limit in (("room", room), ("host_room", host_room)):
+        if limit is not None and not math.isfinite(limit):
+            raise SolverError(f"`{name}` is {limit}; expected bytes, or None for no limit")
+    for key, size in transients.items():
+        if not math.isfinite(size):
+            raise SolverError(f"`transients` of {key} is {size}; expected finite bytes: fit them again")
+
+
+def _check_graph(block: BlockClass) -> None:
+    if block.input_seconds and len(block.input_seconds) != len(block.inputs):
+        raise SolverError(
+            f"`input_seconds` of block {block.name!r} has {len(block.input_seconds)} entries for {len(block.inputs)} inputs"
+        )
+    for seconds in block.input_seconds:
+        _check_number(seconds, f"`input_seconds` of block {block.name!r}")
+    known = set(block.inputs) | set(block.free)
+    for i, equation in enumerate(block.equations):
+        where = f"equation {i} ({equation.primitive}) of block {block.name!r}"
+        _check_number(equation.seconds, f"seconds of {where}")
+        if lost := [v for v in equation.inputs if v not in known]:
+            raise SolverError(f"{where} reads value {lost[0]}, which nothing before it makes; sort equations by dependency")
+        known.update(equation.outputs)
+    if lost := [v for v in block.needed if v not in known]:
+        raise SolverError(f"block {block.name!r} needs value {lost[0]}, which no equation makes and no input brings")
+
+
+def _check_number(number: float, where: str) -> None:
+    if not (math.isfinite(number) and number >= 0):
+        raise SolverError(f"{where} is {number}; expected a finite number, zero or more: profile the step again")

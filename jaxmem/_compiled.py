@@ -1,0 +1,60 @@
+"""What one compile of a step says: bytes by XLA's buffer assignment, matrix products, XLA's own estimate of time."""
+
+import dataclasses
+
+import jax
+
+from jaxmem._errors import StepError
+from jaxmem._hlo import Rates, hlo_costs
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """Of one device. `total_bytes` is temp + arguments + outputs − aliased, in device memory; host memory is apart.
+
+    `matmul_flops` and `matmuls` are of one execution, loops times their trip counts. `xla_seconds` is XLA's estimate
+    of one execution, None where it was not asked for or XLA has none for this device.
+    """
+
+    total_bytes: int
+    argument_bytes: int
+    temp_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    host_bytes: int
+    xla_seconds: float | None
+    matmul_flops: int
+    matmuls: int
+    compile_seconds: float
+
+
+def read_compiled(compiled: jax.stages.Compiled, cost: bool, seconds: float, rates: Rates | None = None) -> Compiled:
+    """Reads `compiled`; with `cost` its estimate too, mended by `rates`. `seconds` is what compiling took.
+
+    `peak_memory_in_bytes` is not used: it leaves temporaries out on a CPU and mixes host memory in on a GPU.
+    """
+    memory = compiled.memory_analysis()
+    if memory is None:
+        raise StepError(
+            "the compiled step has no memory analysis on this platform, so its bytes cannot be known; "
+            "plan for a named GPU instead, such as target='h200'"
+        )
+    costs = hlo_costs(compiled.as_text() or "", rates if cost else None)
+    return Compiled(
+        total_bytes=memory.temp_size_in_bytes
+        + memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes,
+        argument_bytes=memory.argument_size_in_bytes,
+        temp_bytes=memory.temp_size_in_bytes,
+        output_bytes=memory.output_size_in_bytes,
+        alias_bytes=memory.alias_size_in_bytes,
+        host_bytes=memory.host_temp_size_in_bytes
+        + memory.host_argument_size_in_bytes
+        + memory.host_output_size_in_bytes
+        - memory.host_alias_size_in_bytes,
+        xla_seconds=costs.seconds if cost else None,
+        matmul_flops=costs.matmul_flops,
+        matmuls=costs.matmuls,
+        compile_seconds=seconds,
+    )

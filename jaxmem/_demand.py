@@ -1,0 +1,59 @@
+"""What a block's backward may demand, contracted to the few things that depend on the tags' choices."""
+
+import dataclasses
+from collections import defaultdict
+
+from jaxmem._evaluate import tag_at
+from jaxmem._types import BlockClass, Tag
+
+# When something is demanded: if any of these tags, by position in `Demand.tags`, is demanded and recomputed.
+When = frozenset[int]
+ALWAYS: When = frozenset({-1})
+
+
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """A block class as the solver sees it; bytes and seconds are those of one layer.
+
+    Equations that are always demanded together share one entry, so a chain or a whole operator costs one term.
+    A tag comes after those that may pass demand on to it.
+    """
+
+    tags: tuple[tuple[Tag, When], ...]
+    recompute_seconds: dict[When, float]
+    input_bytes: dict[When, int]
+    input_seconds: dict[When, float]
+
+
+def demand_of(block: BlockClass) -> Demand:
+    free = set(block.free)
+    demanders: dict[int, set[int]] = defaultdict(set)
+    for v in block.needed:
+        demanders[v] |= ALWAYS
+    tags: list[tuple[Tag, When]] = []
+    recompute: dict[When, float] = defaultdict(float)
+    for equation in reversed(block.equations):
+        when = _when(demanders[o] for o in equation.outputs if o not in free)
+        if not when:
+            continue
+        tag = tag_at(block, equation)
+        if tag is not None:
+            tags.append((tag, when))
+            when = frozenset({len(tags) - 1})
+        elif equation.tag is None:
+            recompute[when] += equation.seconds
+        for v in equation.inputs:
+            demanders[v] |= when
+    sizes: dict[When, int] = defaultdict(int)
+    keeping: dict[When, float] = defaultdict(float)
+    seconds = block.input_seconds or (0.0,) * len(block.inputs)
+    for v, s in zip(block.inputs, seconds):
+        if v not in free and (when := _when([demanders[v]])):
+            sizes[when] += block.values[v]
+            keeping[when] += s
+    return Demand(tuple(tags), dict(recompute), dict(sizes), dict(keeping))
+
+
+def _when(demanders) -> When:
+    union = frozenset().union(*demanders)
+    return ALWAYS if ALWAYS <= union else union

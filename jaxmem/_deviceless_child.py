@@ -1,0 +1,94 @@
+"""The compiling process: reads exported steps from stdin, compiles each for a GPU that is not there, answers on stdout.
+
+Run by `_deviceless.py` as `python -m jaxmem._deviceless_child`, with `JAX_PLATFORMS=cpu`.
+"""
+
+import dataclasses
+import os
+import queue
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxmem._compiled import Compiled, read_compiled
+from jaxmem._hlo import Rates
+from jaxmem._wire import read_message, write_message
+
+COST_OPTIONS = {"xla_gpu_collect_cost_model_stats": True, "xla_gpu_enable_triton_gemm": False}
+
+
+def deviceless_devices(config: str, count: int) -> list[jax.Device]:
+    """`count` devices of one host, of the kind that `config` describes (a `GpuTargetConfigProto` in text form)."""
+    topology = topologies.get_topology_desc(
+        platform="cuda", topology_name="cuda", topology=f"1x1x{count}", target_config=config
+    )
+    return list(topology.devices)
+
+
+def deviceless_mesh(devices: list[jax.Device], exported: jax.export.Exported) -> Mesh:
+    """The mesh that `exported` was sharded over, made of `devices`; one device where it is not sharded."""
+    named = [s for s in exported.in_shardings_jax(None) if isinstance(s, NamedSharding)]
+    if not named:
+        return Mesh(np.array(devices[:1]), ("data",))
+    like = named[0].mesh
+    return Mesh(np.array(devices).reshape(like.axis_sizes), like.axis_names, axis_types=like.axis_types)
+
+
+def compile_exported(devices: list[jax.Device], exported_bytes: bytes, header: dict) -> Compiled:
+    exported = jax.export.deserialize(bytearray(exported_bytes))
+    if exported.nr_devices not in (1, len(devices)):
+        raise ValueError(f"the step is sharded over {exported.nr_devices} devices, but the target has {len(devices)}")
+    mesh = deviceless_mesh(devices, exported)
+    start = time.perf_counter()
+    step = jax.jit(exported.call, donate_argnums=tuple(header["donated"]))
+    lowered = step.trace(*_arguments(exported, mesh)).lower()
+    options, cost = dict(header["options"]), header["cost"]
+    try:
+        compiled = lowered.compile(compiler_options=(COST_OPTIONS | options if cost else options) or None)
+    except jax.errors.JaxRuntimeError as error:
+        if not (cost and "Cannot find key" in str(error)):  # XLA has no table of rates for this device
+            raise
+        cost, compiled = False, lowered.compile(compiler_options=options or None)
+    return read_compiled(compiled, cost, time.perf_counter() - start, Rates(**header["rates"]))
+
+
+def _arguments(exported: jax.export.Exported, mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
+    replicated = NamedSharding(mesh, PartitionSpec())
+    shardings = [s or replicated for s in exported.in_shardings_jax(mesh)]
+    return [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+        for aval, sharding in zip(exported.in_avals, shardings)
+    ]
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever prints must not end up among the answers
+    requests: queue.Queue = queue.Queue()
+    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
+    devices: list[jax.Device] = []
+    while True:
+        header, payload = requests.get()
+        try:
+            if not devices:
+                devices = deviceless_devices(header["target_config"], header["devices"])
+            answer = {"compiled": dataclasses.asdict(compile_exported(devices, payload, header))}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        write_message(answers, answer)
+
+
+def _listen(requests: queue.Queue) -> None:
+    """Passes requests on; ends the process with its parent, be it in the middle of a compile."""
+    while (message := read_message(sys.stdin.buffer)) is not None:
+        requests.put(message)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

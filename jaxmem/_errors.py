@@ -1,0 +1,40 @@
+"""The errors that jaxmem raises, each with what failed, what was got, what was expected and what to do."""
+
+
+class JaxmemError(ValueError):
+    """Base of every error that jaxmem raises on purpose."""
+
+
+class BudgetError(JaxmemError):
+    """A byte budget that cannot be read, or that no plan meets.
+
+    `least_bytes` is the least total that compiled, or None where nothing was compiled.
+    """
+
+    def __init__(self, message: str, least_bytes: int | None = None):
+        super().__init__(message)
+        self.least_bytes = least_bytes
+
+
+class TargetError(JaxmemError):
+    """An unknown target, or one that cannot be compiled for here."""
+
+
+class TagError(JaxmemError):
+    """A tag, codec or policy that cannot mean what was asked."""
+
+
+class StepError(JaxmemError):
+    """A training step that cannot be planned: it has no block, or cannot be traced."""
+
+
+class PlanFileError(JaxmemError):
+    """A plan file that is broken, of another schema, or made for another model; names the field."""
+
+
+class SolverError(JaxmemError):
+    """The solver was given numbers it cannot use, or returned nothing."""
+
+
+class JaxmemWarning(UserWarning):
+    """Something that is not what the user is likely to think, said once."""

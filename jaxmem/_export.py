@@ -1,0 +1,40 @@
+"""A traced step as bytes that another process can compile: flat arguments, flat results, shardings kept."""
+
+import dataclasses
+
+import jax
+from jax import export
+
+_CUSTOM_CALLS = ("annotate_device_placement", "triton_kernel_call", "Sharding", "shape_assertion")
+
+
+class _AlreadyTraced:
+    """What `jax.export` asks of a jitted function, answered by a trace that exists."""
+
+    def __init__(self, traced: jax.stages.Traced):
+        self._traced = traced
+
+    def trace(self, *_, **__):
+        return self._traced
+
+    def lower(self, *_, **__):
+        raise NotImplementedError("jax.export lowers the trace itself")
+
+    __call__ = lower
+
+
+def export_flat(traced: jax.stages.Traced, platform: str) -> tuple[bytes, tuple[int, ...]]:
+    """Serializes `traced` (from `jax.jit(f).trace(*args)`) for `platform`, such as "cuda".
+
+    Returns the bytes of a `jax.export.Exported` whose arguments and results are flat tuples, so that no container
+    of the step needs to be known elsewhere, and the flat indices of the donated arguments.
+    """
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in _CUSTOM_CALLS]
+    exported = export.export(_AlreadyTraced(traced), platforms=[platform], disabled_checks=checks)()
+    flat = dataclasses.replace(
+        exported,
+        in_tree=jax.tree.structure(((0,) * len(exported.in_avals), {})),
+        out_tree=jax.tree.structure((0,) * len(exported.out_avals)),
+    )
+    donated = tuple(i for i, info in enumerate(jax.tree.leaves(traced.args_info)) if info.donated)
+    return bytes(flat.serialize()), donated

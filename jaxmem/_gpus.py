@@ -1,0 +1,113 @@
+"""The GPUs that a step can be planned for, as data, and each one's description for XLA.
+
+Rates are dense peaks without sparsity, from NVIDIA's datasheets (named per line). Memory is what the CUDA driver
+reports to a program, a little under the datasheet's; multiprocessors, clocks and caches are those that XLA's own
+`target_config/specs` or CUDA's deviceQuery give. Host memory is one device's share of a common cloud instance's.
+"""
+
+import dataclasses
+
+GiB, MiB, KiB = 2**30, 2**20, 2**10
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    name: str
+    description: str  # as the driver spells it: XLA looks up its performance tables by it
+    matches: str  # a regular expression for the `device_kind` of a device at hand
+    capability: tuple[int, int]
+    memory_bytes: int
+    bandwidth: float  # B/s
+    flops_16bit: float  # tensor cores, float16 or bfloat16 with float32 sums
+    flops_f32: float  # float32 products as XLA runs them by default: TF32 where there is one
+    pcie: float  # B/s each way, the line's
+    host_bytes: int
+    cores: int  # multiprocessors
+    fpus_per_core: int
+    clock_ghz: float
+    l2_bytes: int
+    shared_bytes: int  # a multiprocessor's
+    threads_per_core: int
+    priced: bool  # whether XLA has a table of matrix products for it; if not, asking for its estimates is an error
+    source: str
+
+
+_PCIE3, _PCIE4, _PCIE5 = 16e9, 32e9, 64e9
+
+# fmt: off
+_TABLE = (
+    Gpu("t4", "Tesla T4", r"\bT4$", (7, 5), 15_843_721_216, 320e9, 65e12, 8.1e12,
+        _PCIE3, 16 * GiB, 40, 64, 1.59, 4 * MiB, 64 * KiB, 1024, False,
+        "NVIDIA T4 datasheet, 2019; g4dn.xlarge"),
+    Gpu("a10g", "NVIDIA A10G", r"\bA10G$", (8, 6), 22 * GiB, 600e9, 70e12, 35e12,
+        _PCIE4, 16 * GiB, 80, 128, 1.71, 6 * MiB, 100 * KiB, 1536, False,
+        "NVIDIA A10G datasheet, 2021; g5.xlarge"),
+    Gpu("l4", "NVIDIA L4", r"\bL4$", (8, 9), 22_478 * MiB, 300e9, 121e12, 60e12,
+        _PCIE4, 16 * GiB, 58, 128, 2.04, 48 * MiB, 100 * KiB, 1536, False,
+        "NVIDIA L4 datasheet, 2023; g6.xlarge"),
+    Gpu("l40s", "NVIDIA L40S", r"\bL40S$", (8, 9), 45_455 * MiB, 864e9, 362e12, 183e12,
+        _PCIE4, 32 * GiB, 142, 128, 2.52, 96 * MiB, 100 * KiB, 1536, False,
+        "NVIDIA L40S datasheet, 2023; g6e.xlarge"),
+    Gpu("rtx3090", "NVIDIA GeForce RTX 3090", r"\bRTX 3090$", (8, 6), 24_238 * MiB, 936e9, 71e12, 35.6e12,
+        _PCIE4, 32 * GiB, 82, 128, 1.695, 6 * MiB, 100 * KiB, 1536, False,
+        "NVIDIA Ampere GA102 whitepaper v2, table 9; a desktop"),
+    Gpu("rtx4090", "NVIDIA GeForce RTX 4090", r"\bRTX 4090$", (8, 9), 24_084 * MiB, 1008e9, 165.2e12, 82.6e12,
+        _PCIE4, 32 * GiB, 128, 128, 2.52, 72 * MiB, 100 * KiB, 1536, False,
+        "NVIDIA Ada whitepaper v2, appendix A; a desktop"),
+    Gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", r"\bA100.*40GB", (8, 0), 42_298_834_944, 1555e9, 312e12, 156e12,
+        _PCIE4, 79 * GiB, 108, 64, 1.41, 40 * MiB, 164 * KiB, 2048, False,
+        "NVIDIA A100 datasheet, 2021; a2-highgpu-1g"),
+    Gpu("a100-80gb", "NVIDIA A100-SXM4-80GB", r"\bA100.*80GB", (8, 0), 85_100_068_864, 2039e9, 312e12, 156e12,
+        _PCIE4, 158 * GiB, 108, 64, 1.41, 40 * MiB, 164 * KiB, 2048, False,
+        "NVIDIA A100 datasheet, 2021; a2-ultragpu-1g"),
+    Gpu("h100-80gb", "NVIDIA H100 80GB HBM3", r"\bH100 80GB HBM3$", (9, 0), 84_942_979_072, 3352e9, 989e12, 494e12,
+        _PCIE5, 217 * GiB, 132, 128, 1.98, 50 * MiB, 228 * KiB, 2048, True,
+        "NVIDIA H100 SXM datasheet, 2023; a3-highgpu-1g"),
+    Gpu("h200", "NVIDIA H200", r"\bH200$", (9, 0), 143_156 * MiB, 4800e9, 989e12, 494e12,
+        _PCIE5, 256 * GiB, 132, 128, 1.98, 50 * MiB, 228 * KiB, 2048, True,
+        "NVIDIA H200 SXM datasheet, 2024; an eighth of p5en.48xlarge"),
+    Gpu("b200", "NVIDIA B200", r"\bB200$", (10, 0), 191_514_411_008, 7672e9, 2250e12, 1100e12,
+        _PCIE5, 256 * GiB, 148, 128, 1.965, 132_644_864, 228 * KiB, 2048, True,
+        "NVIDIA HGX B200 datasheet, 2025; an eighth of p6-b200.48xlarge"),
+)
+# fmt: on
+GPUS = {gpu.name: gpu for gpu in _TABLE}
+
+
+def target_config(gpu: Gpu) -> str:
+    """The GPU as XLA's `GpuTargetConfigProto`, in text form: what a compile without the GPU is told of it."""
+    major, minor = gpu.capability
+    return f"""gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: {48 * KiB}
+  shared_memory_per_core: {gpu.shared_bytes}
+  shared_memory_per_block_optin: {_optin_bytes(gpu)}
+  threads_per_core_limit: {gpu.threads_per_core}
+  core_count: {gpu.cores}
+  fpus_per_core: {gpu.fpus_per_core}
+  block_dim_limit_x: {2**31 - 1}
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {int(gpu.bandwidth)}
+  l2_cache_size: {gpu.l2_bytes}
+  clock_rate_ghz: {gpu.clock_ghz}
+  device_memory_size: {gpu.memory_bytes}
+  cuda_compute_capability {{ major: {major} minor: {minor}{_accelerated(gpu)} }}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 8 }}
+device_description_str: "{gpu.description}"
+"""
+
+
+def _optin_bytes(gpu: Gpu) -> int:
+    """Shared memory that one block may ask for: all of it on Turing, all but the driver's KiB since Ampere."""
+    return gpu.shared_bytes - (KiB if gpu.capability >= (8, 0) else 0)
+
+
+def _accelerated(gpu: Gpu) -> str:
+    """Hopper's and Blackwell's own instructions (sm_90a, sm_100a), as XLA finds them on the device."""
+    return " feature_extension: ACCELERATED_FEATURES" if gpu.capability >= (9, 0) else ""

@@ -1,0 +1,199 @@
+"""Reads the text of an optimized HLO module: matrix products, their FLOPs, XLA's own time; all times trip counts."""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
+_OPCODE = re.compile(r"[ )]([a-z][\w\-]*)\(")
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
+_NAME = re.compile(r"%?([A-Za-z_][\w.\-]*)(?:,|$)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CALLED = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_COST = re.compile(r'"reification_cost":(\[\{.*?\}\])')
+_CONTRACTING = re.compile(r'lhs_contracting_dim(?:s=|ensions":)[{\[]([\d,"]*)[}\]]')
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
+_MATMUL_CALLS = ("__cublas$", "__onednn$matmul")
+_ITEM_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8}
+_LIBRARY_EFFICIENCY = 0.79  # the most of an H100's peak that XLA's own table of measured products has
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """A device's peaks, FLOP/s and B/s: they price the products that XLA's table lacks."""
+
+    matmul_flops: float
+    flops_f32: float
+    bandwidth: float
+
+
+@dataclasses.dataclass(frozen=True)
+class HloCosts:
+    """Of one execution of a module. `matmuls` counts instructions: dots, library calls for them, convolutions.
+
+    `seconds` is the sum of XLA's estimates, None where the text has none (compiled without cost statistics).
+    """
+
+    matmul_flops: int
+    matmuls: int
+    seconds: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Array:
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * _ITEM_BYTES.get(self.dtype, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Instruction:
+    opcode: str
+    output: _Array  # the first, where there are several
+    operands: tuple[_Array, ...]
+    text: str
+
+
+def hlo_costs(text: str, rates: Rates | None = None) -> HloCosts:
+    """Costs of the module in `text` (`compiled.as_text()`, XLA:GPU or XLA:CPU).
+
+    A loop counts its known trip count times (once where XLA does not know it), a conditional as its dearest branch.
+    XLA rewrites some products (a matrix times a vector) into reductions, which are not counted. Opaque kernels
+    (Triton, cuDNN attention) and copies have neither FLOPs nor an estimate. With `rates`, library calls that XLA
+    misprices are priced by them: its table knows no float16 product and no bfloat16 one with a float32 result (8 and
+    64 times too slow), and cuDNN's convolutions cost it nothing.
+    """
+    computations, entry = _parse(text)
+    done: dict[str, HloCosts] = {}
+
+    def cost(name: str) -> HloCosts:
+        if name not in done:
+            done[name] = _total([_instruction_cost(i, cost, rates) for i in computations.get(name, [])])
+        return done[name]
+
+    return cost(entry)
+
+
+def _total(costs: list[HloCosts], times: int = 1) -> HloCosts:
+    seconds = [c.seconds for c in costs if c.seconds is not None]
+    return HloCosts(
+        times * sum(c.matmul_flops for c in costs),
+        times * sum(c.matmuls for c in costs),
+        times * math.fsum(seconds) if seconds else None,
+    )
+
+
+def _instruction_cost(instruction: _Instruction, cost: Callable[[str], HloCosts], rates: Rates | None) -> HloCosts:
+    text, own = instruction.text, _own_seconds(instruction.text)
+    if instruction.opcode == "while":
+        trips = int(m[1]) if (m := _TRIPS.search(text)) else 1
+        return _total([cost(name) for name in _CALLED.findall(text)], trips)
+    if instruction.opcode == "conditional":
+        names = _CALLED.findall(text)
+        for group in _BRANCHES.findall(text):
+            names += _NAME.findall(group.replace(" ", ""))
+        return max(map(cost, names), key=lambda c: (c.seconds or 0.0, c.matmul_flops))
+    inner = _total([cost(name) for name in _CALLED.findall(text)])
+    # XLA prices a library call wrapped in a slicing fusion at nearly nothing, and the call inside properly
+    flops = _flops(instruction)
+    if rates and flops is not None and _is_mispriced(instruction):
+        own = _roofline(instruction, flops, rates)
+    priced = [s for s in (own, inner.seconds) if s is not None]
+    return HloCosts(
+        inner.matmul_flops + (flops or 0), inner.matmuls + (flops is not None), max(priced) if priced else None
+    )
+
+
+def _own_seconds(text: str) -> float | None:
+    if not (found := _COST.search(text)):
+        return None
+    microseconds = {c["name"]: c["exec_time_us"] for c in json.loads(found[1])}
+    # the model for Triton fusions, else the speed-of-light one; the unnamed third knows no tensor cores
+    best = microseconds.get("indexing-cost-model", microseconds.get("sol"))
+    return None if best is None else best * 1e-6
+
+
+def _is_mispriced(i: _Instruction) -> bool:
+    if "__cudnn$conv" in i.text:
+        return True
+    dtypes = (i.operands[0].dtype, i.output.dtype)
+    return i.opcode == "custom-call" and dtypes[0] in ("bf16", "f16") and dtypes != ("bf16", "bf16")
+
+
+def _roofline(i: _Instruction, flops: int, rates: Rates) -> float:
+    peak = rates.flops_f32 if i.operands[0].dtype == "f32" else rates.matmul_flops
+    moved = sum(a.nbytes for a in (*i.operands, i.output))
+    return max(flops / (_LIBRARY_EFFICIENCY * peak), moved / rates.bandwidth)
+
+
+def _flops(i: _Instruction) -> int | None:
+    """FLOPs of a product, None for an instruction that is none."""
+    target = m[1] if (m := _TARGET.search(i.text)) else ""
+    if i.opcode == "convolution" or target.startswith("__cudnn$conv"):
+        return _convolution_flops(i, target)
+    if i.opcode != "dot" and not (i.opcode == "custom-call" and target.startswith(_MATMUL_CALLS)):
+        return None
+    if m := _CONTRACTING.search(i.text):
+        dims = [int(d) for d in re.findall(r"\d+", m[1])]
+        return 2 * math.prod(i.output.shape) * math.prod(i.operands[0].shape[d] for d in dims)
+    batch = math.prod(i.output.shape[:-2])  # [b,m,k] x [b,k,n]: (b m k)(b k n)(b m n) / b = (b m k n)²
+    return 2 * math.isqrt(math.prod(math.prod(a.shape) for a in (*i.operands[:2], i.output)) // max(batch, 1))
+
+
+def _convolution_flops(i: _Instruction, target: str) -> int | None:
+    """2 · outputs · kernel elements per output feature, for the forward, input and filter forms alike."""
+    if len(i.operands) < 2 or not (labels := _LABELS.search(i.text)):
+        return None
+    image, kernel = i.output.shape, i.operands[1].shape
+    if "BackwardInput" in target:
+        image = i.operands[0].shape
+    elif "BackwardFilter" in target:
+        image, kernel = i.operands[1].shape, i.output.shape
+    return 2 * math.prod(image) * math.prod(kernel) // kernel[labels[1].index("o")]
+
+
+def _parse(text: str) -> tuple[dict[str, list[_Instruction]], str]:
+    computations: dict[str, list[_Instruction]] = {}
+    entry = ""
+    for is_entry, name, lines in _computations(text):
+        arrays: dict[str, _Array] = {}
+        computations[name] = []
+        for line in lines:
+            if not (found := _INSTRUCTION.match(line)):
+                continue
+            instruction = _instruction(found[2], arrays)
+            arrays[found[1]] = instruction.output
+            computations[name].append(instruction)
+        entry = name if is_entry else entry
+    return computations, entry
+
+
+def _computations(text: str) -> Iterator[tuple[bool, str, list[str]]]:
+    head, lines = None, []
+    for line in text.splitlines():
+        if found := _COMPUTATION.match(line):
+            head, lines = found, []
+        elif line.startswith("}") and head:
+            yield head[1] is not None, head[2], lines
+            head = None
+        else:
+            lines.append(line)
+
+
+def _instruction(body: str, arrays: dict[str, _Array]) -> _Instruction:
+    first = _ARRAY.search(body)
+    output = _Array(first[1], tuple(int(d) for d in first[2].split(",") if d)) if first else _Array("", ())
+    called = _OPCODE.search(body)
+    if not called:
+        return _Instruction("", output, (), body)
+    arguments = body[called.end() :].split(")", 1)[0].replace(" ", "")
+    operands = tuple(arrays.get(name, _Array("", ())) for name in _NAME.findall(arguments))
+    return _Instruction(called[1], output, operands, body)

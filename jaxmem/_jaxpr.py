@@ -1,0 +1,144 @@
+"""The one jaxpr walker: inlines calls, reads scans, counts matrix products, runs a piece of a program."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+CALLS = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
+REMAT = {"remat", "remat2", "checkpoint"}
+
+
+def nbytes(aval) -> int:
+    return math.prod(aval.shape) * aval.dtype.itemsize
+
+
+def body(value) -> Jaxpr | None:
+    """The open jaxpr of a jaxpr-like parameter, else None."""
+    inner = getattr(value, "jaxpr", value)
+    return inner if hasattr(inner, "eqns") else None
+
+
+def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
+    for value in eqn.params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if (inner := body(item)) is not None:
+                yield inner
+
+
+def call_body(eqn: JaxprEqn):
+    """The jaxpr that a call primitive runs, closed or open; None for every other primitive."""
+    if eqn.primitive.name not in CALLS:
+        return None
+    return next((eqn.params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in eqn.params), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """A scan's parts, told from shapes alone, since their spelling in the parameters differs between JAX versions."""
+
+    length: int
+    jaxpr: Jaxpr
+    consts: int
+    carry: int
+
+
+def as_scan(eqn: JaxprEqn) -> Scan | None:
+    if eqn.primitive.name != "scan":
+        return None
+    inner = body(eqn.params["jaxpr"])
+    assert inner is not None
+    xs = sum(o.aval.ndim > i.aval.ndim for o, i in zip(eqn.invars, inner.invars))
+    carry = sum(o.aval.ndim == i.aval.ndim for o, i in zip(eqn.outvars, inner.outvars))
+    return Scan(eqn.params["length"], inner, len(inner.invars) - xs - carry, carry)
+
+
+def matmul_flops(eqn: JaxprEqn) -> tuple[float, int]:
+    """FLOPs and number of matrix products of one equation, those of inner loops times their trip counts."""
+    name = eqn.primitive.name
+    if name == "dot_general":
+        (contract, _), _ = eqn.params["dimension_numbers"]
+        depth = math.prod(eqn.invars[0].aval.shape[d] for d in contract)
+        return 2.0 * depth * math.prod(eqn.outvars[0].aval.shape), 1
+    if name == "conv_general_dilated":
+        kernel = eqn.invars[1].aval.shape
+        out_channels = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+        return 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(kernel) / max(out_channels, 1), 1
+    trips = eqn.params.get("length", 1) if name == "scan" else 1
+    inner = [matmul_flops(e) for j in subjaxprs(eqn) for e in j.eqns]
+    return trips * sum(f for f, _ in inner), trips * sum(n for _, n in inner)
+
+
+@dataclasses.dataclass(frozen=True)
+class FlatEquation:
+    eqn: JaxprEqn
+    inputs: tuple[int | Literal, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return tuple(v for v in self.inputs if isinstance(v, int))
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat:
+    """A jaxpr with its calls inlined: values are numbered, `constants` are those with a known array."""
+
+    avals: list
+    equations: list[FlatEquation]
+    inputs: list[int]
+    outputs: list
+    constants: dict
+
+
+def flatten(jaxpr: Jaxpr | ClosedJaxpr) -> Flat:
+    avals, equations, constants = [], [], {}
+
+    def new(aval) -> int:
+        avals.append(aval)
+        return len(avals) - 1
+
+    def constant(value, aval) -> int:
+        number = new(aval)
+        constants[number] = value
+        return number
+
+    def go(jaxpr, arguments):
+        inner, consts = (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, ClosedJaxpr) else (jaxpr, ())
+        env = {v: constant(c, v.aval) for v, c in zip(inner.constvars, consts)} | dict(zip(inner.invars, arguments))
+        read = lambda v: v if isinstance(v, Literal) else env[v]
+        for eqn in inner.eqns:
+            operands = tuple(read(v) for v in eqn.invars)
+            if (called := call_body(eqn)) is not None:
+                outputs = go(called, operands)
+            else:
+                outputs = tuple(new(v.aval) for v in eqn.outvars)
+                equations.append(FlatEquation(eqn, operands, outputs))
+            env.update(zip(eqn.outvars, outputs))
+        return [read(v) for v in inner.outvars]
+
+    top = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+    inputs = [new(v.aval) for v in top.invars]
+    return Flat(avals, equations, inputs, go(jaxpr, inputs), constants)
+
+
+def run(equations: Sequence[FlatEquation], values: dict) -> dict:
+    """Evaluates equations in order over `values` (number -> array), and returns them with the results added."""
+    values = dict(values)
+    for e in equations:
+        operands = [v.val if isinstance(v, Literal) else values[v] for v in e.inputs]
+        bound = e.eqn.primitive.get_bind_params(e.eqn.params)
+        functions, params = bound if isinstance(bound, tuple) else ((), bound)  # a tuple in some versions of JAX
+        results = e.eqn.primitive.bind(*functions, *operands, **params)
+        values.update(zip(e.outputs, results if e.eqn.primitive.multiple_results else (results,)))
+    return values
+
+
+def describe(equation: FlatEquation, avals: list) -> str:
+    """A text that is equal for equal work: primitive, shapes, parameters; free of addresses and of names."""
+    operands = [avals[v].str_short() if isinstance(v, int) else f"{v.val}" for v in equation.inputs]
+    params = sorted((k, str(v)) for k, v in equation.eqn.params.items() if k not in ("name", "sharding", "layout"))
+    text = f"{equation.eqn.primitive.name} {operands} {params}"
+    return re.sub(r" at 0x[0-9a-f]+|0x[0-9a-f]{6,}", "", text)

@@ -1,0 +1,78 @@
+"""Working memory of the head and of one block, learned from compiles: what saved tensors alone do not tell."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxmem._errors import SolverError
+from jaxmem._evaluate import effective
+from jaxmem._types import REST, Actions, Choice, Profile
+
+Key = tuple[str, str, Choice]  # block, tag, choice
+
+FLOOR = 1e-3  # least prior deviation of a correction, against the largest: a small tag may move a large buffer
+NOISE = 1e-10  # variance of an observation, against the largest prior's: compiled bytes are exact
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryModel:
+    """`predict` = `reference` + the sum of `transients` over a plan's choices, in bytes; corrections go both ways.
+
+    Bytes of a compile are like a maximum over moments, so they do not add up exactly: the model is refitted after
+    every compile, and a plan that was compiled is predicted as it was measured.
+    """
+
+    reference: float  # transient bytes of the first plan of the history that has choices
+    transients: Mapping[Key, float]  # against the reference plan; choices not here: as in the reference plan
+    profile: Profile
+    observed: Mapping[frozenset[Key], float]
+
+    @staticmethod
+    def fit(history: Sequence[tuple[Actions, float]], profile: Profile) -> "MemoryModel":
+        """Ridge regression over (block, tag, choice) with a prior deviation in proportion to the tag's bytes.
+
+        `history`: plans and their measured transient bytes (total less static less saved). Plans that keep everything
+        have no choices to learn from, and serve as reference only if there is no other. Of one plan measured twice,
+        the larger counts. Raises SolverError if there is no history, or bytes that are not finite.
+        """
+        observed: dict[frozenset[Key], float] = {}
+        for actions, size in history:
+            if not np.isfinite(size):
+                raise SolverError(f"MemoryModel.fit: `history` has transient bytes {size}; expected a finite number")
+            key = _keys(profile, actions)
+            observed[key] = max(size, observed.get(key, size))
+        if not observed:
+            raise SolverError("MemoryModel.fit: `history` is empty; expected at least one compiled plan")
+        with_choices = {k: v for k, v in observed.items() if not any(tag == REST for _, tag, _ in k)}
+        rows = with_choices or observed
+        (base, reference), *others = rows.items()
+        keys = sorted(set().union(*(k for k, _ in others)) - base)
+        if not keys:
+            return MemoryModel(reference, {}, profile, observed)
+        deviation = _deviations(profile, keys)
+        design = np.array([[key in row for key in keys] for row, _ in others], float) * deviation
+        change = np.array([size - reference for _, size in others])
+        gram = design @ design.T + NOISE * deviation.max() ** 2 * np.eye(len(others))
+        corrections = deviation * (design.T @ np.linalg.solve(gram, change))
+        return MemoryModel(reference, dict(zip(keys, corrections.tolist())), profile, observed)
+
+    def predict(self, actions: Actions) -> float:
+        """Transient bytes of a plan: as measured if it was, else by the fitted sum. Raises TagError as `evaluate`."""
+        keys = _keys(self.profile, actions)
+        if keys in self.observed:
+            return self.observed[keys]
+        return self.reference + sum(self.transients.get(k, 0.0) for k in keys)
+
+
+def _keys(profile: Profile, actions: Actions) -> frozenset[Key]:
+    return frozenset((b, t, c) for b, tags in effective(profile, actions).items() for t, c in tags.items())
+
+
+def _deviations(profile: Profile, keys: Sequence[Key]) -> np.ndarray:
+    sizes: dict[tuple[str, str], int] = {}
+    for block in profile.blocks:
+        for tag in block.tags:
+            sizes[block.name, tag.name] = max(block.values[tag.value], sizes.get((block.name, tag.name), 0))
+    size = np.array([sizes.get(k[:2], 0) for k in keys], float)
+    return np.maximum(size, FLOOR * max(size.max(), 1.0))

@@ -1,0 +1,110 @@
+"""Plan -> Policy: the frozen, hashable `jax.checkpoint` policy."""
+
+import dataclasses
+import functools
+
+import jax
+from jax.ad_checkpoint import Offloadable, Recompute, Saveable, checkpoint_name
+
+from jaxmem._errors import TagError
+from jaxmem._tag import DEVICE, HOST, move_p, tag_p
+from jaxmem._types import KEEP, RECOMPUTE, REST, Action, Choice
+
+name_p = jax.make_jaxpr(lambda x: checkpoint_name(x, "x"))(0.0).eqns[0].primitive
+
+
+def _differentiable_once(codec):
+    """The codec's `encode`; a second derivative, which would silently miss what went through the codes, is an error."""
+    encode = jax.custom_jvp(lambda x: tuple(codec.encode(x)))
+
+    @encode.defjvp
+    def _(primals, tangents):
+        raise TagError(
+            "remat_policy: a gradient of a gradient runs through a compressed tag, and codes have no derivative;"
+            " plan such a step with actions=jaxmem.LOSSLESS"
+        )
+
+    return encode
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stored:
+    """What the tag rule asks of a verdict: `encode` and `decode`, through a codec, host memory, or both."""
+
+    choice: Choice
+
+    @property
+    def _codec(self):
+        from jaxmem._codecs import parse
+
+        return None if self.choice.codec is None else parse(self.choice.codec)
+
+    def encode(self, x):
+        codes = (x,) if self._codec is None else _differentiable_once(self._codec)(x)
+        return tuple(move_p.bind(c, space=HOST) for c in codes) if self.choice.action.offloads else tuple(codes)
+
+    def decode(self, codes, shape, dtype):
+        if self.choice.action.offloads:
+            codes = tuple(move_p.bind(c, space=DEVICE) for c in codes)
+        return codes[0] if self._codec is None else self._codec.decode(codes, shape, dtype)
+
+
+@functools.cache
+def _verdict(choice: Choice):
+    return {Action.KEEP: Saveable, Action.RECOMPUTE: Recompute}.get(choice.action) or _Stored(choice)
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """What `jax.checkpoint` asks of each operation of a block: keep it, recompute it, or how to store it.
+
+    `choices` None keeps everything. Frozen and hashable, since partial evaluation caches on it.
+    """
+
+    block: str
+    choices: tuple[tuple[str, Choice], ...] | None = None
+
+    def __call__(self, primitive, *_, **params):
+        check_remat3()
+        choices = None if self.choices is None else dict(self.choices)
+        if choices is None or choices.get(REST) == KEEP:
+            return Saveable
+        choice = choices.get(params.get("name"), RECOMPUTE)
+        if primitive is tag_p:
+            return _verdict(choice)
+        if primitive is not name_p:
+            return Recompute
+        if choice.action.compresses:
+            raise TagError(
+                f"remat_policy: tag {params['name']!r} of block {self.block!r} is named by jax.ad_checkpoint.checkpoint_name,"
+                f" and its action is {choice}; such a value can be kept, recomputed or offloaded: use jaxmem.tag to compress it"
+            )
+        return Offloadable(src="device", dst="pinned_host") if choice.action.offloads else _verdict(choice)
+
+
+def check_remat3() -> None:
+    """Raises TagError if JAX runs its third rematerialization, under which a tag would silently be recomputed."""
+    if getattr(jax.config, "jax_remat3", False):
+        raise TagError(
+            "remat_policy: the option jax_remat3 is on, and under it JAX ignores how a tag is to be stored;"
+            " turn it off: jax.config.update('jax_remat3', False)"
+        )
+
+
+def remat_policy(plan, *, block: str | None = None) -> Policy:
+    """The policy to give to `jax.checkpoint`, `flax.linen.remat` or `flax.nnx.remat`.
+
+    `plan`: a `jaxmem.Plan`, or None to keep everything. `block`: a label, for models with several kinds of blocks
+    whose tags should be decided apart; blocks of one label share their decisions. Left out, it is "block".
+    Raises TagError if `plan` is neither, if it knows no block of that label, or if jax_remat3 is on.
+    """
+    check_remat3()
+    block = "block" if block is None else block
+    if not isinstance(block, str) or not block:
+        raise TagError(f"remat_policy: `block` is {block!r}; expected a non-empty string")
+    if plan is None:
+        return Policy(block)
+    if not hasattr(plan, "choices_for"):
+        raise TagError(f"remat_policy: `plan` is {type(plan).__name__}; expected a jaxmem.Plan or None")
+    choices = plan.choices_for(block)
+    return Policy(block, None if choices is None else tuple(sorted(choices.items())))

@@ -1,0 +1,169 @@
+"""A profile as a linear program: binary choices, and what follows from them."""
+
+import dataclasses
+
+import pulp
+
+from jaxmem._demand import ALWAYS, Demand, When, demand_of
+from jaxmem._errors import SolverError
+from jaxmem._evaluate import Cost, option_of
+from jaxmem._types import RECOMPUTE, REST, Actions, BlockClass, Choice, Profile
+
+RECOMPUTE_PRICE = 1.001  # a hair above its time, or recomputing to hide a transfer would look free
+TIE = 1e-7  # weight of all bytes against all seconds, and the reverse: breaks ties only
+
+Choices = dict[tuple[str, str], tuple[Choice, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """Units (bytes, seconds) in which a whole step comes to 10⁴ and 10⁵: about MiB and µs, whatever the step."""
+
+    bytes: float
+    seconds: float
+
+    @staticmethod
+    def of(profile: Profile, choices: Choices, transients) -> "Scale":
+        size = seconds = 0.0
+        for b in profile.blocks:
+            options = [[o for o in t.options if o.choice in choices[b.name, t.name]] for t in b.tags]
+            most = lambda what: sum(max((getattr(o, what) for o in tag), default=0) for tag in options)  # noqa: B023
+            size += b.layers * (most("device_bytes") + most("host_bytes") + sum(b.values[v] for v in b.inputs))
+            host = most("host_bytes")
+            transfer = 2 * host / profile.link_bytes_per_second if host else 0.0
+            recompute = sum(e.seconds for e in b.equations)
+            seconds += b.runs * (recompute + most("seconds") + sum(b.input_seconds) + transfer)
+        for key, open_ in choices.items():
+            size += max((abs(transients.get((*key, c), 0.0)) for c in open_), default=0)
+        return Scale((size or 1.0) / 1e4, (seconds or 1.0) / 1e5)
+
+
+class Program:
+    """The mixed-integer program of a profile; only the choices are binary, the rest is integral once they are."""
+
+    def __init__(self, profile: Profile, choices: Choices, transients, scale: Scale):
+        self.problem = pulp.LpProblem("plan", pulp.LpMinimize)
+        self._scale, self._profile = scale, profile
+        self._count = 0
+        self._one = self._variable(low=1.0)  # an expression of constants alone is no constraint to PuLP
+        self._pick = {(*key, c): self._variable(binary=True) for key, open_ in choices.items() for c in open_}
+        self._choices = choices
+        self._saved, self._host, self._recompute, self._other = [], [], [], []  # (coefficient, variable), scaled
+        transient = [(s / scale.bytes, self._pick[k]) for k, s in transients.items() if k in self._pick]
+        for key, open_ in choices.items():
+            self._add(pulp.lpSum(self._pick[*key, c] for c in open_) == 1)
+        demanded: dict[tuple[str, str], list] = {key: [] for key in choices}
+        for block in profile.blocks:
+            self._add_block(block, demand_of(block), demanded)
+        for key, when in demanded.items():  # an action that would do nothing is not taken
+            if self._one not in when:
+                stored = pulp.lpSum(self._pick[*key, c] for c in choices[key] if c != RECOMPUTE)
+                self._add(stored <= pulp.lpSum(when))
+        self._bytes = _sum(self._saved + transient)
+        self._seconds = _sum([(RECOMPUTE_PRICE * c, v) for c, v in self._recompute] + self._other)
+
+    def limit(self, room: int | None, host_room: int | None) -> None:
+        if room is not None:
+            self._add(self._bytes <= room / self._scale.bytes)
+        if host_room is not None:
+            self._add(_sum(self._host) <= host_room / self._scale.bytes)
+
+    def minimise(self, goal: str) -> None:
+        """`goal`: "time" or "bytes", the other one breaking ties."""
+        if goal == "time":
+            self.problem += self._seconds + self._bytes * (10 * TIE)
+        else:
+            self.problem += self._bytes * 10.0 + self._seconds * TIE
+
+    def refuse(self, actions: Actions) -> None:
+        """Excludes one assignment that `effective` returned."""
+        keys = [(*key, actions.get(key[0], {}).get(key[1])) for key in self._choices]
+        if keys and all(k in self._pick for k in keys):
+            self._add(pulp.lpSum(self._pick[k] for k in keys) <= len(keys) - 1)
+
+    def actions(self) -> Actions:
+        result: Actions = {b.name: {} for b in self._profile.blocks}
+        for (label, name), open_ in self._choices.items():
+            result[label][name] = max(open_, key=lambda c: self._pick[label, name, c].varValue)  # noqa: B023
+        return result
+
+    def agree(self, cost: Cost) -> None:
+        """Raises SolverError unless the program's own sums are those of the graph."""
+        seconds = cost.seconds + (RECOMPUTE_PRICE - 1) * cost.recompute_seconds
+        for what, got, expected, unit, tolerance in (
+            ("seconds", pulp.value(self._seconds), seconds, self._scale.seconds, 1.0),
+            ("bytes", pulp.value(_sum(self._saved)), cost.saved_bytes, self._scale.bytes, 0.1),
+            ("host bytes", pulp.value(_sum(self._host)), cost.host_bytes, self._scale.bytes, 0.1),
+        ):
+            if abs((got or 0.0) - expected / unit) > tolerance:
+                raise SolverError(
+                    f"the solver says {(got or 0.0) * unit:.9g} {what} and the graph {expected:.9g} for the same"
+                    " assignment; the profile's numbers may differ by too many orders of magnitude"
+                )
+
+    def _add_block(self, block: BlockClass, demand: Demand, demanded) -> None:
+        label, run, layers = block.name, block.runs / self._scale.seconds, block.layers / self._scale.bytes
+        passes: list = []  # by tag: demanded, and recomputed
+        known: dict[When, pulp.LpVariable] = {ALWAYS: self._one}
+        transfer = []
+        for tag, when in demand.tags:
+            key = (label, tag.name)
+            wanted = self._any(when, passes, known)
+            demanded[key].append(wanted)
+            does = {c: self._pick[*key, c] for c in self._choices[key]}
+            if when != ALWAYS:
+                picked, does = does, {c: self._variable() for c in does}
+                self._add(pulp.lpSum(does.values()) == wanted)
+                for c, variable in does.items():
+                    self._add(variable <= picked[c])
+            passes.append(does.get(RECOMPUTE))
+            for choice, variable in does.items():
+                if choice != RECOMPUTE:
+                    option = option_of(block, tag, choice)
+                    self._saved.append((option.device_bytes * layers, variable))
+                    self._other.append((option.seconds * run, variable))
+                    self._host.append((option.host_bytes * layers, variable))
+                    transfer.append((option.host_bytes, variable))
+        recompute = [(s, self._any(w, passes, known)) for w, s in demand.recompute_seconds.items() if s]
+        self._recompute += [(s * run, v) for s, v in recompute]
+        for when, size in demand.input_bytes.items():
+            self._saved.append((size * layers, self._any(when, passes, known)))
+        for when, seconds in demand.input_seconds.items():
+            self._other.append((seconds * run, self._any(when, passes, known)))
+        if any(size for size, _ in transfer):
+            self._expose(block, transfer, recompute)
+
+    def _expose(self, block: BlockClass, transfer, recompute) -> None:
+        """Transfer costs what the block's own work does not hide, each way."""
+        unit, link = self._scale.seconds, self._profile.link_bytes_per_second
+        moved = _sum([(size / link / unit, v) for size, v in transfer if size])
+        for hidden, work in ((block.forward_seconds, []), (block.backward_seconds, recompute)):
+            exposed = self._variable(high=None)
+            self._add(exposed >= moved - _sum([(s / unit, v) for s, v in work]) - hidden / unit)
+            self._other.append((float(block.runs), exposed))
+
+    def _any(self, when: When, passes: list, known: dict) -> pulp.LpVariable:
+        """Whether any of these tags passes demand on."""
+        if when not in known:
+            variables = [passes[i] for i in sorted(when) if passes[i] is not None]
+            if len(variables) == 1:
+                known[when] = variables[0]
+            else:
+                known[when] = either = self._variable(high=1.0 if variables else 0.0)
+                for v in variables:
+                    self._add(either >= v)
+                if variables:
+                    self._add(either <= pulp.lpSum(variables))
+        return known[when]
+
+    def _variable(self, *, low: float = 0.0, high: float | None = 1.0, binary: bool = False) -> pulp.LpVariable:
+        self._count += 1
+        category = pulp.LpBinary if binary else pulp.LpContinuous
+        return self.problem.add_variable(f"v{self._count}", low, high, cat=category)
+
+    def _add(self, constraint) -> None:
+        self.problem += constraint
+
+
+def _sum(terms) -> pulp.LpAffineExpression:
+    return pulp.lpSum(c * v for c, v in terms if c)

@@ -1,0 +1,107 @@
+"""Cuts a block's forward into segments that can be timed alone, and shares a segment's time among its equations."""
+
+import dataclasses
+from collections.abc import Callable
+
+from jaxmem._blocks import Instance, is_tag
+from jaxmem._jaxpr import FlatEquation, matmul_flops, nbytes, run
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """What the backward of one block may need: the live forward equations, and the values that it reads."""
+
+    instance: Instance
+    equations: tuple[FlatEquation, ...]
+    needed: tuple[int, ...]
+    materialized: frozenset[int]  # needed by a matrix product or a loop, which reads them from memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Equations (indices) that run together, as a function of arrays shaped like `avals`."""
+
+    equations: tuple[int, ...]
+    function: Callable
+    avals: tuple
+    weights: tuple[float, ...]  # shares of the segment's time, by equation
+
+
+def graph_of(instance: Instance) -> Graph:
+    flat = instance.flat
+    forward, backward = flat.equations[: instance.boundary], flat.equations[instance.boundary :]
+    made = {o for e in forward for o in e.outputs}
+    inputs = set(flat.inputs) - instance.cotangents
+    readable = made | inputs
+    needed = {v for e in backward for v in e.reads if v in readable}
+    needed |= {v for v in flat.outputs if isinstance(v, int) and v in made}
+    big = ("dot_general", "conv_general_dilated", "scan", "while", "cond")
+    materialized = {v for e in backward if e.eqn.primitive.name in big for v in e.reads if v in needed}
+    live, kept = set(needed), []
+    for e in reversed(forward):
+        if live & set(e.outputs):
+            kept.append(e)
+            live |= set(e.reads)
+    return Graph(instance, tuple(reversed(kept)), tuple(sorted(needed)), frozenset(materialized))
+
+
+def partition(graph: Graph) -> list[list[int]]:
+    """Every equation in one segment: those that lead to a tag, tag by tag, then what is left, by connection."""
+    made_by = {o: i for i, e in enumerate(graph.equations) for o in e.outputs}
+    owner: dict[int, int] = {}
+    groups: list[list[int]] = []
+
+    def claim(roots):
+        members, todo = [], list(roots)
+        while todo:
+            i = made_by.get(todo.pop())
+            if i is None or i in owner or is_tag(graph.equations[i].eqn):
+                continue
+            owner[i] = len(groups)
+            members.append(i)
+            todo += graph.equations[i].reads
+        if members:
+            groups.append(sorted(members))
+
+    for e in graph.equations:
+        if is_tag(e.eqn):
+            claim(e.reads)
+    for v in graph.needed:
+        claim([v])
+    return groups
+
+
+def segments(graph: Graph) -> list[Segment]:
+    flat = graph.instance.flat
+    constants = flat.constants
+    result = []
+    for members in partition(graph):
+        equations = [graph.equations[i] for i in members]
+        inside = {o for e in equations for o in e.outputs}
+        others = [e for i, e in enumerate(graph.equations) if i not in set(members)]
+        read_outside = {v for e in others for v in e.reads} | graph.materialized
+        outputs = [v for v in sorted(inside) if v in read_outside]
+        fused = [v for v in sorted(inside) if v in graph.needed and v not in outputs]
+        inputs = sorted({v for e in equations for v in e.reads} - inside - set(constants))
+
+        def function(*arrays, equations=equations, inputs=inputs, outputs=outputs, fused=fused):
+            values = run(equations, dict(zip(inputs, arrays)) | constants)
+            # What the backward fuses into its own loops is computed, and reduced instead of written.
+            return [values[v] for v in outputs], [_reduced(values[v]) for v in fused]
+
+        weights = [_weight(e, flat.avals) for e in equations]
+        total = sum(weights) or 1.0
+        avals = tuple(flat.avals[v] for v in inputs)
+        result.append(Segment(tuple(members), function, avals, tuple(w / total for w in weights)))
+    return result
+
+
+def _reduced(x):
+    return x.sum() if hasattr(x, "sum") and x.dtype.kind in "fiubc" or str(x.dtype) == "bfloat16" else x
+
+
+def _weight(equation: FlatEquation, avals) -> float:
+    """A rough time: matrix products at 100 FLOPs a byte of traffic, which is between a CPU's and a GPU's balance."""
+    traffic = sum(nbytes(avals[v]) for v in (*equation.reads, *equation.outputs))
+    return traffic + matmul_flops(equation.eqn)[0] / 100
+

@@ -1,0 +1,52 @@
+"""build(plan) -> a traced step, whatever the user's step is: a plain function, jax.jit or nnx.jit."""
+
+import math
+from typing import Any
+
+import jax
+
+from jaxmem._errors import JaxmemError, StepError
+
+
+def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
+    """The step's own stage, to compile, and JAX's, to read. A plain function is compiled with its first argument donated.
+
+    Raises StepError if `build` does not return a step, or the step cannot be traced for `args`.
+    """
+    if not callable(build):
+        raise StepError(f"plan: `build` is {type(build).__name__}; expected a function of a plan (or None) that returns the training step")
+    step = build(plan)
+    if not callable(step):
+        raise StepError(f"plan: `build` returned {type(step).__name__}; expected the training step: a function, jax.jit or nnx.jit of one")
+    jitted = step if hasattr(step, "trace") else jax.jit(step, donate_argnums=0 if args else ())
+    try:
+        stage = jitted.trace(*args)
+    except JaxmemError:
+        raise
+    except Exception as error:
+        raise StepError(
+            f"plan: the step that `build` returned cannot be traced for the arguments given ({_shapes(args)}): {error}"
+        ) from error
+    return stage, getattr(stage, "traced", stage)  # nnx.jit wraps JAX's stage
+
+
+def shards_of(traced: jax.stages.Traced, devices: int) -> int:
+    """Over how many devices a block's tensors are divided: as the most divided argument that is not donated.
+
+    Data-parallel and fully sharded steps divide activations as their batch.
+    """
+    if devices == 1:
+        return 1
+    most = 1
+    for info, aval in zip(jax.tree.leaves(traced.args_info), traced.jaxpr.in_avals):
+        sharding = getattr(info, "sharding", None) or getattr(aval, "sharding", None)
+        spec, mesh = getattr(sharding, "spec", None), getattr(sharding, "mesh", None)
+        if info.donated or spec is None or mesh is None:
+            continue
+        axes = [a for part in spec if part is not None for a in (part if isinstance(part, tuple) else (part,))]
+        most = max(most, math.prod(mesh.shape[a] for a in axes))
+    return most
+
+
+def _shapes(args) -> str:
+    return ", ".join(str(jax.tree.map(lambda a: getattr(a, "shape", a), arg))[:200] for arg in args)

@@ -1,0 +1,180 @@
+"""What a step is planned for: the device at hand, or a named GPU that need not be there."""
+
+import dataclasses
+import difflib
+import os
+import pathlib
+import re
+
+from jaxmem._errors import TargetError
+from jaxmem._gpus import GPUS, Gpu
+
+USABLE_FRACTION = 0.95
+LINK_EFFICIENCY = 0.8
+_CPU_FLOPS_PER_CORE, _CPU_BANDWIDTH = 32e9, 20e9  # an ordinary core and memory channel: estimates
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A kind of device and how many of them, all of one host. Every quantity is one device's.
+
+    `memory_bytes` is what a program may use. For a named GPU that is 95 % of what the driver reports: the rest is the
+    CUDA context's, the libraries' and the fragmentation's. JAX itself takes only 75 % unless
+    `XLA_PYTHON_CLIENT_MEM_FRACTION=.95` is set. For `local` it is what the runtime says (GPU, TPU), or 90 % of the
+    memory that the machine or its container has (CPU). `link` is 80 % of the PCIe line's rate, each way, about what
+    pinned copies reach. For a local CPU, rates are rough estimates; times there are measured anyway.
+    """
+
+    name: str
+    kind: str  # the device's own description
+    platform: str  # "cpu" | "cuda" | "rocm" | "tpu"
+    devices: int
+    local: bool
+    memory_bytes: int
+    bandwidth: float  # B/s
+    matmul_flops: float  # bfloat16 or float16 products, FLOP/s
+    flops_f32: float  # float32 products
+    link: float  # host link, B/s each way
+    host_bytes: int
+    cores: int
+
+    @property
+    def usable_bytes(self) -> int:
+        """The same as `memory_bytes`."""
+        return self.memory_bytes
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The table's entry for a named GPU, None for `local`."""
+        return None if self.local else GPUS[self.name]
+
+    def __str__(self) -> str:
+        return self.name if self.local or self.devices == 1 else f"{self.name}:{self.devices}"
+
+    @classmethod
+    def parse(cls, target: "str | Target") -> "Target":
+        """`local`, the name of a GPU, or `name:N` for N of them on one host.
+
+        Raises:
+          TargetError: an unknown name or a count that is not a whole number of at least 1.
+        """
+        if isinstance(target, Target):
+            return target
+        if not isinstance(target, str):
+            raise TargetError(f"`target` must be text or a Target, got {type(target).__name__}: {_EXPECTED}")
+        name, colon, count = target.strip().lower().partition(":")
+        if name == "local" and not colon:
+            return _local()
+        if name not in GPUS:
+            raise TargetError(_unknown(target, name))
+        if colon and not (count.isdecimal() and int(count) >= 1):
+            raise TargetError(
+                f"`target` {target!r}: the number of devices is {count!r}; it must be a whole number of at least 1, "
+                f"as in '{name}:8'"
+            )
+        return _named(GPUS[name], int(count) if colon else 1)
+
+
+_EXPECTED = f"expected 'local', one of {', '.join(GPUS)}, or one of these with ':N' for N devices of one host"
+
+
+def _unknown(target: str, name: str) -> str:
+    if name.startswith("v100"):
+        return (
+            f"`target` {target!r}: the CUDA 13 compiler no longer knows the V100 (sm_70). "
+            "Use 't4', the oldest GPU it knows, or 'h200' with `budget=` set to the V100's 16 or 32 GB; "
+            "bytes differ little, times do not carry over"
+        )
+    if name == "local":
+        return f"`target` {target!r}: 'local' takes no number of devices; it is all the devices that JAX sees here"
+    longer = [known for known in GPUS if name and known.startswith(name)]
+    near = longer or difflib.get_close_matches(name, GPUS, n=1, cutoff=0.3)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+    return f"`target` {target!r} is not known{hint} {_EXPECTED[0].upper()}{_EXPECTED[1:]}"
+
+
+def _named(gpu: Gpu, devices: int) -> Target:
+    return Target(
+        name=gpu.name,
+        kind=gpu.description,
+        platform="cuda",
+        devices=devices,
+        local=False,
+        memory_bytes=int(USABLE_FRACTION * gpu.memory_bytes),
+        bandwidth=gpu.bandwidth,
+        matmul_flops=gpu.flops_16bit,
+        flops_f32=gpu.flops_f32,
+        link=LINK_EFFICIENCY * gpu.pcie,
+        host_bytes=gpu.host_bytes,
+        cores=gpu.cores,
+    )
+
+
+def _local() -> Target:
+    import jax
+
+    devices = jax.local_devices()
+    device, host = devices[0], host_memory_bytes()
+    if device.platform == "cpu":
+        cores = os.cpu_count() or 1
+        usable, bandwidth, link = 0.9 * host, _CPU_BANDWIDTH, _CPU_BANDWIDTH
+        matmul = f32 = _CPU_FLOPS_PER_CORE * cores
+        platform = "cpu"
+    else:
+        usable = (device.memory_stats() or {}).get("bytes_limit")
+        if not usable:
+            raise TargetError(
+                f"`target` 'local': {device.device_kind} does not report its memory; give `target` by name: {_EXPECTED}"
+            )
+        gpu = gpu_of_kind(device.device_kind) or GPUS["a10g"]  # an unknown device: modest rates, and times are measured
+        bandwidth, matmul, f32, link, cores = (
+            gpu.bandwidth,
+            gpu.flops_16bit,
+            gpu.flops_f32,
+            LINK_EFFICIENCY * gpu.pcie,
+            gpu.cores,
+        )
+        rocm = "rocm" in device.client.platform_version.lower()
+        platform = device.platform if device.platform != "gpu" else "rocm" if rocm else "cuda"
+    shared = len(devices) if platform == "cpu" else 1  # JAX's CPU devices are slices of one memory
+    return Target(
+        name="local",
+        kind=device.device_kind,
+        platform=platform,
+        devices=len(devices),
+        local=True,
+        memory_bytes=int(usable) // shared,
+        bandwidth=bandwidth,
+        matmul_flops=matmul,
+        flops_f32=f32,
+        link=link,
+        host_bytes=int(0.9 * host) // len(devices),
+        cores=cores,
+    )
+
+
+def gpu_of_kind(kind: str) -> Gpu | None:
+    """The table's entry for a device's own description, such as 'NVIDIA A100-SXM4-40GB', or None."""
+    return next((gpu for gpu in GPUS.values() if re.search(gpu.matches, kind)), None)
+
+
+def host_memory_bytes(root: str = "/") -> int:
+    """Bytes of memory of this machine, or of its container where that is less."""
+    limits = [_meminfo_bytes(root)]
+    for path in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        text = _read(pathlib.Path(root, path)).strip()
+        limits += [int(text)] if text.isdecimal() else []  # "max" is no limit
+    return min(limits)
+
+
+def _meminfo_bytes(root: str) -> int:
+    if found := re.search(r"^MemTotal:\s*(\d+) kB", _read(pathlib.Path(root, "proc/meminfo")), re.M):
+        return int(found[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # systems without /proc
+
+
+def _read(path: pathlib.Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,30 @@
+"""Messages between the compiling processes: a length, a JSON header, and the bytes that the header announces."""
+
+import json
+import struct
+from typing import BinaryIO
+
+_LENGTH = struct.Struct(">Q")
+
+
+def write_message(stream: BinaryIO, header: dict, payload: bytes = b"") -> None:
+    head = json.dumps(header | {"payload": len(payload)}).encode()
+    stream.write(_LENGTH.pack(len(head)) + head)
+    stream.write(payload)
+    stream.flush()
+
+
+def read_message(stream: BinaryIO) -> tuple[dict, bytes] | None:
+    """The next message, or None where the stream has ended, be it within a message."""
+    if (length := _exactly(stream, _LENGTH.size)) is None:
+        return None
+    if (head := _exactly(stream, _LENGTH.unpack(length)[0])) is None:
+        return None
+    header = json.loads(head)
+    payload = _exactly(stream, header["payload"])
+    return None if payload is None else (header, payload)
+
+
+def _exactly(stream: BinaryIO, size: int) -> bytes | None:
+    found = stream.read(size)
+    return found if len(found) == size else None

@@ -1,0 +1,188 @@
+"""The GPT: GPT-2's sizes, causal, tagged as Adacc's table, the same loss however it is computed."""
+
+import functools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxmem
+from experiments import gpt
+from experiments.load import load
+from experiments.loss import cross_entropy
+from experiments.optimizer import learning_rate, matrices, optimizer
+from experiments.step import abstract, gradient, init_state, make_loss, make_step
+
+pytestmark = pytest.mark.jax_defaults
+
+MICRO = ("model.layers=2", "model.width=32", "train.batch=4", "train.sequence=16", "train.loss_chunk=4")
+DROPS = ("model.dropout=0.2", "model.attention_dropout=0.2")
+TAGS = {"resid_in", "ln1", "qkv", "probs", "attn", "mid", "ln2", "up", "gelu"}
+MASKS = {"attn_mask", "attn_out_mask", "mlp_out_mask"}
+
+
+def micro(*overrides):
+    return load("gpt_nano", (*MICRO, "model.dropout=0.0", *overrides))
+
+
+def tokens(config, seed=0):
+    shape = config.train.batch, config.train.sequence + 1
+    return np.random.default_rng(seed).integers(0, 256, shape).astype(np.int32)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("name", "count"), [("gpt_117m", 124_439_808), ("gpt_345m", 354_823_168), ("gpt_4b7", 4_688_987_136)]
+)
+def test_sizes_are_gpt_2s_and_nothing_is_allocated_to_know_them(name, count):
+    state, shape = abstract(load(name))
+    assert sum(math.prod(a.shape) for a in jax.tree.leaves(state.params)) == count
+    assert {a.dtype for a in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
+    assert shape.shape[1] == 1025
+
+
+def test_the_abstract_state_is_the_states_own():
+    config = micro(*DROPS)
+    state, _ = abstract(config)
+    real = init_state(config)
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), state) == jax.tree.map(lambda a: (a.shape, a.dtype), real)
+
+
+def reference(params, model, x_BS):
+    """GPT-2 spelled plainly, layer by layer, without Flax."""
+
+    def norm(x, p):
+        x = x - x.mean(-1, keepdims=True)
+        return x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
+
+    dense = lambda x, p: x @ p["kernel"] + p["bias"]
+    split = lambda a: a.reshape(*a.shape[:2], model.heads, -1).swapaxes(1, 2)
+    x = params["embedding"][x_BS] + params["positions"][: x_BS.shape[1]]
+    for i in range(model.layers):
+        p = jax.tree.map(lambda a, i=i: a[i], params["blocks"])
+        q, k, v = map(split, jnp.split(dense(norm(x, p["ln1"]), p["qkv"]), 3, -1))
+        scores = q @ k.swapaxes(-1, -2) / math.sqrt(model.width // model.heads)
+        scores = jnp.where(np.tri(x.shape[1], dtype=bool), scores, -jnp.inf)
+        x = x + dense((jax.nn.softmax(scores) @ v).swapaxes(1, 2).reshape(x.shape), p["proj"])
+        x = x + dense(jax.nn.gelu(dense(norm(x, p["ln2"]), p["up"])), p["down"])
+    return norm(x, params["final"])
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("attention", ["materialized", "fused"])
+def test_hidden_states_and_loss_are_the_plain_spellings(attention):
+    config = micro(f"model.attention={attention}")
+    params, text = init_state(config).params, tokens(config)
+    params = jax.tree.map(lambda a: a + 0.1 * jax.random.normal(jax.random.key(1), a.shape), params)
+    hidden = reference(params, config.model, text[:, :-1])
+    model = nnx.merge(gpt.structure(config.model, config.train.sequence), nnx.State(params))
+    np.testing.assert_allclose(model(text[:, :-1]), hidden, atol=2e-5)
+    logs = jax.nn.log_softmax(hidden @ params["embedding"].T)
+    expected = -jnp.take_along_axis(logs, text[:, 1:, None], -1).mean()
+    np.testing.assert_allclose(make_loss(config)(params, text), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["materialized", "fused"])
+def test_no_position_sees_a_later_one(attention):
+    config = micro(f"model.attention={attention}")
+    model = nnx.merge(gpt.structure(config.model, 16), nnx.State(init_state(config).params))
+    one = tokens(config)[:, :-1]
+    other = one.copy()
+    other[:, 9:] = (other[:, 9:] + 1) % 256
+    a, b = model(one), model(other)
+    np.testing.assert_array_equal(a[:, :9], b[:, :9])
+    assert (a[:, 9:] != b[:, 9:]).any()
+
+
+def test_tags_are_those_of_adaccs_table():
+    names = lambda config: set(
+        re.findall(r"jaxmem_tag\[[^\]]*?name=(\w+)", str(jax.make_jaxpr(make_step(config))(*abstract(config))))
+    )
+    assert names(micro(*DROPS)) == TAGS | MASKS
+    assert names(micro()) == TAGS
+    assert names(micro("model.attention=fused")) == TAGS - {"probs"}
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 16])
+def test_the_chunk_of_the_loss_does_not_matter(chunk):
+    k = jax.random.split(jax.random.key(0), 3)
+    hidden, embedding = jax.random.normal(k[0], (2, 16, 8)), jax.random.normal(k[1], (300, 8))
+    targets = jax.random.randint(k[2], (2, 16), 0, 300)
+    both = lambda chunk: jax.value_and_grad(cross_entropy, (0, 1))(hidden, embedding, targets, chunk)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7), both(chunk), both(8))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_keeping_everything_is_no_checkpoint_bit_for_bit(dtype, monkeypatch):
+    config = micro(f"model.dtype={dtype}", *DROPS)
+    params, text, key = init_state(config).params, tokens(config), jax.random.key(5)
+    wrapped = jax.jit(make_loss(config, jaxmem.remat_policy(None)))(params, text, key)
+    monkeypatch.setattr(gpt.jax, "checkpoint", lambda f, **_: f)
+    plain = jax.jit(make_loss(config))(params, text, key)
+    assert jnp.isfinite(plain)
+    assert wrapped == plain
+
+
+def test_dropout_is_a_function_of_its_key_and_recomputation_repeats_it():
+    config = micro(*DROPS)
+    params, text = init_state(config).params, tokens(config)
+    policies = jaxmem.remat_policy(None), jax.checkpoint_policies.nothing_saveable
+    keep, recompute = (jax.jit(jax.value_and_grad(make_loss(config, policy))) for policy in policies)
+    key, other = jax.random.split(jax.random.key(0))
+    value, grads = keep(params, text, key)
+    again, same = recompute(params, text, key)
+    assert value == again != keep(params, text, other)[0]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), grads, same)
+
+
+def test_layers_and_masks_have_keys_of_their_own():
+    x = jnp.ones((64, 64))
+    keys = jax.random.split(jax.random.key(0))
+    a, b = (gpt.dropout(x, 0.25, key, "mask") for key in keys)
+    assert (a != b).any()
+    np.testing.assert_allclose(np.unique(a), [0, 1 / 0.75], rtol=1e-6)
+    assert abs(float((a == 0).mean()) - 0.25) < 0.03
+
+
+def test_a_step_draws_new_masks_every_step():
+    config = micro(*DROPS, "optimizer.learning_rate=1e-12", "optimizer.weight_decay=0.0")
+    step, state = jax.jit(make_step(config)), init_state(config)
+    state, first = step(state, tokens(config))
+    state, second = step(state, tokens(config))
+    assert int(state.step) == 2
+    assert abs(float(first["loss"] - second["loss"])) > 1e-4
+
+
+def test_microbatches_give_the_whole_batchs_gradient():
+    config = micro()
+    params, text = init_state(config).params, tokens(config)
+    whole, parts = (gradient(make_loss(config), params, text, None, n) for n in (1, 4))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), whole, parts)
+
+
+@pytest.mark.parametrize(
+    ("clip", "expected"), [("none", [3.0, -4.0, 0.0]), ("value", [1.0, -1.0, 0.0]), ("norm", [0.6, -0.8, 0.0])]
+)
+def test_clipping_comes_before_the_moments(clip, expected):
+    tx = optimizer(micro(f"optimizer.clip={clip}", "optimizer.clip_at=1.0"))
+    params = {"kernel": jnp.zeros(3)}
+    _, (_, (adam, *_)) = tx.update({"kernel": jnp.array([3.0, -4.0, 0.0])}, tx.init(params), params)
+    np.testing.assert_allclose(adam.mu["kernel"] / 0.1, expected, rtol=1e-5)
+
+
+def test_the_rate_warms_up_and_falls_as_a_cosine():
+    rate = learning_rate(micro("train.steps=110", "optimizer.warmup=10", "optimizer.learning_rate=1.0"))
+    at = [float(rate(jnp.int32(i))) for i in (0, 9, 10, 60, 110, 500)]
+    np.testing.assert_allclose(at, [0.1, 1.0, 1.0, 0.55, 0.1, 0.1], rtol=1e-5)
+
+
+def test_only_matrices_decay():
+    decays = matrices(abstract(micro())[0].params)
+    names = {path[-1].key for path, yes in jax.tree_util.tree_leaves_with_path(decays) if yes}
+    others = {path[-1].key for path, yes in jax.tree_util.tree_leaves_with_path(decays) if not yes}
+    assert (names, others) == ({"kernel", "embedding", "positions"}, {"bias", "scale"})

@@ -1,0 +1,104 @@
+"""Small blocks that the tests train: one with every kind of tag, in the shapes that users write."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxmem
+from jaxmem._plan import Draft
+from jaxmem._types import Choice
+
+TAGS = ("in", "ln", "probs", "mask", "up", "gelu")
+CODEC = {
+    "in": "grouped_symmetric(group=64,scale=bfloat16)",
+    "ln": "grouped_symmetric(group=64,scale=bfloat16)",
+    "probs": "grouped_asymmetric(group=64,scale=bfloat16)",
+    "mask": "bit_mask()",
+    "up": "channelwise_symmetric(scale=bfloat16)",
+    "gelu": "grouped_symmetric(group=64,scale=bfloat16)",
+}
+
+
+def actions(action: str, names=TAGS) -> dict:
+    """Every tag under one action, with a codec where it compresses."""
+    choice = lambda name: Choice(action, CODEC[name] if "compress" in action else None)
+    return {name: choice(name) for name in names}
+
+
+def draft(action: str, names=TAGS, block: str = "block") -> Draft:
+    return Draft({block: actions(action, names)})
+
+
+def norm(x):
+    x = x - x.mean(-1, keepdims=True)
+    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+
+
+def block(x, p, key):
+    """x (B, S, D); p: a (D, D), up (D, F), down (F, D); key: the layer's number. Attention over S, dropout, and an MLP."""
+    x = jaxmem.tag(x, "in", kind="residual")
+    n = jaxmem.tag(norm(x), "ln", kind="norm")
+    scores = jnp.einsum("bsd,btd->bst", n @ p["a"], n)
+    x = x + jnp.einsum("bst,btd->bsd", jaxmem.softmax(scores, "probs"), n)
+    noise = jnp.cos(37 * jnp.arange(x[0].size, dtype=jnp.float32).reshape(x.shape[1:]) + key)  # random bits compile slowly
+    mask = jaxmem.tag(jnp.broadcast_to(noise > -0.8, x.shape), "mask", kind="mask")
+    x = jnp.where(mask, x / 0.9, jnp.zeros((), x.dtype))
+    up = jaxmem.tag(norm(x) @ p["up"], "up", kind="linear")
+    return x + jaxmem.tag(jax.nn.gelu(up), "gelu", kind="gelu") @ p["down"]
+
+
+def parameters(layers=2, width=16, dtype=jnp.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    make = lambda *shape: jnp.asarray(rng.standard_normal((layers, *shape)) / width**0.5, dtype)
+    return dict(a=make(width, width), up=make(width, 2 * width), down=make(2 * width, width))
+
+
+def batch(size=2, sequence=8, width=16, dtype=jnp.float32):
+    return jnp.asarray(np.random.default_rng(7).standard_normal((size, sequence, width)), dtype)
+
+
+def scanned(policy, block=block):
+    """loss(p, x) by lax.scan over checkpointed layers; policy None: no checkpoint at all."""
+    layer = block if policy is None else jax.checkpoint(block, policy=policy, prevent_cse=False)
+
+    def loss(p, x):
+        keys = jnp.arange(jax.tree.leaves(p)[0].shape[0], dtype=jnp.float32)
+        y, _ = jax.lax.scan(lambda x, one: (layer(x, *one), None), x, (p, keys))
+        return (y * y).mean()
+
+    return loss
+
+
+def unrolled(policy, block=block):
+    """The same, as a Python loop over layers."""
+    layer = block if policy is None else jax.checkpoint(block, policy=policy)
+
+    def loss(p, x):
+        layers = jax.tree.leaves(p)[0].shape[0]
+        keys = jnp.arange(layers, dtype=jnp.float32)
+        for i in range(layers):
+            x = layer(x, jax.tree.map(lambda a, i=i: a[i], p), keys[i])
+        return (x * x).mean()
+
+    return loss
+
+
+def build_with(loss_of, microbatches: int = 1):
+    """build(plan) -> step(p, x) -> (p, loss), a plain gradient step."""
+
+    def build(plan):
+        loss = loss_of(jaxmem.remat_policy(plan))
+
+        def step(p, x):
+            if microbatches == 1:
+                value, grads = jax.value_and_grad(loss)(p, x)
+            else:
+                parts = x.reshape(microbatches, -1, *x.shape[1:])
+                zeros = jnp.zeros((), x.dtype), jax.tree.map(jnp.zeros_like, p)
+                add = lambda total, part: (jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(p, part)), None)
+                (value, grads), _ = jax.lax.scan(add, zeros, parts)
+            return jax.tree.map(lambda w, g: w - jnp.asarray(0.1, w.dtype) * g, p, grads), value
+
+        return step
+
+    return build
