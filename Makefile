@@ -14,7 +14,9 @@ INTERPRETER  := $(call interpreter,$(PYTHON))
 VERSION      := $(call version,$(INTERPRETER))
 DEFAULT_PINS := $(or $(patsubst constraints/%.txt,%,$(wildcard constraints/py$(subst .,,$(VERSION)).txt)),newest)
 PINS ?= $(DEFAULT_PINS)
-VENV ?= .venv$(if $(filter-out $(call version,$(call interpreter,python3)),$(VERSION)),-python$(VERSION))$(if $(filter-out $(DEFAULT_PINS),$(PINS)),-$(PINS))
+# .venv for what plain `make` uses, another folder for each other interpreter and set of pins.
+OTHER := $(filter-out python$(call version,$(call interpreter,python3)),$(if $(VERSION),python$(VERSION),$(notdir $(PYTHON))))
+VENV ?= .venv$(OTHER:%=-%)$(patsubst %,-%,$(filter-out $(DEFAULT_PINS),$(PINS)))
 PY    = $(VENV)/bin/python
 INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check -c constraints/$(PINS).txt
 

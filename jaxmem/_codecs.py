@@ -1,7 +1,6 @@
 """The codecs by name, their text form read back, and the codec of each kind of tensor."""
 
 import dataclasses
-import functools
 import re
 
 from jaxmem._codecs_base import Codec, nearest
@@ -30,7 +29,7 @@ KINDS = tuple(_BY_KIND)
 
 
 def default_for(kind: str | None) -> Codec:
-    """The codec for tensors of a kind, after Adacc 3.2 (A5 of its requirements); None: grouped symmetric INT4.
+    """The codec for tensors of a kind, after Adacc 3.2; None: grouped symmetric INT4.
 
     Raises TagError if `kind` is none of `KINDS`.
     """
@@ -42,7 +41,6 @@ def default_for(kind: str | None) -> Codec:
     return _BY_KIND[kind]
 
 
-@functools.cache
 def parse(text: str) -> Codec:
     """The codec that `text` describes: `parse(str(codec)) == codec`.
 

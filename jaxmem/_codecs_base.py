@@ -53,9 +53,10 @@ class TextForm:
         return f"{self.name}({','.join(shown)})"
 
     def check(self, shape: tuple[int, ...], dtype) -> None:
-        if str(dtype) not in self.takes and str(jnp.dtype(dtype)) not in self.takes:
+        name = dtype.name if hasattr(dtype, "name") else jnp.dtype(dtype).name  # PRNG keys' dtypes are none of numpy's
+        if name not in self.takes:
             raise TagError(
-                f"{self.name}: `dtype` is {dtype} (shape {tuple(shape)}); expected one of {', '.join(self.takes)}:"
+                f"{self.name}: `dtype` is {name} (shape {tuple(shape)}); expected one of {', '.join(self.takes)}:"
                 " keep, recompute or offload this tensor, or give its tag another codec"
             )
 

@@ -1,7 +1,6 @@
 """The INT4 codecs of Adacc 3.2 that quantize a whole tensor: two codes to a byte, and scales."""
 
 import dataclasses
-import math
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -26,19 +25,19 @@ from jaxmem._codecs_base import TextForm, check_flag, check_integer, scale_name
 class _Int4(TextForm):
     """What the four have in common: `layout(shape)` says how many codes' bytes and scales there are."""
 
+    scale_sets: ClassVar[int] = 1  # arrays of that many scales or offsets
+    group: int = 2
     scale: str
-    scale_sets: ClassVar[int] = 1
+    stochastic: bool = False
 
     def __post_init__(self):
         object.__setattr__(self, "scale", scale_name(self.name, self.scale))
-        if hasattr(self, "group"):
-            check_integer(self.name, "group", getattr(self, "group"), 2, multiple=2)  # noqa: B009
-        if hasattr(self, "stochastic"):
-            check_flag(self.name, "stochastic", getattr(self, "stochastic"))  # noqa: B009
+        check_integer(self.name, "group", self.group, 2, multiple=2)
+        check_flag(self.name, "stochastic", self.stochastic)
 
     @property
     def _rounding(self):
-        return STOCHASTIC if getattr(self, "stochastic", False) else NEAREST
+        return STOCHASTIC if self.stochastic else NEAREST
 
     def layout(self, shape: tuple[int, ...]) -> tuple[int, int]:
         raise NotImplementedError
@@ -145,4 +144,4 @@ class NaivePerToken(_Int4):
 
     def layout(self, shape):
         tokens, _, half = row_shape(shape, 2)
-        return tokens * half, tokens if math.prod(shape) else tokens
+        return tokens * half, tokens

@@ -109,6 +109,19 @@ def test_put_in_host_space_inside_a_scan(h200):
     assert result(h200, loss, spec(8, D, D), spec(1024, D)).host_bytes == 8 * 4 * 1024 * D
 
 
+def test_arguments_in_host_memory_are_host_bytes(h200):
+    mesh = AbstractMesh((1,), ("data",))
+    device, host = (NamedSharding(mesh, PartitionSpec(), memory_kind=kind) for kind in ("device", "pinned_host"))
+
+    def step(moments, x):
+        new = jax.device_put(moments, jax.memory.Space.Device) * 2 + x.sum()
+        return jax.device_put(new, jax.memory.Space.Host), x + 1
+
+    compiled = result(h200, step, spec(M, D, sharding=host), spec(D, sharding=device), donate=0)
+    assert compiled.host_bytes == 4 * M * D
+    assert compiled.argument_bytes < 4 * M * D
+
+
 def test_keys_constants_doubles_and_unused_arguments(h200):
     table = jnp.arange(D, dtype=jnp.float32)
 

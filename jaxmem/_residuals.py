@@ -1,0 +1,146 @@
+"""A function that holds its residuals encoded: for what runs outside `jax.checkpoint`, or owns its residuals."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmem._codecs_base import FLOATS, Codec
+from jaxmem._codecs_mask import BitMask
+from jaxmem._errors import TagError
+
+Choose = Callable[[jax.ShapeDtypeStruct], Codec | None]
+
+
+def compress_residuals(f: Callable, codec: Codec | Choose, *, keep_args: tuple[int, ...] | None = None) -> Callable:
+    """A function equal to `f`, whose `jax.vjp` holds encoded what the backward needs of the forward.
+
+    The value is `f`'s to the bit; the gradient is `f`'s, taken at the decoded residuals. Runs under jit, grad, vmap and
+    scan. Arguments are pytrees; leaves that are not floating arrays (integers, PRNG keys, static values) have no gradient.
+    Arrays that `f` closes over are differentiated too.
+
+    `codec`: for every floating residual that it makes smaller; or a function from a residual's `jax.ShapeDtypeStruct` to
+    its codec, or None to keep it. Residuals of bool (dropout masks) become one bit a value with either, unless that
+    function returns a codec; integers and PRNG keys stay as they are.
+    `keep_args`: positions of the arguments whose leaves stay as they are where they are residuals, being in memory
+    anyhow (parameters). None: all of them; name the parameters alone where an activation that enters `f` is to be
+    compressed.
+    Raises TagError if `codec` or `keep_args` is neither, if a codec so chosen cannot take its residual, and on a second
+    derivative, which would be wrong.
+    """
+    if isinstance(codec, type) or not (hasattr(codec, "encode") or callable(codec)):
+        raise TagError(
+            f"compress_residuals: `codec` is {codec!r}; expected a codec (jaxmem.codecs.parse makes one of text) or a"
+            " function from jax.ShapeDtypeStruct to a codec or None"
+        )
+    if keep_args is not None and not all(isinstance(i, int) and i >= 0 for i in keep_args):
+        raise TagError(f"compress_residuals: `keep_args` is {keep_args!r}; expected positions of arguments, or None")
+
+    @functools.wraps(f)
+    def compressed(*args, **kwargs):
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        floating = [_is_floating(a) for a in leaves]
+        held = _leaves_of(args, keep_args, leaves)
+
+        def of_floating(*arrays):
+            arrays = iter(arrays)
+            args, kwargs = jax.tree.unflatten(tree, [next(arrays) if d else a for d, a in zip(floating, leaves)])
+            return f(*args, **kwargs)
+
+        arrays = [a for a, d in zip(leaves, floating) if d]
+        raw = [h for h, d in zip(held, floating) if d]
+        function, closed_over = jax.closure_convert(of_floating, *arrays)
+        others = [a for a, d, h in zip(leaves, floating, held) if h and not d]
+        return _with_codes(function, codec, raw + [True] * len(closed_over), others)(*arrays, *closed_over)
+
+    return compressed
+
+
+def _with_codes(function, codec, raw: list[bool], others: list):
+    """`function` of floating arrays with a derivative rule of its own; `raw`: which arrays are held as they are."""
+    custom = jax.custom_vjp(function)
+
+    def forward(*arrays):
+        value, pullback = jax.vjp(function, *arrays)
+        leaves, tree = jax.tree.flatten(pullback)
+        held = {id(a) for a in [*others, *(a for a, r in zip(arrays, raw) if r)]}
+        slots, stored = _store(leaves, held, codec)
+        return value, jax.tree_util.Partial(functools.partial(_restore, tree, slots), stored)
+
+    def backward(restore, cotangent):
+        return restore()(cotangent)
+
+    custom.defvjp(forward, backward)
+    return custom
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slot:
+    """Where a residual lies among those stored, and how to decode it."""
+
+    index: int
+    codec: Codec | None
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def load(self, stored):
+        codes = stored[self.index]
+        return codes[0] if self.codec is None else self.codec.decode(codes, self.shape, self.dtype)
+
+
+def _store(leaves, held: set[int], codec) -> tuple[tuple[_Slot, ...], list[tuple]]:
+    slots, stored, known = [], [], {}
+    for leaf in leaves:
+        if id(leaf) not in known:
+            chosen = None if id(leaf) in held else _chosen(codec, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+            known[id(leaf)] = _Slot(len(stored), chosen, leaf.shape, leaf.dtype)
+            stored.append((leaf,) if chosen is None else _encode(chosen, leaf))
+        slots.append(known[id(leaf)])
+    return tuple(slots), stored
+
+
+def _restore(tree, slots, stored):
+    return jax.tree.unflatten(tree, [slot.load(stored) for slot in slots])
+
+
+def _chosen(codec, aval: jax.ShapeDtypeStruct) -> Codec | None:
+    if aval.dtype != jnp.bool_ and not jnp.issubdtype(aval.dtype, jnp.inexact):
+        return None
+    if not hasattr(codec, "encode"):
+        return codec(aval) or (BitMask() if aval.dtype == jnp.bool_ else None)
+    if aval.dtype == jnp.bool_:
+        codec = BitMask()
+    elif aval.dtype.name not in FLOATS:
+        return None
+    return codec if codec.nbytes(aval.shape, aval.dtype) < aval.size * aval.dtype.itemsize else None
+
+
+def _encode(codec: Codec, x):
+    """`codec.encode(x)`, refusing a derivative: that of the codes would silently be taken for that of `x`."""
+
+    @jax.custom_jvp
+    def encode(x):
+        return tuple(codec.encode(x))
+
+    @encode.defjvp
+    def _(primals, tangents):
+        raise TagError(
+            "compress_residuals: differentiated twice, and codes have no derivative; expected one derivative of it:"
+            " leave the function as it is where a second one is taken, or recompute it with jax.checkpoint"
+        )
+
+    return encode(x)
+
+
+def _is_floating(leaf) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _leaves_of(args, keep_args, leaves) -> list[bool]:
+    if keep_args is None:
+        return [True] * len(leaves)
+    kept = [i in keep_args for i, a in enumerate(args) for _ in jax.tree.leaves(a)]
+    return kept + [False] * (len(leaves) - len(kept))

@@ -1,0 +1,180 @@
+"""Small random profiles, and an oracle that prices an assignment on its own: recursion over values, no library code."""
+
+import dataclasses
+import itertools
+
+from hypothesis import strategies as st
+
+from jaxmem._types import KEEP, OFFLOAD, RECOMPUTE, Action, BlockClass, Choice, Equation, Option, Profile, Tag
+
+INT4, INT8 = Choice(Action.COMPRESS, "int4"), Choice(Action.COMPRESS, "int8")
+INT4_OFFLOAD = Choice(Action.COMPRESS_OFFLOAD, "int4")
+PRICE = 1.001  # of recomputation, as the design has it
+MOST_ASSIGNMENTS = 2000
+
+
+def block(equations, needed, sizes, tags=(), inputs=(0,), free=(), **other) -> BlockClass:
+    """`equations`: (inputs, outputs, seconds, tag name or None); `tags`: name -> options."""
+    made = tuple(Equation("op" if t is None else "tag", tuple(i), tuple(o), s, tag=t) for i, o, s, t in equations)
+    value = {e.tag: e.outputs[0] for e in made if e.tag}
+    named = tuple(Tag(n, None, (1,), "uint8", value[n], tuple(options)) for n, options in dict(tags).items())
+    fields = {"name": "block", "fingerprint": "", "layers": 1, "runs": 1} | other
+    return BlockClass(
+        values=tuple(sizes), inputs=tuple(inputs), free=tuple(free), needed=tuple(needed), equations=made, tags=named, **fields
+    )
+
+
+def profile(*blocks, link=1.0) -> Profile:
+    return Profile("", blocks, "test", link, 1.0, "measured")
+
+
+@dataclasses.dataclass(frozen=True)
+class Price:
+    saved: int
+    host: int
+    seconds: float
+    recompute: float
+    transient: int
+    effective: dict
+
+    @property
+    def bytes(self) -> int:
+        return self.saved + self.transient
+
+    @property
+    def priced(self) -> float:
+        return self.seconds + (PRICE - 1) * self.recompute
+
+
+def oracle(profile: Profile, assignment: dict, transients=()) -> Price:
+    """`assignment`: (block, tag) -> choice."""
+    saved = host = 0
+    seconds = recompute = 0.0
+    effective = dict.fromkeys(assignment, RECOMPUTE)
+    for b in profile.blocks:
+        made_by = {o: e for e in b.equations for o in e.outputs}
+        options = {(t.name, o.choice): o for t in b.tags for o in t.options}
+        visited, repeated = set(), set()
+        device = moved = 0
+        kept = 0.0
+
+        def visit(v, b=b, made_by=made_by, options=options, visited=visited, repeated=repeated):
+            nonlocal device, moved, kept
+            if v in b.free or v in visited:
+                return
+            visited.add(v)
+            if v in b.inputs:
+                device += b.values[v]
+                kept += b.input_seconds[b.inputs.index(v)] if b.input_seconds else 0.0
+                return
+            e = made_by[v]
+            choice = assignment[b.name, e.tag] if e.tag else RECOMPUTE
+            if choice != RECOMPUTE:
+                option = options[e.tag, choice]
+                device, moved, kept = device + option.device_bytes, moved + option.host_bytes, kept + option.seconds
+                effective[b.name, e.tag] = choice
+                return
+            if e.tag is None:
+                repeated.add(e)
+            for u in e.inputs:
+                visit(u)
+
+        for v in b.needed:
+            visit(v)
+        again = sum(e.seconds for e in repeated)
+        wait = moved / profile.link_bytes_per_second
+        exposed = max(0.0, wait - b.forward_seconds) + max(0.0, wait - b.backward_seconds - again)
+        saved, host = saved + b.layers * device, host + b.layers * moved
+        seconds, recompute = seconds + b.runs * (again + kept + exposed), recompute + b.runs * again
+    extra = sum(dict(transients).get((*k, c), 0) for k, c in effective.items())
+    return Price(saved, host, seconds, recompute, extra, effective)
+
+
+def open_to(profile: Profile) -> dict:
+    """(block, tag) -> choices that every class of the label has."""
+    result: dict = {}
+    for b in profile.blocks:
+        for t in b.tags:
+            choices = [RECOMPUTE, *(o.choice for o in t.options)]
+            known = result.get((b.name, t.name), choices)
+            result[b.name, t.name] = [c for c in known if c in choices]
+    return result
+
+
+def assignments(profile: Profile):
+    choices = open_to(profile)
+    for picked in itertools.product(*choices.values()):
+        yield dict(zip(choices, picked))
+
+
+def prices(profile: Profile, transients=()) -> list[Price]:
+    """Every assignment's price; one that a cheaper-named equal stands for is listed again, harmlessly."""
+    return [oracle(profile, a, transients) for a in assignments(profile)]
+
+
+@st.composite
+def options(draw, size: int) -> tuple[Option, ...]:
+    seconds = st.integers(0, 30).map(lambda n: n / 10)
+    made = [Option(KEEP, size, 0, draw(seconds))]
+    if draw(st.booleans()):
+        made.append(Option(INT4, size // 4 + 1, 0, draw(seconds)))
+    if draw(st.booleans()):
+        made.append(Option(OFFLOAD, 0, size, draw(seconds)))
+    if draw(st.integers(0, 3)) == 0:
+        made.append(Option(INT4_OFFLOAD, 0, size // 4 + 1, draw(seconds)))
+    return tuple(made)
+
+
+@st.composite
+def blocks(draw, name: str, most_tags: int) -> BlockClass:
+    sizes = [draw(st.integers(0, 100)) for _ in range(3)]  # two inputs, and one value that is free
+    equations, tags = [], {}
+    for _ in range(draw(st.integers(1, 14))):
+        operands = draw(st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=3, unique=True))
+        outputs = range(len(sizes), len(sizes) + draw(st.sampled_from((1, 1, 1, 2))))
+        sizes += [draw(st.integers(0, 100)) for _ in outputs]
+        equations.append((operands, outputs, draw(st.integers(0, 50)) / 10, None))
+        if len(tags) < most_tags and draw(st.integers(0, 2)):
+            tag = f"t{len(tags)}"
+            equations.append((outputs[-1:], (len(sizes),), 0.0, tag))
+            tags[tag] = draw(options(sizes[outputs[-1]]))
+            sizes.append(sizes[outputs[-1]])
+    needed = draw(st.sets(st.integers(0, len(sizes) - 1), min_size=1, max_size=4))
+    layers = draw(st.integers(1, 3))
+    return block(
+        equations, sorted(needed | {len(sizes) - 1}), sizes, tags, inputs=(0, 1), free=(2,), name=name, layers=layers,
+        runs=layers * draw(st.integers(1, 2)), forward_seconds=draw(st.integers(0, 10)) / 1.0,
+        backward_seconds=draw(st.integers(0, 20)) / 1.0, input_seconds=(draw(st.integers(0, 9)) / 10, 0.0),
+    )  # fmt: skip
+
+
+@st.composite
+def profiles(draw) -> Profile:
+    """One block of up to 8 tags, or two classes of up to 5 under one label or two; few enough assignments to try all."""
+    names = draw(st.sampled_from((("block",), ("block", "block"), ("block", "other"))))
+    made = profile(*(draw(blocks(n, 8 if len(names) == 1 else 5)) for n in names), link=draw(st.sampled_from((5.0, 30.0))))
+    return _thinned(made)
+
+
+def _thinned(made: Profile) -> Profile:
+    """Drops options, the last ones first, until all assignments can be tried."""
+    while _count(made) > MOST_ASSIGNMENTS:
+        most = max(len(t.options) for b in made.blocks for t in b.tags)
+        shorter = lambda t: dataclasses.replace(t, options=t.options[: most - 1])  # noqa: B023
+        made = dataclasses.replace(
+            made, blocks=tuple(dataclasses.replace(b, tags=tuple(map(shorter, b.tags))) for b in made.blocks)
+        )
+    return made
+
+
+def _count(made: Profile) -> int:
+    total = 1
+    for choices in open_to(made).values():
+        total *= len(choices)
+    return total
+
+
+def transients_of(profile: Profile):
+    """A strategy for corrections of either sign to some of the choices."""
+    keys = [(*k, c) for k, choices in open_to(profile).items() for c in choices]
+    return st.dictionaries(st.sampled_from(keys), st.integers(-60, 60), max_size=6) if keys else st.just({})
