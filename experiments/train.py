@@ -79,12 +79,17 @@ def loop(
             progress(number, loss)
             write_row(file, {"step": number, "loss": loss, "grad_norm": norm})
 
-        for number in range(1, t.steps + 1):
-            tokens = data.sample(text.train, t.seed, number, t.batch, t.sequence)
-            state, metrics = step(state, tokens)
-            if pending is not None:
+        try:
+            for number in range(1, t.steps + 1):
+                tokens = data.sample(text.train, t.seed, number, t.batch, t.sequence)
+                state, metrics = step(state, tokens)
+                done, pending = pending, (number, metrics)
+                if done is not None:
+                    record(*done)
+        except KeyboardInterrupt:
+            if pending is not None and pending[0] == len(losses) + 1:
                 record(*pending)
-            pending = number, metrics
+            raise
         record(*pending)
     return state
 

@@ -10,9 +10,8 @@ from jaxmem._types import BlockClass, Profile
 def check_profile(profile: Profile) -> None:
     """Raises SolverError at the first cost, size or link between values that no solver can use."""
     for block in profile.blocks:
-        for what, number in (("layers", block.layers), ("runs", block.runs), ("forward_seconds", block.forward_seconds)):
-            _check_number(number, f"`{what}` of block {block.name!r}")
-        _check_number(block.backward_seconds, f"`backward_seconds` of block {block.name!r}")
+        for what in ("layers", "runs", "forward_seconds", "backward_seconds"):
+            _check_number(getattr(block, what), f"`{what}` of block {block.name!r}")
         for v, size in enumerate(block.values):
             _check_number(size, f"bytes of value {v} of block {block.name!r}")
         _check_graph(block)
@@ -40,7 +39,8 @@ def check_limits(room, host_room, transients: Mapping) -> None:
 def _check_graph(block: BlockClass) -> None:
     if block.input_seconds and len(block.input_seconds) != len(block.inputs):
         raise SolverError(
-            f"`input_seconds` of block {block.name!r} has {len(block.input_seconds)} entries for {len(block.inputs)} inputs"
+            f"`input_seconds` of block {block.name!r} has {len(block.input_seconds)} entries for {len(block.inputs)}"
+            " inputs; expected as many, or none"
         )
     for seconds in block.input_seconds:
         _check_number(seconds, f"`input_seconds` of block {block.name!r}")
@@ -49,7 +49,7 @@ def _check_graph(block: BlockClass) -> None:
         where = f"equation {i} ({equation.primitive}) of block {block.name!r}"
         _check_number(equation.seconds, f"seconds of {where}")
         if lost := [v for v in equation.inputs if v not in known]:
-            raise SolverError(f"{where} reads value {lost[0]}, which nothing before it makes; sort equations by dependency")
+            raise SolverError(f"{where} reads value {lost[0]}, which nothing before it makes; sort the equations")
         known.update(equation.outputs)
     if lost := [v for v in block.needed if v not in known]:
         raise SolverError(f"block {block.name!r} needs value {lost[0]}, which no equation makes and no input brings")

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmem._database import Database
 from jaxmem._jaxpr import matmul_flops, nbytes
 from jaxmem._target import Target
-from jaxmem._times import Times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,27 +27,29 @@ class Job:
         return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.avals]
 
 
-def job_seconds(jobs: Sequence[Job], target: Target, compiler=None, times: Times | None = None) -> tuple[list[float], str]:
+def job_seconds(jobs: Sequence[Job], target: Target, compiler=None, database: Database | None = None) -> tuple[list[float], str]:
     """Seconds of each job on `target`, and where they come from: "measured", "xla" or "roofline".
 
     Measured where the target is the device at hand; else read from XLA's estimate of each fusion, which `compiler`
     (a deviceless `Compiler`) gives; else a roofline of the target's ceilings. Equal work is timed once, and never
-    again while its time stands in `times`.
+    again while its time stands in `database`.
     """
-    times = times or Times()
+    database = database or Database()
     traced = [jax.make_jaxpr(job.function)(*job.specs) for job in jobs]
     texts = [re.sub(r"0x[0-9a-f]{6,}", "", str(t)) for t in traced]
     unique = {text: job for text, job in zip(texts, jobs)}
     roofline = {text: _roofline(jaxpr, target) for text, jaxpr in zip(texts, traced)}
-    source = "measured" if target.local else "xla" if compiler is not None else "roofline"
+    priced = compiler is not None and target.gpu is not None and target.gpu.priced  # XLA has a price list for this GPU
+    source = "measured" if target.local else "xla" if priced else "roofline"
+    device = f"{target.name} {target.kind}"
     if source == "roofline":
         return [roofline[t] for t in texts], source
-    known = times.read(target.name, source, list(unique))
+    known = database.read_times(device, source, list(unique))
     missing = {t: j for t, j in unique.items() if t not in known}
     found = {t: _measure(j) for t, j in missing.items()} if target.local else _estimate(missing, compiler)
     if any(s is None for s in found.values()):  # this XLA gives no estimates: one source for all, or none compare
         return [roofline[t] for t in texts], "roofline"
-    times.write(target.name, source, found)
+    database.write_times(device, source, found)
     return [(known | found)[t] for t in texts], source
 
 

@@ -56,4 +56,4 @@ def demand_of(block: BlockClass) -> Demand:
 
 def _when(demanders) -> When:
     union = frozenset().union(*demanders)
-    return ALWAYS if ALWAYS <= union else union
+    return ALWAYS if union >= ALWAYS else union

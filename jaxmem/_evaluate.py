@@ -56,7 +56,8 @@ def evaluate(profile: Profile, actions: Actions) -> Cost:
     drops it. Per run of a layer, forward transfers are hidden by `forward_seconds`, those of the backward by
     `backward_seconds` and by what is recomputed.
 
-    Raises TagError if `actions` names a block, tag or choice that the profile lacks, SolverError if a value has no origin.
+    Raises TagError if `actions` names a block, tag or choice that the profile lacks, SolverError if a demanded value
+    has no origin.
     """
     _check_names(profile, actions)
     link = profile.link_bytes_per_second

@@ -12,7 +12,7 @@ from jaxmem._types import REST, Actions, Choice, Profile
 Key = tuple[str, str, Choice]  # block, tag, choice
 
 FLOOR = 1e-3  # least prior deviation of a correction, against the largest: a small tag may move a large buffer
-NOISE = 1e-10  # variance of an observation, against the largest prior's: compiled bytes are exact
+RANK = 1e-7  # singular values below this, against the largest, are repetitions of other plans
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +31,9 @@ class MemoryModel:
     @staticmethod
     def fit(history: Sequence[tuple[Actions, float]], profile: Profile) -> "MemoryModel":
         """Ridge regression over (block, tag, choice) with a prior deviation in proportion to the tag's bytes.
+
+        Compiled bytes are exact, so this is its limit without noise: of all corrections that give the history, those
+        least in units of their deviations; where no sum can give it, the nearest in squares.
 
         `history`: plans and their measured transient bytes (total less static less saved). Plans that keep everything
         have no choices to learn from, and serve as reference only if there is no other. Of one plan measured twice,
@@ -53,8 +56,7 @@ class MemoryModel:
         deviation = _deviations(profile, keys)
         design = np.array([[key in row for key in keys] for row, _ in others], float) * deviation
         change = np.array([size - reference for _, size in others])
-        gram = design @ design.T + NOISE * deviation.max() ** 2 * np.eye(len(others))
-        corrections = deviation * (design.T @ np.linalg.solve(gram, change))
+        corrections = deviation * np.linalg.lstsq(design, change, rcond=RANK)[0]
         return MemoryModel(reference, dict(zip(keys, corrections.tolist())), profile, observed)
 
     def predict(self, actions: Actions) -> float:

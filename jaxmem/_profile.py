@@ -26,7 +26,7 @@ NO_BLOCK = (
 )
 
 
-def profile(jaxpr, target: Target, *, actions: Sequence[Action], codecs=None, shards: int = 1, compiler=None, times=None) -> Profile:
+def profile(jaxpr, target: Target, *, actions: Sequence[Action], codecs=None, shards: int = 1, compiler=None, database=None) -> Profile:
     """What was learned of a step from its jaxpr, traced with every tag recomputed.
 
     `shards`: over how many devices each block's tensors are divided. `codecs`: those that may compress a tag, by kind
@@ -40,12 +40,10 @@ def profile(jaxpr, target: Target, *, actions: Sequence[Action], codecs=None, sh
     classes = _group([(i, graph_of(i)) for i in found.instances])
     jobs = _Jobs()
     drafts = [_draft(graph, number, actions, codecs, jobs) for number, (graph, _) in enumerate(classes)]
-    jobs.add("copy", Job(lambda x: -x, (jax.ShapeDtypeStruct((1 << 22,), jnp.float32),)))
-    seconds, source = job_seconds(jobs.jobs, target, compiler, times)
+    seconds, source = job_seconds(jobs.jobs, target, compiler, database)
     price = dict(zip(jobs.keys, seconds))
-    per_byte = price["copy"] / (2 * (4 << 22))
     blocks = [
-        _finish(draft, instances, price, per_byte, 1 if instances[0].sharded else shards)
+        _finish(draft, instances, price, 1 if instances[0].sharded else shards)
         for draft, (_, instances) in zip(drafts, classes)
     ]
     blocks = _with_idle_tags(blocks, found.tag_names)
@@ -71,6 +69,13 @@ class _Jobs:
         self.keys.append(key)
         self.jobs.append(job)
 
+    def copy(self, size: int):
+        """The key of reading and writing `size` bytes once: what keeping a tensor costs, beyond what computes it."""
+        key = ("copy", size)
+        if key not in self.keys:
+            self.add(key, Job(lambda x: -x, (jax.ShapeDtypeStruct((-(-size // 4),), jnp.float32),)))
+        return key
+
 
 @dataclasses.dataclass(frozen=True)
 class _Draft:
@@ -79,7 +84,8 @@ class _Draft:
     graph: Graph
     number: dict[int, int]  # value of the flat jaxpr -> value of the class
     shares: dict[int, tuple]  # equation -> (job key, share)
-    tags: tuple[tuple[Tag, tuple[tuple[Option, tuple, float], ...]], ...]  # option, job keys, bytes copied
+    tags: tuple[tuple[Tag, tuple[tuple[Option, tuple], ...]], ...]  # option, job keys
+    inputs: tuple[tuple[int, tuple], ...]  # charged input, job key of its copy
     fingerprint: str
 
 
@@ -125,7 +131,8 @@ def _draft(graph: Graph, index: int, actions, codecs, jobs: _Jobs) -> _Draft:
             raise TagError(f"profile: tag {name!r} stands twice in block {graph.instance.label!r}; names are unique within a block: rename one")
         seen.add(name)
         tags.append(_tag(e, avals[e.outputs[0]], number[e.outputs[0]], index, actions, codecs, jobs))
-    return _Draft(graph, number, shares, tuple(tags), _fingerprint(graph))
+    inputs = tuple((v, jobs.copy(nbytes(avals[v]))) for v in graph.instance.charged if v in number)
+    return _Draft(graph, number, shares, tuple(tags), inputs, _fingerprint(graph))
 
 
 def _tag(equation, aval, value: int, index: int, actions, codecs, jobs: _Jobs):
@@ -133,9 +140,9 @@ def _tag(equation, aval, value: int, index: int, actions, codecs, jobs: _Jobs):
     kind = equation.eqn.params.get("kind")
     size, options = nbytes(aval), []
     if Action.KEEP in actions:
-        options.append((Option(Choice(Action.KEEP), size, 0, 0.0), (), size))
+        options.append((Option(Choice(Action.KEEP), size, 0, 0.0), (jobs.copy(size),)))
     if Action.OFFLOAD in actions:
-        options.append((Option(Choice(Action.OFFLOAD), 0, size, 0.0), (), 2 * size))
+        options.append((Option(Choice(Action.OFFLOAD), 0, size, 0.0), (jobs.copy(size),) * 2))
     compressing = [a for a in actions if a.compresses] if ours else []
     for codec in _codecs_of(equation.eqn.params, aval, codecs) if compressing else ():
         try:
@@ -152,9 +159,9 @@ def _tag(equation, aval, value: int, index: int, actions, codecs, jobs: _Jobs):
         for action in compressing:
             choice = Choice(action, str(codec))
             if action.offloads:
-                options.append((Option(choice, 0, codes, 0.0), keys, 2 * codes))
+                options.append((Option(choice, 0, codes, 0.0), (*keys, *(jobs.copy(codes),) * 2)))
             else:
-                options.append((Option(choice, codes, 0, 0.0), keys, codes))
+                options.append((Option(choice, codes, 0, 0.0), (*keys, jobs.copy(codes))))
     return Tag(name, kind, tuple(aval.shape), str(aval.dtype), value, ()), tuple(options)
 
 
@@ -172,7 +179,7 @@ def _codecs_of(params: Mapping, aval, codecs) -> Iterable:
     return [_codecs.parse(str(c)) for c in chosen]
 
 
-def _finish(draft: _Draft, instances, price, per_byte: float, shards: int) -> BlockClass:
+def _finish(draft: _Draft, instances, price, shards: int) -> BlockClass:
     graph, number = draft.graph, draft.number
     instance, avals = graph.instance, graph.instance.flat.avals
     of_device = lambda size: -(-size // shards)
@@ -198,12 +205,12 @@ def _finish(draft: _Draft, instances, price, per_byte: float, shards: int) -> Bl
                 o.choice,
                 of_device(o.device_bytes),
                 of_device(o.host_bytes),
-                (sum(price[k] for k in keys) + 2 * copied * per_byte) / shards,
+                sum(price[k] for k in keys) / shards,
             )
-            for o, keys, copied in options
+            for o, keys in options
         ]
         tags.append(dataclasses.replace(tag, options=tuple(priced)))
-    charged = [v for v in instance.charged if v in number]
+    charged = [v for v, _ in draft.inputs]
     produced = {o for e in graph.equations for o in e.outputs}
     forward = sum(e.seconds for e in equations)
     return BlockClass(
@@ -213,7 +220,7 @@ def _finish(draft: _Draft, instances, price, per_byte: float, shards: int) -> Bl
         runs=sum(i.runs for i in instances),
         values=tuple(of_device(nbytes(avals[v])) for v in sorted(number)),
         inputs=tuple(number[v] for v in charged),
-        input_seconds=tuple(2 * of_device(nbytes(avals[v])) * per_byte for v in charged),
+        input_seconds=tuple(price[key] / shards for _, key in draft.inputs),
         free=tuple(n for v, n in number.items() if v not in produced and v not in charged),
         needed=tuple(number[v] for v in graph.needed),
         equations=tuple(equations),

@@ -7,7 +7,7 @@ import pulp
 from jaxmem._demand import ALWAYS, Demand, When, demand_of
 from jaxmem._errors import SolverError
 from jaxmem._evaluate import Cost, option_of
-from jaxmem._types import RECOMPUTE, REST, Actions, BlockClass, Choice, Profile
+from jaxmem._types import RECOMPUTE, Actions, BlockClass, Choice, Profile
 
 RECOMPUTE_PRICE = 1.001  # a hair above its time, or recomputing to hide a transfer would look free
 TIE = 1e-7  # weight of all bytes against all seconds, and the reverse: breaks ties only
@@ -27,15 +27,18 @@ class Scale:
         size = seconds = 0.0
         for b in profile.blocks:
             options = [[o for o in t.options if o.choice in choices[b.name, t.name]] for t in b.tags]
-            most = lambda what: sum(max((getattr(o, what) for o in tag), default=0) for tag in options)  # noqa: B023
-            size += b.layers * (most("device_bytes") + most("host_bytes") + sum(b.values[v] for v in b.inputs))
-            host = most("host_bytes")
+            device, host, keeping = (_most(options, what) for what in ("device_bytes", "host_bytes", "seconds"))
             transfer = 2 * host / profile.link_bytes_per_second if host else 0.0
             recompute = sum(e.seconds for e in b.equations)
-            seconds += b.runs * (recompute + most("seconds") + sum(b.input_seconds) + transfer)
+            size += b.layers * (device + host + sum(b.values[v] for v in b.inputs))
+            seconds += b.runs * (recompute + keeping + sum(b.input_seconds) + transfer)
         for key, open_ in choices.items():
             size += max((abs(transients.get((*key, c), 0.0)) for c in open_), default=0)
         return Scale((size or 1.0) / 1e4, (seconds or 1.0) / 1e5)
+
+
+def _most(options, what: str) -> float:
+    return sum(max((getattr(o, what) for o in tag), default=0) for tag in options)
 
 
 class Program:
@@ -84,7 +87,7 @@ class Program:
     def actions(self) -> Actions:
         result: Actions = {b.name: {} for b in self._profile.blocks}
         for (label, name), open_ in self._choices.items():
-            result[label][name] = max(open_, key=lambda c: self._pick[label, name, c].varValue)  # noqa: B023
+            result[label][name] = max(open_, key=lambda c: self._pick[label, name, c].varValue)
         return result
 
     def agree(self, cost: Cost) -> None:

@@ -19,8 +19,8 @@ def compress_residuals(f: Callable, codec: Codec | Choose, *, keep_args: tuple[i
     """A function equal to `f`, whose `jax.vjp` holds encoded what the backward needs of the forward.
 
     The value is `f`'s to the bit; the gradient is `f`'s, taken at the decoded residuals. Runs under jit, grad, vmap and
-    scan. Arguments are pytrees; leaves that are not floating arrays (integers, PRNG keys, static values) have no gradient.
-    Arrays that `f` closes over are differentiated too.
+    scan, in reverse mode. Arguments are pytrees: of `jax.Array`s, of which the floating ones have a gradient, and of
+    anything else (Python numbers, text), which `f` gets as it is. Floating arrays that `f` closes over count as kept.
 
     `codec`: for every floating residual that it makes smaller; or a function from a residual's `jax.ShapeDtypeStruct` to
     its codec, or None to keep it. Residuals of bool (dropout masks) become one bit a value with either, unless that
@@ -28,7 +28,7 @@ def compress_residuals(f: Callable, codec: Codec | Choose, *, keep_args: tuple[i
     `keep_args`: positions of the arguments whose leaves stay as they are where they are residuals, being in memory
     anyhow (parameters). None: all of them; name the parameters alone where an activation that enters `f` is to be
     compressed.
-    Raises TagError if `codec` or `keep_args` is neither, if a codec so chosen cannot take its residual, and on a second
+    Raises TagError if `codec` or `keep_args` is none of these, if a codec so chosen cannot take its residual, and on a second
     derivative, which would be wrong.
     """
     if isinstance(codec, type) or not (hasattr(codec, "encode") or callable(codec)):
@@ -36,45 +36,52 @@ def compress_residuals(f: Callable, codec: Codec | Choose, *, keep_args: tuple[i
             f"compress_residuals: `codec` is {codec!r}; expected a codec (jaxmem.codecs.parse makes one of text) or a"
             " function from jax.ShapeDtypeStruct to a codec or None"
         )
-    if keep_args is not None and not all(isinstance(i, int) and i >= 0 for i in keep_args):
-        raise TagError(f"compress_residuals: `keep_args` is {keep_args!r}; expected positions of arguments, or None")
+    if keep_args is not None and not (isinstance(keep_args, tuple) and all(isinstance(i, int) for i in keep_args)):
+        raise TagError(f"compress_residuals: `keep_args` is {keep_args!r}; expected a tuple of positions, or None")
 
     @functools.wraps(f)
     def compressed(*args, **kwargs):
         leaves, tree = jax.tree.flatten((args, kwargs))
-        floating = [_is_floating(a) for a in leaves]
-        held = _leaves_of(args, keep_args, leaves)
+        traced = [isinstance(a, jax.Array) for a in leaves]
+        held = _held(args, keep_args, leaves)
 
-        def of_floating(*arrays):
+        def of_arrays(*arrays):
             arrays = iter(arrays)
-            args, kwargs = jax.tree.unflatten(tree, [next(arrays) if d else a for d, a in zip(floating, leaves)])
+            args, kwargs = jax.tree.unflatten(tree, [next(arrays) if t else a for t, a in zip(traced, leaves)])
             return f(*args, **kwargs)
 
-        arrays = [a for a, d in zip(leaves, floating) if d]
-        raw = [h for h, d in zip(held, floating) if d]
-        function, closed_over = jax.closure_convert(of_floating, *arrays)
-        others = [a for a, d, h in zip(leaves, floating, held) if h and not d]
-        return _with_codes(function, codec, raw + [True] * len(closed_over), others)(*arrays, *closed_over)
+        arrays = [a for a, t in zip(leaves, traced) if t]
+        function, closed_over = jax.closure_convert(of_arrays, *arrays)
+        raw = [h for h, t in zip(held, traced) if t] + [True] * len(closed_over)
+        return _with_codes(function, codec, raw)(*arrays, *closed_over)
 
     return compressed
 
 
-def _with_codes(function, codec, raw: list[bool], others: list):
-    """`function` of floating arrays with a derivative rule of its own; `raw`: which arrays are held as they are."""
+def _with_codes(function, codec, raw: list[bool]):
+    """`function` of arrays with a derivative rule of its own; `raw`: which of them are held as they are."""
     custom = jax.custom_vjp(function)
 
     def forward(*arrays):
-        value, pullback = jax.vjp(function, *arrays)
+        floating = [jnp.issubdtype(a.dtype, jnp.inexact) for a in arrays]
+
+        def of_floating(*given):
+            given = iter(given)
+            return function(*(next(given) if d else a for a, d in zip(arrays, floating)))
+
+        value, pullback = jax.vjp(of_floating, *(a for a, d in zip(arrays, floating) if d))
         leaves, tree = jax.tree.flatten(pullback)
-        held = {id(a) for a in [*others, *(a for a, r in zip(arrays, raw) if r)]}
-        slots, stored = _store(leaves, held, codec)
-        return value, jax.tree_util.Partial(functools.partial(_restore, tree, slots), stored)
+        slots, stored = _store(leaves, {id(a) for a, r in zip(arrays, raw) if r}, codec)
+        return value, jax.tree_util.Partial(functools.partial(_pull, tree, slots, tuple(floating)), stored)
 
-    def backward(restore, cotangent):
-        return restore()(cotangent)
-
-    custom.defvjp(forward, backward)
+    custom.defvjp(forward, lambda pull, cotangent: pull(cotangent))
     return custom
+
+
+def _pull(tree, slots, floating: tuple[bool, ...], stored, cotangent):
+    """The cotangents of all arrays, None for those that are not floating."""
+    gradients = iter(jax.tree.unflatten(tree, [slot.load(stored) for slot in slots])(cotangent))
+    return tuple(next(gradients) if d else None for d in floating)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,10 +107,6 @@ def _store(leaves, held: set[int], codec) -> tuple[tuple[_Slot, ...], list[tuple
             stored.append((leaf,) if chosen is None else _encode(chosen, leaf))
         slots.append(known[id(leaf)])
     return tuple(slots), stored
-
-
-def _restore(tree, slots, stored):
-    return jax.tree.unflatten(tree, [slot.load(stored) for slot in slots])
 
 
 def _chosen(codec, aval: jax.ShapeDtypeStruct) -> Codec | None:
@@ -135,12 +138,11 @@ def _encode(codec: Codec, x):
     return encode(x)
 
 
-def _is_floating(leaf) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic) and jnp.issubdtype(leaf.dtype, jnp.inexact)
-
-
-def _leaves_of(args, keep_args, leaves) -> list[bool]:
+def _held(args, keep_args, leaves) -> list[bool]:
+    """Of each leaf of (args, kwargs), whether it stays as it is."""
     if keep_args is None:
         return [True] * len(leaves)
+    if not all(0 <= i < len(args) for i in keep_args):
+        raise TagError(f"compress_residuals: `keep_args` is {keep_args}; the call has {len(args)} positional arguments")
     kept = [i in keep_args for i, a in enumerate(args) for _ in jax.tree.leaves(a)]
     return kept + [False] * (len(leaves) - len(kept))

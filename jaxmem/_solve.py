@@ -82,7 +82,7 @@ def least_bytes(
     least = _search(profile, "bytes", None, transients, host_room, allowed, (), time_limit)
     if least is None:
         return None
-    best = solve(profile, room=least.bytes, transients=transients, host_room=host_room, allowed=allowed, time_limit=time_limit)
+    best = _search(profile, "time", least.bytes, transients, host_room, allowed, (), time_limit)
     if best is None:
         return least
     return dataclasses.replace(best, solve_seconds=least.solve_seconds + best.solve_seconds)
@@ -172,15 +172,20 @@ def _search(profile, goal, room, transients, host_room, allowed, exclude, time_l
 
 
 def _run(problem: pulp.LpProblem, time_limit: float) -> float | None:
-    """Solves, and returns the relative gap, or None if infeasible. PuLP 3 returns a status and PuLP 4 an object: neither
-    is read, since both leave HiGHS's own model on the problem."""
+    """Solves, and returns the relative gap, or None if infeasible.
+
+    PuLP 3 returns a status and PuLP 4 an object: neither is read, since both leave HiGHS's own model on the problem.
+    """
     problem.solve(pulp.HiGHS(msg=False, gapRel=0.0, timeLimit=time_limit, mip_feasibility_tolerance=1e-9))
     highs = problem.solverModel
     status = highs.modelStatusToString(highs.getModelStatus())
-    if status == "Infeasible" or "infeasible" in status:
+    if "infeasible" in status.lower():
         return None
     if status != "Optimal":
-        raise SolverError(f"the solver stopped with status {status!r} (`time_limit` {time_limit} s); expected 'Optimal'")
+        raise SolverError(
+            f"the solver stopped with status {status!r} and no proven optimum; `time_limit` is {time_limit} s: raise it,"
+            " or leave out codecs or actions"
+        )
     gap = highs.getInfo().mip_gap
     return gap if math.isfinite(gap) else 0.0
 

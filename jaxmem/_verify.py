@@ -1,4 +1,7 @@
-"""Compiles a step under given actions for the target, here or in a child process, and reads its bytes."""
+"""Compiles a step under given actions for the target, here or in a child process, and reads its bytes.
+
+What a deviceless compile said is remembered by the program's own text, so that planning again costs no compile.
+"""
 
 import concurrent.futures
 import dataclasses
@@ -8,6 +11,7 @@ from typing import Any
 import jax
 
 from jaxmem._compiled import Compiled, read_compiled
+from jaxmem._database import Database
 from jaxmem._export import export_flat
 from jaxmem._plan import Draft
 from jaxmem._step import trace
@@ -29,6 +33,7 @@ class Verifier:
 
     def __init__(self, build, args: tuple, target: Target, compiler=None):
         self.build, self.args, self.target, self.compiler = build, args, target, compiler
+        self.database = Database()
         self.compiles = 0
         self.seconds = 0.0
 
@@ -55,13 +60,17 @@ class Verifier:
             done.set_result(Verified(actions or {}, compiled, executable))
             return done
         exported, donated = export_flat(traced, self.target.platform)
-        future = self.compiler.submit(exported, donated=donated)
+        program = exported + repr(donated).encode()
+        if (known := self.database.read_compile(str(self.target), program)) is not None:
+            done.set_result(Verified(actions or {}, Compiled(**known)))
+            return done
 
         def finish(future):
             if (error := future.exception()) is not None:
                 done.set_exception(error)
-            else:
-                done.set_result(Verified(actions or {}, future.result()))
+                return
+            self.database.write_compile(str(self.target), program, dataclasses.asdict(future.result()))
+            done.set_result(Verified(actions or {}, future.result()))
 
-        future.add_done_callback(finish)
+        self.compiler.submit(exported, donated=donated).add_done_callback(finish)
         return done

@@ -10,7 +10,7 @@ from jaxmem._types import KEEP, OFFLOAD, RECOMPUTE, Action, BlockClass, Choice, 
 INT4, INT8 = Choice(Action.COMPRESS, "int4"), Choice(Action.COMPRESS, "int8")
 INT4_OFFLOAD = Choice(Action.COMPRESS_OFFLOAD, "int4")
 PRICE = 1.001  # of recomputation, as the design has it
-MOST_ASSIGNMENTS = 2000
+MOST_ASSIGNMENTS = 1000
 
 
 def block(equations, needed, sizes, tags=(), inputs=(0,), free=(), **other) -> BlockClass:
@@ -20,12 +20,60 @@ def block(equations, needed, sizes, tags=(), inputs=(0,), free=(), **other) -> B
     named = tuple(Tag(n, None, (1,), "uint8", value[n], tuple(options)) for n, options in dict(tags).items())
     fields = {"name": "block", "fingerprint": "", "layers": 1, "runs": 1} | other
     return BlockClass(
-        values=tuple(sizes), inputs=tuple(inputs), free=tuple(free), needed=tuple(needed), equations=made, tags=named, **fields
-    )
+        values=tuple(sizes), inputs=tuple(inputs), free=tuple(free), needed=tuple(needed), equations=made, tags=named,
+        **fields,
+    )  # fmt: skip
 
 
 def profile(*blocks, link=1.0) -> Profile:
     return Profile("", blocks, "test", link, 1.0, "measured")
+
+
+def flat(actions):
+    return {(b, t): c for b, tags in actions.items() for t, c in tags.items()}
+
+
+def nested(assignment, made):
+    result = {b.name: {} for b in made.blocks}
+    for (label, tag), choice in assignment.items():
+        result[label][tag] = choice
+    return result
+
+
+def chain(**other):
+    """x -> a (1 s) -> tag "u" -> b (2 s, twice the bytes) -> tag "v"; the backward reads "v" and "u"."""
+    tags = {"u": [Option(KEEP, 10, 0, 0.1), Option(INT4, 3, 0, 0.4), Option(OFFLOAD, 0, 10, 0.2)]}
+    tags["v"] = [Option(KEEP, 20, 0, 0.2), Option(INT4, 6, 0, 0.8)]
+    equations = [([0], [1], 1.0, None), ([1], [2], 0.0, "u"), ([2], [3], 2.0, None), ([3], [4], 0.0, "v")]
+    return block(equations, [2, 4], [5, 10, 10, 20, 20], tags, **other)
+
+
+def deep(tags=10, depth=14):
+    """A block of `tags` tags with eight options each, and `tags * depth` equations with skips between them."""
+    equations, sizes, named = [], [4 * 2**20], {}
+    for t in range(tags):
+        for d in range(depth):
+            new = len(sizes)
+            operands = {max(0, new - 1), max(0, new - 2 - (3 * t + 5 * d) % 7)}
+            equations.append((operands, (new,), 1e-5 * (1 + (7 * t + 3 * d) % 11), None))
+            sizes.append((1 + (5 * t + d) % 13) * 2**20)
+        size = sizes[-1]
+        codecs = [(Choice(a, f"c{k}"), size // (k + 1), 1e-5 * (k + t % 3)) for k in (1, 2, 3) for a in ("compress",)]
+        named[f"t{t}"] = [Option(KEEP, size, 0, size / 2e12), Option(OFFLOAD, 0, size, size / 1e12)]
+        named[f"t{t}"] += [Option(c, n, 0, s) for c, n, s in codecs]
+        named[f"t{t}"] += [Option(Choice("compress_offload", c.codec), 0, n, 1.5 * s) for c, n, s in codecs]
+        equations.append(((len(sizes) - 1,), (len(sizes),), 0.0, f"t{t}"))
+        sizes.append(size)
+    return block(
+        equations,
+        range(0, len(sizes), 9),
+        sizes,
+        named,
+        layers=24,
+        runs=24,
+        forward_seconds=2e-3,
+        backward_seconds=4e-3,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,20 +198,19 @@ def blocks(draw, name: str, most_tags: int) -> BlockClass:
 
 @st.composite
 def profiles(draw) -> Profile:
-    """One block of up to 8 tags, or two classes of up to 5 under one label or two; few enough assignments to try all."""
+    """One block of up to 8 tags, or two classes of up to 5 under one label or two: few enough to try all."""
     names = draw(st.sampled_from((("block",), ("block", "block"), ("block", "other"))))
-    made = profile(*(draw(blocks(n, 8 if len(names) == 1 else 5)) for n in names), link=draw(st.sampled_from((5.0, 30.0))))
-    return _thinned(made)
+    classes = [draw(blocks(n, 8 if len(names) == 1 else 5)) for n in names]
+    return _thinned(profile(*classes, link=draw(st.sampled_from((5.0, 30.0)))))
 
 
 def _thinned(made: Profile) -> Profile:
     """Drops options, the last ones first, until all assignments can be tried."""
     while _count(made) > MOST_ASSIGNMENTS:
         most = max(len(t.options) for b in made.blocks for t in b.tags)
-        shorter = lambda t: dataclasses.replace(t, options=t.options[: most - 1])  # noqa: B023
-        made = dataclasses.replace(
-            made, blocks=tuple(dataclasses.replace(b, tags=tuple(map(shorter, b.tags))) for b in made.blocks)
-        )
+        tags = [tuple(dataclasses.replace(t, options=t.options[: most - 1]) for t in b.tags) for b in made.blocks]
+        shorter = tuple(dataclasses.replace(b, tags=t) for b, t in zip(made.blocks, tags))
+        made = dataclasses.replace(made, blocks=shorter)
     return made
 
 

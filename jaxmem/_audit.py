@@ -1,0 +1,50 @@
+"""Reads from a traced step, under any plan, what its blocks' backward gets from the forward: the profile's counterpart."""
+
+import dataclasses
+import math
+
+import jax
+
+from jaxmem._blocks import find_blocks
+from jaxmem._errors import StepError
+from jaxmem._jaxpr import matmul_flops, nbytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit:
+    """Of a whole step. Bytes are those that all layers hold at once, as traced: before a mesh divides them.
+
+    Matrix products are those of the blocks' backward equations alone: what they recompute, and the derivative's own,
+    which are the same under every plan. Inner loops count times their trip counts.
+    """
+
+    saved_bytes: int  # in device memory
+    host_bytes: int
+    matmuls: int
+    matmul_flops: float
+    blocks: int  # backward equations found
+
+
+def audit(traced: jax.stages.Traced) -> Audit:
+    """Residual bytes and matrix products of the blocks' backward equations in `jax.jit(step).trace(*args)`.
+
+    A residual is an input of a backward equation that is neither in memory anyhow (parameters) nor a cotangent, and that
+    an equation reads. Raises StepError if the step has no block that is differentiated.
+    """
+    instances = find_blocks(traced.jaxpr.jaxpr).instances
+    if not instances:
+        raise StepError("audit: `traced` has no jax.checkpoint region under a jaxmem policy that a gradient runs through; expected at least one")
+    device = host = matmuls = 0
+    flops = 0.0
+    for i in instances:
+        read = {v for e in i.flat.equations for v in e.reads} | {v for v in i.flat.outputs if isinstance(v, int)}
+        for v in set(i.charged) & read:
+            aval = i.flat.avals[v]
+            if aval.memory_space == jax.memory.Space.Host:
+                host += i.layers * nbytes(aval)
+            else:
+                device += i.layers * nbytes(aval)
+        products = [matmul_flops(e.eqn) for e in i.flat.equations]
+        matmuls += i.runs * sum(n for _, n in products)
+        flops += i.runs * math.fsum(f for f, _ in products)
+    return Audit(device, host, matmuls, flops, len(instances))

@@ -1,0 +1,199 @@
+"""The command lines: a run from plan to summary, what is refused, what is left behind."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import jaxmem
+from experiments import data, plan, planning, train
+from experiments.load import load
+
+pytestmark = pytest.mark.jax_defaults
+
+TEXT = "".join(f"def function_{i}(x):\n    return x + {i * i}\n\n" for i in range(400))
+MICRO = (
+    "model.layers=2", "model.width=32", "model.heads=2", "model.dropout=0.1",
+    "train.steps=5", "train.batch=8", "train.sequence=64", "train.loss_chunk=32", "train.eval_batches=1",
+    "optimizer.warmup=1", "plan.actions=lossless",
+)  # fmt: skip
+UNPLANNED = "plan.budget=none"
+KEYS = {
+    "config", "steps", "first_loss", "final_loss", "val_loss", "budget_bytes", "predicted_bytes", "compiled_bytes",
+    "baseline_bytes", "tokens_per_second", "plan_seconds", "compiles", "time_source", "jax_version", "target",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "text.py"
+    path.write_text(TEXT)
+    return f"data.path={path}"
+
+
+def run(*arguments, out):
+    return train.main(["gpt_nano", *MICRO, *arguments, "--out", str(out)])
+
+
+def read(out):
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return json.loads((out / "summary.json").read_text()), rows
+
+
+@pytest.fixture(scope="module")
+def runs(text, tmp_path_factory):
+    """Three runs: unplanned, planned for 70 % of its bytes, and under that plan's file."""
+    outs = {name: tmp_path_factory.mktemp("runs") / name for name in ("unplanned", "planned", "replayed")}
+    assert run(text, UNPLANNED, out=outs["unplanned"]) == 0
+    budget = read(outs["unplanned"])[0]["compiled_bytes"] * 7 // 10
+    assert run(text, f"plan.budget={budget}", out=outs["planned"]) == 0
+    assert run(text, f"plan.path={outs['planned'] / 'plan.json'}", out=outs["replayed"]) == 0
+    return outs, budget
+
+
+def test_an_unplanned_run_says_what_it_took(runs):
+    outs, _ = runs
+    summary, rows = read(outs["unplanned"])
+    assert summary.keys() >= KEYS
+    assert summary["budget_bytes"] is summary["plan_seconds"] is None
+    assert summary["baseline_bytes"] == summary["compiled_bytes"] > 0
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert (summary["first_loss"], summary["final_loss"]) == (rows[0]["loss"], rows[-1]["loss"])
+    assert 5.3 < summary["first_loss"] < 5.7  # a byte: log 256 is 5.55
+    assert summary["val_loss"] < summary["first_loss"] - 0.2
+    assert summary["tokens_per_second"] > 0
+    assert {p.name for p in outs["unplanned"].iterdir()} == {"metrics.jsonl", "summary.json"}
+
+
+@pytest.mark.parametrize("name", ["planned", "replayed"])
+def test_a_planned_run_keeps_its_budget_and_the_unplanned_losses(runs, name):
+    outs, budget = runs
+    (plain, plain_rows), (summary, rows) = read(outs["unplanned"]), read(outs[name])
+    assert summary.keys() >= KEYS
+    assert summary["budget_bytes"] == budget
+    assert summary["compiled_bytes"] <= budget < summary["baseline_bytes"] == plain["baseline_bytes"]
+    assert (summary["target"], summary["config"], summary["steps"]) == ("local", "gpt_nano", 5)
+    assert summary["plan_seconds"].keys() == {"profile", "solve", "compile"}
+    losses = lambda rows: [row["loss"] for row in rows]
+    np.testing.assert_allclose(losses(rows), losses(plain_rows), rtol=1e-5)
+    np.testing.assert_allclose(summary["val_loss"], plain["val_loss"], rtol=1e-5)
+    assert {p.name for p in outs[name].iterdir()} == {"metrics.jsonl", "summary.json", "plan.json"}
+
+
+def test_the_plan_that_was_written_is_the_one_that_ran(runs):
+    outs, budget = runs
+    one, two = (jaxmem.Plan.load(outs[name] / "plan.json") for name in ("planned", "replayed"))
+    assert one == two
+    assert one.compiled_bytes == read(outs["planned"])[0]["compiled_bytes"] <= budget
+    assert any(choice.action == "recompute" for tags in one.actions.values() for choice in tags.values()) or any(
+        len(tags) < 11 for tags in one.actions.values()
+    )
+
+
+def test_planning_alone_writes_a_plan_and_prints_it(text, tmp_path, capsys):
+    assert plan.main(["gpt_nano", *MICRO, text, "--budget", "2GB", "--out", str(tmp_path / "new" / "out")]) == 0
+    made = jaxmem.Plan.load(tmp_path / "new" / "out" / "plan.json")
+    assert (made.budget_bytes, made.target) == (2 * 10**9, "local")
+    assert made.compiled_bytes == made.baseline_bytes
+    assert str(made.budget_bytes // 10**9) in capsys.readouterr().out
+    assert [p.name for p in (tmp_path / "new" / "out").iterdir()] == ["plan.json"]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gpt_nanno"], "did you mean gpt_nano"),
+        (["gpt_nano", "train.stepps=5"], "train.stepps: unknown key, got 5; did you mean train.steps"),
+        (["gpt_nano", "optimizer.learning_rate=nan"], "optimizer.learning_rate: got nan"),
+        (["gpt_nano", "data.path=/nowhere"], "data.path: got '/nowhere', which does not exist"),
+        (["gpt_nano", "plan.budget=lots"], "`budget` is 'lots'"),
+        (["gpt_nano", "plan.budget=0GB"], "`budget` is '0GB'"),
+        (["gpt_nano", "plan.budget=-1"], "plan.budget: got -1; allowed"),
+        (["gpt_nano", "plan.target=h2000"], "h2000"),
+        (["gpt_nano", "plan.path=/nowhere.json"], "/nowhere.json"),
+    ],
+    ids=lambda v: v[-1] if isinstance(v, list) else "",
+)
+@pytest.mark.parametrize("program", [train, plan], ids=["train", "plan"])
+def test_bad_input_is_exit_code_2_one_message_and_no_file(program, arguments, message, tmp_path, capsys):
+    if program is plan and arguments[-1].startswith(("data.path", "plan.path")):
+        arguments = ["gpt_nano", "plan.budget=none"]  # planning reads neither
+        message = "plan.budget: got 'none'"
+    assert program.main([*arguments, "--out", str(tmp_path / "out")]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[-1].startswith("error: ")
+    assert message in captured.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("content", ["", "{}", '{"schema": 99}', "[1]"])
+def test_a_broken_plan_file_is_exit_code_2(content, text, tmp_path, capsys):
+    broken = tmp_path / "broken.json"
+    broken.write_text(content)
+    assert run(text, f"plan.path={broken}", out=tmp_path / "out") == 2
+    assert "broken.json" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.core
+def test_a_place_that_is_a_file_is_exit_code_2(text, tmp_path, capsys):
+    (tmp_path / "file").write_text("mine")
+    assert run(text, UNPLANNED, out=tmp_path / "file" / "out") == 2
+    assert re.search(r"--out: got '.*/file/out', and .*/file is a file", capsys.readouterr().err)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_command_line_fails_without_a_traceback(tmp_path):
+    command = [sys.executable, "-m", "experiments.train", "gpt_nano", "model.widht=4", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "did you mean model.width?" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def compiled_once(text, monkeypatch):
+    """Runs that differ in what goes wrong share one compiled step."""
+    config = load("gpt_nano", (*MICRO, text, UNPLANNED))
+    if compiled_once_cache.get(text) is None:
+        compiled_once_cache[text] = planning.prepare(config)
+    monkeypatch.setattr(train, "prepare", lambda _: compiled_once_cache[text])
+
+
+compiled_once_cache: dict[str, planning.Ready] = {}
+
+
+def test_a_loss_that_is_not_finite_stops_with_exit_code_3(compiled_once, text, tmp_path, monkeypatch, capsys):
+    """The third step meets parameters that are no numbers."""
+    first = train.init_state
+    spoilt = lambda state: type(state)(state.params | {"embedding": state.params["embedding"] * np.nan}, *rest(state))
+    rest = lambda state: (state.moments, state.step, state.key)
+    monkeypatch.setattr(train, "init_state", lambda config: spoilt(first(config)))
+    assert run(text, UNPLANNED, out=tmp_path / "out") == 3
+    assert "step 1: the loss is nan" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "summary.json").exists()
+    assert (tmp_path / "out" / "metrics.jsonl").read_text() == ""
+
+
+def test_an_interrupted_run_leaves_what_it_has(compiled_once, text, tmp_path, monkeypatch):
+    sample = data.sample
+
+    def interrupted(text, seed, step, batch, sequence):
+        if step == 4:
+            raise KeyboardInterrupt
+        return sample(text, seed, step, batch, sequence)
+
+    monkeypatch.setattr(data, "sample", interrupted)
+    (tmp_path / "plan.json").write_text("of an earlier run")
+    assert run(text, UNPLANNED, out=tmp_path) == 130
+    summary, rows = read(tmp_path)
+    assert (summary["steps"], summary["interrupted"], summary["val_loss"]) == (3, True, None)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert summary["final_loss"] == rows[-1]["loss"]
+    assert not (tmp_path / "plan.json").exists()
