@@ -5,6 +5,7 @@ from jaxmem._deviceless import quiet_plugin_noise as _quiet_plugin_noise
 _quiet_plugin_noise()
 
 from jaxmem import codecs as codecs  # noqa: E402
+from jaxmem import ops as ops  # noqa: E402
 from jaxmem._errors import BudgetError as BudgetError  # noqa: E402
 from jaxmem._errors import JaxmemError as JaxmemError  # noqa: E402
 from jaxmem._errors import JaxmemWarning as JaxmemWarning  # noqa: E402
@@ -12,12 +13,10 @@ from jaxmem._errors import PlanFileError as PlanFileError  # noqa: E402
 from jaxmem._errors import StepError as StepError  # noqa: E402
 from jaxmem._errors import TagError as TagError  # noqa: E402
 from jaxmem._errors import TargetError as TargetError  # noqa: E402
-from jaxmem._ops import exp as exp  # noqa: E402
-from jaxmem._ops import sigmoid as sigmoid  # noqa: E402
-from jaxmem._ops import softmax as softmax  # noqa: E402
-from jaxmem._ops import tanh as tanh  # noqa: E402
+from jaxmem.ops import softmax as softmax  # noqa: E402
 from jaxmem._plan import Plan as Plan  # noqa: E402
 from jaxmem._planner import plan as plan  # noqa: E402
+from jaxmem._planner import verify as verify  # noqa: E402
 from jaxmem._policy import remat_policy as remat_policy  # noqa: E402
 from jaxmem._residuals import compress_residuals as compress_residuals  # noqa: E402
 from jaxmem._tag import tag as tag  # noqa: E402

@@ -33,11 +33,7 @@ def profile(jaxpr, target: Target, *, actions: Sequence[Action], codecs=None, sh
     or for every kind; None means the kind's own. Raises StepError where no block is found, TagError for a tag name
     that stands twice in one block.
     """
-    found = find_blocks(jaxpr.jaxpr)
-    if not found.instances:
-        why = "is differentiated: the blocks are there, but no gradient is taken through them" if found.undifferentiated else "is in it"
-        raise StepError(NO_BLOCK.format(why=why))
-    classes = _group([(i, graph_of(i)) for i in found.instances])
+    classes, tag_names = _classes(jaxpr)
     jobs = _Jobs()
     drafts = [_draft(graph, number, actions, codecs, jobs) for number, (graph, _) in enumerate(classes)]
     seconds, source = job_seconds(jobs.jobs, target, compiler, database)
@@ -46,17 +42,41 @@ def profile(jaxpr, target: Target, *, actions: Sequence[Action], codecs=None, sh
         _finish(draft, instances, price, 1 if instances[0].sharded else shards)
         for draft, (_, instances) in zip(drafts, classes)
     ]
-    blocks = _with_idle_tags(blocks, found.tag_names)
-    text = "\n".join(sorted(f"{b.name} {b.fingerprint}" for b in blocks))
+    blocks = _with_idle_tags(blocks, tag_names)
     step = sum(b.runs * (b.forward_seconds + b.backward_seconds) for b in blocks)
     return Profile(
-        fingerprint=hashlib.sha256(text.encode()).hexdigest()[:16],
+        fingerprint=fingerprint(blocks),
         blocks=tuple(blocks),
         target=target.name,
         link_bytes_per_second=target.link,
         step_seconds=step,
         time_source=source,
     )
+
+
+def _classes(jaxpr) -> tuple[list[tuple[Graph, list]], set[str]]:
+    """The block classes of a traced step with their instances, and the names of all its tags."""
+    found = find_blocks(jaxpr.jaxpr)
+    if not found.instances:
+        why = "is differentiated: the blocks are there, but no gradient is taken through them" if found.undifferentiated else "is in it"
+        raise StepError(NO_BLOCK.format(why=why))
+    return _group([(i, graph_of(i)) for i in found.instances]), found.tag_names
+
+
+def block_classes(jaxpr) -> list[BlockClass]:
+    """The blocks and tags of a traced step, without prices."""
+    classes, _ = _classes(jaxpr)
+    jobs = _Jobs()
+    drafts = [_draft(graph, number, (), None, jobs) for number, (graph, _) in enumerate(classes)]
+    free = dict.fromkeys(jobs.keys, 0.0)
+    return [_finish(draft, instances, free, 1) for draft, (_, instances) in zip(drafts, classes)]
+
+
+def fingerprint(blocks: Iterable[BlockClass]) -> str:
+    """Of what a plan is tied to: labels, layers, and each tag's name, shape and dtype. The same on every JAX version."""
+    lines = sorted(f"{b.name} {b.layers} {t.name} {t.shape} {t.dtype}" for b in blocks for t in b.tags)
+    lines += sorted(f"{b.name} {b.layers}" for b in blocks)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 class _Jobs:
@@ -119,6 +139,8 @@ def _draft(graph: Graph, index: int, actions, codecs, jobs: _Jobs) -> _Draft:
     number = {v: i for i, v in enumerate(values)}
     shares = {}
     for k, segment in enumerate(segments(graph)):
+        if not segment.avals:  # a constant, which XLA folds into what reads it
+            continue
         jobs.add((index, "segment", k), Job(segment.function, segment.avals))
         for i, weight in zip(segment.equations, segment.weights):
             shares[i] = ((index, "segment", k), weight)
@@ -185,6 +207,8 @@ def _finish(draft: _Draft, instances, price, shards: int) -> BlockClass:
     of_device = lambda size: -(-size // shards)
     equations = []
     for i, e in enumerate(graph.equations):
+        if graph.fixed.issuperset(e.outputs):
+            continue
         key, share = draft.shares.get(i, (None, 0.0))
         flops, matmuls = matmul_flops(e.eqn)
         equations.append(
@@ -211,7 +235,7 @@ def _finish(draft: _Draft, instances, price, shards: int) -> BlockClass:
         ]
         tags.append(dataclasses.replace(tag, options=tuple(priced)))
     charged = [v for v, _ in draft.inputs]
-    produced = {o for e in graph.equations for o in e.outputs}
+    produced = {o for e in graph.equations for o in e.outputs} - graph.fixed
     forward = sum(e.seconds for e in equations)
     return BlockClass(
         name=instance.label,

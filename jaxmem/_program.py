@@ -80,9 +80,10 @@ class Program:
 
     def refuse(self, actions: Actions) -> None:
         """Excludes one assignment that `effective` returned."""
-        keys = [(*key, actions.get(key[0], {}).get(key[1])) for key in self._choices]
-        if keys and all(k in self._pick for k in keys):
-            self._add(pulp.lpSum(self._pick[k] for k in keys) <= len(keys) - 1)
+        chosen = {(label, tag, c) for label, tags in actions.items() for tag, c in tags.items()}
+        picked = [variable for key, variable in self._pick.items() if key in chosen]
+        if len(picked) == len(self._choices) > 0:  # else a choice that is not open: never found
+            self._add(pulp.lpSum(picked) <= len(picked) - 1)
 
     def actions(self) -> Actions:
         result: Actions = {b.name: {} for b in self._profile.blocks}

@@ -1,6 +1,7 @@
 """Cuts a block's forward into segments that can be timed alone, and shares a segment's time among its equations."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 from jaxmem._blocks import Instance, is_tag
@@ -15,6 +16,15 @@ class Graph:
     equations: tuple[FlatEquation, ...]
     needed: tuple[int, ...]
     materialized: frozenset[int]  # needed by a matrix product or a loop, which reads them from memory
+
+    @functools.cached_property
+    def fixed(self) -> frozenset[int]:
+        """Values that depend on no input, such as a causal mask: a loop holds them once, not once a layer."""
+        found = set(self.instance.flat.constants)
+        for e in self.equations:
+            if found.issuperset(e.reads):
+                found.update(e.outputs)
+        return frozenset(found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +99,7 @@ def segments(graph: Graph) -> list[Segment]:
             # What the backward fuses into its own loops is computed, and reduced instead of written.
             return [values[v] for v in outputs], [_reduced(values[v]) for v in fused]
 
-        weights = [_weight(e, flat.avals) for e in equations]
+        weights = [0.0 if graph.fixed.issuperset(e.outputs) else _weight(e, flat.avals) for e in equations]
         total = sum(weights) or 1.0
         avals = tuple(flat.avals[v] for v in inputs)
         result.append(Segment(tuple(members), function, avals, tuple(w / total for w in weights)))

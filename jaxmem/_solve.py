@@ -164,6 +164,8 @@ def _search(profile, goal, room, transients, host_room, allowed, exclude, time_l
         if fits(found, room, host_room):
             program.agree(found.cost)
             return found
+        if not choices:
+            return None
         program.refuse(found.actions)  # over by less than the solver's own tolerance
     raise SolverError(
         f"the solver's {ATTEMPTS} best assignments all exceed `room` {room} or `host_room` {host_room} when counted"
@@ -183,8 +185,8 @@ def _run(problem: pulp.LpProblem, time_limit: float) -> float | None:
         return None
     if status != "Optimal":
         raise SolverError(
-            f"the solver stopped with status {status!r} and no proven optimum; `time_limit` is {time_limit} s: raise it,"
-            " or leave out codecs or actions"
+            f"the solver stopped with status {status!r} and no proven optimum; `time_limit` is {time_limit} s:"
+            " raise it, or leave out codecs or actions"
         )
     gap = highs.getInfo().mip_gap
     return gap if math.isfinite(gap) else 0.0

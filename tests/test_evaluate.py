@@ -90,5 +90,5 @@ def test_names_and_choices_that_the_profile_lacks():
         TagError, match="choice `compress int8` has no price; expected recompute or one of: keep, compress int4"
     ):
         evaluate(made, {"block": {"v": INT8}})
-    with pytest.raises(SolverError, match="value 4 is demanded, and no equation makes it"):
+    with pytest.raises(SolverError, match="value 2 is demanded, and no equation makes it"):
         evaluate(profile(dataclasses.replace(chain(), equations=())), {})

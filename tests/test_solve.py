@@ -216,5 +216,5 @@ def test_a_block_of_ten_tags_is_solved_in_under_half_a_second():
 
 
 def test_a_time_limit_that_runs_out_is_an_error():
-    with pytest.raises(SolverError, match="no proven optimum; `time_limit` is 0.0 s"):
+    with pytest.raises(SolverError, match=r"no proven optimum; `time_limit` is 0\.0 s"):
         solve(profile(profiles.deep(), link=55e9), room=2**31, time_limit=0.0)

@@ -1,10 +1,12 @@
 """The command lines: a run from plan to summary, what is refused, what is left behind."""
 
+import dataclasses
 import json
 import re
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -44,7 +46,20 @@ def read(out):
 
 
 @pytest.fixture(scope="module")
-def runs(text, tmp_path_factory):
+def defaults():
+    """The marker `jax_defaults`, for what lives as long as the module."""
+    before = jax.config.jax_enable_x64, jax.config.jax_numpy_dtype_promotion
+    numerics = lambda x64, promotion: (
+        jax.config.update("jax_enable_x64", x64),
+        jax.config.update("jax_numpy_dtype_promotion", promotion),
+    )
+    numerics(False, "standard")
+    yield
+    numerics(*before)
+
+
+@pytest.fixture(scope="module")
+def runs(defaults, text, tmp_path_factory):
     """Three runs: unplanned, planned for 70 % of its bytes, and under that plan's file."""
     outs = {name: tmp_path_factory.mktemp("runs") / name for name in ("unplanned", "planned", "replayed")}
     assert run(text, UNPLANNED, out=outs["unplanned"]) == 0
@@ -157,31 +172,28 @@ def test_a_command_line_fails_without_a_traceback(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture
-def compiled_once(text, monkeypatch):
+@pytest.fixture(scope="module")
+def compiled(defaults, text):
     """Runs that differ in what goes wrong share one compiled step."""
-    config = load("gpt_nano", (*MICRO, text, UNPLANNED))
-    if compiled_once_cache.get(text) is None:
-        compiled_once_cache[text] = planning.prepare(config)
-    monkeypatch.setattr(train, "prepare", lambda _: compiled_once_cache[text])
+    return planning.prepare(load("gpt_nano", (*MICRO, text, UNPLANNED)))
 
 
-compiled_once_cache: dict[str, planning.Ready] = {}
+def test_a_loss_that_is_not_finite_stops_with_exit_code_3(compiled, text, tmp_path, monkeypatch, capsys):
+    steps = iter(range(1, 6))
 
+    def spoilt(state, tokens):
+        state, metrics = compiled.step(state, tokens)
+        return state, metrics | {"loss": metrics["loss"] * (np.nan if next(steps) == 3 else 1)}
 
-def test_a_loss_that_is_not_finite_stops_with_exit_code_3(compiled_once, text, tmp_path, monkeypatch, capsys):
-    """The third step meets parameters that are no numbers."""
-    first = train.init_state
-    spoilt = lambda state: type(state)(state.params | {"embedding": state.params["embedding"] * np.nan}, *rest(state))
-    rest = lambda state: (state.moments, state.step, state.key)
-    monkeypatch.setattr(train, "init_state", lambda config: spoilt(first(config)))
+    monkeypatch.setattr(train, "prepare", lambda _: dataclasses.replace(compiled, step=spoilt))
     assert run(text, UNPLANNED, out=tmp_path / "out") == 3
-    assert "step 1: the loss is nan" in capsys.readouterr().err
+    assert re.search(r"error: step 3: the loss is nan .*; lower optimizer\.learning_rate", capsys.readouterr().err)
     assert not (tmp_path / "out" / "summary.json").exists()
-    assert (tmp_path / "out" / "metrics.jsonl").read_text() == ""
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
 
 
-def test_an_interrupted_run_leaves_what_it_has(compiled_once, text, tmp_path, monkeypatch):
+def test_an_interrupted_run_leaves_what_it_has(compiled, text, tmp_path, monkeypatch):
     sample = data.sample
 
     def interrupted(text, seed, step, batch, sequence):
@@ -189,6 +201,7 @@ def test_an_interrupted_run_leaves_what_it_has(compiled_once, text, tmp_path, mo
             raise KeyboardInterrupt
         return sample(text, seed, step, batch, sequence)
 
+    monkeypatch.setattr(train, "prepare", lambda _: compiled)
     monkeypatch.setattr(data, "sample", interrupted)
     (tmp_path / "plan.json").write_text("of an earlier run")
     assert run(text, UNPLANNED, out=tmp_path) == 130
