@@ -1,1 +1,1 @@
-"""Scripts that measure what the project claims: `python -m benchmarks.NAME`, each writing benchmarks/results/NAME.json."""
+"""Scripts that measure what the project claims: `python -m benchmarks.NAME` writes benchmarks/results/NAME.json."""

@@ -36,7 +36,7 @@ OFFLOADED = {"qkv_proj_offloaded": ("qkv",), "minimal_offloaded": ("qkv", "mid",
 DOTS = ("qkv", "mid", "up")  # products without batch dimensions that the backward needs
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Baseline:
     """`policy`: for `jax.checkpoint`. `actions`: the nearest assignment that the profile prices.
 
@@ -51,18 +51,21 @@ class Baseline:
 
 
 def baselines(profile: Profile) -> list[Baseline]:
-    """The baselines that `profile` has prices for: those that offload, or use naive INT4, only if it was made with them."""
+    """The baselines that `profile` prices: those that offload, or use naive INT4, only if it was made with them."""
     jax_policies = jax.checkpoint_policies
+    dots = jax_policies.dots_with_no_batch_dims_saveable
     found = [
         of_choices("keep_everything", profile, lambda *_: KEEP, rest=True),
         of_choices("keep_tags", profile, lambda *_: KEEP),
         Baseline("nothing_saveable", jax_policies.nothing_saveable, keep_set(profile, ())),
-        Baseline("dots_with_no_batch_dims_saveable", jax_policies.dots_with_no_batch_dims_saveable, keep_set(profile, DOTS), False),
+        Baseline("dots_with_no_batch_dims_saveable", dots, keep_set(profile, DOTS), exact=False),
     ]
     found += [of_actions(name, keep_set(profile, tags)) for name, tags in KEPT.items()]
     if prices(profile, OFFLOAD):
         offload_dots = jax_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
-        found.append(Baseline("offload_dot_with_no_batch_dims", offload_dots, keep_set(profile, DOTS, OFFLOAD), False))
+        found.append(
+            Baseline("offload_dot_with_no_batch_dims", offload_dots, keep_set(profile, DOTS, OFFLOAD), exact=False)
+        )
         found += [of_actions(name, keep_set(profile, tags, OFFLOAD)) for name, tags in OFFLOADED.items()]
     if prices(profile, Choice(Action.COMPRESS, NAIVE)):
         found.append(of_choices("naive_int4_everywhere", profile, naive, lossy=True))

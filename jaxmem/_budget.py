@@ -25,7 +25,7 @@ def parse_budget(budget, usable_bytes: int, argument: str = "budget") -> int:
             value = float(match[1]) * _UNITS[match[2].lower()]
     elif isinstance(budget, (int, float)) and not isinstance(budget, bool):
         value = float(budget)
-    elif hasattr(budget, "__index__"):
+    elif hasattr(budget, "__index__") and not isinstance(budget, bool):  # numpy integers
         value = float(budget.__index__())
     if not math.isfinite(value) or value < 1:
         raise BudgetError(f"{argument}: `{argument}` is {budget!r}; {_EXPECTED}")

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import lax
+from jaxmem_kernels import wide_dtype
 
 from jaxmem._codecs_base import TextForm, check_integer
 from jaxmem._codecs_int4 import GroupedSymmetric
@@ -88,8 +89,7 @@ def _most_outliers(shape: tuple[int, ...]) -> int:
 
 def _outliers(x):
     """S (C,) relative to its greatest, and which channels have Z > 3 (bool); none where S is not finite."""
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    sums = jnp.abs(x.astype(wide)).reshape(-1, x.shape[-1]).sum(0)
+    sums = jnp.abs(x.astype(wide_dtype(x.dtype))).reshape(-1, x.shape[-1]).sum(0)
     greatest = sums.max()
     sums = sums / jnp.where(greatest > 0, greatest, 1)
     mean = sums.mean()

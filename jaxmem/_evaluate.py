@@ -185,16 +185,22 @@ def _everything_cost(block: BlockClass) -> BlockCost:
 
 
 def _wasted(block: BlockClass, recomputed, raw, saved) -> tuple[str, ...]:
-    made_again = {o for i in recomputed for o in block.equations[i].outputs} | set(raw)
-    stored = {i for i, _, _ in saved}
+    """Saved tags of which the tensor, or a matrix product between it and the tags before it, is recomputed all the same."""
+    made_by = {o: i for i, e in enumerate(block.equations) for o in e.outputs}
+    again = set(recomputed)
     names = []
-    for i, equation in enumerate(block.equations):
-        if equation.tag is None or made_again.isdisjoint(equation.inputs):
+    for i, tag, _ in saved:
+        lead, todo = set(), list(block.equations[i].inputs)
+        if any(v in raw or made_by.get(v) in again for v in todo):
+            names.append(tag.name)
             continue
-        if i in stored:
-            names.append(equation.tag)
-        else:
-            made_again.update(equation.outputs)  # a tag of a tag: the one tensor has two names
+        while todo:
+            e = made_by.get(todo.pop())
+            if e is not None and e not in lead and block.equations[e].tag is None:
+                lead.add(e)
+                todo += block.equations[e].inputs
+        if any(block.equations[e].matmuls for e in lead & again):
+            names.append(tag.name)
     return tuple(names)
 
 

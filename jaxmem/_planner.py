@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import time
+import warnings
 from collections.abc import Sequence
 
 import jax
@@ -10,7 +11,7 @@ import jax
 from jaxmem._allowed import allowed_actions
 from jaxmem._budget import parse_budget, show_bytes
 from jaxmem._deviceless import Compiler
-from jaxmem._errors import BudgetError, PlanFileError, TagError
+from jaxmem._errors import BudgetError, JaxmemWarning, PlanFileError, TagError
 from jaxmem._evaluate import Cost, evaluate, everything
 from jaxmem._memory_model import MemoryModel
 from jaxmem._plan import Draft, Plan
@@ -130,6 +131,7 @@ class _Search:
             shards=shards_of(traced, target.devices), compiler=verifier.compiler,
         )  # fmt: skip
         profile_seconds = time.perf_counter() - start
+        self._warn_of_waste()
         keep_all = {b.name: {t.name: KEEP for t in b.tags} | {REST: KEEP} for b in self.profile.blocks}
         recompute_all: Actions = {b.name: {} for b in self.profile.blocks}
         first = (None, recompute_all) if verifier.compiler is not None else (None,)
@@ -149,6 +151,12 @@ class _Search:
             raise self._infeasible()
         best = min(fitting, key=lambda p: (p.cost.seconds, p.total))
         return self._finish(best, profile_seconds, notes)
+
+    def _warn_of_waste(self) -> None:
+        tags = {b.name: {t.name: KEEP for t in b.tags} for b in self.profile.blocks}
+        cost = self._evaluate(tags)
+        for message in cost.warnings if cost else ():
+            warnings.warn(f"jaxmem: {message}", JaxmemWarning, stacklevel=4)
 
     def _add(self, verified: Verified, cost: Cost, predicted: int | None) -> None:
         total = verified.compiled.total_bytes
@@ -239,10 +247,10 @@ class _Search:
         compiled = best.verified.compiled
         base = _step_seconds(self.profile, self.baseline)
         more = best.cost.seconds - everything(self.profile).seconds
-        keeps = best.verified is self.baseline
-        if not keeps and best.cost.warnings:
-            notes += best.cost.warnings
-        actions = best.verified.actions
+        actions = {b: dict(best.verified.actions.get(b, {})) for b in {b.name: None for b in self.profile.blocks}}
+        for block in self.profile.blocks:
+            for tag in block.tags:
+                actions[block.name].setdefault(tag.name, RECOMPUTE)
         return Plan(
             actions=actions,
             budget_bytes=self.limit,

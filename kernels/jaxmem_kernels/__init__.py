@@ -8,6 +8,7 @@ from jaxmem_kernels.int4 import pack_int4 as pack_int4
 from jaxmem_kernels.int4 import quantize as quantize
 from jaxmem_kernels.int4 import quantize_offset as quantize_offset
 from jaxmem_kernels.int4 import unpack_int4 as unpack_int4
+from jaxmem_kernels.int4 import wide_dtype as wide_dtype
 from jaxmem_kernels.layout import from_parts as from_parts
 from jaxmem_kernels.layout import from_rows as from_rows
 from jaxmem_kernels.layout import part_shape as part_shape

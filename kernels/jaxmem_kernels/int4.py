@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmem_kernels.rounding import NEAREST, Rounding, round_up
+from jaxmem_kernels.rounding import LEAST, NEAREST, Rounding, round_up
 
 
 def pack_int4(q):
@@ -29,7 +29,7 @@ def quantize(x, axes, scale_dtype, rounding: Rounding = NEAREST):
 
     s = max|x| / 8 rounded up to `scale_dtype`, q = clip(round(x / s), -8, 7).
     """
-    x = x.astype(_wide(x.dtype))
+    x = x.astype(wide_dtype(x.dtype))
     greatest = jnp.max(jnp.abs(x), axes, keepdims=True, initial=0)
     scale = round_up(greatest / rounding.levels, scale_dtype)
     return pack_int4(_codes(x, x, scale, rounding)), scale.reshape(-1)
@@ -37,7 +37,7 @@ def quantize(x, axes, scale_dtype, rounding: Rounding = NEAREST):
 
 def dequantize(packed, scale, axes, dtype):
     """q·s as `dtype` (R, 2, H), brought within its finite range."""
-    wide = _wide(dtype)
+    wide = wide_dtype(dtype)
     return _narrow(unpack_int4(packed).astype(wide) * _spread(scale, packed, axes, wide), dtype)
 
 
@@ -47,10 +47,9 @@ def quantize_offset(x, axes, scale_dtype, rounding: Rounding = NEAREST):
     o = (max + min) / 2 rounded to `scale_dtype`, s = max|x - o| / 8 rounded up, q = clip(round((x - o) / s), -8, 7).
     With an exact o that is (max - min) / 16; with a rounded one, s still covers the values furthest from it.
     """
-    x = x.astype(_wide(x.dtype))
+    x = x.astype(wide_dtype(x.dtype))
     high, low = jnp.max(x, axes, keepdims=True, initial=-jnp.inf), jnp.min(x, axes, keepdims=True, initial=jnp.inf)
-    limit = float(jnp.finfo(scale_dtype).max)
-    offset = lax.reduce_precision(jnp.clip(high / 2 + low / 2, -limit, limit), 8, jnp.finfo(scale_dtype).nmant)
+    offset = _stored_offset(high / 2 + low / 2, scale_dtype)
     scale = round_up(jnp.maximum(high - offset, offset - low) / rounding.levels, scale_dtype)
     packed = pack_int4(_codes(x - offset, x, scale, rounding))
     return packed, scale.reshape(-1), offset.astype(scale_dtype).reshape(-1)
@@ -58,18 +57,25 @@ def quantize_offset(x, axes, scale_dtype, rounding: Rounding = NEAREST):
 
 def dequantize_offset(packed, scale, offset, axes, dtype):
     """q·s + o as `dtype` (R, 2, H), brought within its finite range."""
-    wide = _wide(dtype)
+    wide = wide_dtype(dtype)
     scale, offset = (_spread(a, packed, axes, wide) for a in (scale, offset))
     return _narrow(unpack_int4(packed).astype(wide) * scale + offset, dtype)
 
 
-def _wide(dtype):
+def wide_dtype(dtype):
+    """What arithmetic on values of a floating `dtype` is done in: float32 at least."""
     return jnp.float64 if jnp.dtype(dtype).itemsize == 8 else jnp.float32
 
 
 def _codes(distance, x, scale, rounding: Rounding):
     divisor = jnp.where(scale > 0, scale, 1).astype(distance.dtype)
     return jnp.clip(rounding.codes(distance / divisor, x), -8, 7).astype(jnp.int8)
+
+
+def _stored_offset(offset, dtype):
+    limit = float(jnp.finfo(dtype).max)
+    offset = lax.reduce_precision(jnp.clip(offset, -limit, limit), 8, jnp.finfo(dtype).nmant)
+    return jnp.where(jnp.abs(offset) < LEAST, 0, offset)  # XLA flushes it or not
 
 
 def _spread(scale, packed, axes, wide):

@@ -1,5 +1,6 @@
 """The command lines: a run from plan to summary, what is refused, what is left behind."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -45,27 +46,36 @@ def read(out):
     return json.loads((out / "summary.json").read_text()), rows
 
 
-@pytest.fixture(scope="module")
+@contextlib.contextmanager
 def defaults():
-    """The marker `jax_defaults`, for what lives as long as the module."""
-    before = jax.config.jax_enable_x64, jax.config.jax_numpy_dtype_promotion
-    numerics = lambda x64, promotion: (
-        jax.config.update("jax_enable_x64", x64),
-        jax.config.update("jax_numpy_dtype_promotion", promotion),
-    )
-    numerics(False, "standard")
+    """The marker `jax_defaults`, for a fixture that serves a whole module."""
+    names = "jax_enable_x64", "jax_numpy_dtype_promotion"
+    before = [getattr(jax.config, name) for name in names]
+    for name, value in zip(names, (False, "standard")):
+        jax.config.update(name, value)
     yield
-    numerics(*before)
+    for name, value in zip(names, before):
+        jax.config.update(name, value)
 
 
 @pytest.fixture(scope="module")
-def runs(defaults, text, tmp_path_factory):
+def compiled(text):
+    """The unplanned step, compiled once for all that runs it."""
+    with defaults():
+        return planning.prepare(load("gpt_nano", (*MICRO, text, UNPLANNED)))
+
+
+@pytest.fixture(scope="module")
+def runs(compiled, text, tmp_path_factory):
     """Three runs: unplanned, planned for 70 % of its bytes, and under that plan's file."""
     outs = {name: tmp_path_factory.mktemp("runs") / name for name in ("unplanned", "planned", "replayed")}
-    assert run(text, UNPLANNED, out=outs["unplanned"]) == 0
-    budget = read(outs["unplanned"])[0]["compiled_bytes"] * 7 // 10
-    assert run(text, f"plan.budget={budget}", out=outs["planned"]) == 0
-    assert run(text, f"plan.path={outs['planned'] / 'plan.json'}", out=outs["replayed"]) == 0
+    with defaults(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "prepare", lambda _: compiled)
+        assert run(text, UNPLANNED, out=outs["unplanned"]) == 0
+    with defaults():
+        budget = read(outs["unplanned"])[0]["compiled_bytes"] * 7 // 10
+        assert run(text, f"plan.budget={budget}", out=outs["planned"]) == 0
+        assert run(text, f"plan.path={outs['planned'] / 'plan.json'}", out=outs["replayed"]) == 0
     return outs, budget
 
 
@@ -170,12 +180,6 @@ def test_a_command_line_fails_without_a_traceback(tmp_path):
     assert "did you mean model.width?" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-@pytest.fixture(scope="module")
-def compiled(defaults, text):
-    """Runs that differ in what goes wrong share one compiled step."""
-    return planning.prepare(load("gpt_nano", (*MICRO, text, UNPLANNED)))
 
 
 def test_a_loss_that_is_not_finite_stops_with_exit_code_3(compiled, text, tmp_path, monkeypatch, capsys):

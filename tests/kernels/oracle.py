@@ -19,6 +19,7 @@ def symmetric(group: np.ndarray, scale: str) -> tuple[np.ndarray, float]:
 def asymmetric(group: np.ndarray, scale: str) -> tuple[np.ndarray, float, float]:
     """Codes, scale and offset of one group of finite float32 or float64 values."""
     offset = _rounded(group.max() / 2 + group.min() / 2, scale, np.rint)
+    offset = offset if abs(offset) >= LEAST else 0.0
     distance = group - group.dtype.type(offset)
     return *_codes(distance, np.abs(distance).max() / 8, scale), offset
 

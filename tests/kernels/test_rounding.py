@@ -1,11 +1,13 @@
 """Scales are rounded up, and stochastic rounding is unbiased and repeats itself."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import jaxmem_kernels as jk
 import numpy as np
 import pytest
-from jaxmem_kernels.rounding import uniform
+from jaxmem_kernels import rounding
 
 pytestmark = pytest.mark.core
 
@@ -39,6 +41,7 @@ def test_a_scale_without_a_bfloat16_is_zero_or_nan(exact, want, wide):
 
 def test_uniform_is_uniform_and_depends_on_row_and_place():
     x = jax.random.normal(jax.random.key(0), (512, 2, 32), jnp.float32)
+    uniform = jax.jit(rounding.uniform)
     u = np.asarray(uniform(x))
     assert u.min() >= 0
     assert u.max() < 1
@@ -46,7 +49,7 @@ def test_uniform_is_uniform_and_depends_on_row_and_place():
     assert ((counts - u.size / 16) ** 2 / (u.size / 16)).sum() < 45, "chi-squared, 15 degrees of freedom: p < 1e-4"
     for neighbour in (np.roll(u, 1, 0), np.roll(u, 1, 1), np.roll(u, 1, 2), np.asarray(x)):
         assert abs(np.corrcoef(u.ravel(), neighbour.ravel())[0, 1]) < 0.03
-    np.testing.assert_array_equal(jax.jit(uniform)(x), u)
+    np.testing.assert_array_equal(rounding.uniform(x), u)
     touched = np.asarray(uniform(x.at[3, 0, 0].multiply(1.01))) != u
     assert touched[3].mean() > 0.99, "the group's bits decide its numbers"
     assert not np.delete(touched, 3, 0).any(), "and no other group's"
@@ -54,11 +57,12 @@ def test_uniform_is_uniform_and_depends_on_row_and_place():
     assert np.unique(constant).size > 0.99 * constant.size, "equal groups round differently"
 
 
-def mean_error(rounding, x):
+@functools.partial(jax.jit, static_argnums=0)
+def mean_error(how, x):
     """Of decoded values, in standard errors of the mean if errors were uniform over one scale each way."""
-    codes, scale = jk.quantize(x, (1, 2), "bfloat16", rounding)
-    error = np.asarray(jk.dequantize(codes, scale, (1, 2), x.dtype) - x, np.float64)
-    return error.mean() / (np.asarray(scale, np.float64).mean() * np.sqrt(1 / 3 / error.size))
+    codes, scale = jk.quantize(x, (1, 2), "bfloat16", how)
+    error = (jk.dequantize(codes, scale, (1, 2), x.dtype) - x).astype(jnp.float64)
+    return error.mean() / (scale.astype(jnp.float64).mean() * (3 * error.size) ** -0.5)
 
 
 @pytest.mark.parametrize("fill", ["uniform", "greatest", "fixed"])

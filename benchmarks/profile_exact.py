@@ -1,0 +1,153 @@
+"""Predicted saved bytes and recomputed matrix products against the traced program's, and the compiled one's, plan by plan.
+
+    python -m benchmarks.profile_exact
+
+Plans: uniform, random and solved ones of gpt_117m, gpt_345m and gpt_4b7 for h200, a100-80gb and local. Of each, the
+profile's prediction is compared with what the traced step's backward gets from its forward (`jaxmem._audit`), with the
+stacks that the loops of the forward hand to those of the backward (which knows nothing of blocks), and with the matrix
+products that the backward repeats. Of some, with the optimized HLO's products and FLOPs, loops times trip counts.
+No step is run, and the times of `local` are those of h200: neither changes a byte.
+"""
+
+import contextlib
+import random
+
+from benchmarks.common import Case, OtherTimes, Report, show
+from jaxmem._audit import audit
+from jaxmem._deviceless import Compiler
+from jaxmem._evaluate import evaluate
+from jaxmem._jaxpr import as_scan, matmul_flops, nbytes, subjaxprs
+from jaxmem._solve import open_choices, solve
+from jaxmem._target import Target
+from jaxmem._types import RECOMPUTE, Action, Actions
+
+CONFIGS, TARGETS = ("gpt_117m", "gpt_345m", "gpt_4b7"), ("h200", "a100-80gb", "local")
+ROOMS = (0.5, 0.2, 0.08)  # of the bytes of all tags
+COMPILED = {
+    ("gpt_117m", "h200"): ("recompute", "compress", "solved 0.2"),
+    ("gpt_345m", "h200"): ("recompute", "solved 0.2", "random 1"),
+    ("gpt_117m", "a100-80gb"): ("solved 0.08",),
+    ("gpt_117m", "local"): ("random 0",),
+}
+
+
+def plans(case: Case) -> dict[str, Actions]:
+    tags = [(b.name, t) for b in case.profile.blocks for t in b.tags]
+    first = lambda tag, action: next((o.choice for o in tag.options if o.choice.action is action), RECOMPUTE)
+    found = {
+        "keep everything": case.keep_everything,
+        "keep": case.keep_tags,
+        "recompute": {b.name: {} for b in case.profile.blocks},
+    }
+    for action in (Action.COMPRESS, Action.OFFLOAD, Action.COMPRESS_OFFLOAD):
+        if any(first(t, action) != RECOMPUTE for _, t in tags):
+            found[action.value] = _nested((b, t.name, first(t, action)) for b, t in tags)
+    choices = open_choices(case.profile)
+    for seed in range(3):
+        pick = random.Random(f"{case.config.model.width} {seed}").choice
+        found[f"random {seed}"] = _nested((b, t, pick(open_)) for (b, t), open_ in choices.items())
+    most = evaluate(case.profile, case.keep_tags).saved_bytes
+    for share in ROOMS:
+        solution = solve(case.profile, room=int(share * most))
+        if solution is not None:
+            found[f"solved {share}"] = solution.actions
+    return found
+
+
+def _nested(entries) -> Actions:
+    result: Actions = {}
+    for block, tag, choice in entries:
+        result.setdefault(block, {})[tag] = choice
+    return result
+
+
+def stacks(jaxpr) -> int:
+    """Bytes that loops stack up and later reversed loops read: an audit that knows nothing of blocks and policies."""
+    made = {}
+    for eqn in jaxpr.eqns:
+        if (scan := as_scan(eqn)) is not None and not eqn.params["reverse"]:
+            made |= {v: nbytes(v.aval) for v in eqn.outvars[scan.carry :]}
+    read = set()
+    for eqn in jaxpr.eqns:
+        if (scan := as_scan(eqn)) is not None and eqn.params["reverse"]:
+            used = {id(v) for e in scan.jaxpr.eqns for v in _read(e)} | {id(v) for v in scan.jaxpr.outvars}
+            read |= {o for o, i in zip(eqn.invars, scan.jaxpr.invars) if o in made and id(i) in used}
+    return sum(made[v] for v in read)
+
+
+def _read(eqn):
+    """Operands of an equation that it uses: a checkpoint's may pass some in that nothing reads."""
+    inner = next(subjaxprs(eqn), None)
+    if inner is None or len(inner.invars) != len(eqn.invars):
+        return eqn.invars
+    used = {id(v) for e in inner.eqns for v in _read(e)} | {id(v) for v in inner.outvars}
+    return [o for o, i in zip(eqn.invars, inner.invars) if id(i) in used]
+
+
+def traced_products(case: Case, actions: Actions | None) -> tuple[float, int]:
+    counts = [matmul_flops(e) for e in case.trace(actions).jaxpr.jaxpr.eqns]
+    return sum(f for f, _ in counts), sum(n for _, n in counts)
+
+
+def compare(case: Case, actions: Actions, keep) -> dict:
+    traced = case.trace(actions)
+    found, said = audit(traced), evaluate(case.profile, actions)
+    matmuls = sum(b.runs * c.matmuls for b, c in zip(case.profile.blocks, said.blocks))
+    flops = sum(b.runs * c.flops for b, c in zip(case.profile.blocks, said.blocks))
+    row = {
+        "saved_bytes": [said.saved_bytes, found.saved_bytes],
+        "host_bytes": [said.host_bytes, found.host_bytes],
+        "bytes_between_loops": [said.saved_bytes + said.host_bytes, stacks(traced.jaxpr.jaxpr)],
+        "recomputed_matmuls": [matmuls, found.matmuls - keep.matmuls],
+        "recomputed_flops": [flops, found.matmul_flops - keep.matmul_flops],
+    }
+    return row | {"equal": all(a == b for a, b in row.values()), "actions": show(actions)}
+
+
+def compiled(case: Case, actions: Actions) -> dict:
+    """[predicted, in the HLO]; what is predicted for the step's FLOPs is its trace with all kept, and what is recomputed."""
+    base, under = (v.compiled for v in case.verifier.compile(None, actions))
+    said = evaluate(case.profile, actions)
+    matmuls = sum(b.runs * c.matmuls for b, c in zip(case.profile.blocks, said.blocks))
+    flops = sum(b.runs * c.flops for b, c in zip(case.profile.blocks, said.blocks)) + traced_products(case, None)[0]
+    return {
+        "recomputed_matmuls": [matmuls, under.matmuls - base.matmuls],
+        "step_flops": [flops, under.matmul_flops],
+        "flops_ratio": under.matmul_flops / flops,
+        "total_bytes": under.total_bytes,
+    }
+
+
+def main() -> None:
+    report = Report("profile_exact")
+    for config, target in [(c, t) for t in TARGETS for c in CONFIGS] + list(COMPILED):
+        local = target == "local"
+        with contextlib.nullcontext() if local else Compiler(Target.parse(target)) as compiler:
+            case = Case(config, target, compiler, OtherTimes("h200") if local else None)
+            made = plans(case)
+            wanted = {n: a for n, a in made.items() if not report.has(f"{config} {target} {n}")}
+            keep = audit(case.trace(None)) if wanted else None
+            for name, actions in wanted.items():
+                report.add(f"{config} {target} {name}", compare(case, actions, keep))
+            if all(report.has(f"{c} {t} keep") for t in TARGETS for c in CONFIGS):
+                for name in COMPILED.get((config, target), ()):
+                    if not report.has(key := f"HLO {config} {target} {name}"):
+                        report.add(key, compiled(case, made[name]))
+    rows = report.data["results"]
+    traced = [r for k, r in rows.items() if not k.startswith("HLO")]
+    hlo = [r for k, r in rows.items() if k.startswith("HLO")]
+    report.summarise(
+        {
+            "plans": len(traced),
+            "equal in bytes and products, as traced": sum(r["equal"] for r in traced),
+            "plans compiled": len(hlo),
+            "equal in recomputed products, as compiled": sum(
+                r["recomputed_matmuls"][0] == r["recomputed_matmuls"][1] for r in hlo
+            ),
+            "largest deviation of HLO FLOPs": max((abs(r["flops_ratio"] - 1) for r in hlo), default=None),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""What compression costs in quality: gpt_nano trained with and without it, and gradients by kind of tensor.
+
+Validation loss after training from each of three seeds: unplanned, under the config's plan, with every tag
+compressed by the codec of its kind (Adacc 3.2), and with naive per-token INT4 instead. Then, on the unplanned model of
+the first seed, the gradient with one tag compressed against the exact one, by the tag's own codec and by the naive one:
+1 - cosine of the whole gradient, as the mean over batches. Targets: within 0.5 % of the unplanned loss; own codecs
+nearer than naive.
+The file is written as results come, and what stands in it is not run again.
+
+Command:  python -m benchmarks.quality [--out FILE] [--steps N] [--seeds N] [--batches N]
+"""
+
+import dataclasses
+import json
+import pathlib
+import statistics
+import tempfile
+import time
+
+import jax
+import numpy as np
+
+import jaxmem
+from benchmarks import _run
+from benchmarks.baselines import naive, of_choices, own_codec
+from experiments import data
+from experiments.config import Config
+from experiments.planning import new_plan
+from experiments.report import Progress
+from experiments.step import make_loss
+from experiments.train import evaluate, loop
+from jaxmem._plan import Draft
+from jaxmem._types import KEEP, Actions, Profile
+
+TARGET = 0.005
+
+
+@dataclasses.dataclass
+class Report:
+    """Results by name, in a file that is always whole."""
+
+    path: pathlib.Path
+    settings: dict
+    results: dict[str, dict]
+
+    @staticmethod
+    def at(path: pathlib.Path, settings: dict) -> "Report":
+        old = json.loads(path.read_text()) if path.exists() else {}
+        return Report(path, settings, old.get("results", {}) if old.get("settings") == settings else {})
+
+    def add(self, name: str, value: dict) -> None:
+        self.results[name] = value
+        _run.write(self.path, {"settings": self.settings, "summary": summary(self.results), "results": self.results})
+
+
+def variants(config: Config, profile: Profile) -> dict[str, Actions]:
+    plan = new_plan(config, config.plan.budget, "local")
+    return {
+        "unplanned": of_choices("", profile, lambda _: KEEP, rest=True).actions,
+        "plan": plan.actions,
+        "own_codecs": of_choices("", profile, own_codec).actions,
+        "naive": of_choices("", profile, naive).actions,
+    }
+
+
+def train(config: Config, step, text: data.Text, batches: int):
+    """The trained parameters and what is reported of them."""
+    t, losses = config.train, []
+    progress = Progress(t.steps, 50, t.batch * t.sequence)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        state = loop(config, step, text, progress, losses, pathlib.Path(folder) / "metrics.jsonl")
+    val = evaluate(config.model_copy(update={"train": t.model_copy(update={"eval_batches": batches})}), state, text)
+    return state.params, {"val_loss": val, "train_loss": losses[-1], "seconds": time.perf_counter() - started}
+
+
+def training(config: Config, seeds: int, chosen: dict[str, Actions], text: data.Text, report: Report) -> dict:
+    """Every variant from every seed; the parameters of the first, unplanned."""
+    params = None
+    for name, actions in chosen.items():
+        step = None
+        for seed in range(seeds):
+            key = f"train/{name}/{seed}"
+            first = name == "unplanned" and seed == 0
+            if key in report.results and not first:
+                continue
+            step = step or _run.compile_step(config, jaxmem.remat_policy(Draft(actions)))
+            seeded = config.model_copy(update={"train": config.train.model_copy(update={"seed": seed})})
+            trained, result = train(seeded, step, text, 2 * config.train.eval_batches)
+            params = trained if first else params
+            report.add(key, result | {"actions": {t: str(c) for tags in actions.values() for t, c in tags.items()}})
+            _run.say(f"{key}: {result}")
+    return params
+
+
+def gradients(config: Config, profile: Profile, params: dict, text: data.Text, batches: int, report: Report) -> None:
+    """1 - cosine of the gradient with one tag compressed and the exact one, by tag and codec."""
+    t = config.train
+    tokens = [data.sample(text.train, t.seed, 10**6 + i, t.batch, t.sequence) for i in range(batches)]
+
+    def gradient(actions: Actions) -> list[np.ndarray]:
+        compiled = jax.jit(jax.grad(make_loss(config, jaxmem.remat_policy(Draft(actions)))))
+        leaves = [jax.tree.leaves(compiled(params, one)) for one in tokens]
+        return [np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in one]) for one in leaves]
+
+    keep = of_choices("", profile, lambda _: KEEP).actions
+    exact = gradient(keep)
+    for block in profile.blocks:
+        for tag in (t for t in block.tags if t.dtype != "bool"):
+            for which, choose in (("own", own_codec), ("naive", naive)):
+                key = f"gradient/{tag.kind}/{tag.name}/{which}"
+                if key not in report.results:
+                    got = gradient(keep | {block.name: keep[block.name] | {tag.name: choose(tag)}})
+                    errors = [1 - g @ e / np.sqrt((g @ g) * (e @ e)) for g, e in zip(got, exact)]
+                    report.add(key, {"codec": choose(tag).codec, "one_less_cosine": [float(e) for e in errors]})
+                    _run.say(f"{key}: {np.mean(errors):.3g}")
+
+
+def summary(results: dict[str, dict]) -> dict:
+    parted = [(key.split("/"), value) for key, value in results.items()]
+    val = {(name, seed): v["val_loss"] for (what, name, *rest), v in parted if what == "train" for seed in rest}
+    seeds = [seed for name, seed in val if name == "unplanned"]
+    losses = {}
+    for name in dict.fromkeys(name for name, _ in val):
+        more = [val[name, s] / val["unplanned", s] - 1 for s in seeds if (name, s) in val]
+        if more:
+            mean = statistics.mean(more)
+            losses[name] = {"relative_difference": mean, "by_seed": more, "within_target": abs(mean) <= TARGET}
+    errors: dict[str, dict[str, list[float]]] = {}
+    for (what, *rest), value in parted:
+        if what == "gradient":
+            kind, _, which = rest
+            errors.setdefault(kind, {}).setdefault(which, []).extend(value["one_less_cosine"])
+    means = {kind: {which: statistics.mean(e) for which, e in found.items()} for kind, found in errors.items()}
+    kinds = {k: m | {"own_is_nearer": m["own"] < m["naive"]} for k, m in means.items() if len(m) == 2}
+    return {"target": TARGET, "validation_loss": losses, "gradient_one_less_cosine_by_kind": kinds}
+
+
+def main() -> None:
+    args = _run.options("quality", steps=200, seeds=3, batches=4)
+    _run.cache_compiles()
+    config = _run.nano(f"train.steps={args.steps}")
+    text = data.read(config.data.path, config.train.sequence)
+    profile = _run.local_profile(config)
+    settings = {"config": "gpt_nano", "steps": args.steps, "batches": args.batches, "budget": config.plan.budget}
+    report = Report.at(args.out, settings)
+    params = training(config, args.seeds, variants(config, profile), text, report)
+    gradients(config, profile, params, text, args.batches, report)
+    for name, row in summary(report.results)["validation_loss"].items():
+        print(f"{name:12} {row['relative_difference']:+.3%} of the unplanned loss, by seed {row['by_seed']}")
+    for kind, row in summary(report.results)["gradient_one_less_cosine_by_kind"].items():
+        print(f"{kind:10} 1 - cosine: own {row['own']:.3g}, naive {row['naive']:.3g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Do predicted step times rank plans as a clock does? gpt_nano on this CPU, plans spread over the range of bytes.
+
+Plans: the planner's own at budgets spread over the range, greedy ones, random assignments, everything kept, recomputed
+or compressed, and name policies. Each is compiled; then rounds run every step once, in an order of the round's own. A
+plan's time is the median over rounds of its ratio to the round's step with everything kept; predictions are the cost
+model's seconds on top of that step. Target: Spearman's correlation of at least 0.9.
+
+Command:  python -m benchmarks.time_rank [--out FILE] [--rounds N]
+"""
+
+import random
+import statistics
+
+from scipy.stats import spearmanr
+
+import jaxmem
+from benchmarks import _run
+from benchmarks.baselines import baselines, of_choices, own_codec
+from experiments.planning import total_bytes
+from jaxmem._evaluate import effective, evaluate
+from jaxmem._greedy import greedy
+from jaxmem._plan import Draft
+from jaxmem._solve import least_bytes, open_choices, solve
+from jaxmem._types import Actions, Profile
+
+BUDGETS, GREEDY, RANDOM = 10, 3, 6
+NAMED = ("keep_everything", "keep_tags", "nothing_saveable", "save_qkv_proj", "minimal", "minimal_with_context")
+BASE = "keep_everything"
+
+
+def plans(profile: Profile) -> dict[str, Actions]:
+    """Assignments that differ, by name."""
+    found = {b.name: b.actions for b in baselines(profile) if b.name in NAMED}
+    found["compress_all"] = of_choices("", profile, own_codec).actions
+    most = evaluate(profile, found["keep_tags"]).saved_bytes
+    least = least_bytes(profile).saved_bytes
+    for i in range(BUDGETS):
+        room = round(least + (most - least) * i / (BUDGETS - 1))
+        found[f"planned_{i}"] = solve(profile, room=room).actions
+    for i in range(GREEDY):
+        solution = greedy(profile, room=round(least + (most - least) * (i + 1) / (GREEDY + 1)))
+        if solution is not None:
+            found[f"greedy_{i}"] = solution.actions
+    rng = random.Random(0)
+    for i in range(RANDOM):
+        actions: Actions = {b.name: {} for b in profile.blocks}
+        for (block, tag), choices in open_choices(profile).items():
+            actions[block][tag] = rng.choice(choices)
+        found[f"random_{i}"] = actions
+    unique: dict[str, str] = {}
+    for name, actions in found.items():
+        unique.setdefault(repr(sorted(effective(profile, actions).items())), name)
+    return {name: effective(profile, found[name]) for name in unique.values()}
+
+
+def main() -> None:
+    args = _run.options("time_rank", rounds=25)
+    _run.cache_compiles()
+    config = _run.nano()
+    profile = _run.local_profile(config, database=_run.fresh_database())
+    chosen = plans(profile)
+    steps = {}
+    for name, actions in chosen.items():
+        steps[name] = _run.compile_step(config, jaxmem.remat_policy(Draft(actions)))
+        _run.say(f"compiled {name} ({len(steps)}/{len(chosen)})")
+    seconds = _run.interleaved(config, [{name: step} for name, step in steps.items()], args.rounds)
+    base = evaluate(profile, chosen[BASE]).seconds
+    rows = []
+    for name, actions in chosen.items():
+        cost = evaluate(profile, actions)
+        rows.append(
+            {
+                "plan": name,
+                "predicted_extra_seconds": cost.seconds - base,
+                "measured_ratio": _run.quartiles([s / b for s, b in zip(seconds[name], seconds[BASE])]),
+                "measured_seconds": _run.quartiles(seconds[name]),
+                "least_seconds": min(seconds[name]),
+                "saved_bytes": cost.saved_bytes,
+                "compiled_bytes": total_bytes(steps[name]),
+                "actions": {b: {t: str(c) for t, c in choices.items()} for b, choices in actions.items()},
+            }
+        )
+    rows.sort(key=lambda r: r["predicted_extra_seconds"])
+    predicted = [r["predicted_extra_seconds"] for r in rows]
+    results = {
+        "plans": len(rows),
+        "rounds": args.rounds,
+        "spearman": rank(predicted, [r["measured_ratio"]["median"] for r in rows]),
+        "spearman_of_least_seconds": rank(predicted, [r["least_seconds"] for r in rows]),
+        "spearman_of_recompute_and_compress_only": rank(
+            *zip(*((r["predicted_extra_seconds"], r["measured_ratio"]["median"]) for r in rows if r["plan"] != BASE))
+        ),
+        "target": 0.9,
+        "time_source": profile.time_source,
+        "baseline_seconds": statistics.median(seconds[BASE]),
+        "rows": rows,
+    }
+    _run.write(args.out, results)
+    for r in rows:
+        low, mid, high = (r["measured_ratio"][k] for k in ("lower_quartile", "median", "upper_quartile"))
+        size = f"{r['compiled_bytes'] / 2**20:.0f} MiB"
+        print(
+            f"{r['plan']:20} predicted {r['predicted_extra_seconds'] * 1e3:+8.1f} ms   measured x{mid:.3f}"
+            f" ({low:.3f} to {high:.3f}), least {r['least_seconds'] * 1e3:.0f} ms, {size}"
+        )
+    print(f"Spearman {results['spearman']:.3f} over {len(rows)} plans, {args.rounds} rounds (target 0.9)")
+
+
+def rank(predicted, measured) -> float:
+    return float(spearmanr(predicted, measured).statistic)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""What single codecs promise: outlier channels, channels of their own, one bit a value, defaults, text."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxmem import TagError, codecs
+from jaxmem.codecs import BitMask, ChannelwiseSymmetric, GroupedAsymmetric, GroupedSymmetric, NaivePerToken, OutlierSeparated
+from tests.kernels import oracle
+
+pytestmark = pytest.mark.core
+
+
+encode = functools.partial(jax.jit, static_argnums=0)(lambda codec, x: codec.encode(x))
+count = functools.partial(jax.jit, static_argnums=0)(lambda codec, x: codec.count(x))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def decoded(codec, x):
+    return codec.decode(codec.encode(x), x.shape, x.dtype)
+
+
+def back(codec, x):
+    return np.asarray(decoded(codec, x))
+
+
+def with_outliers(channels, width=96, tokens=40, seed=0):
+    """(tokens, width) of normal values; the given channels, {index: factor}, are that much greater."""
+    x = np.random.default_rng(seed).normal(size=(tokens, width)).astype(np.float32)
+    for channel, factor in channels.items():
+        x[:, channel] *= factor
+    return x
+
+
+@pytest.mark.parametrize("channels", [{}, {3: 50}, {0: 40, 95: 60}, {7: 30, 8: 35, 9: 40, 50: 45}])
+def test_outlier_channels_are_those_of_the_definition(channels):
+    x = with_outliers(channels)
+    codec = OutlierSeparated(capacity=3)
+    want = oracle.outliers(x)
+    assert sorted(want) == sorted(channels)
+    assert int(count(codec, x)) == len(want)
+    *_, values, index = encode(codec, x)
+    kept = want[:3]
+    assert list(np.asarray(index)) == kept + [96] * (3 - len(kept))
+    np.testing.assert_array_equal(np.asarray(values)[:, : len(kept)], x[:, kept])
+    assert not np.asarray(values)[:, len(kept) :].any()
+    np.testing.assert_array_equal(back(codec, x)[:, kept], x[:, kept])
+
+
+@given(st.integers(11, 40), st.integers(0, 2**32 - 1))
+@settings(max_examples=40)
+def test_outliers_never_exceed_a_tenth(width, seed):
+    x = np.random.default_rng(seed).standard_cauchy((1, 40))[:, :width]
+    x = np.pad(x, ((0, 0), (0, 40 - width)))
+    assert len(oracle.outliers(x)) <= OutlierSeparated(capacity=99).slots(x.shape) == 3
+    assert int(count(OutlierSeparated(), x)) == len(oracle.outliers(x))
+
+
+def test_separation_helps_the_rest_and_the_naive_codec_suffers_most():
+    x = with_outliers({3: 60, 40: 80}).astype(jnp.bfloat16)
+    normal = np.delete(np.arange(96), [3, 40])
+    error = {c.name: np.abs(back(c, x).astype(np.float64) - x)[:, normal].mean() for c in map(codecs.parse, (
+        "outlier_separated", "grouped_symmetric", "channelwise_symmetric", "naive_per_token"
+    ))}  # fmt: skip
+    assert error["outlier_separated"] < 0.15
+    assert error["channelwise_symmetric"] < 0.15
+    assert error["naive_per_token"] > 4 * error["outlier_separated"]
+    assert error["naive_per_token"] > error["grouped_symmetric"] > 2 * error["outlier_separated"]
+
+
+def test_a_channel_has_its_own_scale_whatever_the_others_do():
+    x = with_outliers({3: 1e4}).reshape(5, 8, 96)
+    scales = np.asarray(encode(ChannelwiseSymmetric("float32"), x)[1])
+    np.testing.assert_allclose(scales, np.abs(x).max((0, 1)) / 8, rtol=1e-7)
+
+
+def test_asymmetric_halves_the_step_of_values_on_one_side():
+    x = np.random.default_rng(0).uniform(0, 1, (16, 64)).astype(np.float32)
+    error = lambda codec: np.abs(back(codec, x) - x).mean()
+    assert error(GroupedAsymmetric()) < 0.6 * error(GroupedSymmetric())
+    assert not back(GroupedAsymmetric(), np.zeros((4, 64), np.float32)).any(), "probabilities that are masked stay zero"
+
+
+MASKS = [("bool", (False, True)), ("int8", (0, 1)), ("uint64", (0, 2**63)), ("int32", (-5, 7)), ("bfloat16", (0, 1))]
+MASKS += [("float16", (0, 1 / 0.9)), ("float32", (-np.inf, 0)), ("float64", (0.1, 0.3)), ("float32", (0, np.inf))]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (7, 9), (4, 256)])
+@pytest.mark.parametrize(("dtype", "values"), MASKS)
+def test_masks_are_lossless(dtype, values, shape):
+    chosen = np.random.default_rng(0).integers(0, 2, shape)
+    for x in (np.where(chosen, *values[::-1]).astype(jnp.dtype(dtype)), np.full(shape, values[1], jnp.dtype(dtype))):
+        got = back(BitMask(), jnp.asarray(x))
+        assert got.dtype == x.dtype
+        np.testing.assert_array_equal(got, x)
+    count = -(-chosen.size // 8) if chosen.size < 256 else chosen.size // 8
+    assert encode(BitMask(), jnp.asarray(x))[0].nbytes == count
+
+
+@pytest.mark.parametrize("third", [0.5, 2.0, np.nan, np.inf, -np.inf])
+def test_a_third_value_is_not_turned_into_one_of_two(third):
+    x = np.array([0, 1, 1, 0, third, 1], np.float32)
+    got = back(BitMask(), x)
+    assert np.isnan(got[4]) or got[4] == third
+    assert all(np.isnan(g) or g == v for g, v in zip(got, x))
+
+
+def test_stochastic_codes_repeat_themselves():
+    x = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+    a, b = (encode(GroupedSymmetric(stochastic=True), x)[0] for _ in range(2))
+    np.testing.assert_array_equal(a, b)
+    assert (a != encode(GroupedSymmetric(), x)[0]).mean() > 0.2
+
+
+def test_defaults_are_adaccs():
+    by_kind = {kind: type(codecs.default_for(kind)) for kind in codecs.KINDS}
+    assert by_kind == dict(
+        linear=OutlierSeparated, norm=OutlierSeparated, gelu=OutlierSeparated, residual=OutlierSeparated,
+        qkv=ChannelwiseSymmetric, softmax=GroupedAsymmetric, mask=BitMask,
+    )  # fmt: skip
+    assert codecs.default_for(None) == GroupedSymmetric()
+    with pytest.raises(TagError, match="expected None or one of linear, .*nearest: linear"):
+        codecs.default_for("lineer")
+
+
+groups, scales, flags = st.integers(1, 512).map(lambda n: 2 * n), st.sampled_from(["bfloat16", "float32"]), st.booleans()
+described = st.one_of(
+    st.builds(GroupedSymmetric, groups, scales, flags),
+    st.builds(GroupedAsymmetric, groups, scales, flags),
+    st.builds(OutlierSeparated, groups, scales, st.integers(0, 1000), flags),
+    st.builds(ChannelwiseSymmetric, scales, flags),
+    st.builds(NaivePerToken, scales),
+    st.builds(BitMask),
+)
+
+
+@given(described)
+@settings(max_examples=40)
+def test_text_is_read_back(codec):
+    assert codecs.parse(str(codec)) == codec
+    assert str(codecs.parse(str(codec).replace(",", " , ").replace("(", " ( "))) == str(codec), "canonical"
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("grouped_symmetric", "grouped_symmetric(group=64,scale=bfloat16)"),
+        ("grouped_asymmetric(scale=float32)", "grouped_asymmetric(group=64,scale=float32)"),
+        ("outlier_separated(stochastic=true)", "outlier_separated(group=64,scale=bfloat16,capacity=8,stochastic=true)"),
+        ("channelwise_symmetric()", "channelwise_symmetric(scale=bfloat16)"),
+        ("bit_mask", "bit_mask()"),
+    ],
+)
+def test_canonical_text(text, canonical):
+    assert str(codecs.parse(text)) == canonical
+
+
+def test_a_scale_may_be_given_as_a_dtype():
+    assert GroupedSymmetric(scale=jnp.float32) == GroupedSymmetric(scale=np.dtype("float32")) == GroupedSymmetric(scale="float32")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("grouped_symetric()", "nearest: grouped_symmetric"),
+        ("mask", "nearest: bit_mask"),
+        ("", "expected text such as"),
+        (None, "expected text such as"),
+        ("grouped_symmetric(group=64", "expected text such as"),
+        ("grouped_symmetric(groups=64)", "nearest: group"),
+        ("grouped_symmetric(group)", "expected field=value"),
+        ("grouped_symmetric(group=64,group=32)", "at most once"),
+        ("grouped_symmetric(group=63)", "`group` is 63; expected an even integer of at least 2; nearest: 64"),
+        ("grouped_symmetric(group=-4)", "nearest: 2"),
+        ("grouped_symmetric(group=all)", "`group` is 'all'"),
+        ("grouped_symmetric(scale=float16)", "`scale` is 'float16'; expected one of bfloat16, float32; nearest: bfloat16"),
+        ("grouped_symmetric(stochastic=tru)", "nearest: true"),
+        ("outlier_separated(capacity=-1)", "`capacity` is -1.*nearest: 0"),
+        ("outlier_separated(group=3)", "outlier_separated: `group` is 3"),
+        ("naive_per_token(group=64)", "nearest: "),
+        ("bit_mask(group=64)", "no fields in bit_mask"),
+    ],
+)
+def test_wrong_text(text, message):
+    with pytest.raises(TagError, match=message):
+        codecs.parse(text)
+
+
+@pytest.mark.parametrize("name", ["grouped_symmetric", "grouped_asymmetric", "outlier_separated", "channelwise_symmetric", "naive_per_token"])
+def test_what_int4_cannot_take(name):
+    codec = codecs.parse(name)
+    for x in (jnp.zeros(3, jnp.int32), jnp.zeros(3, bool), jnp.zeros(3, jnp.complex64), jax.random.key(0)):
+        for call in (lambda x=x: codec.encode(x), lambda x=x: codec.nbytes(x.shape, x.dtype), lambda x=x: codec.check(x.shape, x.dtype)):
+            with pytest.raises(TagError, match=rf"{name}: `dtype` is .*expected one of bfloat16"):
+                call()
+    with pytest.raises(TagError, match="bit_mask: `dtype` is complex64"):
+        BitMask().encode(jnp.zeros(3, jnp.complex64))

@@ -1,0 +1,94 @@
+"""Broken plan files: each error names the file, the field, what was got and what was expected."""
+
+import json
+
+import pytest
+
+import jaxmem
+from jaxmem._plan import Plan
+from jaxmem._types import Choice
+
+pytestmark = pytest.mark.core
+ACTIONS = {"block": {"h": Choice("keep"), "up": Choice("compress", "grouped_symmetric(group=64,scale=bfloat16)")}}
+PLAN = Plan(ACTIONS, 10, 9, 9, 20, 0, 1.0, 0.9, 0.1, 0.1, 0.1, 3, "measured", "local", "abc", "0.0")
+
+
+def saved(tmp_path):
+    path = tmp_path / "plan.json"
+    codec = str(jaxmem.codecs.parse(ACTIONS["block"]["up"].codec))
+    PLAN.actions["block"]["up"] = Choice("compress", codec)
+    PLAN.save(path)
+    return path
+
+
+def test_round_trip(tmp_path):
+    assert Plan.load(saved(tmp_path)) == PLAN
+
+
+def put(*path_and_value):
+    *path, last, value = path_and_value
+
+    def change(data):
+        for key in path:
+            data = data[key]
+        data[last] = value
+
+    return change
+
+
+def drop(key):
+    return lambda data: data.pop(key)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (put("schema", 2), "schema"),
+        (put("schema", True), "schema"),
+        (drop("schema"), "schema"),
+        (put("budget_bytes", "10"), "budget_bytes"),
+        (put("budget_bytes", -1), "budget_bytes"),
+        (put("compiled_bytes", None), "compiled_bytes"),
+        (put("predicted_bytes", 1.5), "predicted_bytes"),
+        (put("predicted_seconds", float("nan")), "predicted_seconds"),
+        (put("predicted_seconds", True), "predicted_seconds"),
+        (drop("compiles"), "compiles"),
+        (put("target", ""), "target"),
+        (put("fingerprint", 7), "fingerprint"),
+        (drop("actions"), "actions"),
+        (put("actions", {}), "actions"),
+        (put("actions", "block", 3), "actions"),
+        (put("actions", "block", "h", "keep"), r"actions\.block\.h"),
+        (put("actions", "block", "h", {"action": "forget"}), r"actions\.block\.h\.action"),
+        (put("actions", "block", "h", {"action": "compress"}), r"actions\.block\.h"),
+        (put("actions", "block", "h", {"action": "keep", "codec": "naive_per_token(scale=float32)"}), r"actions\.block\.h"),
+        (put("actions", "block", "up", "codec", "groped()"), r"actions\.block\.up\.codec"),
+        (put("actions", "block", "up", "codec", 5), r"actions\.block\.up\.codec"),
+        (put("notes", "x"), "notes"),
+        (put("rows", [{"tag": "h"}]), "rows"),
+        (put("rows", 3), "rows"),
+    ],
+)
+def test_a_broken_field_is_named(change, field, tmp_path):
+    path = saved(tmp_path)
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(jaxmem.PlanFileError, match=f"plan.json.*`{field}") as caught:
+        Plan.load(path)
+    assert "expected" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '"plan"', "\x00\xff"])
+def test_not_a_plan(text, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(jaxmem.PlanFileError, match="plan.json"):
+        Plan.load(path)
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(jaxmem.PlanFileError, match="No such file"):
+        Plan.load(tmp_path / "none.json")
+    with pytest.raises(jaxmem.PlanFileError, match="directory"):
+        Plan.load(tmp_path)

@@ -1,0 +1,202 @@
+"""plan(): what it returns compiled within its budget, and what it refuses says why."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmem
+from jaxmem._types import KEEP, REST, Action
+from tests import models
+
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+SHAPES = jax.eval_shape(lambda: (models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32)))
+build = models.build_with(models.scanned)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_database(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def defaults():
+    jax.config.update("jax_enable_x64", False)
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+
+
+@pytest.fixture(scope="module")
+def unplanned(own_database, defaults):
+    return jaxmem.plan(build, *SHAPES)
+
+
+@pytest.fixture(scope="module")
+def halved(unplanned):
+    return jaxmem.plan(build, *SHAPES, budget=int(0.4 * unplanned.baseline_bytes))
+
+
+def compiled_bytes(plan):
+    memory = jax.jit(build(plan), donate_argnums=0).lower(*SHAPES).compile().memory_analysis()
+    return memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+
+
+def test_with_room_everything_is_kept(unplanned):
+    assert unplanned.actions["block"][REST] == KEEP
+    assert unplanned.compiles == 1
+    assert unplanned.compiled_bytes == unplanned.baseline_bytes == compiled_bytes(None)
+    text = lambda plan: jax.jit(build(plan), donate_argnums=0).lower(*SHAPES).as_text()
+    assert text(unplanned) == text(None), "the program is the one without a plan"
+
+
+def test_a_plan_compiles_within_its_budget(halved, unplanned):
+    assert halved.compiled_bytes <= halved.budget_bytes == int(0.4 * unplanned.baseline_bytes)
+    assert compiled_bytes(halved) == halved.compiled_bytes
+    assert halved.compiles <= 6
+    assert abs(halved.predicted_bytes / halved.compiled_bytes - 1) < 0.1
+    assert halved.predicted_seconds >= unplanned.predicted_seconds > 0
+    assert halved.time_source == "measured"
+
+
+def test_the_step_runs_and_trains_as_the_plain_one(halved):
+    p, x = models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32)
+    start = jax.tree.map(np.asarray, p)
+    want_p, want = jax.jit(build(None))(p, x)
+    got_p, got = halved.step(p, x)
+    assert got == want, "the loss is bit-equal: a plan changes nothing in the forward"
+    moved = lambda new: np.concatenate([(new[k] - start[k]).ravel() for k in start])
+    assert np.linalg.norm(moved(got_p) - moved(want_p)) < 0.2 * np.linalg.norm(moved(want_p))
+
+
+def test_nothing_of_the_models_size_is_allocated(own_database, defaults):
+    big = jax.eval_shape(lambda: models.parameters(64, 256, jnp.float32)), jax.ShapeDtypeStruct((2, 16, 256), jnp.float32)
+    before = sum(a.nbytes for a in jax.live_arrays())
+    jaxmem.plan(build, *big)
+    assert sum(a.nbytes for a in jax.live_arrays()) <= before + 2**20
+
+
+def test_more_budget_is_never_slower(unplanned, halved):
+    plans = [jaxmem.plan(build, *SHAPES, budget=int(f * unplanned.baseline_bytes)) for f in (0.33, 0.6)]
+    seconds = [p.predicted_seconds for p in (plans[0], halved, plans[1], unplanned)]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_table_names_every_tag_and_why(halved):
+    text = str(halved)
+    for tag in models.TAGS:
+        assert tag in text
+    for word in ("tensor", "action", "codec", "before", "after", "why", "predicted", "compiled", "note: offload is left out"):
+        assert word in text
+
+
+def test_lossless_plans_use_no_codec(unplanned):
+    plan = jaxmem.plan(build, *SHAPES, budget=int(0.4 * unplanned.baseline_bytes), actions=jaxmem.LOSSLESS)
+    assert not any(c.action.compresses for c in plan.actions["block"].values())
+    assert plan.compiled_bytes <= plan.budget_bytes
+
+
+def test_infeasible_budgets_name_the_least(unplanned):
+    with pytest.raises(jaxmem.BudgetError, match="least that compiled") as caught:
+        jaxmem.plan(build, *SHAPES, budget="1MiB")
+    least = caught.value.least_bytes
+    assert 2**20 < least < unplanned.baseline_bytes
+    assert f"{least} bytes" in str(caught.value)
+    assert jaxmem.plan(build, *SHAPES, budget=least).compiled_bytes <= least
+
+
+def test_save_load_verify(halved, tmp_path):
+    path = tmp_path / "plans" / "plan.json"
+    halved.save(path)
+    loaded = jaxmem.Plan.load(path)
+    assert loaded == halved
+    assert [p.name for p in path.parent.iterdir()] == ["plan.json"]
+    with pytest.raises(jaxmem.StepError, match="no executable"):
+        _ = loaded.step
+    verified = jaxmem.verify(loaded, build, *SHAPES)
+    assert verified.compiled_bytes == halved.compiled_bytes
+    p, x = models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32)
+    assert verified.step(p, x)[1] == jax.jit(build(None))(models.parameters(4, 64, jnp.float32), x)[1]
+    keys = {"schema", "budget_bytes", "predicted_bytes", "compiled_bytes", "host_bytes", "predicted_seconds", "solve_seconds"}
+    assert keys | {"compiles", "time_source", "target", "actions"} <= json.loads(path.read_text()).keys()
+
+
+def test_a_plan_for_another_model_is_refused(halved):
+    with pytest.raises(jaxmem.PlanFileError, match="fingerprint"):
+        jaxmem.verify(halved, build, *jax.eval_shape(lambda: (models.parameters(5, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32))))
+
+    def renamed(x, p, key):
+        return x + jnp.sin(jaxmem.tag(jnp.sin(x @ p["a"]), "other"))
+
+    with pytest.raises(jaxmem.PlanFileError, match=r"actions\.block\.\w+"):
+        jaxmem.verify(halved, models.build_with(functools.partial(models.scanned, block=renamed)), *SHAPES)
+    with pytest.raises(jaxmem.TagError, match="knows no block 'decoder'"):
+        jaxmem.remat_policy(halved, block="decoder")
+
+
+def test_steps_are_taken_as_they_are(unplanned):
+    jitted = lambda plan: jax.jit(build(plan))
+    plan = jaxmem.plan(jitted, *SHAPES)
+    assert plan.compiled_bytes > unplanned.compiled_bytes, "nothing is donated where the step says so"
+
+
+def test_wasted_tags_are_told():
+    def block(x, p, key):
+        x = jaxmem.tag(x, "in")
+        return x + jaxmem.tag(jax.nn.softmax(x @ p["a"]), "late") @ p["a"]
+
+    late = models.build_with(functools.partial(models.scanned, block=block))
+    with pytest.warns(jaxmem.JaxmemWarning, match="'late' of block 'block'.*derivative rule"):
+        jaxmem.plan(late, *SHAPES)
+
+
+def test_idle_tags_are_told():
+    def block(x, p, key):
+        return x + jaxmem.tag(jnp.sin(jaxmem.tag(x @ p["a"], "h")) @ p["a"], "last")
+
+    plain = models.build_with(functools.partial(models.scanned, block=block))
+    sum_of = models.build_with(lambda policy: lambda p, x: jaxmem.tag(models.scanned(policy, block)(p, x), "loss"))
+    with pytest.warns(jaxmem.JaxmemWarning, match="'last'"):
+        jaxmem.plan(plain, *SHAPES)
+    with pytest.warns(jaxmem.JaxmemWarning, match="'loss'"):
+        jaxmem.plan(sum_of, *SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"budget": 0}, jaxmem.BudgetError, "`budget` is 0"),
+        ({"budget": -5}, jaxmem.BudgetError, "`budget` is -5"),
+        ({"budget": "12 parsecs"}, jaxmem.BudgetError, "12 parsecs"),
+        ({"budget": "0%"}, jaxmem.BudgetError, "0%"),
+        ({"budget": "120%"}, jaxmem.BudgetError, "more than all"),
+        ({"budget": float("nan")}, jaxmem.BudgetError, "nan"),
+        ({"budget": [1]}, jaxmem.BudgetError, r"\[1\]"),
+        ({"host_budget": "x"}, jaxmem.BudgetError, "`host_budget` is 'x'"),
+        ({"target": "h2000"}, jaxmem.TargetError, "h200"),
+        ({"target": 3}, jaxmem.TargetError, "int"),
+        ({"actions": ["keep", "forget"]}, jaxmem.TagError, "forget"),
+        ({"actions": [Action.OFFLOAD]}, jaxmem.TargetError, "no host memory"),
+        ({"codecs": "grouped_symetric()"}, jaxmem.TagError, "grouped_symmetric"),
+    ],
+)
+def test_wrong_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        jaxmem.plan(build, *SHAPES, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("builder", "message"),
+    [
+        (3, "`build` is int"),
+        (lambda plan: None, "returned NoneType"),
+        (lambda plan: lambda p: p, "cannot be traced"),
+        (lambda plan: lambda p, x: (p, x), "no block"),
+    ],
+)
+def test_wrong_steps(builder, message):
+    with pytest.raises(jaxmem.StepError, match=message):
+        jaxmem.plan(builder, *SHAPES)
