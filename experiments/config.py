@@ -32,7 +32,9 @@ class Model(Section):
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Self:
         if self.width % self.heads:
-            raise ValueError(f"model.width: got {self.width}; allowed: a multiple of model.heads, which is {self.heads}")
+            raise ValueError(
+                f"model.width: got {self.width}; allowed: a multiple of model.heads, which is {self.heads}"
+            )
         if self.attention == "fused" and self.attention_dropout:
             raise ValueError(
                 f"model.attention_dropout: got {self.attention_dropout}; allowed with model.attention = 'fused': 0.0,"

@@ -41,7 +41,9 @@ def find(name: str) -> pathlib.Path:
             raise InputError(f"{name}: no such config file; give a TOML file, or a name: {', '.join(_names())}")
         return path
     if name not in _names():
-        raise InputError(f"{name!r}: no such config{nearest(name, _names())}; there are: {', '.join(_names())}; or give a TOML file")
+        raise InputError(
+            f"{name!r}: no such config{nearest(name, _names())}; there are: {', '.join(_names())}; or give a TOML file"
+        )
     return FOLDER / f"{name}.toml"
 
 
@@ -109,7 +111,12 @@ def _line(key: str, group: list[dict]) -> str:
         return f"{key}: missing {what}; it has no default"
     got = problem["input"]
     allowed = " or ".join(dict.fromkeys(_allowed(p) for p in group))
-    choices = [c.strip("'") for p in group if p["type"] == "literal_error" for c in p["ctx"]["expected"].replace(" or ", ", ").split(", ")]
+    choices = [
+        c.strip("'")
+        for p in group
+        if p["type"] == "literal_error"
+        for c in p["ctx"]["expected"].replace(" or ", ", ").split(", ")
+    ]
     return f"{key}: got {got!r}{nearest(got, choices) if isinstance(got, str) else ''}; allowed: {allowed}"
 
 

@@ -12,7 +12,9 @@ from experiments.report import check_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = cli.parser("experiments.plan", "Plan an experiment's training step for a budget and a target; train nothing.")
+    parser = cli.parser(
+        "experiments.plan", "Plan an experiment's training step for a budget and a target; train nothing."
+    )
     parser.add_argument("--budget", help='bytes, "12GiB" or "90%%" (default: the config\'s; else the usable memory)')
     parser.add_argument("--target", help='"local", or a named GPU such as "h200" (default: the config\'s)')
     args = parser.parse_intermixed_args(argv)

@@ -20,7 +20,9 @@ def check_folder(out: str | pathlib.Path) -> pathlib.Path:
     out = pathlib.Path(out)
     place = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
     if not place.is_dir():
-        raise InputError(f"--out: got {str(out)!r}, and {place} is a file; allowed: a folder, or a path where one can be made")
+        raise InputError(
+            f"--out: got {str(out)!r}, and {place} is a file; allowed: a folder, or a path where one can be made"
+        )
     if not os.access(place, os.W_OK):
         raise InputError(f"--out: got {str(out)!r}, and {place} cannot be written to; allowed: a folder that can")
     return out

@@ -83,6 +83,9 @@ def gradient(loss, params, tokens, key, microbatches: int):
         return jax.tree.map(lambda t, g: t + g / microbatches, total, got), None
 
     parts = tokens.reshape(microbatches, -1, tokens.shape[1])
-    zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(loss, params, parts[0], key)), jax.tree.map(jnp.zeros_like, params)
+    zeros = (
+        jax.tree.map(jnp.zeros_like, jax.eval_shape(loss, params, parts[0], key)),
+        jax.tree.map(jnp.zeros_like, params),
+    )
     total, _ = jax.lax.scan(one, zeros, (jnp.arange(microbatches, dtype=jnp.uint32), parts))
     return total

@@ -36,7 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train(name: str, config: Config, out: pathlib.Path) -> dict:
     """The whole run; returns what summary.json says."""
     text = data.read(config.data.path, config.train.sequence)
-    print(f"{text.source}: {len(text.train):,} bytes to train on, {len(text.validation):,} for validation", file=sys.stderr)
+    print(
+        f"{text.source}: {len(text.train):,} bytes to train on, {len(text.validation):,} for validation",
+        file=sys.stderr,
+    )
     ready = prepare(config)
     if ready.plan is not None:
         print(ready.plan, flush=True)

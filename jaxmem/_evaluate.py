@@ -187,7 +187,7 @@ def _everything_cost(block: BlockClass) -> BlockCost:
 def _wasted(block: BlockClass, recomputed, raw, saved) -> tuple[str, ...]:
     """Saved tags of which the tensor, or a matrix product between it and the tags before it, is recomputed all the same."""
     made_by = {o: i for i, e in enumerate(block.equations) for o in e.outputs}
-    again = set(recomputed)
+    again, needed = set(recomputed), set(block.needed)
     names = []
     for i, tag, _ in saved:
         lead, todo = set(), list(block.equations[i].inputs)
@@ -199,7 +199,8 @@ def _wasted(block: BlockClass, recomputed, raw, saved) -> tuple[str, ...]:
             if e is not None and e not in lead and block.equations[e].tag is None:
                 lead.add(e)
                 todo += block.equations[e].inputs
-        if any(block.equations[e].matmuls for e in lead & again):
+        products = [block.equations[e] for e in lead & again if block.equations[e].matmuls]
+        if any(needed.isdisjoint(e.outputs) for e in products):  # else the backward reads the product itself
             names.append(tag.name)
     return tuple(names)
 

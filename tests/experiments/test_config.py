@@ -55,7 +55,10 @@ def micro(tmp_path):
         (["model.attention=flash"], r"model\.attention: got 'flash'; allowed: one of 'materialized' or 'fused'"),
         (["model.heads=3"], r"model\.width: got 32; allowed: a multiple of model\.heads, which is 3"),
         (["model.vocab=100"], r"model\.vocab: got 100; allowed: at least 256"),
-        (["model.attention=fused", "model.attention_dropout=0.1"], r"model\.attention_dropout: got 0\.1; allowed .* 0\.0"),
+        (
+            ["model.attention=fused", "model.attention_dropout=0.1"],
+            r"model\.attention_dropout: got 0\.1; allowed .* 0\.0",
+        ),
         (["train.microbatches=3"], r"train\.microbatches: got 3; allowed: a divisor of train\.batch, which is 4"),
         (["train.loss_chunk=5"], r"train\.loss_chunk: got 5; allowed: a divisor of train\.sequence, which is 32"),
         (["optimizer.warmup=6"], r"optimizer\.warmup: got 6; allowed: at most train\.steps, which is 5"),
@@ -63,8 +66,14 @@ def micro(tmp_path):
         (["plan.budget=true"], r"plan\.budget: got True; allowed: a whole number or a text"),
         (["plan.budget=1.5"], r"plan\.budget: got 1\.5; allowed: a whole number or a text"),
         (["plan.target=''"], r"plan\.target: got ''; allowed: a text that is not empty"),
-        (["plan.actions=['keep','ofload']"], r"plan\.actions\[1\]: got 'ofload'; did you mean offload\?; allowed: one of"),
-        (["plan.actions=loseless"], r"plan\.actions: got 'loseless'; did you mean lossless\?; allowed: a list of texts or"),
+        (
+            ["plan.actions=['keep','ofload']"],
+            r"plan\.actions\[1\]: got 'ofload'; did you mean offload\?; allowed: one of",
+        ),
+        (
+            ["plan.actions=loseless"],
+            r"plan\.actions: got 'loseless'; did you mean lossless\?; allowed: a list of texts or",
+        ),
         (["plan.actions=[]"], r"plan\.actions: got \[\]; allowed: a list that is not empty or one of 'all'"),
         (["plan=5"], r"plan: got 5; allowed: a section"),
         (["train.steps.more=5"], r"override 'train\.steps\.more=5': steps is a value, not a section"),

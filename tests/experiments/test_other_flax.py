@@ -116,6 +116,8 @@ def test_the_spellings_are_one_model_under_every_plan(spelling):
 
 @pytest.mark.parametrize("spelling", [linen, nnx_scan])
 def test_a_recomputed_block_repeats_its_products_and_a_kept_one_does_not(spelling):
-    products = lambda action: str(jax.make_jaxpr(jax.grad(loss(spelling, policy(action))))(*inputs())).count("dot_general")
+    products = lambda action: str(jax.make_jaxpr(jax.grad(loss(spelling, policy(action))))(*inputs())).count(
+        "dot_general"
+    )
     assert products("keep") == 6 + 12  # forward, and two for each in the backward
     assert products("recompute") == 6 + 12 + 5  # the last product's result is not needed
