@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -39,16 +40,20 @@ def new_plan(config: Config, budget: int | str | None, target: str) -> jaxmem.Pl
 
 def prepare(config: Config) -> Ready:
     """The step to train with, as `config.plan` says: under a plan's file, a new plan, or none."""
+    build, shapes = functools.partial(make_step, config), abstract(config)
     if config.plan.path is not None:
         plan = jaxmem.Plan.load(config.plan.path)
+        if plan.target == "local":
+            plan = jaxmem.verify(plan, build, *shapes)
     elif config.plan.budget == UNPLANNED:
-        plan = None
+        compiled = jax.jit(build(None), donate_argnums=0).lower(*shapes).compile()
+        return Ready(compiled, None, total_bytes(compiled))
     else:
         plan = new_plan(config, config.plan.budget, config.plan.target)
-        if plan.target == "local":
-            return Ready(plan.step, plan, plan.compiled_bytes)
-    compiled = jax.jit(make_step(config, plan), donate_argnums=0).lower(*abstract(config)).compile()
-    return Ready(compiled, plan, total_bytes(compiled))
+    if plan.target == "local":
+        return Ready(plan.step, plan, plan.compiled_bytes)
+    here = jaxmem.verify(dataclasses.replace(plan, target="local", budget_bytes=sys.maxsize), build, *shapes)
+    return Ready(here.step, plan, here.compiled_bytes)  # of another target: its budget does not bind here
 
 
 def total_bytes(compiled) -> int:

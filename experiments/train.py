@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-import jaxmem
 from experiments import cli, data
 from experiments.config import Config
-from experiments.errors import DivergedError, InputError
+from experiments.errors import DivergedError
 from experiments.planning import Ready, prepare
 from experiments.report import Progress, check_folder, results, write_json, write_row
 from experiments.step import State, init_state, make_loss
@@ -43,21 +42,23 @@ def train(name: str, config: Config, out: pathlib.Path) -> dict:
     ready = prepare(config)
     if ready.plan is not None:
         print(ready.plan, flush=True)
-        _warn_if_over(ready)
+        if ready.compiled_bytes > ready.plan.budget_bytes:
+            over = f"{ready.compiled_bytes:,} bytes of a budget of {ready.plan.budget_bytes:,}"
+            print(f"warning: on this device the plan for {ready.plan.target} takes {over}", file=sys.stderr)
     with results(out):
         if ready.plan is not None:
             ready.plan.save(out / "plan.json")
         progress = Progress(config.train.steps, config.train.log_every, config.train.batch * config.train.sequence)
         losses: list[float] = []
-        summary = lambda **known: _summary(name, config, ready, losses, progress.tokens_per_second) | known
+        val_loss, finished = None, False
         try:
             state = loop(config, ready.step, text, progress, losses, out / "metrics.jsonl")
-            val_loss = evaluate(config, state, text)
-        except KeyboardInterrupt:
-            write_json(out / "summary.json", summary(interrupted=True))
-            raise
-        done = summary(val_loss=val_loss)
-        write_json(out / "summary.json", done)
+            val_loss, finished = evaluate(config, state, text), True
+        finally:
+            if finished or isinstance(sys.exception(), KeyboardInterrupt):
+                done = _summary(name, config, ready, losses, progress.tokens_per_second)
+                done |= {"val_loss": val_loss, "interrupted": not finished}
+                write_json(out / "summary.json", done)
     print(f"validation loss {val_loss:.4f} nats a byte; results in {out}", file=sys.stderr)
     return done
 
@@ -107,16 +108,6 @@ def evaluate(config: Config, state: State, text: data.Text) -> float:
     return value
 
 
-def _warn_if_over(ready: Ready) -> None:
-    plan = ready.plan
-    if plan is not None and plan.target == "local" and ready.compiled_bytes > plan.budget_bytes:
-        print(
-            f"warning: compiled here the plan takes {ready.compiled_bytes} bytes of a budget of {plan.budget_bytes}:"
-            " it was made by another version or on another device; plan again",
-            file=sys.stderr,
-        )
-
-
 def _summary(name: str, config: Config, ready: Ready, losses: list[float], speed: float | None) -> dict:
     plan = ready.plan
     return {
@@ -128,7 +119,7 @@ def _summary(name: str, config: Config, ready: Ready, losses: list[float], speed
         "val_loss": None,
         "budget_bytes": plan and plan.budget_bytes,
         "predicted_bytes": plan and plan.predicted_bytes,
-        "compiled_bytes": ready.compiled_bytes,
+        "compiled_bytes": plan.compiled_bytes if plan else ready.compiled_bytes,
         "baseline_bytes": plan.baseline_bytes if plan else ready.compiled_bytes,
         "tokens_per_second": speed,
         "plan_seconds": plan
@@ -136,7 +127,7 @@ def _summary(name: str, config: Config, ready: Ready, losses: list[float], speed
         "compiles": plan.compiles if plan else 1,
         "time_source": plan and plan.time_source,
         "jax_version": jax.__version__,
-        "target": plan.target if plan else config.plan.target,
+        "target": plan.target if plan else "local",
         "interrupted": False,
     }
 

@@ -42,7 +42,8 @@ class Cost:
     def warnings(self) -> tuple[str, ...]:
         return tuple(
             f"tag {tag!r} of block {block.name!r} is saved, and what makes its tensor is recomputed all the same: the"
-            " backward reads the value from before the tag; put the tag inside the operation's derivative rule"
+            " backward reads values between the last product and the tag; tag that product too, or put the tag inside the"
+            " operation's derivative rule, as jaxmem.softmax does"
             for block in self.blocks
             for tag in block.wasted
         )

@@ -88,20 +88,21 @@ class Program:
     def actions(self) -> Actions:
         result: Actions = {b.name: {} for b in self._profile.blocks}
         for (label, name), open_ in self._choices.items():
-            result[label][name] = max(open_, key=lambda c: self._pick[label, name, c].varValue)
+            result[label][name] = max(open_, key=lambda c: self._pick[label, name, c].varValue or 0.0)
         return result
 
     def agree(self, cost: Cost) -> None:
-        """Raises SolverError unless the program's own sums are those of the graph."""
+        """Raises SolverError unless the program's own sums, minimised for time, are those of the graph."""
         seconds = cost.seconds + (RECOMPUTE_PRICE - 1) * cost.recompute_seconds
         for what, got, expected, unit, tolerance in (
-            ("seconds", pulp.value(self._seconds), seconds, self._scale.seconds, 1.0),
-            ("bytes", pulp.value(_sum(self._saved)), cost.saved_bytes, self._scale.bytes, 0.1),
-            ("host bytes", pulp.value(_sum(self._host)), cost.host_bytes, self._scale.bytes, 0.1),
+            ("seconds", self._seconds, seconds, self._scale.seconds, 1.0),
+            ("bytes", _sum(self._saved), cost.saved_bytes, self._scale.bytes, 0.1),
+            ("host bytes", _sum(self._host), cost.host_bytes, self._scale.bytes, 0.1),
         ):
-            if abs((got or 0.0) - expected / unit) > tolerance:
+            value = got.value() or 0.0
+            if abs(value - expected / unit) > tolerance:
                 raise SolverError(
-                    f"the solver says {(got or 0.0) * unit:.9g} {what} and the graph {expected:.9g} for the same"
+                    f"the solver says {value * unit:.9g} {what} and the graph {expected:.9g} for the same"
                     " assignment; the profile's numbers may differ by too many orders of magnitude"
                 )
 

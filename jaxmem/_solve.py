@@ -163,7 +163,8 @@ def _search(profile, goal, room, transients, host_room, allowed, exclude, time_l
             return None
         found = priced(profile, program.actions(), transients, time.perf_counter() - started, gap)
         if fits(found, room, host_room):
-            program.agree(found.cost)
+            if goal == "time":
+                program.agree(found.cost)
             return found
         if not choices:
             return None

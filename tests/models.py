@@ -8,12 +8,13 @@ import jaxmem
 from jaxmem._plan import Draft
 from jaxmem._types import Choice
 
-TAGS = ("in", "ln", "probs", "mask", "up", "gelu")
+TAGS = ("in", "ln", "probs", "mask", "mid", "up", "gelu")
 CODEC = {
     "in": "grouped_symmetric(group=64,scale=bfloat16)",
     "ln": "grouped_symmetric(group=64,scale=bfloat16)",
     "probs": "grouped_asymmetric(group=64,scale=bfloat16)",
     "mask": "bit_mask()",
+    "mid": "grouped_symmetric(group=64,scale=bfloat16)",
     "up": "channelwise_symmetric(scale=bfloat16)",
     "gelu": "grouped_symmetric(group=64,scale=bfloat16)",
 }
@@ -42,7 +43,7 @@ def block(x, p, key):
     x = x + jnp.einsum("bst,btd->bsd", jaxmem.softmax(scores, "probs"), n)
     noise = jnp.cos(37 * jnp.arange(x[0].size, dtype=jnp.float32).reshape(x.shape[1:]) + key)  # random bits compile slowly
     mask = jaxmem.tag(jnp.broadcast_to(noise > -0.8, x.shape), "mask", kind="mask")
-    x = jnp.where(mask, x / 0.9, jnp.zeros((), x.dtype))
+    x = jaxmem.tag(jnp.where(mask, x / 0.9, jnp.zeros((), x.dtype)), "mid", kind="residual")
     up = jaxmem.tag(norm(x) @ p["up"], "up", kind="linear")
     return x + jaxmem.tag(jax.nn.gelu(up), "gelu", kind="gelu") @ p["down"]
 

@@ -1,0 +1,62 @@
+"""How long it takes to plan gpt_345m for an H200 from nothing: no time database, no compile remembered, a fresh process.
+
+    python -m benchmarks.plan_seconds
+
+Wall seconds depend on what else the machine runs, so the processor's seconds (planner and its compiling processes) and
+the load are reported beside them: on n idle cores a plan cannot take less than processor seconds / n.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+
+from benchmarks.common import Report
+
+CONFIG, TARGET, BUDGETS, GOAL = "gpt_345m", "h200", ("16GiB",), 120
+CHILD = f"""
+import json, sys, time
+start = time.perf_counter()
+from experiments.load import load
+from experiments.planning import new_plan
+imported = time.perf_counter()
+plan = new_plan(load({CONFIG!r}), sys.argv[1], {TARGET!r})
+total = time.perf_counter() - start
+print(json.dumps(dict(total=total, imports=imported - start, profile=plan.profile_seconds, solve=plan.solve_seconds,
+    compile=plan.compile_seconds, compiles=plan.compiles, budget_bytes=plan.budget_bytes, compiled_bytes=plan.compiled_bytes,
+    predicted_bytes=plan.predicted_bytes, time_source=plan.time_source)))
+"""
+
+
+def one(budget: str) -> dict:
+    with tempfile.TemporaryDirectory() as empty:
+        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        environment = os.environ | {"XDG_CACHE_HOME": empty, "JAX_COMPILATION_CACHE_DIR": ""}
+        done = subprocess.run([sys.executable, "-c", CHILD, budget], env=environment, stdout=subprocess.PIPE, check=True)
+        wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = json.loads(done.stdout.splitlines()[-1])
+    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return found | {"process_seconds": wall, "processor_seconds": processor, "cores": os.cpu_count(), "load_average": os.getloadavg()[0]}
+
+
+def main() -> None:
+    report = Report("plan_seconds")
+    for budget in BUDGETS:
+        if not report.has(budget):
+            report.add(budget, one(budget))
+    rows = report.data["results"].values()
+    report.summarise(
+        {
+            "goal_seconds": GOAL,
+            "longest_seconds": max(r["process_seconds"] for r in rows),
+            "least_that_idle_cores_allow": max(r["processor_seconds"] / r["cores"] for r in rows),
+            "reached": all(r["process_seconds"] <= GOAL for r in rows),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
