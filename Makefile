@@ -49,7 +49,7 @@ test-matrix:  ## the core tests on python3.11 and python3.12 where present, and 
 	$(foreach python,$(MATRIX),$(MAKE) PYTHON=$(python) test-core &&) true
 	$(if $(filter python3.12,$(MATRIX)),$(MAKE) PYTHON=python3.12 PINS=newest test-core)
 
-BENCH ?= $(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py))
+BENCH ?= $(patsubst benchmarks/%.py,%,$(shell grep -l "^if __name__" benchmarks/*.py))
 bench: $(VENV)/.installed  ## every script of benchmarks/, or those named in BENCH="a b"
 	$(foreach name,$(BENCH),$(PY) -m benchmarks.$(name) &&) true
 

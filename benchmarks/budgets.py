@@ -26,11 +26,17 @@ BETWEEN = 8
 def ends(case: Case) -> dict:
     """Bytes of the least that compiled, of every tag kept, and of everything kept."""
     everything = jaxmem.plan(case.build, *case.args, budget=10**15, target=case.target)
-    keep = case.verifier.compile({label: {t: c for t, c in tags.items() if t != "*"} for label, tags in everything.actions.items()})
+    keep = case.verifier.compile(
+        {label: {t: c for t, c in tags.items() if t != "*"} for label, tags in everything.actions.items()}
+    )
     try:
         jaxmem.plan(case.build, *case.args, budget=everything.baseline_bytes // 100, target=case.target)
     except jaxmem.BudgetError as error:
-        return {"least": error.least_bytes, "keep_all": keep[0].compiled.total_bytes, "everything": everything.baseline_bytes}
+        return {
+            "least": error.least_bytes,
+            "keep_all": keep[0].compiled.total_bytes,
+            "everything": everything.baseline_bytes,
+        }
     raise AssertionError("a hundredth of the step's bytes was enough")
 
 
@@ -79,10 +85,15 @@ def _points(report: Report, name: str, case: Case) -> None:
     if not report.has(f"{name} ends"):
         report.add(f"{name} ends", ends(case))
     e = report[f"{name} ends"]
-    budgets = {f"{i}/{BETWEEN + 1}": e["least"] + (e["keep_all"] - e["least"]) * i // (BETWEEN + 1) for i in range(1, BETWEEN + 1)}
+    budgets = {
+        f"{i}/{BETWEEN + 1}": e["least"] + (e["keep_all"] - e["least"]) * i // (BETWEEN + 1)
+        for i in range(1, BETWEEN + 1)
+    }
     budgets |= {"keep_all": e["keep_all"], "above": (e["keep_all"] + e["everything"]) // 2}
     budgets["everything"] = e["everything"] if case.target.local else int(e["everything"] / (1 - DEVICELESS_MARGIN)) + 1
-    for label in sorted(budgets, key=lambda b: (b != "everything", b.isalpha(), int(b[0]) % 2 if b[0].isdigit() else 0)):
+    for label in sorted(
+        budgets, key=lambda b: (b != "everything", b.isalpha(), int(b[0]) % 2 if b[0].isdigit() else 0)
+    ):
         if not report.has(f"{name} {label}"):
             report.add(f"{name} {label}", at(case, budgets[label]))
 
@@ -104,8 +115,12 @@ def summary(report: Report, name: str) -> dict:
         "median share less margin": middle("share_less_margin"),
         "median prediction error": middle("prediction_error"),
         "largest prediction error": max((r["prediction_error"] for r in inside), default=None),
-        "times that rose with the budget": sum(b["predicted_seconds"] > a["predicted_seconds"] * (1 + 1e-9) for a, b in pairs),
-        "build(None)'s program at everything": all(r["same_program_as_no_plan"] for r in found if r["keeps_everything"]),
+        "times that rose with the budget": sum(
+            b["predicted_seconds"] > a["predicted_seconds"] * (1 + 1e-9) for a, b in pairs
+        ),
+        "build(None)'s program at everything": all(
+            r["same_program_as_no_plan"] for r in found if r["keeps_everything"]
+        ),
     }
 
 

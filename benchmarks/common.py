@@ -1,7 +1,6 @@
 """What the planning benchmarks share: a config's step, its profile on a target, and results as JSON that appears whole."""
 
 import argparse
-import dataclasses
 import functools
 import json
 import os
@@ -10,6 +9,8 @@ import platform
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+
+import jax
 
 from experiments.load import load
 from experiments.step import abstract, make_step
@@ -20,6 +21,8 @@ from jaxmem._profile import profile
 from jaxmem._target import Target
 from jaxmem._types import ALL, KEEP, REST, Actions, Profile
 from jaxmem._verify import Verifier
+
+jax.config.update("jax_traceback_in_locations_limit", 0)  # so that a compiled program is remembered whoever traced it
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -111,7 +114,3 @@ def versions() -> dict[str, str]:
 
 def show(actions: Actions) -> dict[str, dict[str, str]]:
     return {b: {t: str(c) for t, c in tags.items()} for b, tags in actions.items()}
-
-
-def as_dict(value) -> dict:
-    return dataclasses.asdict(value)

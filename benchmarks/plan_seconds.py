@@ -35,11 +35,18 @@ def one(budget: str) -> dict:
     with tempfile.TemporaryDirectory() as empty:
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         environment = os.environ | {"XDG_CACHE_HOME": empty, "JAX_COMPILATION_CACHE_DIR": ""}
-        done = subprocess.run([sys.executable, "-c", CHILD, budget], env=environment, stdout=subprocess.PIPE, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", CHILD, budget], env=environment, stdout=subprocess.PIPE, check=True
+        )
         wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     found = json.loads(done.stdout.splitlines()[-1])
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return found | {"process_seconds": wall, "processor_seconds": processor, "cores": os.cpu_count(), "load_average": os.getloadavg()[0]}
+    return found | {
+        "process_seconds": wall,
+        "processor_seconds": processor,
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+    }
 
 
 def main() -> None:

@@ -64,14 +64,25 @@ def on_profile(case: Case) -> dict:
 
 
 def on_random_graphs() -> dict:
-    counts = {"graphs": 0, "with_8_tags": 0, "assignments_tried": 0, "solves": 0, "equal_to_brute_force": 0, "infeasible_in_both": 0}
+    counts = {
+        "graphs": 0,
+        "with_8_tags": 0,
+        "assignments_tried": 0,
+        "solves": 0,
+        "equal_to_brute_force": 0,
+        "infeasible_in_both": 0,
+    }
     versus = {"greedy_found_none": 0, "greedy_worse": 0, "greedy_equal": 0, "greedy_better": 0}
     seconds: list[float] = []
     ratios: list[float] = []
 
     @hypothesis.seed(0)
     @hypothesis.settings(
-        max_examples=GRAPHS, deadline=None, database=None, phases=[hypothesis.Phase.generate], suppress_health_check=list(hypothesis.HealthCheck)
+        max_examples=GRAPHS,
+        deadline=None,
+        database=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
     )
     @hypothesis.given(profiles.profiles(), st.integers(0, 2**31))
     def one(made, seed):
@@ -114,7 +125,13 @@ def _spread(values: list[float]) -> dict:
         return {"n": 0}
     ordered = sorted(values)
     at = lambda share: ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-    return {"n": len(ordered), "median": statistics.median(ordered), "p90": at(0.9), "max": ordered[-1], "min": ordered[0]}
+    return {
+        "n": len(ordered),
+        "median": statistics.median(ordered),
+        "p90": at(0.9),
+        "max": ordered[-1],
+        "min": ordered[0],
+    }
 
 
 def main() -> None:
@@ -135,7 +152,10 @@ def main() -> None:
             "longest solve on a real profile": max(r["solve_seconds"]["max"] for r in real),
             "solves on real profiles": sum(r["solve_seconds"]["n"] for r in real),
             "greedy better than the solver": sum(r["greedy_better"] for r in real) + graphs["greedy_better"],
-            "random solves equal to brute force or infeasible in both": [graphs["equal_to_brute_force"] + graphs["infeasible_in_both"], graphs["solves"]],
+            "random solves equal to brute force or infeasible in both": [
+                graphs["equal_to_brute_force"] + graphs["infeasible_in_both"],
+                graphs["solves"],
+            ],
         }
     )
 

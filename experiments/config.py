@@ -32,9 +32,7 @@ class Model(Section):
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Self:
         if self.width % self.heads:
-            raise ValueError(
-                f"model.width: got {self.width}; allowed: a multiple of model.heads, which is {self.heads}"
-            )
+            raise ValueError(f"model.width: got {self.width}; allowed: a multiple of model.heads, {self.heads}")
         if self.attention == "fused" and self.attention_dropout:
             raise ValueError(
                 f"model.attention_dropout: got {self.attention_dropout}; allowed with model.attention = 'fused': 0.0,"
@@ -61,11 +59,11 @@ class Train(Section):
     def _divides(self) -> Self:
         if self.batch % self.microbatches:
             raise ValueError(
-                f"train.microbatches: got {self.microbatches}; allowed: a divisor of train.batch, which is {self.batch}"
+                f"train.microbatches: got {self.microbatches}; allowed: a divisor of train.batch, {self.batch}"
             )
         if self.sequence % self.loss_chunk:
             raise ValueError(
-                f"train.loss_chunk: got {self.loss_chunk}; allowed: a divisor of train.sequence, which is {self.sequence}"
+                f"train.loss_chunk: got {self.loss_chunk}; allowed: a divisor of train.sequence, {self.sequence}"
             )
         return self
 
@@ -105,6 +103,6 @@ class Config(Section):
     def _agrees(self) -> Self:
         if self.optimizer.warmup > self.train.steps:
             raise ValueError(
-                f"optimizer.warmup: got {self.optimizer.warmup}; allowed: at most train.steps, which is {self.train.steps}"
+                f"optimizer.warmup: got {self.optimizer.warmup}; allowed: at most train.steps, {self.train.steps}"
             )
         return self

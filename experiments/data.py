@@ -23,7 +23,7 @@ class Text:
 
 
 def read(path: str | None, sequence: int) -> Text:
-    """The text of `path`, at least `sequence` + 1 bytes on either side of the split; None: Python's standard library."""
+    """The text of `path` (None: Python's standard library), with at least `sequence` + 1 bytes on either side."""
     if path is None:
         folder = pathlib.Path(sysconfig.get_path("stdlib"))
         text = _folder(folder, f"Python's standard library ({folder})", "*.py")

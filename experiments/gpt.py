@@ -2,9 +2,9 @@
 
 NNX, not linen: it is the interface that Flax documents and develops in 2026, and its modules are plain objects that
 hold their arrays, so the layers' parameters can be stacked once and scanned. Linen is as good a home for the tags:
-`tests/experiments/test_other_flax.py` has this block in linen (`nn.scan(nn.remat(...))`) and under `nnx.scan(nnx.remat(...))`.
-The layer loop here is `jax.lax.scan` over the stacked parameters round `jax.checkpoint`, on the split module: `nnx.scan`
-also carries every parameter out of the loop, which costs nothing under jit and clutters a profile.
+`tests/experiments/test_other_flax.py` has this block under linen's `nn.scan(nn.remat(...))` and `nnx.scan(nnx.remat(...))`.
+The layer loop here is `jax.lax.scan` over the stacked parameters round `jax.checkpoint`, on the split module, since
+`nnx.scan` also carries every parameter out of the loop, which costs nothing under jit and clutters a profile.
 
 Shapes: B batch, S sequence, D width, H heads, K = D / H, F = 4 D, V vocabulary, L layers.
 """
@@ -99,7 +99,7 @@ class Block(nnx.Module):
 
 
 class GPT(nnx.Module):
-    """`model`: sizes. `sequence`: the longest input. Bytes in, the last hidden states out; `embedding` is also the head."""
+    """`model`: sizes. `sequence`: the longest input. Tokens in, hidden states out; `embedding` is also the head."""
 
     def __init__(self, model: Model, sequence: int, rngs: nnx.Rngs):
         wide, normal = parameter_dtype(model), nnx.initializers.normal(INIT)
@@ -111,7 +111,7 @@ class GPT(nnx.Module):
         self.final = Norm(model, rngs)
 
     def __call__(self, tokens_BS, key=None, policy=None):
-        """Hidden states (B, S, D) of tokens (B, S). `key` None: no dropout. `policy`: of each layer's `jax.checkpoint`."""
+        """Hidden states (B, S, D) of tokens (B, S). `key` None: no dropout. `policy`: of each layer's checkpoint."""
         dtype = jnp.dtype(self.model.dtype)
         x_BSD = self.embedding[...].astype(dtype)[tokens_BS] + self.positions[: tokens_BS.shape[1]].astype(dtype)
         structure, stacked = nnx.split(self.blocks)

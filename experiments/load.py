@@ -1,4 +1,4 @@
-"""A TOML file and `key.sub=value` overrides -> Config, or an InputError that names file, key, value and what is allowed."""
+"""A TOML file and `key.sub=value` overrides -> Config, or an InputError with file, key, value and what is allowed."""
 
 import pathlib
 import tomllib
@@ -85,7 +85,7 @@ def _explain(error: pydantic.ValidationError, data: dict, path: str, sources: di
 
 
 def _key(location: tuple, data: Any) -> str:
-    """The dotted key of a problem: its location in the data, less the names that pydantic gives to a union's members."""
+    """The dotted key of a problem: its location in the data, less the names pydantic gives to a union's members."""
     parts: list[str] = []
     for part in location:
         if isinstance(part, int) and isinstance(data, list):
@@ -102,7 +102,7 @@ def _line(key: str, group: list[dict]) -> str:
     if problem["type"] == "value_error":
         return str(problem["ctx"]["error"])
     if problem["type"] == "extra_forbidden":
-        section, _, name = key.rpartition(".")
+        section, _, _ = key.rpartition(".")
         names = _fields(section)
         full = [f"{section}.{n}" if section else n for n in names]
         return f"{key}: unknown key, got {problem['input']!r}{nearest(key, full)}; allowed: {', '.join(names)}"

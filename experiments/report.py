@@ -53,7 +53,7 @@ def write_row(file: TextIO, row: dict) -> None:
 
 
 class Progress:
-    """Step, loss and speed on standard error: one line that is rewritten, or where that is a pipe a line now and then."""
+    """Step, loss and speed on standard error: one line, rewritten; where that is a pipe, a line now and then."""
 
     def __init__(self, steps: int, every: int, tokens_per_step: int):
         self.steps, self.every, self.tokens = steps, every, tokens_per_step

@@ -4,6 +4,7 @@ Writes DIR/metrics.jsonl (a row a step), DIR/plan.json and DIR/summary.json. Exi
 used; 3 where the loss is no longer finite; 130 where interrupted (the summary then tells of the steps done).
 """
 
+import functools
 import math
 import pathlib
 import sys
@@ -35,10 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train(name: str, config: Config, out: pathlib.Path) -> dict:
     """The whole run; returns what summary.json says."""
     text = data.read(config.data.path, config.train.sequence)
-    print(
-        f"{text.source}: {len(text.train):,} bytes to train on, {len(text.validation):,} for validation",
-        file=sys.stderr,
-    )
+    sizes = f"{len(text.train):,} bytes to train on, {len(text.validation):,} for validation"
+    print(f"{text.source}: {sizes}", file=sys.stderr)
     ready = prepare(config)
     if ready.plan is not None:
         print(ready.plan, flush=True)
@@ -50,24 +49,26 @@ def train(name: str, config: Config, out: pathlib.Path) -> dict:
             ready.plan.save(out / "plan.json")
         progress = Progress(config.train.steps, config.train.log_every, config.train.batch * config.train.sequence)
         losses: list[float] = []
-        val_loss, finished = None, False
+        val_loss, stopped = None, None
         try:
             state = loop(config, ready.step, text, progress, losses, out / "metrics.jsonl")
-            val_loss, finished = evaluate(config, state, text), True
-        finally:
-            if finished or isinstance(sys.exception(), KeyboardInterrupt):
-                done = _summary(name, config, ready, losses, progress.tokens_per_second)
-                done |= {"val_loss": val_loss, "interrupted": not finished}
-                write_json(out / "summary.json", done)
+            val_loss = evaluate(config, state, text)
+        except KeyboardInterrupt as error:
+            stopped = error
+        summary = _summary(name, config, ready, losses, progress.tokens_per_second)
+        summary |= {"val_loss": val_loss, "interrupted": stopped is not None}
+        write_json(out / "summary.json", summary)
+        if stopped is not None:
+            raise stopped
     print(f"validation loss {val_loss:.4f} nats a byte; results in {out}", file=sys.stderr)
-    return done
+    return summary
 
 
 def loop(
     config: Config, step: Callable, text: data.Text, progress: Progress, losses: list[float], path: pathlib.Path
 ) -> State:
     """Trains from the first state; appends to `losses` and to the file at `path`, a step behind the device."""
-    state = jax.jit(init_state, static_argnums=0)(config)
+    state = jax.jit(functools.partial(init_state, config))()
     t, pending = config.train, None
 
     with path.open("w") as file:
@@ -116,7 +117,6 @@ def _summary(name: str, config: Config, ready: Ready, losses: list[float], speed
         "steps": len(losses),
         "first_loss": losses[0] if losses else None,
         "final_loss": losses[-1] if losses else None,
-        "val_loss": None,
         "budget_bytes": plan and plan.budget_bytes,
         "predicted_bytes": plan and plan.predicted_bytes,
         "compiled_bytes": plan.compiled_bytes if plan else ready.compiled_bytes,
@@ -128,7 +128,6 @@ def _summary(name: str, config: Config, ready: Ready, losses: list[float], speed
         "time_source": plan and plan.time_source,
         "jax_version": jax.__version__,
         "target": plan.target if plan else "local",
-        "interrupted": False,
     }
 
 

@@ -33,7 +33,9 @@ def audit(traced: jax.stages.Traced) -> Audit:
     """
     instances = find_blocks(traced.jaxpr.jaxpr).instances
     if not instances:
-        raise StepError("audit: `traced` has no jax.checkpoint region under a jaxmem policy that a gradient runs through; expected at least one")
+        raise StepError(
+            "audit: `traced` has no jax.checkpoint region under a jaxmem policy that a gradient runs through; expected at least one"
+        )
     device = host = matmuls = 0
     flops = 0.0
     for i in instances:

@@ -16,7 +16,14 @@ from tests import models
 pytestmark = pytest.mark.core
 LAYERS, BATCH, SEQUENCE, WIDTH = 3, 2, 64, 64
 FLOATS = BATCH * SEQUENCE * WIDTH * 4  # bytes of one residual-stream tensor
-BYTES = {"in": FLOATS, "ln": FLOATS, "probs": BATCH * SEQUENCE**2 * 4, "mask": FLOATS // 4, "up": 2 * FLOATS, "gelu": 2 * FLOATS}
+BYTES = {
+    "in": FLOATS,
+    "ln": FLOATS,
+    "probs": BATCH * SEQUENCE**2 * 4,
+    "mask": FLOATS // 4,
+    "up": 2 * FLOATS,
+    "gelu": 2 * FLOATS,
+}
 ARGS = (models.parameters(LAYERS, WIDTH, "float32"), models.batch(BATCH, SEQUENCE, WIDTH, "float32"))
 
 
@@ -64,7 +71,9 @@ def test_what_the_profile_predicts_is_what_is_traced(loss, action):
 
 
 def test_microbatches_run_more_often_and_hold_no_more():
-    one, four = (audit(traced({}, args=(ARGS[0], models.batch(4, SEQUENCE, WIDTH, "float32")), microbatches=n)) for n in (1, 4))
+    one, four = (
+        audit(traced({}, args=(ARGS[0], models.batch(4, SEQUENCE, WIDTH, "float32")), microbatches=n)) for n in (1, 4)
+    )
     assert (one.saved_bytes, one.matmuls) == (4 * four.saved_bytes, four.matmuls // 4)
 
 

@@ -27,8 +27,8 @@ BY_ROWS = (ChannelwiseSymmetric(), ChannelwiseSymmetric("float32", stochastic=Tr
 SEPARATED = (OutlierSeparated(group=8, capacity=2), OutlierSeparated(scale="float32", stochastic=True))
 INT4 = (*GROUPED, *BY_ROWS, *SEPARATED)
 EVERY = (*INT4, BitMask())
-FLOATS = ("bfloat16", "float16", "float32", "float64")
-SHAPES = [(), (0,), (1,), (5, 23), (0, 4), (3, 0), (2, 3, 7), (130,), (4, 64)]
+ONE_OF_EACH = (GROUPED[2], GROUPED[3], *BY_ROWS[::2], SEPARATED[0], BitMask())
+SHAPES = [(), (0,), (5, 23), (0, 14), (3, 0), (2, 3, 7), (130,), (4, 64)]
 CASES = [((), "float32"), ((5, 23), "float16"), ((2, 3, 7), "bfloat16"), ((130,), "float64"), ((4, 64), "float32")]
 by_codec = pytest.mark.parametrize("codec", INT4, ids=str)
 
@@ -119,7 +119,7 @@ def test_float64_past_the_scales_range_is_nan_or_stored_exactly(codec):
 
 
 @pytest.mark.parametrize("codec", EVERY, ids=str)
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_nbytes_is_what_encode_returns(codec, dtype):
     for shape in SHAPES:
         x = jax.ShapeDtypeStruct(shape, dtype)
@@ -144,7 +144,7 @@ def test_bytes_of_a_gpt_tensor():
     assert BitMask().nbytes(shape, "bool") == values // 8
 
 
-@pytest.mark.parametrize("codec", EVERY, ids=str)
+@pytest.mark.parametrize("codec", ONE_OF_EACH, ids=str)
 def test_under_jit_vmap_scan_and_shard_map(codec):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 33)), jnp.bfloat16)
     x = (x > 0).astype(x.dtype) if isinstance(codec, BitMask) else x.at[..., 5].multiply(30)

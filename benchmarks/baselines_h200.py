@@ -1,0 +1,138 @@
+"""What a JAX user would pick today against plans of the same bytes, compiled for an H200 that is not there.
+
+    python -m benchmarks.baselines_h200
+
+Each baseline of `benchmarks/baselines.py` is compiled: its bytes by XLA's buffer assignment, its time in the planner's cost
+model (seconds on top of an ideal step that neither writes nor repeats anything), and XLA's own estimate of the step. Then
+a plan at its bytes, and one 15 % below the least of them all. Both times are models: no step ran. XLA's estimate leaves
+out host copies and whatever it does not price, so it says nothing of offload. Bytes are of a compile without estimates,
+since asking for them changes the matrix kernels. A plan wins where its time is less by more than 0.5 % of the step.
+"""
+
+import jaxmem
+from benchmarks.baselines import Baseline, baselines, step_under
+from benchmarks.common import Case, Report, show
+from jaxmem._deviceless import Compiler
+from jaxmem._evaluate import evaluate, everything
+from jaxmem._export import export_flat
+from jaxmem._jaxpr import matmul_flops
+from jaxmem._plan import Draft
+from jaxmem._planner import DEVICELESS_MARGIN
+from jaxmem._verify import Verifier
+
+CONFIGS, TARGET = ("gpt_117m", "gpt_345m"), "h200"
+BELOW = 0.85
+DRAW = 0.005  # of a step
+
+
+def xla_seconds(case: Case, build, plan) -> float | None:
+    traced = Verifier(build, case.args, case.target).trace(plan)
+    exported, donated = export_flat(traced, case.target.platform)
+    return case.compiler.submit(exported, donated=donated, cost=True).result().xla_seconds
+
+
+def products(case: Case, actions, kept_flops: float) -> float:
+    cost = evaluate(case.profile, actions)
+    return kept_flops + sum(b.runs * c.flops for b, c in zip(case.profile.blocks, cost.blocks))
+
+
+def of_baseline(case: Case, baseline: Baseline, kept_flops: float) -> dict:
+    if baseline.exact:
+        build, plan = case.build, Draft(baseline.actions)
+    else:
+        build, plan = lambda _: step_under(case.config, baseline.policy), None
+    verifier = Verifier(build, case.args, case.target, case.compiler)
+    compiled = verifier.compile(baseline.actions if plan else None)[0].compiled
+    cost = evaluate(case.profile, baseline.actions)
+    predicted = products(case, baseline.actions, kept_flops)
+    return {
+        "bytes": compiled.total_bytes,
+        "host_bytes": compiled.host_bytes,
+        "model_extra_seconds": cost.seconds,
+        "model_is": "exact" if baseline.exact else "the nearest keep-set",
+        "xla_seconds": xla_seconds(case, build, plan),
+        "flops_ratio": compiled.matmul_flops / predicted,
+        "actions": show(baseline.actions),
+    }
+
+
+def of_plan(case: Case, at_bytes: int, lossless: bool, kept_flops: float) -> dict:
+    """A plan of no more than `at_bytes` as compiled: the planner's margin for autotuning is added to the budget."""
+    budget = int(at_bytes / (1 - DEVICELESS_MARGIN)) + 1
+    try:
+        plan = jaxmem.plan(
+            case.build,
+            *case.args,
+            budget=budget,
+            target=case.target,
+            actions=jaxmem.LOSSLESS if lossless else jaxmem.ALL,
+        )
+    except jaxmem.BudgetError as error:
+        return {"at_bytes": at_bytes, "found": False, "least_bytes": error.least_bytes}
+    draft = Draft(plan.actions)
+    compiled = case.verifier.compile(plan.actions)[0].compiled
+    return {
+        "at_bytes": at_bytes,
+        "found": True,
+        "bytes": plan.compiled_bytes,
+        "host_bytes": plan.host_bytes,
+        "compiles": plan.compiles,
+        "model_extra_seconds": evaluate(case.profile, plan.actions).seconds,
+        "xla_seconds": xla_seconds(case, case.build, draft),
+        "flops_ratio": compiled.matmul_flops / products(case, plan.actions, kept_flops),
+        "actions": show(plan.actions),
+    }
+
+
+def compare(report: Report, config: str) -> None:
+    with Compiler(TARGET) as compiler:
+        case = Case(config, TARGET, compiler)
+        kept_flops = sum(matmul_flops(e)[0] for e in case.trace(None).jaxpr.jaxpr.eqns)
+        for baseline in baselines(case.profile):
+            if not report.has(key := f"{config} baseline {baseline.name}"):
+                report.add(key, of_baseline(case, baseline, kept_flops))
+        found = {k.split()[-1]: r for k, r in report.data["results"].items() if k.startswith(f"{config} baseline")}
+        wanted = {"15 % below the least": int(BELOW * min(r["bytes"] for r in found.values()))} | {
+            n: r["bytes"] for n, r in found.items()
+        }
+        for name, size in wanted.items():
+            if not report.has(key := f"{config} plan {name}"):
+                report.add(
+                    key,
+                    of_plan(case, size, False, kept_flops)
+                    | {"everything_extra_seconds": everything(case.profile).seconds},
+                )
+
+
+def table(report: Report, config: str) -> dict:
+    rows, wins = [], {}
+    results = report.data["results"]
+    step = max((r["xla_seconds"] or 0 for k, r in results.items() if k.startswith(f"{config} baseline")), default=0)
+    for key, plan in results.items():
+        if not key.startswith(f"{config} plan ") or not plan["found"]:
+            continue
+        name = key.removeprefix(f"{config} plan ")
+        base = results.get(f"{config} baseline {name}", {})
+        row = {"against": name, "plan_bytes": plan["bytes"], "baseline_bytes": base.get("bytes")}
+        for what in ("model_extra_seconds", "xla_seconds"):
+            row[what] = [base.get(what), plan[what]]
+            if base and base.get(what) is not None and plan[what] is not None:
+                less = base[what] - plan[what]
+                outcome = "win" if less > DRAW * step else "loss" if less < -DRAW * step else "draw"
+                row[f"by {what}"] = outcome
+                wins.setdefault(what, {}).setdefault(outcome, []).append(name)
+        rows.append(row)
+    ratios = [abs(r["flops_ratio"] - 1) for k, r in results.items() if k.startswith(config) and "flops_ratio" in r]
+    count = {w: {o: len(n) for o, n in found.items()} for w, found in wins.items()}
+    return {"counts": count, "largest deviation of HLO FLOPs": max(ratios, default=None), "rows": rows}
+
+
+def main() -> None:
+    report = Report("baselines_h200")
+    for config in CONFIGS:
+        compare(report, config)
+        report.summarise({c: table(report, c) for c in CONFIGS})
+
+
+if __name__ == "__main__":
+    main()

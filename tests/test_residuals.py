@@ -1,0 +1,263 @@
+"""Residuals held encoded: the value is `f`'s, the gradient is `f`'s at what was decoded, and the bytes are the codes'."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmem import TagError, codecs, compress_residuals
+
+pytestmark = pytest.mark.core
+INT4 = codecs.GroupedSymmetric(group=8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bytes:
+    """A lossless codec: the bytes, as uint8."""
+
+    name: ClassVar[str] = "bytes"
+
+    def check(self, shape, dtype):
+        pass
+
+    def encode(self, x):
+        return (jax.lax.bitcast_convert_type(x, jnp.uint8),)
+
+    def decode(self, codes, shape, dtype):
+        return jax.lax.bitcast_convert_type(codes[0], dtype)
+
+    def nbytes(self, shape, dtype):
+        return int(np.prod(shape)) * jnp.dtype(dtype).itemsize
+
+
+LOSSLESS = lambda aval: Bytes()
+
+
+def layer(p, x, key, rate=0.1):
+    """p["w"] (D, D), x (T, D): a product, an activation, dropout."""
+    mask = jax.random.bernoulli(key["dropout"], 1 - rate, x.shape)
+    return jnp.where(mask, jnp.sin(x @ p["w"]), jnp.zeros((), x.dtype))
+
+
+def arguments(dtype=jnp.float64, tokens=16, width=32):
+    p = {"w": jax.random.normal(jax.random.key(1), (width, width), dtype) / jnp.asarray(width**0.5, dtype)}
+    x = jax.random.normal(jax.random.key(2), (tokens, width), dtype)
+    return p, x, {"dropout": jax.random.key(3), "layer": 0}
+
+
+def squares(f):
+    return lambda p, x, key: (f(p, x, key) ** 2).sum()
+
+
+def held(f, *args):
+    """(shape, dtype) of each array that f's backward keeps, for floating arguments."""
+    return [(a.shape, a.dtype.name) for a in jax.tree.leaves(jax.eval_shape(lambda *a: jax.vjp(f, *a)[1], *args))]
+
+
+def close(got, want, rtol):
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * np.abs(w).max()), got, want)
+
+
+def plain(f):
+    return lambda p, x, key: jax.value_and_grad(squares(f), (0, 1))(p, x, key)
+
+
+def jitted(f):
+    return lambda p, x, key: jax.jit(jax.value_and_grad(lambda p, x: squares(f)(p, x, key), (0, 1)))(p, x)
+
+
+def vmapped(f):
+    def loss(p, x, key):
+        keys = jax.random.split(key["dropout"], 3)
+        return jax.vmap(lambda x, k: squares(f)(p, x, {"dropout": k}))(jnp.stack([x, 2 * x, 3 * x]), keys).sum()
+
+    return jax.jit(jax.value_and_grad(loss, (0, 1)), static_argnums=()) if f is None else (
+        lambda p, x, key: jax.value_and_grad(lambda p, x: loss(p, x, key), (0, 1))(p, x)
+    )
+
+
+def per_example(f):
+    grad = lambda p, x, k: jax.value_and_grad(squares(f), (0, 1))(p, x, {"dropout": k})
+    return lambda p, x, key: jax.vmap(grad, (None, 0, 0))(p, jnp.stack([x, 2 * x]), jax.random.split(key["dropout"], 2))
+
+
+def scan_loss(f, key, layers=3):
+    keys = jax.random.split(key["dropout"], layers)
+    body = lambda x, one: (f(one[0], x, {"dropout": one[1]}), None)
+    return lambda p, x: (jax.lax.scan(body, x, (jax.tree.map(lambda w: jnp.stack([w] * layers), p), keys))[0] ** 2).sum()
+
+
+def scanned(f):
+    return lambda p, x, key: jax.jit(jax.value_and_grad(scan_loss(f, key), (0, 1)))(p, x)
+
+
+def checkpointed(f):
+    return lambda p, x, key: jax.jit(
+        jax.value_and_grad(jax.checkpoint(lambda p, x: squares(f)(p, x, key)), (0, 1))
+    )(p, x)
+
+
+@pytest.mark.parametrize("under", [plain, jitted, vmapped, per_example, scanned, checkpointed])
+@pytest.mark.parametrize("keep_args", [None, (), (0,)])
+def test_a_lossless_codec_gives_the_exact_gradient(under, keep_args):
+    args = arguments()
+    close(under(compress_residuals(layer, LOSSLESS, keep_args=keep_args))(*args), under(layer)(*args), 1e-13)
+
+
+def test_the_value_is_exact_under_a_lossy_codec_and_the_gradient_near():
+    args = arguments(jnp.float32)
+    f = compress_residuals(layer, INT4, keep_args=(0,))
+    np.testing.assert_array_equal(f(*args), layer(*args))
+    (value, grads), (want, exact) = plain(f)(*args), plain(layer)(*args)
+    assert value == want
+    for got, grad in zip(jax.tree.leaves(grads), jax.tree.leaves(exact)):
+        assert 1e-4 < jnp.linalg.norm(got - grad) / jnp.linalg.norm(grad) < 0.2
+
+
+def test_the_gradient_is_taken_at_what_was_decoded():
+    x, w = (jax.random.normal(jax.random.key(i), (8, 32), jnp.float32) for i in range(2))
+    f = compress_residuals(lambda x, w: (jnp.sin(x) * w).sum(), INT4)
+    dx, dw = jax.grad(f, (0, 1))(x, w)
+    decoded = lambda y: INT4.decode(INT4.encode(y), y.shape, y.dtype)
+    np.testing.assert_array_equal(dw, decoded(jnp.sin(x)))
+    np.testing.assert_array_equal(dx, decoded(jnp.cos(x)) * w)
+    scale = np.repeat(np.asarray(INT4.encode(jnp.sin(x))[1], np.float32), 8).reshape(x.shape)
+    error = np.abs(dw - jnp.sin(x))
+    assert (error <= scale * np.where(jnp.sin(x) > 7.5 * scale, 1, 0.5) * (1 + 1e-5)).all()
+    assert error.max() > scale.max() / 4
+
+
+def test_a_dropout_mask_is_held_as_one_bit_a_value():
+    p, x, key = arguments(jnp.float32)
+    dropout = lambda x: jnp.where(jax.random.bernoulli(key["dropout"], 0.9, x.shape), x / 0.9, jnp.zeros((), x.dtype))
+    assert held(dropout, x).count((x.shape, "bool")) == 1
+    for codec in (INT4, lambda aval: None):
+        kept = held(compress_residuals(dropout, codec), x)
+        assert not [a for a in kept if a[1] == "bool"]
+        assert [shape for shape, dtype in kept if dtype == "uint8" and np.prod(shape) == x.size // 8]
+    masked = compress_residuals(lambda x, mask: x * mask.astype(x.dtype), lambda aval: codecs.BitMask())
+    mask = jax.random.bernoulli(key["dropout"], 0.9, x.shape)
+    np.testing.assert_array_equal(jax.grad(lambda x: masked(x, mask).sum())(x), mask.astype(x.dtype))
+
+
+@jax.custom_vjp
+def attention(q, k, v):
+    """q, k, v (T, D), as an operation that owns its residuals: output and log-sum-exp, as flash attention's."""
+    return _attention(q, k, v)[0]
+
+
+def _attention(q, k, v):
+    scores = q @ k.T
+    lse = jax.nn.logsumexp(scores, -1)
+    out = jnp.exp(scores - lse[:, None]) @ v
+    return out, (q, k, v, out, lse)
+
+
+def _attention_backward(residuals, g):
+    q, k, v, out, lse = residuals
+    probs = jnp.exp(q @ k.T - lse[:, None])
+    ds = probs * (g @ v.T - (g * out).sum(-1, keepdims=True))
+    return ds @ k, ds.T @ q, probs.T @ g
+
+
+attention.defvjp(_attention, _attention_backward)
+
+
+def test_attention_output_is_encoded_and_its_log_sum_exp_is_not():
+    q, k, v = (jax.random.normal(jax.random.key(i), (64, 32), jnp.float32) for i in range(3))
+    choose = lambda aval: codecs.GroupedSymmetric() if aval.shape == (64, 32) else None
+    f = compress_residuals(attention, choose)
+    kept = held(f, q, k, v)
+    assert kept.count(((64, 32), "float32")) == 3, "q, k, v, being the arguments, and no output"
+    assert kept.count(((64,), "float32")) == 1, "the log-sum-exp"
+    assert sorted(kept)[:0] == [] and {((32, 32), "uint8"), ((32,), "bfloat16")} <= set(kept), "the output's codes"
+    loss = lambda f: lambda *a: (f(*a) ** 2).sum()
+    grads, exact = jax.grad(loss(f), (0, 1, 2))(q, k, v), jax.grad(loss(attention), (0, 1, 2))(q, k, v)
+    np.testing.assert_array_equal(f(q, k, v), attention(q, k, v))
+    np.testing.assert_array_equal(grads[2], exact[2])
+    for got, grad in zip(grads[:2], exact[:2]):
+        assert 0 < jnp.linalg.norm(got - grad) / jnp.linalg.norm(grad) < 0.2
+
+
+def test_arguments_stay_as_they_are_and_are_held_once():
+    p, x, key = arguments(jnp.float32)
+    w = p["w"]
+    product = lambda w, x: jnp.sin(x @ w)
+    float32 = lambda keep: [s for s, d in held(compress_residuals(product, INT4, keep_args=keep), w, x) if d == "float32"]
+    assert sorted(float32(None)) == [x.shape, w.shape]
+    assert float32((0,)) == [w.shape]
+    assert float32((1,)) == [x.shape]
+    assert float32(()) == []
+    stacked = jax.eval_shape(lambda p, x: jax.vjp(scan_loss(compress_residuals(layer, INT4), key), p, x)[1], p, x)
+    shapes = [a.shape for a in jax.tree.leaves(stacked) if a.dtype == jnp.float32]
+    assert shapes.count((3, 32, 32)) == 1
+    assert shapes.count((3, 16, 32)) == 1, "what enters a layer; its mask, sine and cosine are codes"
+
+
+def test_what_the_backward_holds_twice_is_encoded_once():
+    f = compress_residuals(lambda x: (lambda y: y * y * y)(jnp.sin(x)), lambda aval: Bytes())
+    x = jnp.linspace(0, 1, 16, dtype=jnp.float64)
+    distinct = {d for d in held(f, x)}
+    y, dy = jnp.sin(x), jnp.cos(x)
+    close(jax.grad(lambda x: f(x).sum())(x), 3 * y * y * dy, 1e-13)
+    assert distinct == {((16, 8), "uint8")}
+    assert len(held(f, x)) < len(held(lambda x: (lambda y: y * y * y)(jnp.sin(x)), x)) + 1
+
+
+def test_integers_keys_static_values_and_keywords():
+    p, x, key = arguments()
+
+    def f(p, x, ids, *, key, power, how):
+        assert how == "rows"
+        assert isinstance(power, int)
+        return (layer(p, x[ids], key) ** power).sum()
+
+    ids = jnp.asarray([3, 0, 3])
+    call = lambda f: lambda p, x, ids: f(p, x, ids, key=key, power=2, how="rows")
+    g = compress_residuals(f, LOSSLESS)
+    close(jax.grad(call(g), (0, 1))(p, x, ids), jax.grad(call(f), (0, 1))(p, x, ids), 1e-13)
+    close(jax.jit(jax.grad(call(g), (0, 1)))(p, x, ids), jax.grad(call(f), (0, 1))(p, x, ids), 1e-13)
+    assert ((3,), "int32") in held(lambda p, x: call(g)(p, x, ids.astype(jnp.int32)), p, x)
+
+
+def test_what_f_closes_over_is_differentiated():
+    p, x, _ = arguments()
+    loss = lambda wrap: lambda w: (wrap(lambda x: jnp.sin(x @ w))(x) ** 2).sum()
+    compress = lambda f: compress_residuals(f, LOSSLESS)
+    for transform in (jax.grad, lambda f: jax.jit(jax.grad(f))):
+        close(transform(loss(compress))(p["w"]), jax.grad(loss(lambda f: f))(p["w"]), 1e-13)
+
+
+@pytest.mark.jax_defaults
+def test_bfloat16_without_strict_promotion():
+    args = arguments(jnp.bfloat16)
+    f = compress_residuals(layer, codecs.default_for("linear"), keep_args=(0,))
+    value, grads = plain(f)(*args)
+    assert value == squares(layer)(*args)
+    assert all(g.dtype == jnp.bfloat16 and jnp.isfinite(g).all() for g in jax.tree.leaves(grads))
+
+
+def test_a_second_derivative_is_refused():
+    p, x, key = arguments()
+    first = jax.grad(lambda x: squares(compress_residuals(layer, INT4))(p, x, key))
+    with pytest.raises(TagError, match="differentiated twice"):
+        jax.grad(lambda x: (first(x) ** 2).sum())(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda f: compress_residuals(f, "grouped_symmetric"), "`codec` is 'grouped_symmetric'"),
+        (lambda f: compress_residuals(f, codecs.BitMask), "`codec` is <class"),
+        (lambda f: compress_residuals(f, INT4, keep_args=0), "`keep_args` is 0"),
+        (lambda f: compress_residuals(f, INT4, keep_args=("x",)), "`keep_args` is"),
+        (lambda f: compress_residuals(f, INT4, keep_args=(1,))(jnp.ones(3)), "1 positional"),
+        (lambda f: jax.grad(compress_residuals(lambda x: jnp.where(x > 0, x, 0.0).sum(), lambda a: INT4))(jnp.ones(3)), "bool"),
+    ],
+)
+def test_wrong_arguments(call, message):
+    with pytest.raises(TagError, match=message):
+        call(jnp.sin)
