@@ -1,14 +1,15 @@
-"""Plans over the range of budgets: is one found, in how many compiles, how much of the budget it uses, how well it was predicted.
+"""Plans over the range of budgets: whether one is found, in how many compiles, what it uses, how well it was predicted.
 
     python -m benchmarks.budgets
 
 The range is from the least that compiled (what the planner says of a budget that is too small) to keep-all, which is
 every tag kept and the rest recomputed; the budgets divide it evenly, its ends left out. Three more: keep-all itself,
-halfway from there to everything kept, and everything kept with the planner's margin, where the plan has to be `build(None)`'s
-program, compared as the text of its jaxpr. Deviceless, the planner leaves 2 % of a budget free, so bytes are also given
+halfway from there to everything kept, and everything kept with the planner's margin, where the plan has to be
+`build(None)`'s program, compared as the text of its jaxpr. Deviceless, the planner leaves 2 % of a budget free, so bytes are also given
 as a share of the rest. `compiles` counts those asked for, whether or not a compile of the same program was remembered.
 """
 
+import itertools
 import re
 import statistics
 import time
@@ -103,7 +104,7 @@ def summary(report: Report, name: str) -> dict:
     between = [r for r in rows if report[f"{name} ends"]["least"] < r["budget"] < report[f"{name} ends"]["keep_all"]]
     found = sorted((r for r in rows if r["found"]), key=lambda r: r["budget"])
     inside = [r for r in between if r["found"]]
-    pairs = list(zip(found, found[1:]))
+    pairs = itertools.pairwise(found)
     middle = lambda key: statistics.median(r[key] for r in inside) if inside else None
     return {
         "budgets": len(rows),

@@ -1,4 +1,4 @@
-"""What the planning benchmarks share: a config's step, its profile on a target, and results as JSON that appears whole."""
+"""What the planning benchmarks share: a config's step, its profile on a target, and results that appear whole."""
 
 import argparse
 import functools
@@ -61,10 +61,12 @@ class OtherTimes(Database):
 
     def __init__(self, target: str):
         super().__init__()
-        self.target = target
+        self.device = f"{target} {Target.parse(target).kind}"
 
     def read_times(self, device: str, source: str, texts: Sequence[str]) -> dict[str, float]:
-        return super().read_times(self.target, "xla", texts)
+        found = super().read_times(self.device, "xla", texts)
+        assert len(found) == len(texts), "profile the step for the other target first"
+        return found
 
 
 class Report:

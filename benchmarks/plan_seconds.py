@@ -1,4 +1,4 @@
-"""How long it takes to plan gpt_345m for an H200 from nothing: no time database, no compile remembered, a fresh process.
+"""How long planning gpt_345m for an H200 takes from nothing: no time database, no compile remembered, a new process.
 
     python -m benchmarks.plan_seconds
 
@@ -26,8 +26,8 @@ imported = time.perf_counter()
 plan = new_plan(load({CONFIG!r}), sys.argv[1], {TARGET!r})
 total = time.perf_counter() - start
 print(json.dumps(dict(total=total, imports=imported - start, profile=plan.profile_seconds, solve=plan.solve_seconds,
-    compile=plan.compile_seconds, compiles=plan.compiles, budget_bytes=plan.budget_bytes, compiled_bytes=plan.compiled_bytes,
-    predicted_bytes=plan.predicted_bytes, time_source=plan.time_source)))
+    compile=plan.compile_seconds, compiles=plan.compiles, budget_bytes=plan.budget_bytes,
+    compiled_bytes=plan.compiled_bytes, predicted_bytes=plan.predicted_bytes, time_source=plan.time_source)))
 """
 
 

@@ -1,4 +1,4 @@
-"""Predicted saved bytes and recomputed matrix products against the traced program's, and the compiled one's, plan by plan.
+"""Predicted saved bytes and recomputed matrix products against the traced program's and the compiled one's, by plan.
 
     python -m benchmarks.profile_exact
 

@@ -5,6 +5,7 @@ compressed by the codec of its kind (Adacc 3.2), and with naive per-token INT4 i
 the first seed, the gradient with one tag compressed against the exact one, by the tag's own codec and by the naive one:
 1 - cosine of the whole gradient, as the mean over batches. Targets: within 0.5 % of the unplanned loss; own codecs
 nearer than naive.
+
 The file is written as results come, and what stands in it is not run again.
 
 Command:  python -m benchmarks.quality [--out FILE] [--steps N] [--seeds N] [--batches N]
@@ -75,18 +76,17 @@ def train(config: Config, step, text: data.Text, batches: int):
 
 
 def training(config: Config, seeds: int, chosen: dict[str, Actions], text: data.Text, report: Report) -> dict:
-    """Every variant from every seed; the parameters of the first, unplanned."""
-    params = None
-    for name, actions in chosen.items():
-        step = None
-        for seed in range(seeds):
-            key = f"train/{name}/{seed}"
-            first = name == "unplanned" and seed == 0
+    """Every variant from every seed, seed by seed; the parameters of the first, unplanned."""
+    steps, params = {}, None
+    for seed in range(seeds):
+        seeded = config.model_copy(update={"train": config.train.model_copy(update={"seed": seed})})
+        for name, actions in chosen.items():
+            key, first = f"train/{name}/{seed}", name == "unplanned" and seed == 0
             if key in report.results and not first:
                 continue
-            step = step or _run.compile_step(config, jaxmem.remat_policy(Draft(actions)))
-            seeded = config.model_copy(update={"train": config.train.model_copy(update={"seed": seed})})
-            trained, result = train(seeded, step, text, 2 * config.train.eval_batches)
+            if name not in steps:
+                steps[name] = _run.compile_step(config, jaxmem.remat_policy(Draft(actions)))
+            trained, result = train(seeded, steps[name], text, 2 * config.train.eval_batches)
             params = trained if first else params
             report.add(key, result | {"actions": {t: str(c) for tags in actions.values() for t, c in tags.items()}})
             _run.say(f"{key}: {result}")

@@ -2,7 +2,7 @@
 
 NNX, not linen: it is the interface that Flax documents and develops in 2026, and its modules are plain objects that
 hold their arrays, so the layers' parameters can be stacked once and scanned. Linen is as good a home for the tags:
-`tests/experiments/test_other_flax.py` has this block under linen's `nn.scan(nn.remat(...))` and `nnx.scan(nnx.remat(...))`.
+`tests/experiments/test_other_flax.py` has this block in linen's `nn.scan(nn.remat(...))`, and in `nnx.scan`.
 The layer loop here is `jax.lax.scan` over the stacked parameters round `jax.checkpoint`, on the split module, since
 `nnx.scan` also carries every parameter out of the loop, which costs nothing under jit and clutters a profile.
 

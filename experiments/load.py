@@ -73,7 +73,7 @@ def _set(data: dict, key: str, value: Any, text: str) -> None:
 
 
 def _explain(error: pydantic.ValidationError, data: dict, path: str, sources: dict[str, str]) -> str:
-    problems: dict[str, list[dict]] = {}  # a union reports one problem for each of its members
+    problems: dict[str, list[Any]] = {}  # a union reports one problem for each of its members
     for problem in error.errors(include_url=False):
         problems.setdefault(_key(problem["loc"], data), []).append(problem)
     lines = []
@@ -97,7 +97,7 @@ def _key(location: tuple, data: Any) -> str:
     return ".".join(parts)
 
 
-def _line(key: str, group: list[dict]) -> str:
+def _line(key: str, group: list[Any]) -> str:
     problem = group[0]
     if problem["type"] == "value_error":
         return str(problem["ctx"]["error"])
@@ -134,14 +134,14 @@ _TYPES = {
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 
 
-def _allowed(problem: dict) -> str:
+def _allowed(problem: Any) -> str:
     context = problem.get("ctx", {})
     if problem["type"] == "literal_error":
         return f"one of {context['expected']}"
     for bound, words in _BOUNDS.items():
         if bound in context:
             return f"{words} {context[bound]}"
-    return _TYPES.get(problem["type"], problem["msg"])
+    return str(_TYPES.get(problem["type"], problem["msg"]))
 
 
 def _fields(section: str) -> list[str]:

@@ -28,10 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def plan_only(config: Config, budget: str | None, target: str | None, out: pathlib.Path) -> None:
-    budget = config.plan.budget if budget is None else int(budget) if budget.isdecimal() else budget
-    if budget == UNPLANNED:
+    wanted = config.plan.budget if budget is None else int(budget) if budget.isdecimal() else budget
+    if wanted == UNPLANNED:
         raise InputError("plan.budget: got 'none'; allowed here: a number of bytes, a text such as '12GiB' or '90%'")
-    plan = new_plan(config, budget, target or config.plan.target)
+    plan = new_plan(config, wanted, target or config.plan.target)
     print(plan)
     try:
         plan.save(out / "plan.json")

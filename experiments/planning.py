@@ -28,13 +28,14 @@ def new_plan(config: Config, budget: int | str | None, target: str) -> jaxmem.Pl
     """Plans the config's step from shapes alone: no array of the model's size is made."""
     named = {"all": jaxmem.ALL, "lossless": jaxmem.LOSSLESS}
     wanted = config.plan.actions
+    actions: Any = named[wanted] if isinstance(wanted, str) else tuple(wanted)
     return jaxmem.plan(
         functools.partial(make_step, config),
         *abstract(config),
         budget=budget,
         host_budget=config.plan.host_budget,
         target=target,
-        actions=named[wanted] if isinstance(wanted, str) else tuple(wanted),
+        actions=actions,
     )
 
 

@@ -64,7 +64,7 @@ def make_step(config: Config, plan=None):
             key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         value, grads = gradient(loss, state.params, tokens, key, config.train.microbatches)
         updates, moments = tx.update(grads, state.moments, state.params)
-        params = optax.apply_updates(state.params, updates)
+        params: Any = optax.apply_updates(state.params, updates)
         metrics = {"loss": value, "grad_norm": optax.tree.norm(grads)}
         return State(params, moments, state.step + 1, state.key), metrics
 

@@ -4,6 +4,7 @@ Writes DIR/metrics.jsonl (a row a step), DIR/plan.json and DIR/summary.json. Exi
 used; 3 where the loss is no longer finite; 130 where interrupted (the summary then tells of the steps done).
 """
 
+import collections
 import functools
 import math
 import pathlib
@@ -69,7 +70,7 @@ def loop(
 ) -> State:
     """Trains from the first state; appends to `losses` and to the file at `path`, a step behind the device."""
     state = jax.jit(functools.partial(init_state, config))()
-    t, pending = config.train, None
+    t, waiting = config.train, collections.deque()
 
     with path.open("w") as file:
 
@@ -84,18 +85,21 @@ def loop(
             progress(number, loss)
             write_row(file, {"step": number, "loss": loss, "grad_norm": norm})
 
+        def record_all_but(count: int) -> None:
+            while len(waiting) > count:
+                record(*waiting[0])
+                waiting.popleft()
+
         try:
             for number in range(1, t.steps + 1):
                 tokens = data.sample(text.train, t.seed, number, t.batch, t.sequence)
                 state, metrics = step(state, tokens)
-                done, pending = pending, (number, metrics)
-                if done is not None:
-                    record(*done)
+                waiting.append((number, metrics))
+                record_all_but(1)
         except KeyboardInterrupt:
-            if pending is not None and pending[0] == len(losses) + 1:
-                record(*pending)
+            record_all_but(0)
             raise
-        record(*pending)
+        record_all_but(0)
     return state
 
 

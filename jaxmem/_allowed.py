@@ -24,7 +24,9 @@ def allowed_actions(actions: Sequence[Action], target: Target) -> tuple[tuple[Ac
     if obstacle is None or not any(a.offloads for a in wanted):
         return wanted, ()
     if actions is not ALL and actions is not LOSSLESS:
-        raise TargetError(f"plan: `actions` asks for offload on target {target.name!r}, where {obstacle}; leave it out, or use jaxmem.ALL")
+        raise TargetError(
+            f"plan: `actions` asks for offload on target {target.name!r}, where {obstacle}; leave it out, or use jaxmem.ALL"
+        )
     return tuple(a for a in wanted if not a.offloads), (f"offload is left out: {obstacle}",)
 
 

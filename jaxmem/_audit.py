@@ -1,4 +1,4 @@
-"""Reads from a traced step, under any plan, what its blocks' backward gets from the forward: the profile's counterpart."""
+"""Reads from a traced step, under any plan, what its blocks' backward gets from the forward."""
 
 import dataclasses
 import math
@@ -28,13 +28,14 @@ class Audit:
 def audit(traced: jax.stages.Traced) -> Audit:
     """Residual bytes and matrix products of the blocks' backward equations in `jax.jit(step).trace(*args)`.
 
-    A residual is an input of a backward equation that is neither in memory anyhow (parameters) nor a cotangent, and that
-    an equation reads. Raises StepError if the step has no block that is differentiated.
+    A residual is an input of a backward equation that is neither in memory anyhow (parameters) nor a cotangent, and
+    that an equation reads. Raises StepError if the step has no block that is differentiated.
     """
     instances = find_blocks(traced.jaxpr.jaxpr).instances
     if not instances:
         raise StepError(
-            "audit: `traced` has no jax.checkpoint region under a jaxmem policy that a gradient runs through; expected at least one"
+            "audit: `traced` has no jax.checkpoint region under a jaxmem policy that a gradient runs through;"
+            " expected at least one: give it a training step"
         )
     device = host = matmuls = 0
     flops = 0.0

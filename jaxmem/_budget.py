@@ -20,7 +20,9 @@ def parse_budget(budget, usable_bytes: int, argument: str = "budget") -> int:
         if match and match[2] == "%":
             value = float(match[1]) / 100 * usable_bytes
             if float(match[1]) > 100:
-                raise BudgetError(f"{argument}: `{argument}` is {budget!r}, more than all of the usable memory; {_EXPECTED}")
+                raise BudgetError(
+                    f"{argument}: `{argument}` is {budget!r}, more than all of the usable memory; {_EXPECTED}"
+                )
         elif match and match[2].lower() in _UNITS:
             value = float(match[1]) * _UNITS[match[2].lower()]
     elif isinstance(budget, (int, float)) and not isinstance(budget, bool):

@@ -27,7 +27,9 @@ class Job:
         return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.avals]
 
 
-def job_seconds(jobs: Sequence[Job], target: Target, compiler=None, database: Database | None = None) -> tuple[list[float], str]:
+def job_seconds(
+    jobs: Sequence[Job], target: Target, compiler=None, database: Database | None = None
+) -> tuple[list[float], str]:
     """Seconds of each job on `target`, and where they come from: "measured", "xla" or "roofline".
 
     Measured where the target is the device at hand; else read from XLA's estimate of each fusion, which `compiler`
@@ -37,7 +39,7 @@ def job_seconds(jobs: Sequence[Job], target: Target, compiler=None, database: Da
     database = database or Database()
     traced = [jax.make_jaxpr(job.function)(*job.specs) for job in jobs]
     texts = [re.sub(r"0x[0-9a-f]{6,}", "", str(t)) for t in traced]
-    unique = {text: job for text, job in zip(texts, jobs)}
+    unique = dict(zip(texts, jobs))
     roofline = {text: _roofline(jaxpr, target) for text, jaxpr in zip(texts, traced)}
     priced = compiler is not None and target.gpu is not None and target.gpu.priced  # XLA has a price list for this GPU
     source = "measured" if target.local else "xla" if priced else "roofline"

@@ -108,7 +108,9 @@ class Plan:
         try:
             data = json.loads(pathlib.Path(path).read_text())
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise PlanFileError(f"Plan.load: cannot read {str(path)!r}: {error}; expected a file that Plan.save wrote") from error
+            raise PlanFileError(
+                f"Plan.load: cannot read {str(path)!r}: {error}; expected a file that Plan.save wrote"
+            ) from error
         return _from_json(data, str(path))
 
     def __str__(self) -> str:
@@ -122,7 +124,9 @@ def table(plan: Plan) -> str:
         name = row.tag if len(plan.actions) == 1 else f"{row.block}/{row.tag}"
         codec = (row.choice.codec or "-").split("(")[0]
         sizes = show_bytes(row.bytes_before), show_bytes(row.bytes_after)
-        lines.append((name, row.kind or "-", row.choice.action.value, codec, *sizes, f"{row.milliseconds:.3f}", row.why))
+        lines.append(
+            (name, row.kind or "-", row.choice.action.value, codec, *sizes, f"{row.milliseconds:.3f}", row.why)
+        )
     widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
     text = ["  ".join([*(cell.ljust(w) for cell, w in zip(line, widths)), line[-1]]).rstrip() for line in lines]
     share = 100 * plan.compiled_bytes / plan.budget_bytes
@@ -158,7 +162,9 @@ def _to_json(plan: Plan) -> dict:
 
 def _from_json(data, path: str) -> Plan:
     def fail(field: str, got, expected: str):
-        raise PlanFileError(f"Plan.load: {path!r}, field `{field}`: got {got!r}, expected {expected}; plan again, or mend the file")
+        raise PlanFileError(
+            f"Plan.load: {path!r}, field `{field}`: got {got!r}, expected {expected}; plan again, or mend the file"
+        )
 
     def choice(value, field: str) -> Choice:
         from jaxmem._codecs import parse
@@ -202,7 +208,8 @@ def _from_json(data, path: str) -> Plan:
         fail("notes", notes, "a list of texts")
     try:
         made = tuple(
-            Row(**(r | {"choice": choice(r["choice"], f"rows[{i}].choice"), "shape": tuple(r["shape"])})) for i, r in enumerate(rows)
+            Row(**(r | {"choice": choice(r["choice"], f"rows[{i}].choice"), "shape": tuple(r["shape"])}))
+            for i, r in enumerate(rows)
         )
     except (TypeError, KeyError) as error:
         fail("rows", f"{error}", "a list of the table's lines")

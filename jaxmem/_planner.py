@@ -11,17 +11,16 @@ import jax
 from jaxmem._allowed import allowed_actions
 from jaxmem._budget import parse_budget, show_bytes
 from jaxmem._deviceless import Compiler
-from jaxmem._errors import BudgetError, JaxmemWarning, PlanFileError, TagError
+from jaxmem._errors import BudgetError, JaxmemWarning, TagError
 from jaxmem._evaluate import Cost, evaluate, everything
 from jaxmem._memory_model import MemoryModel
 from jaxmem._plan import Draft, Plan
-from jaxmem._profile import block_classes, fingerprint
 from jaxmem._profile import profile as make_profile
 from jaxmem._solve import Solution, least_bytes, solve
 from jaxmem._step import shards_of
 from jaxmem._table import rows
 from jaxmem._target import Target
-from jaxmem._types import ALL, KEEP, RECOMPUTE, REST, Action, Actions, BlockClass, Profile
+from jaxmem._types import ALL, KEEP, RECOMPUTE, REST, Action, Actions, Profile
 from jaxmem._verify import Verified, Verifier
 
 MOST_COMPILES = 6
@@ -58,45 +57,6 @@ def plan(
     with contextlib.nullcontext() if target.local else Compiler(target) as compiler:
         search = _Search(Verifier(build, args, target, compiler), limit, host_room, allowed, codecs)
         return search.run(list(notes))
-
-
-def verify(plan: Plan, build, *args) -> Plan:
-    """The plan, with `build(plan)` compiled under it for the plan's own target: `compiled_bytes` and `step` are new.
-
-    For a plan that was loaded. Raises PlanFileError, naming the field, if it was made for another model or other
-    shapes, and BudgetError if the step no longer compiles within the plan's budget.
-    """
-    target = Target.parse(plan.target)
-    with contextlib.nullcontext() if target.local else Compiler(target) as compiler:
-        verifier = Verifier(build, args, target, compiler)
-        blocks = block_classes(verifier.trace(Draft()).jaxpr)
-        _check_model(plan, blocks)
-        compiled = verifier.compile(plan.actions)[0]
-    total = compiled.compiled.total_bytes
-    if total > plan.budget_bytes:
-        raise BudgetError(
-            f"verify: the step compiles to {show_bytes(total)} under this plan, over its budget of"
-            f" {show_bytes(plan.budget_bytes)}; the plan was made with jax {plan.jax_version}, this is {jax.__version__}: plan anew",
-            least_bytes=total,
-        )
-    host = compiled.compiled.host_bytes
-    return dataclasses.replace(plan, compiled_bytes=total, host_bytes=host, _step=compiled.executable)
-
-
-def _check_model(plan: Plan, blocks: list[BlockClass]) -> None:
-    def fail(field: str, got, expected: str):
-        raise PlanFileError(f"verify: the plan is for another model: its `{field}` is {got}, {expected}; plan this model anew")
-
-    tags: dict[str, set[str]] = {}
-    for block in blocks:
-        tags.setdefault(block.name, set()).update(t.name for t in block.tags)
-    for label, choices in plan.actions.items():
-        if label not in tags:
-            fail(f"actions.{label}", "a block", f"and the model's blocks are {', '.join(sorted(tags))}")
-        for name in choices.keys() - tags[label] - {REST}:
-            fail(f"actions.{label}.{name}", "a tag", f"and the model's tags there are {', '.join(sorted(tags[label]))}")
-    if plan.fingerprint != (found := fingerprint(blocks)):
-        fail("fingerprint", plan.fingerprint, f"and the model's is {found}: it has other layers, shapes, dtypes or tags")
 
 
 @dataclasses.dataclass
@@ -206,7 +166,10 @@ class _Search:
                 if choice == RECOMPUTE:
                     other = actions | {label: actions[label] | {tag: KEEP}}
                     cost = self._evaluate(other)
-                    if cost is not None and (cost.saved_bytes, cost.seconds) == (solution.saved_bytes, solution.seconds):
+                    if cost is not None and (cost.saved_bytes, cost.seconds) == (
+                        solution.saved_bytes,
+                        solution.seconds,
+                    ):
                         actions = other if _demanded(cost, label, tag) else actions
         return actions
 
@@ -217,7 +180,9 @@ class _Search:
             return None
 
     def _known(self, actions: Actions, picks) -> bool:
-        return any(_same(actions, p.verified.actions) for p in self.points) or any(_same(actions, s.actions) for s, _ in picks)
+        return any(_same(actions, p.verified.actions) for p in self.points) or any(
+            _same(actions, s.actions) for s, _ in picks
+        )
 
     def _predict(self, solution: Solution, model: MemoryModel) -> int:
         return int(self._static + solution.saved_bytes + model.predict(solution.actions))
@@ -226,7 +191,11 @@ class _Search:
         least = min(self.points, key=lambda p: p.total)
         compiled, saved = least.verified.compiled, least.cost.saved_bytes
         other = least.total - self._static - saved
-        parts = {"arguments and model states": self._static, "tensors saved for the backward": saved, "working memory of the head and one block": other}
+        parts = {
+            "arguments and model states": self._static,
+            "tensors saved for the backward": saved,
+            "working memory of the head and one block": other,
+        }
         holder = max(parts, key=lambda k: parts[k])
         advice = {
             "arguments and model states": "use a smaller model, lower-precision states, or more devices",
@@ -238,7 +207,11 @@ class _Search:
             f" ({least.total} bytes) for target {str(self.verifier.target)!r}: "
             + ", ".join(f"{show_bytes(v)} {k}" for k, v in parts.items())
             + f"; the largest part is {holder}: {advice}"
-            + ("" if self.verifier.target.local else f"; {DEVICELESS_MARGIN:.0%} of the budget is left for autotuning on the device")
+            + (
+                ""
+                if self.verifier.target.local
+                else f"; {DEVICELESS_MARGIN:.0%} of the budget is left for autotuning on the device"
+            )
             + (f"; host memory needed: {show_bytes(compiled.host_bytes)}" if compiled.host_bytes else ""),
             least_bytes=least.total,
         )

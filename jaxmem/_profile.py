@@ -26,7 +26,9 @@ NO_BLOCK = (
 )
 
 
-def profile(jaxpr, target: Target, *, actions: Sequence[Action], codecs=None, shards: int = 1, compiler=None, database=None) -> Profile:
+def profile(
+    jaxpr, target: Target, *, actions: Sequence[Action], codecs=None, shards: int = 1, compiler=None, database=None
+) -> Profile:
     """What was learned of a step from its jaxpr, traced with every tag recomputed.
 
     `shards`: over how many devices each block's tensors are divided. `codecs`: those that may compress a tag, by kind
@@ -58,7 +60,11 @@ def _classes(jaxpr) -> tuple[list[tuple[Graph, list]], set[str]]:
     """The block classes of a traced step with their instances, and the names of all its tags."""
     found = find_blocks(jaxpr.jaxpr)
     if not found.instances:
-        why = "is differentiated: the blocks are there, but no gradient is taken through them" if found.undifferentiated else "is in it"
+        why = (
+            "is differentiated: the blocks are there, but no gradient is taken through them"
+            if found.undifferentiated
+            else "is in it"
+        )
         raise StepError(NO_BLOCK.format(why=why))
     return _group([(i, graph_of(i)) for i in found.instances]), found.tag_names
 
@@ -150,7 +156,9 @@ def _draft(graph: Graph, index: int, actions, codecs, jobs: _Jobs) -> _Draft:
             continue
         name = e.eqn.params["name"]
         if name in seen:
-            raise TagError(f"profile: tag {name!r} stands twice in block {graph.instance.label!r}; names are unique within a block: rename one")
+            raise TagError(
+                f"profile: tag {name!r} stands twice in block {graph.instance.label!r}; names are unique within a block: rename one"
+            )
         seen.add(name)
         tags.append(_tag(e, avals[e.outputs[0]], number[e.outputs[0]], index, actions, codecs, jobs))
     inputs = tuple((v, jobs.copy(nbytes(avals[v]))) for v in graph.instance.charged if v in number)

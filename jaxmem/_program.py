@@ -59,7 +59,7 @@ class Program:
         for block in profile.blocks:
             self._add_block(block, demand_of(block), demanded)
         for key, when in demanded.items():  # an action that would do nothing is not taken
-            if self._one not in when:
+            if not any(w is self._one for w in when):  # `in` would compare, which makes a constraint in PuLP 3
                 stored = pulp.lpSum(self._pick[*key, c] for c in choices[key] if c != RECOMPUTE)
                 self._add(stored <= pulp.lpSum(when))
         self._bytes = _sum(self._saved + transient)

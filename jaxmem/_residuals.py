@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmem._codecs import parse
 from jaxmem._codecs_base import FLOATS, Codec
 from jaxmem._codecs_mask import BitMask
 from jaxmem._errors import TagError
@@ -15,14 +16,16 @@ from jaxmem._errors import TagError
 Choose = Callable[[jax.ShapeDtypeStruct], Codec | None]
 
 
-def compress_residuals(f: Callable, codec: Codec | Choose, *, keep_args: tuple[int, ...] | None = None) -> Callable:
+def compress_residuals(
+    f: Callable, codec: Codec | str | Choose, *, keep_args: tuple[int, ...] | None = None
+) -> Callable:
     """A function equal to `f`, whose `jax.vjp` holds encoded what the backward needs of the forward.
 
     The value is `f`'s to the bit; the gradient is `f`'s, taken at the decoded residuals. Runs under jit, grad, vmap and
     scan, in reverse mode. Arguments are pytrees: of `jax.Array`s, of which the floating ones have a gradient, and of
     anything else (Python numbers, text), which `f` gets as it is. Floating arrays that `f` closes over count as kept.
 
-    `codec`: for every floating residual that it makes smaller; or a function from a residual's `jax.ShapeDtypeStruct` to
+    `codec`: for every floating residual that it makes smaller (or its text form); or a function from a residual's `jax.ShapeDtypeStruct` to
     its codec, or None to keep it. Residuals of bool (dropout masks) become one bit a value with either, unless that
     function returns a codec; integers and PRNG keys stay as they are.
     `keep_args`: positions of the arguments whose leaves stay as they are where they are residuals, being in memory
@@ -31,10 +34,12 @@ def compress_residuals(f: Callable, codec: Codec | Choose, *, keep_args: tuple[i
     Raises TagError if `codec` or `keep_args` is none of these, if a codec so chosen cannot take its residual, and on a second
     derivative, which would be wrong.
     """
-    if isinstance(codec, type) or not (hasattr(codec, "encode") or callable(codec)):
+    if isinstance(codec, str):
+        codec = parse(codec)
+    if isinstance(codec, type) or not (isinstance(codec, Codec) or callable(codec)):
         raise TagError(
-            f"compress_residuals: `codec` is {codec!r}; expected a codec (jaxmem.codecs.parse makes one of text) or a"
-            " function from jax.ShapeDtypeStruct to a codec or None"
+            f"compress_residuals: `codec` is {codec!r}; expected a codec, its text form, or a function from"
+            " jax.ShapeDtypeStruct to a codec or None"
         )
     if keep_args is not None and not (isinstance(keep_args, tuple) and all(isinstance(i, int) for i in keep_args)):
         raise TagError(f"compress_residuals: `keep_args` is {keep_args!r}; expected a tuple of positions, or None")
@@ -112,7 +117,7 @@ def _store(leaves, held: set[int], codec) -> tuple[tuple[_Slot, ...], list[tuple
 def _chosen(codec, aval: jax.ShapeDtypeStruct) -> Codec | None:
     if aval.dtype != jnp.bool_ and not jnp.issubdtype(aval.dtype, jnp.inexact):
         return None
-    if not hasattr(codec, "encode"):
+    if not isinstance(codec, Codec):
         return codec(aval) or (BitMask() if aval.dtype == jnp.bool_ else None)
     if aval.dtype == jnp.bool_:
         codec = BitMask()

@@ -107,11 +107,10 @@ def segments(graph: Graph) -> list[Segment]:
 
 
 def _reduced(x):
-    return x.sum() if hasattr(x, "sum") and x.dtype.kind in "fiubc" or str(x.dtype) == "bfloat16" else x
+    return x.sum() if (hasattr(x, "sum") and x.dtype.kind in "fiubc") or str(x.dtype) == "bfloat16" else x
 
 
 def _weight(equation: FlatEquation, avals) -> float:
     """A rough time: matrix products at 100 FLOPs a byte of traffic, which is between a CPU's and a GPU's balance."""
     traffic = sum(nbytes(avals[v]) for v in (*equation.reads, *equation.outputs))
     return traffic + matmul_flops(equation.eqn)[0] / 100
-

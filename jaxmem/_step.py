@@ -14,10 +14,14 @@ def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
     Raises StepError if `build` does not return a step, or the step cannot be traced for `args`.
     """
     if not callable(build):
-        raise StepError(f"plan: `build` is {type(build).__name__}; expected a function of a plan (or None) that returns the training step")
+        raise StepError(
+            f"plan: `build` is {type(build).__name__}; expected a function of a plan (or None) that returns the training step"
+        )
     step = build(plan)
     if not callable(step):
-        raise StepError(f"plan: `build` returned {type(step).__name__}; expected the training step: a function, jax.jit or nnx.jit of one")
+        raise StepError(
+            f"plan: `build` returned {type(step).__name__}; expected the training step: a function, jax.jit or nnx.jit of one"
+        )
     jitted = step if hasattr(step, "trace") else jax.jit(step, donate_argnums=0 if args else ())
     try:
         stage = jitted.trace(*args)

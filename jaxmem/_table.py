@@ -20,10 +20,17 @@ def rows(profile: Profile, actions: Actions, transients: Mapping) -> tuple[Row, 
             why = "everything fits" if chosen.get(REST) == KEEP else _why(profile, actions, block.name, tag, choice)
             made.append(
                 Row(
-                    block=block.name, tag=tag.name, kind=tag.kind, shape=tag.shape, dtype=tag.dtype, choice=choice,
-                    bytes_before=block.values[tag.value], bytes_after=option.device_bytes if option else 0,
-                    milliseconds=1e3 * _own_seconds(profile, actions, block.name, tag.name, choice), why=why,
-                )  # fmt: skip
+                    block=block.name,
+                    tag=tag.name,
+                    kind=tag.kind,
+                    shape=tag.shape,
+                    dtype=tag.dtype,
+                    choice=choice,
+                    bytes_before=block.values[tag.value],
+                    bytes_after=option.device_bytes if option else 0,
+                    milliseconds=1e3 * _own_seconds(profile, actions, block.name, tag.name, choice),
+                    why=why,
+                )
             )
     return tuple(made)
 

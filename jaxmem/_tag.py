@@ -71,7 +71,13 @@ def _partial_eval(policy, unknown_in, inst_in, eqn):
         decode = _traced(
             lambda *c: verdict.decode(c, aval.shape, aval.dtype), [c.aval for c in codes], f"{name}_decode"
         )
-        return encode.replace(invars=[x], outvars=[y, *codes]), decode.replace(invars=codes, outvars=[y]), [False], [True], codes
+        return (
+            encode.replace(invars=[x], outvars=[y, *codes]),
+            decode.replace(invars=codes, outvars=[y]),
+            [False],
+            [True],
+            codes,
+        )
     if verdict is Saveable or verdict is True:
         return eqn, None, [False], [False], []
     return eqn, eqn, [False], [True], [] if inst else [x]

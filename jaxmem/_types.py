@@ -39,7 +39,9 @@ class Choice:
     def __post_init__(self):
         object.__setattr__(self, "action", Action(self.action))
         if self.action.compresses != (self.codec is not None):
-            raise ValueError(f"Choice: action {self.action.value!r} with codec {self.codec!r}; a codec goes with compress actions, and only with them")
+            raise ValueError(
+                f"Choice: action {self.action.value!r} with codec {self.codec!r}; a codec goes with compress actions, and only with them"
+            )
 
     def __str__(self) -> str:
         return self.action.value if self.codec is None else f"{self.action.value} {self.codec}"

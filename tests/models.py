@@ -41,7 +41,9 @@ def block(x, p, key):
     n = jaxmem.tag(norm(x), "ln", kind="norm")
     scores = jnp.einsum("bsd,btd->bst", n @ p["a"], n)
     x = x + jnp.einsum("bst,btd->bsd", jaxmem.softmax(scores, "probs"), n)
-    noise = jnp.cos(37 * jnp.arange(x[0].size, dtype=jnp.float32).reshape(x.shape[1:]) + key)  # random bits compile slowly
+    noise = jnp.cos(
+        37 * jnp.arange(x[0].size, dtype=jnp.float32).reshape(x.shape[1:]) + key
+    )  # random bits compile slowly
     mask = jaxmem.tag(jnp.broadcast_to(noise > -0.8, x.shape), "mask", kind="mask")
     x = jaxmem.tag(jnp.where(mask, x / 0.9, jnp.zeros((), x.dtype)), "mid", kind="residual")
     up = jaxmem.tag(norm(x) @ p["up"], "up", kind="linear")
@@ -51,7 +53,7 @@ def block(x, p, key):
 def parameters(layers=2, width=16, dtype=jnp.float32, seed=0):
     rng = np.random.default_rng(seed)
     make = lambda *shape: jnp.asarray(rng.standard_normal((layers, *shape)) / width**0.5, dtype)
-    return dict(a=make(width, width), up=make(width, 2 * width), down=make(2 * width, width))
+    return {"a": make(width, width), "up": make(width, 2 * width), "down": make(2 * width, width)}
 
 
 def batch(size=2, sequence=8, width=16, dtype=jnp.float32):

@@ -48,7 +48,7 @@ def test_the_input_is_held_where_no_tag_is_kept():
 
 
 def test_products_that_are_recomputed_are_counted_by_layer():
-    """The forward's are n @ a, scores, probs @ n, up and down. No tag names the first and third, nothing reads the last."""
+    """Forward: n @ a, scores, probs @ n, up, down. No tag names the first and third, nothing reads the last."""
     everything, kept, recomputed = (audit(traced(c)) for c in ({REST: KEEP}, models.actions("keep"), {}))
     assert kept.matmuls - everything.matmuls == 2 * LAYERS
     assert recomputed.matmuls - kept.matmuls == 2 * LAYERS
@@ -78,5 +78,5 @@ def test_microbatches_run_more_often_and_hold_no_more():
 
 
 def test_a_step_without_blocks_is_an_error():
-    with pytest.raises(StepError, match="`traced` has no jax.checkpoint region"):
+    with pytest.raises(StepError, match="`traced` has no jax"):
         audit(jax.jit(lambda x: x * 2).trace(1.0))

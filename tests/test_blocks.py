@@ -33,7 +33,9 @@ def linear(_):
         layer = jax.checkpoint(models.block, policy=policy, prevent_cse=False)
 
         def loss(p, x):
-            return jax.lax.scan(lambda x, one: (layer(x, *one), None), x, (p, jnp.arange(3, dtype=jnp.float32)))[0].sum()
+            return jax.lax.scan(lambda x, one: (layer(x, *one), None), x, (p, jnp.arange(3, dtype=jnp.float32)))[
+                0
+            ].sum()
 
         return loss
 

@@ -17,7 +17,29 @@ def test_read(text, count):
     assert parse_budget(text, 1000) == count
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "1 2", "12 GX", "-3", "1e9x", "0", "0%", "101%", "nan", True, False, -1, 0.0, float("inf"), (), {}, b"1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "GiB",
+        "1 2",
+        "12 GX",
+        "-3",
+        "1e9x",
+        "0",
+        "0%",
+        "101%",
+        "nan",
+        True,
+        False,
+        -1,
+        0.0,
+        float("inf"),
+        (),
+        {},
+        b"1",
+    ],
+)
 def test_refused(text):
     with pytest.raises(jaxmem.BudgetError, match="`budget` is .*expected"):
         parse_budget(text, 1000)

@@ -61,7 +61,10 @@ def drop(key):
         (put("actions", "block", "h", "keep"), r"actions\.block\.h"),
         (put("actions", "block", "h", {"action": "forget"}), r"actions\.block\.h\.action"),
         (put("actions", "block", "h", {"action": "compress"}), r"actions\.block\.h"),
-        (put("actions", "block", "h", {"action": "keep", "codec": "naive_per_token(scale=float32)"}), r"actions\.block\.h"),
+        (
+            put("actions", "block", "h", {"action": "keep", "codec": "naive_per_token(scale=float32)"}),
+            r"actions\.block\.h",
+        ),
         (put("actions", "block", "up", "codec", "groped()"), r"actions\.block\.up\.codec"),
         (put("actions", "block", "up", "codec", 5), r"actions\.block\.up\.codec"),
         (put("notes", "x"), "notes"),

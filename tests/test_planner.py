@@ -42,7 +42,12 @@ def halved(unplanned):
 
 def compiled_bytes(plan):
     memory = jax.jit(build(plan), donate_argnums=0).lower(*SHAPES).compile().memory_analysis()
-    return memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return (
+        memory.temp_size_in_bytes
+        + memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
 
 
 def test_with_room_everything_is_kept(unplanned):
@@ -73,7 +78,10 @@ def test_the_step_runs_and_trains_as_the_plain_one(halved):
 
 
 def test_nothing_of_the_models_size_is_allocated(own_database, defaults):
-    big = jax.eval_shape(lambda: models.parameters(64, 256, jnp.float32)), jax.ShapeDtypeStruct((2, 16, 256), jnp.float32)
+    big = (
+        jax.eval_shape(lambda: models.parameters(64, 256, jnp.float32)),
+        jax.ShapeDtypeStruct((2, 16, 256), jnp.float32),
+    )
     before = sum(a.nbytes for a in jax.live_arrays())
     jaxmem.plan(build, *big)
     assert sum(a.nbytes for a in jax.live_arrays()) <= before + 2**20
@@ -89,7 +97,17 @@ def test_table_names_every_tag_and_why(halved):
     text = str(halved)
     for tag in models.TAGS:
         assert tag in text
-    for word in ("tensor", "action", "codec", "before", "after", "why", "predicted", "compiled", "note: offload is left out"):
+    for word in (
+        "tensor",
+        "action",
+        "codec",
+        "before",
+        "after",
+        "why",
+        "predicted",
+        "compiled",
+        "note: offload is left out",
+    ):
         assert word in text
 
 
@@ -120,13 +138,25 @@ def test_save_load_verify(halved, tmp_path):
     assert verified.compiled_bytes == halved.compiled_bytes
     p, x = models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32)
     assert verified.step(p, x)[1] == jax.jit(build(None))(models.parameters(4, 64, jnp.float32), x)[1]
-    keys = {"schema", "budget_bytes", "predicted_bytes", "compiled_bytes", "host_bytes", "predicted_seconds", "solve_seconds"}
+    keys = {
+        "schema",
+        "budget_bytes",
+        "predicted_bytes",
+        "compiled_bytes",
+        "host_bytes",
+        "predicted_seconds",
+        "solve_seconds",
+    }
     assert keys | {"compiles", "time_source", "target", "actions"} <= json.loads(path.read_text()).keys()
 
 
 def test_a_plan_for_another_model_is_refused(halved):
     with pytest.raises(jaxmem.PlanFileError, match="fingerprint"):
-        jaxmem.verify(halved, build, *jax.eval_shape(lambda: (models.parameters(5, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32))))
+        jaxmem.verify(
+            halved,
+            build,
+            *jax.eval_shape(lambda: (models.parameters(5, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32))),
+        )
 
     def renamed(x, p, key):
         return x + jnp.sin(jaxmem.tag(jnp.sin(x @ p["a"]), "other"))

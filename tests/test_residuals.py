@@ -33,7 +33,7 @@ class Bytes:
         return int(np.prod(shape)) * jnp.dtype(dtype).itemsize
 
 
-LOSSLESS = lambda aval: Bytes()
+LOSSLESS = lambda aval: None if aval.dtype == jnp.bool_ else Bytes()
 
 
 def layer(p, x, key, rate=0.1):
@@ -74,9 +74,7 @@ def vmapped(f):
         keys = jax.random.split(key["dropout"], 3)
         return jax.vmap(lambda x, k: squares(f)(p, x, {"dropout": k}))(jnp.stack([x, 2 * x, 3 * x]), keys).sum()
 
-    return jax.jit(jax.value_and_grad(loss, (0, 1)), static_argnums=()) if f is None else (
-        lambda p, x, key: jax.value_and_grad(lambda p, x: loss(p, x, key), (0, 1))(p, x)
-    )
+    return jax.value_and_grad(loss, (0, 1))
 
 
 def per_example(f):
@@ -173,7 +171,7 @@ def test_attention_output_is_encoded_and_its_log_sum_exp_is_not():
     kept = held(f, q, k, v)
     assert kept.count(((64, 32), "float32")) == 3, "q, k, v, being the arguments, and no output"
     assert kept.count(((64,), "float32")) == 1, "the log-sum-exp"
-    assert sorted(kept)[:0] == [] and {((32, 32), "uint8"), ((32,), "bfloat16")} <= set(kept), "the output's codes"
+    assert {((32, 32), "uint8"), ((32,), "bfloat16")} <= set(kept), "the output's codes"
     loss = lambda f: lambda *a: (f(*a) ** 2).sum()
     grads, exact = jax.grad(loss(f), (0, 1, 2))(q, k, v), jax.grad(loss(attention), (0, 1, 2))(q, k, v)
     np.testing.assert_array_equal(f(q, k, v), attention(q, k, v))
@@ -198,13 +196,14 @@ def test_arguments_stay_as_they_are_and_are_held_once():
 
 
 def test_what_the_backward_holds_twice_is_encoded_once():
-    f = compress_residuals(lambda x: (lambda y: y * y * y)(jnp.sin(x)), lambda aval: Bytes())
+    cube = lambda x: (lambda y: y * y * y)(jnp.sin(x))
+    f = compress_residuals(cube, LOSSLESS)
     x = jnp.linspace(0, 1, 16, dtype=jnp.float64)
-    distinct = {d for d in held(f, x)}
     y, dy = jnp.sin(x), jnp.cos(x)
     close(jax.grad(lambda x: f(x).sum())(x), 3 * y * y * dy, 1e-13)
-    assert distinct == {((16, 8), "uint8")}
-    assert len(held(f, x)) < len(held(lambda x: (lambda y: y * y * y)(jnp.sin(x)), x)) + 1
+    twice = [id(a) for a in jax.tree.leaves(jax.vjp(cube, x)[1])]
+    assert len(set(twice)) < len(twice)
+    assert held(f, x) == [((16, 8), "uint8")] * len(set(twice))
 
 
 def test_integers_keys_static_values_and_keywords():
@@ -234,7 +233,7 @@ def test_what_f_closes_over_is_differentiated():
 @pytest.mark.jax_defaults
 def test_bfloat16_without_strict_promotion():
     args = arguments(jnp.bfloat16)
-    f = compress_residuals(layer, codecs.default_for("linear"), keep_args=(0,))
+    f = compress_residuals(layer, str(codecs.default_for("linear")), keep_args=(0,))
     value, grads = plain(f)(*args)
     assert value == squares(layer)(*args)
     assert all(g.dtype == jnp.bfloat16 and jnp.isfinite(g).all() for g in jax.tree.leaves(grads))
@@ -250,7 +249,8 @@ def test_a_second_derivative_is_refused():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda f: compress_residuals(f, "grouped_symmetric"), "`codec` is 'grouped_symmetric'"),
+        (lambda f: compress_residuals(f, "grouped_symetric"), "nearest: grouped_symmetric"),
+        (lambda f: compress_residuals(f, 4), "`codec` is 4"),
         (lambda f: compress_residuals(f, codecs.BitMask), "`codec` is <class"),
         (lambda f: compress_residuals(f, INT4, keep_args=0), "`keep_args` is 0"),
         (lambda f: compress_residuals(f, INT4, keep_args=("x",)), "`keep_args` is"),

@@ -48,7 +48,9 @@ def residual_bytes(policy, block=models.block):
     """Bytes that the backward of one checkpointed block keeps, less its parameters, and the shapes that lie on the host."""
     p = jax.tree.map(lambda a: a[0], models.parameters())
     layer = jax.checkpoint(block, policy=policy, prevent_cse=False)
-    saved = jax.eval_shape(lambda x, p, k: jax.vjp(lambda x, p: layer(x, p, k), x, p)[1], models.batch(), p, jnp.float32(0))
+    saved = jax.eval_shape(
+        lambda x, p, k: jax.vjp(lambda x, p: layer(x, p, k), x, p)[1], models.batch(), p, jnp.float32(0)
+    )
     leaves = [a for a in jax.tree.leaves(saved) if a.shape not in {q.shape for q in p.values()}]
     return sum(a.size * a.dtype.itemsize for a in leaves)
 
@@ -101,7 +103,7 @@ def test_vmap_of_gradients(action):
     close(jax.jit(jax.vmap(one))(x), jax.tree.map(lambda *g: jnp.stack(g), *map(one, x)), 1e-9)
 
 
-@pytest.mark.parametrize("action", ("keep", "offload"))
+@pytest.mark.parametrize("action", ["keep", "offload"])
 def test_gradient_of_gradient(action):
     p, x = models.parameters(layers=2, dtype=jnp.float64), models.batch(dtype=jnp.float64)
     second = lambda loss: jax.jit(jax.grad(lambda x: (jax.grad(loss, argnums=1)(p, x) ** 2).sum()))(x)
@@ -148,7 +150,12 @@ def test_checkpoint_name_values_are_tags():
 
 @pytest.mark.parametrize(
     ("ours", "plain"),
-    [(jaxmem.softmax, jax.nn.softmax), (jaxmem.ops.tanh, jnp.tanh), (jaxmem.ops.sigmoid, jax.nn.sigmoid), (jaxmem.ops.exp, jnp.exp)],
+    [
+        (jaxmem.softmax, jax.nn.softmax),
+        (jaxmem.ops.tanh, jnp.tanh),
+        (jaxmem.ops.sigmoid, jax.nn.sigmoid),
+        (jaxmem.ops.exp, jnp.exp),
+    ],
 )
 def test_self_tagged_operations(ours, plain):
     w, x = (jnp.asarray(np.random.default_rng(n).standard_normal((n, 16))) for n in (16, 4))
@@ -157,7 +164,9 @@ def test_self_tagged_operations(ours, plain):
     close(jax.grad(mine)(x, w), jax.grad(f(plain))(x, w), 1e-11)
     close(jax.jvp(mine, (x, w), (x, w)), jax.jvp(f(plain), (x, w), (x, w)), 1e-11)
     products = lambda op: str(
-        jax.make_jaxpr(jax.grad(jax.checkpoint(f(op), policy=jaxmem.remat_policy(Draft({"block": {"y": KEEP}}))), argnums=(0, 1)))(x, w)
+        jax.make_jaxpr(
+            jax.grad(jax.checkpoint(f(op), policy=jaxmem.remat_policy(Draft({"block": {"y": KEEP}}))), argnums=(0, 1))
+        )(x, w)
     ).count("dot_general")
     tag_after = lambda x: jaxmem.tag(plain(x), "y")
     assert products(functools.partial(ours, name="y")) == 3, "x @ w once, and the two of its derivative"

@@ -118,6 +118,25 @@ def test_the_plan_that_was_written_is_the_one_that_ran(runs):
     )
 
 
+def test_a_plan_for_another_target_trains_here_and_says_if_it_is_over(runs, text, tmp_path, capsys):
+    outs, _ = runs
+    made = jaxmem.Plan.load(outs["planned"] / "plan.json")
+    dataclasses.replace(made, target="h200", budget_bytes=1000).save(tmp_path / "plan.json")
+    assert run(text, f"plan.path={tmp_path / 'plan.json'}", "train.steps=1", out=tmp_path / "out") == 0
+    summary, (row,) = read(tmp_path / "out")
+    assert (summary["target"], summary["budget_bytes"]) == ("h200", 1000)
+    assert row["loss"] == read(outs["planned"])[1][0]["loss"]
+    assert "warning: on this device the plan for h200 takes" in capsys.readouterr().err
+
+
+def test_a_plan_for_another_model_is_exit_code_2(runs, text, tmp_path, capsys):
+    outs, _ = runs
+    path = f"plan.path={outs['planned'] / 'plan.json'}"
+    assert run(text, path, "model.width=64", out=tmp_path / "out") == 2
+    assert re.search(r"error: verify: the plan is for another model: its `\w+", capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+
+
 def test_planning_alone_writes_a_plan_and_prints_it(text, tmp_path, capsys):
     assert plan.main(["gpt_nano", *MICRO, text, "--budget", "2GB", "--out", str(tmp_path / "new" / "out")]) == 0
     made = jaxmem.Plan.load(tmp_path / "new" / "out" / "plan.json")
