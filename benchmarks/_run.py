@@ -23,7 +23,6 @@ from experiments.load import load
 from experiments.report import write_json
 from experiments.step import abstract, init_state, make_step
 from jaxmem._allowed import allowed_actions
-from jaxmem._database import Database
 from jaxmem._plan import Draft
 from jaxmem._profile import profile
 from jaxmem._target import Target
@@ -31,6 +30,8 @@ from jaxmem._types import Profile
 from jaxmem._verify import Verifier
 
 WITH_NAIVE = {k: [str(jaxmem.codecs.default_for(k)), NAIVE] for k in jaxmem.codecs.KINDS if k != "mask"}
+
+Seconds = dict[str, list[float]]
 
 
 def options(name: str, **defaults: int) -> argparse.Namespace:
@@ -46,17 +47,12 @@ def nano(*overrides: str) -> Config:
     return load("gpt_nano", overrides)
 
 
-def local_profile(config: Config, codecs=None, database=None) -> Profile:
+def local_profile(config: Config, codecs=None) -> Profile:
     """The step's profile on this machine, with every action that can be taken here."""
     target = Target.parse("local")
     verifier = Verifier(functools.partial(make_step, config), abstract(config), target)
     actions, _ = allowed_actions(jaxmem.ALL, target)
-    return profile(verifier.trace(Draft()).jaxpr, target, actions=actions, codecs=codecs, database=database)
-
-
-def fresh_database() -> Database:
-    """One without the times of earlier runs, so that results do not hang on them."""
-    return Database(pathlib.Path(tempfile.mkdtemp(prefix="jaxmem-benchmarks-")) / "times.sqlite")
+    return profile(verifier.trace(Draft()).jaxpr, target, actions=actions, codecs=codecs)
 
 
 def compile_step(config: Config, policy):
@@ -71,15 +67,16 @@ def cache_compiles() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def interleaved(config: Config, groups: Sequence[Mapping[str, Callable]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each step in each round. A round runs every step once: the groups, and in each its steps, shuffled.
+def interleaved(config: Config, groups: Sequence[Mapping[str, Callable]], rounds: int) -> tuple[Seconds, Seconds]:
+    """Seconds of each step in each round, by the clock and of all cores' work, which other programs disturb less. A round runs every step once: the groups, and in each its steps, shuffled.
 
     What is compared closely stands in one group, so that it runs within a second or two.
     """
     state = jax.jit(init_state, static_argnums=0)(config)
     tokens = data.sample(data.read(None, config.train.sequence).train, 0, 1, config.train.batch, config.train.sequence)
     steps = {name: step for group in groups for name, step in group.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    clock: Seconds = {name: [] for name in steps}
+    cores: Seconds = {name: [] for name in steps}
     for step in steps.values():
         state, _ = step(state, tokens)
     for number in range(rounds):
@@ -87,12 +84,13 @@ def interleaved(config: Config, groups: Sequence[Mapping[str, Callable]], rounds
         order = [rng.sample(list(group), len(group)) for group in rng.sample(list(groups), len(groups))]
         for name in (name for group in order for name in group):
             jax.block_until_ready(state)
-            start = time.perf_counter()
+            start, worked = time.perf_counter(), time.process_time()
             state, metrics = steps[name](state, tokens)
             jax.block_until_ready((state, metrics))
-            seconds[name].append(time.perf_counter() - start)
-        say(f"round {number + 1}/{rounds}: {sum(s[-1] for s in seconds.values()):.1f} s")
-    return seconds
+            clock[name].append(time.perf_counter() - start)
+            cores[name].append(time.process_time() - worked)
+        say(f"round {number + 1}/{rounds}: {sum(s[-1] for s in clock.values()):.1f} s")
+    return clock, cores
 
 
 def quartiles(values: Sequence[float]) -> dict[str, float]:

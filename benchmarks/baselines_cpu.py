@@ -55,17 +55,25 @@ def describe(plan: jaxmem.Plan | str) -> dict:
     }
 
 
-def timed(config: Config, found: dict[Baseline, tuple], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Baseline -> "baseline", "plan", "lossless_plan" -> seconds by round."""
+def timed(config: Config, found: dict[Baseline, tuple], rounds: int) -> list[dict[str, _run.Seconds]]:
+    """By the clock and of the cores' work: baseline -> "baseline", "plan", "lossless_plan" -> seconds by round."""
     groups = [
         {f"{b.name}/baseline": step} | {f"{b.name}/{k}": p.step for k, p in plans.items() if not isinstance(p, str)}
         for b, (step, plans) in found.items()
     ]
-    result: dict[str, dict[str, list[float]]] = {}
-    for name, seconds in _run.interleaved(config, groups, rounds).items():
-        baseline, which = name.split("/")
-        result.setdefault(baseline, {})[which] = seconds
-    return result
+    both = []
+    for measured in _run.interleaved(config, groups, rounds):
+        both.append({b.name: {} for b in found})
+        for name, seconds in measured.items():
+            baseline, which = name.split("/")
+            both[-1][baseline][which] = seconds
+    return both
+
+
+def ratios(own: _run.Seconds) -> dict[str, dict[str, float]]:
+    """Plan / baseline within a round: quartiles over rounds."""
+    pairs = {k: zip(own[k], own["baseline"]) for k in own if k != "baseline"}
+    return {k: _run.quartiles([p / b for p, b in both]) for k, both in pairs.items()}
 
 
 def main() -> None:
@@ -78,21 +86,20 @@ def main() -> None:
         if baseline.name not in LEFT_OUT:
             step = _run.compile_step(config, baseline.policy)
             found[baseline] = step, plans_at(config, total_bytes(step))
-            _run.say(f"{baseline.name}: {total_bytes(step)} bytes, {found[baseline][1]}")
-    seconds = timed(config, found, args.rounds)
+            _run.say(f"{baseline.name}: {total_bytes(step)} bytes")
+    clock, cores = timed(config, found, args.rounds)
     rows = []
     for baseline, (step, plans) in found.items():
-        own = seconds[baseline.name]
-        ratios = {k: [p / b for p, b in zip(own[k], own["baseline"])] for k in own if k != "baseline"}
         rows.append(
             {
                 "baseline": baseline.name,
                 "bytes": total_bytes(step),
                 "lossless": not baseline.lossy,
-                "seconds": _run.quartiles(own["baseline"]),
+                "seconds": _run.quartiles(clock[baseline.name]["baseline"]),
                 "predicted_extra_seconds": evaluate(profile, baseline.actions).seconds - everything(profile).seconds,
                 "plans": {k: describe(p) for k, p in plans.items()},
-                "ratios": {k: _run.quartiles(r) for k, r in ratios.items()},
+                "ratios": ratios(clock[baseline.name]),
+                "ratios_of_core_seconds": ratios(cores[baseline.name]),
             }
         )
     wins = {

@@ -153,7 +153,9 @@ def main() -> None:
     report.summarise(
         {
             "median of solve seconds on a real profile, largest": max(r["solve_seconds"]["median"] for r in real),
-            "median of processor seconds on a real profile, largest": max(r["processor_seconds"]["median"] for r in real),
+            "median of processor seconds on a real profile, largest": max(
+                r["processor_seconds"]["median"] for r in real
+            ),
             "longest solve on a real profile": max(r["solve_seconds"]["max"] for r in real),
             "solves on real profiles": sum(r["solve_seconds"]["n"] for r in real),
             "greedy better than the solver": sum(r["greedy_better"] for r in real) + graphs["greedy_better"],

@@ -4,6 +4,8 @@ import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
+
+from jaxmem._codecs_base import TextForm, check_flag, check_integer, scale_name
 from jaxmem_kernels import (
     NEAREST,
     STOCHASTIC,
@@ -18,8 +20,6 @@ from jaxmem_kernels import (
     to_parts,
     to_rows,
 )
-
-from jaxmem._codecs_base import TextForm, check_flag, check_integer, scale_name
 
 
 class _Int4(TextForm):
@@ -70,7 +70,8 @@ class GroupedSymmetric(_Int4):
         return quantize(to_parts(x, self.group, 2), (1, 2), self.scale, self._rounding)
 
     def decode(self, codes, shape, dtype):
-        return from_parts(dequantize(*codes, (1, 2), dtype), shape)
+        packed, scale = codes
+        return from_parts(dequantize(packed, scale, (1, 2), dtype), shape)
 
     def layout(self, shape):
         groups, _, half = part_shape(shape, self.group, 2)
@@ -97,7 +98,8 @@ class GroupedAsymmetric(_Int4):
         return quantize_offset(to_parts(x, self.group, 2), (1, 2), self.scale, self._rounding)
 
     def decode(self, codes, shape, dtype):
-        return from_parts(dequantize_offset(*codes, (1, 2), dtype), shape)
+        packed, scale, offset = codes
+        return from_parts(dequantize_offset(packed, scale, offset, (1, 2), dtype), shape)
 
     layout = GroupedSymmetric.layout
 
@@ -121,7 +123,8 @@ class ChannelwiseSymmetric(_Int4):
         return quantize(to_rows(x, 2), self.axes, self.scale, self._rounding)
 
     def decode(self, codes, shape, dtype):
-        return from_rows(dequantize(*codes, self.axes, dtype), shape)
+        packed, scale = codes
+        return from_rows(dequantize(packed, scale, self.axes, dtype), shape)
 
     def layout(self, shape):
         tokens, _, half = row_shape(shape, 2)

@@ -4,9 +4,9 @@ import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
-from jaxmem_kernels import from_parts, pack_bits, part_shape, to_parts, unpack_bits
 
 from jaxmem._codecs_base import FLOATS, TextForm
+from jaxmem_kernels import from_parts, pack_bits, part_shape, to_parts, unpack_bits
 
 GROUP = 256
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import lax
-from jaxmem_kernels import wide_dtype
 
 from jaxmem._codecs_base import TextForm, check_integer
 from jaxmem._codecs_int4 import GroupedSymmetric
+from jaxmem_kernels import wide_dtype
 
 THRESHOLD = 3
 

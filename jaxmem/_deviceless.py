@@ -19,6 +19,8 @@ import threading
 from collections.abc import Mapping
 from importlib import metadata
 
+import jaxmem_kernels
+
 from jaxmem._compiled import Compiled
 from jaxmem._errors import StepError, TargetError
 from jaxmem._gpus import target_config
@@ -173,10 +175,10 @@ class _Child:
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The child's environment: no accelerator, none of the user's XLA flags but CUDA's place, and this very package."""
+    """The child's environment: no accelerator, none of the user's XLA flags but CUDA's place, and these very packages."""
     flags = [f for f in environment.get("XLA_FLAGS", "").split() if f.startswith("--xla_gpu_cuda_data_dir")]
-    here = str(pathlib.Path(__file__).absolute().parent.parent)
-    path = [here, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    here = [str(pathlib.Path(file).absolute().parent.parent) for file in (__file__, jaxmem_kernels.__file__)]
+    path = [*dict.fromkeys(here), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     own = {
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_COMPILATION_CACHE": "0",  # it is written here, but never hit

@@ -37,7 +37,11 @@ def profile(
     """
     classes, tag_names = _classes(jaxpr)
     jobs = _Jobs()
-    drafts = [_draft(graph, number, actions, codecs, jobs) for number, (graph, _) in enumerate(classes)]
+    unrolled = _unrolled(classes) if target.platform == "cuda" and any(a.offloads for a in actions) else set()
+    drafts = []
+    for number, (graph, instances) in enumerate(classes):
+        carried_out = [a for a in actions if not (a.offloads and instances[0].label in unrolled)]
+        drafts.append(_draft(graph, number, carried_out, codecs, jobs))
     seconds, source = job_seconds(jobs.jobs, target, compiler, database)
     price = dict(zip(jobs.keys, seconds))
     blocks = [
@@ -54,6 +58,22 @@ def profile(
         step_seconds=step,
         time_source=source,
     )
+
+
+def _unrolled(classes) -> set[str]:
+    """Labels of blocks that a Python loop repeats, for which offload is left out, with a warning."""
+    repeats: dict[str, list[int]] = {}
+    for _, instances in classes:
+        repeats.setdefault(instances[0].label, []).extend(i.layers for i in instances)
+    labels = {label for label, layers in repeats.items() if len(layers) > 1 and max(layers) == 1}
+    if labels:
+        warnings.warn(
+            f"jaxmem: offload is left out for block {', '.join(map(repr, sorted(labels)))}: its layers are unrolled in"
+            " Python, and XLA:GPU would keep what they offload on the device; loop over the layers with jax.lax.scan",
+            JaxmemWarning,
+            stacklevel=4,
+        )
+    return labels
 
 
 def _classes(jaxpr) -> tuple[list[tuple[Graph, list]], set[str]]:

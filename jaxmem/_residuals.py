@@ -85,32 +85,28 @@ def _with_codes(function, codec, raw: list[bool]):
 
 def _pull(tree, slots, floating: tuple[bool, ...], stored, cotangent):
     """The cotangents of all arrays, None for those that are not floating."""
-    gradients = iter(jax.tree.unflatten(tree, [slot.load(stored) for slot in slots])(cotangent))
+    gradients = iter(jax.tree.unflatten(tree, [s.load(c) for s, c in zip(slots, stored)])(cotangent))
     return tuple(next(gradients) if d else None for d in floating)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Slot:
-    """Where a residual lies among those stored, and how to decode it."""
+    """How one residual is read back."""
 
-    index: int
     codec: Codec | None
     shape: tuple[int, ...]
     dtype: np.dtype
 
-    def load(self, stored):
-        codes = stored[self.index]
+    def load(self, codes):
         return codes[0] if self.codec is None else self.codec.decode(codes, self.shape, self.dtype)
 
 
 def _store(leaves, held: set[int], codec) -> tuple[tuple[_Slot, ...], list[tuple]]:
-    slots, stored, known = [], [], {}
-    for leaf in leaves:
-        if id(leaf) not in known:
-            chosen = None if id(leaf) in held else _chosen(codec, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
-            known[id(leaf)] = _Slot(len(stored), chosen, leaf.shape, leaf.dtype)
-            stored.append((leaf,) if chosen is None else _encode(chosen, leaf))
-        slots.append(known[id(leaf)])
+    slots, stored = [], []
+    for leaf in leaves:  # JAX lists each residual once
+        chosen = None if id(leaf) in held else _chosen(codec, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+        slots.append(_Slot(chosen, leaf.shape, leaf.dtype))
+        stored.append((leaf,) if chosen is None else _encode(chosen, leaf))
     return tuple(slots), stored
 
 

@@ -13,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxmem import codecs
-from jaxmem.codecs import BitMask, ChannelwiseSymmetric, GroupedAsymmetric, GroupedSymmetric, NaivePerToken, OutlierSeparated
+from jaxmem.codecs import (
+    BitMask,
+    ChannelwiseSymmetric,
+    GroupedAsymmetric,
+    GroupedSymmetric,
+    NaivePerToken,
+    OutlierSeparated,
+)
 
 pytestmark = pytest.mark.core
 GROUPED = (
@@ -23,7 +30,12 @@ GROUPED = (
     GroupedAsymmetric(group=32),
     GroupedAsymmetric(scale="float32", stochastic=True),
 )
-BY_ROWS = (ChannelwiseSymmetric(), ChannelwiseSymmetric("float32", stochastic=True), NaivePerToken(), NaivePerToken("float32"))
+BY_ROWS = (
+    ChannelwiseSymmetric(),
+    ChannelwiseSymmetric("float32", stochastic=True),
+    NaivePerToken(),
+    NaivePerToken("float32"),
+)
 SEPARATED = (OutlierSeparated(group=8, capacity=2), OutlierSeparated(scale="float32", stochastic=True))
 INT4 = (*GROUPED, *BY_ROWS, *SEPARATED)
 EVERY = (*INT4, BitMask())
@@ -78,7 +90,9 @@ def test_error_is_within_the_bound(codec):
         assert (np.abs(exact - o) <= 8 * s * (1 + 1e-6) + 2.0**-122).all() or isinstance(codec, OutlierSeparated)
         clipped = exact - o > 7.5 * s * (1 - 1e-6)
         bound = s if getattr(codec, "stochastic", False) else np.where(clipped, s, s / 2)
-        rounding = float(ml_dtypes.finfo(x.dtype).eps) / 2 * np.abs(got) + float(ml_dtypes.finfo(x.dtype).smallest_subnormal)
+        rounding = float(ml_dtypes.finfo(x.dtype).eps) / 2 * np.abs(got) + float(
+            ml_dtypes.finfo(x.dtype).smallest_subnormal
+        )
         arithmetic = 2.0**-20 * (s + np.abs(o))  # of float32 quotients and sums
         within = np.abs(exact - got) <= bound + rounding + arithmetic + 2.0**-122
         separate = separated(codec, codes, x)

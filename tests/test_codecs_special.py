@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxmem import TagError, codecs
-from jaxmem.codecs import BitMask, ChannelwiseSymmetric, GroupedAsymmetric, GroupedSymmetric, NaivePerToken, OutlierSeparated
+from jaxmem.codecs import (
+    BitMask,
+    ChannelwiseSymmetric,
+    GroupedAsymmetric,
+    GroupedSymmetric,
+    NaivePerToken,
+    OutlierSeparated,
+)
 from tests.kernels import oracle
 
 pytestmark = pytest.mark.core
@@ -119,16 +126,22 @@ def test_stochastic_codes_repeat_themselves():
 
 def test_defaults_are_adaccs():
     by_kind = {kind: type(codecs.default_for(kind)) for kind in codecs.KINDS}
-    assert by_kind == dict(
-        linear=OutlierSeparated, norm=OutlierSeparated, gelu=OutlierSeparated, residual=OutlierSeparated,
-        qkv=ChannelwiseSymmetric, softmax=GroupedAsymmetric, mask=BitMask,
-    )  # fmt: skip
+    assert by_kind == {
+        **dict.fromkeys(("linear", "norm", "gelu", "residual"), OutlierSeparated),
+        "qkv": ChannelwiseSymmetric,
+        "softmax": GroupedAsymmetric,
+        "mask": BitMask,
+    }
     assert codecs.default_for(None) == GroupedSymmetric()
     with pytest.raises(TagError, match="expected None or one of linear, .*nearest: linear"):
         codecs.default_for("lineer")
 
 
-groups, scales, flags = st.integers(1, 512).map(lambda n: 2 * n), st.sampled_from(["bfloat16", "float32"]), st.booleans()
+groups, scales, flags = (
+    st.integers(1, 512).map(lambda n: 2 * n),
+    st.sampled_from(["bfloat16", "float32"]),
+    st.booleans(),
+)
 described = st.one_of(
     st.builds(GroupedSymmetric, groups, scales, flags),
     st.builds(GroupedAsymmetric, groups, scales, flags),
@@ -161,7 +174,11 @@ def test_canonical_text(text, canonical):
 
 
 def test_a_scale_may_be_given_as_a_dtype():
-    assert GroupedSymmetric(scale=jnp.float32) == GroupedSymmetric(scale=np.dtype("float32")) == GroupedSymmetric(scale="float32")
+    assert (
+        GroupedSymmetric(scale=jnp.float32)
+        == GroupedSymmetric(scale=np.dtype("float32"))
+        == GroupedSymmetric(scale="float32")
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,7 +195,10 @@ def test_a_scale_may_be_given_as_a_dtype():
         ("grouped_symmetric(group=63)", "`group` is 63; expected an even integer of at least 2; nearest: 64"),
         ("grouped_symmetric(group=-4)", "nearest: 2"),
         ("grouped_symmetric(group=all)", "`group` is 'all'"),
-        ("grouped_symmetric(scale=float16)", "`scale` is 'float16'; expected one of bfloat16, float32; nearest: bfloat16"),
+        (
+            "grouped_symmetric(scale=float16)",
+            "`scale` is 'float16'; expected one of bfloat16, float32; nearest: bfloat16",
+        ),
         ("grouped_symmetric(stochastic=tru)", "nearest: true"),
         ("outlier_separated(capacity=-1)", "`capacity` is -1.*nearest: 0"),
         ("outlier_separated(group=3)", "outlier_separated: `group` is 3"),
@@ -191,11 +211,17 @@ def test_wrong_text(text, message):
         codecs.parse(text)
 
 
-@pytest.mark.parametrize("name", ["grouped_symmetric", "grouped_asymmetric", "outlier_separated", "channelwise_symmetric", "naive_per_token"])
+@pytest.mark.parametrize(
+    "name", ["grouped_symmetric", "grouped_asymmetric", "outlier_separated", "channelwise_symmetric", "naive_per_token"]
+)
 def test_what_int4_cannot_take(name):
     codec = codecs.parse(name)
     for x in (jnp.zeros(3, jnp.int32), jnp.zeros(3, bool), jnp.zeros(3, jnp.complex64), jax.random.key(0)):
-        for call in (lambda x=x: codec.encode(x), lambda x=x: codec.nbytes(x.shape, x.dtype), lambda x=x: codec.check(x.shape, x.dtype)):
+        for call in (
+            lambda x=x: codec.encode(x),
+            lambda x=x: codec.nbytes(x.shape, x.dtype),
+            lambda x=x: codec.check(x.shape, x.dtype),
+        ):
             with pytest.raises(TagError, match=rf"{name}: `dtype` is .*expected one of bfloat16"):
                 call()
     with pytest.raises(TagError, match="bit_mask: `dtype` is complex64"):

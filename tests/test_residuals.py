@@ -74,18 +74,21 @@ def vmapped(f):
         keys = jax.random.split(key["dropout"], 3)
         return jax.vmap(lambda x, k: squares(f)(p, x, {"dropout": k}))(jnp.stack([x, 2 * x, 3 * x]), keys).sum()
 
-    return jax.value_and_grad(loss, (0, 1))
+    return lambda p, x, key: jax.jit(jax.value_and_grad(lambda p, x: loss(p, x, key), (0, 1)))(p, x)
 
 
 def per_example(f):
     grad = lambda p, x, k: jax.value_and_grad(squares(f), (0, 1))(p, x, {"dropout": k})
-    return lambda p, x, key: jax.vmap(grad, (None, 0, 0))(p, jnp.stack([x, 2 * x]), jax.random.split(key["dropout"], 2))
+    batched = jax.jit(jax.vmap(grad, (None, 0, 0)))
+    return lambda p, x, key: batched(p, jnp.stack([x, 2 * x]), jax.random.split(key["dropout"], 2))
 
 
 def scan_loss(f, key, layers=3):
     keys = jax.random.split(key["dropout"], layers)
     body = lambda x, one: (f(one[0], x, {"dropout": one[1]}), None)
-    return lambda p, x: (jax.lax.scan(body, x, (jax.tree.map(lambda w: jnp.stack([w] * layers), p), keys))[0] ** 2).sum()
+    return lambda p, x: (
+        jax.lax.scan(body, x, (jax.tree.map(lambda w: jnp.stack([w] * layers), p), keys))[0] ** 2
+    ).sum()
 
 
 def scanned(f):
@@ -93,13 +96,24 @@ def scanned(f):
 
 
 def checkpointed(f):
-    return lambda p, x, key: jax.jit(
-        jax.value_and_grad(jax.checkpoint(lambda p, x: squares(f)(p, x, key)), (0, 1))
-    )(p, x)
+    return lambda p, x, key: jax.jit(jax.value_and_grad(jax.checkpoint(lambda p, x: squares(f)(p, x, key)), (0, 1)))(
+        p, x
+    )
 
 
-@pytest.mark.parametrize("under", [plain, jitted, vmapped, per_example, scanned, checkpointed])
-@pytest.mark.parametrize("keep_args", [None, (), (0,)])
+@pytest.mark.parametrize(
+    ("under", "keep_args"),
+    [
+        (plain, None),
+        (jitted, None),
+        (jitted, ()),
+        (scanned, None),
+        (scanned, (0,)),
+        (vmapped, ()),
+        (per_example, (0,)),
+        (checkpointed, (0,)),
+    ],
+)
 def test_a_lossless_codec_gives_the_exact_gradient(under, keep_args):
     args = arguments()
     close(under(compress_residuals(layer, LOSSLESS, keep_args=keep_args))(*args), under(layer)(*args), 1e-13)
@@ -108,9 +122,9 @@ def test_a_lossless_codec_gives_the_exact_gradient(under, keep_args):
 def test_the_value_is_exact_under_a_lossy_codec_and_the_gradient_near():
     args = arguments(jnp.float32)
     f = compress_residuals(layer, INT4, keep_args=(0,))
+    (value, grads), (want, exact) = jitted(f)(*args), jitted(layer)(*args)
     np.testing.assert_array_equal(f(*args), layer(*args))
-    (value, grads), (want, exact) = plain(f)(*args), plain(layer)(*args)
-    assert value == want
+    np.testing.assert_array_equal(value, want)
     for got, grad in zip(jax.tree.leaves(grads), jax.tree.leaves(exact)):
         assert 1e-4 < jnp.linalg.norm(got - grad) / jnp.linalg.norm(grad) < 0.2
 
@@ -129,7 +143,7 @@ def test_the_gradient_is_taken_at_what_was_decoded():
 
 
 def test_a_dropout_mask_is_held_as_one_bit_a_value():
-    p, x, key = arguments(jnp.float32)
+    _, x, key = arguments(jnp.float32)
     dropout = lambda x: jnp.where(jax.random.bernoulli(key["dropout"], 0.9, x.shape), x / 0.9, jnp.zeros((), x.dtype))
     assert held(dropout, x).count((x.shape, "bool")) == 1
     for codec in (INT4, lambda aval: None):
@@ -173,7 +187,7 @@ def test_attention_output_is_encoded_and_its_log_sum_exp_is_not():
     assert kept.count(((64,), "float32")) == 1, "the log-sum-exp"
     assert {((32, 32), "uint8"), ((32,), "bfloat16")} <= set(kept), "the output's codes"
     loss = lambda f: lambda *a: (f(*a) ** 2).sum()
-    grads, exact = jax.grad(loss(f), (0, 1, 2))(q, k, v), jax.grad(loss(attention), (0, 1, 2))(q, k, v)
+    grads, exact = (jax.jit(jax.grad(loss(h), (0, 1, 2)))(q, k, v) for h in (f, attention))
     np.testing.assert_array_equal(f(q, k, v), attention(q, k, v))
     np.testing.assert_array_equal(grads[2], exact[2])
     for got, grad in zip(grads[:2], exact[:2]):
@@ -184,7 +198,9 @@ def test_arguments_stay_as_they_are_and_are_held_once():
     p, x, key = arguments(jnp.float32)
     w = p["w"]
     product = lambda w, x: jnp.sin(x @ w)
-    float32 = lambda keep: [s for s, d in held(compress_residuals(product, INT4, keep_args=keep), w, x) if d == "float32"]
+    float32 = lambda keep: [
+        s for s, d in held(compress_residuals(product, INT4, keep_args=keep), w, x) if d == "float32"
+    ]
     assert sorted(float32(None)) == [x.shape, w.shape]
     assert float32((0,)) == [w.shape]
     assert float32((1,)) == [x.shape]
@@ -196,14 +212,15 @@ def test_arguments_stay_as_they_are_and_are_held_once():
 
 
 def test_what_the_backward_holds_twice_is_encoded_once():
-    cube = lambda x: (lambda y: y * y * y)(jnp.sin(x))
-    f = compress_residuals(cube, LOSSLESS)
+    @jax.custom_vjp
+    def sine(x):
+        return jnp.sin(x)
+
+    sine.defvjp(lambda x: (jnp.sin(x), (jnp.cos(x),) * 2), lambda res, g: ((res[0] + res[1]) / 2 * g,))
+    f = compress_residuals(sine, LOSSLESS)
     x = jnp.linspace(0, 1, 16, dtype=jnp.float64)
-    y, dy = jnp.sin(x), jnp.cos(x)
-    close(jax.grad(lambda x: f(x).sum())(x), 3 * y * y * dy, 1e-13)
-    twice = [id(a) for a in jax.tree.leaves(jax.vjp(cube, x)[1])]
-    assert len(set(twice)) < len(twice)
-    assert held(f, x) == [((16, 8), "uint8")] * len(set(twice))
+    assert held(f, x) == [((16, 8), "uint8")]
+    np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(x), jnp.cos(x))
 
 
 def test_integers_keys_static_values_and_keywords():
@@ -217,25 +234,25 @@ def test_integers_keys_static_values_and_keywords():
     ids = jnp.asarray([3, 0, 3])
     call = lambda f: lambda p, x, ids: f(p, x, ids, key=key, power=2, how="rows")
     g = compress_residuals(f, LOSSLESS)
-    close(jax.grad(call(g), (0, 1))(p, x, ids), jax.grad(call(f), (0, 1))(p, x, ids), 1e-13)
-    close(jax.jit(jax.grad(call(g), (0, 1)))(p, x, ids), jax.grad(call(f), (0, 1))(p, x, ids), 1e-13)
-    assert ((3,), "int32") in held(lambda p, x: call(g)(p, x, ids.astype(jnp.int32)), p, x)
+    close(*(jax.jit(jax.grad(call(h), (0, 1)))(p, x, ids) for h in (g, f)), 1e-13)
+    assert ((3, 1), "int32") in held(lambda p, x: call(g)(p, x, ids), p, x)
 
 
 def test_what_f_closes_over_is_differentiated():
     p, x, _ = arguments()
     loss = lambda wrap: lambda w: (wrap(lambda x: jnp.sin(x @ w))(x) ** 2).sum()
     compress = lambda f: compress_residuals(f, LOSSLESS)
+    want = jax.grad(loss(lambda f: f))(p["w"])
     for transform in (jax.grad, lambda f: jax.jit(jax.grad(f))):
-        close(transform(loss(compress))(p["w"]), jax.grad(loss(lambda f: f))(p["w"]), 1e-13)
+        close(transform(loss(compress))(p["w"]), want, 1e-13)
 
 
 @pytest.mark.jax_defaults
 def test_bfloat16_without_strict_promotion():
     args = arguments(jnp.bfloat16)
     f = compress_residuals(layer, str(codecs.default_for("linear")), keep_args=(0,))
-    value, grads = plain(f)(*args)
-    assert value == squares(layer)(*args)
+    value, grads = jitted(f)(*args)
+    assert value == jax.jit(lambda: squares(layer)(*args))()
     assert all(g.dtype == jnp.bfloat16 and jnp.isfinite(g).all() for g in jax.tree.leaves(grads))
 
 
@@ -255,7 +272,12 @@ def test_a_second_derivative_is_refused():
         (lambda f: compress_residuals(f, INT4, keep_args=0), "`keep_args` is 0"),
         (lambda f: compress_residuals(f, INT4, keep_args=("x",)), "`keep_args` is"),
         (lambda f: compress_residuals(f, INT4, keep_args=(1,))(jnp.ones(3)), "1 positional"),
-        (lambda f: jax.grad(compress_residuals(lambda x: jnp.where(x > 0, x, 0.0).sum(), lambda a: INT4))(jnp.ones(3)), "bool"),
+        (
+            lambda f: jax.grad(compress_residuals(lambda x: jnp.where(x > 0, x, 0.0).sum(), lambda a: INT4))(
+                jnp.ones(3)
+            ),
+            "bool",
+        ),
     ],
 )
 def test_wrong_arguments(call, message):

@@ -3,12 +3,12 @@
 import hypothesis.extra.numpy as hnp
 import jax
 import jax.numpy as jnp
-import jaxmem_kernels as jk
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import jaxmem_kernels as jk
 from tests.kernels import oracle
 
 pytestmark = pytest.mark.core

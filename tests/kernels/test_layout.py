@@ -4,11 +4,11 @@ import math
 
 import hypothesis.extra.numpy as hnp
 import jax.numpy as jnp
-import jaxmem_kernels as jk
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
+import jaxmem_kernels as jk
 from tests.kernels import oracle
 
 pytestmark = pytest.mark.core

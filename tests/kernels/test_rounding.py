@@ -4,9 +4,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import jaxmem_kernels as jk
 import numpy as np
 import pytest
+
+import jaxmem_kernels as jk
 from jaxmem_kernels import rounding
 
 pytestmark = pytest.mark.core
