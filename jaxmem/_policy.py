@@ -7,9 +7,10 @@ import jax
 from jax.ad_checkpoint import Offloadable, Recompute, Saveable, checkpoint_name
 
 from jaxmem._errors import TagError
-from jaxmem._tag import DEVICE, HOST, move_p, tag_p
+from jaxmem._tag import tag_p
 from jaxmem._types import KEEP, RECOMPUTE, REST, Action, Choice
 
+HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 name_p = jax.make_jaxpr(lambda x: checkpoint_name(x, "x"))(0.0).eqns[0].primitive
 
 
@@ -41,11 +42,11 @@ class _Stored:
 
     def encode(self, x):
         codes = (x,) if self._codec is None else _differentiable_once(self._codec)(x)
-        return tuple(move_p.bind(c, space=HOST) for c in codes) if self.choice.action.offloads else tuple(codes)
+        return tuple(jax.device_put(c, HOST, src=DEVICE) for c in codes) if self.choice.action.offloads else tuple(codes)
 
     def decode(self, codes, shape, dtype):
         if self.choice.action.offloads:
-            codes = tuple(move_p.bind(c, space=DEVICE) for c in codes)
+            codes = tuple(jax.device_put(c, DEVICE, src=HOST) for c in codes)
         return codes[0] if self._codec is None else self._codec.decode(codes, shape, dtype)
 
 

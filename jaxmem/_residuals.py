@@ -25,14 +25,14 @@ def compress_residuals(
     scan, in reverse mode. Arguments are pytrees: of `jax.Array`s, of which the floating ones have a gradient, and of
     anything else (Python numbers, text), which `f` gets as it is. Floating arrays that `f` closes over count as kept.
 
-    `codec`: for every floating residual that it makes smaller (or its text form); or a function from a residual's `jax.ShapeDtypeStruct` to
-    its codec, or None to keep it. Residuals of bool (dropout masks) become one bit a value with either, unless that
-    function returns a codec; integers and PRNG keys stay as they are.
+    `codec`: a codec, or its text form, for every floating residual that it makes smaller; or a function from a
+    residual's `jax.ShapeDtypeStruct` to its codec, or None to keep it. Residuals of bool (dropout masks) become one bit
+    a value with either, unless that function returns a codec; integers and PRNG keys stay as they are.
     `keep_args`: positions of the arguments whose leaves stay as they are where they are residuals, being in memory
     anyhow (parameters). None: all of them; name the parameters alone where an activation that enters `f` is to be
     compressed.
-    Raises TagError if `codec` or `keep_args` is none of these, if a codec so chosen cannot take its residual, and on a second
-    derivative, which would be wrong.
+    Raises TagError if `codec` or `keep_args` is something else, if the codec chosen by a function cannot take its
+    residual, and on a second derivative, which would be wrong.
     """
     if isinstance(codec, str):
         codec = parse(codec)

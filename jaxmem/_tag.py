@@ -16,23 +16,12 @@ from jax.interpreters import partial_eval as pe
 from jaxmem._codecs import default_for, parse
 from jaxmem._errors import TagError
 
-HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
-
 tag_p = Primitive("jaxmem_tag")
 tag_p.def_impl(lambda x, **_: x)
 tag_p.def_abstract_eval(lambda x, **_: x)
 mlir.register_lowering(tag_p, lambda ctx, x, **_: [x])
 ad.primitive_jvps[tag_p] = lambda p, t, **params: (tag_p.bind(p[0], **params), t[0])
 batching.primitive_batchers[tag_p] = lambda args, dims, **params: (tag_p.bind(args[0], **params), dims[0])
-
-# Moves between device and host memory. Not `jax.device_put` itself: its transpose leaves the cotangent where it was,
-# so a gradient of a gradient would not type-check.
-move_p = Primitive("jaxmem_move")
-move_p.def_impl(lambda x, *, space: jax.device_put(x, space))
-move_p.def_abstract_eval(lambda x, *, space: x.update(memory_space=space))
-mlir.register_lowering(move_p, mlir.lower_fun(lambda x, *, space: jax.device_put(x, space), multiple_results=False))
-ad.deflinear2(move_p, lambda ct, x, *, space: [move_p.bind(ct, space=DEVICE if space == HOST else HOST)])
-batching.primitive_batchers[move_p] = lambda args, dims, **params: (move_p.bind(args[0], **params), dims[0])
 
 
 def tag(x, name: str, *, kind: str | None = None, codec: str | None = None):

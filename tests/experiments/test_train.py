@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -194,7 +195,8 @@ def test_a_place_that_is_a_file_is_exit_code_2(text, tmp_path, capsys):
 
 def test_a_command_line_fails_without_a_traceback(tmp_path):
     command = [sys.executable, "-m", "experiments.train", "gpt_nano", "model.widht=4", "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # whether or not the packages are installed
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=paths)
     assert done.returncode == 2
     assert "did you mean model.width?" in done.stderr
     assert "Traceback" not in done.stderr
