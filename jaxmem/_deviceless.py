@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from importlib import metadata
 
 import jaxmem_kernels
-
 from jaxmem._compiled import Compiled
 from jaxmem._errors import StepError, TargetError
 from jaxmem._gpus import target_config

@@ -7,25 +7,17 @@ import jax
 from jax.ad_checkpoint import Offloadable, Recompute, Saveable, checkpoint_name
 
 from jaxmem._errors import TagError
-from jaxmem._tag import tag_p
+from jaxmem._tag import differentiable_once, tag_p
 from jaxmem._types import KEEP, RECOMPUTE, REST, Action, Choice
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 name_p = jax.make_jaxpr(lambda x: checkpoint_name(x, "x"))(0.0).eqns[0].primitive
 
 
-def _differentiable_once(codec):
-    """The codec's `encode`; a second derivative, which would silently miss what went through the codes, is an error."""
-    encode = jax.custom_jvp(lambda x: tuple(codec.encode(x)))
-
-    @encode.defjvp
-    def _(primals, tangents):
-        raise TagError(
-            "remat_policy: a gradient of a gradient runs through a compressed tag, and codes have no derivative;"
-            " plan such a step with actions=jaxmem.LOSSLESS"
-        )
-
-    return encode
+TWICE = (
+    "remat_policy: a gradient of a gradient runs through a compressed tag, and codes have no derivative;"
+    " plan such a step with actions=jaxmem.LOSSLESS"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +33,7 @@ class _Stored:
         return None if self.choice.codec is None else parse(self.choice.codec)
 
     def encode(self, x):
-        codes = (x,) if self._codec is None else _differentiable_once(self._codec)(x)
+        codes = (x,) if self._codec is None else self._codec.encode(differentiable_once(x, TWICE))
         return tuple(jax.device_put(c, HOST, src=DEVICE) for c in codes) if self.choice.action.offloads else tuple(codes)
 
     def decode(self, codes, shape, dtype):

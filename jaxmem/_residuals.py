@@ -12,7 +12,12 @@ from jaxmem._codecs import parse
 from jaxmem._codecs_base import FLOATS, Codec
 from jaxmem._codecs_mask import BitMask
 from jaxmem._errors import TagError
+from jaxmem._tag import differentiable_once
 
+TWICE = (
+    "compress_residuals: differentiated twice, and codes have no derivative; expected one derivative of it:"
+    " leave the function as it is where a second one is taken, or recompute it with jax.checkpoint"
+)
 Choose = Callable[[jax.ShapeDtypeStruct], Codec | None]
 
 
@@ -125,18 +130,7 @@ def _chosen(codec, aval: jax.ShapeDtypeStruct) -> Codec | None:
 def _encode(codec: Codec, x):
     """`codec.encode(x)`, refusing a derivative: that of the codes would silently be taken for that of `x`."""
 
-    @jax.custom_jvp
-    def encode(x):
-        return tuple(codec.encode(x))
-
-    @encode.defjvp
-    def _(primals, tangents):
-        raise TagError(
-            "compress_residuals: differentiated twice, and codes have no derivative; expected one derivative of it:"
-            " leave the function as it is where a second one is taken, or recompute it with jax.checkpoint"
-        )
-
-    return encode(x)
+    return tuple(codec.encode(differentiable_once(x, TWICE)))
 
 
 def _held(args, keep_args, leaves) -> list[bool]:

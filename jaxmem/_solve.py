@@ -180,7 +180,7 @@ def _run(problem: pulp.LpProblem, time_limit: float) -> float | None:
 
     PuLP 3 returns a status and PuLP 4 an object: neither is read, since both leave HiGHS's own model on the problem.
     """
-    problem.solve(pulp.HiGHS(msg=False, gapRel=0.0, timeLimit=time_limit))
+    problem.solve(pulp.HiGHS(msg=False, gapRel=0.0, timeLimit=time_limit, presolve="off"))
     highs: Any = problem.solverModel
     status = highs.modelStatusToString(highs.getModelStatus())
     if "infeasible" in status.lower():

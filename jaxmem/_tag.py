@@ -23,6 +23,25 @@ mlir.register_lowering(tag_p, lambda ctx, x, **_: [x])
 ad.primitive_jvps[tag_p] = lambda p, t, **params: (tag_p.bind(p[0], **params), t[0])
 batching.primitive_batchers[tag_p] = lambda args, dims, **params: (tag_p.bind(args[0], **params), dims[0])
 
+# An identity without a derivative. A primitive, since a custom_jvp rule is dropped by the partial evaluation of a scan.
+once_p = Primitive("jaxmem_differentiable_once")
+once_p.def_impl(lambda x, **_: x)
+once_p.def_abstract_eval(lambda x, **_: x)
+mlir.register_lowering(once_p, lambda ctx, x, **_: [x])
+batching.primitive_batchers[once_p] = lambda args, dims, **params: (once_p.bind(args[0], **params), dims[0])
+
+
+def _no_derivative(primals, tangents, *, message):
+    raise TagError(message)
+
+
+ad.primitive_jvps[once_p] = _no_derivative
+
+
+def differentiable_once(x, message: str):
+    """`x`; a derivative of what is computed from it, which codes would silently leave out, is a TagError."""
+    return once_p.bind(x, message=message)
+
 
 def tag(x, name: str, *, kind: str | None = None, codec: str | None = None):
     """Names a tensor of a block, so that a plan can decide what becomes of it; returns `x`.
