@@ -137,7 +137,7 @@ def summary(results: dict[str, dict]) -> dict:
 
 
 def main() -> None:
-    args = _run.options("quality", steps=200, seeds=3, batches=4)
+    args = _run.options("quality", steps=150, seeds=3, batches=4)
     _run.cache_compiles()
     config = _run.nano(f"train.steps={args.steps}")
     text = data.read(config.data.path, config.train.sequence)

@@ -44,8 +44,8 @@ def default_for(kind: str | None) -> Codec:
 def parse(text: str) -> Codec:
     """The codec that `text` describes: `parse(str(codec)) == codec`.
 
-    `text`: `name(field=value,...)`; fields left out have their default. Raises TagError if a name, a field or a value is
-    unknown, naming the nearest that is not.
+    `text`: `name(field=value,...)`; fields left out have their default. Raises TagError if a name, a field or a value
+    is unknown, naming the nearest that is not.
     """
     match = re.fullmatch(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", text) if isinstance(text, str) else None
     if match is None:
@@ -53,7 +53,8 @@ def parse(text: str) -> Codec:
     name, arguments = match[1], match[2] or ""
     if name not in CODECS:
         raise TagError(
-            f"`codec` is {text!r}: no codec {name!r}; expected one of {', '.join(CODECS)}; nearest: {nearest(name, CODECS)}"
+            f"`codec` is {text!r}: no codec {name!r}; expected one of {', '.join(CODECS)};"
+            f" nearest: {nearest(name, CODECS)}"
         )
     codec = CODECS[name]
     defaults = {f.name: f.default for f in dataclasses.fields(codec)}

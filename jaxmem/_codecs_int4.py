@@ -55,7 +55,7 @@ class GroupedSymmetric(_Int4):
     `group`: values (even) that share a scale. `scale`: dtype of the stored scale, bfloat16 or float32; it is rounded
     up, and values are quantized against the rounded one. `stochastic`: unbiased rounding, E[x̂] = x, with s = max|x|/7;
     its random bits are hashed from the group itself.
-    |x − x̂| ≤ s/2, or s where the code was clipped to 7 and where rounding is stochastic, plus x̂'s rounding to `dtype`.
+    |x − x̂| ≤ s/2, or s where the code was clipped to 7 or rounding is stochastic, plus x̂'s rounding to `dtype`.
     A group of values below 2^-123 may decode to zeros; one with a value that is not finite, or whose scale passes the
     scale's dtype (float64 only), decodes to NaN. Takes bfloat16, float16, float32, float64.
     """

@@ -13,10 +13,11 @@ from jaxmem._budget import parse_budget, show_bytes
 from jaxmem._deviceless import Compiler
 from jaxmem._errors import BudgetError, JaxmemWarning, TagError
 from jaxmem._evaluate import Cost, evaluate, everything
+from jaxmem._jaxpr import nbytes
 from jaxmem._memory_model import MemoryModel
 from jaxmem._plan import Draft, Plan
 from jaxmem._profile import profile as make_profile
-from jaxmem._solve import Solution, least_bytes, solve
+from jaxmem._solve import Solution, least_bytes, priced, solve
 from jaxmem._step import shards_of
 from jaxmem._table import rows
 from jaxmem._target import Target
@@ -25,6 +26,7 @@ from jaxmem._verify import Verified, Verifier
 
 MOST_COMPILES = 6
 ENOUGH = 0.98  # of the budget: a plan that uses it is not improved on
+GUESSED_HEAD = 0.15  # of the room beside the arguments: working memory, before a compile has told
 DEVICELESS_MARGIN = 0.02  # autotuning on the device picks other matrix kernels: up to 1.3 % of bytes seen
 
 
@@ -86,25 +88,30 @@ class _Search:
         verifier, target = self.verifier, self.verifier.target
         start = time.perf_counter()
         traced = verifier.trace(Draft())
+        shards = shards_of(traced, target.devices)
         self.profile = make_profile(
-            traced.jaxpr, target, actions=self.allowed, codecs=self.codecs,
-            shards=shards_of(traced, target.devices), compiler=verifier.compiler,
+            traced.jaxpr, target, actions=self.allowed, codecs=self.codecs, shards=shards, compiler=verifier.compiler,
         )  # fmt: skip
         profile_seconds = time.perf_counter() - start
         self._warn_of_waste()
         keep_all = {b.name: {t.name: KEEP for t in b.tags} | {REST: KEEP} for b in self.profile.blocks}
-        recompute_all: Actions = {b.name: {} for b in self.profile.blocks}
-        first = (None, recompute_all) if verifier.compiler is not None else (None,)
-        compiled = verifier.compile(*first)
-        self.baseline = dataclasses.replace(compiled[0], actions=keep_all)
+        size = sum(nbytes(a) for a in traced.jaxpr.in_avals) // shards
+        if target.local:
+            (baseline,) = verifier.compile(None)
+        else:  # side by side with the first guess
+            guess = self._first_guess(size, int(GUESSED_HEAD * max(0, self.room - size)))
+            baseline, guessed = verifier.compile(None, guess.actions)
+        self.baseline = dataclasses.replace(baseline, actions=keep_all)
         total = self.baseline.compiled.total_bytes
         everything_kept = _Point(self.baseline, everything(self.profile), total)
         if total <= self.room:
             return self._finish(everything_kept, profile_seconds, notes)
-        self._add(everything_kept.verified, everything_kept.cost, total)
-        if len(compiled) == 1:
-            compiled += verifier.compile(recompute_all)
-        self._add(compiled[1], evaluate(self.profile, recompute_all), None)
+        self.points.append(everything_kept)
+        head = total - self._static - everything_kept.cost.saved_bytes
+        if target.local:
+            guess = self._first_guess(self._static, max(0, head))
+            (guessed,) = verifier.compile(guess.actions)
+        self._add(guessed, guess.cost, self._static + guess.saved_bytes + max(0, head))
         self._refine()
         fitting = [p for p in self.points if p.total <= self.room and p.verified.compiled.host_bytes <= self.host_room]
         if not fitting:
@@ -118,9 +125,19 @@ class _Search:
         for message in cost.warnings if cost else ():
             warnings.warn(f"jaxmem: {message}", JaxmemWarning, stacklevel=4)
 
-    def _add(self, verified: Verified, cost: Cost, predicted: int | None) -> None:
-        total = verified.compiled.total_bytes
-        self.points.append(_Point(verified, cost, total if predicted is None else predicted))
+    def _first_guess(self, static: int, head: int) -> Solution:
+        """A plan for what is left of the budget beside arguments and working memory, or the one of least saved bytes."""
+        solution = self._solve({}, self.room - static - head)
+        if solution is None:
+            solution = least_bytes(self.profile, {}, self.host_room)
+        if solution is None:
+            raise BudgetError(
+                f"plan: `host_budget` is {show_bytes(self.host_room)}, and no assignment of the actions allowed needs so little"
+            )
+        return solution
+
+    def _add(self, verified: Verified, cost: Cost, predicted: int) -> None:
+        self.points.append(_Point(verified, cost, predicted))
 
     def _model(self) -> MemoryModel:
         history = [(p.verified.actions, p.total - self._static - p.cost.saved_bytes) for p in self.points]
@@ -131,30 +148,37 @@ class _Search:
         return self.baseline.compiled.argument_bytes
 
     def _refine(self) -> None:
-        """Solves for the room left by what was learned, compiles, and learns, until the budget is well used."""
+        """Solves for the room left by what was learned, compiles, and learns, until nothing is left to gain."""
         width = 1 if self.verifier.compiler is None else 2
+        best = self._solve({}, None)  # whatever it takes
         while self.verifier.compiles < MOST_COMPILES:
+            fitting = [p for p in self.points if p.total <= self.room]
+            if any(p.total >= ENOUGH * self.room or p.cost.seconds <= best.seconds for p in fitting):
+                return
             model = self._model()
-            picks: list[tuple[Solution, int]] = []
+            picks: list[Solution] = []
             for share in (1.0, 0.985, 0.96)[: width + 1]:
-                if len(picks) < min(width, MOST_COMPILES - self.verifier.compiles):
-                    solution = self._solve(model, int(self.room * share) - self._static - int(model.reference))
-                    if solution is not None and not self._known(solution.actions, picks):
-                        picks.append((solution, self._predict(solution, model)))
-            if not any(p.total <= self.room for p in self.points):
-                least = least_bytes(self.profile, model.transients, self.host_room)
-                if least is not None and not self._known(least.actions, picks):
-                    picks = [*picks[: width - 1], (least, self._predict(least, model))]
-            if not picks:
+                room = int(self.room * share) - self._static - int(model.reference)
+                picks.append(self._solve(model.transients, room))
+            if not fitting:
+                picks.insert(width - 1, least_bytes(self.profile, model.transients, self.host_room))
+                picks.append(self._recompute_all(model))
+            fresh: list[Solution] = []
+            for pick in picks:
+                if pick is not None and not self._known(pick.actions, fresh):
+                    fresh.append(pick)
+            fresh = fresh[: min(width, MOST_COMPILES - self.verifier.compiles)]
+            if not fresh:
                 return
-            for verified, (solution, predicted) in zip(self.verifier.compile(*(s.actions for s, _ in picks)), picks):
-                self._add(verified, evaluate(self.profile, solution.actions), predicted)
-            if any(ENOUGH * self.room <= p.total <= self.room for p in self.points[-len(picks) :]):
-                return
+            for verified, pick in zip(self.verifier.compile(*(p.actions for p in fresh)), fresh):
+                self._add(verified, pick.cost, int(self._static + pick.saved_bytes + model.predict(pick.actions)))
 
-    def _solve(self, model: MemoryModel, room: int) -> Solution | None:
+    def _recompute_all(self, model: MemoryModel) -> Solution:
+        return priced(self.profile, {b.name: {} for b in self.profile.blocks}, model.transients)
+
+    def _solve(self, transients, room: int | None) -> Solution | None:
         start = time.perf_counter()
-        solution = solve(self.profile, room=room, transients=model.transients, host_room=self.host_room)
+        solution = solve(self.profile, room=room, transients=transients, host_room=self.host_room)
         self.solve_seconds += time.perf_counter() - start
         return None if solution is None else dataclasses.replace(solution, actions=self._settled(solution))
 
@@ -179,13 +203,8 @@ class _Search:
         except TagError:  # keep is not among the actions allowed
             return None
 
-    def _known(self, actions: Actions, picks) -> bool:
-        return any(_same(actions, p.verified.actions) for p in self.points) or any(
-            _same(actions, s.actions) for s, _ in picks
-        )
-
-    def _predict(self, solution: Solution, model: MemoryModel) -> int:
-        return int(self._static + solution.saved_bytes + model.predict(solution.actions))
+    def _known(self, actions: Actions, fresh: list[Solution]) -> bool:
+        return any(_same(actions, a) for a in [p.verified.actions for p in self.points] + [s.actions for s in fresh])
 
     def _infeasible(self) -> BudgetError:
         least = min(self.points, key=lambda p: p.total)

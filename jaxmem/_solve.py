@@ -17,7 +17,7 @@ from jaxmem._types import RECOMPUTE, Actions, Choice, Profile
 Transients = Mapping[tuple[str, str, Choice], float]
 Allowed = Callable[[str, str, Choice], bool]
 
-ATTEMPTS = 50  # assignments refused after the exact count, before giving up
+ATTEMPTS = 20  # assignments refused after the exact count, before limits are rounded the other way
 ROUNDING = 0.5  # bytes
 
 
@@ -157,10 +157,14 @@ def _search(profile, goal, room, transients, host_room, allowed, exclude, time_l
     program.minimise(goal)
     for actions in exclude:
         program.refuse(effective(profile, actions))
-    for _ in range(ATTEMPTS):
+    for attempt in range(ATTEMPTS + 1):
+        if attempt == ATTEMPTS:
+            program.limit(room, host_room, strict=True)
         gap = _run(program.problem, time_limit)
-        if gap is None:
+        if gap is None and attempt < ATTEMPTS:
             return None
+        if gap is None:
+            break
         found = priced(profile, program.actions(), transients, time.perf_counter() - started, gap)
         if fits(found, room, host_room):
             if goal == "time":
@@ -168,10 +172,10 @@ def _search(profile, goal, room, transients, host_room, allowed, exclude, time_l
             return found
         if not choices:
             return None
-        program.refuse(found.actions)  # over by less than the solver's own tolerance
+        program.refuse(found.actions)  # over by less than a unit of the program's bytes
     raise SolverError(
-        f"the solver's {ATTEMPTS} best assignments all exceed `room` {room} or `host_room` {host_room} when counted"
-        " exactly; check the sizes in the profile, which may differ by too many orders of magnitude"
+        f"the solver's {ATTEMPTS} best assignments exceed `room` {room} or `host_room` {host_room} by a millionth, and"
+        " none is known to fit; give a little more room, or a little less"
     )
 
 
@@ -180,7 +184,7 @@ def _run(problem: pulp.LpProblem, time_limit: float) -> float | None:
 
     PuLP 3 returns a status and PuLP 4 an object: neither is read, since both leave HiGHS's own model on the problem.
     """
-    problem.solve(pulp.HiGHS(msg=False, gapRel=0.0, timeLimit=time_limit, presolve="off"))
+    problem.solve(pulp.HiGHS(msg=False, gapRel=0.0, timeLimit=time_limit))
     highs: Any = problem.solverModel
     status = highs.modelStatusToString(highs.getModelStatus())
     if "infeasible" in status.lower():

@@ -1,4 +1,4 @@
-"""Residuals held encoded: the value is `f`'s, the gradient is `f`'s at what was decoded, and the bytes are the codes'."""
+"""Residuals held encoded: the value is `f`'s, the gradient is `f`'s at what was decoded, the bytes are the codes'."""
 
 import dataclasses
 from typing import ClassVar

@@ -132,6 +132,20 @@ def test_ties_take_fewer_bytes():
     assert solve(made, room=None).actions == {"block": {"u": INT4}}
 
 
+def test_thousands_of_assignments_a_hair_over_the_room():
+    size, count = 10**9 + 7, 16
+    equations, sizes, tags = [], [0], {"odd": [Option(KEEP, 1, 0, 0.0)]}
+    for name in [f"t{k}" for k in range(count)] + ["odd"]:
+        raw = len(sizes)
+        sizes += [size, size]
+        equations += [([0], [raw], 1.0, None), ([raw], [raw + 1], 0.0, name)]
+        tags.setdefault(name, [Option(KEEP, size, 0, 0.0)])
+    made = profile(block(equations, range(2, len(sizes), 2), sizes, tags))
+    solution = solve(made, room=8 * size - 1)
+    assert solution.seconds == count - 7
+    assert solution.saved_bytes == 7 * size + 1
+
+
 def test_recomputation_is_not_taken_to_hide_a_transfer():
     tags = {"u": [Option(KEEP, 50, 0, 0.0), Option(OFFLOAD, 0, 50, 0.0)], "v": [Option(KEEP, 1, 0, 0.0)]}
     equations = [([0], [1], 1e3, None), ([1], [2], 0.0, "u"), ([2], [3], 10.0, None), ([3], [4], 0.0, "v")]
