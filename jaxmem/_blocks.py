@@ -8,9 +8,8 @@ import dataclasses
 from collections import Counter
 
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from jaxmem._jaxpr import REMAT, Flat, as_scan, body, flatten, subjaxprs
+from jaxmem._jaxpr import REMAT, Flat, Jaxpr, JaxprEqn, Literal, Var, as_scan, body, flatten, subjaxprs
 from jaxmem._policy import Policy, name_p
 from jaxmem._tag import tag_p
 

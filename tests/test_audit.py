@@ -1,5 +1,7 @@
 """The audit of a traced step against the profile's prediction, and against sizes worked out by hand."""
 
+import dataclasses
+
 import jax
 import pytest
 
@@ -59,7 +61,7 @@ def test_products_that_are_recomputed_are_counted_by_layer():
 @pytest.mark.parametrize("loss", [models.scanned, models.unrolled])
 @pytest.mark.parametrize("action", [*ALL, "everything"])
 def test_what_the_profile_predicts_is_what_is_traced(loss, action):
-    target = Target.parse("h200")
+    target = dataclasses.replace(Target.parse("h200"), platform="tpu")  # CUDA leaves offload out of unrolled layers
     made = profile(traced({}, loss).jaxpr, target, actions=ALL)
     priced = {t.name: o.choice for t in made.blocks[0].tags for o in t.options if o.choice.action == action}
     assert bool(priced) == (action not in ("recompute", "everything"))

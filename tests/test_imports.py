@@ -142,7 +142,7 @@ def test_the_library_never_imports_what_is_built_on_it():
     assert violations(in_package("jaxmem"), lambda name: within(name, *above)) == []
 
 
-@pytest.mark.parametrize("package", ["experiments", "benchmarks"])
+@pytest.mark.parametrize("package", ["experiments"])
 def test_users_of_the_library_import_only_its_public_names(package):
     assert violations(in_package(package), private) == []
 

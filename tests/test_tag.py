@@ -41,7 +41,7 @@ def test_lossy_forward_is_exact_and_gradient_near(action):
     flat = lambda tree: jnp.concatenate([a.ravel() for a in jax.tree.leaves(tree)])
     g, w = flat(got[1]), flat(want[1])
     cosine = g @ w / jnp.linalg.norm(g) / jnp.linalg.norm(w)
-    assert 0.98 < cosine < 1 - 1e-9, "near the plain gradient, and not it: the codes are what the backward reads"
+    assert 0.9 < cosine < 1 - 1e-9, "near the plain gradient, and not it: the codes are what the backward reads"
 
 
 def residual_bytes(policy, block=models.block):
@@ -59,7 +59,7 @@ def test_each_action_saves_its_own_bytes():
     x = models.batch()
     full = {a: residual_bytes(jaxmem.remat_policy(models.draft(a))) for a in ("keep", "compress", "recompute")}
     assert full["recompute"] <= x.nbytes + 16  # the block's input, and its number
-    assert x.nbytes < full["compress"] < 0.5 * full["keep"]
+    assert 0 < full["compress"] < 0.3 * full["keep"]
     assert residual_bytes(jaxmem.remat_policy(None)) > full["keep"]
 
 
