@@ -76,6 +76,7 @@ def main() -> None:
                 "measured_ratio": _run.quartiles([s / b for s, b in zip(seconds[name], seconds[BASE])]),
                 "measured_seconds": _run.quartiles(seconds[name]),
                 "least_seconds": min(seconds[name]),
+                "core_seconds": _run.quartiles(worked[name]),
                 "core_ratio": _run.quartiles([s / b for s, b in zip(worked[name], worked[BASE])]),
                 "saved_bytes": cost.saved_bytes,
                 "compiled_bytes": total_bytes(steps[name]),

@@ -5,10 +5,12 @@ What a deviceless compile said is remembered by the program's own text, so that 
 
 import concurrent.futures
 import dataclasses
+import re
 import time
 from typing import Any
 
 import jax
+from jax import export
 
 from jaxmem._compiled import Compiled, read_compiled
 from jaxmem._database import Database
@@ -26,6 +28,13 @@ class Verified:
     actions: Actions
     compiled: Compiled
     executable: Any = None
+
+
+def _program_text(exported: bytes, donated: tuple[int, ...]) -> bytes:
+    """What decides a compile's result: the program, without where in the source it was written."""
+    text = export.deserialize(bytearray(exported)).mlir_module()
+    text = re.sub(r'loc\((#loc\d*|"[^"]*")\)|^#loc.*$', "", text, flags=re.MULTILINE)
+    return f"{donated} {text}".encode()
 
 
 class Verifier:
@@ -60,7 +69,7 @@ class Verifier:
             done.set_result(Verified(actions or {}, compiled, executable))
             return done
         exported, donated = export_flat(traced, self.target.platform)
-        program = exported + repr(donated).encode()
+        program = _program_text(exported, donated)
         if (known := self.database.read_compile(str(self.target), program)) is not None:
             done.set_result(Verified(actions or {}, Compiled(**known)))
             return done

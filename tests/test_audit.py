@@ -22,6 +22,7 @@ BYTES = {
     "in": FLOATS,
     "ln": FLOATS,
     "probs": BATCH * SEQUENCE**2 * 4,
+    "mid": FLOATS,
     "mask": FLOATS // 4,
     "up": 2 * FLOATS,
     "gelu": 2 * FLOATS,
@@ -50,11 +51,11 @@ def test_the_input_is_held_where_no_tag_is_kept():
 
 
 def test_products_that_are_recomputed_are_counted_by_layer():
-    """Forward: n @ a, scores, probs @ n, up, down. No tag names the first and third, nothing reads the last."""
+    """Forward: n @ a, scores, probs @ n, up, down. No tag names the first, and nothing in the block reads the last."""
     everything, kept, recomputed = (audit(traced(c)) for c in ({REST: KEEP}, models.actions("keep"), {}))
-    assert kept.matmuls - everything.matmuls == 2 * LAYERS
-    assert recomputed.matmuls - kept.matmuls == 2 * LAYERS
-    flops = BATCH * SEQUENCE * 2 * WIDTH * (SEQUENCE + 2 * WIDTH)  # scores and up
+    assert kept.matmuls - everything.matmuls == LAYERS
+    assert recomputed.matmuls - kept.matmuls == 3 * LAYERS
+    flops = BATCH * SEQUENCE * 2 * WIDTH * (2 * SEQUENCE + 2 * WIDTH)  # scores, probs @ n and up
     assert recomputed.matmul_flops - kept.matmul_flops == LAYERS * flops
 
 

@@ -34,7 +34,6 @@ BY_ROWS = (
     ChannelwiseSymmetric(),
     ChannelwiseSymmetric("float32", stochastic=True),
     NaivePerToken(),
-    NaivePerToken("float32"),
 )
 SEPARATED = (OutlierSeparated(group=8, capacity=2), OutlierSeparated(scale="float32", stochastic=True))
 INT4 = (*GROUPED, *BY_ROWS, *SEPARATED)
