@@ -34,7 +34,9 @@ class _Stored:
 
     def encode(self, x):
         codes = (x,) if self._codec is None else self._codec.encode(differentiable_once(x, TWICE))
-        return tuple(jax.device_put(c, HOST, src=DEVICE) for c in codes) if self.choice.action.offloads else tuple(codes)
+        return (
+            tuple(jax.device_put(c, HOST, src=DEVICE) for c in codes) if self.choice.action.offloads else tuple(codes)
+        )
 
     def decode(self, codes, shape, dtype):
         if self.choice.action.offloads:

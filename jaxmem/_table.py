@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from jaxmem._evaluate import evaluate
 from jaxmem._plan import Row
+from jaxmem._solve import open_choices
 from jaxmem._types import KEEP, RECOMPUTE, REST, Action, Actions, Choice, Profile
 
 
@@ -57,7 +58,7 @@ def _why(profile: Profile, actions: Actions, block: str, tag, choice: Choice) ->
     """What the other choices for this one tag would cost, the rest of the plan as it is."""
     now = evaluate(profile, actions)
     others = []
-    for other in [RECOMPUTE, *(o.choice for o in tag.options)]:
+    for other in open_choices(profile)[block, tag.name]:
         if other != choice:
             cost = evaluate(profile, _with(actions, block, tag.name, other))
             others.append((cost.seconds - now.seconds, cost.saved_bytes - now.saved_bytes, str(other.action.value)))

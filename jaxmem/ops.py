@@ -35,8 +35,17 @@ def _self_tagged(forward, tangent):
     return operation
 
 
+def _softmax_tangent(y, t, axis):
+    """y (t - mean of t under y), the mean divided by y's sum: 1, but for what a codec left out of y.
+
+    On a peak this is a difference of near equals, and an error of 6 % in y would otherwise be one of 100 % here.
+    """
+    return y * (t - (y * t).sum(axis, keepdims=True) / y.sum(axis, keepdims=True))
+
+
 _softmax = _self_tagged(
-    lambda x, axis: jax.nn.softmax(x, axis=axis), lambda y, t, axis: y * (t - (y * t).sum(axis, keepdims=True))
+    lambda x, axis: jax.nn.softmax(x, axis=axis),
+    _softmax_tangent,
 )
 _tanh = _self_tagged(jnp.tanh, lambda y, t: (1 - y * y) * t)
 _sigmoid = _self_tagged(jax.nn.sigmoid, lambda y, t: y * (1 - y) * t)

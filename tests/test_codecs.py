@@ -40,7 +40,7 @@ INT4 = (*GROUPED, *BY_ROWS, *SEPARATED)
 EVERY = (*INT4, BitMask())
 ONE_OF_EACH = (GROUPED[2], GROUPED[3], *BY_ROWS[::2], SEPARATED[0], BitMask())
 SHAPES = [(), (0,), (5, 23), (0, 14), (3, 0), (2, 3, 7), (130,), (4, 64)]
-CASES = [((), "float32"), ((5, 23), "float16"), ((2, 3, 7), "bfloat16"), ((130,), "float64"), ((4, 64), "float32")]
+CASES = [((4, 64), "float32"), ((5, 23), "bfloat16"), ((2, 3, 7), "float16"), ((130,), "float64")]
 by_codec = pytest.mark.parametrize("codec", INT4, ids=str)
 
 
@@ -77,7 +77,7 @@ def spread(codec, stored, shape):
 @by_codec
 def test_error_is_within_the_bound(codec):
     @given(st.sampled_from(CASES).flatmap(lambda case: arrays(*case)))
-    @settings(max_examples=40)
+    @settings(max_examples=25)
     def check(x):
         codes, decoded = round_trip(codec)(x)
         assert decoded.shape == x.shape
@@ -122,13 +122,10 @@ def test_what_is_not_finite_stays_so(codec, bad):
 
 @by_codec
 def test_float64_past_the_scales_range_is_nan_or_stored_exactly(codec):
-    x = np.ones((4, 64))
-    x[2, 17] = 1e300
+    x = np.ones(130)
+    x[77] = 1e300
     codes, decoded = round_trip(codec)(x)
-    if separated(codec, codes, x)[2, 17]:
-        np.testing.assert_array_equal(decoded[2, 17], x[2, 17])
-    else:
-        assert np.isnan(decoded[2, 17])
+    assert decoded[77] == x[77] if separated(codec, codes, x)[77] else np.isnan(decoded[77])
 
 
 @pytest.mark.parametrize("codec", EVERY, ids=str)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.core
 ROOT = pathlib.Path(__file__).parent.parent
 FOLDERS = ("jaxmem", "kernels", "experiments", "benchmarks", "tests")
 FIRST_PARTY = ("jaxmem", "jaxmem_kernels", "experiments", "benchmarks", "tests")
-NO_JAX = ("_types", "_errors", "_solve", "_greedy", "_evaluate", "_memory_model")
+NO_JAX = ("_types", "_errors", "_solve", "_program", "_demand", "_check", "_greedy", "_evaluate", "_memory_model")
 JAX_INTERNALS = {"jaxmem._tag", "jaxmem._jaxpr", "jaxmem._export"}
 
 

@@ -105,9 +105,7 @@ def checkpointed(f):
     ("under", "keep_args"),
     [
         (plain, None),
-        (jitted, None),
         (jitted, ()),
-        (scanned, None),
         (scanned, (0,)),
         (vmapped, ()),
         (per_example, (0,)),
