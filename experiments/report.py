@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import TextIO
@@ -41,10 +40,10 @@ def results(out: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def write_json(path: pathlib.Path, data: dict) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        json.dump(data, file, indent=1, allow_nan=False)
-        file.write("\n")
-    os.replace(file.name, path)
+    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text)
+    os.replace(part, path)
 
 
 def write_row(file: TextIO, row: dict) -> None:

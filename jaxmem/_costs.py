@@ -82,7 +82,7 @@ def _measure(job: Job, least_seconds: float = 0.02) -> float:
     run = jax.jit(job.function).lower(*job.specs).compile()
     jax.block_until_ready(run(*arguments))
     best, spent, rounds = math.inf, 0.0, 0
-    while rounds < 3 or (spent < least_seconds and rounds < 50):
+    while rounds < 7 or (spent < least_seconds and rounds < 50):
         start = time.perf_counter()
         jax.block_until_ready(run(*arguments))
         elapsed = time.perf_counter() - start

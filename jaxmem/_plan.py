@@ -5,7 +5,6 @@ import json
 import math
 import os
 import pathlib
-import tempfile
 from typing import Any
 
 from jaxmem._budget import show_bytes
@@ -97,10 +96,10 @@ class Plan:
         """Writes the plan as JSON. The file appears whole or not at all."""
         path = pathlib.Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            json.dump(_to_json(self), file, indent=1)
-            file.write("\n")
-        os.replace(file.name, path)
+        text = json.dumps(_to_json(self), indent=1) + "\n"
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part.write_text(text)
+        os.replace(part, path)
 
     @staticmethod
     def load(path: str | os.PathLike) -> "Plan":

@@ -14,6 +14,7 @@ from jaxmem._blocks import find_blocks, is_tag
 from jaxmem._costs import Job, job_seconds
 from jaxmem._errors import JaxmemWarning, StepError, TagError
 from jaxmem._jaxpr import describe, matmul_flops, nbytes
+from jaxmem._jobs import Jobs
 from jaxmem._segments import Graph, graph_of, segments
 from jaxmem._tag import tag_p
 from jaxmem._target import Target
@@ -36,14 +37,14 @@ def profile(
     that stands twice in one block.
     """
     classes, tag_names = _classes(jaxpr)
-    jobs = _Jobs()
+    jobs = Jobs(target.local)
     unrolled = _unrolled(classes) if target.platform == "cuda" and any(a.offloads for a in actions) else set()
     drafts = []
     for number, (graph, instances) in enumerate(classes):
         carried_out = [a for a in actions if not (a.offloads and instances[0].label in unrolled)]
         drafts.append(_draft(graph, number, carried_out, codecs, jobs))
     seconds, source = job_seconds(jobs.jobs, target, compiler, database)
-    price = dict(zip(jobs.keys, seconds))
+    price = jobs.prices(seconds)
     blocks = [
         _finish(draft, instances, price, 1 if instances[0].sharded else shards)
         for draft, (_, instances) in zip(drafts, classes)
@@ -92,9 +93,9 @@ def _classes(jaxpr) -> tuple[list[tuple[Graph, list]], set[str]]:
 def block_classes(jaxpr) -> list[BlockClass]:
     """The blocks and tags of a traced step, without prices."""
     classes, _ = _classes(jaxpr)
-    jobs = _Jobs()
+    jobs = Jobs(False)
     drafts = [_draft(graph, number, (), None, jobs) for number, (graph, _) in enumerate(classes)]
-    free = dict.fromkeys(jobs.keys, 0.0)
+    free = jobs.prices([0.0] * len(jobs.keys))
     return [_finish(draft, instances, free, 1) for draft, (_, instances) in zip(drafts, classes)]
 
 
@@ -105,24 +106,6 @@ def fingerprint(blocks: Iterable[BlockClass]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-class _Jobs:
-    """Jobs by key, in order."""
-
-    def __init__(self):
-        self.keys, self.jobs = [], []
-
-    def add(self, key, job: Job):
-        self.keys.append(key)
-        self.jobs.append(job)
-
-    def copy(self, size: int):
-        """The key of reading and writing `size` bytes once: what keeping a tensor costs, beyond what computes it."""
-        key = ("copy", size)
-        if key not in self.keys:
-            self.add(key, Job(lambda x: -x, (jax.ShapeDtypeStruct((-(-size // 4),), jnp.float32),)))
-        return key
-
-
 @dataclasses.dataclass(frozen=True)
 class _Draft:
     """A block class before its times are known: equation and option prices are sums of job keys."""
@@ -131,7 +114,7 @@ class _Draft:
     number: dict[int, int]  # value of the flat jaxpr -> value of the class
     shares: dict[int, tuple]  # equation -> (job key, share)
     tags: tuple[tuple[Tag, tuple[tuple[Option, tuple], ...]], ...]  # option, job keys
-    inputs: tuple[tuple[int, tuple], ...]  # charged input, job key of its copy
+    inputs: tuple[tuple[int, tuple], ...]  # charged input, job key of keeping it
     fingerprint: str
 
 
@@ -159,7 +142,7 @@ def _fingerprint(graph: Graph) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def _draft(graph: Graph, index: int, actions, codecs, jobs: _Jobs) -> _Draft:
+def _draft(graph: Graph, index: int, actions, codecs, jobs: Jobs) -> _Draft:
     avals = graph.instance.flat.avals
     values = sorted({v for e in graph.equations for v in (*e.reads, *e.outputs)} | set(graph.needed))
     number = {v: i for i, v in enumerate(values)}
@@ -181,18 +164,18 @@ def _draft(graph: Graph, index: int, actions, codecs, jobs: _Jobs) -> _Draft:
             )
         seen.add(name)
         tags.append(_tag(e, avals[e.outputs[0]], number[e.outputs[0]], index, actions, codecs, jobs))
-    inputs = tuple((v, jobs.copy(nbytes(avals[v]))) for v in graph.instance.charged if v in number)
+    inputs = tuple((v, jobs.keep(nbytes(avals[v]))) for v in graph.instance.charged if v in number)
     return _Draft(graph, number, shares, tuple(tags), inputs, _fingerprint(graph))
 
 
-def _tag(equation, aval, value: int, index: int, actions, codecs, jobs: _Jobs):
+def _tag(equation, aval, value: int, index: int, actions, codecs, jobs: Jobs):
     name, ours = equation.eqn.params["name"], equation.eqn.primitive is tag_p
     kind = equation.eqn.params.get("kind")
     size, options = nbytes(aval), []
     if Action.KEEP in actions:
-        options.append((Option(Choice(Action.KEEP), size, 0, 0.0), (jobs.copy(size),)))
+        options.append((Option(Choice(Action.KEEP), size, 0, 0.0), (jobs.keep(size),)))
     if Action.OFFLOAD in actions:
-        options.append((Option(Choice(Action.OFFLOAD), 0, size, 0.0), (jobs.copy(size),) * 2))
+        options.append((Option(Choice(Action.OFFLOAD), 0, size, 0.0), (jobs.keep(size),) * 2))
     compressing = [a for a in actions if a.compresses] if ours else []
     for codec in _codecs_of(equation.eqn.params, aval, codecs) if compressing else ():
         try:
@@ -209,9 +192,9 @@ def _tag(equation, aval, value: int, index: int, actions, codecs, jobs: _Jobs):
         for action in compressing:
             choice = Choice(action, str(codec))
             if action.offloads:
-                options.append((Option(choice, 0, codes, 0.0), (*keys, *(jobs.copy(codes),) * 2)))
+                options.append((Option(choice, 0, codes, 0.0), (*keys, *(jobs.keep(codes),) * 2)))
             else:
-                options.append((Option(choice, codes, 0, 0.0), (*keys, jobs.copy(codes))))
+                options.append((Option(choice, codes, 0, 0.0), (*keys, jobs.keep(codes))))
     return Tag(name, kind, tuple(aval.shape), str(aval.dtype), value, ()), tuple(options)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-from jaxmem._blocks import Instance, is_tag
+from jaxmem._blocks import VIEWS, Instance, is_tag
 from jaxmem._jaxpr import FlatEquation, matmul_flops, nbytes, run
 
 
@@ -112,5 +112,7 @@ def _reduced(x):
 
 def _weight(equation: FlatEquation, avals) -> float:
     """A rough time: matrix products at 100 FLOPs a byte of traffic, which is between a CPU's and a GPU's balance."""
+    if equation.eqn.primitive.name in VIEWS:
+        return 0.0
     traffic = sum(nbytes(avals[v]) for v in (*equation.reads, *equation.outputs))
     return traffic + matmul_flops(equation.eqn)[0] / 100

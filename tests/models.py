@@ -42,7 +42,7 @@ def block(x, p, key):
     scores = jnp.einsum("bsd,btd->bst", n @ p["a"], n)
     x = x + jnp.einsum("bst,btd->bsd", jaxmem.softmax(scores, "probs"), n)
     noise = jnp.cos(
-        37 * jnp.arange(x[0].size, dtype=jnp.float32).reshape(x.shape[1:]) + key
+        37 * jnp.arange(x.shape[1] * x.shape[2], dtype=jnp.float32).reshape(x.shape[1:]) + key
     )  # random bits compile slowly
     mask = jaxmem.tag(jnp.broadcast_to(noise > -0.8, x.shape), "mask", kind="mask")
     x = jaxmem.tag(jnp.where(mask, x / 0.9, jnp.zeros((), x.dtype)), "mid", kind="residual")

@@ -69,7 +69,7 @@ def test_planning_again_costs_no_compile(unplanned, monkeypatch):
 
 
 def test_several_devices_divide_the_batch(unplanned):
-    mesh = jax.sharding.AbstractMesh((2,), ("data",))
+    mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     P = jax.sharding.PartitionSpec
     place = lambda tree, spec: jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=jax.sharding.NamedSharding(mesh, spec)), tree
