@@ -16,12 +16,12 @@ import jax
 import numpy as np
 
 import jaxmem
-from benchmarks.baselines import NAIVE, step_under
+from benchmarks.baselines import NAIVE
 from experiments import data
 from experiments.config import Config
 from experiments.load import load
 from experiments.report import write_json
-from experiments.step import abstract, init_state, make_step
+from experiments.step import abstract, init_state, make_step, step_under
 from jaxmem._allowed import allowed_actions
 from jaxmem._plan import Draft
 from jaxmem._profile import profile
@@ -61,7 +61,7 @@ def compile_step(config: Config, policy):
 
 def cache_compiles() -> None:
     """Programs that are compiled again are read back: in this process, or with JAX_COMPILATION_CACHE_DIR ever."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
         jax.config.update("jax_compilation_cache_dir", tempfile.mkdtemp(prefix="jaxmem-benchmarks-"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -14,12 +14,8 @@ import dataclasses
 from collections.abc import Callable
 
 import jax
-import optax
 
 import jaxmem
-from experiments.config import Config
-from experiments.optimizer import optimizer
-from experiments.step import State, gradient, make_loss
 from jaxmem._plan import Draft
 from jaxmem._types import KEEP, OFFLOAD, REST, Action, Actions, Choice, Profile
 
@@ -101,19 +97,3 @@ def keep_set(profile: Profile, tags: tuple[str, ...], choice: Choice = KEEP) -> 
 
 def prices(profile: Profile, choice: Choice) -> bool:
     return any(o.choice == choice for b in profile.blocks for t in b.tags for o in t.options)
-
-
-def step_under(config: Config, policy):
-    """The experiments' training step with each layer under any policy of `jax.checkpoint`, ours or JAX's."""
-    loss, tx = make_loss(config, policy), optimizer(config)
-
-    def step(state: State, tokens):
-        key = None
-        if config.model.dropout or config.model.attention_dropout:
-            key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
-        value, grads = gradient(loss, state.params, tokens, key, config.train.microbatches)
-        updates, moments = tx.update(grads, state.moments, state.params)
-        params = optax.apply_updates(state.params, updates)
-        return State(params, moments, state.step + 1, state.key), {"loss": value, "grad_norm": optax.tree.norm(grads)}
-
-    return step

@@ -10,9 +10,12 @@ without estimates, since asking for them changes the matrix kernels. A plan wins
 0.5 % of the step.
 """
 
+from typing import Any
+
 import jaxmem
-from benchmarks.baselines import Baseline, baselines, step_under
+from benchmarks.baselines import Baseline, baselines
 from benchmarks.common import Case, Report, show
+from experiments.step import step_under
 from jaxmem._deviceless import Compiler
 from jaxmem._evaluate import evaluate, everything
 from jaxmem._export import export_flat
@@ -29,7 +32,8 @@ DRAW = 0.005  # of a step
 def xla_seconds(case: Case, build, plan) -> float | None:
     traced = Verifier(build, case.args, case.target).trace(plan)
     exported, donated = export_flat(traced, case.target.platform)
-    return case.compiler.submit(exported, donated=donated, cost=True).result().xla_seconds
+    compiler: Any = case.compiler
+    return compiler.submit(exported, donated=donated, cost=True).result().xla_seconds
 
 
 def products(case: Case, actions, kept_flops: float) -> float:

@@ -77,7 +77,7 @@ def train(config: Config, step, text: data.Text, batches: int):
 
 def training(config: Config, seeds: int, chosen: dict[str, Actions], text: data.Text, report: Report) -> dict:
     """Every variant from every seed, seed by seed; the parameters of the first, unplanned."""
-    steps, params = {}, None
+    steps, params = {}, {}
     for seed in range(seeds):
         seeded = config.model_copy(update={"train": config.train.model_copy(update={"seed": seed})})
         for name, actions in chosen.items():

@@ -86,7 +86,7 @@ def on_random_graphs() -> dict:
         deadline=None,
         database=None,
         phases=[hypothesis.Phase.generate],
-        suppress_health_check=list(hypothesis.HealthCheck),
+        suppress_health_check=list(hypothesis.HealthCheck),  # pyright: ignore[reportArgumentType],
     )
     @hypothesis.given(profiles.profiles(), st.integers(0, 2**31))
     def one(made, seed):

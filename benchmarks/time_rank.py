@@ -11,6 +11,7 @@ Command:  python -m benchmarks.time_rank [--out FILE] [--rounds N]
 """
 
 import random
+from typing import Any
 
 from scipy.stats import spearmanr
 
@@ -34,10 +35,13 @@ def plans(profile: Profile) -> dict[str, Actions]:
     found = {b.name: b.actions for b in baselines(profile) if b.name in NAMED}
     found["compress_all"] = of_choices("", profile, own_codec).actions
     most = evaluate(profile, found["keep_tags"]).saved_bytes
-    least = least_bytes(profile).saved_bytes
+    fewest = least_bytes(profile)
+    assert fewest is not None
+    least = fewest.saved_bytes
     for i in range(BUDGETS):
-        room = round(least + (most - least) * i / (BUDGETS - 1))
-        found[f"planned_{i}"] = solve(profile, room=room).actions
+        solution = solve(profile, room=round(least + (most - least) * i / (BUDGETS - 1)))
+        assert solution is not None
+        found[f"planned_{i}"] = solution.actions
     for i in range(GREEDY):
         solution = greedy(profile, room=round(least + (most - least) * (i + 1) / (GREEDY + 1)))
         if solution is not None:
@@ -111,7 +115,8 @@ def main() -> None:
 
 
 def rank(predicted, measured) -> float:
-    return float(spearmanr(predicted, measured).statistic)
+    result: Any = spearmanr(predicted, measured)
+    return float(result.statistic)
 
 
 if __name__ == "__main__":

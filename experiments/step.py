@@ -55,8 +55,12 @@ def make_loss(config: Config, policy=None):
 
 def make_step(config: Config, plan=None):
     """step(state, tokens) -> (state, metrics). `plan`: a jaxmem.Plan, or None to keep everything."""
-    loss = make_loss(config, jaxmem.remat_policy(plan))
-    tx = optimizer(config)
+    return step_under(config, jaxmem.remat_policy(plan))
+
+
+def step_under(config: Config, policy):
+    """The same under any policy of `jax.checkpoint`, jaxmem's or JAX's own."""
+    loss, tx = make_loss(config, policy), optimizer(config)
 
     def step(state: State, tokens):
         key = None

@@ -114,7 +114,7 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
 
 
 def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
-    flat = flatten(body(eqn.params["jaxpr"]))
+    flat = flatten(eqn.params["jaxpr"])
     tag_ancestors = _ancestors(flat, [e for e in flat.equations if is_tag(e.eqn)])
     cotangents = set()
     for number, sure in reversed(list(zip(flat.inputs, known))):

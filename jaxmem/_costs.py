@@ -49,20 +49,22 @@ def job_seconds(
     known = database.read_times(device, source, list(unique))
     missing = {t: j for t, j in unique.items() if t not in known}
     found = {t: _measure(j) for t, j in missing.items()} if target.local else _estimate(missing, compiler)
-    if any(s is None for s in found.values()):  # this XLA gives no estimates: one source for all, or none compare
+    if found is None:  # this XLA gives no estimates: one source for all, or none compare
         return [roofline[t] for t in texts], "roofline"
     database.write_times(device, source, found)
     return [(known | found)[t] for t in texts], source
 
 
-def _estimate(jobs: dict[str, Job], compiler) -> dict[str, float | None]:
+def _estimate(jobs: dict[str, Job], compiler) -> dict[str, float] | None:
+    """By XLA; None where it prices not all of them."""
     from jaxmem._export import export_flat
 
     futures = {}
     for text, job in jobs.items():
         exported, donated = export_flat(jax.jit(job.function).trace(*job.specs), "cuda")
         futures[text] = compiler.submit(exported, donated=donated, cost=True)
-    return {text: future.result().xla_seconds for text, future in futures.items()}
+    seconds = {text: future.result().xla_seconds for text, future in futures.items()}
+    return None if None in seconds.values() else seconds
 
 
 def _roofline(jaxpr, target: Target) -> float:

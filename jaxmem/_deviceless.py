@@ -18,6 +18,7 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from importlib import metadata
+from typing import Any
 
 import jaxmem_kernels
 from jaxmem._compiled import Compiled
@@ -48,12 +49,14 @@ class Compiler:
 
     def __init__(self, target: "str | Target", *, workers: int = 2):
         self.target = Target.parse(target)
-        if self.target.gpu is None:
+        gpu = self.target.gpu
+        if gpu is None:
             raise TargetError(
                 f"`target` is {str(self.target)!r}: only a named GPU is compiled for without a device; "
                 "expected a name such as 'h200'"
             )
         require_wheels(str(self.target))
+        self._gpu = gpu
         self._pool = concurrent.futures.ThreadPoolExecutor(workers, "jaxmem-compile")
         self._own = threading.local()
         self._children: set[_Child] = set()
@@ -90,7 +93,7 @@ class Compiler:
         Triton products off, since it misjudges them; cuBLAS takes more workspace, so read bytes from a compile
         without it. The future raises StepError where XLA refuses the step, TargetError where the process fails.
         """
-        gpu = self.target.gpu
+        gpu = self._gpu
         header = {
             "target_config": target_config(gpu),
             "devices": self.target.devices,
@@ -142,6 +145,8 @@ class _Child:
             env=child_environment(os.environ),
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
+        self._to: Any = self._process.stdin
+        self._from: Any = self._process.stdout
 
     @property
     def pid(self) -> int:
@@ -150,8 +155,8 @@ class _Child:
     def ask(self, header: dict, payload: bytes) -> dict | None:
         """The answer, or None where the process has ended."""
         try:
-            write_message(self._process.stdin, header, payload)
-            message = read_message(self._process.stdout)
+            write_message(self._to, header, payload)
+            message = read_message(self._from)
         except (OSError, ValueError):
             message = None
         return None if message is None else message[0]
@@ -161,7 +166,7 @@ class _Child:
 
     def obituary(self) -> str:
         """Waits for the process to end, frees its pipes, and says how it ended."""
-        for pipe in (self._process.stdout, self._process.stdin):
+        for pipe in (self._from, self._to):
             with contextlib.suppress(OSError):  # what was not sent cannot be any more
                 pipe.close()
         code = self._process.wait()

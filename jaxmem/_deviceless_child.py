@@ -9,6 +9,7 @@ import queue
 import sys
 import threading
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,7 +23,7 @@ from jaxmem._wire import read_message, write_message
 COST_OPTIONS = {"xla_gpu_collect_cost_model_stats": True, "xla_gpu_enable_triton_gemm": False}
 
 
-def deviceless_devices(config: str, count: int) -> list[jax.Device]:
+def deviceless_devices(config: str, count: int) -> list[Any]:
     """`count` devices of one host, of the kind that `config` describes (a `GpuTargetConfigProto` in text form)."""
     topology = topologies.get_topology_desc(
         platform="cuda", topology_name="cuda", topology=f"1x1x{count}", target_config=config
@@ -30,16 +31,17 @@ def deviceless_devices(config: str, count: int) -> list[jax.Device]:
     return list(topology.devices)
 
 
-def deviceless_mesh(devices: list[jax.Device], exported: jax.export.Exported) -> Mesh:
+def deviceless_mesh(devices: list[Any], exported: jax.export.Exported) -> Mesh:
     """The mesh that `exported` was sharded over, made of `devices`; one device where it is not sharded."""
-    named = [s for s in exported.in_shardings_jax(None) if isinstance(s, NamedSharding)]
+    no_mesh: Any = None
+    named = [s for s in exported.in_shardings_jax(no_mesh) if isinstance(s, NamedSharding)]
     if not named:
         return Mesh(np.array(devices[:1]), ("data",))
     like = named[0].mesh
     return Mesh(np.array(devices).reshape(like.axis_sizes), like.axis_names, axis_types=like.axis_types)
 
 
-def compile_exported(devices: list[jax.Device], exported_bytes: bytes, header: dict) -> Compiled:
+def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) -> Compiled:
     exported = jax.export.deserialize(bytearray(exported_bytes))
     if exported.nr_devices not in (1, len(devices)):
         raise ValueError(f"the step is sharded over {exported.nr_devices} devices, but the target has {len(devices)}")
@@ -71,7 +73,7 @@ def main() -> None:
     os.dup2(2, 1)  # whatever prints must not end up among the answers
     requests: queue.Queue = queue.Queue()
     threading.Thread(target=_listen, args=(requests,), daemon=True).start()
-    devices: list[jax.Device] = []
+    devices: list[Any] = []
     while True:
         header, payload = requests.get()
         try:

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 from jax.extend.core import Jaxpr as Jaxpr
@@ -27,6 +28,11 @@ REMAT = {"remat", "remat2", "checkpoint"}
 
 def nbytes(aval) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize
+
+
+def _shape(atom) -> tuple[int, ...]:
+    aval: Any = atom.aval
+    return aval.shape
 
 
 def body(value) -> Jaxpr | None:
@@ -64,8 +70,8 @@ def as_scan(eqn: JaxprEqn) -> Scan | None:
         return None
     inner = body(eqn.params["jaxpr"])
     assert inner is not None
-    xs = sum(o.aval.ndim > i.aval.ndim for o, i in zip(eqn.invars, inner.invars))
-    carry = sum(o.aval.ndim == i.aval.ndim for o, i in zip(eqn.outvars, inner.outvars))
+    xs = sum(len(_shape(o)) > len(_shape(i)) for o, i in zip(eqn.invars, inner.invars))
+    carry = sum(len(_shape(o)) == len(_shape(i)) for o, i in zip(eqn.outvars, inner.outvars))
     return Scan(eqn.params["length"], inner, len(inner.invars) - xs - carry, carry)
 
 
@@ -74,12 +80,12 @@ def matmul_flops(eqn: JaxprEqn) -> tuple[float, int]:
     name = eqn.primitive.name
     if name == "dot_general":
         (contract, _), _ = eqn.params["dimension_numbers"]
-        depth = math.prod(eqn.invars[0].aval.shape[d] for d in contract)
-        return 2.0 * depth * math.prod(eqn.outvars[0].aval.shape), 1
+        depth = math.prod(_shape(eqn.invars[0])[d] for d in contract)
+        return 2.0 * depth * math.prod(_shape(eqn.outvars[0])), 1
     if name == "conv_general_dilated":
-        kernel = eqn.invars[1].aval.shape
+        kernel = _shape(eqn.invars[1])
         out_channels = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
-        return 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(kernel) / max(out_channels, 1), 1
+        return 2.0 * math.prod(_shape(eqn.outvars[0])) * math.prod(kernel) / max(out_channels, 1), 1
     trips = eqn.params.get("length", 1) if name == "scan" else 1
     inner = [matmul_flops(e) for j in subjaxprs(eqn) for e in j.eqns]
     return trips * sum(f for f, _ in inner), trips * sum(n for _, n in inner)

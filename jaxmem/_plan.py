@@ -5,7 +5,7 @@ import json
 import math
 import os
 import pathlib
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxmem._budget import show_bytes
 from jaxmem._errors import PlanFileError, StepError, TagError
@@ -118,7 +118,7 @@ class Plan:
 
 def table(plan: Plan) -> str:
     head = ("tensor", "kind", "action", "codec", "before", "after", "ms", "why")
-    lines = [head]
+    lines: list[tuple[str, ...]] = [head]
     for row in plan.rows:
         name = row.tag if len(plan.actions) == 1 else f"{row.block}/{row.tag}"
         codec = (row.choice.codec or "-").split("(")[0]
@@ -160,7 +160,7 @@ def _to_json(plan: Plan) -> dict:
 
 
 def _from_json(data, path: str) -> Plan:
-    def fail(field: str, got, expected: str):
+    def fail(field: str, got, expected: str) -> NoReturn:
         raise PlanFileError(
             f"Plan.load: {path!r}, field `{field}`: got {got!r}, expected {expected}; plan again, or mend the file"
         )
@@ -181,7 +181,6 @@ def _from_json(data, path: str) -> Plan:
             return Choice(Action(value["action"]), codec)
         except ValueError as error:
             fail(field, value, str(error))
-        raise AssertionError
 
     if not isinstance(data, dict):
         fail("(the whole file)", type(data).__name__, "an object")
@@ -189,7 +188,7 @@ def _from_json(data, path: str) -> Plan:
         fail("schema", data.get("schema"), f"{SCHEMA}, the one this jaxmem reads")
     fields: dict[str, Any] = {}
     for name, kind in _NUMBERS.items():
-        value = data.get(name)
+        value: Any = data.get(name)
         good = isinstance(value, (int, kind)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
         if not good:
             fail(name, value, "a whole number of at least 0" if kind is int else "a finite number of at least 0")

@@ -151,12 +151,13 @@ class _Search:
         """Solves for the room left by what was learned, compiles, and learns, until nothing is left to gain."""
         width = 1 if self.verifier.compiler is None else 2
         best = self._solve({}, None)  # whatever it takes
+        fastest = best.seconds if best else 0.0
         while self.verifier.compiles < MOST_COMPILES:
             fitting = [p for p in self.points if p.total <= self.room]
-            if any(p.total >= ENOUGH * self.room or p.cost.seconds <= best.seconds for p in fitting):
+            if any(p.total >= ENOUGH * self.room or p.cost.seconds <= fastest for p in fitting):
                 return
             model = self._model()
-            picks: list[Solution] = []
+            picks: list[Solution | None] = []
             for share in (1.0, 0.985, 0.96)[: width + 1]:
                 room = int(self.room * share) - self._static - int(model.reference)
                 picks.append(self._solve(model.transients, room))

@@ -64,7 +64,7 @@ class Policy:
         choices = None if self.choices is None else dict(self.choices)
         if choices is None or choices.get(REST) == KEEP:
             return Saveable
-        choice = choices.get(params.get("name"), RECOMPUTE)
+        choice = choices.get(params.get("name", ""), RECOMPUTE)
         if primitive is tag_p:
             return _verdict(choice)
         if primitive is not name_p:

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -208,8 +209,8 @@ def _codecs_of(params: Mapping, aval, codecs) -> Iterable:
         chosen = _codecs.default_for("mask" if aval.dtype == jnp.bool_ else kind)
     else:
         chosen = codecs
-    chosen = [chosen] if isinstance(chosen, str) or hasattr(chosen, "encode") else chosen
-    return [_codecs.parse(str(c)) for c in chosen]
+    several: Any = [chosen] if isinstance(chosen, str) or hasattr(chosen, "encode") else chosen
+    return [_codecs.parse(str(c)) for c in several]
 
 
 def _finish(draft: _Draft, instances, price, shards: int) -> BlockClass:

@@ -2,19 +2,19 @@
 
 import json
 import struct
-from typing import BinaryIO
+from typing import IO
 
 _LENGTH = struct.Struct(">Q")
 
 
-def write_message(stream: BinaryIO, header: dict, payload: bytes = b"") -> None:
+def write_message(stream: IO[bytes], header: dict, payload: bytes = b"") -> None:
     head = json.dumps(header | {"payload": len(payload)}).encode()
     stream.write(_LENGTH.pack(len(head)) + head)
     stream.write(payload)
     stream.flush()
 
 
-def read_message(stream: BinaryIO) -> tuple[dict, bytes] | None:
+def read_message(stream: IO[bytes]) -> tuple[dict, bytes] | None:
     """The next message, or None where the stream has ended, be it within a message."""
     if (length := _exactly(stream, _LENGTH.size)) is None:
         return None
@@ -25,6 +25,6 @@ def read_message(stream: BinaryIO) -> tuple[dict, bytes] | None:
     return None if payload is None else (header, payload)
 
 
-def _exactly(stream: BinaryIO, size: int) -> bytes | None:
+def _exactly(stream: IO[bytes], size: int) -> bytes | None:
     found = stream.read(size)
     return found if len(found) == size else None
