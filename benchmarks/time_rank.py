@@ -25,7 +25,7 @@ from jaxmem._plan import Draft
 from jaxmem._solve import least_bytes, open_choices, solve
 from jaxmem._types import Actions, Profile
 
-BUDGETS, GREEDY, RANDOM = 10, 3, 6
+BUDGETS, GREEDY, RANDOM = 10, 3, 8
 NAMED = ("keep_everything", "keep_tags", "nothing_saveable", "save_qkv_proj", "minimal", "minimal_with_context")
 BASE = "keep_everything"
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxmem._costs import Job
 
-LOOP = 4  # layers
+LAYERS, LAYER_BYTES = 32, 2**22  # of the loop that tells what keeping costs: more than any cache, or allocator, holds
 
 
 class Jobs:
@@ -18,7 +18,7 @@ class Jobs:
         self.local = local
         self.keys: list[tuple] = []
         self.jobs: list[Job] = []
-        self._kept: list[tuple] = []
+        self._kept: set[tuple] = set()
 
     def add(self, key: tuple, job: Job) -> None:
         self.keys.append(key)
@@ -27,25 +27,27 @@ class Jobs:
     def keep(self, size: int) -> tuple:
         """The key of what keeping `size` bytes costs, beyond what computes them.
 
-        Here: a loop over layers that keeps them for its backward, less one that does not, since what fresh memory and
-        the loop's buffers cost is no copy's price. Elsewhere, and where XLA prices it: one pass that reads and writes.
+        Here: their share of a loop over layers that keeps what it computes for its backward, less one that does not.
+        A step's saved tensors are one large piece of fresh memory, of which every page costs more than its bytes'
+        writing, however small the single tensor. Elsewhere, and where XLA prices it: one pass that reads and writes.
         """
-        key, aval = ("keep", size), jax.ShapeDtypeStruct((-(-size // 4),), jnp.float32)
-        if key in self._kept or key in self.keys:
-            return key
-        if not self.local:
-            self.add(key, Job(lambda x: -x, (aval,)))
-            return key
-        self._kept.append(key)
-        for kept in (True, False):
-            self.add((*key, kept), Job(functools.partial(_loop, kept), (aval,)))
+        key = ("keep", size)
+        if self.local:
+            if not self._kept:
+                aval = jax.ShapeDtypeStruct((LAYER_BYTES // 4,), jnp.float32)
+                for kept in (True, False):
+                    self.add(("loop", kept), Job(functools.partial(_loop, kept), (aval,)))
+            self._kept.add(key)
+        elif key not in self.keys:
+            self.add(key, Job(lambda x: -x, (jax.ShapeDtypeStruct((-(-size // 4),), jnp.float32),)))
         return key
 
     def prices(self, seconds: Sequence[float]) -> dict[tuple, float]:
         """Seconds by key, from those of the jobs in order."""
         price = dict(zip(self.keys, seconds))
-        for key in self._kept:
-            price[key] = max(0.0, price[*key, True] - price[*key, False]) / LOOP
+        if self._kept:
+            of_byte = max(0.0, price["loop", True] - price["loop", False]) / (LAYERS * LAYER_BYTES)
+            price |= {key: of_byte * key[1] for key in self._kept}
         return price
 
 
@@ -59,5 +61,5 @@ def _loop(kept: bool, x):
     def backward(c, y):
         return c * 0.9 + (y if kept else 0.1), None
 
-    last, stack = jax.lax.scan(forward, x, None, length=LOOP)
-    return jax.lax.scan(backward, last, stack, length=LOOP, reverse=True)[0]
+    last, stack = jax.lax.scan(forward, x, None, length=LAYERS)
+    return jax.lax.scan(backward, last, stack, length=LAYERS, reverse=True)[0]

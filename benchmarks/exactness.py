@@ -1,0 +1,99 @@
+"""Is training under a plan the same training? Loss and gradient of gpt_nano, both dropouts on, under plans of every kind.
+
+    python -m benchmarks.exactness
+
+Plans: one action for every tag, and random mixtures of all five. The float32 loss must be that of no plan bit for bit,
+since no action changes the forward; in bfloat16, where XLA rounds as it fuses, within 1e-3. Under plans of keep,
+recompute and offload the float64 gradient must be that of no plan to a relative 1e-12 of each parameter's largest
+entry. On a CPU an offload moves nothing, but runs the same program.
+"""
+
+import random
+
+import jax
+import numpy as np
+
+import jaxmem
+from benchmarks.baselines import naive, own_codec
+from benchmarks.common import Case, Report, show
+from experiments import data
+from experiments.load import load
+from experiments.step import init_state, make_loss
+from jaxmem._plan import Draft
+from jaxmem._types import KEEP, OFFLOAD, RECOMPUTE, Action, Actions, Choice
+
+MIXED, LOSSLESS = 12, 8
+DROPOUT = ("model.attention_dropout=0.1",)
+BFLOAT16 = ("model.dtype=bfloat16",)
+FLOAT64 = ("model.dtype=float64", "train.batch=2")
+
+
+def everywhere(profile, choose) -> Actions:
+    return {b.name: {t.name: choose(t) for t in b.tags} for b in profile.blocks}
+
+
+def plans(profile) -> dict[str, Actions]:
+    """By name; those that only keep, recompute and offload have a name that ends in "lossless"."""
+    offloaded = lambda choice: Choice(Action.COMPRESS_OFFLOAD, choice.codec)
+    found = {
+        "keep lossless": everywhere(profile, lambda _: KEEP),
+        "recompute lossless": everywhere(profile, lambda _: RECOMPUTE),
+        "offload lossless": everywhere(profile, lambda _: OFFLOAD),
+        "compress": everywhere(profile, own_codec),
+        "compress_offload": everywhere(profile, lambda t: offloaded(own_codec(t))),
+        "compress naive": everywhere(profile, naive),
+    }
+    rng = random.Random(0)
+    lossless = lambda _: rng.choice((KEEP, RECOMPUTE, OFFLOAD))
+    any_ = lambda t: rng.choice((KEEP, RECOMPUTE, OFFLOAD, own_codec(t), offloaded(own_codec(t))))
+    found |= {f"random {i} lossless": everywhere(profile, lossless) for i in range(LOSSLESS)}
+    return found | {f"random {i}": everywhere(profile, any_) for i in range(MIXED)}
+
+
+def loss_and_gradient(overrides, actions: Actions | None):
+    """On real text, at initialization, with the dropout of the first step."""
+    config = load("gpt_nano", overrides)
+    loss = make_loss(config, jaxmem.remat_policy(None if actions is None else Draft(actions)))
+    state, t = init_state(config), config.train
+    tokens = data.sample(data.read(None, t.sequence).train, 0, 1, t.batch, t.sequence)
+    key = jax.random.wrap_key_data(state.key)
+    value, gradient = jax.jit(jax.value_and_grad(loss))(state.params, tokens, key)
+    return np.asarray(value), jax.tree.map(np.asarray, gradient)
+
+
+def farthest(gradient, reference) -> float:
+    """Largest difference of an entry, relative to the largest entry of its array."""
+    distance = lambda g, r: float(np.abs(g - r).max() / np.abs(r).max())
+    return max(jax.tree.leaves(jax.tree.map(distance, gradient, reference)))
+
+
+def main() -> None:
+    report = Report("exactness")
+    chosen = plans(Case("gpt_nano", "local").profile)
+    for label, overrides in (("float32", ()), ("bfloat16", BFLOAT16)):
+        reference, _ = loss_and_gradient(DROPOUT + overrides, None)
+        for name, actions in chosen.items():
+            value, _ = loss_and_gradient(DROPOUT + overrides, actions)
+            same, apart = bool(value == reference), abs(float(value) / float(reference) - 1)
+            report.add(f"{label} {name}", {"loss": float(value), "bit_equal": same, "relative": apart})
+    jax.config.update("jax_enable_x64", True)
+    _, reference = loss_and_gradient(DROPOUT + FLOAT64, None)
+    for name, actions in chosen.items():
+        if name.endswith("lossless"):
+            _, gradient = loss_and_gradient(DROPOUT + FLOAT64, actions)
+            report.add(f"float64 {name}", {"farthest": farthest(gradient, reference)})
+    rows = report.data["results"]
+    of = lambda label, key: [r[key] for k, r in rows.items() if k.startswith(label)]
+    report.summarise(
+        {
+            "plans": len(chosen),
+            "float32 losses bit-equal": f"{sum(of('float32', 'bit_equal'))} of {len(of('float32', 'bit_equal'))}",
+            "bfloat16 loss, farthest (target 1e-3)": max(of("bfloat16", "relative")),
+            "float64 gradient, farthest (target 1e-12)": max(of("float64", "farthest")),
+            "actions": {name: show(actions) for name, actions in chosen.items()},
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
