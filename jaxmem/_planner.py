@@ -15,7 +15,7 @@ from jaxmem._errors import BudgetError, JaxmemWarning, TagError
 from jaxmem._evaluate import Cost, evaluate, everything
 from jaxmem._jaxpr import nbytes
 from jaxmem._memory_model import MemoryModel
-from jaxmem._plan import Draft, Plan
+from jaxmem._plan import Draft, Plan, Row
 from jaxmem._profile import profile as make_profile
 from jaxmem._solve import Solution, least_bytes, priced, solve
 from jaxmem._step import shards_of
@@ -236,6 +236,13 @@ class _Search:
             least_bytes=least.total,
         )
 
+    def _rows(self, actions: Actions) -> tuple[Row, ...]:
+        if len(self.points) < 2:  # everything is kept: nothing was solved for
+            return rows(self.profile, actions, 0, {}, self.host_room)
+        model = self._model()
+        room = self.room - self._static - int(model.reference)
+        return rows(self.profile, actions, room, model.transients, self.host_room)
+
     def _finish(self, best: _Point, profile_seconds: float, notes: list[str]) -> Plan:
         compiled = best.verified.compiled
         base = _step_seconds(self.profile, self.baseline)
@@ -261,7 +268,7 @@ class _Search:
             target=str(self.verifier.target),
             fingerprint=self.profile.fingerprint,
             jax_version=jax.__version__,
-            rows=rows(self.profile, actions, self._model().transients if len(self.points) > 1 else {}),
+            rows=self._rows(actions),
             notes=tuple(notes),
             _step=best.verified.executable,
         )

@@ -107,7 +107,7 @@ def runner_up(
     if tag not in solution.actions.get(block, {}):
         raise TagError(f"runner_up: `tag` {tag!r} of block {block!r} is not in the solution: {solution.actions}")
     chosen = solution.actions[block][tag]
-    if chosen == RECOMPUTE and not _demanded(profile, solution, block, tag):
+    if not demanded(profile, solution, block, tag):
         return None
     refused = (block, tag, chosen)
     other = solve(
@@ -198,8 +198,10 @@ def _run(problem: pulp.LpProblem, time_limit: float) -> float | None:
     return gap if math.isfinite(gap) else 0.0
 
 
-def _demanded(profile: Profile, solution: Solution, block: str, tag: str) -> bool:
-    """Whether another choice for this tag alone would be effective."""
+def demanded(profile: Profile, solution: Solution, block: str, tag: str) -> bool:
+    """Whether the tag's tensor is saved, or would be if its choice were another."""
+    if solution.actions[block][tag] != RECOMPUTE:
+        return True
     options = open_choices(profile)[block, tag]
     other = next((c for c in options if c != RECOMPUTE), None)
     if other is None:

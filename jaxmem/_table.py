@@ -4,12 +4,15 @@ from collections.abc import Mapping
 
 from jaxmem._evaluate import evaluate
 from jaxmem._plan import Row
-from jaxmem._solve import open_choices
+from jaxmem._solve import Solution, demanded, priced, runner_up
 from jaxmem._types import KEEP, RECOMPUTE, REST, Action, Actions, Choice, Profile
 
 
-def rows(profile: Profile, actions: Actions, transients: Mapping) -> tuple[Row, ...]:
+def rows(profile: Profile, actions: Actions, room: int, transients: Mapping, host_room: int | None) -> tuple[Row, ...]:
+    """One line a tag. `room`, `transients` and `host_room` are those that the plan was solved for (`solve`)."""
     made, seen = [], set()
+    solution = priced(profile, actions, transients)
+    room = max(room, solution.bytes)  # the plan compiled within its budget, whatever is predicted of it
     for block in profile.blocks:
         chosen = actions.get(block.name, {})
         for tag in block.tags:
@@ -18,7 +21,9 @@ def rows(profile: Profile, actions: Actions, transients: Mapping) -> tuple[Row, 
             seen.add((block.name, tag.name))
             choice = KEEP if chosen.get(REST) == KEEP else chosen.get(tag.name, RECOMPUTE)
             option = next((o for o in tag.options if o.choice == choice), None)
-            why = "everything fits" if chosen.get(REST) == KEEP else _why(profile, actions, block.name, tag, choice)
+            everything = chosen.get(REST) == KEEP
+            limits = (room, transients, host_room)
+            why = "everything fits" if everything else _why(profile, solution, block.name, tag.name, *limits)
             made.append(
                 Row(
                     block=block.name,
@@ -54,16 +59,12 @@ def _own_seconds(profile: Profile, actions: Actions, block: str, tag: str, choic
     return max(0.0, saved / runs + kept.seconds)
 
 
-def _why(profile: Profile, actions: Actions, block: str, tag, choice: Choice) -> str:
-    """What the other choices for this one tag would cost, the rest of the plan as it is."""
-    now = evaluate(profile, actions)
-    others = []
-    for other in open_choices(profile)[block, tag.name]:
-        if other != choice:
-            cost = evaluate(profile, _with(actions, block, tag.name, other))
-            others.append((cost.seconds - now.seconds, cost.saved_bytes - now.saved_bytes, str(other.action.value)))
-    slower = [o for o in others if o[1] <= 0 or o[0] > 0]
-    if not others:
-        return "the only choice"
-    seconds, size, name = min(slower or others)
-    return f"{name}: {1e3 * seconds:+.3f} ms, {size / 2**20:+.1f} MiB a step"
+def _why(profile: Profile, solution: Solution, block: str, tag: str, room: int, transients: Mapping, host_room) -> str:
+    """What the best plan without this choice would take for the tag, and what that plan costs on top."""
+    if not demanded(profile, solution, block, tag):
+        return "nothing reads it again"
+    other = runner_up(profile, solution, block, tag, room=room, transients=transients, host_room=host_room)
+    if other is None:
+        return "nothing else fits"
+    choice, seconds = other
+    return f"{choice.action.value}: +{1e3 * seconds:.3f} ms a step"
