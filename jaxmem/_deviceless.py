@@ -8,7 +8,6 @@ bytes).
 import concurrent.futures
 import contextlib
 import dataclasses
-import logging
 import os
 import pathlib
 import signal
@@ -217,14 +216,3 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def quiet_plugin_noise() -> None:
-    """Drops one record of jax's log, where there is no driver: the traceback of the CUDA plugin that misses it."""
-    if any(os.path.exists(path) for path in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")):
-        return
-    logging.getLogger("jax._src.xla_bridge").addFilter(_is_worth_reading)
-
-
-def _is_worth_reading(record: logging.LogRecord) -> bool:
-    return "Jax plugin configuration error" not in record.getMessage()

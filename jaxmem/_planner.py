@@ -6,22 +6,21 @@ import time
 import warnings
 from collections.abc import Sequence
 
-import jax
-
 from jaxmem._allowed import allowed_actions
 from jaxmem._budget import parse_budget, show_bytes
 from jaxmem._deviceless import Compiler
 from jaxmem._errors import BudgetError, JaxmemWarning, TagError
 from jaxmem._evaluate import Cost, evaluate, everything
+from jaxmem._evidence import Evidence, Tried
 from jaxmem._jaxpr import nbytes
-from jaxmem._memory_model import MemoryModel
-from jaxmem._plan import Draft, Plan, Row
+from jaxmem._outcome import Spent, infeasible, outcome
+from jaxmem._plan import Draft, Plan
 from jaxmem._profile import profile as make_profile
+from jaxmem._progress import LOG
 from jaxmem._solve import Solution, least_bytes, priced, solve
 from jaxmem._step import shards_of
-from jaxmem._table import rows
 from jaxmem._target import Target
-from jaxmem._types import ALL, KEEP, RECOMPUTE, REST, Action, Actions, Profile
+from jaxmem._types import ALL, KEEP, RECOMPUTE, REST, Action, Actions
 from jaxmem._verify import Verified, Verifier
 
 MOST_COMPILES = 6
@@ -61,32 +60,19 @@ def plan(
         return search.run(list(notes))
 
 
-@dataclasses.dataclass
-class _Point:
-    """A compiled plan, and what was said of it before."""
-
-    verified: Verified
-    cost: Cost
-    predicted_bytes: int
-
-    @property
-    def total(self) -> int:
-        return self.verified.compiled.total_bytes
-
-
 class _Search:
-    """One search: its points grow by compiles, and its memory model is refitted to them."""
+    """One search: its evidence grows by compiles, and what is compiled next is solved for what it tells."""
 
     def __init__(self, verifier: Verifier, limit: int, host_room: int, allowed, codecs):
         self.verifier, self.limit, self.host_room = verifier, limit, host_room
         self.allowed, self.codecs = allowed, codecs
         self.room = int(limit * (1 if verifier.target.local else 1 - DEVICELESS_MARGIN))
-        self.points: list[_Point] = []
         self.solve_seconds = 0.0
 
     def run(self, notes: list[str]) -> Plan:
         verifier, target = self.verifier, self.verifier.target
         start = time.perf_counter()
+        LOG.info("tracing the step, and timing its pieces")
         traced = verifier.trace(Draft())
         shards = shards_of(traced, target.devices)
         self.profile = make_profile(
@@ -94,30 +80,46 @@ class _Search:
         )  # fmt: skip
         profile_seconds = time.perf_counter() - start
         self._warn_of_waste()
+        self.evidence = Evidence(self.profile, self.limit, self.room, self.host_room)
+        self._begin(sum(nbytes(a) for a in traced.jaxpr.in_avals) // shards)
+        best = self.evidence.baseline
+        if best.total > self.room:
+            self._refine()
+            if not self.evidence.fitting:
+                raise infeasible(self.evidence, target)
+            best = min(self.evidence.fitting, key=lambda t: (t.cost.seconds, t.total))
+        spent = Spent(profile_seconds, self.solve_seconds, verifier.seconds, verifier.compiles)
+        return outcome(self.evidence, best, target, spent, tuple(notes))
+
+    def _begin(self, arguments: int) -> None:
+        """Compiles the step with everything kept and, unless that fits, a first guess, which knows bytes of arguments."""
+        verifier, evidence = self.verifier, self.evidence
         keep_all = {b.name: {t.name: KEEP for t in b.tags} | {REST: KEEP} for b in self.profile.blocks}
-        size = sum(nbytes(a) for a in traced.jaxpr.in_avals) // shards
-        if target.local:
-            (baseline,) = verifier.compile(None)
-        else:  # side by side with the first guess
-            guess = self._first_guess(size, int(GUESSED_HEAD * max(0, self.room - size)))
-            baseline, guessed = verifier.compile(None, guess.actions)
-        self.baseline = dataclasses.replace(baseline, actions=keep_all)
-        total = self.baseline.compiled.total_bytes
-        everything_kept = _Point(self.baseline, everything(self.profile), total)
-        if total <= self.room:
-            return self._finish(everything_kept, profile_seconds, notes)
-        self.points.append(everything_kept)
-        head = total - self._static - everything_kept.cost.saved_bytes
-        if target.local:
-            guess = self._first_guess(self._static, max(0, head))
-            (guessed,) = verifier.compile(guess.actions)
-        self._add(guessed, guess.cost, self._static + guess.saved_bytes + max(0, head))
-        self._refine()
-        fitting = [p for p in self.points if p.total <= self.room and p.verified.compiled.host_bytes <= self.host_room]
-        if not fitting:
-            raise self._infeasible()
-        best = min(fitting, key=lambda p: (p.cost.seconds, p.total))
-        return self._finish(best, profile_seconds, notes)
+        guess = guessed = None
+        if verifier.target.local:
+            (kept,) = self._compile(None)
+        else:  # side by side with the guess
+            guess = self._first_guess(arguments, int(GUESSED_HEAD * max(0, self.room - arguments)))
+            kept, guessed = self._compile(None, guess.actions)
+        kept = dataclasses.replace(kept, actions=keep_all)
+        evidence.tried.append(Tried(kept, everything(self.profile), kept.compiled.total_bytes))
+        if evidence.baseline.total <= self.room:
+            return
+        head = max(0, evidence.working(evidence.baseline))
+        if guess is None or guessed is None:
+            guess = self._first_guess(evidence.static, head)
+            (guessed,) = self._compile(guess.actions)
+        evidence.tried.append(Tried(guessed, guess.cost, evidence.static + guess.saved_bytes + head))
+
+    def _compile(self, *many: Actions | None) -> list[Verified]:
+        done = self.verifier.compiles
+        numbers = " and ".join(str(done + i + 1) for i in range(len(many)))
+        best = min((t.total for t in self.evidence.tried), default=None)
+        so_far = f"; least so far {show_bytes(best)}, the budget is {show_bytes(self.limit)}" if best else ""
+        LOG.info(
+            "compile %s of at most %d%s", numbers, MOST_COMPILES, so_far, extra={"done": done, "of": MOST_COMPILES}
+        )
+        return self.verifier.compile(*many)
 
     def _warn_of_waste(self) -> None:
         tags = {b.name: {t.name: KEEP for t in b.tags} for b in self.profile.blocks}
@@ -136,34 +138,23 @@ class _Search:
             )
         return solution
 
-    def _add(self, verified: Verified, cost: Cost, predicted: int) -> None:
-        self.points.append(_Point(verified, cost, predicted))
-
-    def _model(self) -> MemoryModel:
-        history = [(p.verified.actions, p.total - self._static - p.cost.saved_bytes) for p in self.points]
-        return MemoryModel.fit(history, self.profile)
-
-    @property
-    def _static(self) -> int:
-        return self.baseline.compiled.argument_bytes
-
     def _refine(self) -> None:
         """Solves for the room left by what was learned, compiles, and learns, until nothing is left to gain."""
-        width = 1 if self.verifier.compiler is None else 2
+        evidence, width = self.evidence, 1 if self.verifier.compiler is None else 2
         best = self._solve({}, None)  # whatever it takes
         fastest = best.seconds if best else 0.0
         while self.verifier.compiles < MOST_COMPILES:
-            fitting = [p for p in self.points if p.total <= self.room]
-            if any(p.total >= ENOUGH * self.room or p.cost.seconds <= fastest for p in fitting):
+            within = evidence.within_budget
+            if any(t.total >= ENOUGH * self.room or t.cost.seconds <= fastest for t in within):
                 return
-            model = self._model()
+            model = evidence.model()
             picks: list[Solution | None] = []
             for share in (1.0, 0.985, 0.96)[: width + 1]:
-                room = int(self.room * share) - self._static - int(model.reference)
+                room = int(self.room * share) - evidence.static - int(model.reference)
                 picks.append(self._solve(model.transients, room))
-            if not fitting:
+            if not within:
                 picks.insert(width - 1, least_bytes(self.profile, model.transients, self.host_room))
-                picks.append(self._recompute_all(model))
+                picks.append(priced(self.profile, {b.name: {} for b in self.profile.blocks}, model.transients))
             fresh: list[Solution] = []
             for pick in picks:
                 if pick is not None and not self._known(pick.actions, fresh):
@@ -171,11 +162,9 @@ class _Search:
             fresh = fresh[: min(width, MOST_COMPILES - self.verifier.compiles)]
             if not fresh:
                 return
-            for verified, pick in zip(self.verifier.compile(*(p.actions for p in fresh)), fresh):
-                self._add(verified, pick.cost, int(self._static + pick.saved_bytes + model.predict(pick.actions)))
-
-    def _recompute_all(self, model: MemoryModel) -> Solution:
-        return priced(self.profile, {b.name: {} for b in self.profile.blocks}, model.transients)
+            for verified, pick in zip(self._compile(*(p.actions for p in fresh)), fresh):
+                predicted = int(evidence.static + pick.saved_bytes + model.predict(pick.actions))
+                evidence.tried.append(Tried(verified, pick.cost, predicted))
 
     def _solve(self, transients, room: int | None) -> Solution | None:
         start = time.perf_counter()
@@ -205,73 +194,7 @@ class _Search:
             return None
 
     def _known(self, actions: Actions, fresh: list[Solution]) -> bool:
-        return any(_same(actions, a) for a in [p.verified.actions for p in self.points] + [s.actions for s in fresh])
-
-    def _infeasible(self) -> BudgetError:
-        least = min(self.points, key=lambda p: p.total)
-        compiled, saved = least.verified.compiled, least.cost.saved_bytes
-        other = least.total - self._static - saved
-        parts = {
-            "arguments and model states": self._static,
-            "tensors saved for the backward": saved,
-            "working memory of the head and one block": other,
-        }
-        holder = max(parts, key=lambda k: parts[k])
-        advice = {
-            "arguments and model states": "use a smaller model, lower-precision states, or more devices",
-            "tensors saved for the backward": "allow more actions, or tag more tensors",
-            "working memory of the head and one block": "chunk the loss, or use a smaller batch: no action in a block makes it smaller",
-        }[holder]
-        return BudgetError(
-            f"plan: `budget` is {show_bytes(self.limit)}, and the least that compiled is {show_bytes(least.total)}"
-            f" ({least.total} bytes) for target {str(self.verifier.target)!r}: "
-            + ", ".join(f"{show_bytes(v)} {k}" for k, v in parts.items())
-            + f"; the largest part is {holder}: {advice}"
-            + (
-                ""
-                if self.verifier.target.local
-                else f"; {DEVICELESS_MARGIN:.0%} of the budget is left for autotuning on the device"
-            )
-            + (f"; host memory needed: {show_bytes(compiled.host_bytes)}" if compiled.host_bytes else ""),
-            least_bytes=least.total,
-        )
-
-    def _rows(self, actions: Actions) -> tuple[Row, ...]:
-        if len(self.points) < 2:  # everything is kept: nothing was solved for
-            return rows(self.profile, actions, 0, {}, self.host_room)
-        model = self._model()
-        room = self.room - self._static - int(model.reference)
-        return rows(self.profile, actions, room, model.transients, self.host_room)
-
-    def _finish(self, best: _Point, profile_seconds: float, notes: list[str]) -> Plan:
-        compiled = best.verified.compiled
-        base = _step_seconds(self.profile, self.baseline)
-        more = best.cost.seconds - everything(self.profile).seconds
-        actions = {b: dict(best.verified.actions.get(b, {})) for b in {b.name: None for b in self.profile.blocks}}
-        for block in self.profile.blocks:
-            for tag in block.tags:
-                actions[block.name].setdefault(tag.name, RECOMPUTE)
-        return Plan(
-            actions=actions,
-            budget_bytes=self.limit,
-            predicted_bytes=best.predicted_bytes,
-            compiled_bytes=compiled.total_bytes,
-            baseline_bytes=self.baseline.compiled.total_bytes,
-            host_bytes=compiled.host_bytes,
-            predicted_seconds=base + max(0.0, more),  # never claimed to be faster than the step without a plan
-            baseline_seconds=base,
-            profile_seconds=profile_seconds,
-            solve_seconds=self.solve_seconds,
-            compile_seconds=self.verifier.seconds,
-            compiles=self.verifier.compiles,
-            time_source=self.profile.time_source,
-            target=str(self.verifier.target),
-            fingerprint=self.profile.fingerprint,
-            jax_version=jax.__version__,
-            rows=self._rows(actions),
-            notes=tuple(notes),
-            _step=best.verified.executable,
-        )
+        return any(_same(actions, a) for a in [t.actions for t in self.evidence.tried] + [s.actions for s in fresh])
 
 
 def _demanded(cost: Cost, label: str, tag: str) -> bool:
@@ -281,9 +204,3 @@ def _demanded(cost: Cost, label: str, tag: str) -> bool:
 def _same(a: Actions, b: Actions) -> bool:
     strip = lambda x: {k: {t: c for t, c in v.items() if c.action is not Action.RECOMPUTE} for k, v in x.items()}
     return strip(a) == strip(b)
-
-
-def _step_seconds(profile: Profile, baseline: Verified) -> float:
-    """A step with everything kept: the blocks' time, and the rest in proportion to its matrix FLOPs."""
-    blocks = sum(3 * b.runs * sum(e.flops for e in b.equations) for b in profile.blocks)
-    return profile.step_seconds * max(1.0, baseline.compiled.matmul_flops / blocks if blocks else 1.0)

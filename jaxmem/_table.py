@@ -36,6 +36,7 @@ def rows(profile: Profile, actions: Actions, room: int, transients: Mapping, hos
                     bytes_after=option.device_bytes if option else 0,
                     milliseconds=1e3 * _own_seconds(profile, actions, block.name, tag.name, choice),
                     why=why,
+                    layers=sum(b.layers for b in profile.blocks if b.name == block.name),
                 )
             )
     return tuple(made)

@@ -73,7 +73,7 @@ IMPORTS = {module: imports(path.read_text()) for module, path in PATHS.items()}
 
 EXPORTED = {
     alias.asname or alias.name: alias.asname == alias.name
-    for node in ast.parse(PATHS["jaxmem"].read_text()).body
+    for node in ast.parse(PATHS["jaxmem._public"].read_text()).body
     if isinstance(node, ast.Import | ast.ImportFrom)
     for alias in node.names
 }

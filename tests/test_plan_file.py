@@ -5,12 +5,13 @@ import json
 import pytest
 
 import jaxmem
-from jaxmem._plan import Plan
+from jaxmem._plan import Bytes, Plan, Point
 from jaxmem._types import Choice
 
 pytestmark = pytest.mark.core
 ACTIONS = {"block": {"h": Choice("keep"), "up": Choice("compress", "grouped_symmetric(group=64,scale=bfloat16)")}}
-PLAN = Plan(ACTIONS, 10, 9, 9, 20, 0, 1.0, 0.9, 0.1, 0.1, 0.1, 3, "measured", "local", "abc", "0.0")
+PARTS, POINTS = (Bytes(4, 3, 2), Bytes(4, 14, 2)), (Point(8, 1.5), Point(20, 0.9))
+PLAN = Plan(ACTIONS, 10, 9, 9, 20, 0, 1.0, 0.9, 0.1, 0.1, 0.1, 3, "measured", "local", "abc", "0.0", *PARTS, POINTS)
 
 
 def saved(tmp_path):
@@ -68,6 +69,11 @@ def drop(key):
         (put("actions", "block", "up", "codec", "groped()"), r"actions\.block\.up\.codec"),
         (put("actions", "block", "up", "codec", 5), r"actions\.block\.up\.codec"),
         (put("notes", "x"), "notes"),
+        (drop("parts"), "parts"),
+        (put("baseline_parts", "saved", 1.5), "baseline_parts"),
+        (put("points", {}), "points"),
+        (put("points", 1, "seconds", float("inf")), r"points\[1\]"),
+        (put("points", 0, [8, 1.5]), r"points\[0\]"),
         (put("rows", [{"tag": "h"}]), "rows"),
         (put("rows", 3), "rows"),
     ],

@@ -1,5 +1,6 @@
 """plan(): what it returns compiled within its budget, and what it refuses says why."""
 
+import dataclasses
 import functools
 import json
 
@@ -96,6 +97,24 @@ def test_more_budget_is_never_slower(unplanned, halved):
     plans = [jaxmem.plan(build, *SHAPES, budget=int(f * unplanned.baseline_bytes)) for f in (0.33, 0.6)]
     seconds = [p.predicted_seconds for p in (plans[0], halved, plans[1], unplanned)]
     assert seconds == sorted(seconds, reverse=True)
+
+
+def test_the_curve_goes_from_the_least_bytes_to_everything(halved, unplanned):
+    for plan in (halved, unplanned):
+        points = plan.pareto()
+        assert [p.bytes for p in points] == sorted({p.bytes for p in points})
+        assert [p.seconds for p in points] == sorted({p.seconds for p in points}, reverse=True)
+        assert points[0].bytes < 0.4 * plan.baseline_bytes < points[-1].bytes <= plan.baseline_bytes
+        assert points[-1].seconds == plan.baseline_seconds
+    at = min(halved.pareto(), key=lambda p: abs(p.bytes - halved.compiled_bytes))
+    assert at.seconds == pytest.approx(halved.predicted_seconds, rel=0.2)
+
+
+def test_what_holds_the_bytes_adds_up(halved, unplanned):
+    for plan in (halved, unplanned):
+        assert sum(dataclasses.astuple(plan.parts)) == plan.compiled_bytes
+        assert sum(dataclasses.astuple(plan.baseline_parts)) == plan.baseline_bytes
+    assert halved.parts.saved < unplanned.parts.saved
 
 
 def test_table_names_every_tag_and_why(halved):

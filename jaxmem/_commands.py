@@ -1,0 +1,126 @@
+"""What each command of `jaxmem` does, given its parsed line; each returns an exit code."""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+
+from jaxmem._errors import JaxmemError
+from jaxmem._types import ALL, LOSSLESS
+
+
+def plan(args: argparse.Namespace) -> int:
+    from jaxmem._entry import load_entry
+    from jaxmem._plan_file import to_json
+    from jaxmem._planner import plan as make_plan
+    from jaxmem._progress import progress
+
+    for name in ("out", "report"):
+        _check_writable(f"--{name}", getattr(args, name))
+    build, arguments = load_entry(args.step)
+    named = {"all": ALL, "lossless": LOSSLESS}
+    actions = named.get(args.actions) or tuple(args.actions.split(","))
+    with progress():
+        made = make_plan(
+            build,
+            *arguments,
+            budget=_size(args.budget),
+            host_budget=_size(args.host_budget),
+            target=args.target,
+            actions=actions,
+        )
+    if args.out:
+        made.save(args.out)
+    if args.report:
+        made.report(args.report)
+    print(json.dumps(to_json(made), indent=1) if args.json else made)
+    return 0
+
+
+def explain(args: argparse.Namespace) -> int:
+    from jaxmem._entry import load_entry
+    from jaxmem._explain import explain as make_explanation
+    from jaxmem._plan import Plan
+
+    chosen = Plan.load(args.plan) if args.plan else None
+    build, arguments = load_entry(args.step)
+    target = args.target or (chosen.target if chosen else "local")
+    found = make_explanation(build, *arguments, plan=chosen, target=target)
+    print(json.dumps(dataclasses.asdict(found), indent=1) if args.json else found)
+    return 0
+
+
+def show(args: argparse.Namespace) -> int:
+    from jaxmem._plan import Plan
+    from jaxmem._plan_file import to_json
+
+    found = Plan.load(args.plan)
+    print(json.dumps(to_json(found), indent=1) if args.json else found)
+    return 0
+
+
+def diff(args: argparse.Namespace) -> int:
+    from jaxmem._difference import difference
+    from jaxmem._plan import Plan
+
+    print(difference(Plan.load(args.first), Plan.load(args.second)))
+    return 0
+
+
+def report(args: argparse.Namespace) -> int:
+    from jaxmem._report import report as write_report
+
+    first = pathlib.Path(args.runs[0])
+    out = pathlib.Path(args.out) if args.out else (first if first.is_dir() else first.parent) / "report.html"
+    _check_writable("--out", out)
+    print(write_report(args.runs, out))
+    return 0
+
+
+def targets(args: argparse.Namespace) -> int:
+    from jaxmem._gpus import GPUS
+    from jaxmem._target import Target
+
+    found = [Target.parse(name) for name in GPUS]
+    if args.json:
+        print(json.dumps([dataclasses.asdict(t) for t in found], indent=1))
+        return 0
+    print("name        usable GiB  memory TB/s  16-bit TFLOP/s  host link GB/s  times from")
+    for t in found:
+        source = "XLA's estimates" if t.gpu and t.gpu.priced else "a roofline"
+        print(
+            f"{t.name:11} {t.usable_bytes / 2**30:10.1f} {t.bandwidth / 1e12:12.2f} {t.matmul_flops / 1e12:15.0f}"
+            f" {t.link / 1e9:15.0f}  {source}"
+        )
+    print("`name:N` means N of them on one host; `local` is the device at hand, where times are measured")
+    return 0
+
+
+def doctor(args: argparse.Namespace) -> int:
+    from jaxmem._doctor import examine
+
+    checks = examine()
+    if args.json:
+        print(json.dumps([dataclasses.asdict(c) for c in checks], indent=1))
+    else:
+        for c in checks:
+            print(f"{c.level:4} {c.name}: {c.found}")
+            if c.remedy is not None:
+                print(f"     -> {c.remedy}")
+    return 1 if any(c.level == "bad" for c in checks) else 0
+
+
+def _size(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.isdecimal() else text
+
+
+def _check_writable(option: str, path: str | pathlib.Path | None) -> None:
+    """Before minutes of planning, not after."""
+    if path is None:
+        return
+    path = pathlib.Path(path)
+    if path.is_dir():
+        raise JaxmemError(f"{option}: {str(path)!r} is a folder; expected the name of a file")
+    parent = next(p for p in path.absolute().parents if p.exists())
+    if not parent.is_dir():
+        raise JaxmemError(f"{option}: {str(path)!r}: {str(parent)!r} is no folder; expected a path where a file can be")

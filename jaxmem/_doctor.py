@@ -1,0 +1,191 @@
+"""Looks at versions, devices and settings, and names what is known to go wrong, with its remedy."""
+
+import dataclasses
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+
+from jaxmem._allowed import OFFLOAD_SINCE
+from jaxmem._budget import show_bytes
+from jaxmem._database import default_path
+from jaxmem._deviceless import install_command, require_wheels
+from jaxmem._errors import TargetError
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "pulp", "highspy", "jax-triton", "triton")
+PREALLOCATE, FRACTION = "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """`level`: "ok"; "note", where something is left out; "bad", where something will fail. The last two have a remedy."""
+
+    name: str
+    found: str
+    remedy: str | None = None
+    level: str = "ok"
+
+
+def examine() -> list[Check]:
+    """Every check, of this process's environment."""
+    found = {name: version for name in PACKAGES if (version := _version(name)) is not None}
+    checks = [Check("python", sys.version.split()[0]), *(Check(n, v) for n, v in found.items())]
+    checks += combinations(found)
+    checks += _devices()
+    checks += settings(os.environ, _platform() in ("gpu", "cuda", "rocm"))
+    checks += [_deviceless(), _assembler(), _database()]
+    return checks
+
+
+def combinations(found: Mapping[str, str]) -> list[Check]:
+    """Versions that are known not to go together; one check that says so where there are none."""
+    have = {name: release(version) for name, version in found.items()}
+    bad = []
+
+    def amiss(what: str, remedy: str, level: str = "bad") -> None:
+        bad.append(Check("versions", what, remedy, level))
+
+    jax, jaxlib = have.get("jax", (0,)), have.get("jaxlib", (0,))
+    if jaxlib < OFFLOAD_SINCE:
+        amiss(
+            f"jaxlib {found.get('jaxlib')} reads what a scan offloads on a GPU at wrong offsets, so jaxmem never offloads there",
+            "to offload: Python 3.12 and pip install 'jax>=0.11.2'",
+            "note",
+        )
+    if "flax" in have and jax >= (0, 11, 2) and have["flax"] < (0, 12, 11):
+        amiss(f"flax {found['flax']} does not import with jax {found['jax']}", "pip install --upgrade 'flax>=0.12.11'")
+    if "triton" in have and have["triton"] >= (3, 9):
+        amiss(
+            f"triton {found['triton']} writes PTX that a CUDA 13.0 driver cannot read",
+            "pip install 'triton>=3.6,<3.9', or a newer driver",
+        )
+    if "jax-triton" in have and have["jax-triton"] >= (0, 4) and jax < (0, 11):
+        amiss(
+            f"jax-triton {found['jax-triton']} needs jax 0.11, and this is {found['jax']}",
+            "pip install 'jax-triton<0.4'",
+        )
+    if jax[:2] != jaxlib[:2]:
+        amiss(f"jax {found.get('jax')} with jaxlib {found.get('jaxlib')}", f"pip install 'jaxlib=={found.get('jax')}'")
+    return bad or [Check("versions", "no combination that is known to fail")]
+
+
+def settings(environment: Mapping[str, str], gpu: bool) -> list[Check]:
+    """Environment variables that change what a budget means. `gpu`: whether JAX runs on one."""
+    checks = []
+    flags = environment.get("XLA_FLAGS", "")
+    if "--xla_gpu_enable_latency_hiding_scheduler=true" in flags:
+        checks.append(
+            Check(
+                "XLA_FLAGS",
+                flags,
+                "with the latency-hiding scheduler unrolled layers keep on the device what they offload: scan over them",
+                "note",
+            )
+        )
+    if "xla_disable_hlo_passes=rematerialization" in flags.replace(" ", ""):
+        checks.append(
+            Check("XLA_FLAGS", flags, "XLA's own rematerialization is off: plans were made with it on", "note")
+        )
+    if gpu:
+        share = environment.get(FRACTION)
+        if environment.get(PREALLOCATE, "true").lower() in ("false", "0"):
+            checks.append(
+                Check(
+                    PREALLOCATE,
+                    "false: memory is taken as it is needed, and may fragment",
+                    f"for budgets near the device's memory set {PREALLOCATE}=true and {FRACTION}=.95",
+                    "note",
+                )
+            )
+        elif share is None:
+            checks.append(
+                Check(
+                    FRACTION,
+                    "not set: JAX takes 75 % of the device's memory",
+                    f"for budgets beyond that set {FRACTION}=.95 before Python starts",
+                    "note",
+                )
+            )
+        else:
+            checks.append(Check(FRACTION, share))
+    return checks or [Check("settings", "none that changes what a budget means")]
+
+
+def release(version: str) -> tuple[int, ...]:
+    """'0.11.2.dev3' -> (0, 11, 2)."""
+    numbers = []
+    for part in version.split("."):
+        if not part.isdecimal():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def _devices() -> list[Check]:
+    import jax
+
+    try:
+        devices = jax.local_devices()
+    except RuntimeError as error:
+        return [Check("devices", f"JAX finds none: {error}", "unset JAX_PLATFORMS, or set it to what there is", "bad")]
+    checks = []
+    for device in devices[:8]:
+        memories = ", ".join(sorted(m.kind for m in device.addressable_memories())) or "none"
+        limit = (device.memory_stats() or {}).get("bytes_limit")
+        size = f", {show_bytes(limit)} for programs" if limit else ""
+        checks.append(Check(f"device {device.id}", f"{device.device_kind}, memories: {memories}{size}"))
+    if getattr(jax.config, "jax_remat3", False):
+        checks.append(
+            Check(
+                "jax_remat3", "on: a tag would silently be recomputed", "jax.config.update('jax_remat3', False)", "bad"
+            )
+        )
+    return checks
+
+
+def _platform() -> str:
+    import jax
+
+    try:
+        return jax.default_backend()
+    except RuntimeError:
+        return "none"
+
+
+def _deviceless() -> Check:
+    try:
+        require_wheels("h200")
+    except TargetError as error:
+        return Check(
+            "plans for GPUs that are not there", "no compiler", str(error).split("Install it")[-1].strip(" :"), "note"
+        )
+    return Check("plans for GPUs that are not there", "the compiler's two wheels are of jax's version")
+
+
+def _assembler() -> Check:
+    places = [shutil.which("ptxas"), "/usr/local/cuda/bin/ptxas"]
+    found = next((p for p in places if p and os.path.exists(p)), None)
+    if found is None and _version("nvidia-cuda-nvcc") is not None:
+        found = "nvidia-cuda-nvcc " + str(_version("nvidia-cuda-nvcc"))
+    if found is None:
+        return Check("CUDA 13 assembler", "none", install_command("nvidia-cuda-nvcc", "nvidia-nvvm"), "note")
+    return Check("CUDA 13 assembler", found)
+
+
+def _database() -> Check:
+    path = default_path()
+    place = next(p for p in (path, *path.parents) if p.exists())
+    if not os.access(place, os.W_OK):
+        return Check(
+            "database of times", f"{path} cannot be written", "set XDG_CACHE_HOME to a folder that can", "note"
+        )
+    size = f", {show_bytes(path.stat().st_size)}" if path.exists() else ", not yet made"
+    return Check("database of times", f"{path}{size}")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,102 @@
+"""What a search ends with: a Plan with its table, or the error that names the least bytes and what holds them."""
+
+import dataclasses
+
+import jax
+
+from jaxmem._budget import show_bytes
+from jaxmem._errors import BudgetError
+from jaxmem._evidence import Evidence, Tried
+from jaxmem._pareto import curve
+from jaxmem._plan import Bytes, Plan
+from jaxmem._table import rows
+from jaxmem._target import Target
+from jaxmem._types import RECOMPUTE, Actions, Profile
+
+ADVICE = {
+    "arguments and model states": "use a smaller model, lower-precision states, or more devices",
+    "tensors saved for the backward": "allow more actions, or tag more tensors",
+    "working memory of the head and one block": "chunk the loss, or use a smaller batch: no action in a block makes it smaller",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Spent:
+    """What a search took. Seconds are of waiting."""
+
+    profile_seconds: float
+    solve_seconds: float
+    compile_seconds: float
+    compiles: int
+
+
+def outcome(evidence: Evidence, best: Tried, target: Target, spent: Spent, notes: tuple[str, ...]) -> Plan:
+    """The plan that `best` is."""
+    profile, baseline = evidence.profile, evidence.baseline
+    base, ideal = _step_seconds(profile, baseline), baseline.cost.seconds
+    seconds = lambda more: base + max(0.0, more - ideal)  # never claimed to be faster than the step without a plan
+    actions: Actions = {b.name: dict(best.actions.get(b.name, {})) for b in profile.blocks}
+    for block in profile.blocks:
+        for tag in block.tags:
+            actions[block.name].setdefault(tag.name, RECOMPUTE)
+    model = evidence.model()
+    room = evidence.room - evidence.static - int(model.reference)
+    return Plan(
+        actions=actions,
+        budget_bytes=evidence.limit,
+        predicted_bytes=best.predicted_bytes,
+        compiled_bytes=best.total,
+        baseline_bytes=baseline.total,
+        host_bytes=best.host_bytes,
+        predicted_seconds=seconds(best.cost.seconds),
+        baseline_seconds=base,
+        profile_seconds=spent.profile_seconds,
+        solve_seconds=spent.solve_seconds,
+        compile_seconds=spent.compile_seconds,
+        compiles=spent.compiles,
+        time_source=profile.time_source,
+        target=str(target),
+        fingerprint=profile.fingerprint,
+        jax_version=jax.__version__,
+        parts=_parts(evidence, best),
+        baseline_parts=_parts(evidence, baseline),
+        rows=rows(profile, actions, room, model.transients, evidence.host_room),
+        points=curve(
+            profile,
+            model.transients,
+            evidence.host_room,
+            lambda size: evidence.static + int(model.reference) + size,
+            seconds,
+            baseline.total,
+        ),
+        notes=notes,
+        _step=best.verified.executable,
+    )
+
+
+def infeasible(evidence: Evidence, target: Target) -> BudgetError:
+    """Names the least that compiled, and the largest of its parts."""
+    least = min(evidence.tried, key=lambda t: t.total)
+    parts = dict(zip(ADVICE, dataclasses.astuple(_parts(evidence, least))))
+    holder = max(parts, key=lambda k: parts[k])
+    margin = 1 - evidence.room / evidence.limit
+    return BudgetError(
+        f"plan: `budget` is {show_bytes(evidence.limit)}, and the least that compiled is {show_bytes(least.total)}"
+        f" ({least.total} bytes) for target {str(target)!r}: "
+        + ", ".join(f"{show_bytes(v)} {k}" for k, v in parts.items())
+        + f"; the largest part is {holder}: {ADVICE[holder]}"
+        + (f"; {margin:.0%} of the budget is left for autotuning on the device" if margin > 1e-3 else "")
+        + (f"; host memory needed: {show_bytes(least.host_bytes)}" if least.host_bytes else ""),
+        least_bytes=least.total,
+    )
+
+
+def _parts(evidence: Evidence, tried: Tried) -> Bytes:
+    return Bytes(evidence.static, tried.cost.saved_bytes, evidence.working(tried))
+
+
+def _step_seconds(profile: Profile, baseline: Tried) -> float:
+    """A step with everything kept: the blocks' time, and the rest in proportion to its matrix FLOPs."""
+    blocks = sum(3 * b.runs * sum(e.flops for e in b.equations) for b in profile.blocks)
+    flops = baseline.verified.compiled.matmul_flops
+    return profile.step_seconds * max(1.0, flops / blocks if blocks else 1.0)
