@@ -14,6 +14,7 @@ from importlib.metadata import version
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS times (key TEXT PRIMARY KEY, device TEXT, source TEXT, jaxlib TEXT, seconds REAL)",
     "CREATE TABLE IF NOT EXISTS compiles (key TEXT PRIMARY KEY, device TEXT, jaxlib TEXT, result TEXT)",
+    "CREATE TABLE IF NOT EXISTS tried (key TEXT PRIMARY KEY, step TEXT, device TEXT, jaxlib TEXT, actions TEXT, result TEXT)",
 )
 
 
@@ -51,6 +52,16 @@ class Database:
     def write_compile(self, device: str, program: bytes, result: dict) -> None:
         row = (self._key(device, program), device, self._jaxlib, json.dumps(result))
         self._insert("INSERT OR REPLACE INTO compiles VALUES (?, ?, ?, ?)", [row])
+
+    def read_tried(self, device: str, step: str, most: int) -> list[tuple[str, str]]:
+        """Actions and results of the latest compiles of `step`, oldest first."""
+        query = f"SELECT actions, result FROM tried WHERE step IN ({{}}) ORDER BY rowid DESC LIMIT {int(most)}"
+        return self._select(query, [self._key(device, step)])[::-1]
+
+    def write_tried(self, device: str, step: str, actions: str, result: str) -> None:
+        key = self._key(device, step, actions)
+        row = (key, self._key(device, step), device, self._jaxlib, actions, result)
+        self._insert("INSERT OR REPLACE INTO tried VALUES (?, ?, ?, ?, ?, ?)", [row])
 
     def _key(self, *parts: str | bytes) -> str:
         digest = hashlib.sha256(self._jaxlib.encode())

@@ -92,7 +92,7 @@ def infeasible(evidence: Evidence, target: Target) -> BudgetError:
 
 
 def _parts(evidence: Evidence, tried: Tried) -> Bytes:
-    return Bytes(evidence.static, tried.cost.saved_bytes, evidence.working(tried))
+    return Bytes(evidence.static, tried.cost.saved_bytes, tried.working)
 
 
 def _step_seconds(profile: Profile, baseline: Tried) -> float:

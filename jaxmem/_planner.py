@@ -11,7 +11,8 @@ from jaxmem._budget import parse_budget, show_bytes
 from jaxmem._deviceless import Compiler
 from jaxmem._errors import BudgetError, JaxmemWarning, TagError
 from jaxmem._evaluate import Cost, evaluate, everything
-from jaxmem._evidence import Evidence, Tried
+from jaxmem._evidence import Evidence, Tried, repeated_bytes
+from jaxmem._history import History
 from jaxmem._jaxpr import nbytes
 from jaxmem._outcome import Spent, infeasible, outcome
 from jaxmem._plan import Draft, Plan
@@ -81,6 +82,7 @@ class _Search:
         profile_seconds = time.perf_counter() - start
         self._warn_of_waste()
         self.evidence = Evidence(self.profile, self.limit, self.room, self.host_room)
+        self.history = History(verifier.database, target, traced.jaxpr)
         self._begin(sum(nbytes(a) for a in traced.jaxpr.in_avals) // shards)
         best = self.evidence.baseline
         if best.total > self.room:
@@ -92,24 +94,39 @@ class _Search:
         return outcome(self.evidence, best, target, spent, tuple(notes))
 
     def _begin(self, arguments: int) -> None:
-        """Compiles the step with everything kept and, unless that fits, a first guess, which knows bytes of arguments."""
-        verifier, evidence = self.verifier, self.evidence
+        """The step with everything kept and, unless that fits, a first guess, which knows bytes of arguments."""
+        evidence, local = self.evidence, self.verifier.target.local
         keep_all = {b.name: {t.name: KEEP for t in b.tags} | {REST: KEEP} for b in self.profile.blocks}
+        whole = lambda v: Tried(
+            dataclasses.replace(v, actions=keep_all), everything(self.profile), v.compiled.total_bytes
+        )
+        known = self._recall(whole)
         guess = guessed = None
-        if verifier.target.local:
-            (kept,) = self._compile(None)
+        if known is not None and local and known.total > self.room:  # what does not fit need not be compiled again
+            evidence.tried.append(known)
+        elif local:
+            evidence.tried += map(whole, self._compile(None))
         else:  # side by side with the guess
             guess = self._first_guess(arguments, int(GUESSED_HEAD * max(0, self.room - arguments)))
             kept, guessed = self._compile(None, guess.actions)
-        kept = dataclasses.replace(kept, actions=keep_all)
-        evidence.tried.append(Tried(kept, everything(self.profile), kept.compiled.total_bytes))
+            evidence.tried.append(whole(kept))
         if evidence.baseline.total <= self.room:
             return
-        head = max(0, evidence.working(evidence.baseline))
         if guess is None or guessed is None:
-            guess = self._first_guess(evidence.static, head)
+            guess = self._first_guess(evidence.static, 0)
             (guessed,) = self._compile(guess.actions)
-        evidence.tried.append(Tried(guessed, guess.cost, evidence.static + guess.saved_bytes + head))
+        predicted = int(evidence.static + guess.saved_bytes + evidence.model().predict(guess.actions))
+        evidence.tried.append(Tried(guessed, guess.cost, predicted))
+
+    def _recall(self, whole) -> Tried | None:
+        """Fills the evidence with earlier searches' compiles; the one with everything kept is returned."""
+        baseline = None
+        for actions, compiled in self.history.recall():
+            if actions is None:
+                baseline = whole(Verified({}, compiled))
+            elif (cost := self._evaluate(actions)) is not None:
+                self.evidence.recalled.append(Tried(Verified(actions, compiled), cost, compiled.total_bytes))
+        return baseline
 
     def _compile(self, *many: Actions | None) -> list[Verified]:
         done = self.verifier.compiles
@@ -119,7 +136,10 @@ class _Search:
         LOG.info(
             "compile %s of at most %d%s", numbers, MOST_COMPILES, so_far, extra={"done": done, "of": MOST_COMPILES}
         )
-        return self.verifier.compile(*many)
+        found = self.verifier.compile(*many)
+        for actions, verified in zip(many, found):
+            self.history.remember(actions, verified.compiled)
+        return found
 
     def _warn_of_waste(self) -> None:
         tags = {b.name: {t.name: KEEP for t in b.tags} for b in self.profile.blocks}
@@ -128,10 +148,17 @@ class _Search:
             warnings.warn(f"jaxmem: {message}", JaxmemWarning, stacklevel=4)
 
     def _first_guess(self, static: int, head: int) -> Solution:
-        """A plan for what is left of the budget beside arguments and working memory, or the one of least saved bytes."""
-        solution = self._solve({}, self.room - static - head)
+        """A plan for what is left of the budget beside arguments and working memory, or the one of least saved bytes.
+
+        `head`: bytes of working memory to reckon with where no compile has told yet.
+        """
+        transients = repeated_bytes(self.profile)
+        if self.evidence.tried or self.evidence.recalled:
+            model = self.evidence.model()
+            head, transients = int(model.reference), model.transients
+        solution = self._solve(transients, self.room - static - head)
         if solution is None:
-            solution = least_bytes(self.profile, {}, self.host_room)
+            solution = least_bytes(self.profile, transients, self.host_room)
         if solution is None:
             raise BudgetError(
                 f"plan: `host_budget` is {show_bytes(self.host_room)}, and no assignment of the actions allowed needs so little"

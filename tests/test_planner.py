@@ -104,10 +104,11 @@ def test_the_curve_goes_from_the_least_bytes_to_everything(halved, unplanned):
         points = plan.pareto()
         assert [p.bytes for p in points] == sorted({p.bytes for p in points})
         assert [p.seconds for p in points] == sorted({p.seconds for p in points}, reverse=True)
-        assert points[0].bytes < 0.4 * plan.baseline_bytes < points[-1].bytes <= plan.baseline_bytes
-        assert points[-1].seconds == plan.baseline_seconds
-    at = min(halved.pareto(), key=lambda p: abs(p.bytes - halved.compiled_bytes))
-    assert at.seconds == pytest.approx(halved.predicted_seconds, rel=0.2)
+        assert points[0].bytes < 0.4 * plan.baseline_bytes
+        assert points[-1].bytes <= plan.baseline_bytes
+        assert points[-1].seconds == plan.baseline_seconds, "nothing is said to be faster than everything kept"
+    within = [p.seconds for p in halved.pareto() if p.bytes <= 1.1 * halved.compiled_bytes]
+    assert min(within) <= halved.predicted_seconds
 
 
 def test_what_holds_the_bytes_adds_up(halved, unplanned):
@@ -254,3 +255,29 @@ def test_wrong_arguments(arguments, error, message):
 def test_wrong_steps(builder, message):
     with pytest.raises(jaxmem.StepError, match=message):
         jaxmem.plan(builder, *SHAPES)
+
+
+def test_a_step_planned_before_is_planned_from_what_it_compiled_to(unplanned, halved, monkeypatch):
+    budget = int(0.45 * unplanned.baseline_bytes)
+    monkeypatch.setattr("jaxmem._history.History.recall", lambda _: [])
+    from_nothing = jaxmem.plan(build, *SHAPES, budget=budget)
+    monkeypatch.undo()
+    again = jaxmem.plan(build, *SHAPES, budget=budget)
+    assert again.compiles < from_nothing.compiles
+    assert again.compiled_bytes <= budget
+    assert again.predicted_seconds <= from_nothing.predicted_seconds
+    error = lambda plan: abs(plan.predicted_bytes / plan.compiled_bytes - 1)
+    assert error(again) <= 0.02
+    assert again.step is not None
+
+
+def test_what_cannot_be_read_of_earlier_plans_is_left_out(unplanned, monkeypatch):
+    rows = [
+        ("not json", "{}"),
+        ("null", '{"total_bytes": 3}'),
+        ('{"block": {"h": ["forget", null]}}', "{}"),
+        ("3", "3"),
+    ]
+    monkeypatch.setattr("jaxmem._database.Database.read_tried", lambda *_: rows)
+    plan = jaxmem.plan(build, *SHAPES, budget=int(0.4 * unplanned.baseline_bytes))
+    assert plan.compiled_bytes <= plan.budget_bytes
