@@ -7,21 +7,26 @@ every tag kept and the rest recomputed; the budgets divide it evenly, its ends l
 halfway from there to everything kept, and everything kept with the planner's margin, where the plan has to be
 `build(None)`'s program, compared as the text of its jaxpr. Deviceless, the planner leaves 2 % of a budget free, so
 bytes are also given as a share of the rest. `compiles` counts those asked for, whether or not one was remembered.
+Every second budget between is planned from nothing; the others, as any later plan of a step is, from what earlier
+searches compiled.
 """
 
+import contextlib
 import itertools
 import re
 import statistics
 import time
+from unittest import mock
 
 import jaxmem
 from benchmarks.common import Case, Report
 from jaxmem._deviceless import Compiler
+from jaxmem._history import History
 from jaxmem._plan import Draft
 from jaxmem._planner import DEVICELESS_MARGIN
 
 CASES = (("gpt_nano", "local"), ("gpt_117m", "h200"), ("gpt_345m", "h200"))
-BETWEEN = 8
+BETWEEN, ODD = 8, "1357"
 
 
 def ends(case: Case) -> dict:
@@ -41,16 +46,19 @@ def ends(case: Case) -> dict:
     raise AssertionError("a hundredth of the step's bytes was enough")
 
 
-def at(case: Case, budget: int) -> dict:
+def at(case: Case, budget: int, from_nothing: bool) -> dict:
     start = time.perf_counter()
+    forget = mock.patch.object(History, "recall", lambda _: []) if from_nothing else contextlib.nullcontext()
     try:
-        plan = jaxmem.plan(case.build, *case.args, budget=budget, target=case.target)
+        with forget:
+            plan = jaxmem.plan(case.build, *case.args, budget=budget, target=case.target)
     except jaxmem.BudgetError as error:
         return {"budget": budget, "found": False, "least": error.least_bytes}
     margin = 0 if case.target.local else DEVICELESS_MARGIN
     return {
         "budget": budget,
         "found": True,
+        "from_nothing": from_nothing,
         "compiles": plan.compiles,
         "within": plan.compiled_bytes <= budget,
         "share_of_budget": plan.compiled_bytes / budget,
@@ -96,7 +104,7 @@ def _points(report: Report, name: str, case: Case) -> None:
         budgets, key=lambda b: (b != "everything", b.isalpha(), int(b[0]) % 2 if b[0].isdigit() else 0)
     ):
         if not report.has(f"{name} {label}"):
-            report.add(f"{name} {label}", at(case, budgets[label]))
+            report.add(f"{name} {label}", at(case, budgets[label], label[0] in ODD))
 
 
 def summary(report: Report, name: str) -> dict:
@@ -105,7 +113,8 @@ def summary(report: Report, name: str) -> dict:
     found = sorted((r for r in rows if r["found"]), key=lambda r: r["budget"])
     inside = [r for r in between if r["found"]]
     pairs = itertools.pairwise(found)
-    middle = lambda key: statistics.median(r[key] for r in inside) if inside else None
+    middle = lambda key, of=inside: statistics.median(r[key] for r in of) if of else None
+    alone = [r for r in inside if r["from_nothing"]]
     return {
         "budgets": len(rows),
         "between least and keep-all": len(between),
@@ -115,6 +124,9 @@ def summary(report: Report, name: str) -> dict:
         "median share of budget": middle("share_of_budget"),
         "median share less margin": middle("share_less_margin"),
         "median prediction error": middle("prediction_error"),
+        "median prediction error, planned from nothing": middle("prediction_error", alone),
+        "median compiles, planned from nothing": middle("compiles", alone),
+        "median compiles": middle("compiles"),
         "largest prediction error": max((r["prediction_error"] for r in inside), default=None),
         "times that rose with the budget": sum(
             b["predicted_seconds"] > a["predicted_seconds"] * (1 + 1e-9) for a, b in pairs
