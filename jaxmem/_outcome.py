@@ -33,7 +33,7 @@ class Spent:
 def outcome(evidence: Evidence, best: Tried, target: Target, spent: Spent, notes: tuple[str, ...]) -> Plan:
     """The plan that `best` is."""
     profile, baseline = evidence.profile, evidence.baseline
-    base, ideal = _step_seconds(profile, baseline), baseline.cost.seconds
+    base, ideal = _step_seconds(profile, baseline, target), baseline.cost.seconds
     seconds = lambda more: base + max(0.0, more - ideal)  # never claimed to be faster than the step without a plan
     actions: Actions = {b.name: dict(best.actions.get(b.name, {})) for b in profile.blocks}
     for block in profile.blocks:
@@ -95,8 +95,10 @@ def _parts(evidence: Evidence, tried: Tried) -> Bytes:
     return Bytes(evidence.static, tried.cost.saved_bytes, tried.working)
 
 
-def _step_seconds(profile: Profile, baseline: Tried) -> float:
-    """A step with everything kept: the blocks' time, and the rest in proportion to its matrix FLOPs."""
-    blocks = sum(3 * b.runs * sum(e.flops for e in b.equations) for b in profile.blocks)
-    flops = baseline.verified.compiled.matmul_flops
-    return profile.step_seconds * max(1.0, flops / blocks if blocks else 1.0)
+def _step_seconds(profile: Profile, baseline: Tried, target: Target) -> float:
+    """A step with everything kept: the blocks, the other products at the rate of theirs, the states read and written."""
+    products = [(e.flops, e.seconds) for b in profile.blocks for e in b.equations if e.matmuls and e.seconds > 0]
+    rate = sum(f for f, _ in products) / sum(s for _, s in products) if products else target.matmul_flops
+    others = baseline.verified.compiled.matmul_flops - sum(b.runs * b.flops for b in profile.blocks)
+    states = 2 * baseline.verified.compiled.argument_bytes / target.bandwidth
+    return profile.step_seconds + max(0.0, others) / rate + states

@@ -16,7 +16,7 @@ from jaxmem._costs import Job, job_seconds
 from jaxmem._errors import JaxmemWarning, StepError, TagError
 from jaxmem._jaxpr import describe, matmul_flops, nbytes
 from jaxmem._jobs import Jobs
-from jaxmem._segments import Graph, graph_of, segments
+from jaxmem._segments import Graph, backward, forward, graph_of, segments
 from jaxmem._tag import tag_p
 from jaxmem._target import Target
 from jaxmem._types import Action, BlockClass, Choice, Equation, Option, Profile, Tag
@@ -116,6 +116,7 @@ class _Draft:
     shares: dict[int, tuple]  # equation -> (job key, share)
     tags: tuple[tuple[Tag, tuple[tuple[Option, tuple], ...]], ...]  # option, job keys
     inputs: tuple[tuple[int, tuple], ...]  # charged input, job key of keeping it
+    whole: tuple[tuple, tuple]  # job keys of the forward that keeps everything, and of the derivative
     fingerprint: str
 
 
@@ -166,7 +167,10 @@ def _draft(graph: Graph, index: int, actions, codecs, jobs: Jobs) -> _Draft:
         seen.add(name)
         tags.append(_tag(e, avals[e.outputs[0]], number[e.outputs[0]], index, actions, codecs, jobs))
     inputs = tuple((v, jobs.keep(nbytes(avals[v]))) for v in graph.instance.charged if v in number)
-    return _Draft(graph, number, shares, tuple(tags), inputs, _fingerprint(graph))
+    whole = (index, "forward"), (index, "backward")
+    jobs.add(whole[0], Job(*forward(graph)))
+    jobs.add(whole[1], Job(*backward(graph)))
+    return _Draft(graph, number, shares, tuple(tags), inputs, whole, _fingerprint(graph))
 
 
 def _tag(equation, aval, value: int, index: int, actions, codecs, jobs: Jobs):
@@ -248,7 +252,7 @@ def _finish(draft: _Draft, instances, price, shards: int) -> BlockClass:
         tags.append(dataclasses.replace(tag, options=tuple(priced)))
     charged = [v for v, _ in draft.inputs]
     produced = {o for e in graph.equations for o in e.outputs} - graph.fixed
-    forward = sum(e.seconds for e in equations)
+    flops = sum(matmul_flops(e.eqn)[0] for e in instance.flat.equations)
     return BlockClass(
         name=instance.label,
         fingerprint=draft.fingerprint,
@@ -261,8 +265,9 @@ def _finish(draft: _Draft, instances, price, shards: int) -> BlockClass:
         needed=tuple(number[v] for v in graph.needed),
         equations=tuple(equations),
         tags=tuple(tags),
-        forward_seconds=forward,
-        backward_seconds=2 * forward,
+        forward_seconds=price[draft.whole[0]] / shards,
+        backward_seconds=price[draft.whole[1]] / shards,
+        flops=flops / shards,
     )
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from jaxmem._blocks import VIEWS, Instance, is_tag
 from jaxmem._jaxpr import FlatEquation, matmul_flops, nbytes, run
@@ -104,6 +104,31 @@ def segments(graph: Graph) -> list[Segment]:
         avals = tuple(flat.avals[v] for v in inputs)
         result.append(Segment(tuple(members), function, avals, tuple(w / total for w in weights)))
     return result
+
+
+def forward(graph: Graph) -> tuple[Callable, tuple]:
+    """The whole forward of a block that keeps everything its backward needs, and the avals of its arguments."""
+    return _piece(graph, graph.equations, [v for v in graph.needed if v not in graph.fixed])
+
+
+def backward(graph: Graph) -> tuple[Callable, tuple]:
+    """The derivative alone, from what was kept and the cotangents."""
+    flat = graph.instance.flat
+    equations = flat.equations[graph.instance.boundary :]
+    made = {o for e in equations for o in e.outputs}
+    return _piece(graph, equations, [v for v in flat.outputs if v in made])
+
+
+def _piece(graph: Graph, equations: Sequence[FlatEquation], outputs: list[int]) -> tuple[Callable, tuple]:
+    flat = graph.instance.flat
+    made = {o for e in equations for o in e.outputs}
+    inputs = sorted({v for e in equations for v in e.reads} - made - set(flat.constants))
+
+    def function(*arrays):
+        values = run(equations, dict(zip(inputs, arrays)) | flat.constants)
+        return [values[v] for v in outputs if v in made]
+
+    return function, tuple(flat.avals[v] for v in inputs)
 
 
 def _reduced(x):

@@ -111,8 +111,9 @@ class BlockClass:
     equations: tuple[Equation, ...]
     tags: tuple[Tag, ...]
     idle_tags: tuple[str, ...] = ()  # tagged, but no backward reads them: any action is the same
-    forward_seconds: float = 0.0
-    backward_seconds: float = 0.0
+    forward_seconds: float = 0.0  # of what the backward needs, all of it kept
+    backward_seconds: float = 0.0  # of the derivative alone
+    flops: float = 0.0  # of the matrix products of both
     input_seconds: tuple[float, ...] = ()  # of keeping each of `inputs` raw: its writing and reading; empty: nothing
 
     @property
