@@ -1,0 +1,173 @@
+"""XLA's buffer assignment, read from its own protobuf: what every allocation holds, temporaries at their peak.
+
+XLA dumps it beside the optimized module as one `HloProto`; field numbers are those of xla/service/hlo.proto.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from jaxmem._errors import StepError
+from jaxmem._hlo_proto import Message, Module, Place, read
+
+_HOST_SPACE = 5  # xla::Layout::kHostMemorySpace
+_ALLOC, _FREE = 0, 1  # of HeapSimulatorTrace.Event.Kind; the third, 2, shares a buffer's memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """Bytes of one device that one buffer holds when its allocation is fullest.
+
+    `kind`: "argument", "output" (apart from the arguments' own memory), "temporary", or "packing": what no buffer of a
+    temporary allocation holds at its peak. `op` is the JAX operation that made the buffer, by XLA's metadata; `sources`
+    compute what lies in it, for a loop's stacks what is stacked. `loops`, innermost first, are those round what makes it,
+    `handed_on` those that pass it on, from one turn to the next or to a later loop. `index`: an output's position, else -1.
+    """
+
+    kind: str
+    bytes: int
+    host: bool = False
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    op: str = ""
+    sources: tuple[str, ...] = ()
+    loops: tuple[str, ...] = ()
+    handed_on: tuple[str, ...] = ()
+    index: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Peak:
+    """Every allocation of a compiled step, temporaries at their peak, which is at the operation `op`, within `loops`."""
+
+    op: str
+    loops: tuple[str, ...]
+    held: tuple[Held, ...]
+
+    @staticmethod
+    def of(data: Mapping[str, Any]) -> "Peak":
+        """From what `dataclasses.asdict` made of it and JSON did to that."""
+        held = [Held(**h | {k: tuple(h[k]) for k in ("shape", "sources", "loops", "handed_on")}) for h in data["held"]]
+        return Peak(data["op"], tuple(data["loops"]), tuple(held))
+
+
+def peak(hlo_proto: bytes) -> Peak:
+    """What each allocation of the step in a serialized `HloProto` holds; constants and thread-local memory left out.
+
+    Device bytes add up to temp + arguments + outputs - aliased of the step's memory analysis. Raises StepError if the
+    bytes are no such message, or lack its module or its buffer assignment.
+    """
+    try:
+        message = read(hlo_proto)
+        module, assignment = Module(message.message(1)), _Assignment(message.message(3))
+        if not (module.instructions and assignment.allocations):
+            raise ValueError("there is no module or no buffer assignment in it")
+        return _peak(module, assignment)
+    except (ValueError, KeyError, IndexError) as error:
+        raise StepError(
+            f"explain: XLA's buffer assignment ({len(hlo_proto)} bytes) cannot be read: {type(error).__name__}: {error};"
+            " expected a serialized HloProto, as xla_dump_hlo_as_proto writes it; this version of jaxlib may write another"
+        ) from error
+
+
+def _peak(module: Module, assignment: "_Assignment") -> Peak:
+    held: list[Held] = []
+    at, fullest = None, -1
+    for a in assignment.allocations:
+        size, slices = a.number(2), assignment.slices[a.number(1)]
+        if a.number(3) or a.number(12) or not size:  # thread-local, constant
+            continue
+        places = [assignment.places[b] for b in slices]
+        host = any(module.space(place) == _HOST_SPACE for place in places)
+        if a.number(5):
+            own = [p for p in places if p[0] in module.parameters]
+            held.append(_held(module, "argument", size, host, own or places))
+        if a.number(7) and not a.number(13):  # live out, and not in an argument's memory
+            outputs = [i for i, place in enumerate(module.outputs) if place in places]
+            if a.number(11):
+                held.append(Held("output", size, host, "tuple", op="the table of outputs"))
+            else:
+                held.append(_held(module, "output", size, host, places[-1:], outputs[0] if outputs else -1))
+        if a.number(5) or a.number(7):
+            continue
+        live, instruction = assignment.fullest(a.number(1))
+        if size > fullest and not host:
+            at, fullest = instruction, size
+        free = size
+        for got, buffers in _disjoint((slices[b], b) for b in live):
+            held.append(_held(module, "temporary", got, host, [assignment.places[b] for b in sorted(buffers)]))
+            free -= got
+        if free:
+            held.append(Held("packing", free, host))
+    where = module.by_name.get(at or "")
+    if where is None:
+        return Peak("", (), tuple(held))
+    return Peak(module.instructions[where].op, tuple(module.loops(where)), tuple(held))
+
+
+def _held(module: Module, kind: str, size: int, host: bool, places: list[Place], index: int = -1) -> Held:
+    """One buffer by the places that share it, named after the last of them that has a name."""
+    origins = [o for place in places for o in module.origins(place)]
+    dtype, shape = module.shape(places[-1])
+    ops = [module.instructions[at].op for at, _ in places]
+    return Held(
+        kind=kind,
+        bytes=size,
+        host=host,
+        dtype=dtype,
+        shape=shape,
+        op=next((op for op in reversed(ops) if op), ""),
+        sources=tuple(dict.fromkeys(o.op for o in origins if o.op)),
+        loops=tuple(module.loops(places[-1][0])),
+        handed_on=tuple(dict.fromkeys(loop for place in places for loop in module.handed_on(place))),
+        index=index,
+    )
+
+
+def _disjoint(slices: Iterable[tuple[tuple[int, int], int]]) -> Iterator[tuple[int, list[int]]]:
+    """Bytes, each counted once, and the buffers of every slice; of slices that overlap, the later gets what is left."""
+    shared: dict[tuple[int, int], list[int]] = {}
+    for place, buffer in slices:
+        shared.setdefault(place, []).append(buffer)
+    end = 0
+    for (offset, size), buffers in sorted(shared.items(), key=lambda s: (s[0][0], -s[0][1])):
+        got = offset + size - max(end, offset)
+        if got > 0:
+            end = offset + size
+            yield got, buffers
+
+
+class _Assignment:
+    """The assignment: allocations, each with the slices of its buffers; where buffers are defined; the heap's history."""
+
+    def __init__(self, message: Message):
+        self.places: dict[int, Place] = {}
+        for b in message.messages(1):
+            where = b.message(3)
+            self.places[b.number(1)] = where.number(4), tuple(where.numbers(3))
+        self.allocations = list(message.messages(3))
+        self.slices = {
+            a.number(1): {s.number(1): (s.number(2), s.number(3)) for s in a.messages(9)} for a in self.allocations
+        }
+        self._traces = [
+            [(e.number(1), e.number(2), e.text(4)) for e in trace.messages(1)] for trace in message.messages(4)
+        ]
+
+    def fullest(self, allocation: int) -> tuple[set[int], str]:
+        """The buffers that are alive when most bytes of `allocation` are, and the instruction that runs then."""
+        slices = self.slices[allocation]
+        best, most, at = set(slices), -1, ""
+        for trace in self._traces:
+            alive: dict[tuple[int, int], set[int]] = collections.defaultdict(set)
+            now = 0
+            for kind, buffer, instruction in trace:
+                if buffer not in slices:
+                    continue
+                here = alive[slices[buffer]]
+                before = bool(here)
+                here.discard(buffer) if kind == _FREE else here.add(buffer)
+                now += slices[buffer][1] * (bool(here) - before)
+                if kind != _FREE and now > most:
+                    best, most, at = set().union(*alive.values()), now, instruction
+        return best, at
