@@ -1,8 +1,14 @@
 """What one compile of a step says: bytes by XLA's buffer assignment, matrix products, XLA's own estimate of time."""
 
+import contextlib
 import dataclasses
+import pathlib
+import tempfile
+from collections.abc import Iterator
+from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from jaxmem._errors import StepError
 from jaxmem._hlo import Rates, hlo_costs
@@ -58,3 +64,34 @@ def read_compiled(compiled: jax.stages.Compiled, cost: bool, seconds: float, rat
         matmuls=costs.matmuls,
         compile_seconds=seconds,
     )
+
+
+def compile_dumped(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, bytes]:
+    """The step, compiled as ever, and the `HloProto` that XLA dumped of it: optimized module and buffer assignment.
+
+    A memory analysis holds no buffer assignment for a device that is not there, and on a CPU one without its history.
+    Raises StepError if XLA dumps none.
+    """
+    with tempfile.TemporaryDirectory(prefix="jaxmem-") as folder, _without_cache():
+        compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_proto": True})
+        found = sorted(pathlib.Path(folder).glob("*after_optimizations.hlo.pb"), key=lambda f: f.stat().st_size)
+        if not found:
+            raise StepError(
+                "explain: XLA dumped no buffer assignment of the compiled step on this platform; explain it for a named"
+                " GPU instead, such as target='h200'"
+            )
+        return compiled, found[-1].read_bytes()  # the smaller ones are kernels that were tried
+
+
+@contextlib.contextmanager
+def _without_cache() -> Iterator[None]:
+    """A step out of JAX's compilation cache is not compiled, and so not dumped."""
+    config: Any = jax.config
+    before = config.jax_enable_compilation_cache
+    config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()

@@ -20,6 +20,7 @@ from importlib import metadata
 from typing import Any
 
 import jaxmem_kernels
+from jaxmem._buffers import Peak
 from jaxmem._compiled import Compiled
 from jaxmem._errors import StepError, TargetError
 from jaxmem._gpus import target_config
@@ -101,9 +102,20 @@ class Compiler:
             "options": dict(options or {}),
             "rates": dataclasses.asdict(Rates(gpu.flops_16bit, gpu.flops_f32, gpu.bandwidth)),
         }
-        return self._pool.submit(self._compile, header, exported)
+        return self._pool.submit(lambda: Compiled(**self._compile(header, exported)["compiled"]))
 
-    def _compile(self, header: dict, exported: bytes) -> Compiled:
+    def explain(self, exported: bytes, *, donated: tuple[int, ...] = ()) -> tuple[Compiled, Peak]:
+        """Compiles what `export_flat` made, without estimates or options, and reads what its buffers hold."""
+        header = {
+            "target_config": target_config(self._gpu),
+            "devices": self.target.devices,
+            "donated": list(donated),
+            "explain": True,
+        }
+        answer = self._pool.submit(self._compile, header, exported).result()
+        return Compiled(**answer["compiled"]), Peak.of(answer["peak"])
+
+    def _compile(self, header: dict, exported: bytes) -> dict:
         child = getattr(self._own, "child", None) or self._start()
         answer = child.ask(header, exported)
         if answer is None:
@@ -112,7 +124,7 @@ class Compiler:
             raise TargetError(f"compiling for `target` {str(self.target)!r}: {child.obituary()}")
         if "error" in answer:
             raise self._error(answer["error"])
-        return Compiled(**answer["compiled"])
+        return answer
 
     def _start(self) -> "_Child":
         child = self._own.child = _Child()

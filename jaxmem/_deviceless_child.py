@@ -16,7 +16,8 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxmem._compiled import Compiled, read_compiled
+from jaxmem._buffers import peak
+from jaxmem._compiled import compile_dumped, read_compiled
 from jaxmem._hlo import Rates
 from jaxmem._wire import read_message, write_message
 
@@ -41,7 +42,8 @@ def deviceless_mesh(devices: list[Any], exported: jax.export.Exported) -> Mesh:
     return Mesh(np.array(devices).reshape(like.axis_sizes), like.axis_names, axis_types=like.axis_types)
 
 
-def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) -> Compiled:
+def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) -> dict[str, Any]:
+    """The answer: what was read from the compiled step, and where `header` asks for it what its buffers hold."""
     exported = jax.export.deserialize(bytearray(exported_bytes))
     if exported.nr_devices not in (1, len(devices)):
         raise ValueError(f"the step is sharded over {exported.nr_devices} devices, but the target has {len(devices)}")
@@ -49,6 +51,10 @@ def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) ->
     start = time.perf_counter()
     step = jax.jit(exported.call, donate_argnums=tuple(header["donated"]))
     lowered = step.trace(*_arguments(exported, mesh)).lower()
+    if header.get("explain"):
+        compiled, dumped = compile_dumped(lowered)
+        read = read_compiled(compiled, False, time.perf_counter() - start)
+        return {"compiled": dataclasses.asdict(read), "peak": dataclasses.asdict(peak(dumped))}
     options, cost = dict(header["options"]), header["cost"]
     try:
         compiled = lowered.compile(compiler_options=(COST_OPTIONS | options if cost else options) or None)
@@ -56,7 +62,8 @@ def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) ->
         if not (cost and "Cannot find key" in str(error)):  # XLA has no table of rates for this device
             raise
         cost, compiled = False, lowered.compile(compiler_options=options or None)
-    return read_compiled(compiled, cost, time.perf_counter() - start, Rates(**header["rates"]))
+    read = read_compiled(compiled, cost, time.perf_counter() - start, Rates(**header["rates"]))
+    return {"compiled": dataclasses.asdict(read)}
 
 
 def _arguments(exported: jax.export.Exported, mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
@@ -79,7 +86,7 @@ def main() -> None:
         try:
             if not devices:
                 devices = deviceless_devices(header["target_config"], header["devices"])
-            answer = {"compiled": dataclasses.asdict(compile_exported(devices, payload, header))}
+            answer = compile_exported(devices, payload, header)
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         write_message(answers, answer)

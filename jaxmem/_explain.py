@@ -1,0 +1,229 @@
+"""explain(): what holds the peak of a step's memory, by name, from the compiled program's own buffer assignment."""
+
+import collections
+import dataclasses
+import time
+from collections.abc import Iterable
+
+from jaxmem._blocks import find_blocks
+from jaxmem._budget import show_bytes
+from jaxmem._buffers import Held, Peak, peak
+from jaxmem._compiled import Compiled, compile_dumped, read_compiled
+from jaxmem._deviceless import Compiler
+from jaxmem._errors import PlanFileError
+from jaxmem._explain_names import Arguments, Saved, expected, name_saved, operation, show_array
+from jaxmem._export import export_flat
+from jaxmem._plan import Draft, Plan
+from jaxmem._profile import block_classes, fingerprint
+from jaxmem._step import shards_of, trace
+from jaxmem._target import Target
+from jaxmem._types import BlockClass
+
+_SHOWN = 4  # items of a part in the table
+_ADVICE = {  # what holds most, and what to do about it
+    "saved": ("tagged tensors", "`jaxmem plan --budget B` recomputes, compresses or offloads them"),
+    "untagged": (
+        "untagged tensors",
+        "a plan under a budget recomputes them; tag those that are dear to recompute, so that it can keep or compress them",
+    ),
+    "arguments": (
+        "the step's arguments",
+        "no plan makes them smaller; divide them over devices, or use an optimizer with less state",
+    ),
+    "outputs": ("outputs beside the arguments", "donate what they replace: jax.jit(step, donate_argnums=...)"),
+    "gradients": (
+        "gradients",
+        "no plan makes them smaller; divide them over devices, or update parameters as their gradients appear",
+    ),
+    "layer": (
+        "the working memory of one layer",
+        "no tag's action makes it smaller; use smaller microbatches, a fused attention, or smaller checkpointed blocks",
+    ),
+    "outside": (
+        "what stands outside the layers",
+        "no tag's action makes it smaller; compute the loss in chunks of the positions, or use smaller microbatches",
+    ),
+    "other": ("memory outside the gradient", "look at the operations that are listed there"),
+    "packing": ("packing", "no buffer uses it at the peak: smaller microbatches, or another plan, pack differently"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """Buffers of one name: their bytes together, and how many they are."""
+
+    name: str
+    bytes: int
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One class of what is in memory. `kind` is one of `saved`, `untagged`, `arguments`, `outputs`, `gradients`,
+    `layer`, `outside`, `other`, `packing`; `items` go from the largest to the smallest and add up to `bytes`."""
+
+    kind: str
+    name: str
+    bytes: int
+    items: tuple[Item, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What holds a compiled step's memory on one device when it is fullest.
+
+    `parts` add up to `total_bytes`, which is temp + arguments + outputs - aliased; `host_parts` to the bytes in host
+    memory. `peak_at` is the JAX operation that runs at the peak.
+    """
+
+    target: str
+    plan: str
+    total_bytes: int
+    host_bytes: int
+    peak_at: str
+    parts: tuple[Part, ...]
+    host_parts: tuple[Part, ...]
+    advice: str
+
+    def __str__(self) -> str:
+        lines = [f"{show_bytes(self.total_bytes)} on {self.target}, {self.plan}"]
+        if self.peak_at:
+            lines.append(f"fullest {self.peak_at}")
+        lines += ["", *_table(self.parts, self.total_bytes)]
+        if self.host_parts:
+            lines += ["", "in host memory:", *_table(self.host_parts, self.host_bytes)]
+        return "\n".join([*lines, "", self.advice])
+
+
+def explain(build, *args, plan: Plan | None = None, target: str | Target = "local") -> Explanation:
+    """What holds the peak of a step's memory: arguments by path, saved tensors by tag, temporaries by operation.
+
+    `build` and `args` are those of `jaxmem.plan`; `plan` None means everything kept. The step is compiled once, as a
+    plan's compile is. A step without blocks is explained too, without tags.
+
+    Raises StepError for a step that cannot be traced or compiled, or whose buffer assignment cannot be read,
+    PlanFileError for a plan that was made for another model, TargetError for a target that cannot be compiled for.
+    """
+    target = Target.parse(target)
+    blocks = _blocks(build, args)
+    if plan is not None and plan.fingerprint != (found := fingerprint(blocks)):
+        raise PlanFileError(
+            f"explain: the plan is for another model: its `fingerprint` is {plan.fingerprint}, and the model's is {found}:"
+            " it has other layers, shapes, dtypes or tags; plan this model anew"
+        )
+    traced = trace(build, plan, args)[1]
+    if target.local:
+        start = time.perf_counter()
+        executable, dumped = compile_dumped(traced.lower())
+        compiled, full = read_compiled(executable, False, time.perf_counter() - start), peak(dumped)
+    else:
+        exported, donated = export_flat(traced, target.platform)
+        with Compiler(target, workers=1) as compiler:
+            compiled, full = compiler.explain(exported, donated=donated)
+    saved = expected(blocks, None if plan is None else plan.actions, shards_of(traced, target.devices))
+    return _explanation(full, compiled, saved, Arguments(traced, args), str(target), plan)
+
+
+def _blocks(build, args: tuple) -> list[BlockClass]:
+    jaxpr = trace(build, Draft(), args)[1].jaxpr
+    return block_classes(jaxpr) if find_blocks(jaxpr.jaxpr).instances else []
+
+
+def _explanation(
+    full: Peak, compiled: Compiled, saved: list[Saved], arguments: Arguments, target: str, plan: Plan | None
+) -> Explanation:
+    names = name_saved(full, saved)
+    layers = {loop for h in names for loop in h.handed_on if len(h.shape) > 1}
+    rows: dict[bool, list[tuple[str, str, str, int]]] = {False: [], True: []}
+    for h in full.held:
+        rows[h.host].append((*_place(h, names, layers, arguments), h.bytes))
+    for host, total in ((False, compiled.total_bytes), (True, compiled.host_bytes)):
+        if rest := total - sum(size for *_, size in rows[host]):
+            rows[host].append(("other", "not in the buffer assignment", "", rest))
+    parts, host_parts = _parts(rows[False]), _parts(rows[True])
+    return Explanation(
+        target=target,
+        plan="everything kept" if plan is None or plan.keeps_everything else "under the plan",
+        total_bytes=compiled.total_bytes,
+        host_bytes=compiled.host_bytes,
+        peak_at=_where(full, layers),
+        parts=parts,
+        host_parts=host_parts,
+        advice=_advice(parts, compiled.total_bytes),
+    )
+
+
+def _advice(parts: Iterable[Part], total: int) -> str:
+    kinds: collections.Counter[str] = collections.Counter()
+    for part in parts:
+        kinds[part.kind] += part.bytes
+    ((kind, size),) = kinds.most_common(1)
+    what, remedy = _ADVICE[kind]
+    return f"{what} hold{'' if what.endswith('s') else 's'} most, {show_bytes(size)} or {100 * size / total:.0f}%: {remedy}"
+
+
+def _place(h: Held, names: dict[Held, tuple[str, str]], layers: set[str], arguments: Arguments) -> tuple[str, str, str]:
+    """Kind, part and item of a buffer."""
+    what = f"{operation(h)} {show_array(h)}".strip()
+    if h.kind == "argument":
+        name = arguments.name_of(h.op)
+        return "arguments", arguments.part_of(name), f"{name} {show_array(h)}"
+    if h.kind == "output":
+        return "outputs", "outputs, apart from donated arguments", arguments.output(h.index) or what
+    if h.kind == "packing":
+        return "packing", "packing: gaps between buffers", "gaps"
+    if h in names:
+        return (*names[h], what)
+    backward = any("transpose(" in op for op in (h.op, *h.sources))
+    if backward and (h.dtype, h.shape) in arguments.donated:
+        return "gradients", "gradients", show_array(h)
+    if layers & {*h.loops}:
+        return "layer", f"one layer's working memory, {'backward' if backward else 'forward'}", what
+    if backward or "jvp(" in h.op or any("jvp(" in op for op in h.sources):
+        return "outside", "outside the layers: embedding, logits, loss", what
+    return "other", "outside the gradient: update, masks, constants", what
+
+
+def _parts(rows: Iterable[tuple[str, str, str, int]]) -> tuple[Part, ...]:
+    grouped: dict[tuple[str, str], dict[str, list[int]]] = collections.defaultdict(
+        lambda: collections.defaultdict(list)
+    )
+    for kind, part, item, size in rows:
+        grouped[kind, part][item].append(size)
+    parts = []
+    for (kind, name), found in grouped.items():
+        items = sorted((Item(item, sum(s), len(s)) for item, s in found.items()), key=lambda i: -i.bytes)
+        parts.append(Part(kind, name, sum(i.bytes for i in items), tuple(items)))
+    return tuple(sorted(parts, key=lambda p: -p.bytes))
+
+
+def _where(full: Peak, layers: set[str]) -> str:
+    if not full.op:
+        return ""
+    backward = "transpose(" in full.op
+    again = "rematted_computation" in full.op
+    phase = "recomputing for the backward" if again else "in the backward" if backward else "in the forward"
+    if not backward and "jvp(" not in full.op:
+        return f"outside the gradient, at {full.op.rpartition('/')[2]}"
+    place = "of a layer" if layers & set(full.loops) else "outside the layers"
+    return f"{phase} {place}, at {full.op.rpartition('/')[2]}"
+
+
+def _table(parts: tuple[Part, ...], total: int) -> list[str]:
+    lines = ["       bytes       %  what"]
+    for part in parts:
+        one = (
+            f" ({_times(part.items[0])})"
+            if len(part.items) == 1 and part.kind in ("saved", "untagged", "layer")
+            else ""
+        )
+        lines.append(f"{show_bytes(part.bytes):>12}  {100 * part.bytes / total:5.1f}%  {part.name}{one}")
+        shown = [i for i in part.items[:_SHOWN] if i.bytes >= 0.01 * total] if len(part.items) > 1 else []
+        lines += [f"{'':23}{show_bytes(i.bytes):>10}  {_times(i)}" for i in shown]
+        if shown and (rest := part.items[len(shown) :]):
+            lines.append(f"{'':23}{show_bytes(sum(i.bytes for i in rest)):>10}  {sum(i.count for i in rest)} more")
+    return [*lines, f"{show_bytes(total):>12}  100.0%  together"]
+
+
+def _times(item: Item) -> str:
+    return f"{item.count} x {item.name}" if item.count > 1 else item.name
