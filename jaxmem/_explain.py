@@ -175,7 +175,8 @@ def _place(h: Held, names: dict[Held, tuple[str, str]], layers: set[str], argume
     if h in names:
         return (*names[h], what)
     backward = any("transpose(" in op for op in (h.op, *h.sources))
-    if backward and (h.dtype, h.shape) in arguments.donated:
+    summed = bool(h.handed_on) and operation(h) == "add"  # over microbatches
+    if (backward or summed) and (h.dtype, h.shape) in arguments.donated:
         return "gradients", "gradients", show_array(h)
     if layers & {*h.loops}:
         return "layer", f"one layer's working memory, {'backward' if backward else 'forward'}", what

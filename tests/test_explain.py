@@ -137,6 +137,14 @@ def test_layers_in_a_python_loop_are_named_too():
     assert any("up" in name for name in saved(found))
 
 
+def test_gradients_that_microbatches_sum_are_gradients():
+    build = models.build_with(lambda policy: models.scanned(policy, layer), microbatches=2)
+    found = explain(build, *STEP[1:])
+    add_up(found)
+    weights = 2 * LAYERS * 4 * WIDTH * WIDTH * 4
+    assert part(found, "gradients").bytes == 2 * weights  # of one microbatch, and of those before
+
+
 def test_a_step_without_blocks_and_without_donation_is_explained():
     def build(plan):
         return jax.jit(lambda state, x: ({"w": state["w"] + x.sum()}, x.mean()))
