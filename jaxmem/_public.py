@@ -9,6 +9,7 @@ from jaxmem._errors import PlanFileError as PlanFileError
 from jaxmem._errors import StepError as StepError
 from jaxmem._errors import TagError as TagError
 from jaxmem._errors import TargetError as TargetError
+from jaxmem._explain import explain as explain
 from jaxmem._loaded import verify as verify
 from jaxmem._plan import Plan as Plan
 from jaxmem._planner import plan as plan

@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return getattr(_commands, args.command)(args)
         except (JaxmemError, OSError) as error:
-            if args.debug:
+            if args.debug or isinstance(error, BrokenPipeError):
                 raise
             print(f"jaxmem {args.command}: error: {error}", file=sys.stderr)
             return BAD_INPUT

@@ -1,0 +1,105 @@
+"""What the parts share: where they run, times by the clock, quartiles."""
+
+import importlib.metadata
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.errors import InputError
+from experiments.gpu_check.settings import Settings
+
+PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "flax", "optax", "numpy", "pulp", "highspy", "triton")
+
+
+def about(settings: Settings) -> dict:
+    """Versions, device and driver. Raises InputError if there is no GPU, and this is no rehearsal."""
+    device = jax.local_devices()[0]
+    if device.platform == "cpu" and not settings.small:
+        raise InputError("JAX sees no GPU here; --small rehearses on a CPU")
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = (device.memory_stats() or {}).get("bytes_limit")
+    where = {"device": device.device_kind, "driver": driver(), "memory_bytes": memory, "cores": cores}
+    return {"versions": versions} | where
+
+
+def driver() -> str | None:
+    """The GPU driver's version, where something here tells it."""
+    try:
+        asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=20).stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        pass
+    try:
+        found = re.search(r"\d+\.\d+(\.\d+)?", pathlib.Path("/proc/driver/nvidia/version").read_text())
+        return found and found[0]
+    except OSError:
+        return None
+
+
+def check_cache() -> None:
+    """Stops reading compiled programs back, if what is read back no longer tells its bytes: plans rest on those."""
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
+        return
+
+    def temporaries() -> int:
+        spec = jax.ShapeDtypeStruct((257, 129), jnp.float32)
+        memory: Any = jax.jit(lambda x: jnp.sort(x @ x.T, axis=0) @ x).lower(spec).compile().memory_analysis()
+        return memory.temp_size_in_bytes
+
+    here = jax.config.jax_compilation_cache_dir
+    with tempfile.TemporaryDirectory() as folder:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        reset_cache()
+        try:
+            sound = temporaries() == temporaries() > 0
+        except Exception:
+            sound = False
+    jax.config.update("jax_compilation_cache_dir", here if sound else None)
+    reset_cache()
+
+
+def reset_cache() -> None:
+    """A cache is opened once; a change of folder is seen after this alone."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    compilation_cache.reset_cache()
+    jax.clear_caches()
+
+
+def seconds_of(run: Callable[[], Any], least: int = 10, most_seconds: float = 1.0) -> list[float]:
+    """Seconds of each call until the device is done; the first two calls, which compile and warm up, are left out."""
+    for _ in range(2):
+        jax.block_until_ready(run())
+    taken: list[float] = []
+    while len(taken) < least or (sum(taken) < most_seconds and len(taken) < 10 * least):
+        start = time.perf_counter()
+        jax.block_until_ready(run())
+        taken.append(time.perf_counter() - start)
+    return taken
+
+
+def quartiles(values: Sequence[float]) -> dict[str, float]:
+    low, median, high = np.percentile(np.asarray(values), [25, 50, 75])
+    return {"median": float(median), "lower_quartile": float(low), "upper_quartile": float(high), "count": len(values)}
+
+
+def normal(shape: tuple[int, ...], dtype, seed: int = 0) -> jax.Array:
+    """Ordinary numbers, made on the device: zeros are faster than what a model holds."""
+    make = jax.jit(lambda: jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype))
+    return make()

@@ -1,0 +1,105 @@
+"""Steps that parts compile and time: under a named policy, or a plan whose file stands in a row."""
+
+import json
+import pathlib
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+import jaxmem
+from experiments.config import Config
+from experiments.planning import named
+from experiments.step import abstract, init_state, make_step
+
+REPEATS = 3  # of a step in its turn; the median counts
+
+
+def under(config: Config, name: str):
+    """The compiled step under a policy: "nothing_saveable", "every_k=2"."""
+    policy, _, k = name.partition("=")
+    remat = config.remat.model_copy(update={"policy": policy, "every_k": int(k) if k else None})
+    return named(config.model_copy(update={"remat": remat})).step
+
+
+def plan_row(config: Config, budget: int, actions: Sequence = jaxmem.ALL) -> dict:
+    """A plan for `budget` bytes here, with its file's content; that there is none is a result too."""
+    start = time.perf_counter()
+    try:
+        plan = jaxmem.plan(lambda p: make_step(config, p), *abstract(config), budget=budget, actions=tuple(actions))
+    except jaxmem.BudgetError as error:
+        return {"budget_bytes": budget, "infeasible": str(error)}
+    with tempfile.TemporaryDirectory() as folder:
+        plan.save(path := pathlib.Path(folder) / "plan.json")
+        written = json.loads(path.read_text())
+    return {
+        "budget_bytes": budget,
+        "bytes": plan.compiled_bytes,
+        "host_bytes": plan.host_bytes,
+        "baseline_bytes": plan.baseline_bytes,
+        "predicted_bytes": plan.predicted_bytes,
+        "predicted_seconds": plan.predicted_seconds,
+        "baseline_seconds": plan.baseline_seconds,
+        "time_source": plan.time_source,
+        "compiles": plan.compiles,
+        "planning_seconds": time.perf_counter() - start,
+        "stored": {t: str(c) for tags in plan.actions.values() for t, c in tags.items() if c.action != "recompute"},
+        "plan": written,
+    }
+
+
+def planned(config: Config, row: dict):
+    """The step under the plan of a row of `plan_row`, compiled anew."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "plan.json"
+        path.write_text(json.dumps(row["plan"]))
+        plan = jaxmem.Plan.load(path)
+    step = make_step(config, plan)
+    return jax.jit(step, donate_argnums=0).lower(*abstract(config)).compile()
+
+
+def example(config: Config):
+    """The first state, and tokens without meaning, on the device."""
+    state = jax.jit(init_state, static_argnums=0)(config)
+    shape = config.train.batch, config.train.sequence + 1
+    tokens = np.random.default_rng(0).integers(0, config.model.vocab, shape).astype(np.int32)
+    return jax.block_until_ready((state, jax.device_put(tokens)))
+
+
+class Race:
+    """Steps of one config that are run in turns, from one state that they hand on."""
+
+    def __init__(self, config: Config, makers: Mapping[str, Callable[[], Any]]):
+        """Compiles and warms up each; one that fails is left out, and `failed` says why."""
+        self.config, self.steps, self.failed = config, {}, {}
+        self.state, self.tokens = example(config)
+        for name, make in makers.items():
+            try:
+                step = make()
+                self._run(step)
+                self.steps[name] = step
+            except jax.errors.JaxRuntimeError as error:
+                self.failed[name] = str(error)[:500]
+                self.state, self.tokens = example(config)  # what was donated may be gone
+
+    def round(self, number: int) -> dict[str, float]:
+        """Seconds of each step, in an order of the round's own."""
+        order = random.Random(number).sample(list(self.steps), len(self.steps))
+        return {name: statistics.median(self._run(self.steps[name]) for _ in range(REPEATS)) for name in order}
+
+    def _run(self, step) -> float:
+        start = time.perf_counter()
+        self.state, metrics = step(self.state, self.tokens)
+        jax.block_until_ready((self.state, metrics))
+        return time.perf_counter() - start
+
+
+def usable_bytes() -> int:
+    return jaxmem.Target.parse("local").usable_bytes
+
+
