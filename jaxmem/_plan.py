@@ -137,6 +137,16 @@ class Plan:
             ) from error
         return from_json(data, str(path))
 
+    def report(self, path: str | os.PathLike, run: str | os.PathLike | None = None) -> None:
+        """Writes a page about the plan: one HTML file that needs no other. It appears whole or not at all.
+
+        `run` is a folder of the plan's results: its metrics.jsonl and summary.json, where present, are shown too.
+        Raises PlanFileError if one of them is broken.
+        """
+        from jaxmem._report import report_plan
+
+        report_plan(self, path, run)
+
     def __str__(self) -> str:
         from jaxmem._plan_text import table
 

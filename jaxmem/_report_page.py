@@ -1,0 +1,246 @@
+"""The page itself: what is said of each run in words and tables, round the figures."""
+
+import importlib.metadata
+import json
+import pathlib
+from collections.abc import Iterable, Sequence
+
+from jaxmem._budget import show_bytes
+from jaxmem._plan import Plan, Row
+from jaxmem._report_bars import chip, memory_figure, runs_figure, strip_figure
+from jaxmem._report_curves import loss_figure, time_figure
+from jaxmem._report_runs import Run
+from jaxmem._svg import breakable, escape, show_ms
+
+SOURCES = {
+    "measured": "measured on the device",
+    "xla": "XLA's estimates",
+    "roofline": "estimated by a roofline",
+}
+_SETTINGS = 20_000  # characters shown
+
+Tile = tuple[str, str, str]  # what, how much, and beside what
+
+
+def page(runs: Sequence[Run], again: str) -> str:
+    """The whole document. `again` is what makes it anew."""
+    many = len(runs) > 1
+    title = f"{len(runs)} runs" if many else runs[0].name
+    loss = loss_figure(runs)
+    body = [
+        f'<header><p class="brand">jaxmem report</p><h1>{escape(title)}</h1><p class="lead">{_lead(runs)}</p></header>',
+        _compared(runs) if many else _tiles(runs[0]),
+        _section("Loss", loss),
+        _section("Memory of each run", runs_figure(runs), "Device bytes of the compiled step.") if many else "",
+    ]
+    for run in runs:
+        body += [f'<h2 class="run">{escape(run.name)}</h2>' + _tiles(run)] if many else []
+        body += _about(run)
+    body.append(_made(again))
+    style = pathlib.Path(__file__).with_name("_report.css").read_text()
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)} – jaxmem report</title><style>{style}</style></head>\n"
+        f"<body>{_PATTERNS}<main>{''.join(body)}</main></body></html>\n"
+    )
+
+
+def _lead(runs: Sequence[Run]) -> str:
+    if len(runs) > 1:
+        return escape(", ".join(run.name for run in runs))
+    (run,) = runs
+    if run.plan is None:
+        return escape(_without_a_plan(run).capitalize() + ".")
+    p = run.plan
+    less = 100 * (1 - p.compiled_bytes / p.baseline_bytes) if p.baseline_bytes else 0.0
+    slower = 100 * (p.predicted_seconds / p.baseline_seconds - 1) if p.baseline_seconds else 0.0
+    takes = f"{less:.0f} % less than everything kept" if less >= 0.5 else "as much as everything kept"
+    pace = f"{slower:.1f} % more step time" if slower >= 0.05 else "no more step time"
+    said = f"A step on {p.target} in {show_bytes(p.compiled_bytes)} of {show_bytes(p.budget_bytes)}: {takes}, for {pace} as predicted."
+    return escape(said).replace(" %", "&nbsp;%")
+
+
+def _facts(run: Run) -> list[Tile]:
+    """The headline."""
+    found: list[Tile] = []
+    if (p := run.plan) is not None:
+        source = SOURCES.get(p.time_source, p.time_source)
+        seconds = p.profile_seconds + p.solve_seconds + p.compile_seconds
+        found += [
+            ("Compiled", show_bytes(p.compiled_bytes), f"{_share(p.compiled_bytes, p.budget_bytes)} of the budget"),
+            ("Budget", show_bytes(p.budget_bytes), f"target {p.target}"),
+            ("Predicted", show_bytes(p.predicted_bytes), _difference(p)),
+            ("Everything kept", show_bytes(p.baseline_bytes), "compiled without a plan"),
+            ("Host memory", show_bytes(p.host_bytes), "tensors that wait there"),
+            ("Step, predicted", show_ms(1e3 * p.predicted_seconds), source),
+            ("Step, everything kept", show_ms(1e3 * p.baseline_seconds), source),
+            ("Compiles", str(p.compiles), f"planned in {seconds:,.1f} s"),
+        ]
+    elif size := run.number("compiled_bytes"):
+        found.append(("Compiled", show_bytes(size), _without_a_plan(run)))
+    if (value := run.number("final_loss")) is not None:
+        steps = run.number("steps")
+        found.append(("Final loss", f"{value:.4f}", "" if steps is None else f"after {steps:,.0f} steps"))
+    if (value := run.number("val_loss")) is not None:
+        found.append(("Validation loss", f"{value:.4f}", "at the end"))
+    if (value := run.number("tokens_per_second")) is not None:
+        found.append(("Tokens a second", f"{value:,.0f}", "while training"))
+    if run.summary.get("interrupted"):
+        found.append(("Interrupted", "yes", "the steps done are shown"))
+    return found
+
+
+def _without_a_plan(run: Run) -> str:
+    policy = run.summary.get("policy")
+    return "without a plan" + (f": {policy.replace('_', ' ')}" if policy else "")
+
+
+def _tiles(run: Run) -> str:
+    tiles = (
+        f'<div class="tile"><dt>{escape(what)}</dt><dd>{escape(size)}</dd><dd class="beside">{escape(beside)}</dd></div>'
+        for what, size, beside in _facts(run)
+    )
+    return f'<dl class="tiles">{"".join(tiles)}</dl>'
+
+
+def _compared(runs: Sequence[Run]) -> str:
+    def facts(run: Run) -> dict[str, str]:
+        off = {"Prediction off by": f"{_error(run.plan):+.1f} %"} if run.plan else {}
+        target = run.plan.target if run.plan else run.summary.get("target") or "–"
+        return {"Run": run.name, "Target": target} | {what: size for what, size, _ in _facts(run)} | off
+
+    told = [facts(run) for run in runs]
+    names = list(dict.fromkeys(what for fact in told for what in fact))
+    rows = ([breakable(fact.get(name, "–")) for name in names] for fact in told)
+    return f"<section>{_table(names, rows, 'compare')}</section>"
+
+
+def _about(run: Run) -> Iterable[str]:
+    if (plan := run.plan) is not None:
+        yield '<div class="pair">'
+        yield _section(
+            "Memory", memory_figure(plan), f"Device bytes of the whole step. {_difference(plan, whole=True)}"
+        )
+        text = "The fastest plan at every budget, as the planner predicts it."
+        yield _section("Time against budget", time_figure(plan), text) + "</div>"
+        yield _section(
+            "Plan",
+            strip_figure(plan),
+            "What becomes of each named tensor between the forward and the backward pass, in the order of the block.",
+        )
+        text = (
+            "Bytes and milliseconds of one layer. Why: what the best other plan would do with the tensor, and its cost."
+        )
+        yield _section("Why", _why(plan.rows), text)
+    elif not run.losses:
+        yield "<p>This run has no plan and no steps.</p>"
+    if notes := plan.notes if plan else ():
+        yield _section("Notes", "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>")
+    yield _section("To make it again", _again(run))
+
+
+def _why(rows: Sequence[Row]) -> str:
+    several = len({row.block for row in rows}) > 1
+    head = ["tensor", "kind", "shape", "type", "action", "codec", "before", "after", "time", "why"]
+    lines = (
+        [
+            breakable(f"{row.block}/{row.tag}" if several else row.tag),
+            escape(row.kind or "–"),
+            escape(" × ".join(map(str, row.shape)) or "scalar"),
+            escape(row.dtype),
+            f'<span class="action">{chip(row.choice.action)}{escape(row.choice.action.value.replace("_", "+"))}</span>',
+            escape((row.choice.codec or "–").replace("()", "")).replace("(", "<wbr>(").replace(",", ", "),
+            show_bytes(row.bytes_before),
+            show_bytes(row.bytes_after),
+            show_ms(row.milliseconds),
+            escape(row.why),
+        ]
+        for row in rows
+    )
+    return _table(head, lines, "why")
+
+
+def _again(run: Run) -> str:
+    command = run.summary.get("command")
+    parts = [f"<pre>{escape(command)}</pre>"] if command else []
+    facts: dict[str, str] = {}
+    if (p := run.plan) is not None:
+        if not command:
+            call = f"jaxmem.plan(build, *arguments, budget={p.budget_bytes}, target={p.target!r})"
+            parts.append(f"<pre>{escape(call)}</pre>")
+        took = (p.profile_seconds, p.solve_seconds, p.compile_seconds)
+        facts |= {
+            "budget": f"{p.budget_bytes:,} bytes",
+            "compiled": f"{p.compiled_bytes:,} bytes",
+            "planned with": f"jax {p.jax_version}",
+            "the blocks' fingerprint": p.fingerprint,
+            "planning took": "profile {:.1f} s, solve {:.1f} s, compile {:.1f} s".format(*took),
+        }
+    if run.summary.get("jax_version"):
+        facts["ran with"] = f"jax {run.summary['jax_version']}"
+    lines = (f'<tr><th scope="row">{k}</th><td>{escape(v)}</td></tr>' for k, v in facts.items())
+    parts.append(f'<table class="small facts"><tbody>{"".join(lines)}</tbody></table>' if facts else "")
+    if settings := run.summary.get("settings"):
+        text = json.dumps(settings, indent=1)
+        text = text if len(text) <= _SETTINGS else text[:_SETTINGS] + " …"
+        parts.append(f"<details><summary>settings</summary><pre>{escape(text)}</pre></details>")
+    return "".join(parts)
+
+
+def _made(again: str) -> str:
+    try:
+        version = importlib.metadata.version("jaxmem")
+    except importlib.metadata.PackageNotFoundError:
+        version = "(not installed)"
+    return f"<footer><p>This page: jaxmem {escape(version)}</p><pre>{escape(again)}</pre></footer>"
+
+
+def _section(title: str, content: str, text: str = "") -> str:
+    if not content:
+        return ""
+    lead = f'<p class="about">{escape(text).replace(" %", "&nbsp;%")}</p>' if text else ""
+    return f"<section><h3>{escape(title)}</h3>{lead}{content}</section>"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], css: str) -> str:
+    """A table whose cells know their column, so that it can fold where it is narrow. Cells are HTML."""
+    line = lambda cells: "".join(
+        f'<td data-label="{escape(h)}"{" class=none" * (c == "–")}>{c}</td>' for h, c in zip(head, cells)
+    )
+    tops = "".join(f'<th scope="col">{escape(h)}</th>' for h in head)
+    body = "".join(f"<tr>{line(cells)}</tr>" for cells in rows)
+    return f'<table class="wide {css}"><thead><tr>{tops}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "–"
+
+
+def _error(plan: Plan) -> float:
+    """What was predicted less what compiled, in percent of the latter."""
+    return 100 * (plan.predicted_bytes / plan.compiled_bytes - 1) if plan.compiled_bytes else 0.0
+
+
+def _difference(plan: Plan, whole: bool = False) -> str:
+    off = _error(plan)
+    said = f"{abs(off):.1f} % {'above' if off > 0 else 'below'} what compiled" if abs(off) >= 0.05 else "as compiled"
+    if not whole:
+        return said
+    return f"Predicted were {plan.predicted_bytes:,}, compiled {plan.compiled_bytes:,} bytes: {said}."
+
+
+_TEXTURES = {
+    "recompute": '<path d="M0 7L7 0"/>',
+    "compress": '<circle cx="3.5" cy="3.5" r="1.1"/>',
+    "offload": '<path d="M0 3.5H7"/>',
+    "compress_offload": '<path d="M0 3.5H7M3.5 0V7"/>',
+}
+_PATTERNS = (
+    '<svg width="0" height="0" class="defs" aria-hidden="true"><defs>'
+    + "".join(
+        f'<pattern id="t-{name}" width="7" height="7" patternUnits="userSpaceOnUse"><g class="texture">{marks}</g></pattern>'
+        for name, marks in _TEXTURES.items()
+    )
+    + "</defs></svg>"
+)

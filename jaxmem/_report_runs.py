@@ -1,0 +1,153 @@
+"""What a run of experiments left behind, read for a page: its plan, its losses, its summary; what is broken is named."""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import reprlib
+from typing import Any, NoReturn, TypeGuard
+
+from jaxmem._errors import PlanFileError
+from jaxmem._plan import Plan
+
+PLAN, METRICS, SUMMARY = "plan.json", "metrics.jsonl", "summary.json"
+_NUMBERS = (
+    "first_loss", "final_loss", "val_loss", "tokens_per_second", "steps", "compiled_bytes", "baseline_bytes",
+)  # fmt: skip
+_TEXTS = ("config", "command", "policy", "target", "jax_version")
+_LARGEST = 1e100  # what is greater is drawn as what is not finite
+_ROW = {
+    "block": ("a text", lambda v: isinstance(v, str)),
+    "tag": ("a text", lambda v: isinstance(v, str)),
+    "kind": ("a text or null", lambda v: v is None or isinstance(v, str)),
+    "shape": ("whole numbers", lambda v: all(map(_is_size, v))),
+    "dtype": ("a text", lambda v: isinstance(v, str)),
+    "why": ("a text", lambda v: isinstance(v, str)),
+    "bytes_before": ("a whole number of bytes", lambda v: _is_size(v)),
+    "bytes_after": ("a whole number of bytes", lambda v: _is_size(v)),
+    "milliseconds": ("a number", lambda v: _is_number(v)),
+    "layers": ("a whole number of at least 1", lambda v: _is_size(v) and v > 0),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One column of a comparison. `losses` are (step, loss) in the file's order, nan where a row has none."""
+
+    name: str
+    plan: Plan | None
+    losses: tuple[tuple[float, float], ...] = ()
+    summary: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def number(self, key: str) -> float | None:
+        """A number of the summary, or None where it is missing or not finite."""
+        value = self.summary.get(key)
+        return value if value is not None and abs(value) < _LARGEST else None
+
+
+def read_run(source: str) -> Run:
+    """A folder of results, or a plan's file. Raises PlanFileError naming the file and its line or field."""
+    path = pathlib.Path(source)
+    if not path.is_dir():
+        return Run(path.stem, checked(Plan.load(path), path))
+    found = [name for name in (PLAN, METRICS, SUMMARY) if (path / name).exists()]
+    if not found:
+        raise PlanFileError(
+            f"report: {source!r} holds none of {PLAN}, {METRICS}, {SUMMARY}; expected a folder that experiments.train or"
+            " experiments.plan wrote, or a plan's JSON file"
+        )
+    plan = checked(Plan.load(path / PLAN), path / PLAN) if PLAN in found else None
+    return results(path, plan)
+
+
+def results(folder: str | os.PathLike, plan: Plan | None) -> Run:
+    """What a folder says beside its plan; its files may be missing."""
+    folder = pathlib.Path(folder)
+    summary = _summary(folder / SUMMARY) if (folder / SUMMARY).exists() else {}
+    losses = _losses(folder / METRICS) if (folder / METRICS).exists() else ()
+    return Run(str(summary.get("config") or folder.absolute().name), plan, losses, summary)
+
+
+def told_apart(runs: list[Run], sources: list[str]) -> list[Run]:
+    """The runs; where a name comes twice, each takes its path for a name, and a number where that comes twice too."""
+    names = [run.name for run in runs]
+    names = [source if names.count(name) > 1 else name for name, source in zip(names, sources)]
+    names = [f"{n} ({i + 1})" if names.count(n) > 1 else n for i, n in enumerate(names)]
+    return [dataclasses.replace(run, name=name) for run, name in zip(runs, names)]
+
+
+def _losses(path: pathlib.Path) -> tuple[tuple[float, float], ...]:
+    found = []
+    for number, text in enumerate(_text(path).split("\n"), 1):
+        if not text.strip():
+            continue
+        row = _parse(text, path, number)
+        if not isinstance(row, dict):
+            _fail(path, f"line {number}", row, 'an object such as {"step": 1, "loss": 5.5}')
+        step, loss = row.get("step"), row.get("loss")
+        if not _is_number(step) or not abs(step) < _LARGEST:
+            _fail(path, f"line {number}, field `step`", step, "a number")
+        if loss is not None and not _is_number(loss):
+            _fail(path, f"line {number}, field `loss`", loss, "a number or null")
+        found.append((float(step), float(loss) if loss is not None and abs(loss) < _LARGEST else math.nan))
+    return tuple(found)
+
+
+def _summary(path: pathlib.Path) -> dict[str, Any]:
+    data = _parse(_text(path), path)
+    if not isinstance(data, dict):
+        _fail(path, "(the whole file)", type(data).__name__, "an object")
+    for name in _NUMBERS:
+        if data.get(name) is not None and not _is_number(data[name]):
+            _fail(path, f"field `{name}`", data[name], "a number or null")
+    for name in _TEXTS:
+        if data.get(name) is not None and not isinstance(data[name], str):
+            _fail(path, f"field `{name}`", data[name], "a text or null")
+    return data
+
+
+def checked(plan: Plan, path: pathlib.Path) -> Plan:
+    """The plan, if it can be drawn; errors name the file at `path`, where there is one."""
+    for name in ("budget_bytes", "predicted_bytes", "compiled_bytes", "baseline_bytes", "host_bytes"):
+        if not _is_size(getattr(plan, name)):
+            _fail(path, f"field `{name}`", getattr(plan, name), "a whole number of bytes")
+    times = {"predicted_seconds": plan.predicted_seconds, "baseline_seconds": plan.baseline_seconds}
+    times |= {f"points[{i}].seconds": point.seconds for i, point in enumerate(plan.points)}
+    for name, seconds in times.items():
+        if not 0 <= seconds < _LARGEST:
+            _fail(path, f"field `{name}`", seconds, "seconds")
+    for i, row in enumerate(plan.rows):
+        for name, (expected, holds) in _ROW.items():
+            if not holds(getattr(row, name)):
+                _fail(path, f"field `rows[{i}].{name}`", getattr(row, name), expected)
+    return plan
+
+
+def _text(path: pathlib.Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanFileError(f"report: cannot read {str(path)!r}: {error}; expected a text that a run wrote") from error
+
+
+def _parse(text: str, path: pathlib.Path, line: int | None = None) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        at = f", line {line}" if line else ""
+        raise PlanFileError(f"report: {str(path)!r}{at}: {error}; expected JSON; mend or remove it") from error
+
+
+def _fail(path: pathlib.Path, where: str, got: Any, expected: str) -> NoReturn:
+    raise PlanFileError(
+        f"report: {str(path)!r}, {where}: got {reprlib.repr(got)}, expected {expected}; mend or remove it"
+    )
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63

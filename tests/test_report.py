@@ -1,0 +1,325 @@
+"""The page about plans and runs: well-formed, in one file, honest about what it leaves out; broken files are named."""
+
+import dataclasses
+import html.parser
+import json
+import re
+
+import pytest
+
+from jaxmem import PlanFileError
+from jaxmem._plan import Bytes, Plan, Point, Row
+from jaxmem._report import report
+from jaxmem._report_bars import CELLS, LETTERS
+from jaxmem._report_curves import BUCKETS
+from jaxmem._types import KEEP, OFFLOAD, RECOMPUTE, Action, Choice
+from jaxmem.cli import main
+
+pytestmark = pytest.mark.core
+
+CODEC = "bit_mask()"
+CHOICES = (KEEP, RECOMPUTE, Choice(Action.COMPRESS, CODEC), OFFLOAD, Choice(Action.COMPRESS_OFFLOAD, CODEC))
+MIB = 2**20
+HOSTILE = "\"'><script>alert(1)</script>&\ud800"
+VOID = {"meta", "wbr", "br"}
+
+
+def row(choice, tag="up", block="block", layers=4, **other):
+    after = 8 * MIB if choice == KEEP else 0
+    fields = {
+        "kind": "linear",
+        "shape": (8, 256),
+        "dtype": "float32",
+        "milliseconds": 0.25,
+        "why": "keep: +1 ms a step",
+    }
+    return Row(block, tag, choice=choice, bytes_before=8 * MIB, bytes_after=after, layers=layers, **(fields | other))
+
+
+def made(*rows, **other):
+    rows = rows or tuple(row(choice, tag=f"tensor_{i}") for i, choice in enumerate(CHOICES))
+    actions = {}
+    for r in rows:
+        actions.setdefault(r.block, {})[r.tag] = r.choice
+    fields = {
+        "actions": actions, "rows": rows, "notes": ("offload is dear here",), "budget_bytes": 100 * MIB,
+        "predicted_bytes": 63 * MIB, "compiled_bytes": 70 * MIB, "baseline_bytes": 220 * MIB, "host_bytes": 32 * MIB,
+        "predicted_seconds": 0.02, "baseline_seconds": 0.015, "profile_seconds": 1.0, "solve_seconds": 0.1,
+        "compile_seconds": 9.0, "compiles": 2, "time_source": "measured", "target": "local", "fingerprint": "abc",
+        "jax_version": "0.10.2", "parts": Bytes(10 * MIB, 20 * MIB, 40 * MIB),
+        "baseline_parts": Bytes(10 * MIB, 170 * MIB, 40 * MIB),
+        "points": (Point(60 * MIB, 0.025), Point(80 * MIB, 0.018), Point(220 * MIB, 0.015)),
+    }  # fmt: skip
+    return Plan(**(fields | other))
+
+
+def write_run(folder, plan=None, losses=None, **summary):
+    folder.mkdir(parents=True, exist_ok=True)
+    if plan is not None:
+        plan.save(folder / "plan.json")
+    if losses is not None:
+        rows = ({"step": i, "loss": loss, "grad_norm": 1.0} for i, loss in enumerate(losses, 1))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    if summary:
+        (folder / "summary.json").write_text(json.dumps(summary))
+    return str(folder)
+
+
+def page_of(tmp_path, *runs):
+    out = tmp_path / "page.html"
+    assert report(list(runs), out) == str(out)
+    text = out.read_text()
+    check(text)
+    return text
+
+
+class Reader(html.parser.HTMLParser):
+    """Opened elements are closed in order; what the page would load or run."""
+
+    def __init__(self):
+        super().__init__()
+        self.opened, self.wrong, self.text, self.tags = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.opened += [tag] if tag not in VOID else []
+        values = dict(attrs)
+        self.wrong += [(tag, k, v) for k, v in attrs if k in ("src", "href", "xlink:href") or k.startswith("on")]
+        for name in ("x", "y", "width", "x1", "x2", "cx", "cy"):
+            number = values.get(name, "0").removesuffix("%")
+            assert re.fullmatch(r"-?\d+(\.\d+)?", number), (tag, name, number)
+
+    def handle_endtag(self, tag):
+        assert self.opened.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def check(text):
+    reader = Reader()
+    reader.feed(text)
+    reader.close()
+    assert reader.opened == reader.wrong == []
+    assert not {"script", "link", "img", "iframe", "object"} & set(reader.tags)
+    assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", text)
+    assert not re.search(r"\bnan\b|\binf\b", re.sub(r"<pre>.*?</pre>", "", text, flags=re.DOTALL), re.IGNORECASE)
+    assert len(text.encode()) < 2 * 10**6
+    return reader
+
+
+def test_a_run_with_everything(tmp_path):
+    run = write_run(tmp_path / "run", made(), [5.5, 4.0, 3.0], config="nano", final_loss=3.0, val_loss=3.125,
+                    tokens_per_second=31234.5, steps=3, command="python -m experiments.train nano")  # fmt: skip
+    text = page_of(tmp_path, run)
+    for said in (
+        "nano",
+        "70.0 MiB",
+        "70.0 % of the budget",
+        "10.0&nbsp;% below what compiled",
+        "220.0 MiB",
+        "32.0 MiB",
+    ):
+        assert said in text
+    for said in (
+        "20.00 ms",
+        "15.00 ms",
+        "measured on the device",
+        "3.0000",
+        "3.1250",
+        "31,234",
+        "offload is dear here",
+    ):
+        assert said in text
+    for said in ("python -m experiments.train nano", "jax 0.10.2", "keep: +1 ms a step", "8 × 256", "page.html"):
+        assert said in text
+
+
+def test_every_action_has_a_colour_a_letter_and_an_entry(tmp_path):
+    plan = made()
+    plan.report(tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    check(text)
+    style = text[text.index("<style>") : text.index("</style>")]
+    entries = re.findall(r'<li><span class="chip a-(\w+)"><b>(\w+)</b></span><span>([\w+]+): ', text)
+    assert entries == [(a.value, LETTERS[a], a.value.replace("_", "+")) for a in Action]
+    assert len(set(LETTERS.values())) == len(Action)
+    for action in Action:
+        assert f".a-{action.value} {{" in style
+        assert f".t-{action.value} {{" in style
+        assert f'id="t-{action.value}"' in text or action is Action.KEEP
+
+
+def test_a_plan_file_and_the_default_place(tmp_path, capsys):
+    made().save(tmp_path / "mine.json")
+    assert main(["report", str(tmp_path / "mine.json")]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "report.html")
+    assert "<h1>mine</h1>" in (tmp_path / "report.html").read_text()
+    assert {p.name for p in tmp_path.iterdir()} == {"mine.json", "report.html"}
+
+
+def test_several_runs_share_a_plot_and_have_a_section_each(tmp_path):
+    runs = [
+        write_run(tmp_path / "a" / "run", made(), [5.0, 4.0], val_loss=4.5),
+        write_run(tmp_path / "b" / "run", None, [5.0, 3.0], compiled_bytes=220 * MIB, policy="keep_everything"),
+        write_run(tmp_path / "c", made(target="h200")),
+    ]
+    text = page_of(tmp_path, *runs)
+    assert text.count("Training loss against step") == 1
+    assert re.findall(r'<h2 class="run">(.*?)</h2>', text) == [runs[0], runs[1], "c"]
+    assert text.count("<h3>Plan</h3>") == 2
+    assert "without a plan: keep everything" in text
+    assert {"s0", "s1"} <= set(re.findall(r'class="line (s\d)"', text[: text.index("<h2")]))
+
+
+def test_the_same_run_twice_is_told_apart(tmp_path):
+    run = write_run(tmp_path / "run", made())
+    assert re.findall(r'<h2 class="run">(.*?)</h2>', page_of(tmp_path, run, run)) == [f"{run} (1)", f"{run} (2)"]
+
+
+def test_names_from_files_are_text(tmp_path):
+    hostile = row(KEEP, HOSTILE, HOSTILE, kind=HOSTILE, dtype=HOSTILE, why=HOSTILE)
+    plan = made(
+        hostile, notes=(HOSTILE,), target=HOSTILE, time_source=HOSTILE, fingerprint=HOSTILE, jax_version=HOSTILE
+    )
+    text = {"config": HOSTILE, "command": HOSTILE, "jax_version": HOSTILE, "settings": {HOSTILE: HOSTILE}}
+    run = write_run(tmp_path / "run", plan, [1.0, None] * 500, **text)
+    page = page_of(tmp_path, run, write_run(tmp_path / "other", None, [1.0], target=HOSTILE))
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_many_rows_are_drawn_by_their_means_and_extremes_and_the_page_says_so(tmp_path):
+    losses = [5.0 + i % 7 / 10 for i in range(100_000)]
+    losses[54_321] = 50.0
+    text = page_of(tmp_path, write_run(tmp_path / "run", made(), losses))
+    assert "the line is its mean, the shade reaches from its least to its greatest loss. Rows of run (100,000)." in text
+    line, band = (re.search(f'class="{name} s0" d="([^"]*)"', text) for name in ("line", "band"))
+    assert line
+    assert band
+    heights = lambda path: [float(y) for y in re.findall(r" ([\d.]+)", path[1])]
+    assert len(heights(line)) == len(heights(band)) / 2 == BUCKETS
+    assert min(heights(band)) < 10 < 80 < min(heights(line))  # the spike is in the shade, near the top
+
+
+@pytest.mark.parametrize("gap", [None, float("nan"), float("inf"), 1e300])
+@pytest.mark.parametrize("count", [2, 50_000])
+def test_rows_without_a_loss_are_gaps(gap, count, tmp_path):
+    text = page_of(tmp_path, write_run(tmp_path / "run", None, [3.0, gap] * count))
+    assert f"rows without a finite loss are left out: {count:,} of {2 * count:,}" in text
+    assert len(re.findall(r'class="line s0" d="M\d+', text)) == 1
+
+
+@pytest.mark.parametrize("losses", [[], [None], [float("nan")] * 3, [2.0], [0.0, 0.0], [-1.0, -1.0]])
+def test_few_losses_and_flat_ones(losses, tmp_path):
+    text = page_of(tmp_path, write_run(tmp_path / "run", None, losses, final_loss=float("nan")))
+    assert ("Training loss against step" in text) == any(loss in (2.0, 0.0, -1.0) for loss in losses)
+    assert "Final loss" not in text
+
+
+@pytest.mark.parametrize("layers", [1, 12, CELLS, CELLS + 1, 200])
+def test_a_strip_has_a_cell_a_layer_until_layers_share_them(layers, tmp_path):
+    text = page_of(tmp_path, write_run(tmp_path / "run", made(row(KEEP, layers=layers))))
+    gaps = re.search(r'class="gap" d="([^"]*)"', text)
+    cells = gaps[1].count("M") + 1 if gaps else 1
+    each = -(-layers // CELLS)
+    assert cells == -(-layers // each) <= CELLS
+    assert (f"{each} to a cell" in text) == (layers > CELLS)
+
+
+def test_each_kind_of_block_has_its_strip(tmp_path):
+    rows = [row(KEEP, "up", "encoder"), row(RECOMPUTE, "up", "decoder", layers=2)]
+    text = page_of(tmp_path, write_run(tmp_path / "run", made(*rows)))
+    assert re.findall("<h4>(.*?)</h4>", text) == ["block encoder", "block decoder"]
+    assert "decoder/<wbr>up" in text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"points": ()},
+        {"points": (Point(0, 0.0),), "compiled_bytes": 0, "baseline_bytes": 0, "predicted_bytes": 0},
+        {"points": (Point(5, 0.1),), "budget_bytes": 2**63 - 1},
+        {"budget_bytes": 0, "predicted_seconds": 0.0, "baseline_seconds": 0.0},
+        {"parts": Bytes(0, 0, 0), "baseline_parts": Bytes(0, 0, 0)},
+        {"parts": Bytes(10, 20, -5)},
+        {"rows": ()},
+        {"rows": (row(KEEP, kind=None, shape=(), milliseconds=float("nan")),)},
+        {"notes": ()},
+    ],
+    ids=str,
+)
+def test_what_is_missing_or_odd_does_not_break_the_page(change, tmp_path):
+    page_of(tmp_path, write_run(tmp_path / "run", dataclasses.replace(made(), **change)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("metrics.jsonl", '{"step": 1, "loss": 2}\n{"step": 2, "lo', "metrics.jsonl', line 2: .*expected JSON"),
+        ("metrics.jsonl", "3\n", "line 1: got 3, expected an object"),
+        ("metrics.jsonl", '\n{"loss": 2}\n', "line 2, field `step`: got None"),
+        ("metrics.jsonl", '{"step": NaN, "loss": 2}', "line 1, field `step`: got nan"),
+        ("metrics.jsonl", '{"step": 1, "loss": "<b>"}', "field `loss`: got '<b>', expected a number or null"),
+        ("metrics.jsonl", '{"step": 1, "loss": true}', "field `loss`: got True"),
+        ("metrics.jsonl", b"\xff\xfe", "cannot read .*metrics.jsonl"),
+        ("summary.json", "{", "summary.json': .*expected JSON"),
+        ("summary.json", "[]", "summary.json', .*got 'list', expected an object"),
+        ("summary.json", '{"val_loss": "2"}', "field `val_loss`: got '2', expected a number"),
+        ("summary.json", '{"command": 3}', "field `command`: got 3, expected a text"),
+        ("plan.json", "{}", "plan.json', field `schema`"),
+        ("plan.json", "", "cannot read .*plan.json"),
+    ],
+)
+def test_a_broken_file_is_named(name, content, told, tmp_path):
+    run = write_run(tmp_path / "run", made(), [1.0], config="nano")
+    (tmp_path / "run" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(PlanFileError, match=told):
+        report([run], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("bytes_before", "8"),
+        ("bytes_after", -1),
+        ("layers", 0),
+        ("tag", 3),
+        ("shape", ("<b>", 2)),
+        ("milliseconds", None),
+        ("why", []),
+    ],
+)
+def test_a_broken_line_of_the_table_is_named(field, value, tmp_path):
+    run = write_run(tmp_path / "run", made())
+    data = json.loads((tmp_path / "run" / "plan.json").read_text())
+    data["rows"][1][field] = value
+    (tmp_path / "run" / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(PlanFileError, match=rf"plan\.json', field `rows\[1\]\.{field}`: got {re.escape(repr(value))}"):
+        report([run], tmp_path / "page.html")
+
+
+def test_a_folder_without_results_and_no_folder(tmp_path):
+    with pytest.raises(PlanFileError, match=r"holds none of plan\.json, metrics\.jsonl, summary\.json"):
+        report([str(tmp_path)], tmp_path / "page.html")
+    with pytest.raises(PlanFileError, match="cannot read .*nothing"):
+        report([str(tmp_path / "nothing")], tmp_path / "page.html")
+
+
+def test_the_page_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+    (tmp_path / "page.html").write_text("before")
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        made().report(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == "before"
+
+
+def test_a_plan_s_page_tells_of_a_run(tmp_path):
+    write_run(tmp_path / "run", None, [5.0, 4.0], config="nano", val_loss=4.25)
+    made().report(tmp_path / "new" / "page.html", run=tmp_path / "run")
+    text = (tmp_path / "new" / "page.html").read_text()
+    check(text)
+    assert "<h1>nano</h1>" in text
+    assert "4.2500" in text
+    assert "Training loss against step" in text
