@@ -11,7 +11,7 @@ from typing import TextIO
 
 from experiments.errors import InputError
 
-RESULTS = ("metrics.jsonl", "plan.json", "summary.json")
+RESULTS = ("metrics.jsonl", "plan.json", "summary.json", "report.html")
 
 
 def check_folder(out: str | pathlib.Path) -> pathlib.Path:

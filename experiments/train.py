@@ -1,13 +1,15 @@
 """python -m experiments.train CONFIG [section.key=value ...] --out DIR: plans for the budget, trains, evaluates.
 
-Writes DIR/metrics.jsonl (a row a step), DIR/plan.json and DIR/summary.json. Exit codes: 0; 2 for input that cannot be
-used; 3 where the loss is no longer finite; 130 where interrupted (the summary then tells of the steps done).
+Writes DIR/metrics.jsonl (a row a step), DIR/plan.json, DIR/summary.json and, where there is a plan, a page about the run,
+DIR/report.html. Exit codes: 0; 2 for input that cannot be used; 3 where the loss is no longer finite; 130 where
+interrupted (the summary and the page then tell of the steps done).
 """
 
 import collections
 import functools
 import math
 import pathlib
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 
@@ -29,13 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = pathlib.Path(args.config).stem
         config = cli.settings(args.config, args.overrides)
         out = check_folder(args.out or pathlib.Path("runs") / name)
-        train(name, config, out)
+        command = ["python", "-m", "experiments.train", args.config, *args.overrides, "--out", str(out)]
+        train(name, config, out, shlex.join(command))
 
     return cli.exit_code(work)
 
 
-def train(name: str, config: Config, out: pathlib.Path) -> dict:
-    """The whole run; returns what summary.json says."""
+def train(name: str, config: Config, out: pathlib.Path, command: str | None = None) -> dict:
+    """The whole run; returns what summary.json says, `command`, which makes it again, included."""
     text = data.read(config.data.path, config.train.sequence)
     sizes = f"{len(text.train):,} bytes to train on, {len(text.validation):,} for validation"
     print(f"{text.source}: {sizes}", file=sys.stderr)
@@ -57,11 +60,15 @@ def train(name: str, config: Config, out: pathlib.Path) -> dict:
         except KeyboardInterrupt as error:
             stopped = error
         summary = _summary(name, config, ready, losses, progress.tokens_per_second)
-        summary |= {"val_loss": val_loss, "interrupted": stopped is not None}
+        summary |= {"val_loss": val_loss, "interrupted": stopped is not None, "command": command}
         write_json(out / "summary.json", summary)
+        if ready.plan is not None:
+            ready.plan.report(out / "report.html", run=out)
         if stopped is not None:
             raise stopped
     print(f"validation loss {val_loss:.4f} nats a byte; results in {out}", file=sys.stderr)
+    if ready.plan is not None:
+        print(out / "report.html")
     return summary
 
 

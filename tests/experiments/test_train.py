@@ -106,7 +106,15 @@ def test_a_planned_run_keeps_its_budget_and_the_unplanned_losses(runs, name):
     losses = lambda rows: [row["loss"] for row in rows]
     np.testing.assert_allclose(losses(rows), losses(plain_rows), rtol=1e-5)
     np.testing.assert_allclose(summary["val_loss"], plain["val_loss"], rtol=1e-5)
-    assert {p.name for p in outs[name].iterdir()} == {"metrics.jsonl", "summary.json", "plan.json"}
+    assert {p.name for p in outs[name].iterdir()} == {"metrics.jsonl", "summary.json", "plan.json", "report.html"}
+
+
+def test_a_planned_run_leaves_a_page_about_itself(runs):
+    outs, _ = runs
+    page = (outs["planned"] / "report.html").read_text()
+    for text in ("Training loss against step", "Validation loss", "Time against budget", "attn_out_mask"):
+        assert text in page
+    assert f"python -m experiments.train gpt_nano {MICRO[0]}" in page
 
 
 def test_the_plan_that_was_written_is_the_one_that_ran(runs):
