@@ -1,6 +1,7 @@
 """What the compiles of one search have told: plans and their bytes, and the memory model fitted to them."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 from jaxmem._evaluate import Cost, effective
@@ -87,20 +88,28 @@ class Expected:
         return self.fitted.reference
 
     @property
-    def transients(self) -> dict[Key, float]:
+    def transients(self) -> dict[Key, int]:
         """By (block, tag, choice), on top of the reference."""
         learned = self.fitted.transients
         keys = learned.keys() | self.repeated.keys()
-        return {k: learned.get(k, 0.0) + self.repeated.get(k, 0.0) for k in sorted(keys)}
+        sums = {k: learned.get(k, 0.0) + self.repeated.get(k, 0.0) for k in sorted(keys)}
+        return _in_whole_units(self.fitted.profile, sums)
 
     def predict(self, actions: Actions) -> float:
         return self.fitted.predict(actions) + _sum(self.fitted.profile, self.repeated, actions)
 
 
-def repeated_bytes(profile: Profile) -> dict[Key, float]:
+def repeated_bytes(profile: Profile) -> dict[Key, int]:
     """What a recomputed tag adds to the working memory of its block's backward, before any compile has told."""
     sizes = {(b.name, t.name, RECOMPUTE): b.values[t.value] for b in profile.blocks for t in b.tags}
-    return {key: REPEATED * size for key, size in sizes.items()}
+    return _in_whole_units(profile, {key: REPEATED * size for key, size in sizes.items()})
+
+
+def _in_whole_units(profile: Profile, sizes: Mapping[Key, float]) -> dict[Key, int]:
+    """Rounded to what divides all that can be saved, so that the solver counts in the same units as before."""
+    options = [o.device_bytes * b.layers for b in profile.blocks for t in b.tags for o in t.options]
+    unit = math.gcd(*options, *(b.layers * b.values[v] for b in profile.blocks for v in b.inputs)) or 1
+    return {key: unit * round(size / unit) for key, size in sizes.items()}
 
 
 def _sum(profile: Profile, by_choice: Mapping[Key, float], actions: Actions) -> float:

@@ -173,10 +173,8 @@ def _search(profile, goal, room, transients, host_room, allowed, exclude, time_l
         if not choices:
             return None
         program.refuse(found.actions)  # over by less than a unit of the program's bytes
-    raise SolverError(
-        f"the solver's {ATTEMPTS} best assignments exceed `room` {room} or `host_room` {host_room} by a millionth, and"
-        " none is known to fit; give a little more room, or a little less"
-    )
+    least = _search(profile, "bytes", None, transients, host_room, allowed, exclude, time_limit)
+    return least if least is not None and fits(least, room, host_room) else None
 
 
 def _run(problem: pulp.LpProblem, time_limit: float) -> float | None:
