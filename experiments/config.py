@@ -11,6 +11,27 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 ActionName = Literal["keep", "recompute", "compress", "offload", "compress_offload"]
 Budget = Annotated[int, Field(ge=1)] | Annotated[str, Field(min_length=1)]
+PolicyName = Literal[
+    "plan",
+    "keep_everything",
+    "keep_tags",
+    "nothing_saveable",
+    "dots_with_no_batch_dims_saveable",
+    "offload_dot_with_no_batch_dims",
+    "save_out_proj",
+    "save_qkv_proj",
+    "save_dot_except_mlp",
+    "save_dot_with_context_except_mlp",
+    "minimal",
+    "minimal_with_context",
+    "qkv_proj_offloaded",
+    "minimal_offloaded",
+    "compress_tags",
+    "compress_tags_without_outliers",
+    "naive_int4",
+    "every_k",
+    "estimator",
+]
 
 
 class Section(pydantic.BaseModel):
@@ -92,17 +113,52 @@ class Plan(Section):
     path: Annotated[str, Field(min_length=1)] | None = None  # train under the plan of this file
 
 
+class Remat(Section):
+    """What the layers' checkpoint keeps: "plan" asks jaxmem; the others are what is done without it (baselines.py).
+
+    "every_k" and "estimator" search for what fits `plan.budget`; every other named policy takes the bytes it takes.
+    """
+
+    policy: PolicyName = "plan"
+    every_k: Count | None = None  # which layers "every_k" recomputes; left out: as few as fit
+
+    @pydantic.model_validator(mode="after")
+    def _belongs(self) -> Self:
+        if self.every_k is not None and self.policy != "every_k":
+            raise ValueError(
+                f"remat.every_k: got {self.every_k}; allowed with remat.policy = 'every_k' only, and it is {self.policy!r}"
+            )
+        return self
+
+    @property
+    def searches(self) -> bool:
+        return self.policy == "estimator" or (self.policy == "every_k" and self.every_k is None)
+
+
 class Config(Section):
     model: Model
     data: Data = Data()
     train: Train
     optimizer: Optimizer
     plan: Plan = Plan()
+    remat: Remat = Remat()
 
     @pydantic.model_validator(mode="after")
     def _agrees(self) -> Self:
         if self.optimizer.warmup > self.train.steps:
             raise ValueError(
                 f"optimizer.warmup: got {self.optimizer.warmup}; allowed: at most train.steps, {self.train.steps}"
+            )
+        if self.remat.every_k is not None and self.remat.every_k > self.model.layers:
+            raise ValueError(
+                f"remat.every_k: got {self.remat.every_k}; allowed: at most model.layers, {self.model.layers}"
+            )
+        if self.remat.policy != "plan" and self.plan.path is not None:
+            raise ValueError(
+                f"remat.policy: got {self.remat.policy!r} beside plan.path; allowed there: 'plan', since the file decides"
+            )
+        if self.remat.searches and self.plan.budget == "none":
+            raise ValueError(
+                f"plan.budget: got 'none'; allowed with remat.policy = {self.remat.policy!r}: bytes to search within"
             )
         return self

@@ -14,7 +14,10 @@ FOLDER = pathlib.Path(__file__).parent.parent / "configs"
 
 
 def load(name: str, overrides: typing.Sequence[str] = ()) -> Config:
-    """The experiment `name`, a path or the name of a file in `configs/`, with `key.sub=value` settings on top."""
+    """The experiment `name`, a path or the name of a file in `configs/`, with `key.sub=value` settings on top.
+
+    Fewer `train.steps` than the file's `optimizer.warmup` shorten that too, unless it is among the settings.
+    """
     path = find(name)
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -27,6 +30,8 @@ def load(name: str, overrides: typing.Sequence[str] = ()) -> Config:
         key, value = parse_override(text)
         _set(data, key, value, text)
         sources[key] = text
+    if "train.steps" in sources and "optimizer.warmup" not in sources:
+        _shorten_warmup(data)
     try:
         return Config.model_validate(data)
     except pydantic.ValidationError as error:
@@ -70,6 +75,13 @@ def _set(data: dict, key: str, value: Any, text: str) -> None:
         if not isinstance(data, dict):
             raise InputError(f"override {text!r}: {section} is a value, not a section")
     data[last] = value
+
+
+def _shorten_warmup(data: dict) -> None:
+    steps, optimizer = data["train"]["steps"], data.get("optimizer")
+    warmup = optimizer.get("warmup") if isinstance(optimizer, dict) else None
+    if isinstance(optimizer, dict) and type(warmup) is int and type(steps) is int:
+        optimizer["warmup"] = min(warmup, max(0, steps))
 
 
 def _explain(error: pydantic.ValidationError, data: dict, path: str, sources: dict[str, str]) -> str:

@@ -41,13 +41,13 @@ def abstract(config: Config) -> tuple[State, jax.ShapeDtypeStruct]:
     return jax.eval_shape(functools.partial(init_state, config)), tokens
 
 
-def make_loss(config: Config, policy=None):
+def make_loss(config: Config, policy=None, every: int = 1):
     """loss(params, tokens, key or None) -> mean loss in nats a position, of int32 tokens (batch, sequence + 1)."""
     structure = gpt.structure(config.model, config.train.sequence)
 
     def loss(params, tokens, key=None):
         model = nnx.merge(structure, nnx.State(params))
-        hidden = model(tokens[:, :-1], key, policy)
+        hidden = model(tokens[:, :-1], key, policy, every)
         return cross_entropy(hidden, params["embedding"], tokens[:, 1:], config.train.loss_chunk)
 
     return loss
@@ -58,9 +58,9 @@ def make_step(config: Config, plan=None):
     return step_under(config, jaxmem.remat_policy(plan))
 
 
-def step_under(config: Config, policy):
-    """The same under any policy of `jax.checkpoint`, jaxmem's or JAX's own."""
-    loss, tx = make_loss(config, policy), optimizer(config)
+def step_under(config: Config, policy, every: int = 1):
+    """The same under any policy of `jax.checkpoint`, jaxmem's or JAX's own; `every` k: for each k-th layer alone."""
+    loss, tx = make_loss(config, policy, every), optimizer(config)
 
     def step(state: State, tokens):
         key = None

@@ -141,8 +141,10 @@ def test_a_search_ends_within_its_budget_at_its_first_candidate_that_fits(name, 
     first = next(i for i, total in enumerate(totals) if total <= budget)
     assert (ready.compiled_bytes, ready.compiles, ready.found) == (totals[first], first + 1, tried[first].found)
     assert ready.policy == name
-    assert 0 < first
-    with pytest.raises(InputError, match=rf"plan\.budget: got {min(totals) - 1:,} bytes; the least of the {len(tried)} s"):
+    assert first > 0
+    with pytest.raises(
+        InputError, match=rf"plan\.budget: got {min(totals) - 1:,} bytes; the least of the {len(tried)} s"
+    ):
         planning.prepare(micro(name, f"plan.budget={min(totals) - 1}"))
 
 
