@@ -1,34 +1,19 @@
-"""What a JAX user would pick today, as policies for the experiments' GPT and as actions in the planner's cost model.
+"""The experiments' named policies (`experiments/baselines.py`) as actions in the planner's cost model.
 
-Names of the GPT's tags against those of MaxText's policies: `qkv` is query_proj, key_proj and value_proj; `attn` is
-context; `mid` stands for out_proj (the residual stream after it: as many bytes, and what is recomputed is the same but
-for an addition); `up` is mlpwi. mlpwo is read by no backward, so saving it changes nothing. A MaxText policy is run as
-the keep-set of these tags, which is `save_only_these_names` on them; JAX's own policies are run as they are, and priced
-as the nearest keep-set. Adacc's full recomputation is `nothing_saveable`, MaxText's `full`.
-
-XLA's own rematerialization is on by default and so in every one of them; `keep_everything` is what it has alone.
-Left out: full recomputation of every k-th block, since the GPT scans one body over all of its layers.
+JAX's own policies are run as they are, and priced as the nearest keep-set. Left out: full recomputation of every k-th
+layer, since a profile gives all layers of a block one decision; `experiments.gpu_check` times it.
 """
 
 import dataclasses
 from collections.abc import Callable
 
-import jax
-
 import jaxmem
+from experiments.baselines import JAX_POLICIES, KEPT, OFFLOADED, own
+from experiments.baselines import naive as naive_codec
 from jaxmem._plan import Draft
 from jaxmem._types import KEEP, OFFLOAD, REST, Action, Actions, Choice, Profile
 
-NAIVE = "naive_per_token(scale=bfloat16)"
-KEPT = {
-    "save_out_proj": ("mid",),
-    "save_qkv_proj": ("qkv",),
-    "save_dot_except_mlp": ("qkv", "mid"),
-    "save_dot_with_context_except_mlp": ("qkv", "attn", "mid"),
-    "minimal": ("qkv", "mid", "up"),
-    "minimal_with_context": ("qkv", "attn", "mid", "up"),
-}
-OFFLOADED = {"qkv_proj_offloaded": ("qkv",), "minimal_offloaded": ("qkv", "mid", "up")}
+NAIVE = naive_codec(None)
 DOTS = ("qkv", "mid", "up")  # products without batch dimensions that the backward needs
 
 
@@ -48,20 +33,16 @@ class Baseline:
 
 def baselines(profile: Profile) -> list[Baseline]:
     """The baselines that `profile` prices: those that offload, or use naive INT4, only if it was made with them."""
-    jax_policies = jax.checkpoint_policies
-    dots = jax_policies.dots_with_no_batch_dims_saveable
+    near = lambda name, *keep: Baseline(name, JAX_POLICIES[name], keep_set(profile, *keep), exact=False)
     found = [
         of_choices("keep_everything", profile, lambda *_: KEEP, rest=True),
         of_choices("keep_tags", profile, lambda *_: KEEP),
-        Baseline("nothing_saveable", jax_policies.nothing_saveable, keep_set(profile, ())),
-        Baseline("dots_with_no_batch_dims_saveable", dots, keep_set(profile, DOTS), exact=False),
+        Baseline("nothing_saveable", JAX_POLICIES["nothing_saveable"], keep_set(profile, ())),
+        near("dots_with_no_batch_dims_saveable", DOTS),
     ]
     found += [of_actions(name, keep_set(profile, tags)) for name, tags in KEPT.items()]
     if prices(profile, OFFLOAD):
-        offload_dots = jax_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
-        found.append(
-            Baseline("offload_dot_with_no_batch_dims", offload_dots, keep_set(profile, DOTS, OFFLOAD), exact=False)
-        )
+        found.append(near("offload_dot_with_no_batch_dims", DOTS, OFFLOAD))
         found += [of_actions(name, keep_set(profile, tags, OFFLOAD)) for name, tags in OFFLOADED.items()]
     if prices(profile, Choice(Action.COMPRESS, NAIVE)):
         found.append(of_choices("naive_int4_everywhere", profile, naive, lossy=True))
@@ -70,14 +51,16 @@ def baselines(profile: Profile) -> list[Baseline]:
 
 def naive(tag) -> Choice:
     """Per-token INT4 for what is a number, one bit for what is a mask."""
-    codec = "bit_mask()" if tag.dtype == "bool" else NAIVE
-    return Choice(Action.COMPRESS, codec)
+    return Choice(Action.COMPRESS, naive_codec(kind_of(tag)))
 
 
 def own_codec(tag) -> Choice:
     """The codec of the tag's kind (Adacc 3.2)."""
-    kind = "mask" if tag.dtype == "bool" else tag.kind
-    return Choice(Action.COMPRESS, str(jaxmem.codecs.default_for(kind)))
+    return Choice(Action.COMPRESS, own(kind_of(tag)))
+
+
+def kind_of(tag) -> str | None:
+    return "mask" if tag.dtype == "bool" else tag.kind
 
 
 def of_choices(name: str, profile: Profile, choose, rest: bool = False, lossy: bool = False) -> Baseline:
