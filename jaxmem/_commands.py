@@ -96,6 +96,13 @@ def targets(args: argparse.Namespace) -> int:
     return 0
 
 
+def calibrate(args: argparse.Namespace) -> int:
+    from jaxmem._calibrate import calibrate as write_rates
+
+    print(write_rates(args.folder, args.out))
+    return 0
+
+
 def doctor(args: argparse.Namespace) -> int:
     from jaxmem._doctor import examine
 

@@ -6,6 +6,7 @@ reports to a program, a little under the datasheet's; multiprocessors, clocks an
 """
 
 import dataclasses
+import re
 
 GiB, MiB, KiB = 2**30, 2**20, 2**10
 
@@ -72,6 +73,11 @@ _TABLE = (
 )
 # fmt: on
 GPUS = {gpu.name: gpu for gpu in _TABLE}
+
+
+def gpu_of_kind(kind: str) -> Gpu | None:
+    """The table's entry for a device's own description, such as 'NVIDIA A100-SXM4-40GB', or None."""
+    return next((gpu for gpu in GPUS.values() if re.search(gpu.matches, kind)), None)
 
 
 def target_config(gpu: Gpu) -> str:

@@ -7,10 +7,10 @@ import pathlib
 import re
 
 from jaxmem._errors import TargetError
-from jaxmem._gpus import GPUS, Gpu
+from jaxmem._gpus import GPUS, Gpu, gpu_of_kind
+from jaxmem._rates import rates_of
 
 USABLE_FRACTION = 0.95
-LINK_EFFICIENCY = 0.8
 _CPU_FLOPS_PER_CORE, _CPU_BANDWIDTH = 32e9, 20e9  # an ordinary core and memory channel: estimates
 
 
@@ -21,8 +21,8 @@ class Target:
     `memory_bytes` is what a program may use. For a named GPU that is 95 % of what the driver reports: the rest is the
     CUDA context's, the libraries' and the fragmentation's. JAX itself takes only 75 % unless
     `XLA_PYTHON_CLIENT_MEM_FRACTION=.95` is set. For `local` it is what the runtime says (GPU, TPU), or 90 % of the
-    memory that the machine or its container has (CPU). `link` is 80 % of the PCIe line's rate, each way, about what
-    pinned copies reach. For a local CPU, rates are rough estimates; times there are measured anyway.
+    memory that the machine or its container has (CPU). Rates are measured ones where `jaxmem calibrate`
+    has left them, else the datasheet's; then `link` is 80 % of the PCIe line's, each way, about what pinned copies reach. For a local CPU, rates are rough estimates; times there are measured anyway.
     """
 
     name: str
@@ -94,6 +94,7 @@ def _unknown(target: str, name: str) -> str:
 
 
 def _named(gpu: Gpu, devices: int) -> Target:
+    rates = rates_of(gpu)
     return Target(
         name=gpu.name,
         kind=gpu.description,
@@ -101,10 +102,10 @@ def _named(gpu: Gpu, devices: int) -> Target:
         devices=devices,
         local=False,
         memory_bytes=int(USABLE_FRACTION * gpu.memory_bytes),
-        bandwidth=gpu.bandwidth,
-        matmul_flops=gpu.flops_16bit,
-        flops_f32=gpu.flops_f32,
-        link=LINK_EFFICIENCY * gpu.pcie,
+        bandwidth=rates.bandwidth,
+        matmul_flops=rates.flops_16bit,
+        flops_f32=rates.flops_f32,
+        link=rates.link,
         host_bytes=gpu.host_bytes,
         cores=gpu.cores,
     )
@@ -127,13 +128,8 @@ def _local() -> Target:
                 f"`target` 'local': {device.device_kind} does not report its memory; give `target` by name: {_EXPECTED}"
             )
         gpu = gpu_of_kind(device.device_kind) or GPUS["a10g"]  # an unknown device: modest rates, and times are measured
-        bandwidth, matmul, f32, link, cores = (
-            gpu.bandwidth,
-            gpu.flops_16bit,
-            gpu.flops_f32,
-            LINK_EFFICIENCY * gpu.pcie,
-            gpu.cores,
-        )
+        rates, cores = rates_of(gpu), gpu.cores
+        bandwidth, matmul, f32, link = rates.bandwidth, rates.flops_16bit, rates.flops_f32, rates.link
         rocm = "rocm" in device.client.platform_version.lower()
         platform = device.platform if device.platform != "gpu" else "rocm" if rocm else "cuda"
     shared = len(devices) if platform == "cpu" else 1  # JAX's CPU devices are slices of one memory
@@ -151,11 +147,6 @@ def _local() -> Target:
         host_bytes=int(0.9 * host) // len(devices),
         cores=cores,
     )
-
-
-def gpu_of_kind(kind: str) -> Gpu | None:
-    """The table's entry for a device's own description, such as 'NVIDIA A100-SXM4-40GB', or None."""
-    return next((gpu for gpu in GPUS.values() if re.search(gpu.matches, kind)), None)
 
 
 def host_memory_bytes(root: str = "/") -> int:

@@ -76,6 +76,10 @@ def parser() -> argparse.ArgumentParser:
     one = command("targets", "list the devices that can be planned for")
     one.add_argument("--json", action="store_true", help="print JSON")
 
+    one = command("calibrate", "replace a GPU's datasheet rates by those that a check on it measured")
+    one.add_argument("folder", metavar="DIR", help="what `python -m experiments.gpu_check --out DIR` left")
+    one.add_argument("--out", metavar="FILE", help="write here (default: the package's own data)")
+
     one = command("doctor", "look at versions, devices and settings, and say what is amiss")
     one.add_argument("--json", action="store_true", help="print JSON")
     return top

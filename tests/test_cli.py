@@ -132,6 +132,9 @@ WRONG = [
     ("report absent", "absent"),
     ("report text.json", "text.json"),
     ("targets h200", "unrecognized arguments: h200"),
+    ("calibrate", "required: DIR"),
+    ("calibrate folder", "cannot read .*ceilings.json"),
+    ("calibrate folder --out", "argument --out: expected one argument"),
     ("doctor --fix", "unrecognized arguments: --fix"),
 ]
 

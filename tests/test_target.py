@@ -5,8 +5,8 @@ import pytest
 
 from jaxmem._deviceless import child_environment
 from jaxmem._errors import TargetError
-from jaxmem._gpus import GPUS, target_config
-from jaxmem._target import Target, gpu_of_kind, host_memory_bytes
+from jaxmem._gpus import GPUS, gpu_of_kind, target_config
+from jaxmem._target import Target, host_memory_bytes
 
 
 @pytest.mark.parametrize("name", GPUS)

@@ -1,0 +1,101 @@
+"""A GPU's measured rates, in place of its datasheet's: from the results of a check on it to data of the package."""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+
+from jaxmem._errors import TargetError
+from jaxmem._gpus import GPUS, gpu_of_kind
+from jaxmem._rates import MEASURED, NAMES
+from jaxmem._rates import datasheet as rates_by_datasheet
+
+# What a target needs -> the points of the check's `ceilings.json`; of several the slowest counts.
+POINTS = {
+    "bandwidth": ("copy",),
+    "flops_16bit": ("matmul_bfloat16",),
+    "flops_f32": ("matmul_float32",),
+    "link": ("link_to_host", "link_to_device"),
+}
+PLAUSIBLE = 0.05, 1.2  # of the datasheet's: outside of this something else was measured
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """Rates by name, B/s and FLOP/s: the datasheet's and the measured ones, and where they are written."""
+
+    gpu: str
+    datasheet: dict[str, float]
+    measured: dict[str, float]
+    path: str
+
+    def __str__(self) -> str:
+        lines = [f"{self.gpu}: measured, datasheet, share"]
+        for name, rate in self.measured.items():
+            lines.append(f"  {name:12} {rate:.4g}  {self.datasheet[name]:.4g}  {rate / self.datasheet[name]:.1%}")
+        return "\n".join([*lines, f"written to {self.path}"])
+
+
+def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -> Calibration:
+    """Reads what `python -m experiments.gpu_check --part ceilings` left in `folder`, and writes the GPU's rates as JSON.
+
+    `out`: a file; None means the package's own data, where targets of that name find them from then on.
+    Raises TargetError for results that are broken, a rehearsal's, of a GPU that is not in the table, or implausible.
+    """
+    path = pathlib.Path(folder) / "ceilings.json"
+    data = _read(path)
+    if data.get("small"):
+        raise TargetError(
+            f"calibrate: {str(path)!r} is a rehearsal at tiny sizes; expected the check run without --small"
+        )
+    kind = data.get("device")
+    gpu = gpu_of_kind(kind) if isinstance(kind, str) else None
+    if gpu is None:
+        raise TargetError(
+            f"calibrate: {str(path)!r} is of device {kind!r}; expected one of {', '.join(GPUS)}: add it to jaxmem/_gpus.py"
+        )
+    datasheet = dataclasses.asdict(rates_by_datasheet(gpu))
+    measured = {name: min(_rate(data, point, path) for point in POINTS[name]) for name in NAMES}
+    for name, rate in measured.items():
+        low, high = PLAUSIBLE
+        if not low * datasheet[name] <= rate <= high * datasheet[name]:
+            raise TargetError(
+                f"calibrate: {str(path)!r}: `{name}` is {rate:.4g}, and the datasheet of {gpu.name} says {datasheet[name]:.4g};"
+                f" expected {low:.0%} to {high:.0%} of it: measure again on an idle device"
+            )
+    target = pathlib.Path(out) if out is not None else MEASURED / f"{gpu.name}.json"
+    made = {"gpu": gpu.name} | measured | {k: data.get(k) for k in ("device", "versions", "command")}
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.{os.getpid()}")
+        part.write_text(json.dumps(made, indent=1) + "\n")
+        os.replace(part, target)
+    except OSError as error:
+        raise TargetError(f"calibrate: cannot write {str(target)!r}: {error}; name another file with --out") from error
+    return Calibration(gpu.name, datasheet, measured, str(target))
+
+
+def _read(path: pathlib.Path) -> dict:
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise TargetError(
+            f"calibrate: cannot read {str(path)!r}: {error}; expected what"
+            " `python -m experiments.gpu_check --out DIR --part ceilings` writes"
+        ) from error
+    if not isinstance(data, dict) or not isinstance(data.get("rows"), dict):
+        raise TargetError(f"calibrate: {str(path)!r} has no `rows`; expected the check's own file")
+    return data
+
+
+def _rate(data: dict, point: str, path: pathlib.Path) -> float:
+    row = data["rows"].get(point)
+    rate = row.get("rate") if isinstance(row, dict) else None
+    value = rate.get("median") if isinstance(rate, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+        raise TargetError(
+            f"calibrate: {str(path)!r}: `rows.{point}.rate.median` is {value!r}; expected a rate above 0: measure that point"
+            " again (--part ceilings --retry)"
+        )
+    return float(value)

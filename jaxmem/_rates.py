@@ -1,0 +1,36 @@
+"""A GPU's rates: measured ones where a check has left them (`measured/NAME.json`), else its datasheet's."""
+
+import dataclasses
+import json
+import pathlib
+
+from jaxmem._gpus import Gpu
+
+LINK_EFFICIENCY = 0.8  # of the PCIe line's rate: about what pinned copies reach
+MEASURED = pathlib.Path(__file__).parent / "measured"
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceRates:
+    """B/s and FLOP/s of one device; `link` is the host link's, each way."""
+
+    bandwidth: float
+    flops_16bit: float
+    flops_f32: float
+    link: float
+
+
+NAMES = tuple(f.name for f in dataclasses.fields(DeviceRates))
+
+
+def datasheet(gpu: Gpu) -> DeviceRates:
+    return DeviceRates(gpu.bandwidth, gpu.flops_16bit, gpu.flops_f32, LINK_EFFICIENCY * gpu.pcie)
+
+
+def rates_of(gpu: Gpu) -> DeviceRates:
+    """The rates that plans for this GPU are priced by."""
+    path = MEASURED / f"{gpu.name}.json"
+    if not path.exists():
+        return datasheet(gpu)
+    found = json.loads(path.read_text())
+    return DeviceRates(*(float(found[name]) for name in NAMES))
