@@ -32,7 +32,9 @@ PARTS = {
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m experiments.gpu_check", description=__doc__, allow_abbrev=False)
     parser.add_argument("--out", required=True, metavar="DIR", help="where each part's file goes")
-    parser.add_argument("--part", action="append", default=[], metavar="NAME", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument(
+        "--part", action="append", default=[], metavar="NAME", help=f"of {', '.join(PARTS)} (default: all)"
+    )
     parser.add_argument("--small", action="store_true", help="rehearse at tiny sizes, on a CPU")
     parser.add_argument("--data", metavar="FILE", help="text for the part quality (default: the standard library)")
     parser.add_argument("--cache", metavar="DIR", help="compiled programs and checkpoints (default: DIR/cache)")
@@ -69,7 +71,14 @@ def _settings(args: argparse.Namespace) -> list[Settings]:
     data = args.data and os.path.abspath(args.data)
     return [
         Settings(
-            name, f"experiments.gpu_check.{module}", str(out / f"{name}.json"), cache, args.limit, args.small, model, data
+            name,
+            f"experiments.gpu_check.{module}",
+            str(out / f"{name}.json"),
+            cache,
+            args.limit,
+            args.small,
+            model,
+            data,
         )
         for name, (module, model) in PARTS.items()
         if name in (args.part or PARTS)

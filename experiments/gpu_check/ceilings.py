@@ -8,7 +8,11 @@ from experiments.gpu_check.measure import normal, quartiles, seconds_of
 from experiments.gpu_check.settings import Settings
 
 COPY_BYTES, LINK_BYTES, SIDE = 2**31, 2**29, 8192
-PRODUCTS = {"bfloat16": (jnp.bfloat16, None), "float32": (jnp.float32, None), "float32_highest": (jnp.float32, "highest")}
+PRODUCTS = {
+    "bfloat16": (jnp.bfloat16, None),
+    "float32": (jnp.float32, None),
+    "float32_highest": (jnp.float32, "highest"),
+}
 WAYS = ("to_host", "to_device", "both")
 
 
@@ -22,7 +26,8 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
     if what == "copy":
         return copy(COPY_BYTES // small)
     if what == "matmul":
-        return matmul(*PRODUCTS[name], SIDE // (64 if settings.small else 1))
+        dtype, precision = PRODUCTS[name]
+        return matmul(dtype, precision, SIDE // (64 if settings.small else 1))
     return link(name, LINK_BYTES // small)
 
 

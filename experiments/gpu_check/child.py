@@ -21,7 +21,9 @@ def main(text: str) -> int:
     from experiments.gpu_check.measure import about, check_cache
 
     try:
-        results.describe({"command": settings.command, "part": settings.part, "small": settings.small} | about(settings))
+        results.describe(
+            {"command": settings.command, "part": settings.part, "small": settings.small} | about(settings)
+        )
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT

@@ -1,6 +1,7 @@
 """Speed of every codec: bytes of the tensor per second, encoding and decoding, each as one program."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,9 @@ DTYPES = ("bfloat16", "float32")
 
 def codecs() -> dict[str, jaxmem.codecs.Codec]:
     """Every public codec with its defaults, by name."""
-    classes = [c for c in vars(jaxmem.codecs).values() if dataclasses.is_dataclass(c) and isinstance(c, type)]
+    classes: list[Any] = [
+        c for c in vars(jaxmem.codecs).values() if dataclasses.is_dataclass(c) and isinstance(c, type)
+    ]
     return {codec.name: codec for codec in sorted((c() for c in classes), key=str)}
 
 

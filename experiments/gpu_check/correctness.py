@@ -23,7 +23,7 @@ NEAR, CLOSE, ALIKE = 1e-6, 1e-10, 0.1
 
 def points(settings: Settings) -> list[str]:
     if settings.small:
-        return ["action offload", "action compress_offload", "policy every_k=2"]
+        return ["action offload", "action compress_offload"]
     named = [n for n in baselines.FIXED if n not in ("keep_everything", "keep_tags", "compress_tags")]
     tags = [f"offload {tag}" for tag in baselines.KINDS]
     return [*(f"action {a}" for a in ACTIONS), *(f"policy {n}" for n in named), "policy every_k=2", *tags]
@@ -52,7 +52,12 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
     loss, gradient = at("float32", settings, policy, every)
     plain_loss, plain = reference("float32", settings)
     relative = abs(float(loss) / float(plain_loss) - 1)
-    row = {"lossless": lossless, "loss": float(loss), "loss_bit_equal": bool(loss == plain_loss), "loss_relative": relative}
+    row = {
+        "lossless": lossless,
+        "loss": float(loss),
+        "loss_bit_equal": bool(loss == plain_loss),
+        "loss_relative": relative,
+    }
     if lossless:
         _, exact = at("float64", settings, policy, every)
         row["gradient_farthest"] = farthest(exact, reference("float64", settings)[1])
@@ -69,7 +74,9 @@ def summary(rows: dict[str, dict], settings: Settings) -> dict:
         "of": len(rows),
         "bad": [point for point, row in rows.items() if not row["good"]],
         "bit_equal_losses": sum(row["loss_bit_equal"] for row in rows.values()),
-        "farthest_lossless_gradient": max((r["gradient_farthest"] for r in rows.values() if r["lossless"]), default=None),
+        "farthest_lossless_gradient": max(
+            (r["gradient_farthest"] for r in rows.values() if r["lossless"]), default=None
+        ),
     }
 
 

@@ -18,7 +18,18 @@ import numpy as np
 from experiments.errors import InputError
 from experiments.gpu_check.settings import Settings
 
-PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "flax", "optax", "numpy", "pulp", "highspy", "triton")
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "jax-cuda13-plugin",
+    "jax-cuda12-plugin",
+    "flax",
+    "optax",
+    "numpy",
+    "pulp",
+    "highspy",
+    "triton",
+)
 
 
 def about(settings: Settings) -> dict:
@@ -54,7 +65,8 @@ def driver() -> str | None:
 
 def check_cache() -> None:
     """Stops reading compiled programs back, if what is read back no longer tells its bytes: plans rest on those."""
-    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
+    here = getattr(jax.config, "jax_compilation_cache_dir", None)
+    if here is None:
         return
 
     def temporaries() -> int:
@@ -62,7 +74,6 @@ def check_cache() -> None:
         memory: Any = jax.jit(lambda x: jnp.sort(x @ x.T, axis=0) @ x).lower(spec).compile().memory_analysis()
         return memory.temp_size_in_bytes
 
-    here = jax.config.jax_compilation_cache_dir
     with tempfile.TemporaryDirectory() as folder:
         jax.config.update("jax_compilation_cache_dir", folder)
         reset_cache()

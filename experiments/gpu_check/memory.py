@@ -12,7 +12,14 @@ from experiments.gpu_check.steps import example, plan_row, planned, under
 from experiments.planning import total_bytes
 
 APART = True
-NAMED = ("keep_everything", "nothing_saveable", "minimal_with_context", "minimal_offloaded", "compress_tags", "every_k=2")
+NAMED = (
+    "keep_everything",
+    "nothing_saveable",
+    "minimal_with_context",
+    "minimal_offloaded",
+    "compress_tags",
+    "every_k=2",
+)
 SHARES = (0.1, 0.25, 0.45, 0.7)
 OTHER = "gpt_345m"
 STEPS = 3
@@ -53,14 +60,13 @@ def peaks(step, config) -> dict:
         state, metrics = step(state, tokens)
         jax.block_until_ready((state, metrics))
     after, compiled = count("peak_bytes_in_use"), total_bytes(step)
-    known = before is not None and after is not None
     return {
         "compiled_bytes": compiled,
         "measured_peak_bytes": after,
         "peak_before_steps": before,
         "held_before_steps": held,
-        "clean": after > before if known else None,
-        "apart": compiled / after - 1 if known else None,
+        "clean": None if before is None or after is None else after > before,
+        "apart": None if after is None else compiled / after - 1,
         "loss": float(metrics["loss"]),
     }
 

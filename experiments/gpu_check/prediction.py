@@ -6,6 +6,7 @@ correlation over plans that differ, and how far a prediction is from the median 
 
 import functools
 import math
+from typing import Any
 
 from scipy.stats import spearmanr
 
@@ -69,13 +70,13 @@ def summary(rows: dict[str, dict], settings: Settings) -> dict:
     predicted = {n: rows[n]["predicted_seconds"] for n in plans}
     predicted["end keep_everything"] = rows[plans[0]]["baseline_seconds"]
     apart = {n: predicted[n] / measured[n]["median"] - 1 for n in measured}
-    rank = float(spearmanr([predicted[n] for n in plans], [measured[n]["median"] for n in plans])[0])
+    ranked: Any = spearmanr([predicted[n] for n in plans], [measured[n]["median"] for n in plans])
     base = "end keep_everything"
     more = {n: [predicted[n] / predicted[base], measured[n]["median"] / measured[base]["median"]] for n in plans}
     return {
         "plans": len(plans),
         "rounds": len(rounds),
-        "spearman": None if math.isnan(rank) else rank,
+        "spearman": None if math.isnan(ranked.statistic) else float(ranked.statistic),
         "relative_error": quartiles([abs(a) for a in apart.values()]),
         "against_keeping_everything_predicted_and_measured": more,
         "steps": {n: {"predicted_seconds": predicted[n], "seconds": measured[n], "apart": apart[n]} for n in measured},

@@ -21,7 +21,9 @@ class Results:
             self.data: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
             self.rows: dict[str, dict] = self.data.setdefault("rows", {})
         except (ValueError, AttributeError) as error:
-            raise InputError(f"--out: {path} is no file of results: {error}; remove it, or name another folder") from error
+            raise InputError(
+                f"--out: {path} is no file of results: {error}; remove it, or name another folder"
+            ) from error
 
     @property
     def running(self) -> str | None:

@@ -101,5 +101,3 @@ class Race:
 
 def usable_bytes() -> int:
     return jaxmem.Target.parse("local").usable_bytes
-
-

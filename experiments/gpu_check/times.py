@@ -76,7 +76,9 @@ def makers(settings: Settings, rows: dict[str, dict]) -> dict:
 
 def estimated(config: Config, row: dict):
     """The step that an estimator's row found."""
-    chosen = {tag: Choice(next(a for a in jaxmem.ALL if a.value == value)) for tag, value in row["found"]["actions"].items()}
+    chosen = {
+        tag: Choice(next(a for a in jaxmem.ALL if a.value == value)) for tag, value in row["found"]["actions"].items()
+    }
     return compile_candidate(config, Candidate(policy_of(chosen)))
 
 
@@ -96,7 +98,8 @@ def summary(rows: dict[str, dict], settings: Settings) -> dict:
     seconds = {n: quartiles([one[n] for one in rounds]) for n in names}
     tokens = settings.config().train.batch * settings.config().train.sequence
     steps = {
-        n: {"bytes": rows[n]["bytes"], "seconds": q, "tokens_per_second": tokens / q["median"]} for n, q in seconds.items()
+        n: {"bytes": rows[n]["bytes"], "seconds": q, "tokens_per_second": tokens / q["median"]}
+        for n, q in seconds.items()
     }
     found = {}
     for plan in (n for n in names if n.startswith("plan ")):

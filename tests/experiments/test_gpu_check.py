@@ -1,0 +1,262 @@
+"""The GPU's check, rehearsed on a CPU: every part's rows, going on after a kill, and what failed does not stop the rest."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments.errors import InputError
+from experiments.gpu_check import __main__ as command
+from experiments.gpu_check import correctness, memory, prediction, quality, times
+from experiments.gpu_check.results import Results, finite
+from experiments.gpu_check.runner import run_part
+from experiments.gpu_check.settings import Settings
+
+pytestmark = pytest.mark.jax_defaults
+
+PART = """
+import os, pathlib, time
+
+def points(settings):
+    return os.environ.get("POINTS", "one raises dies hangs last").split()
+
+def measure(point, settings, rows):
+    mark = pathlib.Path(settings.out).with_name("calls")
+    with mark.open("a") as file:
+        file.write(f"{point} {os.getpid()}\\n")
+    if point == "raises":
+        raise ValueError("this point cannot be measured")
+    if point == "dies":
+        os.kill(os.getpid(), 9)
+    if point == "hangs" and (mark.parent / "hang").exists():
+        time.sleep(600)
+    return {"value": float("nan"), "before": len(rows)}
+
+def summary(rows, settings):
+    return {"measured": len(rows)}
+"""
+
+
+@pytest.fixture(autouse=True)
+def paths(tmp_path, monkeypatch):
+    """Child processes find the packages, installed or not, and the part that is written here."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.fixture
+def settings(tmp_path):
+    (tmp_path / "a_part.py").write_text(PART)
+    yield Settings("a", "a_part", str(tmp_path / "out" / "a.json"), str(tmp_path / "cache"), 120.0, small=True)
+    sys.modules.pop("a_part", None)
+
+
+def calls(settings: Settings) -> list[str]:
+    return [line.split()[0] for line in settings.path.with_name("calls").read_text().splitlines()]
+
+
+def test_a_failing_point_is_recorded_and_the_rest_goes_on(settings):
+    data = run_part(settings).data
+    assert data == json.loads(settings.path.read_text())
+    rows = data["rows"]
+    assert list(rows) == ["one", "raises", "dies", "hangs", "last"]
+    assert rows["raises"]["error"] == "ValueError: this point cannot be measured"
+    assert "exit code -9" in rows["dies"]["error"]
+    assert (rows["one"]["value"], rows["last"]["before"]) == ("nan", 4)
+    assert data["failed"] == ["raises", "dies"]
+    assert (data["unfinished"], data["problem"], data["running"]) == ([], None, None)
+    assert data["summary"] == {"measured": 3}
+    assert data["device"] == "cpu"
+    assert data["versions"].keys() >= {"python", "jax", "jaxlib"}
+    assert data["command"] == "python -m experiments.gpu_check --out DIR --part a --small"
+    pids = {line.split()[1] for line in settings.path.with_name("calls").read_text().splitlines()}
+    assert len(pids) == 3  # a fresh process after each failure
+    before = settings.path.read_text()
+    assert json.loads(before)["rows"] == run_part(settings).rows
+    assert len(calls(settings)) == 5  # what is there is not measured again
+    run_part(settings, retry=True)
+    assert calls(settings)[5:] == ["raises", "dies"]
+
+
+def test_a_run_that_is_killed_goes_on_where_it_stopped(settings, tmp_path):
+    settings.path.parent.mkdir()
+    hang = settings.path.with_name("hang")
+    hang.touch()
+    code = (
+        "import sys; from experiments.gpu_check.runner import run_part, Settings; run_part(Settings.read(sys.argv[1]))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, settings.text()])
+    try:
+        for _ in range(600):
+            if settings.path.exists() and Results(settings.path).running == "hangs":
+                break
+            time.sleep(0.1)
+        assert Results(settings.path).running == "hangs"
+    finally:
+        process.kill()
+        process.wait()
+    child = int(settings.path.with_name("calls").read_text().split()[-1])
+    for _ in range(100):
+        if not alive(child):
+            break
+        time.sleep(0.1)
+    assert not alive(child)  # the device is free for the next run
+    done = calls(settings)
+    assert done == ["one", "raises", "dies", "hangs"]
+    hang.unlink()
+    data = run_part(settings).data
+    assert calls(settings)[len(done) :] == ["hangs", "last"]
+    assert list(data["rows"]) == ["one", "raises", "dies", "hangs", "last"]
+    assert data["failed"] == ["raises", "dies"]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIG_DFL)
+    except ProcessLookupError:
+        return False
+    status = pathlib.Path(f"/proc/{pid}/stat")
+    return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+def test_a_point_that_outlasts_the_limit_is_cut_and_given_up_after_a_second_try(settings, monkeypatch):
+    monkeypatch.setenv("POINTS", "hangs last")
+    settings.path.parent.mkdir()
+    settings.path.with_name("hang").touch()
+    brief = dataclasses.replace(settings, seconds=8.0)
+    for tries in (1, 2):
+        while Results(settings.path).data.get("cuts", {}).get("hangs", 0) < tries:  # a slow machine may not get so far
+            data = run_part(brief, grace=0.0).data
+        assert data["running"] is None
+        assert ("hangs" in data["rows"]) == (tries == 2)
+    assert "given up after 2 tries: it went on for more than 8 s" in data["rows"]["hangs"]["error"]
+    assert (data["failed"], data["unfinished"]) == (["hangs"], ["last"])
+    assert calls(settings) == ["hangs", "hangs"]
+
+
+def test_results_of_another_machine_are_not_mixed(settings):
+    results = Results(settings.path)
+    results.describe({"small": False, "versions": {"jax": "0"}, "device": "H200"})
+    results.begin("one")
+    results.add("one", {"value": 1})
+    data = run_part(settings).data
+    assert "--out: a.json holds results with small False, and this is True; name another folder" in data["problem"]
+    assert list(data["rows"]) == ["one"]
+    settings.path.write_text("{")
+    with pytest.raises(InputError, match=r"a\.json is no file of results"):
+        run_part(settings)
+
+
+def test_numbers_without_a_word_in_json_become_text():
+    assert finite({1: [float("inf"), (1.5, None)], "a": {"b": float("nan")}}) == {
+        "1": ["inf", [1.5, None]],
+        "a": {"b": "nan"},
+    }
+
+
+def run(out, *arguments) -> int:
+    return command.main(["--out", str(out), "--small", *arguments])
+
+
+def read(out, part: str) -> dict:
+    return json.loads((out / f"{part}.json").read_text())
+
+
+def test_ceilings_and_codecs(tmp_path, capsys):
+    assert run(tmp_path, "--part", "ceilings", "--part", "codecs") == 0
+    rows = read(tmp_path, "ceilings")["rows"]
+    assert rows["copy"]["rate"]["median"] > 1e6
+    assert rows["matmul_float32"]["rate"]["lower_quartile"] <= rows["matmul_float32"]["rate"]["median"]
+    assert all("rate" in row or "absent" in row for row in rows.values())
+    data = read(tmp_path, "codecs")
+    assert data["summary"].keys() == {point.split()[0] for point in data["rows"]} >= {"outlier_separated", "bit_mask"}
+    for row in data["rows"].values():
+        assert row["code_bytes"] == row["code_bytes_as_said"] < row["tensor_bytes"]
+        assert row["encode_bytes_per_second"]["median"] > 0 < row["decode_bytes_per_second"]["median"]
+    assert {row["largest_error"] for point, row in data["rows"].items() if point.startswith("bit_mask")} == {0.0}
+    assert "codecs: " in capsys.readouterr().out
+
+
+def test_correctness(tmp_path):
+    assert run(tmp_path, "--part", "correctness") == 0
+    data = read(tmp_path, "correctness")
+    assert (data["summary"]["good"], data["summary"]["of"], data["summary"]["bad"]) == (2, 2, [])
+    assert data["rows"]["action offload"]["gradient_farthest"] < 1e-12
+    assert 1e-6 < data["rows"]["action compress_offload"]["gradient_one_less_cosine"] < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["memory", "times_117m", "prediction"])
+def test_the_parts_that_plan(part, tmp_path):
+    code = run(tmp_path, "--part", part, "--limit", "500")
+    data = read(tmp_path, part)
+    assert (data["unfinished"], data["failed"], code) == ([], [], 0)
+    summary = data["summary"]
+    if part == "memory":
+        assert summary["steps"] == 3
+        assert summary["farthest"] is None  # a CPU does not count
+    elif part == "times_117m":
+        assert summary["rounds"] == 2
+        assert len(summary["plans"]) == 4
+        assert all(one["against_best"]["median"] > 0 for one in summary["plans"].values())
+        assert all(data["rows"][p]["bytes"] <= one["budget_bytes"] for p, one in summary["plans"].items())
+    else:
+        assert summary["plans"] >= 2
+        assert summary["relative_error"]["median"] >= 0
+
+
+@pytest.mark.slow
+def test_quality_trains_both_and_goes_on_from_what_was_saved(tmp_path, capfd):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"a line, number {i}\n" for i in range(500)))
+    assert run(tmp_path / "out", "--part", "quality", "--data", str(text), "--cache", str(tmp_path / "cache")) == 0
+    data = read(tmp_path / "out", "quality")
+    assert data["rows"].keys() == {"unplanned", "compressed"}
+    assert [number for number, *_ in data["rows"]["unplanned"]["step_loss_seconds"]] == [2, 4, 6]
+    assert abs(data["summary"]["relative_difference"]) < 0.05
+    assert data["rows"]["compressed"]["text"] == "text.txt"
+    (tmp_path / "out" / "quality.json").unlink()
+    assert run(tmp_path / "out", "--part", "quality", "--data", str(text), "--cache", str(tmp_path / "cache")) == 0
+    again = read(tmp_path / "out", "quality")["rows"]["unplanned"]["step_loss_seconds"]
+    first = data["rows"]["unplanned"]["step_loss_seconds"]
+    assert again[:2] == first[:2]  # read, not run: the seconds too
+    assert again[2][:2] == first[2][:2]
+    assert again[2][2] != first[2][2]
+
+
+def test_every_part_says_its_points_without_a_device():
+    for name, (module, model) in command.PARTS.items():
+        part = __import__(f"experiments.gpu_check.{module}", fromlist=["points"])
+        for small in (True, False):
+            points = part.points(Settings(name, module, "out.json", "cache", 1.0, small, model))
+            assert len(points) == len(set(points)) >= 2
+    assert (times.BUDGETS, len(prediction.SETS) * len(prediction.SHARES)) == (4, 15)
+    assert memory.APART
+    assert quality.TARGET == 1.48
+    assert "action compress_offload" in correctness.points(Settings("a", "a", "a", "a", 1.0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--part", "codex"], "--part: got 'codex'; did you mean codecs?; allowed: ceilings, codecs"),
+        (["--data", "/nowhere"], "--data: got '/nowhere', which is no file"),
+        (["--limit", "0"], "--limit: got 0.0; allowed: more than 0"),
+    ],
+)
+def test_bad_input_is_exit_code_2(arguments, message, tmp_path, capsys):
+    assert run(tmp_path / "out", *arguments) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_gpu_only_a_rehearsal_runs(tmp_path, capsys):
+    assert command.main(["--out", str(tmp_path), "--part", "ceilings"]) == 1
+    assert "JAX sees no GPU here; --small rehearses on a CPU" in capsys.readouterr().out
+    assert read(tmp_path, "ceilings")["rows"] == {}
