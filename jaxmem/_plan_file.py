@@ -16,6 +16,20 @@ _NUMBERS = {
     "predicted_seconds": float, "baseline_seconds": float, "profile_seconds": float, "solve_seconds": float,
     "compile_seconds": float, "compiles": int,
 }  # fmt: skip
+_is_text = lambda v: isinstance(v, str)
+_is_size = lambda v: type(v) is int and 0 <= v < 2**63
+_ROW = {
+    "block": ("a text", _is_text),
+    "tag": ("a text", _is_text),
+    "kind": ("a text or null", lambda v: v is None or _is_text(v)),
+    "shape": ("a list of whole numbers", lambda v: isinstance(v, list) and all(map(_is_size, v))),
+    "dtype": ("a text", _is_text),
+    "bytes_before": ("a whole number of bytes", _is_size),
+    "bytes_after": ("a whole number of bytes", _is_size),
+    "milliseconds": ("a finite number of at least 0", lambda v: _is_number(v)),
+    "why": ("a text", _is_text),
+    "layers": ("a whole number of at least 1", lambda v: _is_size(v) and v > 0),
+}
 _TEXTS = ("time_source", "target", "fingerprint", "jax_version")
 
 
@@ -52,6 +66,14 @@ def from_json(data, path: str) -> Plan:
         except ValueError as error:
             fail(field, value, str(error))
 
+    def row(value, field: str) -> Row:
+        if not isinstance(value, dict) or value.keys() != {"choice", *_ROW}:
+            fail(field, value, f"an object with choice, {', '.join(_ROW)}")
+        for name, (expected, holds) in _ROW.items():
+            if not holds(value[name]):
+                fail(f"{field}.{name}", value[name], expected)
+        return Row(**(value | {"choice": choice(value["choice"], f"{field}.choice"), "shape": tuple(value["shape"])}))
+
     def sizes(value, field: str) -> Bytes:
         names = [f.name for f in dataclasses.fields(Bytes)]
         if not isinstance(value, dict) or any(type(value.get(n)) is not int for n in names):
@@ -84,13 +106,9 @@ def from_json(data, path: str) -> Plan:
     notes, rows = data.get("notes", []), data.get("rows", [])
     if not isinstance(notes, list) or not all(isinstance(n, str) for n in notes):
         fail("notes", notes, "a list of texts")
-    try:
-        made = tuple(
-            Row(**(r | {"choice": choice(r["choice"], f"rows[{i}].choice"), "shape": tuple(r["shape"])}))
-            for i, r in enumerate(rows)
-        )
-    except (TypeError, KeyError) as error:
-        fail("rows", f"{error}", "a list of the table's lines")
+    if not isinstance(rows, list):
+        fail("rows", rows, "a list of the table's lines")
+    made = tuple(row(r, f"rows[{i}]") for i, r in enumerate(rows))
     for name in ("parts", "baseline_parts"):
         fields[name] = sizes(data.get(name), name)
     points = data.get("points", [])
