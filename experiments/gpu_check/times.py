@@ -57,7 +57,10 @@ def budgets(rows: dict[str, dict]) -> list[int]:
     sizes = sorted({b for b in fitting.values() if b < everything})
     if not sizes:
         raise ValueError("no baseline fits into this device, so there is nothing to compare a plan with")
-    return [sizes[round(i)] for i in np.linspace(0, len(sizes) - 1, BUDGETS)]
+    places = np.linspace(0, len(sizes) - 1, BUDGETS)
+    if len(sizes) >= BUDGETS:
+        places = places.round()
+    return [int(b) for b in np.interp(places, range(len(sizes)), sizes)]
 
 
 def makers(settings: Settings, rows: dict[str, dict]) -> dict:

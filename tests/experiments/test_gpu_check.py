@@ -260,3 +260,42 @@ def test_without_a_gpu_only_a_rehearsal_runs(tmp_path, capsys):
     assert command.main(["--out", str(tmp_path), "--part", "ceilings"]) == 1
     assert "JAX sees no GPU here; --small rehearses on a CPU" in capsys.readouterr().out
     assert read(tmp_path, "ceilings")["rows"] == {}
+
+
+def test_budgets_are_those_of_baselines_that_fit():
+    row = lambda size, fits=True: {"bytes": size, "fits": fits}
+    rows = {f"baseline {i}": row(10 * i) for i in range(1, 8)} | {"baseline big": row(65, False), "plan 0": row(1)}
+    assert times.budgets(rows | {"baseline keep_everything": row(70)}) == [10, 30, 40, 60]
+    assert times.budgets(rows | {"baseline keep_everything": row(999, False)}) == [10, 30, 50, 70]
+    assert times.budgets({"baseline a": row(10), "baseline b": row(40)}) == [10, 20, 30, 40]
+    with pytest.raises(ValueError, match="no baseline fits"):
+        times.budgets({"baseline big": row(10, False)})
+
+
+def test_a_plan_is_compared_in_pairs_with_what_fits_its_budget():
+    seconds = [
+        {"plan 0": 1.0, "baseline a": 2.0, "baseline b": 9.0},
+        {"plan 0": 3.0, "baseline a": 4.0, "baseline b": 9.0},
+    ]
+    rows = {f"round {i}": {"seconds": one} for i, one in enumerate(seconds)}
+    rows |= {"baseline a": {"bytes": 10}, "baseline b": {"bytes": 20}}
+    rows["plan 0"] = {"bytes": 9, "budget_bytes": 10, "predicted_seconds": 1.0}
+    found = times.summary(rows, Settings("times", "times", "a", "a", 1.0, small=True, model="gpt_117m"))
+    (plan,) = found["plans"].values()
+    assert plan["best_baseline"] == "baseline a"
+    assert plan["ratios"].keys() == {"baseline a"}  # b is over the budget
+    assert plan["against_best"]["median"] == (1 / 2 + 3 / 4) / 2
+    assert plan["faster_than_best"]
+    assert found["steps"]["plan 0"]["tokens_per_second"] == 4 * 32 / 2.0
+
+
+def test_predictions_are_ranked_and_measured_against_the_clock():
+    clock = {"end keep_everything": 1.0, "plan a 1": 1.1, "plan b 1": 1.3, "plan c 1": 1.2}
+    rows = {"round 0": {"seconds": clock}}
+    rows |= {n: {"predicted_seconds": s * 1.1, "baseline_seconds": 1.1} for n, s in clock.items()}
+    settings = Settings("prediction", "prediction", "a", "a", 1.0)
+    found = prediction.summary(rows, settings)
+    assert found["spearman"] == 1.0
+    assert found["relative_error"]["median"] == pytest.approx(0.1)
+    rows["plan b 1"]["predicted_seconds"] = 0.5
+    assert prediction.summary(rows, settings)["spearman"] == -0.5
