@@ -207,8 +207,10 @@ def test_the_parts_that_plan(part, tmp_path):
         assert all(one["against_best"]["median"] > 0 for one in summary["plans"].values())
         assert all(data["rows"][p]["bytes"] <= one["budget_bytes"] for p, one in summary["plans"].items())
     else:
-        assert summary["plans"] >= 2
-        assert summary["relative_error"]["median"] >= 0
+        distinct = {str(row["stored"]) for row in data["rows"].values() if "plan" in row}
+        assert summary["plans"] == len(distinct) >= 1
+        assert ("spearman" in summary) == (len(distinct) > 1)
+        assert data["rows"]["round 0"]["seconds"].keys() >= {"end keep_everything"}
 
 
 @pytest.mark.slow
