@@ -13,6 +13,7 @@ import jaxmem
 from experiments.baselines import Candidate, candidates
 from experiments.config import Config
 from experiments.errors import InputError
+from experiments.report import planning_progress
 from experiments.step import abstract, make_step, step_under
 
 UNPLANNED, KEPT = "none", "keep_everything"
@@ -45,14 +46,15 @@ def new_plan(config: Config, budget: int | str | None, target: str) -> jaxmem.Pl
     named = {"all": jaxmem.ALL, "lossless": jaxmem.LOSSLESS}
     wanted = config.plan.actions
     actions: Any = named[wanted] if isinstance(wanted, str) else tuple(wanted)
-    return jaxmem.plan(
-        functools.partial(make_step, config),
-        *abstract(config),
-        budget=budget,
-        host_budget=config.plan.host_budget,
-        target=target,
-        actions=actions,
-    )
+    with planning_progress():
+        return jaxmem.plan(
+            functools.partial(make_step, config),
+            *abstract(config),
+            budget=budget,
+            host_budget=config.plan.host_budget,
+            target=target,
+            actions=actions,
+        )
 
 
 def prepare(config: Config) -> Ready:
