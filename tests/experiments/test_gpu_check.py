@@ -183,6 +183,7 @@ def test_ceilings_and_codecs(tmp_path, capsys):
     assert "codecs: " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_correctness(tmp_path):
     assert run(tmp_path, "--part", "correctness") == 0
     data = read(tmp_path, "correctness")
