@@ -57,16 +57,14 @@ class Case:
 
 
 class OtherTimes(Database):
-    """Times of another target, for profiles of which only bytes and counts are looked at."""
+    """Times of another target where they are known, for profiles of which only bytes and counts are looked at."""
 
     def __init__(self, target: str):
         super().__init__()
         self.device = f"{target} {Target.parse(target).kind}"
 
     def read_times(self, device: str, source: str, texts: Sequence[str]) -> dict[str, float]:
-        found = super().read_times(self.device, "xla", texts)
-        assert len(found) == len(texts), "profile the step for the other target first"
-        return found
+        return dict.fromkeys(texts, 1e-5) | super().read_times(self.device, "xla", texts)
 
 
 class Report:
