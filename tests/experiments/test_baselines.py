@@ -123,7 +123,9 @@ def test_recomputing_every_kth_layer_saves_between_all_and_none():
     assert saved_bytes("every_k=1") == saved_bytes("nothing_saveable")
 
 
-@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "estimator" else pytest.mark.slow) for n in SEARCHES]
+)
 def test_a_search_ends_within_its_budget_at_its_first_candidate_that_fits(name, monkeypatch):
     compiled = {}
 
