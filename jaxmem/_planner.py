@@ -18,7 +18,7 @@ from jaxmem._outcome import Spent, infeasible, outcome
 from jaxmem._plan import Draft, Plan
 from jaxmem._profile import profile as make_profile
 from jaxmem._progress import LOG
-from jaxmem._solve import Solution, least_bytes, priced, solve
+from jaxmem._solve import Solution, fits, least_bytes, open_choices, priced, solve
 from jaxmem._step import shards_of
 from jaxmem._target import Target
 from jaxmem._types import ALL, KEEP, RECOMPUTE, REST, Action, Actions
@@ -182,6 +182,7 @@ class _Search:
             if not within:
                 picks.insert(width - 1, least_bytes(self.profile, model.transients, self.host_room))
                 picks.append(priced(self.profile, {b.name: {} for b in self.profile.blocks}, model.transients))
+                picks += self._neighbours(model.transients)
             fresh: list[Solution] = []
             for pick in picks:
                 if pick is not None and not self._known(pick.actions, fresh):
@@ -192,6 +193,15 @@ class _Search:
             for verified, pick in zip(self._compile(*(p.actions for p in fresh)), fresh):
                 predicted = int(evidence.static + pick.saved_bytes + model.predict(pick.actions))
                 evidence.tried.append(Tried(verified, pick.cost, predicted))
+
+    def _neighbours(self, transients) -> list[Solution]:
+        """The plans one choice away from the least that compiled, least first: the model may be wrong about one."""
+        least = min(self.evidence.tried, key=lambda t: t.total).actions
+        found = []
+        for (block, tag), choices in open_choices(self.profile).items():
+            for choice in choices:
+                found.append(priced(self.profile, least | {block: least[block] | {tag: choice}}, transients))
+        return sorted((s for s in found if fits(s, None, self.host_room)), key=lambda s: (s.bytes, s.seconds))
 
     def _solve(self, transients, room: int | None) -> Solution | None:
         start = time.perf_counter()
