@@ -20,8 +20,9 @@ from benchmarks.baselines import NAIVE
 from experiments import data
 from experiments.config import Config
 from experiments.load import load
+from experiments.loops import scanned
 from experiments.report import write_json
-from experiments.step import abstract, init_state, make_step, step_under
+from experiments.step import abstract, init_state, make_step, step_over
 from jaxmem._allowed import allowed_actions
 from jaxmem._plan import Draft
 from jaxmem._profile import profile
@@ -56,7 +57,7 @@ def local_profile(config: Config, codecs=None) -> Profile:
 
 
 def compile_step(config: Config, policy):
-    return jax.jit(step_under(config, policy), donate_argnums=0).lower(*abstract(config)).compile()
+    return jax.jit(step_over(config, scanned(policy)), donate_argnums=0).lower(*abstract(config)).compile()
 
 
 def cache_compiles() -> None:

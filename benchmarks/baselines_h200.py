@@ -15,7 +15,8 @@ from typing import Any
 import jaxmem
 from benchmarks.baselines import Baseline, baselines
 from benchmarks.common import Case, Report, show
-from experiments.step import step_under
+from experiments.loops import scanned
+from experiments.step import step_over
 from jaxmem._deviceless import Compiler
 from jaxmem._evaluate import evaluate, everything
 from jaxmem._export import export_flat
@@ -47,7 +48,7 @@ def of_baseline(case: Case, baseline: Baseline, kept_flops: float) -> dict:
     if baseline.exact:
         build, plan = case.build, Draft(baseline.actions)
     else:
-        build, plan = lambda _: step_under(case.config, baseline.policy), None
+        build, plan = lambda _: step_over(case.config, scanned(baseline.policy)), None
     verifier, priced = Verifier(build, case.args, case.target, case.compiler), priced_by_xla(case, build, plan)
     compiled = verifier.compile(baseline.actions if plan else None)[0].compiled
     cost = evaluate(case.profile, baseline.actions)

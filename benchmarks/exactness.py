@@ -18,6 +18,7 @@ from benchmarks.baselines import naive, own_codec
 from benchmarks.common import Case, Report, show
 from experiments import data
 from experiments.load import load
+from experiments.loops import scanned
 from experiments.step import init_state, make_loss
 from jaxmem._plan import Draft
 from jaxmem._types import KEEP, OFFLOAD, RECOMPUTE, Action, Actions, Choice
@@ -53,7 +54,7 @@ def plans(profile) -> dict[str, Actions]:
 def loss_and_gradient(overrides, actions: Actions | None):
     """On real text, at initialization, with the dropout of the first step."""
     config = load("gpt_nano", overrides)
-    loss = make_loss(config, jaxmem.remat_policy(None if actions is None else Draft(actions)))
+    loss = make_loss(config, scanned(jaxmem.remat_policy(None if actions is None else Draft(actions))))
     state, t = init_state(config), config.train
     tokens = data.sample(data.read(None, t.sequence).train, 0, 1, t.batch, t.sequence)
     key = jax.random.wrap_key_data(state.key)

@@ -26,6 +26,7 @@ from benchmarks import _run
 from benchmarks.baselines import naive, of_choices, own_codec
 from experiments import data
 from experiments.config import Config
+from experiments.loops import scanned
 from experiments.planning import new_plan
 from experiments.report import Progress
 from experiments.step import make_loss
@@ -99,7 +100,7 @@ def gradients(config: Config, profile: Profile, params: dict, text: data.Text, b
     tokens = [data.sample(text.train, t.seed, 10**6 + i, t.batch, t.sequence) for i in range(batches)]
 
     def gradient(actions: Actions) -> list[np.ndarray]:
-        compiled = jax.jit(jax.grad(make_loss(config, jaxmem.remat_policy(Draft(actions)))))
+        compiled = jax.jit(jax.grad(make_loss(config, scanned(jaxmem.remat_policy(Draft(actions))))))
         leaves = [jax.tree.leaves(compiled(params, one)) for one in tokens]
         return [np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in one]) for one in leaves]
 

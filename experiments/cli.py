@@ -35,7 +35,7 @@ def exit_code(main: Callable[[], None]) -> int:
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
         main()
-    except (InputError, jaxmem.JaxmemError) as error:
+    except (InputError, jaxmem.errors.JaxmemError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
     except DivergedError as error:

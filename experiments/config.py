@@ -49,6 +49,7 @@ class Model(Section):
     attention_dropout: Probability = 0.0
     attention: Literal["materialized", "fused"] = "materialized"
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the computation; parameters are float32 at least
+    loop: Literal["scan", "stack"] = "scan"  # over the layers: jax.lax.scan, or jaxmem.stack
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Self:

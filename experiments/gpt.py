@@ -3,8 +3,8 @@
 NNX, not linen: it is the interface that Flax documents and develops in 2026, and its modules are plain objects that
 hold their arrays, so the layers' parameters can be stacked once and scanned. Linen is as good a home for the tags:
 `tests/experiments/test_other_flax.py` has this block in linen's `nn.scan(nn.remat(...))`, and in `nnx.scan`.
-The layer loop here is `jax.lax.scan` over the stacked parameters round `jax.checkpoint`, on the split module, since
-`nnx.scan` also carries every parameter out of the loop, which costs nothing under jit and clutters a profile.
+The layer loop (`loops.py`) runs over the stacked parameters of the split module, since `nnx.scan` also carries every
+parameter out of the loop, which costs nothing under jit and clutters a profile.
 
 Shapes: B batch, S sequence, D width, H heads, K = D / H, F = 4 D, V vocabulary, L layers.
 """
@@ -15,6 +15,7 @@ from flax import nnx
 
 import jaxmem
 from experiments.config import Model
+from experiments.loops import Loop, scanned
 
 INIT = 0.02
 
@@ -110,50 +111,13 @@ class GPT(nnx.Module):
         self.blocks = stack(rngs)  # every parameter with a leading axis L
         self.final = Norm(model, rngs)
 
-    def __call__(self, tokens_BS, key=None, policy=None, every: int = 1):
-        """Hidden states (B, S, D) of tokens (B, S). `key` None: no dropout. `policy`: of each layer's checkpoint.
-
-        `every` k: `policy` governs layers 0, k, 2k and so on of the first k * (L // k); the others keep everything.
-        """
+    def __call__(self, tokens_BS, key=None, loop: Loop | None = None):
+        """Hidden states (B, S, D) of tokens (B, S). `key` None: no dropout. `loop`: over the layers, `loops.py`."""
         dtype = jnp.dtype(self.model.dtype)
         x_BSD = self.embedding[...].astype(dtype)[tokens_BS] + self.positions[: tokens_BS.shape[1]].astype(dtype)
         structure, stacked = nnx.split(self.blocks)
-
-        def layer(x_BSD, parameters, index):
-            own = None if key is None else jax.random.fold_in(key, index)
-            return nnx.merge(structure, parameters)(x_BSD, own)
-
-        once = every == self.model.layers  # no loop is left to keep XLA from taking recomputation for repetition
-        under = lambda policy: jax.checkpoint(layer, policy=policy, prevent_cse=once and every > 1)
-        layers = stacked, jnp.arange(self.model.layers, dtype=jnp.uint32)
-        if every == 1:
-            x_BSD = over(under(policy), x_BSD, layers)
-        else:
-            x_BSD = over_groups(under(policy), under(jaxmem.remat_policy(None)), every, x_BSD, layers)
-        return self.final(x_BSD)
-
-
-def over(layer, x_BSD, layers):
-    """`x = layer(x, *one)` for each one of `layers`, a tree with a leading axis."""
-    return jax.lax.scan(lambda x, one: (layer(x, *one), None), x_BSD, layers)[0]
-
-
-def over_groups(first, other, size: int, x_BSD, layers):
-    """The same in groups of `size`: `first` for a group's first layer, `other` for its others and for what is left.
-
-    A loop over groups, whose layers are spelled out: a loop within it would hold what a group keeps twice.
-    """
-    count = len(jax.tree.leaves(layers)[0]) // size
-    part = lambda start, stop: jax.tree.map(lambda a: a[start:stop], layers)
-    groups = jax.tree.map(lambda a: a.reshape(count, size, *a.shape[1:]), part(0, count * size))
-
-    def group(x_BSD, one):
-        for i in range(size):
-            x_BSD = (other if i else first)(x_BSD, *jax.tree.map(lambda a, i=i: a[i], one))
-        return x_BSD, None
-
-    x_BSD, _ = jax.lax.scan(group, x_BSD, groups)
-    return over(other, x_BSD, part(count * size, None))
+        layer = lambda parameters, x_BSD, key=None: nnx.merge(structure, parameters)(x_BSD, key)
+        return self.final((loop or scanned())(layer, stacked, x_BSD, key))
 
 
 def create(model: Model, sequence: int, key) -> dict:

@@ -13,8 +13,9 @@ import jaxmem
 from experiments.baselines import Candidate, candidates
 from experiments.config import Config
 from experiments.errors import InputError
+from experiments.loops import scanned
 from experiments.report import planning_progress
-from experiments.step import abstract, make_step, step_under
+from experiments.step import abstract, make_step, step_over
 
 UNPLANNED, KEPT = "none", "keep_everything"
 
@@ -94,7 +95,7 @@ def named(config: Config) -> Ready:
 
 def compile_candidate(config: Config, candidate: Candidate):
     """The step under a candidate's policy, its first argument donated."""
-    step = step_under(config, candidate.policy, candidate.every)
+    step = step_over(config, scanned(candidate.policy, candidate.every))
     return jax.jit(step, donate_argnums=0).lower(*abstract(config)).compile()
 
 

@@ -12,6 +12,7 @@ from flax import nnx
 import jaxmem
 from experiments import gpt
 from experiments.config import Config
+from experiments.loops import Loop, scanned, stacked
 from experiments.loss import cross_entropy
 from experiments.optimizer import optimizer
 
@@ -41,13 +42,13 @@ def abstract(config: Config) -> tuple[State, jax.ShapeDtypeStruct]:
     return jax.eval_shape(functools.partial(init_state, config)), tokens
 
 
-def make_loss(config: Config, policy=None, every: int = 1):
+def make_loss(config: Config, loop: Loop | None = None):
     """loss(params, tokens, key or None) -> mean loss in nats a position, of int32 tokens (batch, sequence + 1)."""
     structure = gpt.structure(config.model, config.train.sequence)
 
     def loss(params, tokens, key=None):
         model = nnx.merge(structure, nnx.State(params))
-        hidden = model(tokens[:, :-1], key, policy, every)
+        hidden = model(tokens[:, :-1], key, loop)
         return cross_entropy(hidden, params["embedding"], tokens[:, 1:], config.train.loss_chunk)
 
     return loss
@@ -55,12 +56,12 @@ def make_loss(config: Config, policy=None, every: int = 1):
 
 def make_step(config: Config, plan=None):
     """step(state, tokens) -> (state, metrics). `plan`: a jaxmem.Plan, or None to keep everything."""
-    return step_under(config, jaxmem.remat_policy(plan))
+    return step_over(config, stacked(plan) if config.model.loop == "stack" else scanned(jaxmem.remat_policy(plan)))
 
 
-def step_under(config: Config, policy, every: int = 1):
-    """The same under any policy of `jax.checkpoint`, jaxmem's or JAX's own; `every` k: for each k-th layer alone."""
-    loss, tx = make_loss(config, policy, every), optimizer(config)
+def step_over(config: Config, loop: Loop):
+    """The same with the layers under any loop: under any policy of `jax.checkpoint`, jaxmem's or JAX's own."""
+    loss, tx = make_loss(config, loop), optimizer(config)
 
     def step(state: State, tokens):
         key = None

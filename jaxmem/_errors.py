@@ -28,6 +28,10 @@ class StepError(JaxmemError):
     """A training step that cannot be planned: it has no block, or cannot be traced."""
 
 
+class StackError(JaxmemError):
+    """Layers that cannot run as one loop: their arrays or what they return differ; names the argument."""
+
+
 class PlanFileError(JaxmemError):
     """A plan file that is broken, of another schema, or made for another model; names the field."""
 

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.extend.core import Jaxpr as Jaxpr
 from jax.extend.core import JaxprEqn as JaxprEqn
 from jax.extend.core import Literal as Literal
 from jax.extend.core import Var as Var
+from jax.extend.core import jaxpr_as_fun as as_function
 
 CALLS = {
     "jit",
@@ -177,3 +179,15 @@ def describe(equation: FlatEquation, avals: list) -> str:
     params = sorted((k, str(v)) for k, v in equation.eqn.params.items() if k not in ("name", "sharding", "layout"))
     text = f"{equation.eqn.primitive.name} {operands} {params}"
     return re.sub(r" at 0x[0-9a-f]+|0x[0-9a-f]{6,}", "", text)
+
+
+def lift(closed: ClosedJaxpr) -> tuple[Any, list]:
+    """`closed` as a function of (lifted, *arguments), and `lifted`: the traced arrays that it closed over."""
+    traced = [isinstance(c, Tracer) for c in closed.consts]
+
+    def call(lifted, *arguments):
+        own = iter(lifted)
+        consts = [next(own) if is_traced else c for c, is_traced in zip(closed.consts, traced)]
+        return as_function(ClosedJaxpr(closed.jaxpr, consts))(*arguments)
+
+    return call, [c for c, is_traced in zip(closed.consts, traced) if is_traced]

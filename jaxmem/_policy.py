@@ -53,11 +53,13 @@ def _verdict(choice: Choice):
 class Policy:
     """What `jax.checkpoint` asks of each operation of a block: keep it, recompute it, or how to store it.
 
-    `choices` None keeps everything. Frozen and hashable, since partial evaluation caches on it.
+    `choices` None keeps everything. `stacked`: the block is a layer of `jaxmem.stack`, whose layers a plan may divide
+    into groups. Frozen and hashable, since partial evaluation caches on it.
     """
 
     block: str
     choices: tuple[tuple[str, Choice], ...] | None = None
+    stacked: bool = False
 
     def __call__(self, primitive, *_, **params):
         check_remat3()

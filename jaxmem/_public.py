@@ -1,20 +1,17 @@
 """The public names, each where it lives. `import jaxmem` itself imports no JAX: the first use of a name does."""
 
 from jaxmem import codecs as codecs
+from jaxmem import errors as errors
+from jaxmem import layers as layers
 from jaxmem import ops as ops
 from jaxmem._errors import BudgetError as BudgetError
-from jaxmem._errors import JaxmemError as JaxmemError
-from jaxmem._errors import JaxmemWarning as JaxmemWarning
-from jaxmem._errors import PlanFileError as PlanFileError
-from jaxmem._errors import StepError as StepError
-from jaxmem._errors import TagError as TagError
-from jaxmem._errors import TargetError as TargetError
 from jaxmem._explain import explain as explain
 from jaxmem._loaded import verify as verify
 from jaxmem._plan import Plan as Plan
 from jaxmem._planner import plan as plan
 from jaxmem._policy import remat_policy as remat_policy
 from jaxmem._residuals import compress_residuals as compress_residuals
+from jaxmem._stack import stack as stack
 from jaxmem._tag import tag as tag
 from jaxmem._target import Target as Target
 from jaxmem._types import ALL as ALL

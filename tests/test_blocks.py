@@ -139,9 +139,9 @@ def test_fingerprint_changes_with_shapes_alone():
 
 
 def test_a_step_without_blocks_says_what_to_wrap():
-    with pytest.raises(jaxmem.StepError, match="jax.checkpoint"):
+    with pytest.raises(jaxmem.errors.StepError, match="jax.checkpoint"):
         classes(models.build_with(lambda policy: models.scanned(None)), *SHAPES)
-    with pytest.raises(jaxmem.StepError, match="no gradient is taken"):
+    with pytest.raises(jaxmem.errors.StepError, match="no gradient is taken"):
         classes(lambda plan: models.scanned(jaxmem.remat_policy(plan)), *SHAPES)
 
 
@@ -149,7 +149,7 @@ def test_a_name_twice_in_a_block():
     def block(x, p, key):
         return jnp.sin(jaxmem.tag(jnp.sin(jaxmem.tag(x, "h") @ p["a"]), "h"))
 
-    with pytest.raises(jaxmem.TagError, match="'h' stands twice"):
+    with pytest.raises(jaxmem.errors.TagError, match="'h' stands twice"):
         classes(models.build_with(functools.partial(models.scanned, block=block)), *SHAPES)
 
 

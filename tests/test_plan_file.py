@@ -83,7 +83,7 @@ def test_a_broken_field_is_named(change, field, tmp_path):
     data = json.loads(path.read_text())
     change(data)
     path.write_text(json.dumps(data))
-    with pytest.raises(jaxmem.PlanFileError, match=f"plan.json.*`{field}") as caught:
+    with pytest.raises(jaxmem.errors.PlanFileError, match=f"plan.json.*`{field}") as caught:
         Plan.load(path)
     assert "expected" in str(caught.value)
 
@@ -92,12 +92,12 @@ def test_a_broken_field_is_named(change, field, tmp_path):
 def test_not_a_plan(text, tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(text)
-    with pytest.raises(jaxmem.PlanFileError, match="plan.json"):
+    with pytest.raises(jaxmem.errors.PlanFileError, match="plan.json"):
         Plan.load(path)
 
 
 def test_no_file(tmp_path):
-    with pytest.raises(jaxmem.PlanFileError, match="No such file"):
+    with pytest.raises(jaxmem.errors.PlanFileError, match="No such file"):
         Plan.load(tmp_path / "none.json")
-    with pytest.raises(jaxmem.PlanFileError, match="directory"):
+    with pytest.raises(jaxmem.errors.PlanFileError, match="directory"):
         Plan.load(tmp_path)

@@ -157,7 +157,7 @@ def test_save_load_verify(halved, tmp_path):
     loaded = jaxmem.Plan.load(path)
     assert loaded == halved
     assert [p.name for p in path.parent.iterdir()] == ["plan.json"]
-    with pytest.raises(jaxmem.StepError, match="no executable"):
+    with pytest.raises(jaxmem.errors.StepError, match="no executable"):
         _ = loaded.step
     verified = jaxmem.verify(loaded, build, *SHAPES)
     assert verified.compiled_bytes == halved.compiled_bytes
@@ -176,7 +176,7 @@ def test_save_load_verify(halved, tmp_path):
 
 
 def test_a_plan_for_another_model_is_refused(halved):
-    with pytest.raises(jaxmem.PlanFileError, match="fingerprint"):
+    with pytest.raises(jaxmem.errors.PlanFileError, match="fingerprint"):
         jaxmem.verify(
             halved,
             build,
@@ -186,9 +186,9 @@ def test_a_plan_for_another_model_is_refused(halved):
     def renamed(x, p, key):
         return x + jnp.sin(jaxmem.tag(jnp.sin(x @ p["a"]), "other"))
 
-    with pytest.raises(jaxmem.PlanFileError, match=r"actions\.block\.\w+"):
+    with pytest.raises(jaxmem.errors.PlanFileError, match=r"actions\.block\.\w+"):
         jaxmem.verify(halved, models.build_with(functools.partial(models.scanned, block=renamed)), *SHAPES)
-    with pytest.raises(jaxmem.TagError, match="knows no block 'decoder'"):
+    with pytest.raises(jaxmem.errors.TagError, match="knows no block 'decoder'"):
         jaxmem.remat_policy(halved, block="decoder")
 
 
@@ -204,7 +204,7 @@ def test_wasted_tags_are_told():
         return x + jaxmem.tag(jax.nn.softmax(x @ p["a"]), "late") @ p["a"]
 
     late = models.build_with(functools.partial(models.scanned, block=block))
-    with pytest.warns(jaxmem.JaxmemWarning, match="'late' of block 'block'.*derivative rule"):
+    with pytest.warns(jaxmem.errors.JaxmemWarning, match="'late' of block 'block'.*derivative rule"):
         jaxmem.plan(late, *SHAPES)
 
 
@@ -214,9 +214,9 @@ def test_idle_tags_are_told():
 
     plain = models.build_with(functools.partial(models.scanned, block=block))
     sum_of = models.build_with(lambda policy: lambda p, x: jaxmem.tag(models.scanned(policy, block)(p, x), "loss"))
-    with pytest.warns(jaxmem.JaxmemWarning, match="'last'"):
+    with pytest.warns(jaxmem.errors.JaxmemWarning, match="'last'"):
         jaxmem.plan(plain, *SHAPES)
-    with pytest.warns(jaxmem.JaxmemWarning, match="'loss'"):
+    with pytest.warns(jaxmem.errors.JaxmemWarning, match="'loss'"):
         jaxmem.plan(sum_of, *SHAPES)
 
 
@@ -231,11 +231,11 @@ def test_idle_tags_are_told():
         ({"budget": float("nan")}, jaxmem.BudgetError, "nan"),
         ({"budget": [1]}, jaxmem.BudgetError, r"\[1\]"),
         ({"host_budget": "x"}, jaxmem.BudgetError, "`host_budget` is 'x'"),
-        ({"target": "h2000"}, jaxmem.TargetError, "h200"),
-        ({"target": 3}, jaxmem.TargetError, "int"),
-        ({"actions": ["keep", "forget"]}, jaxmem.TagError, "forget"),
-        ({"actions": [Action.OFFLOAD]}, jaxmem.TargetError, "no host memory"),
-        ({"codecs": "grouped_symetric()"}, jaxmem.TagError, "grouped_symmetric"),
+        ({"target": "h2000"}, jaxmem.errors.TargetError, "h200"),
+        ({"target": 3}, jaxmem.errors.TargetError, "int"),
+        ({"actions": ["keep", "forget"]}, jaxmem.errors.TagError, "forget"),
+        ({"actions": [Action.OFFLOAD]}, jaxmem.errors.TargetError, "no host memory"),
+        ({"codecs": "grouped_symetric()"}, jaxmem.errors.TagError, "grouped_symmetric"),
     ],
 )
 def test_wrong_arguments(arguments, error, message):
@@ -253,7 +253,7 @@ def test_wrong_arguments(arguments, error, message):
     ],
 )
 def test_wrong_steps(builder, message):
-    with pytest.raises(jaxmem.StepError, match=message):
+    with pytest.raises(jaxmem.errors.StepError, match=message):
         jaxmem.plan(builder, *SHAPES)
 
 

@@ -39,7 +39,7 @@ def test_a_plan_for_an_h200(unplanned, tmp_path):
     assert plan.compiles <= 6
     assert plan.time_source == "xla"
     assert plan.target == "h200"
-    with pytest.raises(jaxmem.StepError, match="h200"):
+    with pytest.raises(jaxmem.errors.StepError, match="h200"):
         _ = plan.step
     plan.save(tmp_path / "plan.json")
     verified = jaxmem.verify(jaxmem.Plan.load(tmp_path / "plan.json"), build, *SHAPES)
@@ -60,7 +60,7 @@ def least_on_the_host(row) -> float:
 def test_offload_moves_bytes_to_the_host(unplanned, wanted):
     budget = int(0.4 * unplanned.baseline_bytes)
     if not OFFLOADS:
-        with pytest.raises(jaxmem.TargetError, match="jaxlib"):
+        with pytest.raises(jaxmem.errors.TargetError, match="jaxlib"):
             jaxmem.plan(build, *SHAPES, target="h200", budget=budget, actions=wanted)
         return
     plan = jaxmem.plan(build, *SHAPES, target="h200", budget=budget, actions=wanted)
@@ -96,7 +96,7 @@ def test_offload_wants_a_scan():
     if not OFFLOADS:
         return
     unrolled = models.build_with(models.unrolled)
-    with pytest.warns(jaxmem.JaxmemWarning, match="jax.lax.scan"):
+    with pytest.warns(jaxmem.errors.JaxmemWarning, match="jax.lax.scan"):
         plan = jaxmem.plan(unrolled, *SHAPES, target="h200", budget="40MiB")
     assert not any(c.action.offloads for c in plan.actions["block"].values())
     with warnings.catch_warnings():

@@ -113,7 +113,7 @@ def test_gradient_of_gradient(action):
 def test_gradient_of_gradient_through_codes_is_refused():
     p, x = models.parameters(layers=2), models.batch()
     loss = models.scanned(jaxmem.remat_policy(models.draft("compress")))
-    with pytest.raises(jaxmem.TagError, match="LOSSLESS"):
+    with pytest.raises(jaxmem.errors.TagError, match="LOSSLESS"):
         jax.grad(lambda x: (jax.grad(loss, argnums=1)(p, x) ** 2).sum())(x)
 
 
@@ -144,7 +144,7 @@ def test_checkpoint_name_values_are_tags():
         policy = jaxmem.remat_policy(Draft({"block": {"h": choice}}))
         close(jax.jit(jax.grad(models.scanned(policy, block)))(p, x), want, 1e-12)
     policy = jaxmem.remat_policy(Draft({"block": {"h": Choice("compress", models.CODEC["in"])}}))
-    with pytest.raises(jaxmem.TagError, match="checkpoint_name"):
+    with pytest.raises(jaxmem.errors.TagError, match="checkpoint_name"):
         jax.grad(models.scanned(policy, block))(p, x)
 
 
@@ -185,7 +185,7 @@ def test_policies_are_equal_by_value_and_hash():
 def test_remat3_is_refused():
     jax.config.update("jax_remat3", True)
     try:
-        with pytest.raises(jaxmem.TagError, match="jax_remat3"):
+        with pytest.raises(jaxmem.errors.TagError, match="jax_remat3"):
             jaxmem.remat_policy(None)
     finally:
         jax.config.update("jax_remat3", False)
@@ -204,5 +204,5 @@ def test_remat3_is_refused():
     ],
 )
 def test_wrong_arguments(call, message):
-    with pytest.raises(jaxmem.TagError, match=message):
+    with pytest.raises(jaxmem.errors.TagError, match=message):
         call()

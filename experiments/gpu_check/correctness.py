@@ -14,6 +14,7 @@ import numpy as np
 import jaxmem
 from experiments import baselines
 from experiments.gpu_check.settings import Settings
+from experiments.loops import scanned
 from experiments.step import init_state, make_loss
 
 ACTIONS = ("keep", "recompute", "offload", "compress", "compress_offload")
@@ -90,7 +91,7 @@ def at(dtype: str, settings: Settings, policy, every: int):
     config = settings.config("gpt_nano", *SIZES)
     config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
-        loss, state = make_loss(config, policy, every), init_state(config)
+        loss, state = make_loss(config, scanned(policy, every)), init_state(config)
         shape = config.train.batch, config.train.sequence + 1
         tokens = np.random.default_rng(0).integers(0, 256, shape).astype(np.int32)
         key = jax.random.wrap_key_data(state.key)

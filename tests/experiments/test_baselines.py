@@ -15,6 +15,7 @@ from experiments.baselines import FIXED, LOSSY, SEARCHES
 from experiments.config import Config, PolicyName, Remat
 from experiments.errors import InputError
 from experiments.load import load
+from experiments.loops import scanned
 from experiments.planning import budget_bytes, compile_candidate, total_bytes
 from experiments.step import abstract, init_state, make_loss, make_step
 
@@ -45,14 +46,14 @@ def tokens(config: Config):
 def loss_and_gradient(name: str, *overrides):
     config = micro(name, *overrides)
     (candidate,) = baselines.candidates(config)
-    loss = make_loss(config, candidate.policy, candidate.every)
+    loss = make_loss(config, scanned(candidate.policy, candidate.every))
     return jax.jit(jax.value_and_grad(loss))(init_state(config).params, tokens(config), jax.random.key(3))
 
 
 @functools.cache
 def unplanned(*overrides):
     config = micro("keep_everything", *overrides)
-    loss = make_loss(config, jaxmem.remat_policy(None))
+    loss = make_loss(config, scanned(jaxmem.remat_policy(None)))
     return jax.jit(jax.value_and_grad(loss))(init_state(config).params, tokens(config), jax.random.key(3))
 
 
@@ -61,7 +62,7 @@ def saved_bytes(name: str) -> int:
     """Bytes that the forward hands to the backward, in whatever memory."""
     config = micro(name)
     (candidate,) = baselines.candidates(config)
-    loss = make_loss(config, candidate.policy, candidate.every)
+    loss = make_loss(config, scanned(candidate.policy, candidate.every))
     state, text = abstract(config)
     backward = jax.eval_shape(
         lambda p: jax.vjp(lambda p: loss(p, text_of(text), jax.random.key(0)), p)[1], state.params

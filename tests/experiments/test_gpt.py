@@ -13,6 +13,7 @@ from flax import nnx
 import jaxmem
 from experiments import gpt
 from experiments.load import load
+from experiments.loops import scanned
 from experiments.loss import cross_entropy
 from experiments.optimizer import learning_rate, matrices, optimizer
 from experiments.step import abstract, gradient, init_state, make_loss, make_step
@@ -121,7 +122,7 @@ def test_the_chunk_of_the_loss_does_not_matter(chunk):
 def test_keeping_everything_is_no_checkpoint_bit_for_bit(dtype, monkeypatch, optimized):
     config = micro(f"model.dtype={dtype}", "model.dropout=0.2")
     params, text, key = init_state(config).params, tokens(config), jax.random.key(5)
-    wrapped = jax.jit(make_loss(config, jaxmem.remat_policy(None)))(params, text, key)
+    wrapped = jax.jit(make_loss(config, scanned(jaxmem.remat_policy(None))))(params, text, key)
     monkeypatch.setattr(gpt.jax, "checkpoint", lambda f, **_: f)
     plain = jax.jit(make_loss(config))(params, text, key)
     assert jnp.isfinite(plain)
@@ -132,7 +133,7 @@ def test_dropout_is_a_function_of_its_key_and_recomputation_repeats_it():
     config = micro(*DROPS)
     params, text = init_state(config).params, tokens(config)
     policies = jaxmem.remat_policy(None), jax.checkpoint_policies.nothing_saveable
-    keep, recompute = (jax.jit(jax.value_and_grad(make_loss(config, policy))) for policy in policies)
+    keep, recompute = (jax.jit(jax.value_and_grad(make_loss(config, scanned(policy)))) for policy in policies)
     key, other = jax.random.split(jax.random.key(0))
     value, grads = keep(params, text, key)
     again, same = recompute(params, text, key)

@@ -1,0 +1,71 @@
+"""stack(): L identical layers from stacked parameters, as one loop forward and one, ours, backward."""
+
+from collections.abc import Callable
+
+import jax
+
+from jaxmem._groups import groups_of
+from jaxmem._stack_arguments import Split, check, lifted
+from jaxmem._stack_loops import Loops, zeros
+
+
+def stack(
+    block: Callable,
+    params,
+    x,
+    *shared,
+    plan=None,
+    label: str = "block",
+    key=None,
+    dtype=None,
+    has_aux: bool = False,
+    moments=None,
+    fold: Callable | None = None,
+):
+    """`x = block(p_i, x, *shared)` for each layer i, under a plan; differentiable in `params`, `x` and `shared`.
+
+    The forward loop saves of each layer what the plan's action for each tag asks; the backward loop restores,
+    recomputes and differentiates one layer at a time. A layer's own parameters are read again, never saved.
+
+    `block`: a function, called with `key=` too if `key` is given. `params`: a tree whose arrays have a leading axis L.
+    `x`: a tree of floating-point arrays, which `block` returns with the same shapes and dtypes. `shared`: arrays that
+    every layer reads, such as masks and positions. `plan`: a `jaxmem.Plan`, or None to keep everything; `label` is its
+    name for this block. `key`: a random key; layer i is given `jax.random.fold_in(key, i)`. `dtype`: layers are given
+    floating-point parameters in this dtype, converted one layer at a time. `has_aux`: `block` returns (x, aux), and
+    `stack` returns (x, every layer's aux, stacked).
+
+    With `moments`, a tree of floating-point arrays with a leading axis L, layer i's gradient is not returned:
+    `fold(moments_i, gradient_i)` replaces layer i of `moments`, in place. The gradient with respect to `moments` is
+    then the new moments, that with respect to `params` is zero (AdamA §3.2: gradients released layer by layer).
+
+    Raises StackError if the layers' arrays, what `block` returns, or `moments` do not have these shapes; TagError if
+    the plan is of other layers or another block.
+    """
+    groups = groups_of(plan, label, check(params, x, moments, fold))
+    split = Split.of(params, dtype)
+    call, common = lifted(block, split, params, x, shared, key, has_aux)
+    loops = Loops(call, split.own, groups)
+
+    @jax.custom_vjp
+    def run(params, x, common, moments, key):
+        return loops.plain((params, key), x, common)
+
+    def run_forward(params, x, common, moments, key):
+        x, aux, saved = loops.forward((params, key), x, common)
+        return (x, aux), (params, common, moments, key, saved)
+
+    def run_backward(residuals, cotangents):
+        params, common, moments, key, saved = residuals
+        d_x, d_aux = cotangents
+        if fold is None:
+            state, into = zeros(split.floating(params)), lambda _, gradient: gradient
+        else:
+            state, into = moments, lambda m, gradient, fold=fold: fold(m, split.whole(params, gradient))
+        d_common = zeros(common[0])
+        d_x, d_common, state = loops.backward((params, key), saved, d_x, d_aux, d_common, state, into)
+        d_params, d_moments = (split.whole(params, state), None) if fold is None else (None, state)
+        return d_params, d_x, (d_common, None), d_moments, None
+
+    run.defvjp(run_forward, run_backward)
+    y, aux = run(params, x, common, moments, key)
+    return (y, aux) if has_aux else y

@@ -1,0 +1,154 @@
+"""What `stack` is given, checked and put in order: what is differentiated apart from what is not."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem._errors import StackError
+from jaxmem._jaxpr import lift
+from jaxmem._stack_loops import at
+
+
+def _floating(a) -> bool:
+    return jnp.issubdtype(jnp.result_type(a), jnp.inexact)
+
+
+def _separated(leaves: list, which: tuple[bool, ...]) -> tuple[list, list]:
+    return [a for a, f in zip(leaves, which) if f], [a for a, f in zip(leaves, which) if not f]
+
+
+def _merged(pair, which: tuple[bool, ...]) -> list:
+    sources = iter(pair[0]), iter(pair[1])
+    return [next(sources[0 if f else 1]) for f in which]
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """How a layer's own arrays are told apart: floating-point parameters, and the others with the layer's key."""
+
+    structure: Any
+    which: tuple[bool, ...]
+    dtype: Any
+
+    @staticmethod
+    def of(params, dtype) -> "Split":
+        leaves, structure = jax.tree.flatten(params)
+        return Split(structure, tuple(map(_floating, leaves)), dtype)
+
+    def own(self, stacked, i) -> tuple[list, Any]:
+        """Layer i's arrays, from (params, key)."""
+        params, key = stacked
+        floating, others = _separated(at(jax.tree.leaves(params), i), self.which)
+        if self.dtype is not None:
+            floating = [a.astype(self.dtype) for a in floating]
+        return floating, (others, None if key is None else jax.random.fold_in(key, i))
+
+    def join(self, own) -> tuple[Any, Any]:
+        """A layer's parameters and key, from `own`."""
+        floating, (others, key) = own
+        return jax.tree.unflatten(self.structure, _merged((floating, others), self.which)), key
+
+    def floating(self, params) -> list:
+        return _separated(jax.tree.leaves(params), self.which)[0]
+
+    def whole(self, params, gradients: list):
+        """A tree like `params`, in its dtypes, of its floating-point arrays' gradients; None for the others."""
+        leaves = jax.tree.leaves(params)
+        sources = _merged((gradients, [None] * len(leaves)), self.which)
+        pairs = zip(sources, leaves)
+        return jax.tree.unflatten(self.structure, [None if g is None else g.astype(a.dtype) for g, a in pairs])
+
+
+def check(params, x, moments, fold) -> int:
+    """The number of layers. Raises StackError if `stack` was given trees that are not of layers."""
+    layers = _leading("params", params)
+    for path, a in jax.tree.leaves_with_path(x):
+        if not _floating(a):
+            raise StackError(
+                f"stack: `x{jax.tree_util.keystr(path)}` is {jax.typeof(a).str_short()}; expected floating-point arrays:"
+                " give masks, positions and other indices after `x`, as what all layers share"
+            )
+    if (moments is None) != (fold is None):
+        raise StackError(
+            f"stack: `{'fold' if moments is None else 'moments'}` is given and `{'moments' if moments is None else 'fold'}`"
+            " is not; expected both, or neither"
+        )
+    if moments is not None:
+        for path, a in jax.tree.leaves_with_path(moments):
+            if not _floating(a):
+                raise StackError(
+                    f"stack: `moments{jax.tree_util.keystr(path)}` is {jax.typeof(a).str_short()}; expected floating-point"
+                    " arrays, since the new moments are handed out as a gradient"
+                )
+        if (got := _leading("moments", moments)) != layers:
+            raise StackError(f"stack: `moments` holds {got} layers, and `params` {layers}; expected as many")
+    return layers
+
+
+def _leading(name: str, tree) -> int:
+    leaves = jax.tree.leaves_with_path(tree)
+    first: tuple[str, int] | None = None
+    for path, a in leaves:
+        here = f"`{name}{jax.tree_util.keystr(path)}`"
+        if not jnp.ndim(a) or not jnp.shape(a)[0]:
+            raise StackError(
+                f"stack: {here} has shape {jnp.shape(a)}; expected a leading axis of one entry a layer, at least one"
+            )
+        first = first or (here, jnp.shape(a)[0])
+        if jnp.shape(a)[0] != first[1]:
+            raise StackError(
+                f"stack: {here} holds {jnp.shape(a)[0]} layers, and {first[0]} {first[1]}; expected one leading axis for all"
+            )
+    if first is None:
+        raise StackError(f"stack: `{name}` holds no array; expected each layer's, stacked along a leading axis")
+    return first[1]
+
+
+def lifted(block, split: Split, params, x, shared, key, has_aux: bool):
+    """`call(own, x, common) -> (x, aux)`, and `common`: what is shared, and what `block` closes over.
+
+    `block` is traced once, for layer 0. Raises StackError unless it returns `x` as it got it.
+    """
+    leaves, structure = jax.tree.flatten(shared)
+    box: dict[str, Any] = {}
+
+    def once(own, x, leaves):
+        p, k = split.join(own)
+        out = block(p, x, *jax.tree.unflatten(structure, leaves), **({} if k is None else {"key": k}))
+        if has_aux and not (isinstance(out, tuple) and len(out) == 2):
+            raise StackError(
+                f"stack: `block` returned {type(out).__name__}; with has_aux=True it must return a pair (x, aux)"
+            )
+        out = out if has_aux else (out, None)
+        _check_output(x, out[0])
+        values, box["out"] = jax.tree.flatten(out)
+        return values
+
+    closed = jax.make_jaxpr(once)(split.own((params, key), 0), x, leaves)
+    function, closed_over = lift(closed)
+    leaves = leaves + closed_over
+    which = tuple(map(_floating, leaves))
+    count = len(leaves) - len(closed_over)
+
+    def call(own, x, common):
+        every = _merged(common, which)
+        values = function(every[count:], *jax.tree.leaves((own, x, every[:count])))
+        return jax.tree.unflatten(box["out"], values)
+
+    return call, _separated(leaves, which)
+
+
+def _check_output(x, out) -> None:
+    if jax.tree.structure(x) != jax.tree.structure(out):
+        raise StackError(
+            f"stack: `block` returned {jax.tree.structure(out)} for `x`, and got {jax.tree.structure(x)}; expected the same"
+            " tree, since the next layer is given it (for a pair (x, aux), has_aux=True)"
+        )
+    for (path, a), b in zip(jax.tree.leaves_with_path(x), jax.tree.leaves(out)):
+        if (jnp.shape(a), jnp.result_type(a)) != (jnp.shape(b), jnp.result_type(b)):
+            raise StackError(
+                f"stack: `block` returned `x{jax.tree_util.keystr(path)}` as {jax.typeof(b).str_short()}, and got"
+                f" {jax.typeof(a).str_short()}; expected the same shape and dtype, since the next layer is given it"
+            )
