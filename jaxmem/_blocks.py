@@ -5,11 +5,12 @@ cotangents of its outputs (last), repeats the forward, and goes on to the deriva
 """
 
 import dataclasses
+import math
 from collections import Counter
 
 import jax.numpy as jnp
 
-from jaxmem._jaxpr import REMAT, Flat, Jaxpr, JaxprEqn, Literal, Var, as_scan, body, flatten, subjaxprs
+from jaxmem._jaxpr import REMAT, Flat, Jaxpr, JaxprEqn, Literal, Var, as_scan, body, call_body, flatten, subjaxprs
 from jaxmem._policy import Policy, name_p
 from jaxmem._tag import tag_p
 
@@ -17,6 +18,8 @@ VIEWS = {
     "slice", "squeeze", "reshape", "transpose", "convert_element_type", "copy", "broadcast_in_dim", "dynamic_slice",
     "device_put", "sharding_constraint", "optimization_barrier", "expand_dims", "random_wrap", "random_unwrap", "pvary",
 }  # fmt: skip
+INDICES = {"iota", "add", "lt", "select_n", "random_fold_in"}  # what counts layers, and makes their keys
+MOST_INDICES = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Instance:
     layers: int
     runs: int
     sharded: bool  # shapes are those of one device already
+    stacked: bool  # a layer of jaxmem.stack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +52,10 @@ def _is_block(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in REMAT and isinstance(eqn.params.get("policy"), Policy)
 
 
+def _small(eqn: JaxprEqn) -> bool:
+    return all(math.prod(getattr(v.aval, "shape", ())) <= MOST_INDICES for v in eqn.outvars)
+
+
 def _forward_names(jaxpr: Jaxpr) -> set[str]:
     """Names of the tags in `jaxpr` outside the backward of blocks."""
     names = {e.params["name"] for e in jaxpr.eqns if is_tag(e)}
@@ -63,7 +71,8 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
     seen_plain = [False]
     names = _forward_names(jaxpr)
 
-    def walk(jaxpr: Jaxpr, origin: dict[Var, str], frames: tuple, sharded: bool):
+    def walk(jaxpr: Jaxpr, origin: dict[Var, str], frames: tuple, sharded: bool) -> list[str]:
+        """Collects the instances in `jaxpr`; returns where its outputs come from."""
         origin = dict.fromkeys(jaxpr.constvars, "free") | origin
         here = lambda v: "free" if isinstance(v, Literal) else origin.get(v, "local")
         defined = {o: i for i, e in enumerate(jaxpr.eqns) for o in e.outvars}
@@ -74,7 +83,9 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
                 if not isinstance(v, Literal):
                     first_use.setdefault(v, i)
         for i, eqn in enumerate(jaxpr.eqns):
-            if eqn.primitive.name in VIEWS and all(here(v) == "free" for v in eqn.invars):
+            viewed = eqn.invars[:1] if eqn.primitive.name == "dynamic_slice" else eqn.invars  # whatever its indices
+            cheap = eqn.primitive.name in VIEWS or (eqn.primitive.name in INDICES and _small(eqn))
+            if cheap and all(here(v) == "free" for v in viewed):
                 origin.update(dict.fromkeys(eqn.outvars, "free"))
             if _is_block(eqn):
                 if not eqn.params.get("differentiated"):
@@ -107,7 +118,10 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
                     loop = eqn.primitive.name == "while"
                     kinds = ["carry" if loop else here(v) for v in operands]
                     known = dict(zip(inner.invars, kinds))
-                    walk(inner, known, frames + ((jaxpr, 1),), sharded or eqn.primitive.name == "shard_map")
+                    kinds = walk(inner, known, frames + ((jaxpr, 1),), sharded or eqn.primitive.name == "shard_map")
+                    if call_body(eqn) is not None:
+                        origin.update({o: "free" for o, kind in zip(eqn.outvars, kinds) if kind == "free"})
+        return [here(v) for v in jaxpr.outvars]
 
     walk(jaxpr, dict.fromkeys(jaxpr.invars, "free"), (), False)
     return Found(instances, names, seen_plain[0])
@@ -136,7 +150,8 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
             inside = False  # the forward is in here too: outer loops do not multiply what is alive
         if inside:
             layers *= length
-    return Instance(eqn.params["policy"].block, flat, frozenset(cotangents), boundary, charged, layers, runs, sharded)
+    policy, cotangents = eqn.params["policy"], frozenset(cotangents)
+    return Instance(policy.block, flat, cotangents, boundary, charged, layers, runs, sharded, policy.stacked)
 
 
 def _reversed(jaxprs, depth) -> bool:

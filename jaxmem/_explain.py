@@ -13,6 +13,7 @@ from jaxmem._deviceless import Compiler
 from jaxmem._errors import PlanFileError
 from jaxmem._explain_names import Arguments, Saved, expected, name_saved, operation, show_array
 from jaxmem._export import export_flat
+from jaxmem._groups import as_decided
 from jaxmem._plan import Draft, Plan
 from jaxmem._profile import block_classes, fingerprint
 from jaxmem._step import shards_of, trace
@@ -120,7 +121,8 @@ def explain(build, *args, plan: Plan | None = None, target: str | Target = "loca
         exported, donated = export_flat(traced, target.platform)
         with Compiler(target, workers=1) as compiler:
             compiled, full = compiler.explain(exported, donated=donated)
-    saved = expected(blocks, None if plan is None else plan.actions, shards_of(traced, target.devices))
+    actions = None if plan is None else plan.actions
+    saved = expected(as_decided(blocks, actions or ()), actions, shards_of(traced, target.devices))
     return _explanation(full, compiled, saved, Arguments(traced, args), str(target), plan)
 
 

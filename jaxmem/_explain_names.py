@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import re
+from collections.abc import Sequence
 
 import jax
 
@@ -33,7 +34,7 @@ class Saved:
     asked: bool
 
 
-def expected(blocks: list[BlockClass], actions: Actions | None, shards: int) -> list[Saved]:
+def expected(blocks: Sequence[BlockClass], actions: Actions | None, shards: int) -> list[Saved]:
     """What the blocks save under `actions` (None: everything), by what was decided for each tag."""
     found = []
     for block in blocks:

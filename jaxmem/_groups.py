@@ -1,25 +1,16 @@
-"""Groups of layers that a plan decides apart: labels such as `block[0:6]`, from a plan to the policies of a stack."""
+"""Groups of layers that a plan decides apart: their labels, and a profile whose layers are divided. Free of JAX."""
 
 import dataclasses
 import re
 from collections.abc import Iterable
 
-from jaxmem._errors import TagError
-from jaxmem._policy import Policy, remat_policy
+from jaxmem._types import BlockClass, Profile
 
 LABEL = re.compile(r"(?P<block>.+)\[(?P<start>\d+):(?P<stop>\d+)\]")
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Layers `start` up to, and without, `stop`, under one policy."""
-
-    start: int
-    stop: int
-    policy: Policy
-
-
 def group_label(block: str, start: int, stop: int) -> str:
+    """Of layers `start` up to, and without, `stop`."""
     return f"{block}[{start}:{stop}]"
 
 
@@ -35,23 +26,26 @@ def ranges(labels: Iterable[str], block: str) -> list[tuple[int, int]]:
     return sorted((int(m["start"]), int(m["stop"])) for m in matches if m and m["block"] == block)
 
 
-def groups_of(plan, block: str, layers: int) -> tuple[Group, ...]:
-    """The groups into which a plan divides `layers` layers: one, unless it decides them apart.
-
-    Raises TagError if its groups are not these layers, or as `remat_policy`.
-    """
-    labels = () if plan is None else getattr(plan, "actions", ())
-    found = ranges(labels, block)
-    if not found:
-        return (Group(0, layers, _stacked(plan, block)),)
-    ends = [0, *(stop for _, stop in found)]
-    if [start for start, _ in found] != ends[:-1] or ends[-1] != layers:
-        raise TagError(
-            f"stack: `plan` has groups of layers {', '.join(group_label(block, *r) for r in found)}, and `params` holds"
-            f" {layers} layers; the groups must be layers 0 to {layers}, each once: plan this model anew"
-        )
-    return tuple(Group(*r, _stacked(plan, group_label(block, *r))) for r in found)
+def divisible(profile: Profile) -> BlockClass | None:
+    """The block whose layers a plan may divide: of those that `jaxmem.stack` loops over, the one that can save most."""
+    labels = [b.name for b in profile.blocks]
+    stacked = [b for b in profile.blocks if b.stacked and b.layers > 1 and labels.count(b.name) == 1]
+    return max(stacked, key=lambda b: b.layers * b.everything_bytes, default=None)
 
 
-def _stacked(plan, label: str) -> Policy:
-    return dataclasses.replace(remat_policy(plan, block=label), stacked=True)
+def divided(profile: Profile, block: BlockClass, at: int) -> Profile:
+    """The same step with `block` as two, of its first `at` layers and of the others."""
+    labels = [group_label(block.name, 0, at), group_label(block.name, at, block.layers)]
+    return dataclasses.replace(profile, blocks=as_decided(profile.blocks, labels))
+
+
+def as_decided(blocks: Iterable[BlockClass], labels: Iterable[str]) -> tuple[BlockClass, ...]:
+    """The blocks, divided into the groups of layers that a plan's labels name."""
+    labels = list(labels)
+    parts = ([_part(b, *r) for r in ranges(labels, b.name)] or [b] for b in blocks)
+    return tuple(part for several in parts for part in several)
+
+
+def _part(block: BlockClass, start: int, stop: int) -> BlockClass:
+    runs, layers = block.runs * (stop - start) // block.layers, stop - start
+    return dataclasses.replace(block, name=group_label(block.name, start, stop), layers=layers, runs=runs)

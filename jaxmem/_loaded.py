@@ -8,6 +8,7 @@ import jax
 from jaxmem._budget import show_bytes
 from jaxmem._deviceless import Compiler
 from jaxmem._errors import BudgetError, PlanFileError
+from jaxmem._groups import ungrouped
 from jaxmem._plan import Draft, Plan
 from jaxmem._profile import block_classes, fingerprint
 from jaxmem._target import Target
@@ -45,13 +46,17 @@ def _check_model(plan: Plan, blocks: list[BlockClass]) -> None:
         )
 
     tags: dict[str, set[str]] = {}
+    stacked = {block.name for block in blocks if block.stacked}
     for block in blocks:
         tags.setdefault(block.name, set()).update(t.name for t in block.tags)
     for label, choices in plan.actions.items():
-        if label not in tags:
+        block = ungrouped(label)
+        if block not in tags:
             fail(f"actions.{label}", "a block", f"and the model's blocks are {', '.join(sorted(tags))}")
-        for name in choices.keys() - tags[label] - {REST}:
-            fail(f"actions.{label}.{name}", "a tag", f"and the model's tags there are {', '.join(sorted(tags[label]))}")
+        if block != label and block not in stacked:
+            fail(f"actions.{label}", "a group of layers", "and the model's layers are in no jaxmem.stack")
+        for name in choices.keys() - tags[block] - {REST}:
+            fail(f"actions.{label}.{name}", "a tag", f"and the model's tags there are {', '.join(sorted(tags[block]))}")
     if plan.fingerprint != (found := fingerprint(blocks)):
         fail(
             "fingerprint", plan.fingerprint, f"and the model's is {found}: it has other layers, shapes, dtypes or tags"

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 
 from jaxmem._budget import show_bytes
+from jaxmem._division import Division
 from jaxmem._errors import BudgetError
 from jaxmem._evidence import Evidence, Tried
 from jaxmem._pareto import curve
@@ -30,13 +31,16 @@ class Spent:
     compiles: int
 
 
-def outcome(evidence: Evidence, best: Tried, target: Target, spent: Spent, notes: tuple[str, ...]) -> Plan:
-    """The plan that `best` is."""
+def outcome(
+    evidence: Evidence, best: Tried, division: Division | None, target: Target, spent: Spent, notes: tuple[str, ...]
+) -> Plan:
+    """The plan that `best` is, of layers that are divided or not."""
     profile, baseline = evidence.profile, evidence.baseline
     base, ideal = _step_seconds(profile, baseline, target), baseline.cost.seconds
     seconds = lambda more: base + max(0.0, more - ideal)  # never claimed to be faster than the step without a plan
-    actions: Actions = {b.name: dict(best.actions.get(b.name, {})) for b in profile.blocks}
-    for block in profile.blocks:
+    decided = division.profile if division else profile
+    actions: Actions = {b.name: dict(best.actions.get(b.name, {})) for b in decided.blocks}
+    for block in decided.blocks:
         for tag in block.tags:
             actions[block.name].setdefault(tag.name, RECOMPUTE)
     model = evidence.model()
@@ -60,7 +64,7 @@ def outcome(evidence: Evidence, best: Tried, target: Target, spent: Spent, notes
         jax_version=jax.__version__,
         parts=_parts(evidence, best),
         baseline_parts=_parts(evidence, baseline),
-        rows=rows(profile, actions, room, model.transients, evidence.host_room),
+        rows=rows(decided, actions, room, division.transients if division else model.transients, evidence.host_room),
         points=curve(
             profile,
             model.transients,

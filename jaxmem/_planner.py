@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from jaxmem._allowed import allowed_actions
 from jaxmem._budget import parse_budget, show_bytes
 from jaxmem._deviceless import Compiler
+from jaxmem._division import Division, best_division
 from jaxmem._errors import BudgetError, JaxmemWarning, TagError
 from jaxmem._evaluate import Cost, evaluate, everything
 from jaxmem._evidence import Evidence, Tried, repeated_bytes
@@ -26,6 +27,7 @@ from jaxmem._verify import Verified, Verifier
 
 MOST_COMPILES = 6
 ENOUGH = 0.98  # of the budget: a plan that uses it is not improved on
+WORTH = 0.002  # of a step: what dividing the layers must gain
 GUESSED_HEAD = 0.15  # of the room beside the arguments: working memory, before a compile has told
 DEVICELESS_MARGIN = 0.02  # autotuning on the device picks other matrix kernels: up to 1.3 % of bytes seen
 
@@ -84,14 +86,15 @@ class _Search:
         self.evidence = Evidence(self.profile, self.limit, self.room, self.host_room)
         self.history = History(verifier.database, target, traced.jaxpr)
         self._begin(sum(nbytes(a) for a in traced.jaxpr.in_avals) // shards)
-        best = self.evidence.baseline
+        best, division = self.evidence.baseline, None
         if best.total > self.room:
             self._refine()
             if not self.evidence.fitting:
                 raise infeasible(self.evidence, target)
             best = min(self.evidence.fitting, key=lambda t: (t.cost.seconds, t.total))
+            best, division = self._divide(best)
         spent = Spent(profile_seconds, self.solve_seconds, verifier.seconds, verifier.compiles)
-        return outcome(self.evidence, best, target, spent, tuple(notes))
+        return outcome(self.evidence, best, division, target, spent, tuple(notes))
 
     def _begin(self, arguments: int) -> None:
         """The step with everything kept and, unless that fits, a first guess, which knows bytes of arguments."""
@@ -193,6 +196,27 @@ class _Search:
             for verified, pick in zip(self._compile(*(p.actions for p in fresh)), fresh):
                 predicted = int(evidence.static + pick.saved_bytes + model.predict(pick.actions))
                 evidence.tried.append(Tried(verified, pick.cost, predicted))
+
+    def _divide(self, best: Tried) -> tuple[Tried, Division | None]:
+        """The best plan that decides two groups of layers apart, if it is faster than `best` and compiles within."""
+        chosen, short, seen = None, 0, []
+        while self.verifier.compiles < MOST_COMPILES:
+            model = self.evidence.model()
+            base = self.evidence.static + int(model.reference)
+            start = time.perf_counter()
+            division = best_division(self.profile, model, self.room - base - short, self.host_room)
+            self.solve_seconds += time.perf_counter() - start
+            worth = best.cost.seconds - WORTH * self.profile.step_seconds
+            if division is None or division.solution.seconds > worth or division.solution.actions in seen:
+                break
+            seen.append(division.solution.actions)
+            predicted = base + short + division.bytes
+            (verified,) = self._compile(division.solution.actions)
+            tried = Tried(verified, division.solution.cost, predicted)
+            short += tried.total - predicted
+            if tried.total <= self.room and tried.host_bytes <= self.host_room:
+                best, chosen = tried, division
+        return best, chosen
 
     def _neighbours(self, transients) -> list[Solution]:
         """The plans one choice away from the least that compiled, least first: the model may be wrong about one."""

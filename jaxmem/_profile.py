@@ -268,6 +268,7 @@ def _finish(draft: _Draft, instances, price, shards: int) -> BlockClass:
         forward_seconds=price[draft.whole[0]] / shards,
         backward_seconds=price[draft.whole[1]] / shards,
         flops=flops / shards,
+        stacked=all(i.stacked for i in instances),
     )
 
 

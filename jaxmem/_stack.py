@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import jax
 
-from jaxmem._groups import groups_of
 from jaxmem._stack_arguments import Split, check, lifted
+from jaxmem._stack_groups import groups_of
 from jaxmem._stack_loops import Loops, zeros
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._groups import Group
+from jaxmem._stack_groups import Group
 from jaxmem._stack_layer import Residuals, forward
 
 Fold = Callable[[Any, Any], Any]

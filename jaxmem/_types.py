@@ -115,6 +115,7 @@ class BlockClass:
     backward_seconds: float = 0.0  # of the derivative alone
     flops: float = 0.0  # of the matrix products of both
     input_seconds: tuple[float, ...] = ()  # of keeping each of `inputs` raw: its writing and reading; empty: nothing
+    stacked: bool = False  # layers of jaxmem.stack, which a plan may divide into groups
 
     @property
     def everything_bytes(self) -> int:

@@ -1,0 +1,90 @@
+"""Groups of layers: their labels, profiles that are divided, and the best division against brute force."""
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxmem._division import best_division
+from jaxmem._evidence import Expected
+from jaxmem._groups import as_decided, divided, divisible, group_label, ranges, ungrouped
+from jaxmem._memory_model import MemoryModel
+from jaxmem._solve import solve
+from jaxmem._types import RECOMPUTE
+from tests.profiles import assignments, block, chain, flat, nested, options, oracle, prices, profile
+
+pytestmark = pytest.mark.core
+few = hypothesis.settings(max_examples=25, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+
+
+def test_labels():
+    assert group_label("block", 0, 6) == "block[0:6]"
+    assert ungrouped("block[0:6]") == ungrouped("block") == "block"
+    assert ungrouped("a[b]") == "a[b]"
+    labels = ["block[6:12]", "block", "other[0:1]", "block[0:6]"]
+    assert ranges(labels, "block") == [(0, 6), (6, 12)]
+
+
+def test_a_divided_profile_is_the_same_step():
+    made = profile(chain(layers=6, runs=12, stacked=True), chain(name="other"))
+    split = divided(made, made.blocks[0], 2)
+    assert [(b.name, b.layers, b.runs) for b in split.blocks] == [
+        ("block[0:2]", 2, 4), ("block[2:6]", 4, 8), ("other", 1, 1)
+    ]  # fmt: skip
+    assert as_decided(made.blocks, ["block", "other"]) == made.blocks
+
+
+@pytest.mark.parametrize("change", [{"stacked": False}, {"layers": 1}])
+def test_only_a_stack_of_layers_is_divided(change):
+    assert divisible(profile(chain(**({"layers": 4, "stacked": True} | change)))) is None
+    assert divisible(profile(chain(layers=4, stacked=True), chain(layers=2))) is None, "two classes of one label"
+
+
+def expected(made, transients) -> Expected:
+    """A model that knows these transients, and a reference of nothing."""
+    first = nested(next(assignments(made)), made)
+    assert all(c == RECOMPUTE for tags in first.values() for c in tags.values())
+    return Expected(MemoryModel.fit([(first, 0.0)], made), {k: s for k, s in transients.items() if s})
+
+
+@st.composite
+def stacks(draw):
+    """A chain of two tags with options of random prices, several layers deep."""
+    u, v = draw(options(40)), draw(options(80))
+    equations = [([0], [1], 1.0, None), ([1], [2], 0.0, "u"), ([2], [3], 2.0, None), ([3], [4], 0.0, "v")]
+    layers = draw(st.integers(2, 5))
+    return profile(
+        block(equations, [2, 4], [20, 40, 40, 80, 80], {"u": u, "v": v}, layers=layers, runs=layers, stacked=True)
+    )
+
+
+@few
+@given(st.data())
+def test_the_best_division_is_that_of_brute_force(data):
+    made = data.draw(stacks())
+    rooms = st.integers(0, 130 * made.blocks[0].layers)
+    room, host_room = data.draw(rooms), data.draw(rooms)
+    got = best_division(made, expected(made, {}), room, host_room)
+    splits = (divided(made, made.blocks[0], n) for n in range(1, made.blocks[0].layers))
+    known = [p for split in splits for p in prices(split)]
+    want = min((p.priced for p in known if p.bytes <= room and p.host <= host_room), default=None)
+    assert (got is None) == (want is None)
+    if got is None or want is None:
+        return
+    again = oracle(got.profile, flat(got.solution.actions))
+    assert again.saved == got.bytes <= room
+    assert again.host <= host_room
+    assert again.priced == pytest.approx(want, rel=1e-5, abs=1e-4)
+
+
+@few
+@given(st.data())
+def test_a_division_is_never_slower_than_one_plan_for_all_layers(data):
+    made = data.draw(stacks())
+    transients = {("block", t, RECOMPUTE): 20 for t in ("u", "v")}
+    room = data.draw(st.integers(0, 170 * made.blocks[0].layers))
+    one = solve(made, room=room, transients=transients, host_room=10**6)
+    two = best_division(made, expected(made, transients), room, 10**6)
+    if one is not None:
+        assert two is not None
+        assert two.solution.seconds <= one.seconds * (1 + 1e-5) + 1e-4
