@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import time
 import warnings
 from collections.abc import Sequence
@@ -175,10 +176,10 @@ class _Search:
         fastest = best.seconds if best else 0.0
         while self.verifier.compiles < MOST_COMPILES:
             within = evidence.within_budget
-            if any(t.total >= ENOUGH * self.room or t.cost.seconds <= fastest for t in within):
-                return
             model = evidence.model()
-            picks: list[Solution | None] = []
+            picks = self._recalled_plans(within, model.transients)
+            if not picks and any(t.total >= ENOUGH * self.room or t.cost.seconds <= fastest for t in within):
+                return
             for share in (1.0, 0.985, 0.96)[: width + 1]:
                 room = int(self.room * share) - evidence.static - int(model.reference)
                 picks.append(self._solve(model.transients, room))
@@ -196,6 +197,13 @@ class _Search:
             for verified, pick in zip(self._compile(*(p.actions for p in fresh)), fresh):
                 predicted = int(evidence.static + pick.saved_bytes + model.predict(pick.actions))
                 evidence.tried.append(Tried(verified, pick.cost, predicted))
+
+    def _recalled_plans(self, within: list[Tried], transients) -> list[Solution | None]:
+        """The fastest plan that an earlier search saw compile within this budget, if none so fast is `within` yet."""
+        best = min((t.cost.seconds for t in within), default=math.inf)
+        fits = [t for t in self.evidence.recalled if t.total <= self.room and t.host_bytes <= self.host_room]
+        faster = [t for t in fits if t.cost.seconds < best]
+        return [priced(self.profile, min(faster, key=lambda t: t.cost.seconds).actions, transients)] if faster else []
 
     def _divide(self, best: Tried) -> tuple[Tried, Division | None]:
         """The best plan that decides two groups of layers apart, if it is faster than `best` and compiles within."""

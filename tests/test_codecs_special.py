@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxmem import TagError, codecs
+from jaxmem import codecs
 from jaxmem.codecs import (
     BitMask,
     ChannelwiseSymmetric,
@@ -18,6 +18,7 @@ from jaxmem.codecs import (
     NaivePerToken,
     OutlierSeparated,
 )
+from jaxmem.errors import TagError
 from tests.kernels import oracle
 
 pytestmark = pytest.mark.core

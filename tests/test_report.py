@@ -7,13 +7,13 @@ import re
 
 import pytest
 
-from jaxmem import PlanFileError
 from jaxmem._plan import Bytes, Plan, Point, Row
 from jaxmem._report import report
 from jaxmem._report_bars import CELLS, LETTERS
 from jaxmem._report_curves import BUCKETS
 from jaxmem._types import KEEP, OFFLOAD, RECOMPUTE, Action, Choice
 from jaxmem.cli import main
+from jaxmem.errors import PlanFileError
 
 pytestmark = pytest.mark.core
 

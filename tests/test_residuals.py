@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmem import TagError, codecs, compress_residuals
+from jaxmem import codecs, compress_residuals
+from jaxmem.errors import TagError
 
 pytestmark = pytest.mark.core
 INT4 = codecs.GroupedSymmetric(group=8)
