@@ -30,8 +30,8 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 class Case:
     """A config's training step, as `jaxmem.plan` gets it, for one target. `compiler`: None profiles by a roofline."""
 
-    def __init__(self, config: str, target: str, compiler=None, database=None):
-        self.config, self.target = load(config), Target.parse(target)
+    def __init__(self, config: str, target: str, compiler=None, database=None, overrides: Sequence[str] = ()):
+        self.config, self.target = load(config, overrides), Target.parse(target)
         self.build, self.args = functools.partial(make_step, self.config), abstract(self.config)
         self.verifier = Verifier(self.build, self.args, self.target, compiler)
         self.compiler, self.database = compiler, database

@@ -1,7 +1,7 @@
 """Where a plan divides a stack's layers into two groups, and what each does: the best of many small programs."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from jaxmem._evidence import Expected
 from jaxmem._groups import divided, divisible
@@ -38,16 +38,19 @@ def best_division(profile: Profile, expected: Expected, room: int, host_room: in
         split = divided(profile, block, at)
         first, last = (b.name for b in split.blocks if b.name.startswith(f"{block.name}["))
         of = lambda label: {(label if b == block.name else b, t, c): s for (b, t, c), s in expected.transients.items()}
-        transients = of(last)
-        solution = solve(split, room=room, transients=transients, host_room=host_room)
-        if solution is None:
-            continue
-        saved = {c.name: c.device_bytes * b.layers for c, b in zip(solution.cost.blocks, split.blocks)}
-        early = sum(saved.values()) - saved[last] + _extra(solution, of(first))
-        found.append(Division(split, transients, solution, max(solution.bytes, early)))
-    fitting = [d for d in found if d.bytes <= room]
-    return min(fitting, key=lambda d: (d.solution.seconds, d.bytes), default=None)
+        for transients in (of(last), of(first) | of(last)):  # the second is too careful, for where the first forgets
+            solution = solve(split, room=room, transients=transients, host_room=host_room)
+            if solution is None:
+                break
+            peak = _peak(split, solution, first, last, of)
+            if peak <= room:
+                found.append(Division(split, transients, solution, peak))
+                break
+    return min(found, key=lambda d: (d.solution.seconds, d.bytes), default=None)
 
 
-def _extra(solution: Solution, transients: Mapping) -> int:
-    return round(sum(transients.get((b, t, c), 0.0) for b, tags in solution.actions.items() for t, c in tags.items()))
+def _peak(split: Profile, solution: Solution, first: str, last: str, of: Callable[[str], Mapping]) -> int:
+    """The larger of the two groups' backward: with all that is saved, and without what the last group saved."""
+    saved = {c.name: c.device_bytes * b.layers for c, b in zip(solution.cost.blocks, split.blocks)}
+    extra = lambda label: round(sum(of(label).get((label, t, c), 0.0) for t, c in solution.actions[label].items()))
+    return max(solution.saved_bytes + extra(last), solution.saved_bytes - saved[last] + extra(first))

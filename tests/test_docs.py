@@ -1,4 +1,4 @@
-"""docs/adopting.md: each model runs before and after its changed lines, which are five, and steps to the same loss."""
+"""docs/: each model runs before and after its five changed lines, to the same loss; the stack's examples run."""
 
 import pathlib
 import re
@@ -32,6 +32,20 @@ def test_five_changed_lines_plan_a_model(name, diff, tmp_path, monkeypatch):
     exec(compile(side(diff, "-"), f"{name}, after", "exec"), after)
     assert np.isfinite(before["value"])
     np.testing.assert_allclose(after["value"], before["value"], rtol=1e-5)
+
+
+@pytest.mark.jax_defaults
+def test_the_stack_is_shown_as_it_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = {}
+    for block in re.findall(r"```python\n(.*?)```", (DOCS / "stack.md").read_text(), re.S):
+        exec(compile(block, "stack.md", "exec"), found)
+    assert found["plan"].compiled_bytes <= 130e6
+    assert any("[" in label for label in found["plan"].actions), "two groups of layers"
+    (m, v) = found["moments"]["w"]
+    assert m.shape == v.shape == (3, 16, 16)
+    assert float(abs(m).max()) > 0
+    assert float(v.min()) >= 0
 
 
 def test_what_the_docs_point_to_is_there():

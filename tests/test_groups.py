@@ -74,17 +74,23 @@ def test_the_best_division_is_that_of_brute_force(data):
     again = oracle(got.profile, flat(got.solution.actions))
     assert again.saved == got.bytes <= room
     assert again.host <= host_room
-    assert again.priced == pytest.approx(want, rel=1e-5, abs=1e-4)
+    assert again.priced == pytest.approx(want, rel=2e-3, abs=1e-3)  # recomputing breaks ties only
 
 
 @few
 @given(st.data())
-def test_a_division_is_never_slower_than_one_plan_for_all_layers(data):
+def test_working_memory_is_that_of_the_last_group_or_of_the_first_alone(data):
     made = data.draw(stacks())
-    transients = {("block", t, RECOMPUTE): 20 for t in ("u", "v")}
+    model = expected(made, {("block", t, RECOMPUTE): 40 for t in ("u", "v")})
+    size = {t: model.transients.get(("block", t, RECOMPUTE), 0) for t in ("u", "v")}  # in whole units
     room = data.draw(st.integers(0, 170 * made.blocks[0].layers))
-    one = solve(made, room=room, transients=transients, host_room=10**6)
-    two = best_division(made, expected(made, transients), room, 10**6)
-    if one is not None:
+    two = best_division(made, model, room, 10**6)
+    if two is not None:
+        chosen = [(b, two.solution.actions[b.name]) for b in two.profile.blocks]
+        first, last = (oracle(profile(b), {(b.name, t): c for t, c in tags.items()}) for b, tags in chosen)
+        extra = lambda price: sum(size[t] for (_, t), c in price.effective.items() if c == RECOMPUTE)
+        assert two.bytes == max(first.saved + last.saved + extra(last), first.saved + extra(first)) <= room
+    one = solve(made, room=room - sum(size.values()), transients=model.transients, host_room=10**6)
+    if one is not None:  # with room for the plan that is too careful
         assert two is not None
-        assert two.solution.seconds <= one.seconds * (1 + 1e-5) + 1e-4
+        assert two.solution.seconds <= one.seconds * (1 + 1e-3) + 1e-3

@@ -25,6 +25,7 @@ PARTS = {
     "times_117m": ("times", "gpt_117m"),
     "prediction": ("prediction", "gpt_117m"),
     "times_345m": ("times", "gpt_345m"),
+    "stack_117m": ("stack", "gpt_117m"),
     "quality": ("quality", None),
 }
 

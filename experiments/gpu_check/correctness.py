@@ -14,7 +14,8 @@ import numpy as np
 import jaxmem
 from experiments import baselines
 from experiments.gpu_check.settings import Settings
-from experiments.loops import scanned
+from experiments.gpu_check.stack import plan_of
+from experiments.loops import Loop, scanned, stacked
 from experiments.step import init_state, make_loss
 
 ACTIONS = ("keep", "recompute", "offload", "compress", "compress_offload")
@@ -24,33 +25,32 @@ NEAR, CLOSE, ALIKE = 1e-6, 1e-10, 0.1
 
 def points(settings: Settings) -> list[str]:
     if settings.small:
-        return ["action offload", "action compress_offload"]
+        return ["action offload", "action compress_offload", "stack groups"]
     named = [n for n in baselines.FIXED if n not in ("keep_everything", "keep_tags", "compress_tags")]
     tags = [f"offload {tag}" for tag in baselines.KINDS]
-    return [*(f"action {a}" for a in ACTIONS), *(f"policy {n}" for n in named), "policy every_k=2", *tags]
+    stacks = [f"stack {a}" for a in ("everything", *ACTIONS, "groups")]
+    return [*(f"action {a}" for a in ACTIONS), *stacks, *(f"policy {n}" for n in named), "policy every_k=2", *tags]
 
 
-def choose(point: str) -> tuple:
-    """Policy, which layers it governs, and whether it is lossless."""
+def choose(point: str, layers: int) -> tuple[Loop, bool]:
+    """The loop over the layers, and whether it is lossless."""
     what, name = point.split()
+    if what == "stack":
+        return stacked(plan_of(name, layers)), "compress" not in name
     if what == "action":
-        action = next(a for a in jaxmem.ALL if a.value == name)
-        codec = lambda kind: baselines.own(kind) if action.compresses else None
-        chosen = {tag: baselines.Choice(action, codec(kind)) for tag, kind in baselines.KINDS.items()}
-        return baselines.policy_of(chosen), 1, not action.compresses
+        return scanned(jaxmem.remat_policy(plan_of(name, layers))), "compress" not in name
     if what == "offload":
         others = dict.fromkeys(baselines.KINDS, baselines.Choice(baselines.KEEP))
-        return baselines.policy_of(others | {name: baselines.Choice(baselines.OFFLOAD)}), 1, True
+        return scanned(baselines.policy_of(others | {name: baselines.Choice(baselines.OFFLOAD)})), True
     if name == "every_k=2":
-        return jax.checkpoint_policies.nothing_saveable, 2, True
-    lossless = name not in baselines.LOSSY
+        return scanned(jax.checkpoint_policies.nothing_saveable, 2), True
     fixed = baselines.JAX_POLICIES.get(name) or baselines.policy_of(baselines.ASSIGNMENTS[name])
-    return fixed, 1, lossless
+    return scanned(fixed), name not in baselines.LOSSY
 
 
 def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
-    policy, every, lossless = choose(point)
-    loss, gradient = at("float32", settings, policy, every)
+    loop, lossless = choose(point, settings.config("gpt_nano", *SIZES).model.layers)
+    loss, gradient = at("float32", settings, loop)
     plain_loss, plain = reference("float32", settings)
     relative = abs(float(loss) / float(plain_loss) - 1)
     row = {
@@ -60,7 +60,7 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
         "loss_relative": relative,
     }
     if lossless:
-        _, exact = at("float64", settings, policy, every)
+        _, exact = at("float64", settings, loop)
         row["gradient_farthest"] = farthest(exact, reference("float64", settings)[1])
         good = row["gradient_farthest"] <= CLOSE
     else:
@@ -83,15 +83,15 @@ def summary(rows: dict[str, dict], settings: Settings) -> dict:
 
 @functools.cache
 def reference(dtype: str, settings: Settings):
-    return at(dtype, settings, jaxmem.remat_policy(None), 1)
+    return at(dtype, settings, scanned(jaxmem.remat_policy(None)))
 
 
-def at(dtype: str, settings: Settings, policy, every: int):
+def at(dtype: str, settings: Settings, loop: Loop):
     """Loss and gradient at initialization, with the first step's dropout."""
     config = settings.config("gpt_nano", *SIZES)
     config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
-        loss, state = make_loss(config, scanned(policy, every)), init_state(config)
+        loss, state = make_loss(config, loop), init_state(config)
         shape = config.train.batch, config.train.sequence + 1
         tokens = np.random.default_rng(0).integers(0, 256, shape).astype(np.int32)
         key = jax.random.wrap_key_data(state.key)

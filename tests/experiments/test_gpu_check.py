@@ -187,9 +187,19 @@ def test_ceilings_and_codecs(tmp_path, capsys):
 def test_correctness(tmp_path):
     assert run(tmp_path, "--part", "correctness") == 0
     data = read(tmp_path, "correctness")
-    assert (data["summary"]["good"], data["summary"]["of"], data["summary"]["bad"]) == (2, 2, [])
+    assert (data["summary"]["good"], data["summary"]["of"], data["summary"]["bad"]) == (3, 3, [])
     assert data["rows"]["action offload"]["gradient_farthest"] < 1e-12
     assert 1e-6 < data["rows"]["action compress_offload"]["gradient_one_less_cosine"] < 0.1
+
+
+@pytest.mark.slow
+def test_the_stack_runs_beside_the_scan(tmp_path):
+    assert run(tmp_path, "--part", "stack_117m") == 0
+    data = read(tmp_path, "stack_117m")
+    found = data["summary"]["stack to scan"]
+    assert found.keys() == {"stack keep", "stack offload"}
+    assert all(row["bytes"] < 1.05 and row["seconds"]["median"] > 0 for row in found.values())
+    assert "stack groups" in data["summary"]["steps"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,64 @@
+"""Step time of gpt_nano on this CPU with its layers in jaxmem.stack, against jax.lax.scan + jax.checkpoint, by plan.
+
+    python -m benchmarks.stack_time [--rounds N]
+
+Both loops of one plan run within a second or two of each other, in every round in another order. The ratio is of the
+stack's time to the scan's, paired by round: its median and quartiles, by the clock and by all cores' work.
+"""
+
+import jax
+import numpy as np
+
+from benchmarks import _run
+from experiments.config import Config
+from experiments.step import abstract, make_step
+from jaxmem._evaluate import evaluate
+from jaxmem._plan import Draft
+from jaxmem._solve import solve
+from jaxmem._types import KEEP, Action, Actions
+
+
+def plans(config: Config) -> dict[str, Actions | None]:
+    profile = _run.local_profile(config)
+    tags = [(b.name, t) for b in profile.blocks for t in b.tags]
+    compress = {b.name: {} for b in profile.blocks}
+    for block, tag in tags:
+        choice = next((o.choice for o in tag.options if o.choice.action is Action.COMPRESS), None)
+        if choice is not None:
+            compress[block][tag.name] = choice
+    keep = {b.name: {t.name: KEEP for t in b.tags} for b in profile.blocks}
+    found = {
+        "everything kept": None,
+        "keep": keep,
+        "recompute": {b.name: {} for b in profile.blocks},
+        "compress": compress,
+    }
+    solution = solve(profile, room=evaluate(profile, keep).saved_bytes // 4)
+    return found | ({"solved": solution.actions} if solution else {})
+
+
+def main() -> None:
+    args = _run.options("stack_time", rounds=25)
+    _run.cache_compiles()
+    configs = {loop: _run.nano(f"model.loop={loop}") for loop in ("scan", "stack")}
+    groups = []
+    for name, actions in plans(configs["scan"]).items():
+        plan = None if actions is None else Draft(actions)
+        steps = {}
+        for loop, config in configs.items():
+            step = jax.jit(make_step(config, plan), donate_argnums=0)
+            steps[f"{name} {loop}"] = step.lower(*abstract(config)).compile()
+        groups.append(steps)
+    rows = {}
+    for what, seconds in zip(("clock", "cores"), _run.interleaved(configs["scan"], groups, args.rounds)):
+        for group in groups:
+            of_scan, of_stack = (np.asarray(seconds[name]) for name in group)
+            name = next(iter(group)).removesuffix(" scan")
+            rows.setdefault(name, {})[what] = _run.quartiles((of_stack / of_scan).tolist())
+    worst = max(r["cores"]["median"] for r in rows.values())
+    _run.write(args.out, {"rounds": args.rounds, "largest median ratio of cores' work": worst, "stack to scan": rows})
+    _run.say(f"largest median ratio {worst:.3f}: {args.out}")
+
+
+if __name__ == "__main__":
+    main()
