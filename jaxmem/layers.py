@@ -63,9 +63,10 @@ def nnx(graphdef):
     from flax import nnx
 
     def block(state, x, *shared, key=None):
+        before = nnx.to_pure_dict(state)  # the module's variables may be these very ones
         module = nnx.merge(graphdef, state)
         out = module(x, *shared, **({} if key is None else {"rngs": nnx.Rngs(key)}))
-        if changed := _changed(nnx.to_pure_dict(nnx.state(module)), nnx.to_pure_dict(state)):
+        if changed := _changed(nnx.to_pure_dict(nnx.state(module)), before):
             raise StackError(
                 f"nnx: the module changes its {changed} when it runs; a loop over layers hands on `x` alone: give it"
                 " `key`, return what changes with has_aux=True, or leave it out of the layers"

@@ -100,7 +100,7 @@ def test_vmap_of_gradients(action):
     p, x = models.parameters(dtype=jnp.float64), models.batch(4, dtype=jnp.float64)
     loss = models.scanned(jaxmem.remat_policy(models.draft(action)))
     one = lambda x: jax.grad(loss)(p, x[None])
-    close(jax.jit(jax.vmap(one))(x), jax.tree.map(lambda *g: jnp.stack(g), *map(one, x)), 1e-9)
+    close(jax.jit(jax.vmap(one))(x), jax.tree.map(lambda *g: jnp.stack(g), *map(jax.jit(one), x)), 1e-9)
 
 
 @pytest.mark.parametrize("action", ["keep", "offload"])

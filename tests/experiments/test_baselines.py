@@ -182,6 +182,7 @@ def test_every_policy_has_a_name_in_the_config():
     assert not Remat().searches
 
 
+@pytest.mark.slow
 def test_a_run_says_its_policy_and_its_bytes(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be " * 200)
