@@ -12,6 +12,8 @@ from flax import nnx
 
 import jaxmem
 from experiments import gpt
+from experiments.baselines import KEEP, Choice
+from experiments.gpu_check.stack import Groups
 from experiments.load import load
 from experiments.loops import scanned
 from experiments.loss import cross_entropy
@@ -139,6 +141,27 @@ def test_dropout_is_a_function_of_its_key_and_recomputation_repeats_it():
     again, same = recompute(params, text, key)
     assert value == again != keep(params, text, other)[0]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), grads, same)
+
+
+def recomputing(*, but=()):
+    """Every tag recomputed, in two groups of layers; those of `but` kept in the second."""
+    return Groups({"block[0:1]": {}, "block[1:2]": {tag: Choice(KEEP) for tag in but}})
+
+
+@pytest.mark.core
+def test_the_stack_is_the_scan_and_a_plan_may_change_in_mid_training():
+    config = micro(*DROPS)
+    on_stack = config.model_copy(update={"model": config.model.model_copy(update={"loop": "stack"})})
+    plans = (recomputing(), recomputing(but=TAGS))
+    state, other = init_state(config), init_state(config)
+    scan = jax.jit(make_step(config))
+    for number, plan in enumerate(plans):
+        text = tokens(config, number)
+        state, metrics = scan(state, text)
+        other, same = jax.jit(make_step(on_stack, plan))(other, text)
+        assert metrics["loss"] == same["loss"] or number, "the first loss is bit-equal"
+        np.testing.assert_allclose(metrics["loss"], same["loss"], rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), state.params, other.params)
 
 
 def test_layers_and_masks_have_keys_of_their_own():
