@@ -13,6 +13,15 @@ from jaxmem._types import KEEP, REST, Choice
 from tests import models
 
 pytestmark = pytest.mark.core
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 ACTIONS = ("keep", "recompute", "offload", "compress")
 
 
