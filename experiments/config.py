@@ -154,6 +154,11 @@ class Config(Section):
             raise ValueError(
                 f"remat.every_k: got {self.remat.every_k}; allowed: at most model.layers, {self.model.layers}"
             )
+        if self.remat.policy != "plan" and self.model.loop == "stack":
+            raise ValueError(
+                f"model.loop: got 'stack' beside remat.policy = {self.remat.policy!r}; allowed there: 'scan', since a"
+                " policy other than a plan's goes with jax.checkpoint"
+            )
         if self.remat.policy != "plan" and self.plan.path is not None:
             raise ValueError(
                 f"remat.policy: got {self.remat.policy!r} beside plan.path; allowed there: 'plan', since the file decides"

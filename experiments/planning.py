@@ -14,7 +14,6 @@ from experiments.baselines import Candidate, candidates
 from experiments.config import Config
 from experiments.errors import InputError
 from experiments.loops import scanned
-from experiments.report import planning_progress
 from experiments.step import abstract, make_step, step_over
 
 UNPLANNED, KEPT = "none", "keep_everything"
@@ -47,7 +46,7 @@ def new_plan(config: Config, budget: int | str | None, target: str) -> jaxmem.Pl
     named = {"all": jaxmem.ALL, "lossless": jaxmem.LOSSLESS}
     wanted = config.plan.actions
     actions: Any = named[wanted] if isinstance(wanted, str) else tuple(wanted)
-    with planning_progress():
+    with jaxmem.progress():
         return jaxmem.plan(
             functools.partial(make_step, config),
             *abstract(config),

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import os
 import pathlib
 import sys
@@ -50,32 +49,6 @@ def write_json(path: pathlib.Path, data: dict) -> None:
 def write_row(file: TextIO, row: dict) -> None:
     file.write(json.dumps(row, allow_nan=False) + "\n")
     file.flush()
-
-
-class PlanningProgress(logging.StreamHandler):
-    """What jaxmem's log says of planning on standard error: one line, rewritten; where that is a pipe, a line each."""
-
-    def __init__(self):
-        super().__init__(sys.stderr)
-        if sys.stderr.isatty():
-            self.setFormatter(logging.Formatter("\r\x1b[K%(message)s"))
-            self.terminator = ""
-
-
-@contextlib.contextmanager
-def planning_progress() -> Iterator[None]:
-    """Shows how planning goes on while the statement runs."""
-    log, handler = logging.getLogger("jaxmem"), PlanningProgress()
-    level = log.level
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
-        if not handler.terminator:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 class Progress:

@@ -1,5 +1,6 @@
 """The INT4 codecs of Adacc 3.2 that quantize a whole tensor: two codes to a byte, and scales."""
 
+import abc
 import dataclasses
 from typing import ClassVar
 
@@ -22,8 +23,8 @@ from jaxmem_kernels import (
 )
 
 
-class _Int4(TextForm):
-    """What the four have in common: `layout(shape)` says how many codes' bytes and scales there are."""
+class _Int4(TextForm, abc.ABC):
+    """What the four have in common."""
 
     scale_sets: ClassVar[int] = 1  # arrays of that many scales or offsets
     group: int = 2
@@ -39,8 +40,9 @@ class _Int4(TextForm):
     def _rounding(self):
         return STOCHASTIC if self.stochastic else NEAREST
 
+    @abc.abstractmethod
     def layout(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        raise NotImplementedError
+        """Bytes of codes, and the number of scales in each set of them, for a tensor of this shape."""
 
     def nbytes(self, shape, dtype) -> int:
         self.check(shape, dtype)

@@ -9,7 +9,10 @@ _CUSTOM_CALLS = ("annotate_device_placement", "triton_kernel_call", "Sharding", 
 
 
 class _AlreadyTraced:
-    """What `jax.export` asks of a jitted function, answered by a trace that exists."""
+    """What `jax.export` asks of a jitted function, answered by a trace that exists.
+
+    It must look like a `jax.stages.Wrapped`, with `lower` and `__call__`, which `jax.export` checks for and never calls.
+    """
 
     def __init__(self, traced: jax.stages.Traced):
         self._traced = traced

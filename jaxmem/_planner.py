@@ -202,7 +202,7 @@ class _Search:
         """The fastest plan that an earlier search saw compile within this budget, if none so fast is `within` yet."""
         best = min((t.cost.seconds for t in within), default=math.inf)
         fits = [t for t in self.evidence.recalled if t.total <= self.room and t.host_bytes <= self.host_room]
-        faster = [t for t in fits if t.cost.seconds < best]
+        faster = [t for t in fits if t.cost.seconds < best and not self._known(t.actions, [])]
         return [priced(self.profile, min(faster, key=lambda t: t.cost.seconds).actions, transients)] if faster else []
 
     def _divide(self, best: Tried) -> tuple[Tried, Division | None]:

@@ -34,7 +34,10 @@ class _Lines(logging.Handler):
 
 @contextlib.contextmanager
 def progress(stream=None) -> Iterator[None]:
-    """Shows jaxmem's progress on `stream` (standard error) while the statement runs."""
+    """Shows on `stream` (standard error) how planning goes on while the statement runs.
+
+    One line, rewritten, on a terminal, with a bar of its compiles; a line each in a pipe.
+    """
     handler, level = _Lines(stream or sys.stderr), LOG.level
     LOG.addHandler(handler)
     LOG.setLevel(logging.INFO)

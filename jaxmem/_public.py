@@ -10,6 +10,7 @@ from jaxmem._loaded import verify as verify
 from jaxmem._plan import Plan as Plan
 from jaxmem._planner import plan as plan
 from jaxmem._policy import remat_policy as remat_policy
+from jaxmem._progress import progress as progress
 from jaxmem._residuals import compress_residuals as compress_residuals
 from jaxmem._stack import stack as stack
 from jaxmem._tag import tag as tag

@@ -12,6 +12,7 @@ from jaxmem._stack_loops import at
 
 
 def _floating(a) -> bool:
+    """Whether it has a derivative: complex arrays too."""
     return jnp.issubdtype(jnp.result_type(a), jnp.inexact)
 
 
@@ -42,7 +43,7 @@ class Split:
         params, key = stacked
         floating, others = _separated(at(jax.tree.leaves(params), i), self.which)
         if self.dtype is not None:
-            floating = [a.astype(self.dtype) for a in floating]
+            floating = [a.astype(self.dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a for a in floating]
         return floating, (others, None if key is None else jax.random.fold_in(key, i))
 
     def join(self, own) -> tuple[Any, Any]:

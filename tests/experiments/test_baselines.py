@@ -212,6 +212,7 @@ def test_a_run_says_its_policy_and_its_bytes(tmp_path):
         (["remat.policy=every_k", "remat.every_k=6"], r"remat\.every_k: got 6; allowed: at most model\.layers, 5"),
         (["remat.every_k=2"], r"remat\.every_k: got 2; allowed with remat\.policy = 'every_k' only"),
         (["remat.policy=minimal", "plan.path=x.json"], r"remat\.policy: got 'minimal' beside plan\.path"),
+        (["remat.policy=minimal", "model.loop=stack"], r"model\.loop: got 'stack' beside remat\.policy = 'minimal'"),
         (["remat.policy=estimator", "plan.budget=none"], r"plan\.budget: got 'none'; allowed with .* 'estimator'"),
     ],
 )
