@@ -28,3 +28,11 @@ def numerics(request):
     set_numerics(x64=not defaults, promotion="standard" if standard else "strict")
     yield
     set_numerics(x64=True, promotion="strict")
+
+
+@pytest.fixture(scope="module")
+def quick_compiles():
+    """Programs that are compiled often and run briefly go without XLA's costly passes."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

@@ -1,111 +1,16 @@
-"""The page about plans and runs: well-formed, in one file, honest about what it leaves out; broken files are named."""
+"""The page about plans and runs: well-formed, in one file, honest about what it leaves out."""
 
-import dataclasses
-import html.parser
-import json
 import re
 
 import pytest
 
-from jaxmem._plan import Bytes, Plan, Point, Row
-from jaxmem._report import report
 from jaxmem._report_bars import CELLS, LETTERS
 from jaxmem._report_curves import BUCKETS
-from jaxmem._types import KEEP, OFFLOAD, RECOMPUTE, Action, Choice
+from jaxmem._types import KEEP, RECOMPUTE, Action
 from jaxmem.cli import main
-from jaxmem.errors import PlanFileError
+from tests.report_pages import HOSTILE, MIB, check, made, page_of, row, write_run
 
 pytestmark = pytest.mark.core
-
-CODEC = "bit_mask()"
-CHOICES = (KEEP, RECOMPUTE, Choice(Action.COMPRESS, CODEC), OFFLOAD, Choice(Action.COMPRESS_OFFLOAD, CODEC))
-MIB = 2**20
-HOSTILE = "\"'><script>alert(1)</script>&\ud800"
-VOID = {"meta", "wbr", "br"}
-
-
-def row(choice, tag="up", block="block", layers=4, **other):
-    after = 8 * MIB if choice == KEEP else 0
-    fields = {
-        "kind": "linear",
-        "shape": (8, 256),
-        "dtype": "float32",
-        "milliseconds": 0.25,
-        "why": "keep: +1 ms a step",
-    }
-    return Row(block, tag, choice=choice, bytes_before=8 * MIB, bytes_after=after, layers=layers, **(fields | other))
-
-
-def made(*rows, **other):
-    rows = rows or tuple(row(choice, tag=f"tensor_{i}") for i, choice in enumerate(CHOICES))
-    actions = {}
-    for r in rows:
-        actions.setdefault(r.block, {})[r.tag] = r.choice
-    fields = {
-        "actions": actions, "rows": rows, "notes": ("offload is dear here",), "budget_bytes": 100 * MIB,
-        "predicted_bytes": 63 * MIB, "compiled_bytes": 70 * MIB, "baseline_bytes": 220 * MIB, "host_bytes": 32 * MIB,
-        "predicted_seconds": 0.02, "baseline_seconds": 0.015, "profile_seconds": 1.0, "solve_seconds": 0.1,
-        "compile_seconds": 9.0, "compiles": 2, "time_source": "measured", "target": "local", "fingerprint": "abc",
-        "jax_version": "0.10.2", "parts": Bytes(10 * MIB, 20 * MIB, 40 * MIB),
-        "baseline_parts": Bytes(10 * MIB, 170 * MIB, 40 * MIB),
-        "points": (Point(60 * MIB, 0.025), Point(80 * MIB, 0.018), Point(220 * MIB, 0.015)),
-    }  # fmt: skip
-    return Plan(**(fields | other))
-
-
-def write_run(folder, plan=None, losses=None, **summary):
-    folder.mkdir(parents=True, exist_ok=True)
-    if plan is not None:
-        plan.save(folder / "plan.json")
-    if losses is not None:
-        rows = ({"step": i, "loss": loss, "grad_norm": 1.0} for i, loss in enumerate(losses, 1))
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    if summary:
-        (folder / "summary.json").write_text(json.dumps(summary))
-    return str(folder)
-
-
-def page_of(tmp_path, *runs):
-    out = tmp_path / "page.html"
-    assert report(list(runs), out) == str(out)
-    text = out.read_text()
-    check(text)
-    return text
-
-
-class Reader(html.parser.HTMLParser):
-    """Opened elements are closed in order; what the page would load or run."""
-
-    def __init__(self):
-        super().__init__()
-        self.opened, self.wrong, self.text, self.tags = [], [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.opened += [tag] if tag not in VOID else []
-        values = dict(attrs)
-        self.wrong += [(tag, k, v) for k, v in attrs if k in ("src", "href", "xlink:href") or k.startswith("on")]
-        for name in ("x", "y", "width", "x1", "x2", "cx", "cy"):
-            number = values.get(name, "0").removesuffix("%")
-            assert re.fullmatch(r"-?\d+(\.\d+)?", number), (tag, name, number)
-
-    def handle_endtag(self, tag):
-        assert self.opened.pop() == tag
-
-    def handle_data(self, data):
-        self.text.append(data)
-
-
-def check(text):
-    reader = Reader()
-    reader.feed(text)
-    reader.close()
-    assert reader.opened == reader.wrong == []
-    assert not {"script", "link", "img", "iframe", "object"} & set(reader.tags)
-    assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", text)
-    assert not re.search(r"\bnan\b|\binf\b", re.sub(r"<pre>.*?</pre>", "", text, flags=re.DOTALL), re.IGNORECASE)
-    assert len(text.encode()) < 2 * 10**6
-    return reader
 
 
 def test_a_run_with_everything(tmp_path):
@@ -232,88 +137,6 @@ def test_each_kind_of_block_has_its_strip(tmp_path):
     text = page_of(tmp_path, write_run(tmp_path / "run", made(*rows)))
     assert re.findall("<h4>(.*?)</h4>", text) == ["block encoder", "block decoder"]
     assert "decoder/<wbr>up" in text
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"points": ()},
-        {"points": (Point(0, 0.0),), "compiled_bytes": 0, "baseline_bytes": 0, "predicted_bytes": 0},
-        {"points": (Point(5, 0.1),), "budget_bytes": 2**63 - 1},
-        {"budget_bytes": 0, "predicted_seconds": 0.0, "baseline_seconds": 0.0},
-        {"parts": Bytes(0, 0, 0), "baseline_parts": Bytes(0, 0, 0)},
-        {"parts": Bytes(10, 20, -5)},
-        {"rows": ()},
-        {"rows": (row(KEEP, kind=None, shape=()),)},
-        {"notes": ()},
-    ],
-    ids=str,
-)
-def test_what_is_missing_or_odd_does_not_break_the_page(change, tmp_path):
-    page_of(tmp_path, write_run(tmp_path / "run", dataclasses.replace(made(), **change)))
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "told"),
-    [
-        ("metrics.jsonl", '{"step": 1, "loss": 2}\n{"step": 2, "lo', "metrics.jsonl', line 2: .*expected JSON"),
-        ("metrics.jsonl", "3\n", "line 1: got 3, expected an object"),
-        ("metrics.jsonl", '\n{"loss": 2}\n', "line 2, field `step`: got None"),
-        ("metrics.jsonl", '{"step": NaN, "loss": 2}', "line 1, field `step`: got nan"),
-        ("metrics.jsonl", '{"step": 1, "loss": "<b>"}', "field `loss`: got '<b>', expected a number or null"),
-        ("metrics.jsonl", '{"step": 1, "loss": true}', "field `loss`: got True"),
-        ("metrics.jsonl", b"\xff\xfe", "cannot read .*metrics.jsonl"),
-        ("summary.json", "{", "summary.json': .*expected JSON"),
-        ("summary.json", "[]", "summary.json', .*got 'list', expected an object"),
-        ("summary.json", '{"val_loss": "2"}', "field `val_loss`: got '2', expected a number"),
-        ("summary.json", '{"command": 3}', "field `command`: got 3, expected a text"),
-        ("plan.json", "{}", "plan.json', field `schema`"),
-        ("plan.json", "", "cannot read .*plan.json"),
-    ],
-)
-def test_a_broken_file_is_named(name, content, told, tmp_path):
-    run = write_run(tmp_path / "run", made(), [1.0], config="nano")
-    (tmp_path / "run" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(PlanFileError, match=told):
-        report([run], tmp_path / "page.html")
-    assert not (tmp_path / "page.html").exists()
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("bytes_before", "8"),
-        ("bytes_after", -1),
-        ("layers", 0),
-        ("tag", 3),
-        ("shape", ["<b>", 2]),
-        ("milliseconds", None),
-        ("milliseconds", float("nan")),
-        ("why", []),
-    ],
-)
-def test_a_broken_line_of_the_table_is_named(field, value, tmp_path):
-    run = write_run(tmp_path / "run", made())
-    data = json.loads((tmp_path / "run" / "plan.json").read_text())
-    data["rows"][1][field] = value
-    (tmp_path / "run" / "plan.json").write_text(json.dumps(data))
-    with pytest.raises(PlanFileError, match=rf"plan\.json', field `rows\[1\]\.{field}`: got {re.escape(repr(value))}"):
-        report([run], tmp_path / "page.html")
-
-
-def test_a_folder_without_results_and_no_folder(tmp_path):
-    with pytest.raises(PlanFileError, match=r"holds none of plan\.json, metrics\.jsonl, summary\.json"):
-        report([str(tmp_path)], tmp_path / "page.html")
-    with pytest.raises(PlanFileError, match="cannot read .*nothing"):
-        report([str(tmp_path / "nothing")], tmp_path / "page.html")
-
-
-def test_the_page_appears_whole_or_not_at_all(tmp_path, monkeypatch):
-    (tmp_path / "page.html").write_text("before")
-    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
-    with pytest.raises(OSError, match="full"):
-        made().report(tmp_path / "page.html")
-    assert (tmp_path / "page.html").read_text() == "before"
 
 
 def test_a_plan_s_page_tells_of_a_run(tmp_path):

@@ -12,14 +12,7 @@ from jaxmem._plan import Draft
 from jaxmem._types import KEEP, REST, Choice
 from tests import models
 
-pytestmark = pytest.mark.core
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
 
 
 ACTIONS = ("keep", "recompute", "offload", "compress")

@@ -1,0 +1,151 @@
+"""The GPU check's runner: it goes on after a kill, what failed does not stop the rest, machines are not mixed."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments.errors import InputError
+from experiments.gpu_check.results import Results, finite
+from experiments.gpu_check.runner import run_part
+from experiments.gpu_check.settings import Settings
+
+pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("child_paths")]
+
+PART = """
+import os, pathlib, time
+
+def points(settings):
+    return os.environ.get("POINTS", "one raises dies hangs last").split()
+
+def measure(point, settings, rows):
+    mark = pathlib.Path(settings.out).with_name("calls")
+    with mark.open("a") as file:
+        file.write(f"{point} {os.getpid()}\\n")
+    if point == "raises":
+        raise ValueError("this point cannot be measured")
+    if point == "dies":
+        os.kill(os.getpid(), 9)
+    if point == "hangs" and (mark.parent / "hang").exists():
+        time.sleep(600)
+    return {"value": float("nan"), "before": len(rows)}
+
+def summary(rows, settings):
+    return {"measured": len(rows)}
+"""
+
+
+@pytest.fixture
+def settings(tmp_path):
+    (tmp_path / "a_part.py").write_text(PART)
+    yield Settings("a", "a_part", str(tmp_path / "out" / "a.json"), str(tmp_path / "cache"), 120.0, small=True)
+    sys.modules.pop("a_part", None)
+
+
+def calls(settings: Settings) -> list[str]:
+    return [line.split()[0] for line in settings.path.with_name("calls").read_text().splitlines()]
+
+
+def test_a_failing_point_is_recorded_and_the_rest_goes_on(settings):
+    data = run_part(settings).data
+    assert data == json.loads(settings.path.read_text())
+    rows = data["rows"]
+    assert list(rows) == ["one", "raises", "dies", "hangs", "last"]
+    assert rows["raises"]["error"] == "ValueError: this point cannot be measured"
+    assert "exit code -9" in rows["dies"]["error"]
+    assert (rows["one"]["value"], rows["last"]["before"]) == ("nan", 4)
+    assert data["failed"] == ["raises", "dies"]
+    assert (data["unfinished"], data["problem"], data["running"]) == ([], None, None)
+    assert data["summary"] == {"measured": 3}
+    assert data["device"] == "cpu"
+    assert data["versions"].keys() >= {"python", "jax", "jaxlib"}
+    assert data["command"] == "python -m experiments.gpu_check --out DIR --part a --small"
+    pids = {line.split()[1] for line in settings.path.with_name("calls").read_text().splitlines()}
+    assert len(pids) == 3  # a fresh process after each failure
+    before = settings.path.read_text()
+    assert json.loads(before)["rows"] == run_part(settings).rows
+    assert len(calls(settings)) == 5  # what is there is not measured again
+    run_part(settings, retry=True)
+    assert calls(settings)[5:] == ["raises", "dies"]
+
+
+def test_a_run_that_is_killed_goes_on_where_it_stopped(settings, tmp_path):
+    settings.path.parent.mkdir()
+    hang = settings.path.with_name("hang")
+    hang.touch()
+    code = (
+        "import sys; from experiments.gpu_check.runner import run_part, Settings; run_part(Settings.read(sys.argv[1]))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, settings.text()])
+    try:
+        for _ in range(600):
+            if settings.path.exists() and Results(settings.path).running == "hangs":
+                break
+            time.sleep(0.1)
+        assert Results(settings.path).running == "hangs"
+    finally:
+        process.kill()
+        process.wait()
+    child = int(settings.path.with_name("calls").read_text().split()[-1])
+    for _ in range(100):
+        if not alive(child):
+            break
+        time.sleep(0.1)
+    assert not alive(child)  # the device is free for the next run
+    done = calls(settings)
+    assert done == ["one", "raises", "dies", "hangs"]
+    hang.unlink()
+    data = run_part(settings).data
+    assert calls(settings)[len(done) :] == ["hangs", "last"]
+    assert list(data["rows"]) == ["one", "raises", "dies", "hangs", "last"]
+    assert data["failed"] == ["raises", "dies"]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIG_DFL)
+    except ProcessLookupError:
+        return False
+    status = pathlib.Path(f"/proc/{pid}/stat")
+    return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+def test_a_point_that_outlasts_the_limit_is_cut_and_given_up_after_a_second_try(settings, monkeypatch):
+    monkeypatch.setenv("POINTS", "hangs last")
+    settings.path.parent.mkdir()
+    settings.path.with_name("hang").touch()
+    brief = dataclasses.replace(settings, seconds=8.0)
+    for tries in (1, 2):
+        while Results(settings.path).data.get("cuts", {}).get("hangs", 0) < tries:  # a slow machine may not get so far
+            data = run_part(brief, grace=0.0).data
+        assert data["running"] is None
+        assert ("hangs" in data["rows"]) == (tries == 2)
+    assert "given up after 2 tries: it went on for more than 8 s" in data["rows"]["hangs"]["error"]
+    assert (data["failed"], data["unfinished"]) == (["hangs"], ["last"])
+    assert calls(settings) == ["hangs", "hangs"]
+
+
+def test_results_of_another_machine_are_not_mixed(settings):
+    results = Results(settings.path)
+    results.describe({"small": False, "versions": {"jax": "0"}, "device": "H200"})
+    results.begin("one")
+    results.add("one", {"value": 1})
+    data = run_part(settings).data
+    assert "--out: a.json holds results with small False, and this is True; name another folder" in data["problem"]
+    assert list(data["rows"]) == ["one"]
+    settings.path.write_text("{")
+    with pytest.raises(InputError, match=r"a\.json is no file of results"):
+        run_part(settings)
+
+
+def test_numbers_without_a_word_in_json_become_text():
+    assert finite({1: [float("inf"), (1.5, None)], "a": {"b": float("nan")}}) == {
+        "1": ["inf", [1.5, None]],
+        "a": {"b": "nan"},
+    }

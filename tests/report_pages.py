@@ -1,0 +1,99 @@
+"""Plans, runs and pages that the report's tests make, and a reader that says whether a page is well-formed."""
+
+import html.parser
+import json
+import re
+
+from jaxmem._plan import Bytes, Plan, Point, Row
+from jaxmem._report import report
+from jaxmem._types import KEEP, OFFLOAD, RECOMPUTE, Action, Choice
+
+CODEC = "bit_mask()"
+CHOICES = (KEEP, RECOMPUTE, Choice(Action.COMPRESS, CODEC), OFFLOAD, Choice(Action.COMPRESS_OFFLOAD, CODEC))
+MIB = 2**20
+HOSTILE = "\"'><script>alert(1)</script>&\ud800"
+VOID = {"meta", "wbr", "br"}
+
+
+def row(choice, tag="up", block="block", layers=4, **other):
+    after = 8 * MIB if choice == KEEP else 0
+    fields = {
+        "kind": "linear",
+        "shape": (8, 256),
+        "dtype": "float32",
+        "milliseconds": 0.25,
+        "why": "keep: +1 ms a step",
+    }
+    return Row(block, tag, choice=choice, bytes_before=8 * MIB, bytes_after=after, layers=layers, **(fields | other))
+
+
+def made(*rows, **other):
+    rows = rows or tuple(row(choice, tag=f"tensor_{i}") for i, choice in enumerate(CHOICES))
+    actions = {}
+    for r in rows:
+        actions.setdefault(r.block, {})[r.tag] = r.choice
+    fields = {
+        "actions": actions, "rows": rows, "notes": ("offload is dear here",), "budget_bytes": 100 * MIB,
+        "predicted_bytes": 63 * MIB, "compiled_bytes": 70 * MIB, "baseline_bytes": 220 * MIB, "host_bytes": 32 * MIB,
+        "predicted_seconds": 0.02, "baseline_seconds": 0.015, "profile_seconds": 1.0, "solve_seconds": 0.1,
+        "compile_seconds": 9.0, "compiles": 2, "time_source": "measured", "target": "local", "fingerprint": "abc",
+        "jax_version": "0.10.2", "parts": Bytes(10 * MIB, 20 * MIB, 40 * MIB),
+        "baseline_parts": Bytes(10 * MIB, 170 * MIB, 40 * MIB),
+        "points": (Point(60 * MIB, 0.025), Point(80 * MIB, 0.018), Point(220 * MIB, 0.015)),
+    }  # fmt: skip
+    return Plan(**(fields | other))
+
+
+def write_run(folder, plan=None, losses=None, **summary):
+    folder.mkdir(parents=True, exist_ok=True)
+    if plan is not None:
+        plan.save(folder / "plan.json")
+    if losses is not None:
+        rows = ({"step": i, "loss": loss, "grad_norm": 1.0} for i, loss in enumerate(losses, 1))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    if summary:
+        (folder / "summary.json").write_text(json.dumps(summary))
+    return str(folder)
+
+
+def page_of(tmp_path, *runs):
+    out = tmp_path / "page.html"
+    assert report(list(runs), out) == str(out)
+    text = out.read_text()
+    check(text)
+    return text
+
+
+class Reader(html.parser.HTMLParser):
+    """Opened elements are closed in order; what the page would load or run."""
+
+    def __init__(self):
+        super().__init__()
+        self.opened, self.wrong, self.text, self.tags = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.opened += [tag] if tag not in VOID else []
+        values = dict(attrs)
+        self.wrong += [(tag, k, v) for k, v in attrs if k in ("src", "href", "xlink:href") or k.startswith("on")]
+        for name in ("x", "y", "width", "x1", "x2", "cx", "cy"):
+            number = values.get(name, "0").removesuffix("%")
+            assert re.fullmatch(r"-?\d+(\.\d+)?", number), (tag, name, number)
+
+    def handle_endtag(self, tag):
+        assert self.opened.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def check(text):
+    reader = Reader()
+    reader.feed(text)
+    reader.close()
+    assert reader.opened == reader.wrong == []
+    assert not {"script", "link", "img", "iframe", "object"} & set(reader.tags)
+    assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", text)
+    assert not re.search(r"\bnan\b|\binf\b", re.sub(r"<pre>.*?</pre>", "", text, flags=re.DOTALL), re.IGNORECASE)
+    assert len(text.encode()) < 2 * 10**6
+    return reader
