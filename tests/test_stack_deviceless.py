@@ -16,6 +16,7 @@ from jaxmem._buffers import peak
 from jaxmem._compiled import compile_dumped
 from jaxmem._deviceless import Compiler, child_environment
 from jaxmem._export import export_flat
+from jaxmem._groups import ranges
 from tests import models
 from tests.offloaded_stack import BATCH, LAYERS, SEQUENCE, WIDTH
 
@@ -128,3 +129,23 @@ def test_the_backward_loop_reads_layers_from_the_last_to_the_first():
     assert all(offset == 0 < stride for offset, stride in found["dynamic-update-slice"])
     sizes = sorted(stride for _, stride in found["dynamic-update-slice"])
     assert sizes == sorted(-stride for _, stride in found["dynamic-slice"])
+
+
+@pytest.mark.jax_defaults
+def test_a_plan_for_another_gpu_decides_groups_of_layers():
+    def build(plan):
+        def loss(params, x):
+            numbers = jnp.arange(12, dtype=jnp.float32)
+            y = jaxmem.stack(lambda p, x: models.block(x, *p), (params, numbers), x, plan=plan)
+            return (y * y).mean()
+
+        return lambda params, x: jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params, x))
+
+    args = jax.eval_shape(lambda: (models.parameters(12, 256), models.batch(8, 256, 256)))
+    plan = jaxmem.plan(build, *args, budget="120MiB", target="h200", actions=("keep", "recompute"))
+    first, last = sorted(plan.actions, key=lambda label: ranges([label], "block"))
+    assert ranges([first, last], "block") in [[(0, n), (n, 12)] for n in range(1, 12)]
+    assert plan.actions[first] != plan.actions[last]
+    assert 0.93 * 120 * 2**20 < plan.compiled_bytes <= 120 * 2**20
+    assert plan.predicted_bytes == pytest.approx(plan.compiled_bytes, rel=0.01)
+    assert jaxmem.verify(plan, build, *args).compiled_bytes == plan.compiled_bytes
