@@ -27,7 +27,7 @@ from jaxmem._allowed import allowed_actions
 from jaxmem._plan import Draft
 from jaxmem._profile import profile
 from jaxmem._target import Target
-from jaxmem._types import Profile
+from jaxmem._types import ALL, Profile
 from jaxmem._verify import Verifier
 
 WITH_NAIVE = {k: [str(jaxmem.codecs.default_for(k)), NAIVE] for k in jaxmem.codecs.KINDS if k != "mask"}
@@ -52,7 +52,7 @@ def local_profile(config: Config, codecs=None) -> Profile:
     """The step's profile on this machine, with every action that can be taken here."""
     target = Target.parse("local")
     verifier = Verifier(functools.partial(make_step, config), abstract(config), target)
-    actions, _ = allowed_actions(jaxmem.ALL, target)
+    actions, _ = allowed_actions(ALL, target)
     return profile(verifier.trace(Draft()).jaxpr, target, actions=actions, codecs=codecs)
 
 

@@ -16,7 +16,7 @@ from experiments.config import Config
 from experiments.planning import total_bytes
 from experiments.step import abstract, make_step
 from jaxmem._evaluate import evaluate, everything
-from jaxmem._types import REST
+from jaxmem._types import ALL, REST
 
 LEFT_OUT = ("keep_everything",)  # a plan at its bytes is the same program
 
@@ -24,7 +24,7 @@ LEFT_OUT = ("keep_everything",)  # a plan at its bytes is the same program
 def plans_at(config: Config, budget: int) -> dict[str, jaxmem.Plan | str]:
     """The plan for `budget` bytes, and a lossless one if it compresses; a text says why there is none."""
     found: dict[str, jaxmem.Plan | str] = {}
-    for name, actions in (("plan", jaxmem.ALL), ("lossless_plan", jaxmem.LOSSLESS)):
+    for name, actions in (("plan", ALL), ("lossless_plan", jaxmem.LOSSLESS)):
         if name == "plan" or not lossless(found["plan"]):
             try:
                 build = functools.partial(make_step, config)

@@ -23,6 +23,7 @@ from jaxmem._export import export_flat
 from jaxmem._jaxpr import matmul_flops
 from jaxmem._plan import Draft
 from jaxmem._planner import DEVICELESS_MARGIN
+from jaxmem._types import ALL
 from jaxmem._verify import Verifier
 
 CONFIGS, TARGET = ("gpt_117m", "gpt_345m"), "h200"
@@ -73,7 +74,7 @@ def of_plan(case: Case, at_bytes: int, lossless: bool, kept_flops: float) -> dic
             *case.args,
             budget=budget,
             target=case.target,
-            actions=jaxmem.LOSSLESS if lossless else jaxmem.ALL,
+            actions=jaxmem.LOSSLESS if lossless else ALL,
         )
     except jaxmem.BudgetError as error:
         return {"at_bytes": at_bytes, "found": False, "least_bytes": error.least_bytes}

@@ -32,18 +32,18 @@ KEPT = {
     "minimal_with_context": ("qkv", "attn", "mid", "up"),
 }
 OFFLOADED = {"qkv_proj_offloaded": ("qkv",), "minimal_offloaded": ("qkv", "mid", "up")}
-KEEP, RECOMPUTE, COMPRESS, OFFLOAD, _ = jaxmem.ALL
+KEEP, RECOMPUTE, COMPRESS, OFFLOAD = "keep", "recompute", "compress", "offload"
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """What becomes of a tag: one of jaxmem's actions, with the codec's text form where it compresses."""
 
-    action: Any
+    action: str
     codec: str | None = None
 
     def __str__(self) -> str:
-        return self.action.value if self.codec is None else f"{self.action.value} {self.codec}"
+        return self.action if self.codec is None else f"{self.action} {self.codec}"
 
 
 Choices = dict[str, Choice]  # by tag; one that is left out is recomputed
@@ -148,5 +148,5 @@ def estimator(config: Config) -> Iterator[Candidate]:
     for action in (KEEP, *cheaper):
         for tag in order if action != KEEP else order[:1]:
             actions[tag] = action
-            found = {"actions": {t: a.value for t, a in actions.items()}}
+            found = {"actions": dict(actions)}
             yield Candidate(policy_of({t: Choice(a) for t, a in actions.items()}), found=found)

@@ -10,6 +10,7 @@ import jax
 import pydantic
 
 import jaxmem
+import jaxmem.cli
 from experiments.baselines import Candidate, candidates
 from experiments.config import Config
 from experiments.errors import InputError
@@ -43,17 +44,16 @@ class Ready:
 
 def new_plan(config: Config, budget: int | str | None, target: str) -> jaxmem.Plan:
     """Plans the config's step from shapes alone: no array of the model's size is made."""
-    named = {"all": jaxmem.ALL, "lossless": jaxmem.LOSSLESS}
     wanted = config.plan.actions
-    actions: Any = named[wanted] if isinstance(wanted, str) else tuple(wanted)
-    with jaxmem.progress():
+    chosen: Any = jaxmem.LOSSLESS if wanted == "lossless" else wanted
+    with jaxmem.cli.progress():
         return jaxmem.plan(
             functools.partial(make_step, config),
             *abstract(config),
             budget=budget,
             host_budget=config.plan.host_budget,
             target=target,
-            actions=actions,
+            **({} if wanted == "all" else {"actions": chosen}),
         )
 
 

@@ -13,7 +13,7 @@ OFFLOAD_SINCE = (0, 11, 1)
 def allowed_actions(actions: Sequence[Action], target: Target) -> tuple[tuple[Action, ...], tuple[str, ...]]:
     """The actions to plan with, and what to tell the user of those left out.
 
-    `jaxmem.ALL` and `jaxmem.LOSSLESS` leave out what the target cannot do; an action asked for by name that it cannot
+    Left out, or `jaxmem.LOSSLESS`, they leave out what the target cannot do; an action asked for by name that it cannot
     do is a TargetError, an unknown one a TagError.
     """
     try:
@@ -25,7 +25,7 @@ def allowed_actions(actions: Sequence[Action], target: Target) -> tuple[tuple[Ac
         return wanted, ()
     if actions is not ALL and actions is not LOSSLESS:
         raise TargetError(
-            f"plan: `actions` asks for offload on target {target.name!r}, where {obstacle}; leave it out, or use jaxmem.ALL"
+            f"plan: `actions` asks for offload on target {target.name!r}, where {obstacle}; leave it out, or leave `actions` out"
         )
     return tuple(a for a in wanted if not a.offloads), (f"offload is left out: {obstacle}",)
 

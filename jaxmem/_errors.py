@@ -32,6 +32,10 @@ class StackError(JaxmemError):
     """Layers that cannot run as one loop: their arrays or what they return differ; names the argument."""
 
 
+class OptimizerError(JaxmemError):
+    """An optimizer, or a step made of one, that cannot mean what was asked; names the argument."""
+
+
 class PlanFileError(JaxmemError):
     """A plan file that is broken, of another schema, or made for another model; names the field."""
 

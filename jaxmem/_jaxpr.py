@@ -147,6 +147,16 @@ def flatten(jaxpr: Jaxpr | ClosedJaxpr) -> Flat:
     return Flat(avals, equations, inputs, go(jaxpr, inputs), constants)
 
 
+def reads(closed: ClosedJaxpr) -> list[bool]:
+    """Of each input, whether the outputs depend on it."""
+    flat = flatten(closed)
+    wanted = {v for v in flat.outputs if isinstance(v, int)}
+    for e in reversed(flat.equations):
+        if wanted.intersection(e.outputs):
+            wanted.update(e.reads)
+    return [v in wanted for v in flat.inputs]
+
+
 def run(equations: Sequence[FlatEquation], values: dict) -> dict:
     """Evaluates equations in order over `values` (number -> array), and returns them with the results added.
 

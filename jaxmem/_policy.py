@@ -104,4 +104,6 @@ def remat_policy(plan, *, block: str | None = None) -> Policy:
     if not hasattr(plan, "choices_for"):
         raise TagError(f"remat_policy: `plan` is {type(plan).__name__}; expected a jaxmem.Plan or None")
     choices = plan.choices_for(block)
-    return Policy(block, None if choices is None else tuple(sorted(choices.items())))
+    if choices is None:
+        return Policy(block)
+    return Policy(block, tuple(sorted((tag, Choice(c.action, c.codec)) for tag, c in choices.items())))

@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 import jax
 
-from jaxmem._stack_arguments import Split, check, lifted
+from jaxmem._errors import StackError
+from jaxmem._stack_arguments import Split, check, check_moments, lifted
 from jaxmem._stack_groups import groups_of
-from jaxmem._stack_loops import Loops, zeros
+from jaxmem._stack_loops import Loops
+from jaxmem._vary import zeros
 
 
 def stack(
@@ -41,10 +43,12 @@ def stack(
     Raises StackError if the layers' arrays, what `block` returns, or `moments` do not have these shapes; TagError if
     the plan is of other layers or another block.
     """
-    groups = groups_of(plan, label, check(params, x, moments, fold))
-    split = Split.of(params, dtype)
-    call, common = lifted(block, split, params, x, shared, key, has_aux)
-    loops = Loops(call, split.own, groups)
+    if (moments is None) != (fold is None):
+        missing, given = ("moments", "fold") if moments is None else ("fold", "moments")
+        raise StackError(f"stack: `{given}` is given and `{missing}` is not; expected both, or neither")
+    if moments is not None:
+        check_moments(moments, params)
+    loops, split, common = loops_over(block, params, x, shared, plan, label, key, dtype, has_aux)
 
     @jax.custom_vjp
     def run(params, x, common, moments, key):
@@ -69,3 +73,11 @@ def stack(
     run.defvjp(run_forward, run_backward)
     y, aux = run(params, x, common, moments, key)
     return (y, aux) if has_aux else y
+
+
+def loops_over(block: Callable, params, x, shared: tuple, plan, label: str, key, dtype, has_aux: bool):
+    """What `stack` and the released step run: the loops, how parameters are told apart, and what layers share."""
+    groups = groups_of(plan, label, check(params, x))
+    split = Split.of(params, dtype)
+    call, common = lifted(block, split, params, x, shared, key, has_aux)
+    return Loops(call, split.own, groups), split, common

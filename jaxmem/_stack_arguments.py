@@ -11,16 +11,16 @@ from jaxmem._jaxpr import lift
 from jaxmem._stack_loops import at
 
 
-def _floating(a) -> bool:
+def is_floating(a) -> bool:
     """Whether it has a derivative: complex arrays too."""
     return jnp.issubdtype(jnp.result_type(a), jnp.inexact)
 
 
-def _separated(leaves: list, which: tuple[bool, ...]) -> tuple[list, list]:
+def separated(leaves: list, which: tuple[bool, ...]) -> tuple[list, list]:
     return [a for a, f in zip(leaves, which) if f], [a for a, f in zip(leaves, which) if not f]
 
 
-def _merged(pair, which: tuple[bool, ...]) -> list:
+def merged(pair, which: tuple[bool, ...]) -> list:
     sources = iter(pair[0]), iter(pair[1])
     return [next(sources[0 if f else 1]) for f in which]
 
@@ -36,12 +36,12 @@ class Split:
     @staticmethod
     def of(params, dtype) -> "Split":
         leaves, structure = jax.tree.flatten(params)
-        return Split(structure, tuple(map(_floating, leaves)), dtype)
+        return Split(structure, tuple(map(is_floating, leaves)), dtype)
 
     def own(self, stacked, i) -> tuple[list, Any]:
         """Layer i's arrays, from (params, key)."""
         params, key = stacked
-        floating, others = _separated(at(jax.tree.leaves(params), i), self.which)
+        floating, others = separated(at(jax.tree.leaves(params), i), self.which)
         if self.dtype is not None:
             floating = [a.astype(self.dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a for a in floating]
         return floating, (others, None if key is None else jax.random.fold_in(key, i))
@@ -49,43 +49,40 @@ class Split:
     def join(self, own) -> tuple[Any, Any]:
         """A layer's parameters and key, from `own`."""
         floating, (others, key) = own
-        return jax.tree.unflatten(self.structure, _merged((floating, others), self.which)), key
+        return jax.tree.unflatten(self.structure, merged((floating, others), self.which)), key
 
     def floating(self, params) -> list:
-        return _separated(jax.tree.leaves(params), self.which)[0]
+        return separated(jax.tree.leaves(params), self.which)[0]
 
     def whole(self, params, gradients: list):
         """A tree like `params`, in its dtypes, of its floating-point arrays' gradients; None for the others."""
         leaves = jax.tree.leaves(params)
-        sources = _merged((gradients, [None] * len(leaves)), self.which)
+        sources = merged((gradients, [None] * len(leaves)), self.which)
         pairs = zip(sources, leaves)
         return jax.tree.unflatten(self.structure, [None if g is None else g.astype(a.dtype) for g, a in pairs])
 
 
-def check(params, x, moments, fold) -> int:
+def check(params, x) -> int:
     """The number of layers. Raises StackError if `stack` was given trees that are not of layers."""
-    layers = _leading("params", params)
     for path, a in jax.tree.leaves_with_path(x):
-        if not _floating(a):
+        if not is_floating(a):
             raise StackError(
                 f"stack: `x{jax.tree_util.keystr(path)}` is {jax.typeof(a).str_short()}; expected floating-point arrays:"
                 " give masks, positions and other indices after `x`, as what all layers share"
             )
-    if (moments is None) != (fold is None):
-        raise StackError(
-            f"stack: `{'fold' if moments is None else 'moments'}` is given and `{'moments' if moments is None else 'fold'}`"
-            " is not; expected both, or neither"
-        )
-    if moments is not None:
-        for path, a in jax.tree.leaves_with_path(moments):
-            if not _floating(a):
-                raise StackError(
-                    f"stack: `moments{jax.tree_util.keystr(path)}` is {jax.typeof(a).str_short()}; expected floating-point"
-                    " arrays, since the new moments are handed out as a gradient"
-                )
-        if (got := _leading("moments", moments)) != layers:
-            raise StackError(f"stack: `moments` holds {got} layers, and `params` {layers}; expected as many")
-    return layers
+    return _leading("params", params)
+
+
+def check_moments(moments, params) -> None:
+    """Raises StackError if moments are not floating-point arrays of as many layers."""
+    for path, a in jax.tree.leaves_with_path(moments):
+        if not is_floating(a):
+            raise StackError(
+                f"stack: `moments{jax.tree_util.keystr(path)}` is {jax.typeof(a).str_short()}; expected floating-point"
+                " arrays, since the new moments are handed out as a gradient"
+            )
+    if (got := _leading("moments", moments)) != (layers := _leading("params", params)):
+        raise StackError(f"stack: `moments` holds {got} layers, and `params` {layers}; expected as many")
 
 
 def _leading(name: str, tree) -> int:
@@ -130,15 +127,15 @@ def lifted(block, split: Split, params, x, shared, key, has_aux: bool):
     closed = jax.make_jaxpr(once)(split.own((params, key), 0), x, leaves)
     function, closed_over = lift(closed)
     leaves = leaves + closed_over
-    which = tuple(map(_floating, leaves))
+    which = tuple(map(is_floating, leaves))
     count = len(leaves) - len(closed_over)
 
     def call(own, x, common):
-        every = _merged(common, which)
+        every = merged(common, which)
         values = function(every[count:], *jax.tree.leaves((own, x, every[:count])))
         return jax.tree.unflatten(box["out"], values)
 
-    return call, _separated(leaves, which)
+    return call, separated(leaves, which)
 
 
 def _check_output(x, out) -> None:

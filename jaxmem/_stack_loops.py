@@ -24,18 +24,6 @@ def put(tree, layer, i):
     return jax.tree.map(update, tree, layer)
 
 
-def zeros(like):
-    """Of a tree's shapes, dtypes, and axes over which its arrays vary under `jax.shard_map`."""
-
-    def zero(a):
-        aval = jax.typeof(a)
-        missing = tuple(getattr(aval, "vma", ()))
-        new = jnp.zeros_like(a)
-        return jax.lax.pcast(new, missing, to="varying") if missing else new
-
-    return jax.tree.map(zero, like)
-
-
 @dataclasses.dataclass(frozen=True)
 class Loops:
     """`layer(own, x, common) -> (x, aux)` over groups of layers, with `own(stacked, i)` of layer i.

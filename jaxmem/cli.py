@@ -11,6 +11,8 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from jaxmem._progress import progress as progress
+
 BAD_INPUT, INTERRUPTED = 2, 130
 STEP = "where FUNCTION takes nothing and returns (build, *args), as jaxmem.plan gets them; FILE.py:FUNCTION will do too"
 BUDGET = 'bytes of the whole step on one device, "12GiB", or "90%%" of the usable memory (default: all of it)'

@@ -11,14 +11,14 @@ from typing import Any
 from scipy.stats import spearmanr
 
 import jaxmem
+from experiments.baselines import COMPRESS, KEEP, RECOMPUTE
 from experiments.config import Config
 from experiments.gpu_check.measure import quartiles
 from experiments.gpu_check.settings import Settings
 from experiments.gpu_check.steps import Race, plan_row, planned, under
 from experiments.planning import total_bytes
 
-KEEP, RECOMPUTE, COMPRESS, *_ = jaxmem.ALL
-SETS = {"all": jaxmem.ALL, "lossless": jaxmem.LOSSLESS, "compress": (KEEP, RECOMPUTE, COMPRESS)}
+SETS = {"all": None, "lossless": jaxmem.LOSSLESS, "compress": (KEEP, RECOMPUTE, COMPRESS)}
 SHARES, ROUNDS, LAYERS = (0.08, 0.2, 0.35, 0.5, 0.7), 10, 6
 ENDS = ("nothing_saveable", "keep_everything")
 RACES: dict[tuple, Race] = {}

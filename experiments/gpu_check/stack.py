@@ -8,7 +8,6 @@ import dataclasses
 
 import jax
 
-import jaxmem
 from experiments.baselines import KINDS, Assignment, Choice, own
 from experiments.config import Config
 from experiments.gpu_check.measure import quartiles
@@ -40,8 +39,7 @@ def points(settings: Settings) -> list[str]:
 
 
 def every_tag(name: str) -> dict[str, Choice]:
-    action = next(a for a in jaxmem.ALL if a.value == name)
-    return {tag: Choice(action, own(kind) if action.compresses else None) for tag, kind in KINDS.items()}
+    return {tag: Choice(name, own(kind) if "compress" in name else None) for tag, kind in KINDS.items()}
 
 
 def plan_of(action: str, layers: int):

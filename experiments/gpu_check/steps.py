@@ -27,11 +27,12 @@ def under(config: Config, name: str):
     return named(config.model_copy(update={"remat": remat})).step
 
 
-def plan_row(config: Config, budget: int, actions: Sequence = jaxmem.ALL) -> dict:
-    """A plan for `budget` bytes here, with its file's content; that there is none is a result too."""
+def plan_row(config: Config, budget: int, actions: Sequence[str] | None = None) -> dict:
+    """A plan for `budget` bytes here (`actions` None: all that there are), with its file's content; that there is none is a result too."""
     start = time.perf_counter()
     try:
-        plan = jaxmem.plan(lambda p: make_step(config, p), *abstract(config), budget=budget, actions=tuple(actions))
+        chosen: Any = {} if actions is None else {"actions": actions}
+        plan = jaxmem.plan(lambda p: make_step(config, p), *abstract(config), budget=budget, **chosen)
     except jaxmem.BudgetError as error:
         return {"budget_bytes": budget, "infeasible": str(error)}
     with tempfile.TemporaryDirectory() as folder:

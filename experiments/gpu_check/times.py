@@ -9,7 +9,6 @@ import functools
 
 import numpy as np
 
-import jaxmem
 from experiments.baselines import Candidate, Choice, policy_of
 from experiments.config import Config
 from experiments.gpu_check.measure import quartiles
@@ -79,9 +78,7 @@ def makers(settings: Settings, rows: dict[str, dict]) -> dict:
 
 def estimated(config: Config, row: dict):
     """The step that an estimator's row found."""
-    chosen = {
-        tag: Choice(next(a for a in jaxmem.ALL if a.value == value)) for tag, value in row["found"]["actions"].items()
-    }
+    chosen = {tag: Choice(action) for tag, action in row["found"]["actions"].items()}
     return compile_candidate(config, Candidate(policy_of(chosen)))
 
 

@@ -1,0 +1,171 @@
+"""AdamA as an optax transformation: gradients folded into Adam's moments a microbatch at a time, never accumulated."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxmem._adama_rule import Rule
+from jaxmem._errors import OptimizerError
+from jaxmem._vary import varying, zeros
+
+
+class AdamAState(NamedTuple):
+    """`count`, int32: minibatches that are finished. `folded`, int32: microbatches of the current one.
+
+    `mu`, `nu`: Adam's moments, trees like the parameters.
+    """
+
+    count: Any
+    folded: Any
+    mu: Any
+    nu: Any
+
+
+class AdamA(optax.GradientTransformationExtraArgs):
+    """An optax transformation whose parts other training loops may call: `begin`, `fold`, `finish`.
+
+    A minibatch is `begin` once, `fold` for each of its `accumulation_steps` microbatches, `finish` once (AdamA,
+    Algorithm 1). `begin` and `fold` take moments of the whole model or of any part of it, such as one layer.
+    """
+
+    rule: Rule
+
+    @staticmethod
+    def of(rule: Rule) -> "AdamA":
+        update: Any = functools.partial(_update, rule)
+        made = AdamA(functools.partial(_init, rule), update)
+        made.rule = rule
+        return made
+
+    def begin(self, mu, nu):
+        """The moments as a minibatch starts: b1 mu, and b2 nu or, with `axis_name`, devices * b2 nu (AdamA §3.3)."""
+        return self.rule.begin(mu, nu)
+
+    def fold(self, mu, nu, gradient):
+        """mu + (1 - b1) g and nu + (1 - b2) g², where g is a microbatch's mean gradient / `accumulation_steps`."""
+        return self.rule.fold(mu, nu, gradient)
+
+    def finish(self, state: AdamAState, params=None) -> tuple[Any, AdamAState]:
+        """The minibatch's updates, and the state that the next one begins with; all-reduced over `axis_name`.
+
+        Raises OptimizerError with `nesterov`, whose update needs the gradient: `update` alone has it.
+        """
+        if self.rule.nesterov:
+            raise OptimizerError(
+                "finish: `nesterov` needs the minibatch's gradient; expected `update` to be called instead"
+            )
+        return _finish(self.rule, state, params)
+
+
+def _init(rule: Rule, params) -> AdamAState:
+    zero = jnp.zeros((), jnp.int32)
+    return AdamAState(zero, zero, optax.tree.zeros_like(params, dtype=rule.mu_dtype), optax.tree.zeros_like(params))
+
+
+def _finish(rule: Rule, state: AdamAState, params, gradient=None) -> tuple[Any, AdamAState]:
+    mu, nu = rule.reduced(state.mu, state.nu)
+    updates = rule.updates(mu, nu, state.count, params, gradient)
+    return updates, AdamAState(optax.safe_increment(state.count), jnp.zeros_like(state.folded), mu, nu)
+
+
+def _update(rule: Rule, updates, state: AdamAState, params=None, **_):
+    """`update` of the transformation: a fold, and the minibatch's update after its last one."""
+    rule.check(updates, state.mu, params)
+    begun = rule.begin(state.mu, state.nu)
+    if not rule.single:
+        now = varying((state.mu, state.nu), rule.axis_name)
+        begun = jax.tree.map(lambda new, old: jnp.where(state.folded == 0, new, old), begun, now)
+    mu, nu = rule.fold(*begun, updates)
+    folded = AdamAState(state.count, state.folded + 1, mu, nu)
+    whole = None if rule.axis_name is None or not rule.nesterov else jax.lax.pmean(updates, rule.axis_name)
+
+    def finish():
+        new, finished = _finish(rule, folded, params, updates if whole is None else whole)
+        return new, _stored(rule, finished, state)
+
+    if rule.single:
+        return finish()
+    updates_like, _ = jax.eval_shape(finish)
+    nothing = zeros(updates_like)
+    last = folded.folded == rule.accumulation_steps
+    return jax.lax.cond(last, finish, lambda: (nothing, _stored(rule, folded, state)))
+
+
+def _stored(rule: Rule, new: AdamAState, old: AdamAState) -> AdamAState:
+    """In the old state's dtypes; moments are each device's own, whether they were just reduced or not."""
+    mu, nu = (jax.tree.map(lambda a, b: a.astype(b.dtype), *pair) for pair in ((new.mu, old.mu), (new.nu, old.nu)))
+    return new._replace(mu=varying(mu, rule.axis_name), nu=varying(nu, rule.axis_name))
+
+
+def scale_by_adama(
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    eps_root: jax.typing.ArrayLike = 0.0,
+    mu_dtype: Any = None,
+    *,
+    nesterov: bool = False,
+    accumulation_steps: int = 1,
+    axis_name: str | None = None,
+) -> AdamA:
+    """`optax.scale_by_adam` over minibatches of `accumulation_steps` microbatches, without a gradient buffer (AdamA).
+
+    `update` is called with each microbatch's mean gradient, and returns zeros until the minibatch's last. nu gathers
+    the sum of the microbatches' squared gradients, not the square of their sum; with one microbatch it is Adam.
+    What follows it in `optax.chain` runs every microbatch, so rates, schedules and decay belong in `adama` or
+    `adamaw_a`. `axis_name`: of `jax.shard_map`, for data parallelism with each device's own gradient: moments stay local
+    until the minibatch's last microbatch, and are then reduced once (AdamA §3.3).
+
+    Raises OptimizerError for `accumulation_steps` below 1, `b1` or `b2` outside [0, 1), or `nesterov` with more than one
+    microbatch; `update` does for gradients whose tree or shapes are not those of the state.
+    """
+    return AdamA.of(Rule(b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name))
+
+
+def adama(
+    learning_rate: optax.ScalarOrSchedule,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    eps_root: jax.typing.ArrayLike = 0.0,
+    mu_dtype: Any = None,
+    *,
+    nesterov: bool = False,
+    accumulation_steps: int = 1,
+    axis_name: str | None = None,
+) -> AdamA:
+    """`optax.adam` over minibatches of `accumulation_steps` microbatches, without a gradient buffer (AdamA, Algorithm 1).
+
+    `learning_rate`: a number, or a schedule of the number of finished minibatches. The rest, and what is raised, as
+    in `scale_by_adama`.
+    """
+    rule = Rule(b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name)
+    return AdamA.of(dataclasses.replace(rule, learning_rate=learning_rate))
+
+
+def adamaw_a(
+    learning_rate: optax.ScalarOrSchedule,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    eps_root: jax.typing.ArrayLike = 0.0,
+    mu_dtype: Any = None,
+    weight_decay: jax.typing.ArrayLike = 1e-4,
+    mask: Any | Callable[[Any], Any] | None = None,
+    *,
+    nesterov: bool = False,
+    accumulation_steps: int = 1,
+    axis_name: str | None = None,
+) -> AdamA:
+    """`optax.adamw` over minibatches of `accumulation_steps` microbatches, without a gradient buffer (AdamA).
+
+    Weights decay once a minibatch: those of which `mask`, a tree of booleans like the parameters or a function that
+    makes one of them, is true. `update` needs `params`. The rest, and what is raised, as in `adama`.
+    """
+    rule = Rule(b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name)
+    return AdamA.of(dataclasses.replace(rule, learning_rate=learning_rate, weight_decay=weight_decay, mask=mask))

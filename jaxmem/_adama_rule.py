@@ -1,0 +1,117 @@
+"""The arithmetic of AdamA (Algorithm 1): decay, fold, reduce over devices, update."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxmem._errors import OptimizerError
+from jaxmem._vary import axes_of, is_checked, varying
+
+
+def _known(value) -> bool:
+    """Whether it is a number now, not one that is traced."""
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Settings of one AdamA. `learning_rate` None: updates are not scaled, as optax's scale_by_ transformations."""
+
+    b1: Any
+    b2: Any
+    eps: Any
+    eps_root: Any
+    mu_dtype: Any
+    nesterov: bool
+    accumulation_steps: Any
+    axis_name: str | None
+    learning_rate: Any = None
+    weight_decay: Any = None
+    mask: Any = None
+
+    def __post_init__(self):
+        n = self.accumulation_steps
+        if not isinstance(n, jax.Array):
+            if not _known(n) or n != int(n) or n < 1:
+                raise OptimizerError(f"adama: `accumulation_steps` is {n!r}; expected a whole number of at least 1")
+            object.__setattr__(self, "accumulation_steps", int(n))
+        for name in ("b1", "b2"):
+            if _known(b := getattr(self, name)) and not 0 <= b < 1:
+                raise OptimizerError(f"adama: `{name}` is {b!r}; expected a decay rate of at least 0 and below 1")
+        if self.nesterov and not self.single:
+            raise OptimizerError(
+                f"adama: `nesterov` with `accumulation_steps` {n}: Nesterov's update needs the minibatch's whole gradient,"
+                " which AdamA never holds; use one microbatch, or optax.MultiSteps(optax.nadam(...))"
+            )
+        object.__setattr__(self, "mu_dtype", None if self.mu_dtype is None else jnp.dtype(self.mu_dtype))
+
+    @property
+    def single(self) -> bool:
+        """Whether a microbatch is a minibatch."""
+        return isinstance(self.accumulation_steps, int) and self.accumulation_steps == 1
+
+    def check(self, gradient, mu, params) -> None:
+        """Raises OptimizerError if a gradient is not of the moments' tree and shapes, or is of all devices already."""
+        if jax.tree.structure(gradient) != jax.tree.structure(mu):
+            raise OptimizerError(
+                f"adama: `updates` is {jax.tree.structure(gradient)}, and the state was made for {jax.tree.structure(mu)};"
+                " expected the gradient of the parameters that `init` was given"
+            )
+        for (path, g), m in zip(jax.tree.leaves_with_path(gradient), jax.tree.leaves(mu)):
+            if jnp.shape(g) != jnp.shape(m):
+                raise OptimizerError(
+                    f"adama: `updates{jax.tree_util.keystr(path)}` has shape {jnp.shape(g)}, and its moments"
+                    f" {jnp.shape(m)}; parameters that change shape need a new state: `init` again"
+                )
+        if self.weight_decay is not None and params is None:
+            raise OptimizerError(
+                "adamaw_a: `params` is None; expected the parameters, since they decay: update(updates, state, params)"
+            )
+        axis = self.axis_name
+        if axis is not None and is_checked(axis) and not all(axis in axes_of(g) for g in jax.tree.leaves(gradient)):
+            raise OptimizerError(
+                f"adama: `updates` do not vary over {axis!r}: JAX has summed them over the devices already; expected each"
+                f" device's own gradient: differentiate by jax.lax.pcast(params, {axis!r}, to='varying')"
+            )
+
+    def begin(self, mu, nu):
+        mu, nu = varying((mu, nu), self.axis_name)
+        b2 = self.b2 if self.axis_name is None else self.b2 * jax.lax.axis_size(self.axis_name)
+        return jax.tree.map(lambda m: self.b1 * m, mu), jax.tree.map(lambda v: b2 * v, nu)
+
+    def fold(self, mu, nu, gradient):
+        g = gradient if self.single else jax.tree.map(lambda g: g / self.accumulation_steps, gradient)
+        first = jax.tree.map(lambda g, m: (1 - self.b1) * g + m, g, mu)
+        return first, jax.tree.map(lambda g, v: (1 - self.b2) * _square(g) + v, g, nu)
+
+    def reduced(self, mu, nu):
+        """Over `axis_name`: the mean of mu, and the sum of nu / devices² (AdamA §3.3)."""
+        if self.axis_name is None:
+            return mu, nu
+        squared = jax.lax.axis_size(self.axis_name) ** 2
+        return jax.lax.pmean(mu, self.axis_name), jax.tree.map(lambda v: v / squared, jax.lax.psum(nu, self.axis_name))
+
+    def updates(self, mu, nu, count, params, gradient=None):
+        """Adam's step with bias correction, with decay, times the rate. `gradient`, for Nesterov's, is the minibatch's."""
+        done = optax.safe_increment(count)
+        m_hat, v_hat = optax.tree.bias_correction(mu, self.b1, done), optax.tree.bias_correction(nu, self.b2, done)
+        if self.nesterov:
+            ahead = optax.tree.bias_correction(mu, self.b1, optax.safe_increment(done))
+            g_hat = optax.tree.bias_correction(gradient, self.b1, done)
+            m_hat = jax.tree.map(lambda m, g: self.b1 * m + (1 - self.b1) * g, ahead, g_hat)
+        u = jax.tree.map(lambda m, v: m / (jnp.sqrt(v + self.eps_root) + self.eps), m_hat, v_hat)
+        if self.weight_decay is not None:
+            decay = optax.add_decayed_weights(self.weight_decay, self.mask)
+            u, _ = decay.update(u, decay.init(params), params)
+        if self.learning_rate is None:
+            return u
+        rate: Any = self.learning_rate(count) if callable(self.learning_rate) else self.learning_rate
+        return jax.tree.map(lambda u: jnp.asarray(-rate, u.dtype) * u, u)
+
+
+def _square(g):
+    return jnp.real(g * jnp.conj(g)) if jnp.iscomplexobj(g) else g * g

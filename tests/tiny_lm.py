@@ -1,0 +1,58 @@
+"""A language model as embed, block and head, with tied embeddings, dropout and an auxiliary loss: what is released in tests."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxmem
+
+VOCAB, WIDTH, LAYERS, SEQUENCE = 11, 8, 3, 5
+
+
+def parameters(dtype=np.float64, layers=LAYERS, width=WIDTH, vocab=VOCAB):
+    rng = np.random.default_rng(0)
+    make = lambda *shape: jnp.asarray(rng.standard_normal(shape) / shape[-1] ** 0.5, dtype)
+    return {
+        "blocks": {"down": make(layers, 2 * width, width), "up": make(layers, width, 2 * width)},
+        "embedding": make(vocab, width),  # read by both ends
+        "final": make(width),  # by the head alone
+        "scale": make(width),  # by what all layers share
+    }
+
+
+def tokens(size, seed=1, vocab=VOCAB, sequence=SEQUENCE):
+    return jnp.asarray(np.random.default_rng(seed).integers(0, vocab, (size, sequence + 1)))
+
+
+def embed(outer, batch, key=None):
+    x = outer["embedding"][batch[:, :-1]]
+    if key is not None:
+        x = x * jax.random.bernoulli(key, 0.9, x.shape)
+    return x, outer["scale"], jnp.arange(x.shape[1])  # the positions are shared by all layers, and have no derivative
+
+
+def block(p, x, scale, positions, key=None):
+    x = jaxmem.tag(x, "in", kind="residual")
+    h = jaxmem.tag(jnp.tanh(x @ p["up"]), "up", kind="linear")
+    if key is not None:
+        h = h * jax.random.bernoulli(key, 0.9, h.shape)
+    return x + (h @ p["down"]) * scale + positions[:, None].astype(x.dtype) / 100
+
+
+def head(outer, x, batch):
+    logits = (x * outer["final"]) @ outer["embedding"].T
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), batch[:, 1:, None], -1).mean()
+
+
+def loss(params, batch, key=None):
+    """The same as one function, with the layers in a Python loop."""
+    layers = params["blocks"]["up"].shape[0]
+    own = lambda i: {} if key is None else {"key": jax.random.fold_in(key, i)}
+    x, *shared = embed(params, batch, **own(layers))
+    for i in range(layers):
+        x = block(jax.tree.map(lambda a, i=i: a[i], params["blocks"]), x, *shared, **own(i))
+    return head(params, x, batch)
+
+
+def released(tx, **arguments):
+    return jaxmem.released_step(tx, embed, block, head, layers="blocks", **arguments)
