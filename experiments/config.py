@@ -39,8 +39,9 @@ class Section(pydantic.BaseModel):
 
 
 class Model(Section):
-    """GPT-2's architecture: pre-layer-norm, learned positions, biases, the head tied to the embedding."""
+    """GPT-2's architecture: pre-layer-norm, learned positions, biases, the head tied to the embedding; or BERT's."""
 
+    kind: Literal["gpt", "bert"] = "gpt"
     layers: Count
     width: Count
     heads: Count
@@ -55,6 +56,8 @@ class Model(Section):
     def _fits(self) -> Self:
         if self.width % self.heads:
             raise ValueError(f"model.width: got {self.width}; allowed: a multiple of model.heads, {self.heads}")
+        if self.kind == "bert" and self.vocab < 257:
+            raise ValueError(f"model.vocab: got {self.vocab}; allowed for a BERT: at least 257, bytes and [MASK]")
         if self.attention == "fused" and self.attention_dropout:
             raise ValueError(
                 f"model.attention_dropout: got {self.attention_dropout}; allowed with model.attention = 'fused': 0.0,"
@@ -91,7 +94,14 @@ class Train(Section):
 
 
 class Optimizer(Section):
-    """AdamW; the rate rises over `warmup` steps, then falls as a cosine to `final_ratio` of itself."""
+    """AdamW; the rate rises over `warmup` steps, then falls as a cosine to `final_ratio` of itself.
+
+    `accumulation`: how a batch's microbatches become one step. "scan" adds their gradients up, in place; "multi_steps" is
+    optax.MultiSteps; "adama" folds each microbatch's whole gradient into the moments, "released" each layer's.
+    `clip`: of the batch's gradient, and of each microbatch's in AdamA. "component", released alone, is each layer's norm.
+    """
+
+    accumulation: Literal["scan", "multi_steps", "adama", "released"] = "scan"
 
     learning_rate: Positive
     warmup: Annotated[int, Field(ge=0)] = 0
@@ -100,7 +110,7 @@ class Optimizer(Section):
     beta2: Probability = 0.95
     epsilon: Positive = 1e-8
     weight_decay: NonNegative = 0.1
-    clip: Literal["none", "value", "norm"] = "norm"
+    clip: Literal["none", "value", "component", "norm"] = "norm"
     clip_at: Positive = 1.0
 
 
@@ -149,6 +159,17 @@ class Config(Section):
         if self.optimizer.warmup > self.train.steps:
             raise ValueError(
                 f"optimizer.warmup: got {self.optimizer.warmup}; allowed: at most train.steps, {self.train.steps}"
+            )
+        released = self.optimizer.accumulation == "released"
+        if released and self.model.loop != "stack":
+            raise ValueError(
+                f"model.loop: got {self.model.loop!r}; allowed with optimizer.accumulation = 'released': 'stack', whose"
+                " backward lets a layer's gradient go"
+            )
+        if self.optimizer.clip == "component" and not released:
+            raise ValueError(
+                f"optimizer.clip: got 'component'; allowed with optimizer.accumulation = {self.optimizer.accumulation!r}:"
+                " 'none', 'value', 'norm'"
             )
         if self.remat.every_k is not None and self.remat.every_k > self.model.layers:
             raise ValueError(

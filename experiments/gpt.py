@@ -3,19 +3,22 @@
 NNX, not linen: it is the interface that Flax documents and develops in 2026, and its modules are plain objects that
 hold their arrays, so the layers' parameters can be stacked once and scanned. Linen is as good a home for the tags:
 `tests/experiments/test_other_flax.py` has this block in linen's `nn.scan(nn.remat(...))`, and in `nnx.scan`.
-The layer loop (`loops.py`) runs over the stacked parameters of the split module, since `nnx.scan` also carries every
-parameter out of the loop, which costs nothing under jit and clutters a profile.
+The layer loop (`loops.py`) runs over the stacked parameters, since `nnx.scan` also carries every parameter out of the
+loop, which costs nothing under jit and clutters a profile; and the model is three functions (`split.py`), since a step
+that releases gradients runs layers and the rest apart.
 
 Shapes: B batch, S sequence, D width, H heads, K = D / H, F = 4 D, V vocabulary, L layers.
 """
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 import jaxmem
-from experiments.config import Model
-from experiments.loops import Loop, scanned
+from experiments.config import Config, Model
+from experiments.loss import cross_entropy
+from experiments.split import Split
 
 INIT = 0.02
 
@@ -100,31 +103,43 @@ class Block(nnx.Module):
 
 
 class GPT(nnx.Module):
-    """`model`: sizes. `sequence`: the longest input. Tokens in, hidden states out; `embedding` is also the head."""
+    """Holds the parameters: `embedding` is also the head, `blocks` have a leading axis L. `sequence`: the longest input."""
 
     def __init__(self, model: Model, sequence: int, rngs: nnx.Rngs):
         wide, normal = parameter_dtype(model), nnx.initializers.normal(INIT)
-        self.model = model
         self.embedding = nnx.Param(normal(rngs.params(), (model.vocab, model.width), wide))
         self.positions = nnx.Param(normal(rngs.params(), (sequence, model.width), wide))
         stack = nnx.split_rngs(splits=model.layers)(nnx.vmap(lambda rngs: Block(model, rngs)))
-        self.blocks = stack(rngs)  # every parameter with a leading axis L
+        self.blocks = stack(rngs)
         self.final = Norm(model, rngs)
 
-    def __call__(self, tokens_BS, key=None, loop: Loop | None = None):
-        """Hidden states (B, S, D) of tokens (B, S). `key` None: no dropout. `loop`: over the layers, `loops.py`."""
-        dtype = jnp.dtype(self.model.dtype)
-        x_BSD = self.embedding[...].astype(dtype)[tokens_BS] + self.positions[: tokens_BS.shape[1]].astype(dtype)
-        structure, stacked = nnx.split(self.blocks)
-        layer = lambda parameters, x_BSD, key=None: nnx.merge(structure, parameters)(x_BSD, key)
-        return self.final((loop or scanned())(layer, stacked, x_BSD, key))
 
-
-def create(model: Model, sequence: int, key) -> dict:
+def create(config: Config, key) -> dict:
     """A GPT's parameters as a nested dict of arrays."""
-    return nnx.to_pure_dict(nnx.state(GPT(model, sequence, nnx.Rngs(params=key)), nnx.Param))
+    gpt = GPT(config.model, config.train.sequence, nnx.Rngs(params=key))
+    return nnx.to_pure_dict(nnx.state(gpt, nnx.Param))
 
 
-def structure(model: Model, sequence: int):
-    """What `nnx.merge` needs beside the parameters; allocates nothing."""
-    return nnx.graphdef(nnx.eval_shape(lambda: GPT(model, sequence, nnx.Rngs(0))))
+def split(config: Config) -> Split:
+    """The GPT of next-token prediction. A batch is tokens, int32 (B, S + 1)."""
+    model, dtype = config.model, jnp.dtype(config.model.dtype)
+    block = nnx.graphdef(nnx.eval_shape(lambda: Block(model, nnx.Rngs(0))))
+    final = nnx.graphdef(nnx.eval_shape(lambda: Norm(model, nnx.Rngs(0))))
+
+    def embed(outer, tokens, key=None):
+        positions_SD = outer["positions"][: tokens.shape[1] - 1]
+        return outer["embedding"].astype(dtype)[tokens[:, :-1]] + positions_SD.astype(dtype)
+
+    def layer(parameters, x_BSD, key=None):
+        return nnx.merge(block, nnx.State(parameters))(x_BSD, key)
+
+    def head(outer, x_BSD, tokens):
+        hidden_BSD = nnx.merge(final, nnx.State(outer["final"]))(x_BSD)
+        return cross_entropy(hidden_BSD, outer["embedding"], tokens[:, 1:], config.train.loss_chunk)
+
+    return Split(embed, layer, head)
+
+
+def batch(config: Config, rows: np.ndarray, seed: int, step: int) -> np.ndarray:
+    """Rows of text, int32 (B, S + 1), as they are."""
+    return rows

@@ -1,4 +1,4 @@
-"""Loops over a model's layers: x = layer(parameters of layer i, x, key of layer i), for stacked parameters.
+"""Loops over a model's layers: x = layer(parameters of layer i, x, *shared, key=layer i's), for stacked parameters.
 
 `scanned` is `jax.lax.scan` round `jax.checkpoint`, which any policy goes with; `stacked` is jaxmem's own loop.
 """
@@ -10,12 +10,12 @@ import jax
 
 import jaxmem
 
-Loop = Callable[..., Any]  # (layer, stacked parameters, x, key or None) -> x
+Loop = Callable[..., Any]  # (layer, stacked parameters, x, key or None, *what layers share) -> x
 
 
 def stacked(plan=None) -> Loop:
     """`jaxmem.stack` under a plan, which may decide groups of layers apart."""
-    return lambda layer, parameters, x, key: jaxmem.stack(layer, parameters, x, key=key, plan=plan)
+    return lambda layer, parameters, x, key, *shared: jaxmem.stack(layer, parameters, x, *shared, key=key, plan=plan)
 
 
 def scanned(policy=None, every: int = 1) -> Loop:
@@ -24,12 +24,12 @@ def scanned(policy=None, every: int = 1) -> Loop:
     `every` k: `policy` governs layers 0, k, 2k and so on of the first k * (L // k); the others keep everything.
     """
 
-    def loop(layer, parameters, x, key):
+    def loop(layer, parameters, x, key, *shared):
         count = len(jax.tree.leaves(parameters)[0])
 
         def body(x, parameters, index):
-            own = None if key is None else jax.random.fold_in(key, index)
-            return layer(parameters, x, own)
+            own = {} if key is None else {"key": jax.random.fold_in(key, index)}
+            return layer(parameters, x, *shared, **own)
 
         once = every == count  # no loop is left to keep XLA from taking recomputation for repetition
         under = lambda policy: jax.checkpoint(body, policy=policy, prevent_cse=once and every > 1)

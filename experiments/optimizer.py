@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import jaxmem
 from experiments.config import Config
 
 
@@ -23,16 +24,42 @@ def learning_rate(config: Config):
 def matrices(params):
     """True where weights decay: kernels and embeddings, not biases and norms."""
     return jax.tree_util.tree_map_with_path(
-        lambda path, _: path[-1].key in ("kernel", "embedding", "positions"), params
+        lambda path, _: path[-1].key in ("kernel", "embedding", "positions", "segments"), params
     )
 
 
-def optimizer(config: Config) -> optax.GradientTransformation:
+def clipping(config: Config) -> optax.GradientTransformation:
+    """Of a whole gradient, as `optimizer.clip` says."""
     o = config.optimizer
-    clip = {
+    by = {
         "none": optax.identity,
         "value": lambda: optax.clip(o.clip_at),
         "norm": lambda: optax.clip_by_global_norm(o.clip_at),
-    }[o.clip]()
+    }
+    return by[o.clip]()
+
+
+def optimizer(config: Config) -> optax.GradientTransformation:
+    """AdamW after clipping, for whole gradients of a batch."""
+    o = config.optimizer
     adamw = optax.adamw(learning_rate(config), o.beta1, o.beta2, o.epsilon, weight_decay=o.weight_decay, mask=matrices)
-    return optax.chain(clip, adamw)
+    chained = optax.chain(clipping(config), adamw)
+    if o.accumulation != "multi_steps":
+        return chained
+    multi = optax.MultiSteps(chained, config.train.microbatches)
+    return multi.gradient_transformation()
+
+
+def adama(config: Config, axis_name: str | None = None):
+    """The same AdamW, which microbatches are folded into."""
+    o = config.optimizer
+    return jaxmem.adamaw_a(
+        learning_rate(config),
+        o.beta1,
+        o.beta2,
+        o.epsilon,
+        weight_decay=o.weight_decay,
+        mask=matrices,
+        accumulation_steps=config.train.microbatches,
+        axis_name=axis_name,
+    )

@@ -1,20 +1,20 @@
-"""The state, and `make_step(config, plan) -> step(state, tokens) -> (state, metrics)`: what `jaxmem.plan` is given."""
+"""The state, and `make_step(config, plan) -> step(state, batch) -> (state, metrics)`: what `jaxmem.plan` is given."""
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 
 import jaxmem
-from experiments import gpt
+from experiments import models
 from experiments.config import Config
 from experiments.loops import Loop, scanned, stacked
-from experiments.loss import cross_entropy
-from experiments.optimizer import optimizer
+from experiments.optimizer import adama, clipping, optimizer
+from experiments.split import whole
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["params", "moments", "step", "key"], meta_fields=[])
@@ -31,66 +31,142 @@ class State:
 def init_state(config: Config) -> State:
     """The first state; under `jax.eval_shape` it allocates nothing."""
     params_key, dropout_key = jax.random.split(jax.random.key(config.train.seed))
-    params = gpt.create(config.model, config.train.sequence, params_key)
-    moments = optimizer(config).init(params)
+    params = models.create(config, params_key)
+    folds = config.optimizer.accumulation in ("adama", "released")
+    moments = (adama(config) if folds else optimizer(config)).init(params)
     return State(params, moments, jnp.zeros((), jnp.int32), jax.random.key_data(dropout_key))
 
 
-def abstract(config: Config) -> tuple[State, jax.ShapeDtypeStruct]:
-    """State and tokens of a step, as shapes."""
-    tokens = jax.ShapeDtypeStruct((config.train.batch, config.train.sequence + 1), jnp.int32)
-    return jax.eval_shape(functools.partial(init_state, config)), tokens
+def abstract(config: Config) -> tuple[State, Any]:
+    """State and batch of a step, as shapes."""
+    return jax.eval_shape(functools.partial(init_state, config)), models.batch_shape(config)
 
 
 def make_loss(config: Config, loop: Loop | None = None):
-    """loss(params, tokens, key or None) -> mean loss in nats a position, of int32 tokens (batch, sequence + 1)."""
-    structure = gpt.structure(config.model, config.train.sequence)
-
-    def loss(params, tokens, key=None):
-        model = nnx.merge(structure, nnx.State(params))
-        hidden = model(tokens[:, :-1], key, loop)
-        return cross_entropy(hidden, params["embedding"], tokens[:, 1:], config.train.loss_chunk)
-
-    return loss
+    """loss(params, batch, key=None) -> mean loss in nats a prediction. A key means dropout."""
+    return whole(models.split(config), loop)
 
 
 def make_step(config: Config, plan=None):
-    """step(state, tokens) -> (state, metrics). `plan`: a jaxmem.Plan, or None to keep everything."""
+    """step(state, batch) -> (state, metrics). `plan`: a jaxmem.Plan, or None to keep everything."""
+    if config.optimizer.accumulation == "released":
+        return _step(config, released(config, plan))
     return step_over(config, stacked(plan) if config.model.loop == "stack" else scanned(jaxmem.remat_policy(plan)))
 
 
 def step_over(config: Config, loop: Loop):
     """The same with the layers under any loop: under any policy of `jax.checkpoint`, jaxmem's or JAX's own."""
-    loss, tx = make_loss(config, loop), optimizer(config)
+    loss = make_loss(config, loop)
+    ways = {"scan": added_up, "multi_steps": by_multi_steps, "adama": folded}
+    return _step(config, ways[config.optimizer.accumulation](config, loss))
 
-    def step(state: State, tokens):
+
+Update = Callable[[Any, Any, Any, Any], Any]  # (params, moments, batch, key or None) -> (params, moments, metrics)
+
+
+def _step(config: Config, update: Update):
+    def step(state: State, batch):
         key = None
         if config.model.dropout or config.model.attention_dropout:
             key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
-        value, grads = gradient(loss, state.params, tokens, key, config.train.microbatches)
-        updates, moments = tx.update(grads, state.moments, state.params)
-        params: Any = optax.apply_updates(state.params, updates)
-        metrics = {"loss": value, "grad_norm": optax.tree.norm(grads)}
+        params, moments, metrics = update(state.params, state.moments, batch, key)
         return State(params, moments, state.step + 1, state.key), metrics
 
     return step
 
 
-def gradient(loss, params, tokens, key, microbatches: int):
-    """Loss and gradient of a batch, as the mean over its microbatches, one after the other."""
-    if microbatches == 1:
-        return jax.value_and_grad(loss)(params, tokens, key)
+def added_up(config: Config, loss) -> Update:
+    """Gradients added up in place, then one AdamW step: what AdamA is measured against."""
+    tx = optimizer(config)
+
+    def update(params, moments, batch, key):
+        value, grads = gradient(loss, params, batch, key, config.train.microbatches)
+        updates, moments = tx.update(grads, moments, params)
+        return optax.apply_updates(params, updates), moments, {"loss": value, "grad_norm": optax.tree.norm(grads)}
+
+    return update
+
+
+def by_multi_steps(config: Config, loss) -> Update:
+    """`optax.MultiSteps`, called once a microbatch."""
+    tx, n = optimizer(config), config.train.microbatches
+
+    def update(params, moments, batch, key):
+        def one(carry, indexed):
+            params, moments = carry
+            value, grads = jax.value_and_grad(loss)(params, *_microbatch(indexed, key))
+            updates, moments = tx.update(grads, moments, params)
+            return (optax.apply_updates(params, updates), moments), (value, optax.tree.norm(grads))
+
+        (params, moments), (values, norms) = jax.lax.scan(one, (params, moments), microbatches(batch, n))
+        return params, moments, {"loss": values.mean(), "grad_norm": jnp.sqrt((norms**2).mean())}
+
+    return update
+
+
+def folded(config: Config, loss) -> Update:
+    """AdamA on whole gradients, each of a microbatch."""
+    tx, clip, n = adama(config), clipping(config), config.train.microbatches
+
+    def update(params, moments, batch, key):
+        def one(folded, indexed):
+            value, grads = jax.value_and_grad(loss)(params, *_microbatch(indexed, key))
+            clipped, _ = clip.update(grads, clip.init(params), params)
+            mu, nu = folded
+            return tx.fold(mu, nu, clipped), (value, optax.tree.norm(grads))
+
+        begun = tx.begin(moments.mu, moments.nu)
+        (mu, nu), (values, norms) = jax.lax.scan(one, begun, microbatches(batch, n))
+        updates, moments = tx.finish(moments._replace(mu=mu, nu=nu), params)
+        found = {"loss": values.mean(), "grad_norm": jnp.sqrt((norms**2).mean())}
+        return optax.apply_updates(params, updates), moments, found
+
+    return update
+
+
+def released(config: Config, plan=None) -> Update:
+    """AdamA with each layer's gradient folded in the backward."""
+    step = released_step(config, plan)
+
+    def update(params, moments, batch, key):
+        (params, moments), metrics = step((params, moments), batch, key)
+        return params, moments, metrics
+
+    return update
+
+
+def released_step(config: Config, plan=None, axis_name: str | None = None):
+    """jaxmem's released step over the config's model."""
+    o, split = config.optimizer, models.split(config)
+    clip = None if o.clip == "none" else (o.clip, o.clip_at)
+    tx = adama(config, axis_name)
+    return jaxmem.released_step(tx, split.embed, split.layer, split.head, layers="blocks", plan=plan, clip=clip)
+
+
+def gradient(loss, params, batch, key, n: int):
+    """Loss and gradient of a batch, as the mean over its `n` microbatches, one after the other."""
+    if n == 1:
+        return jax.value_and_grad(loss)(params, batch, key)
 
     def one(total, indexed):
-        index, part = indexed
-        own = None if key is None else jax.random.fold_in(key, index)
-        got = jax.value_and_grad(loss)(params, part, own)
-        return jax.tree.map(lambda t, g: t + g / microbatches, total, got), None
+        got = jax.value_and_grad(loss)(params, *_microbatch(indexed, key))
+        return jax.tree.map(lambda t, g: t + g / n, total, got), None
 
-    parts = tokens.reshape(microbatches, -1, tokens.shape[1])
+    parts = microbatches(batch, n)
+    first = jax.tree.map(lambda a: a[0], parts[1])
     zeros = (
-        jax.tree.map(jnp.zeros_like, jax.eval_shape(loss, params, parts[0], key)),
+        jax.tree.map(jnp.zeros_like, jax.eval_shape(loss, params, first, key)),
         jax.tree.map(jnp.zeros_like, params),
     )
-    total, _ = jax.lax.scan(one, zeros, (jnp.arange(microbatches, dtype=jnp.uint32), parts))
+    total, _ = jax.lax.scan(one, zeros, parts)
     return total
+
+
+def microbatches(batch, n: int):
+    """Numbers, and the batch's arrays with a leading axis of microbatches."""
+    return jnp.arange(n, dtype=jnp.uint32), jax.tree.map(lambda a: a.reshape(n, -1, *a.shape[1:]), batch)
+
+
+def _microbatch(indexed, key):
+    index, part = indexed
+    return part, None if key is None else jax.random.fold_in(key, index)

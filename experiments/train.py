@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from experiments import cli, data
+from experiments import cli, data, models
 from experiments.config import Config
 from experiments.errors import DivergedError
 from experiments.planning import Ready, prepare
@@ -99,8 +99,8 @@ def loop(
 
         try:
             for number in range(1, t.steps + 1):
-                tokens = data.sample(text.train, t.seed, number, t.batch, t.sequence)
-                state, metrics = step(state, tokens)
+                rows = data.sample(text.train, t.seed, number, t.batch, t.sequence)
+                state, metrics = step(state, models.batch(config, rows, number))
                 waiting.append((number, metrics))
                 record_all_but(1)
         except KeyboardInterrupt:
@@ -111,10 +111,11 @@ def loop(
 
 
 def evaluate(config: Config, state: State, text: data.Text) -> float:
-    """Mean validation loss in nats a byte, over windows spread evenly, without dropout."""
+    """Mean validation loss in nats a prediction, over windows spread evenly, without dropout."""
     t, loss = config.train, jax.jit(make_loss(config))
     batches = data.windows(text.validation, t.eval_batches, t.batch, t.sequence)
-    value = sum(float(loss(state.params, tokens)) for tokens in batches) / len(batches)
+    values = [float(loss(state.params, models.batch(config, rows, i))) for i, rows in enumerate(batches)]
+    value = sum(values) / len(values)
     if not math.isfinite(value):
         raise DivergedError(f"the validation loss is {value} after {t.steps} steps; lower optimizer.learning_rate")
     return value

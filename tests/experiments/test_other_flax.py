@@ -12,13 +12,15 @@ from flax import nnx
 
 import jaxmem
 from experiments import gpt
-from experiments.config import Model
+from experiments.config import Config, Model, Optimizer, Train
 from jaxmem._plan import Draft
 from jaxmem._types import Choice
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.core]
 
 MODEL = Model(layers=2, width=32, heads=2)
+TRAIN, OPTIMIZER = Train(steps=1, batch=2, sequence=16, loss_chunk=4), Optimizer(learning_rate=1e-3)
+CONFIG = Config(model=MODEL, train=TRAIN, optimizer=OPTIMIZER)
 INT4 = "grouped_symmetric(group=64,scale=bfloat16)"
 TAGS = ("resid_in", "ln1", "qkv", "probs", "attn", "mid", "ln2", "up", "gelu")
 
@@ -82,7 +84,7 @@ def main_gpt(params, x_BSD, policy):
 
 
 def inputs():
-    params = gpt.create(MODEL, 16, jax.random.key(0))["blocks"]
+    params = gpt.create(CONFIG, jax.random.key(0))["blocks"]
     params = jax.tree.map(lambda a: a + 0.1 * jax.random.normal(jax.random.key(1), a.shape), params)
     return params, jax.random.normal(jax.random.key(2), (2, 16, MODEL.width))
 

@@ -1,0 +1,32 @@
+"""The models that a config may name: each a module with `create`, `split` and `batch`."""
+
+import types
+
+import jax
+import numpy as np
+
+from experiments import bert, gpt
+from experiments.config import Config
+from experiments.split import Split
+
+MODELS: dict[str, types.ModuleType] = {"gpt": gpt, "bert": bert}
+
+
+def create(config: Config, key) -> dict:
+    """The parameters."""
+    return MODELS[config.model.kind].create(config, key)
+
+
+def split(config: Config) -> Split:
+    return MODELS[config.model.kind].split(config)
+
+
+def batch(config: Config, rows, step: int):
+    """What the model trains on, of rows of text, int32 (B, S + 1): step `step`'s, the same whatever came before."""
+    return MODELS[config.model.kind].batch(config, rows, config.train.seed, step)
+
+
+def batch_shape(config: Config):
+    """The same as shapes."""
+    rows = np.zeros((config.train.batch, config.train.sequence + 1), np.int32)
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), batch(config, rows, 0))

@@ -1,0 +1,120 @@
+"""Ways to make one step of microbatches: the same gradients, Adam's moments or AdamA's; each trains, a plan fits each."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import jaxmem
+from experiments import models
+from experiments.errors import InputError
+from experiments.load import load
+from experiments.optimizer import optimizer
+from experiments.step import abstract, init_state, make_loss, make_step
+
+pytestmark = pytest.mark.jax_defaults
+SMALL = (
+    "model.layers=2", "model.width=32", "train.batch=8", "train.sequence=16", "train.loss_chunk=4",
+    "train.microbatches=4", "train.steps=20", "optimizer.warmup=0",
+)  # fmt: skip
+KINDS = {"gpt": (), "bert": ("model.kind=bert", "model.vocab=300")}
+WAYS = ("scan", "multi_steps", "adama", "released")
+
+
+def config_of(way, kind="gpt", *overrides):
+    loop = ("model.loop=stack",) if way == "released" else ()
+    return load(
+        "gpt_nano", (*SMALL, *KINDS[kind], *loop, f"optimizer.accumulation={way}", "optimizer.clip=value", *overrides)
+    )
+
+
+def batch_of(config, step=1):
+    t = config.train
+    rows = np.random.default_rng(step).integers(0, 256, (t.batch, t.sequence + 1)).astype(np.int32)
+    return models.batch(config, rows, step)
+
+
+def trained(config, steps=3):
+    state, step, found = init_state(config), jax.jit(make_step(config)), []
+    for i in range(steps):
+        state, metrics = step(state, batch_of(config, i))
+        found.append((float(metrics["loss"]), float(metrics["grad_norm"])))
+    return state, found
+
+
+def close(got, want, rtol=1e-9):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-12), got, want)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_and_released_gradients_give_the_same_parameters(kind):
+    exact = "model.dtype=float64", "model.dropout=0.2", "model.attention_dropout=0.2"
+    jax.config.update("jax_enable_x64", True)
+    whole, _ = trained(config_of("adama", kind, *exact))
+    released, found = trained(config_of("released", kind, *exact))
+    close(released.params, whole.params)
+    close(released.moments, whole.moments)
+    assert found[0][0] > 1
+
+
+@pytest.mark.parametrize("kind", ["gpt", pytest.param("bert", marks=pytest.mark.slow)])
+def test_adding_up_and_multi_steps_are_adam_on_the_batchs_gradient(kind):
+    jax.config.update("jax_enable_x64", True)
+    plain = "model.dtype=float64", "model.dropout=0.0", "model.attention_dropout=0.0"
+    config = config_of("scan", kind, *plain)
+    start, batch, tx = init_state(config), batch_of(config), optimizer(config)
+    grads = jax.jit(jax.grad(make_loss(config)))(start.params, batch)
+    updates, _ = tx.update(grads, start.moments, start.params)
+    want = optax.apply_updates(start.params, updates)
+    for config in (config, config_of("multi_steps", kind, *plain)):
+        state, metrics = jax.jit(make_step(config))(init_state(config), batch)
+        close(state.params, want, 1e-7)
+        np.testing.assert_allclose(metrics["loss"], make_loss(config)(start.params, batch))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_way_learns(kind, way):
+    config = config_of(way, kind, "optimizer.learning_rate=0.01")
+    state, step = init_state(config), jax.jit(make_step(config), donate_argnums=0)
+    losses = []
+    for _ in range(20):
+        state, metrics = step(state, batch_of(config))
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < losses[0] - 0.3
+    assert np.isfinite(float(metrics["grad_norm"]))
+
+
+@pytest.mark.parametrize("way", [pytest.param("adama", marks=pytest.mark.slow), "released"])
+def test_a_plan_fits_a_step_that_folds(way):
+    config = config_of(way, "gpt", "model.width=64", "train.batch=32", "train.sequence=64", "model.loop=stack")
+    build = lambda plan: make_step(config, plan)
+    plan = jaxmem.plan(build, *abstract(config), actions=jaxmem.LOSSLESS)
+    tight = jaxmem.plan(build, *abstract(config), actions=jaxmem.LOSSLESS, budget=int(0.75 * plan.baseline_bytes))
+    assert tight.compiled_bytes <= 0.75 * plan.baseline_bytes
+    state, metrics = tight.step(init_state(config), batch_of(config))
+    want, expected = jax.jit(make_step(config))(init_state(config), batch_of(config))
+    np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-5)
+    assert optax.tree.norm(jax.tree.map(lambda a, b: a - b, state.params, want.params)) < 0.05 * optax.tree.norm(
+        want.params
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("optimizer.accumulation=released",),
+            "model.loop: got 'scan'; allowed with optimizer.accumulation = 'released'",
+        ),
+        (("optimizer.clip=component",), "optimizer.clip: got 'component'"),
+        (("optimizer.accumulation=adamw",), "optimizer.accumulation"),
+        (("model.kind=bert",), "model.vocab: got 256; allowed for a BERT: at least 257"),
+        (("model.kind=t5",), "model.kind"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(overrides, message):
+    with pytest.raises(InputError, match=message):
+        load("gpt_nano", overrides)

@@ -1,0 +1,100 @@
+"""BERT: Devlin et al.'s sizes and layers, spelled plainly beside it; what is masked, and what is predicted."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import bert
+from experiments.load import load
+from experiments.step import abstract, init_state, make_loss
+
+pytestmark = pytest.mark.jax_defaults
+MICRO = (
+    "model.kind=bert", "model.vocab=300", "model.layers=2", "model.width=32", "train.batch=4", "train.sequence=20",
+    "train.loss_chunk=4", "model.dropout=0.0", "model.attention_dropout=0.0",
+)  # fmt: skip
+
+
+def micro(*overrides):
+    return load("gpt_nano", (*MICRO, *overrides))
+
+
+def rows(config, seed=0):
+    shape = config.train.batch, config.train.sequence + 1
+    return np.random.default_rng(seed).integers(0, 256, shape).astype(np.int32)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("name", "count"), [("bert_base", 109_514_298), ("bert_large", 335_174_458)])
+def test_sizes_are_berts(name, count):
+    state, _ = abstract(load(name, ["train.sequence=512"]))
+    assert sum(math.prod(a.shape) for a in jax.tree.leaves(state.params)) == count
+
+
+def test_bert_4b_has_4_billion_parameters():
+    state, shape = abstract(load("bert_4b"))
+    assert 4.0e9 < sum(math.prod(a.shape) for a in jax.tree.leaves(state.params)) < 4.3e9
+    assert shape["tokens"].shape == (64, 128)
+
+
+def plain_loss(params, model, batch):
+    """BERT spelled without Flax, layer by layer."""
+
+    def norm(x, p):
+        x = x - x.mean(-1, keepdims=True)
+        return x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
+
+    gelu = lambda x: x * (1 + jax.scipy.special.erf(x / math.sqrt(2))) / 2
+    dense = lambda x, p: x @ p["kernel"] + p["bias"]
+    heads = lambda a: a.reshape(*a.shape[:2], model.heads, -1).swapaxes(1, 2)
+    S = batch["tokens"].shape[1]
+    x = norm(params["embedding"][batch["tokens"]] + params["positions"][:S] + params["segments"][0], params["first"])
+    for i in range(model.layers):
+        p = jax.tree.map(lambda a, i=i: a[i], params["blocks"])
+        q, k, v = map(heads, jnp.split(dense(x, p["qkv"]), 3, -1))
+        probs = jax.nn.softmax(q @ k.swapaxes(-1, -2) / math.sqrt(model.width // model.heads))
+        x = norm(x + dense((probs @ v).swapaxes(1, 2).reshape(x.shape), p["proj"]), p["ln1"])
+        x = norm(x + dense(gelu(dense(x, p["up"])), p["down"]), p["ln2"])
+    hidden = norm(gelu(dense(x, params["transform"])), params["last"])
+    logs = jax.nn.log_softmax(hidden @ params["embedding"].T + params["bias"])
+    pairs = [(b, s, t) for b in range(len(x)) for s, t in zip(batch["positions"][b], batch["targets"][b])]
+    return -sum(logs[b, s, t] for b, s, t in pairs) / len(pairs)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("attention", ["materialized", "fused"])
+def test_the_loss_is_the_plain_spelling(attention):
+    config = micro(f"model.attention={attention}")
+    params = init_state(config).params
+    params = jax.tree.map(lambda a: a + 0.1 * jax.random.normal(jax.random.key(1), a.shape), params)
+    batch = bert.batch(config, rows(config), 0, 1)
+    np.testing.assert_allclose(make_loss(config)(params, batch), plain_loss(params, config.model, batch), rtol=1e-5)
+
+
+def test_what_is_masked_is_what_is_predicted():
+    config = micro("train.batch=500", "train.sequence=100", "train.loss_chunk=4")
+    text = rows(config)
+    batch = bert.batch(config, text, 3, 7)
+    assert batch["positions"].shape == batch["targets"].shape == (500, 15)
+    assert all(len(set(p)) == 15 for p in batch["positions"].tolist())
+    np.testing.assert_array_equal(np.take_along_axis(text, batch["positions"], 1), batch["targets"])
+    shown = np.take_along_axis(batch["tokens"], batch["positions"], 1)
+    assert (shown == bert.MASK).mean() == pytest.approx(0.8, abs=0.02)
+    assert (shown == batch["targets"]).mean() == pytest.approx(0.1, abs=0.02)  # and 10 % / 256 by chance
+    changed = batch["tokens"] != text[:, :-1]
+    assert not changed[~np.isin(np.arange(100), batch["positions"]) * np.ones((500, 1), bool)].any()
+    again, other = bert.batch(config, text, 3, 7), bert.batch(config, text, 3, 8)
+    np.testing.assert_array_equal(again["positions"], batch["positions"])
+    assert (other["positions"] != batch["positions"]).any()
+
+
+def test_every_position_sees_every_other():
+    config = micro()
+    params, batch = init_state(config).params, bert.batch(config, rows(config), 0, 1)
+    other = batch | {"tokens": batch["tokens"].copy()}
+    last = next(s for s in range(19, 0, -1) if s not in batch["positions"][0])
+    other["tokens"][0, last] ^= 1
+    assert make_loss(config)(params, batch) != make_loss(config)(params, other)
