@@ -96,12 +96,13 @@ class Train(Section):
 class Optimizer(Section):
     """AdamW; the rate rises over `warmup` steps, then falls as a cosine to `final_ratio` of itself.
 
-    `accumulation`: how a batch's microbatches become one step. "scan" adds their gradients up, in place; "multi_steps" is
-    optax.MultiSteps; "adama" folds each microbatch's whole gradient into the moments, "released" each layer's.
+    `accumulation`: how a batch's microbatches become one step. "scan" adds their gradients up, "in_place" each layer's in
+    the backward; "multi_steps" is optax.MultiSteps; "adama" folds each microbatch's whole gradient into the moments,
+    "released" each layer's in the backward.
     `clip`: of the batch's gradient, and of each microbatch's in AdamA. "component", released alone, is each layer's norm.
     """
 
-    accumulation: Literal["scan", "multi_steps", "adama", "released"] = "scan"
+    accumulation: Literal["scan", "in_place", "multi_steps", "adama", "released"] = "scan"
 
     learning_rate: Positive
     warmup: Annotated[int, Field(ge=0)] = 0
@@ -160,13 +161,13 @@ class Config(Section):
             raise ValueError(
                 f"optimizer.warmup: got {self.optimizer.warmup}; allowed: at most train.steps, {self.train.steps}"
             )
-        released = self.optimizer.accumulation == "released"
-        if released and self.model.loop != "stack":
+        way = self.optimizer.accumulation
+        if way in ("in_place", "released") and self.model.loop != "stack":
             raise ValueError(
-                f"model.loop: got {self.model.loop!r}; allowed with optimizer.accumulation = 'released': 'stack', whose"
+                f"model.loop: got {self.model.loop!r}; allowed with optimizer.accumulation = {way!r}: 'stack', whose"
                 " backward lets a layer's gradient go"
             )
-        if self.optimizer.clip == "component" and not released:
+        if self.optimizer.clip == "component" and way != "released":
             raise ValueError(
                 f"optimizer.clip: got 'component'; allowed with optimizer.accumulation = {self.optimizer.accumulation!r}:"
                 " 'none', 'value', 'norm'"

@@ -1,24 +1,56 @@
-"""Next-byte cross entropy without the whole logits: a scan over chunks of positions, each under `jax.checkpoint`."""
+"""Next-token cross entropy without the whole logits: a loop over chunks of positions, forward and backward."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def cross_entropy(hidden_BSD, embedding_VD, targets_BS, chunk: int):
     """Mean loss in nats a position. Logits of `chunk` positions are alive at once, forward and backward."""
+    chunks = _chunks(hidden_BSD, targets_BS, chunk)
+    add = lambda total, one: (total + _chunk_loss(one[0], one[1], embedding_VD), None)
+    total, _ = jax.lax.scan(add, jnp.zeros((), _wide(hidden_BSD)), chunks)
+    return total / targets_BS.size
+
+
+def _forward(hidden_BSD, embedding_VD, targets_BS, chunk: int):
+    return cross_entropy(hidden_BSD, embedding_VD, targets_BS, chunk), (hidden_BSD, embedding_VD, targets_BS)
+
+
+def _backward(chunk: int, residuals, d_loss):
+    """Written out, since XLA would hold the zeros from which the derivative of a scan starts through a microbatch loop."""
+    hidden_BSD, embedding_VD, targets_BS = residuals
+    narrow_VD = embedding_VD.astype(hidden_BSD.dtype)
+
+    def one(d_embedding_VD, inputs):
+        hidden_BCD, targets_BC = inputs
+        _, pull = jax.vjp(lambda h, e: _chunk_loss(h, targets_BC, e), hidden_BCD, narrow_VD)
+        d_hidden_BCD, more_VD = pull(d_loss / targets_BS.size)
+        return d_embedding_VD + more_VD, d_hidden_BCD
+
+    zero, _ = jax.lax.optimization_barrier((jnp.zeros((), narrow_VD.dtype), d_loss))
+    start_VD = jnp.broadcast_to(zero, narrow_VD.shape)
+    d_embedding_VD, d_chunks = jax.lax.scan(one, start_VD, _chunks(hidden_BSD, targets_BS, chunk), reverse=True)
+    d_hidden_BSD = d_chunks.swapaxes(0, 1).reshape(hidden_BSD.shape)
+    return d_hidden_BSD, d_embedding_VD.astype(embedding_VD.dtype), None
+
+
+cross_entropy.defvjp(_forward, _backward)
+
+
+def _wide(hidden):
+    return jnp.float64 if hidden.dtype == jnp.float64 else jnp.float32
+
+
+def _chunk_loss(hidden_BCD, targets_BC, embedding_VD):
+    logits_BCV = jnp.einsum("bcd,vd->bcv", hidden_BCD, embedding_VD.astype(hidden_BCD.dtype)).astype(_wide(hidden_BCD))
+    picked_BC = jnp.take_along_axis(logits_BCV, targets_BC[..., None], -1)[..., 0]
+    return (jax.nn.logsumexp(logits_BCV, -1) - picked_BC).sum()
+
+
+def _chunks(hidden_BSD, targets_BS, chunk: int):
     B, S, D = hidden_BSD.shape
-    wide = jnp.float64 if hidden_BSD.dtype == jnp.float64 else jnp.float32
-    embedding_VD = embedding_VD.astype(hidden_BSD.dtype)
-
-    @jax.checkpoint
-    def chunk_loss(hidden_BCD, targets_BC):
-        logits_BCV = jnp.einsum("bcd,vd->bcv", hidden_BCD, embedding_VD).astype(wide)
-        picked_BC = jnp.take_along_axis(logits_BCV, targets_BC[..., None], -1)[..., 0]
-        return (jax.nn.logsumexp(logits_BCV, -1) - picked_BC).sum()
-
-    chunks = (
-        hidden_BSD.reshape(B, S // chunk, chunk, D).swapaxes(0, 1),
-        targets_BS.reshape(B, S // chunk, chunk).swapaxes(0, 1),
-    )
-    total, _ = jax.lax.scan(lambda total, one: (total + chunk_loss(*one), None), jnp.zeros((), wide), chunks)
-    return total / (B * S)
+    split = lambda a, *rest: a.reshape(B, S // chunk, chunk, *rest).swapaxes(0, 1)
+    return split(hidden_BSD, D), split(targets_BS)

@@ -49,8 +49,9 @@ def make_loss(config: Config, loop: Loop | None = None):
 
 def make_step(config: Config, plan=None):
     """step(state, batch) -> (state, metrics). `plan`: a jaxmem.Plan, or None to keep everything."""
-    if config.optimizer.accumulation == "released":
-        return _step(config, released(config, plan))
+    by_layer = {"released": released, "in_place": added_in_place}
+    if config.optimizer.accumulation in by_layer:
+        return _step(config, by_layer[config.optimizer.accumulation](config, plan))
     return step_over(config, stacked(plan) if config.model.loop == "stack" else scanned(jaxmem.remat_policy(plan)))
 
 
@@ -83,6 +84,35 @@ def added_up(config: Config, loss) -> Update:
         value, grads = gradient(loss, params, batch, key, config.train.microbatches)
         updates, moments = tx.update(grads, moments, params)
         return optax.apply_updates(params, updates), moments, {"loss": value, "grad_norm": optax.tree.norm(grads)}
+
+    return update
+
+
+def added_in_place(config: Config, plan=None) -> Update:
+    """The same with each layer's gradient added to the sum in the backward, so that there is never a second one."""
+    tx, split, n = optimizer(config), models.split(config), config.train.microbatches
+    add = lambda total, gradient: jax.tree.map(lambda t, g: t + g / n, total, gradient)
+
+    def update(params, moments, batch, key):
+        outer, blocks = {k: v for k, v in params.items() if k != "blocks"}, params["blocks"]
+
+        def one(total, indexed):
+            def loss(outer, sums, part, key):
+                held = lambda layer, blocks, x, key, *shared: jaxmem.stack(
+                    layer, blocks, x, *shared, key=key, plan=plan, moments=sums, fold=add
+                )
+                return whole(split, held)(outer | {"blocks": blocks}, part, key)
+
+            value, (d_outer, sums) = jax.value_and_grad(loss, (0, 1))(
+                outer, total["blocks"], *_microbatch(indexed, key)
+            )
+            rest = {k: v for k, v in total.items() if k != "blocks"}
+            return add(rest, d_outer) | {"blocks": sums}, value
+
+        grads, values = jax.lax.scan(one, jax.tree.map(jnp.zeros_like, params), microbatches(batch, n))
+        updates, moments = tx.update(grads, moments, params)
+        found = {"loss": values.mean(), "grad_norm": optax.tree.norm(grads)}
+        return optax.apply_updates(params, updates), moments, found
 
     return update
 
@@ -135,12 +165,12 @@ def released(config: Config, plan=None) -> Update:
     return update
 
 
-def released_step(config: Config, plan=None, axis_name: str | None = None):
+def released_step(config: Config, plan=None, axis_name: str | None = None, dtype=None):
     """jaxmem's released step over the config's model."""
     o, split = config.optimizer, models.split(config)
     clip = None if o.clip == "none" else (o.clip, o.clip_at)
-    tx = adama(config, axis_name)
-    return jaxmem.released_step(tx, split.embed, split.layer, split.head, layers="blocks", plan=plan, clip=clip)
+    tx, layers = adama(config, axis_name), {"layers": "blocks", "dtype": dtype}
+    return jaxmem.released_step(tx, split.embed, split.layer, split.head, plan=plan, clip=clip, **layers)
 
 
 def gradient(loss, params, batch, key, n: int):

@@ -1,5 +1,6 @@
 """Reads the text of an optimized HLO module: matrix products, their FLOPs, XLA's own time; all times trip counts."""
 
+import collections
 import dataclasses
 import json
 import math
@@ -80,6 +81,25 @@ def hlo_costs(text: str, rates: Rates | None = None) -> HloCosts:
         return done[name]
 
     return cost(entry)
+
+
+def executed(text: str, opcodes: tuple[str, ...]) -> dict[str, int]:
+    """How often instructions of these opcodes run in one execution of a module: loops times their known trip counts."""
+    computations, entry = _parse(text)
+    done: dict[str, collections.Counter] = {}
+
+    def count(name: str) -> collections.Counter:
+        if name not in done:
+            total: collections.Counter = collections.Counter()
+            for instruction in computations.get(name, []):
+                total[instruction.opcode] += instruction.opcode in opcodes
+                trips = m[1] if instruction.opcode == "while" and (m := _TRIPS.search(instruction.text)) else 1
+                for called in _CALLED.findall(instruction.text):
+                    total.update({opcode: int(trips) * n for opcode, n in count(called).items()})
+            done[name] = total
+        return done[name]
+
+    return {opcode: count(entry)[opcode] for opcode in opcodes}
 
 
 def _total(costs: list[HloCosts], times: int = 1) -> HloCosts:

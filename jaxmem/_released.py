@@ -12,7 +12,7 @@ from jaxmem._adama import AdamA, AdamAState
 from jaxmem._errors import OptimizerError
 from jaxmem._released_backward import Parts, backward
 from jaxmem._released_fold import Clip
-from jaxmem._shards import gathered, part_of, specs
+from jaxmem._shards import gathered, part_of, refilled, shards
 from jaxmem._vary import varying
 
 
@@ -36,13 +36,17 @@ class ReleasedStep:
         return params, self.tx.init(params)
 
     def __call__(self, state, batch, key=None):
+        return self._step(state[0], state, batch, key)
+
+    def _step(self, like, state, batch, key=None):
+        """`like`: the whole parameters' shapes; of `state`'s arrays, a device may have a part."""
         params, old = state
-        self.parts.check(params)
+        self.parts.check(like)
         rule, n = self.tx.rule, self.tx.rule.accumulation_steps
-        zero1 = any(a.shape != b.shape for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(old.mu)))
+        zero1 = any(a.shape != b.shape for a, b in zip(jax.tree.leaves(like), jax.tree.leaves(old.mu)))
         begin = dataclasses.replace(rule, axis_name=None) if zero1 else rule
-        own = varying(params, rule.axis_name)
-        moments = varying(self.parts.started(params, *begin.begin(old.mu, old.nu)), rule.axis_name)
+        own = varying(self._whole(params, like), rule.axis_name)
+        moments = varying(self.parts.started(like, *begin.begin(old.mu, old.nu)), rule.axis_name)
 
         def one(moments, indexed):
             i, part = indexed
@@ -54,31 +58,51 @@ class ReleasedStep:
         moments, losses = jax.lax.scan(one, moments, (indices, _microbatches(batch, n)))
         mu, nu = (self.parts.joined(params, moments, name) for name in ("mu", "nu"))
         if zero1:
-            assert rule.axis_name is not None
             params, new = self._over_shards(params, AdamAState(old.count, old.folded, mu, nu))
         else:
             updates, new = self.tx.finish(AdamAState(old.count, old.folded, mu, nu), params)
             params = optax.apply_updates(params, updates)
         new = jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
-        return (params, new), self._metrics(moments, losses)
+        return (params, new), self._metrics(moments, losses, zero1)
 
     def _over_shards(self, params, state: AdamAState):
-        """Each device updates its part of the parameters, and all gather them (ZeRO-1)."""
-        rule, axis = self.tx.rule, self.tx.rule.axis_name
-        assert axis is not None
+        """Each device updates its part of the parameters, and all gather what each holds whole (ZeRO-1)."""
+        rule, axis = self.tx.rule, self._axis
         mine = jax.tree.map(lambda p, m: part_of(p, m, axis), params, state.mu)
         updates = rule.updates(state.mu, state.nu, state.count, mine)
-        new = jax.tree.map(lambda a, p: gathered(a, p, axis), optax.apply_updates(mine, updates), params)
+        new = self._gathered(params, optax.apply_updates(mine, updates))
         return new, state._replace(count=optax.safe_increment(state.count))
 
-    def _metrics(self, moments, losses):
+    @property
+    def _axis(self) -> str:
+        assert self.tx.rule.axis_name is not None, "arrays are parts, and there is no axis"
+        return self.tx.rule.axis_name
+
+    def _whole(self, params, like):
+        """The parameters, gathered in the layers' dtype where each device has a part of them."""
+
+        def one(a, whole):
+            if a.shape == whole.shape:
+                return a
+            return gathered(a if self.parts.dtype is None else a.astype(self.parts.dtype), whole, self._axis)
+
+        return jax.tree.map(one, params, like)
+
+    def _gathered(self, params, parts):
+        """`params`, whole, out of the devices' parts: the layers' in place."""
+        outer = lambda name: jax.tree.map(lambda a, p: gathered(a, p, self._axis), parts[name], params[name])
+        layers = lambda name: refilled(params[name], parts[name], self._axis)
+        return {name: layers(name) if name == self.parts.layers else outer(name) for name in params}
+
+    def _metrics(self, moments, losses, zero1: bool):
         outer, layers = moments
         squares = sum((c["squares"] for c in outer), layers["squares"].sum()) / losses.shape[0]
         skipped = sum((c["skipped"] for c in outer), layers["skipped"].sum())
         found = {"loss": losses.mean(), "squares": squares, "skipped": skipped, "layers": layers["skipped"]}
         if (axis := self.tx.rule.axis_name) is not None:
-            mean, both = jax.lax.pmean((found["loss"], squares), axis), jax.lax.psum((skipped, layers["skipped"]), axis)
-            found = dict(zip(found, (*mean, *both)))
+            counts = skipped, layers["skipped"]
+            counts = counts if zero1 else jax.lax.psum(counts, axis)  # with divided moments all devices skip as one
+            found = dict(zip(found, (*jax.lax.pmean((found["loss"], squares), axis), *counts)))
         whole = lambda a: a.astype(jnp.int32)
         return {
             "loss": found["loss"],
@@ -87,13 +111,15 @@ class ReleasedStep:
             "skipped_layers": whole(found["layers"]),
         }
 
-    def data_parallel(self, mesh: jax.sharding.Mesh, *, zero1: bool = False):
-        """The step over the devices of `mesh`'s axis `axis_name`: state as on one device, batch divided over the axis.
+    def data_parallel(self, mesh, divided: str = "nothing"):
+        """The step over the devices of `mesh`'s axis `axis_name`, with the batch divided over them.
 
-        Moments are each device's own until one all-reduce a minibatch, whatever the number of microbatches; the result is
-        that of one device with as many times more microbatches (AdamA §3.3). `zero1`: moments are divided over the
-        devices instead, along an axis that they divide; each layer's mean gradient is reduce-scattered each microbatch,
-        and parameters are all-gathered once; the result is that of one device with microbatches as many times larger.
+        `divided`: what else is. "nothing": moments are each device's own until one all-reduce a minibatch, whatever the
+        number of microbatches; the result is that of one device with as many times more microbatches (AdamA §3.3).
+        "moments" (ZeRO-1): each device has a part of the moments, along an axis of theirs that the devices divide; each
+        layer's mean gradient is reduce-scattered each microbatch, and parameters are all-gathered once; the result is
+        that of one device with microbatches as many times larger. "states": parameters too; they are all-gathered
+        as a minibatch starts, in `dtype` where the step was made with one. `specs` gives the state's layout.
         Raises OptimizerError if the optimizer was made without `axis_name`, or for another axis.
         """
         axis = self.tx.rule.axis_name
@@ -102,32 +128,33 @@ class ReleasedStep:
                 f"data_parallel: the optimizer's `axis_name` is {axis!r}, and `mesh` has {', '.join(map(repr, mesh.shape))};"
                 " expected one of them: jaxmem.adama(..., axis_name=...)"
             )
-        whole, divided = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(axis)
+        whole, over = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(axis)
 
         def step(state, batch, key=None):
-            opt = self.moment_specs(state[0], mesh.shape[axis]) if zero1 else whole
-            call = lambda state, batch, *key: self(state, batch, *key)
+            layout = self.specs(state[0], mesh.shape[axis], divided)
+            like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state[0])
+            call = lambda state, batch, *key: self._step(like, state, batch, *key)
             keys = () if key is None else (key,)
-            return jax.shard_map(
-                call,
-                mesh=mesh,
-                in_specs=((whole, opt), divided, *(whole for _ in keys)),
-                out_specs=((whole, opt), whole),
-                check_vma=not zero1,
-            )(state, batch, *keys)
+            specs, out = (layout, over, *(whole for _ in keys)), (layout, whole)
+            checked = divided == "nothing"  # what is gathered is equal everywhere, which no type says
+            return jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=out, check_vma=checked)(state, batch, *keys)
 
         return step
 
-    def moment_specs(self, params, devices: int) -> AdamAState:
-        """The PartitionSpecs of a state whose moments are divided over `devices` (ZeRO-1)."""
-        axis = self.tx.rule.axis_name
+    def specs(self, params, devices: int, divided: str = "nothing"):
+        """The PartitionSpecs of a state (params, AdamAState) of which this is divided over so many devices.
+
+        Raises OptimizerError for another `divided` than `data_parallel` takes, or without `axis_name`.
+        """
+        axis, whole = self.tx.rule.axis_name, jax.sharding.PartitionSpec()
+        if divided not in ("nothing", "moments", "states"):
+            raise OptimizerError(f"specs: `divided` is {divided!r}; expected 'nothing', 'moments' or 'states'")
         if axis is None:
-            raise OptimizerError(
-                "moment_specs: the optimizer has no `axis_name`; expected the mesh axis to divide over"
-            )
-        of = {k: specs(v, devices, axis, first=int(k == self.parts.layers)) for k, v in params.items()}
-        scalar = jax.sharding.PartitionSpec()
-        return AdamAState(scalar, scalar, of, of)
+            raise OptimizerError("specs: the optimizer has no `axis_name`; expected the mesh axis to divide over")
+        parts = {k: shards(v, devices, axis, first=int(k == self.parts.layers)) for k, v in params.items()}
+        everywhere = jax.tree.map(lambda _: whole, params)
+        moments = everywhere if divided == "nothing" else parts
+        return parts if divided == "states" else everywhere, AdamAState(whole, whole, moments, moments)
 
 
 def released_step(

@@ -13,6 +13,7 @@ from jaxmem._jaxpr import reads
 from jaxmem._released_fold import Clip, folded, squared
 from jaxmem._stack import loops_over
 from jaxmem._stack_arguments import is_floating, merged, separated
+from jaxmem._stack_loops import folded_at
 from jaxmem._vary import zeros
 
 
@@ -80,7 +81,7 @@ def backward(parts: Parts, rule: Rule, clip: Clip, params, moments, batch, key):
     d_outer = jax.tree.leaves(d_outer)
 
     def back(state, fold):
-        into = lambda state, gradient: fold(state, split.whole(stacked, gradient))
+        into = lambda state, i, gradient: folded_at(fold, state, i, split.whole(stacked, gradient))
         return loops.backward((stacked, key), saved, d_y, d_aux, zeros(common[0]), state, into)
 
     def whole_gradients(d_x, d_common):

@@ -55,15 +55,13 @@ def folded(rule: Rule, clip: Clip, state: dict[str, Any], gradient, factor: Any 
     finite = jnp.isfinite(square)
     scale = clip.factor(square) if clip.how == "component" else factor
 
-    def ready(g):
+    def ready(g, v):
+        g = g.astype(jnp.promote_types(g.dtype, v.dtype))  # squares of a bfloat16 gradient are its moments' precision
         g = jnp.clip(g, -clip.at, clip.at) if clip.how == "value" else g
-        return jnp.where(finite, g * jnp.asarray(scale, g.dtype), jnp.zeros((), g.dtype))
+        g = g * jnp.asarray(scale, g.dtype) if clip.how in ("component", "norm") else g
+        return jnp.where(finite, g, jnp.zeros((), g.dtype))
 
-    g = (
-        jax.tree.map(ready, own)
-        if clip.how != "none"
-        else jax.tree.map(lambda g: jnp.where(finite, g, jnp.zeros((), g.dtype)), own)
-    )
+    g = jax.tree.map(ready, own, state["nu"])
     mu, nu = rule.fold(state["mu"], state["nu"], g)
     as_stored = lambda new, old: jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
     return {

@@ -10,8 +10,8 @@ def divided(whole: tuple[int, ...], part: tuple[int, ...]) -> int | None:
     return next((d for d, (a, b) in enumerate(zip(whole, part, strict=True)) if a != b), None)
 
 
-def specs(params, size: int, axis_name: str, first: int = 0):
-    """How moments are divided over `size` devices: along the first dimension, from `first` on, that they divide.
+def shards(params, size: int, axis_name: str, first: int = 0):
+    """PartitionSpecs: arrays are divided over `size` devices along the first dimension, from `first` on, that they divide.
 
     Arrays that none divides stay whole, such as a bias of odd length.
     """
@@ -59,3 +59,16 @@ def gathered(part, like, axis_name: str):
     if (d := divided(like.shape, part.shape)) is None:
         return part
     return jax.lax.all_gather(part, axis_name, axis=d, tiled=True)
+
+
+def refilled(stacked, parts, axis_name: str):
+    """Stacked arrays, a layer at a time replaced in place by what the devices have parts of: never two of them whole."""
+    if all(a.shape == b.shape for a, b in zip(jax.tree.leaves(stacked), jax.tree.leaves(parts))):
+        return parts
+
+    def one(stacked, i):
+        layer = lambda tree: jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), tree)
+        new = jax.tree.map(lambda p, a: gathered(p, a, axis_name), layer(parts), layer(stacked))
+        return jax.tree.map(lambda a, n: jax.lax.dynamic_update_index_in_dim(a, n, i, 0), stacked, new), None
+
+    return jax.lax.scan(one, stacked, jnp.arange(jax.tree.leaves(stacked)[0].shape[0]))[0]

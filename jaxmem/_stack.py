@@ -7,7 +7,7 @@ import jax
 from jaxmem._errors import StackError
 from jaxmem._stack_arguments import Split, check, check_moments, lifted
 from jaxmem._stack_groups import groups_of
-from jaxmem._stack_loops import Loops
+from jaxmem._stack_loops import Loops, folded_at, put
 from jaxmem._vary import zeros
 
 
@@ -62,9 +62,9 @@ def stack(
         params, common, moments, key, saved = residuals
         d_x, d_aux = cotangents
         if fold is None:
-            state, into = zeros(split.floating(params)), lambda _, gradient: gradient
+            state, into = zeros(split.floating(params)), lambda state, i, gradient: put(state, gradient, i)
         else:
-            state, into = moments, lambda m, gradient, fold=fold: fold(m, split.whole(params, gradient))
+            state, into = moments, lambda m, i, g, fold=fold: folded_at(fold, m, i, split.whole(params, g))
         d_common = zeros(common[0])
         d_x, d_common, state = loops.backward((params, key), saved, d_x, d_aux, d_common, state, into)
         d_params, d_moments = (split.whole(params, state), None) if fold is None else (None, state)

@@ -11,7 +11,7 @@ from jaxmem._jaxpr import Flat, FlatEquation, Literal, as_function, flatten, run
 # Of a layer's own parameters: cheaper to repeat than to save, and saving would copy the parameters of every layer.
 REPEATED = {
     "convert_element_type", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "slice", "copy",
-    "random_wrap", "random_unwrap", "pvary", "sharding_constraint",
+    "reduce_precision", "random_wrap", "random_unwrap", "pvary", "sharding_constraint",
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxmem._stack_groups import Group
 from jaxmem._stack_layer import Residuals, forward
 
-Fold = Callable[[Any, Any], Any]
+Into = Callable[[Any, Any, Any], Any]
 
 
 def at(tree, i):
@@ -22,6 +22,15 @@ def put(tree, layer, i):
     """`tree` with layer `i` replaced, in place where XLA may."""
     update = lambda a, new: jax.lax.dynamic_update_index_in_dim(a, new.astype(a.dtype), i, 0)
     return jax.tree.map(update, tree, layer)
+
+
+def folded_at(fold: Callable[[Any, Any], Any], state, i, gradient):
+    """`state` with its layer `i` folded with a gradient, which must exist before the layer is read.
+
+    Without the barrier XLA reads a layer's moments together with its parameters, and holds both through its backward.
+    """
+    i, gradient = jax.lax.optimization_barrier((i, gradient))
+    return put(state, fold(at(state, i), gradient), i)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +67,8 @@ class Loops:
             saved.append((kept, box[-1].shared(jax.tree.leaves(common)), box[-1]))
         return x, _joined(extras), saved
 
-    def backward(self, stacked, saved, d_x, d_extra, d_common, state, fold: Fold):
-        """Cotangents of `x` and `common[0]`, and `state`, into whose slice `i` layer i's gradient was folded.
+    def backward(self, stacked, saved, d_x, d_extra, d_common, state, into: Into):
+        """Cotangents of `x` and `common[0]`, and `state` after `state = into(state, i, gradient)` for each layer i.
 
         `d_common`: zeros.
         """
@@ -71,7 +80,7 @@ class Loops:
                 pull = residuals.closure(jax.tree.leaves(self.own(stacked, i)), kept, shared)
                 gradient, d_x, more = pull((d_x, d_extra))
                 d_common = jax.tree.map(jnp.add, d_common, more)
-                return (d_x, d_common, put(state, fold(at(state, i), gradient), i)), None
+                return (d_x, d_common, into(state, i, gradient)), None
 
             of_group = jax.tree.map(lambda a, g=group: a[g.start : g.stop], d_extra)
             xs = (jnp.arange(group.start, group.stop), kept, of_group)

@@ -18,11 +18,11 @@ SMALL = (
     "train.microbatches=4", "train.steps=20", "optimizer.warmup=0",
 )  # fmt: skip
 KINDS = {"gpt": (), "bert": ("model.kind=bert", "model.vocab=300")}
-WAYS = ("scan", "multi_steps", "adama", "released")
+WAYS = ("scan", "in_place", "multi_steps", "adama", "released")
 
 
 def config_of(way, kind="gpt", *overrides):
-    loop = ("model.loop=stack",) if way == "released" else ()
+    loop = ("model.loop=stack",) if way in ("in_place", "released") else ()
     return load(
         "gpt_nano", (*SMALL, *KINDS[kind], *loop, f"optimizer.accumulation={way}", "optimizer.clip=value", *overrides)
     )
@@ -61,15 +61,16 @@ def test_whole_and_released_gradients_give_the_same_parameters(kind):
 @pytest.mark.parametrize("kind", ["gpt", pytest.param("bert", marks=pytest.mark.slow)])
 def test_adding_up_and_multi_steps_are_adam_on_the_batchs_gradient(kind):
     jax.config.update("jax_enable_x64", True)
-    plain = "model.dtype=float64", "model.dropout=0.0", "model.attention_dropout=0.0"
+    plain = "model.dtype=float64", "model.dropout=0.0", "model.attention_dropout=0.0", "optimizer.epsilon=0.01"
     config = config_of("scan", kind, *plain)
     start, batch, tx = init_state(config), batch_of(config), optimizer(config)
     grads = jax.jit(jax.grad(make_loss(config)))(start.params, batch)
     updates, _ = tx.update(grads, start.moments, start.params)
     want = optax.apply_updates(start.params, updates)
-    for config in (config, config_of("multi_steps", kind, *plain)):
+    for way in ("scan", "in_place", "multi_steps"):
+        config = config_of(way, kind, *plain)
         state, metrics = jax.jit(make_step(config))(init_state(config), batch)
-        close(state.params, want, 1e-7)
+        close(state.params, want, 1e-6)  # rates are float32
         np.testing.assert_allclose(metrics["loss"], make_loss(config)(start.params, batch))
 
 

@@ -1,0 +1,105 @@
+"""Gradient bytes of one optimizer step, by how its microbatches are gathered: compiled, deviceless, for an H200.
+
+    python -m benchmarks.adama_bytes
+
+gpt_345m, batch 8 in 8 microbatches, layers recomputed: optax.MultiSteps, gradients added up in a scan over microbatches,
+the same with each layer's added in the backward, AdamA on whole gradients, AdamA released. Gradient bytes are temp less
+temp of the same microbatches differentiated by the embedded input alone, whatever the optimizer; MultiSteps holds its sum
+among its arguments, which is told apart. Layers keep nothing, so that both hold the same activations. The bound of
+released gradients is the largest component (the tied embedding), two layers, and 2 % of the parameters.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.common import Report
+from experiments import models
+from experiments.config import Config
+from experiments.load import load
+from experiments.loops import stacked
+from experiments.step import abstract, make_step, microbatches
+from jaxmem._deviceless import Compiler
+from jaxmem._export import export_flat
+from jaxmem._plan import Draft
+
+CONFIG, TARGET = "gpt_345m", "h200"
+INPUT = "by the input alone"
+WAYS = {
+    "optax.MultiSteps": "multi_steps",
+    "accumulation in a scan": "scan",
+    "accumulation in place, layer by layer": "in_place",
+    "AdamA, whole gradients": "adama",
+    "AdamA, released": "released",
+}
+PLAN = Draft({"block": {}})
+
+
+def config_of(way: str) -> Config:
+    overrides = ["train.microbatches=8", "model.loop=stack", "optimizer.clip=value", f"optimizer.accumulation={way}"]
+    return load(CONFIG, overrides)
+
+
+def by_input(config: Config):
+    """step(state, batch): the same forward and backward, without a parameter's gradient."""
+    split, loop = models.split(config), stacked(PLAN)
+
+    def step(state, batch):
+        outer = {k: v for k, v in state.params.items() if k != "blocks"}
+
+        def loss(x, part, key):
+            return split.head(outer, loop(split.layer, state.params["blocks"], x, key), part)
+
+        def one(total, indexed):
+            index, part = indexed
+            key = jax.random.fold_in(jax.random.wrap_key_data(state.key), index)
+            value, d_x = jax.value_and_grad(loss)(split.embed(outer, part), part, key)
+            return total + value + d_x.astype(jnp.float32).sum(), None
+
+        return jax.lax.scan(one, jnp.zeros(()), microbatches(batch, config.train.microbatches))[0]
+
+    return step
+
+
+def measured(compiler: Compiler, step, args, donate: bool) -> dict[str, int]:
+    exported, donated = export_flat(jax.jit(step, donate_argnums=0 if donate else ()).trace(*args), "cuda")
+    compiled = compiler.submit(exported, donated=donated).result()
+    names = ("temp_bytes", "argument_bytes", "total_bytes")
+    return {name: getattr(compiled, name) for name in names}
+
+
+def bound(config: Config) -> dict[str, int]:
+    params = abstract(config)[0].params
+    size = lambda tree: sum(math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(tree))
+    layer = size(params["blocks"]) // config.model.layers
+    outer = {k: size(v) for k, v in params.items() if k != "blocks"}
+    found = {"parameters": size(params), "layer": layer, "largest": max(layer, *outer.values())}
+    return found | {"bound": found["largest"] + 2 * layer + found["parameters"] // 50}
+
+
+def main() -> None:
+    report = Report("adama_bytes")
+    with Compiler(TARGET, workers=2) as compiler:
+        if not report.has(INPUT):
+            config = config_of("scan")
+            report.add(INPUT, measured(compiler, by_input(config), abstract(config), donate=False))
+        for way, accumulation in WAYS.items():
+            if not report.has(way):
+                config = config_of(accumulation)
+                report.add(way, measured(compiler, make_step(config, PLAN), abstract(config), donate=True))
+    rows, limits = report.data["results"], bound(config_of("scan"))
+    gradients = {way: rows[way]["temp_bytes"] - rows[INPUT]["temp_bytes"] for way in WAYS}
+    held = rows["optax.MultiSteps"]["argument_bytes"] - rows["AdamA, released"]["argument_bytes"]
+    report.summarise(
+        {
+            "gradient bytes": gradients,
+            "and among MultiSteps' arguments": held,
+            **limits,
+            "within": gradients["AdamA, released"] <= limits["bound"],
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Steps of a BERT over several devices that are not there: AdamA beside accumulation in place, by what is divided.
+
+Shared by adama_bert_4b.py and adama_largest.py. Layers keep nothing in both, so that what differs is the gradient.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxmem
+from experiments import models
+from experiments.config import Config
+from experiments.split import whole
+from experiments.step import microbatches, released_step
+from jaxmem._compiled import Compiled
+from jaxmem._deviceless import Compiler
+from jaxmem._export import export_flat
+from jaxmem._plan import Draft
+from jaxmem._shards import gathered, part_of, refilled, scattered, shards
+
+PLAN = Draft({"block": {}})
+AXIS = "data"
+
+
+def parameters(config: Config):
+    return jax.eval_shape(functools.partial(models.create, config), jax.random.key(0))
+
+
+def count(config: Config) -> int:
+    return sum(math.prod(a.shape) for a in jax.tree.leaves(parameters(config)))
+
+
+def adama(config: Config, devices: int, divided: str, dtype=None):
+    """(step, state's shapes, its specs): released, over so many devices."""
+    step = released_step(config, PLAN, AXIS, dtype)
+    state = jax.eval_shape(step.init, parameters(config))
+    return step.data_parallel(mesh_of(devices), divided), state, step.specs(state[0], devices, divided)
+
+
+def accumulation(config: Config, devices: int, divided: str, dtype=None, gradients: str = "whole"):
+    """The same, with Adam on gradients that are added up in place: each device's "whole", or its part ("divided").
+
+    `divided` as for `data_parallel`. Divided gradients are reduce-scattered a layer and microbatch at a time (ZeRO-2).
+    """
+    tx, split, n = optax.scale_by_adam(), models.split(config), config.train.microbatches
+    params = parameters(config)
+    parts = {k: shards(v, devices, AXIS, first=int(k == "blocks")) for k, v in params.items()}
+    everywhere = jax.tree.map(lambda _: P(), params)
+    of_moments = everywhere if divided == "nothing" else parts
+    specs = (parts if divided == "states" else everywhere, optax.ScaleByAdamState(P(), of_moments, of_moments))
+    state = params, jax.eval_shape(tx.init, params)
+
+    def whole_of(a, like):
+        return a if a.shape == like.shape else gathered(a if dtype is None else a.astype(dtype), like, AXIS)
+
+    def step(state, batch, key):
+        held, moments = state
+        own = jax.tree.map(whole_of, held, params)
+        outer, blocks = {k: v for k, v in own.items() if k != "blocks"}, own["blocks"]
+        like = own if gradients == "whole" else moments.mu
+
+        def add(total, gradient):
+            gradient = scattered(gradient, total, AXIS)
+            return jax.tree.map(lambda t, g: t + g.astype(jnp.float32) / n, total, gradient)
+
+        def one(total, indexed):
+            index, part = indexed
+
+            def loss(outer, sums):
+                held = lambda layer, blocks, x, key, *shared: jaxmem.stack(
+                    layer, blocks, x, *shared, key=key, plan=PLAN, moments=sums, fold=add
+                )
+                return whole(split, held)(outer | {"blocks": blocks}, part, jax.random.fold_in(key, index))
+
+            value, (d_outer, sums) = jax.value_and_grad(loss, (0, 1))(outer, total["blocks"])
+            return add({k: v for k, v in total.items() if k != "blocks"}, d_outer) | {"blocks": sums}, value
+
+        zero = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), like)
+        total, values = jax.lax.scan(one, zero, microbatches(batch, n))
+        if divided == "nothing":
+            total = jax.lax.pmean(total, AXIS)
+        elif gradients == "whole":
+            total = scattered(total, moments.mu, AXIS)
+        updates, moments = tx.update(total, moments)
+        mine = jax.tree.map(lambda p, m: part_of(p, m, AXIS), held, moments.mu)
+        new = jax.tree.map(lambda p, u: p - 1e-4 * u, mine, updates)
+        rest = {k: jax.tree.map(lambda a, p: gathered(a, p, AXIS), new[k], held[k]) for k in held if k != "blocks"}
+        refilled_blocks = refilled(held["blocks"], new["blocks"], AXIS)
+        return (rest | {"blocks": refilled_blocks}, moments), jax.lax.pmean(values.mean(), AXIS)
+
+    mapped = jax.shard_map(
+        step, mesh=mesh_of(devices), in_specs=(specs, P(AXIS), P()), out_specs=(specs, P()), check_vma=False
+    )
+    return mapped, state, specs
+
+
+def mesh_of(devices: int) -> AbstractMesh:
+    return AbstractMesh((devices,), (AXIS,), axis_types=(AxisType.Auto,))
+
+
+def compiled(compiler: Compiler, config: Config, devices: int, made) -> Compiled:
+    """`made`: what `adama` or `accumulation` returns."""
+    step, state, specs = made
+    mesh = mesh_of(devices)
+    place = lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec))
+    batch = jax.tree.map(lambda a: place(a, P(AXIS)), models.batch_shape(config))
+    data = jax.random.key_data(jax.random.key(0))
+    keyed = lambda state, batch, key: step(state, batch, jax.random.wrap_key_data(key))
+    traced = jax.jit(keyed, donate_argnums=0).trace(jax.tree.map(place, state, specs), batch, place(data, P()))
+    exported, donated = export_flat(traced, "cuda")
+    return compiler.submit(exported, donated=donated).result()

@@ -1,0 +1,92 @@
+"""The largest BERT that eight devices train, minibatch 256 in 8 microbatches: AdamA beside accumulation (AdamA, Table 3; M12).
+
+    python -m benchmarks.adama_largest
+
+Compiled deviceless for eight H200s capped to 16, 32 and 80 GB (no compiler here still speaks to a V100). Depth and width as
+in GPT-3's table, between its rows by interpolation; sequence 128; layers recomputed in all. "whole": states in float32 on
+every device, 12 bytes a parameter and 4 more for the gradient's sum. "states divided": float32 parameters and moments
+divided over the devices, with a bfloat16 copy of the parameters on each, 3.5 bytes a parameter and 4 more for the sum. The
+bound is the cap over these; `of the bound` is the largest model found over it. Sizes are found by compiling, to 1 %.
+"""
+
+import math
+
+import numpy as np
+
+from benchmarks.adama_devices import accumulation, adama, compiled, count
+from benchmarks.common import Report
+from experiments.config import Config
+from experiments.load import load
+from jaxmem._deviceless import Compiler
+
+GB, DEVICES = 10**9, 8
+CAPS = (16 * GB, 32 * GB, 80 * GB)
+WAYS = {
+    "accumulation, whole": (accumulation, ("nothing",), 16.0),
+    "AdamA, whole": (adama, ("nothing",), 12.0),
+    "accumulation, states divided": (accumulation, ("states", "bfloat16"), 7.5),
+    "AdamA, states divided": (adama, ("states", "bfloat16"), 3.5),
+}
+GPT3 = ((125e6, 12, 768), (350e6, 24, 1024), (760e6, 24, 1536), (1.3e9, 24, 2048), (2.7e9, 32, 2560), (6.7e9, 32, 4096),
+        (13e9, 40, 5120), (175e9, 96, 12288))  # fmt: skip
+HEAD = 128
+
+
+def sized(parameters: float) -> Config:
+    """A BERT of about so many parameters: depth by GPT-3's table, and the width that gives them."""
+    sizes = np.log([row[0] for row in GPT3])
+    layers = round(float(np.exp(np.interp(math.log(parameters), sizes, np.log([row[1] for row in GPT3])))))
+    vocab = 30522
+    solve = lambda width: 12 * layers * width**2 + vocab * width
+    width = HEAD * max(4, round(max(w for w in range(256, 16384, 16) if solve(w) <= parameters) / HEAD))
+    heads = f"model.heads={width // HEAD}"
+    overrides = ["train.batch=256", "optimizer.clip=none", f"model.layers={layers}", f"model.width={width}", heads]
+    return load("bert_4b", overrides)
+
+
+def bytes_of(compiler: Compiler, make, arguments: tuple, config: Config, known: dict[int, int]) -> int:
+    size = count(config)
+    if size not in known:
+        known[size] = compiled(compiler, config, DEVICES, make(config, DEVICES, *arguments)).total_bytes
+    return known[size]
+
+
+def largest(compiler: Compiler, make, arguments: tuple, cap: int, bound: float) -> dict:
+    """By the secant: bytes are nearly proportional to parameters."""
+    known: dict[int, int] = {}
+    fits, over = None, math.inf
+    guess = 0.9 * bound
+    for _ in range(6):
+        config = sized(guess)
+        size, total = count(config), bytes_of(compiler, make, arguments, config, known)
+        if total <= cap and (fits is None or size > fits[0]):
+            fits = size, total, config.model.layers, config.model.width
+        elif total > cap:
+            over = min(over, size)
+        step = guess * cap / total
+        guess = step * 0.998 if step < over else (over + (fits[0] if fits else 0.9 * over)) / 2
+        if count(sized(guess)) in known or (fits and fits[0] > 0.99 * over):
+            break
+    if fits is None:
+        return {"parameters": None, "tried": known}
+    return dict(zip(("parameters", "bytes", "layers", "width"), fits)) | {
+        "of the bound": fits[0] / bound,
+        "tried": known,
+    }
+
+
+def main() -> None:
+    report = Report("adama_largest")
+    with Compiler(f"h200:{DEVICES}", workers=1) as compiler:
+        for cap in CAPS:
+            for way, (make, arguments, each) in WAYS.items():
+                if not report.has(key := f"{way}, {cap // GB} GB"):
+                    report.add(key, largest(compiler, make, arguments, cap, cap / each))
+    rows = report.data["results"]
+    report.summarise(
+        {key: {"billion": row["parameters"] / 1e9, "of the bound": row["of the bound"]} for key, row in rows.items()}
+    )
+
+
+if __name__ == "__main__":
+    main()

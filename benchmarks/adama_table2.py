@@ -1,0 +1,69 @@
+"""BERT-Large, 8 sequences of 128: device bytes of Adam, Adafactor, SM3 and AdamA (AdamA, Table 2; M10).
+
+    python -m benchmarks.adama_table2
+
+One H200, compiled deviceless; states in float32, computed in bfloat16, everything kept. AdamA takes the 8 sequences as 8
+microbatches; the others, which cannot without a buffer for the gradient, take them at once. The paper, in GB on one GPU:
+Adam 6.15, Adafactor 4.83, SM3 4.90, AdamA 4.18.
+"""
+
+import functools
+
+import jax
+import optax
+
+from benchmarks.common import Report
+from experiments.config import Config
+from experiments.load import load
+from experiments.loops import stacked
+from experiments.step import State, abstract, make_loss, make_step
+from jaxmem._deviceless import Compiler
+from jaxmem._export import export_flat
+
+OPTIMIZERS = {
+    "Adam": optax.adam(1e-4),
+    "Adafactor": optax.adafactor(1e-4),
+    "Adafactor, with momentum": optax.adafactor(1e-4, momentum=0.9),
+    "SM3": optax.sm3(1e-4),
+}
+
+
+def config_of(*overrides: str) -> Config:
+    return load("bert_large", ["train.batch=8", "optimizer.clip=none", *overrides])
+
+
+def plain(config: Config, tx: optax.GradientTransformation):
+    """step(state, batch) on the whole batch's gradient, and the state's shapes."""
+    loss = make_loss(config, stacked())
+
+    def step(state: State, batch):
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+        value, grads = jax.value_and_grad(loss)(state.params, batch, key)
+        updates, moments = tx.update(grads, state.moments, state.params)
+        return State(optax.apply_updates(state.params, updates), moments, state.step + 1, state.key), value
+
+    state, batch = abstract(config)
+    return step, (State(state.params, jax.eval_shape(tx.init, state.params), state.step, state.key), batch)
+
+
+def main() -> None:
+    report = Report("adama_table2")
+    one = config_of("train.microbatches=1", "optimizer.accumulation=scan")
+    cases = {name: functools.partial(plain, one, tx) for name, tx in OPTIMIZERS.items()}
+    for n in (1, 2, 4, 8):
+        config = config_of(f"train.microbatches={n}")
+        cases[f"AdamA, N={n}"] = lambda config=config: (make_step(config), abstract(config))
+    with Compiler("h200", workers=1) as compiler:
+        for name, make in cases.items():
+            if not report.has(name):
+                step, arguments = make()
+                exported, donated = export_flat(jax.jit(step, donate_argnums=0).trace(*arguments), "cuda")
+                found = compiler.submit(exported, donated=donated).result()
+                report.add(name, {"bytes": found.total_bytes, "temp_bytes": found.temp_bytes})
+    rows = {name: row["bytes"] for name, row in report.data["results"].items()}
+    best = min(rows[name] for name in OPTIMIZERS)
+    report.summarise({"bytes": rows, "AdamA, N=8, over the least of the others": rows["AdamA, N=8"] / best})
+
+
+if __name__ == "__main__":
+    main()
