@@ -10,10 +10,12 @@ from jaxmem._budget import show_bytes
 from jaxmem._buffers import Held, Peak, peak
 from jaxmem._compiled import Compiled, compile_dumped, read_compiled
 from jaxmem._deviceless import Compiler
+from jaxmem._donation import warn_of_copies
 from jaxmem._errors import PlanFileError
 from jaxmem._explain_names import Arguments, Saved, expected, name_saved, operation, show_array
 from jaxmem._export import export_flat
 from jaxmem._groups import as_decided
+from jaxmem._microbatches import with_microbatches
 from jaxmem._plan import Draft, Plan
 from jaxmem._profile import block_classes, fingerprint
 from jaxmem._step import shards_of, trace
@@ -106,6 +108,7 @@ def explain(build, *args, plan: Plan | None = None, target: str | Target = "loca
     PlanFileError for a plan that was made for another model, TargetError for a target that cannot be compiled for.
     """
     target = Target.parse(target)
+    build = with_microbatches(build, None if plan is None else plan.microbatches)
     blocks = _blocks(build, args)
     if plan is not None and plan.fingerprint != (found := fingerprint(blocks)):
         raise PlanFileError(
@@ -113,6 +116,7 @@ def explain(build, *args, plan: Plan | None = None, target: str | Target = "loca
             " it has other layers, shapes, dtypes or tags; plan this model anew"
         )
     traced = trace(build, plan, args)[1]
+    warn_of_copies(traced, "explain")
     if target.local:
         start = time.perf_counter()
         executable, dumped = compile_dumped(traced.lower())

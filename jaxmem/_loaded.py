@@ -9,6 +9,7 @@ from jaxmem._budget import show_bytes
 from jaxmem._deviceless import Compiler
 from jaxmem._errors import BudgetError, PlanFileError
 from jaxmem._groups import ungrouped
+from jaxmem._microbatches import with_microbatches
 from jaxmem._plan import Draft, Plan
 from jaxmem._profile import block_classes, fingerprint
 from jaxmem._target import Target
@@ -24,7 +25,7 @@ def verify(plan: Plan, build, *args) -> Plan:
     """
     target = Target.parse(plan.target)
     with contextlib.nullcontext() if target.local else Compiler(target) as compiler:
-        verifier = Verifier(build, args, target, compiler)
+        verifier = Verifier(with_microbatches(build, plan.microbatches), args, target, compiler)
         blocks = block_classes(verifier.trace(Draft()).jaxpr)
         _check_model(plan, blocks)
         compiled = verifier.compile(plan.actions)[0]

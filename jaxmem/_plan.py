@@ -60,7 +60,8 @@ class Plan:
 
     Bytes are of the whole step on one device: arguments + temporaries + outputs - what is aliased. `predicted_bytes`
     was said before the compile that gave `compiled_bytes`. `baseline_bytes` is the step with everything kept.
-    `host_bytes` lie in host memory. Seconds are of one step, from `time_source`.
+    `host_bytes` lie in host memory. Seconds are of one step, from `time_source`. `microbatches`: how many were chosen,
+    None where the planner was not asked to.
     """
 
     actions: Actions
@@ -84,6 +85,7 @@ class Plan:
     points: tuple[Point, ...] = ()
     rows: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
+    microbatches: int | None = None
     _step: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @property

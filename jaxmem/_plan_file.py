@@ -41,6 +41,7 @@ def to_json(plan: Plan) -> dict:
         | {k: getattr(plan, k) for k in (*_NUMBERS, *_TEXTS)}
         | {"actions": {b: {t: one(c) for t, c in tags.items()} for b, tags in plan.actions.items()}}
         | {k: dataclasses.asdict(getattr(plan, k)) for k in ("parts", "baseline_parts")}
+        | ({} if plan.microbatches is None else {"microbatches": plan.microbatches})
         | {"notes": list(plan.notes), "rows": rows, "points": [dataclasses.asdict(p) for p in plan.points]}
     )
 
@@ -115,6 +116,9 @@ def from_json(data, path: str) -> Plan:
     if not isinstance(points, list):
         fail("points", points, "a list of bytes and seconds")
     fields["points"] = tuple(point(p, f"points[{i}]") for i, p in enumerate(points))
+    fields["microbatches"] = number = data.get("microbatches")
+    if number is not None and not (_is_size(number) and number > 0):
+        fail("microbatches", number, "a whole number of at least 1, or nothing")
     return Plan(actions=parsed, rows=made, notes=tuple(notes), **fields)
 
 

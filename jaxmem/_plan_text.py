@@ -23,6 +23,7 @@ def table(plan: Plan) -> str:
         f" {show_bytes(plan.budget_bytes)} ({share:.1f} %) on {plan.target}; everything kept: {show_bytes(plan.baseline_bytes)}"
         + (f"; in host memory: {show_bytes(plan.host_bytes)}" if plan.host_bytes else ""),
         f"step {plan.predicted_seconds * 1e3:.2f} ms, everything kept {plan.baseline_seconds * 1e3:.2f} ms"
-        f" (times: {plan.time_source}); {plan.compiles} compiles",
+        f" (times: {plan.time_source}); {plan.compiles} compiles"
+        + (f"; microbatches: {plan.microbatches}" if plan.microbatches else ""),
     ]
     return "\n".join(text + [f"note: {note}" for note in plan.notes])

@@ -11,11 +11,13 @@ from jaxmem._allowed import allowed_actions
 from jaxmem._budget import parse_budget, show_bytes
 from jaxmem._deviceless import Compiler
 from jaxmem._division import Division, best_division
+from jaxmem._donation import warn_of_copies
 from jaxmem._errors import BudgetError, JaxmemWarning, TagError
 from jaxmem._evaluate import Cost, evaluate, everything
 from jaxmem._evidence import Evidence, Tried, repeated_bytes
 from jaxmem._history import History
 from jaxmem._jaxpr import nbytes
+from jaxmem._microbatches import checked, fastest, with_microbatches
 from jaxmem._outcome import Spent, infeasible, outcome
 from jaxmem._plan import Draft, Plan
 from jaxmem._profile import profile as make_profile
@@ -41,6 +43,7 @@ def plan(
     target: str | Target = "local",
     actions: Sequence[Action] = ALL,
     codecs=None,
+    microbatches: Sequence[int] | None = None,
 ) -> Plan:
     """The actions under which a training step fits a byte budget at the least cost in time, verified by a compile.
 
@@ -49,7 +52,8 @@ def plan(
     `jax.ShapeDtypeStruct`s. `budget`: bytes of the whole step on one device, "12GiB", "90%" of the usable memory, or
     None for all of it; `host_budget` likewise for tensors in host memory. `target`: "local", or a GPU such as "h200"
     or "a100-80gb:8" that need not be there. `actions`: those allowed. `codecs`: a codec or several for every tag that
-    names none, or a dict by kind; None means the kind's own (Adacc §3.2).
+    names none, or a dict by kind; None means the kind's own (Adacc §3.2). `microbatches`: numbers to choose from, each
+    planned for with `build(plan, microbatches=n)`; the fastest that fits is taken, and is the plan's `microbatches`.
 
     Raises BudgetError for a budget that cannot be read or met (with the least bytes that compiled), StepError for a
     step without a block, TargetError for a target that is unknown or cannot be compiled for, TagError for tags that
@@ -60,8 +64,12 @@ def plan(
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
     allowed, notes = allowed_actions(actions, target)
     with contextlib.nullcontext() if target.local else Compiler(target) as compiler:
-        search = _Search(Verifier(build, args, target, compiler), limit, host_room, allowed, codecs)
-        return search.run(list(notes))
+
+        def search(number: int | None) -> Plan:
+            verifier = Verifier(with_microbatches(build, number), args, target, compiler)
+            return _Search(verifier, limit, host_room, allowed, codecs).run(list(notes))
+
+        return search(None) if microbatches is None else fastest(checked(microbatches), search)
 
 
 class _Search:
@@ -78,6 +86,7 @@ class _Search:
         start = time.perf_counter()
         LOG.info("tracing the step, and timing its pieces")
         traced = verifier.trace(Draft())
+        warn_of_copies(traced, "plan")
         shards = shards_of(traced, target.devices)
         self.profile = make_profile(
             traced.jaxpr, target, actions=self.allowed, codecs=self.codecs, shards=shards, compiler=verifier.compiler,

@@ -33,7 +33,7 @@ def embed(outer, batch, key=None):
 
 def block(p, x, scale, positions, key=None):
     x = jaxmem.tag(x, "in", kind="residual")
-    h = jaxmem.tag(jnp.tanh(x @ p["up"]), "up", kind="linear")
+    h = jnp.tanh(jaxmem.tag(x @ p["up"], "up", kind="linear"))
     if key is not None:
         h = h * jax.random.bernoulli(key, 0.9, h.shape)
     return x + (h @ p["down"]) * scale + positions[:, None].astype(x.dtype) / 100
