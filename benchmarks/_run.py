@@ -68,26 +68,34 @@ def cache_compiles() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def interleaved(config: Config, groups: Sequence[Mapping[str, Callable]], rounds: int) -> tuple[Seconds, Seconds]:
-    """Seconds of each step in each round, by the clock and of all cores' work, which other programs disturb less. A round runs every step once: the groups, and in each its steps, shuffled.
+def interleaved(
+    config: Config,
+    groups: Sequence[Mapping[str, Callable]],
+    rounds: int,
+    configs: Mapping[str, Config] | None = None,
+) -> tuple[Seconds, Seconds]:
+    """Seconds of each step in each round, by the clock and of all cores' work, which other programs disturb less.
 
-    What is compared closely stands in one group, so that it runs within a second or two.
+    A round runs every step once: the groups, and in each its steps, shuffled. What is compared closely stands in one
+    group, so that it runs within a second or two. `configs`: of steps whose state is not that of `config`.
     """
-    state = jax.jit(init_state, static_argnums=0)(config)
+    way = {name: (configs or {}).get(name, config).optimizer.accumulation for group in groups for name in group}
+    of_way = {c.optimizer.accumulation: c for c in (config, *(configs or {}).values())}
+    states = {w: jax.jit(init_state, static_argnums=0)(of_way[w]) for w in set(way.values())}
     tokens = data.sample(data.read(None, config.train.sequence).train, 0, 1, config.train.batch, config.train.sequence)
     steps = {name: step for group in groups for name, step in group.items()}
     clock: Seconds = {name: [] for name in steps}
     cores: Seconds = {name: [] for name in steps}
-    for step in steps.values():
-        state, _ = step(state, tokens)
+    for name, step in steps.items():
+        states[way[name]], _ = step(states[way[name]], tokens)
     for number in range(rounds):
         rng = random.Random(number)
         order = [rng.sample(list(group), len(group)) for group in rng.sample(list(groups), len(groups))]
         for name in (name for group in order for name in group):
-            jax.block_until_ready(state)
+            jax.block_until_ready(states)
             start, worked = time.perf_counter(), time.process_time()
-            state, metrics = steps[name](state, tokens)
-            jax.block_until_ready((state, metrics))
+            states[way[name]], metrics = steps[name](states[way[name]], tokens)
+            jax.block_until_ready((states, metrics))
             clock[name].append(time.perf_counter() - start)
             cores[name].append(time.process_time() - worked)
         say(f"round {number + 1}/{rounds}: {sum(s[-1] for s in clock.values()):.1f} s")

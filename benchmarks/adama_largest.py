@@ -6,7 +6,8 @@ Compiled deviceless for eight H200s capped to 16, 32 and 80 GB (no compiler here
 in GPT-3's table, between its rows by interpolation; sequence 128; layers recomputed in all. "whole": states in float32 on
 every device, 12 bytes a parameter and 4 more for the gradient's sum. "states divided": float32 parameters and moments
 divided over the devices, with a bfloat16 copy of the parameters on each, 3.5 bytes a parameter and 4 more for the sum. The
-bound is the cap over these; `of the bound` is the largest model found over it. Sizes are found by compiling, to 1 %.
+bound is the cap over these; `of the bound` is the largest model found over it. Sizes are found by compiling; widths are
+multiples of 16, so that a model is 1 to 2 % larger than the next.
 """
 
 import math
@@ -29,19 +30,18 @@ WAYS = {
 }
 GPT3 = ((125e6, 12, 768), (350e6, 24, 1024), (760e6, 24, 1536), (1.3e9, 24, 2048), (2.7e9, 32, 2560), (6.7e9, 32, 4096),
         (13e9, 40, 5120), (175e9, 96, 12288))  # fmt: skip
-HEAD = 128
+HEADS, STEP = 16, 16  # widths between the table's rows
 
 
 def sized(parameters: float) -> Config:
     """A BERT of about so many parameters: depth by GPT-3's table, and the width that gives them."""
-    sizes = np.log([row[0] for row in GPT3])
-    layers = round(float(np.exp(np.interp(math.log(parameters), sizes, np.log([row[1] for row in GPT3])))))
+    known = np.log([row[0] for row in GPT3])
+    layers = round(float(np.exp(np.interp(math.log(parameters), known, np.log([row[1] for row in GPT3])))))
     vocab = 30522
     solve = lambda width: 12 * layers * width**2 + vocab * width
-    width = HEAD * max(4, round(max(w for w in range(256, 16384, 16) if solve(w) <= parameters) / HEAD))
-    heads = f"model.heads={width // HEAD}"
-    overrides = ["train.batch=256", "optimizer.clip=none", f"model.layers={layers}", f"model.width={width}", heads]
-    return load("bert_4b", overrides)
+    width = max(w for w in range(256, 16384, STEP) if solve(w) <= parameters)
+    sizes = f"model.layers={layers}", f"model.width={width}", f"model.heads={HEADS}"
+    return load("bert_4b", ["train.batch=256", "optimizer.clip=none", *sizes])
 
 
 def bytes_of(compiler: Compiler, make, arguments: tuple, config: Config, known: dict[int, int]) -> int:

@@ -26,6 +26,7 @@ PARTS = {
     "prediction": ("prediction", "gpt_117m"),
     "times_345m": ("times", "gpt_345m"),
     "stack_117m": ("stack", "gpt_117m"),
+    "adama_117m": ("adama", "gpt_117m"),
     "quality": ("quality", None),
 }
 

@@ -73,30 +73,44 @@ def example(config: Config):
 
 
 class Race:
-    """Steps of one config that are run in turns, from one state that they hand on."""
+    """Steps that are run in turns, those of one kind of state from one that they hand on."""
 
-    def __init__(self, config: Config, makers: Mapping[str, Callable[[], Any]]):
-        """Compiles and warms up each; one that fails is left out, and `failed` says why."""
-        self.config, self.steps, self.failed = config, {}, {}
-        self.state, self.tokens = example(config)
+    def __init__(
+        self, config: Config, makers: Mapping[str, Callable[[], Any]], configs: Mapping[str, Config] | None = None
+    ):
+        """Compiles and warms up each; one that fails is left out, and `failed` says why.
+
+        `configs`: of the steps whose state is not that of `config`.
+        """
+        self.configs = {name: (configs or {}).get(name, config) for name in makers}
+        self.steps: dict[str, Any] = {}
+        self.failed: dict[str, str] = {}
+        self.examples: dict[str, Any] = {}
         for name, make in makers.items():
             try:
-                step = make()
-                self._run(step)
-                self.steps[name] = step
+                self.steps[name] = make()
+                self._run(name)
             except jax.errors.JaxRuntimeError as error:
                 self.failed[name] = str(error)[:500]
-                self.state, self.tokens = example(config)  # what was donated may be gone
+                self.steps.pop(name, None)
+                self.examples.pop(self._kind(name), None)  # what was donated may be gone
 
     def round(self, number: int) -> dict[str, float]:
         """Seconds of each step, in an order of the round's own."""
         order = random.Random(number).sample(list(self.steps), len(self.steps))
-        return {name: statistics.median(self._run(self.steps[name]) for _ in range(REPEATS)) for name in order}
+        return {name: statistics.median(self._run(name) for _ in range(REPEATS)) for name in order}
 
-    def _run(self, step) -> float:
+    def _kind(self, name: str) -> str:
+        return self.configs[name].optimizer.accumulation
+
+    def _run(self, name: str) -> float:
+        kind = self._kind(name)
+        if kind not in self.examples:
+            self.examples[kind] = example(self.configs[name])
+        state, tokens = self.examples[kind]
         start = time.perf_counter()
-        self.state, metrics = step(self.state, self.tokens)
-        jax.block_until_ready((self.state, metrics))
+        self.examples[kind] = self.steps[name](state, tokens)[0], tokens
+        jax.block_until_ready(self.examples[kind])
         return time.perf_counter() - start
 
 

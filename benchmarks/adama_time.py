@@ -1,0 +1,51 @@
+"""Step time of a GPT on this CPU by how its 8 microbatches become one step: AdamA against accumulation in place.
+
+    python -m benchmarks.adama_time [--rounds N]
+
+gpt_nano, and the same at width 512 where the states' traffic weighs more; layers recomputed, in jaxmem.stack in all. Steps run
+in turns, in every round in another order; ratios are to "in_place", paired by round: median and quartiles, by the clock and
+by all cores' work.
+"""
+
+import jax
+import numpy as np
+
+from benchmarks import _run
+from experiments.step import abstract, make_step
+from jaxmem._plan import Draft
+
+WAYS = ("scan", "in_place", "adama", "released")
+SIZES = {"gpt_nano": (), "width 512": ("model.width=512", "train.sequence=64", "train.loss_chunk=64")}
+
+
+def main() -> None:
+    args = _run.options("adama_time", rounds=25)
+    _run.cache_compiles()
+    rows: dict[str, dict] = {}
+    for size, overrides in SIZES.items():
+        configs = {
+            way: _run.nano(
+                "model.loop=stack",
+                "train.microbatches=8",
+                "optimizer.clip=value",
+                f"optimizer.accumulation={way}",
+                *overrides,
+            )
+            for way in WAYS
+        }
+        steps = {
+            way: jax.jit(make_step(c, Draft({"block": {}})), donate_argnums=0).lower(*abstract(c)).compile()
+            for way, c in configs.items()
+        }
+        both = _run.interleaved(configs["in_place"], [steps], args.rounds, configs)
+        for what, seconds in zip(("clock", "cores"), both):
+            base = np.asarray(seconds["in_place"])
+            for way in WAYS:
+                row = rows.setdefault(f"{size}, {way}", {})
+                row[what] = _run.quartiles((np.asarray(seconds[way]) / base).tolist())
+    _run.write(args.out, {"rounds": args.rounds, "to accumulation in place": rows})
+    _run.say(f"{args.out}")
+
+
+if __name__ == "__main__":
+    main()
