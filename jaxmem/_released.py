@@ -12,7 +12,7 @@ from jaxmem._adama import AdamA, AdamAState
 from jaxmem._errors import OptimizerError
 from jaxmem._released_backward import Parts, backward
 from jaxmem._released_fold import Clip
-from jaxmem._shards import gathered, part_of, refilled, shards
+from jaxmem._shards import gathered, part_of, placed, refilled, shards
 from jaxmem._vary import varying
 
 
@@ -137,7 +137,8 @@ class ReleasedStep:
             keys = () if key is None else (key,)
             specs, out = (layout, over, *(whole for _ in keys)), (layout, whole)
             checked = divided == "nothing"  # what is gathered is equal everywhere, which no type says
-            return jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=out, check_vma=checked)(state, batch, *keys)
+            mapped = jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=out, check_vma=checked)
+            return mapped(*placed((state, batch, *keys), specs, mesh))
 
         return step
 

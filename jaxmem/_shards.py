@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 def divided(whole: tuple[int, ...], part: tuple[int, ...]) -> int | None:
@@ -21,6 +21,14 @@ def shards(params, size: int, axis_name: str, first: int = 0):
         return PartitionSpec() if d is None else PartitionSpec(*[None] * d, axis_name)
 
     return jax.tree.map(one, params)
+
+
+def placed(tree, layout, mesh):
+    """`tree` as a prefix tree of PartitionSpecs lays it out, on a mesh whose axes are explicit; others need no telling."""
+    if AxisType.Explicit not in mesh.axis_types:
+        return tree
+    put = lambda spec, part: jax.tree.map(lambda a: jax.reshard(a, NamedSharding(mesh, spec)), part)
+    return jax.tree.map(put, layout, tree, is_leaf=lambda spec: isinstance(spec, PartitionSpec))
 
 
 def scattered(gradient, like, axis_name: str | None):

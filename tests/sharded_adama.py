@@ -117,6 +117,16 @@ def main():
         found[f"{divided}, metrics"] = worst(metrics, expected)
     if jax.process_count() == 1:
         want, _ = alone(N * devices, size)
+        explicit = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Explicit,))
+        for divided in ("nothing", "states"):
+            step = tiny_lm.released(jaxmem.adamaw_a(0.01, weight_decay=0.1, accumulation_steps=N, axis_name="data"))
+            state, call = step.init(tiny_lm.parameters()), jax.jit(step.data_parallel(explicit, divided))
+            for batch in batches(size):  # placed nowhere by the caller
+                state, _ = call(state, batch)
+            same, _ = over(mesh, size, divided)
+            found[f"explicit mesh, {divided}"] = worst(
+                jax.device_put(state, NamedSharding(mesh, P())), jax.device_get(same)
+            )
         for checked in (False, True):
             found[f"transformation, {checked}"] = worst(by_transform(mesh, size, checked), want)
         assert "each device's own gradient" in summed_already(mesh)

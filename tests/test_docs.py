@@ -1,4 +1,4 @@
-"""docs/: each model runs before and after its five changed lines, to the same loss; the stack's examples run."""
+"""docs/: each model runs before and after its five changed lines, to the same loss; the stack's and AdamA's examples run."""
 
 import pathlib
 import re
@@ -45,6 +45,17 @@ def test_the_stack_is_shown_as_it_runs(tmp_path, monkeypatch):
     assert m.shape == v.shape == (3, 16, 16)
     assert float(abs(m).max()) > 0
     assert float(v.min()) >= 0
+
+
+@pytest.mark.jax_defaults
+def test_adama_is_shown_as_it_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = {}
+    for block in re.findall(r"```python\n(.*?)```", (DOCS / "adama.md").read_text(), re.S):
+        exec(compile(block, "adama.md", "exec"), found)
+    assert found["plan"].microbatches == 1, "everything fits"
+    assert int(found["state"][1].count) == 3
+    assert np.isfinite(found["metrics"]["loss"])
 
 
 def test_what_the_docs_point_to_is_there():

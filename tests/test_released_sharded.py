@@ -35,7 +35,7 @@ def outputs(devices: int, *arguments: tuple) -> list[dict]:
 def test_eight_devices_are_one_with_eight_times_as_many_microbatches():
     (got,) = outputs(8, ())
     assert got["devices"] == 8
-    assert len(got["found"]) == 10
+    assert len(got["found"]) == 12
     assert got["found"] == pytest.approx(dict.fromkeys(got["found"], 0.0), abs=1e-12)
 
 
