@@ -21,7 +21,8 @@ from jaxmem._compiled import Compiled
 from jaxmem._deviceless import Compiler
 from jaxmem._export import export_flat
 from jaxmem._plan import Draft
-from jaxmem._shards import gathered, part_of, refilled, scattered, shards
+from jaxmem._shards import assembled, gathered, part_of, refilled, scattered, shards
+from jaxmem._stack_loops import at, put
 
 PLAN = Draft({"block": {}})
 AXIS = "data"
@@ -60,7 +61,10 @@ def accumulation(config: Config, devices: int, divided: str, dtype=None, gradien
 
     def step(state, batch, key):
         held, moments = state
-        own = jax.tree.map(whole_of, held, params)
+        leaves, structure = jax.tree.flatten(held["blocks"])
+        stacked = assembled(leaves, jax.tree.leaves(params["blocks"]), AXIS, dtype)
+        rest = {k: jax.tree.map(whole_of, v, params[k]) for k, v in held.items() if k != "blocks"}
+        own = rest | {"blocks": jax.tree.unflatten(structure, stacked)}
         outer, blocks = {k: v for k, v in own.items() if k != "blocks"}, own["blocks"]
         like = own if gradients == "whole" else moments.mu
 
@@ -83,7 +87,7 @@ def accumulation(config: Config, devices: int, divided: str, dtype=None, gradien
         zero = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), like)
         total, values = jax.lax.scan(one, zero, microbatches(batch, n))
         if divided == "nothing":
-            total = jax.lax.pmean(total, AXIS)
+            total = _reduced(total)
         elif gradients == "whole":
             total = scattered(total, moments.mu, AXIS)
         updates, moments = tx.update(total, moments)
@@ -97,6 +101,15 @@ def accumulation(config: Config, devices: int, divided: str, dtype=None, gradien
         step, mesh=mesh_of(devices), in_specs=(specs, P(AXIS), P()), out_specs=(specs, P()), check_vma=False
     )
     return mapped, state, specs
+
+
+def _reduced(total):
+    """The devices' mean, the layers' one after the other: XLA's all-reduce of whole stacks is not in place."""
+    mean = lambda a: jax.lax.pmean(a, AXIS)
+    one = lambda stacked, i: (put(stacked, jax.tree.map(mean, at(stacked, i)), i), None)
+    layers = jnp.arange(jax.tree.leaves(total["blocks"])[0].shape[0])
+    blocks, _ = jax.lax.scan(one, total["blocks"], layers)
+    return {k: blocks if k == "blocks" else jax.tree.map(mean, v) for k, v in total.items()}
 
 
 def mesh_of(devices: int) -> AbstractMesh:

@@ -12,7 +12,7 @@ from jaxmem._adama import AdamA, AdamAState
 from jaxmem._errors import OptimizerError
 from jaxmem._released_backward import Parts, backward
 from jaxmem._released_fold import Clip
-from jaxmem._shards import gathered, part_of, placed, refilled, shards
+from jaxmem._shards import assembled, gathered, part_of, placed, refilled, shards
 from jaxmem._vary import varying
 
 
@@ -80,13 +80,20 @@ class ReleasedStep:
 
     def _whole(self, params, like):
         """The parameters, gathered in the layers' dtype where each device has a part of them."""
+        dtype, name = self.parts.dtype, self.parts.layers
 
         def one(a, whole):
             if a.shape == whole.shape:
                 return a
-            return gathered(a if self.parts.dtype is None else a.astype(self.parts.dtype), whole, self._axis)
+            return gathered(a if dtype is None else a.astype(dtype), whole, self._axis)
 
-        return jax.tree.map(one, params, like)
+        leaves, structure = jax.tree.flatten(params[name])
+        shapes = jax.tree.leaves(like[name])
+        if all(a.shape == b.shape for a, b in zip(leaves, shapes)):
+            layers = params[name]
+        else:
+            layers = jax.tree.unflatten(structure, assembled(leaves, shapes, self._axis, dtype))
+        return {k: layers if k == name else jax.tree.map(one, v, like[k]) for k, v in params.items()}
 
     def _gathered(self, params, parts):
         """`params`, whole, out of the devices' parts: the layers' in place."""

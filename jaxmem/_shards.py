@@ -76,7 +76,15 @@ def refilled(stacked, parts, axis_name: str):
 
     def one(stacked, i):
         layer = lambda tree: jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), tree)
-        new = jax.tree.map(lambda p, a: gathered(p, a, axis_name), layer(parts), layer(stacked))
+        new = jax.tree.map(lambda p, a: gathered(p.astype(a.dtype), a, axis_name), layer(parts), layer(stacked))
         return jax.tree.map(lambda a, n: jax.lax.dynamic_update_index_in_dim(a, n, i, 0), stacked, new), None
 
     return jax.lax.scan(one, stacked, jnp.arange(jax.tree.leaves(stacked)[0].shape[0]))[0]
+
+
+def assembled(parts: list, shapes: list, axis_name: str, dtype) -> list:
+    """Stacked arrays of these shapes, in `dtype`, out of the devices' parts; those that are whole are as they were."""
+    which = [a.shape != like.shape for a, like in zip(parts, shapes)]
+    empty = [jnp.zeros(like.shape, dtype or a.dtype) for a, like, part in zip(parts, shapes, which) if part]
+    filled = iter(refilled(empty, [a for a, part in zip(parts, which) if part], axis_name) if empty else ())
+    return [next(filled) if part else a for a, part in zip(parts, which)]
