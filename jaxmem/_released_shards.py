@@ -1,0 +1,40 @@
+"""A released step's parameters where devices have parts of them, or of their moments: gathered, and updated part by part."""
+
+from typing import Any
+
+import jax
+import optax
+
+from jaxmem._adama import AdamAState
+from jaxmem._adama_rule import Rule
+from jaxmem._released_backward import Parts
+from jaxmem._shards import assembled, gathered, part_of, refilled
+
+
+def whole(parts: Parts, params, like, axis_name: str | None):
+    """The parameters, of the shapes of `like`, gathered in the layers' dtype where each device has a part of them."""
+    if all(a.shape == b.shape for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(like))):
+        return params
+    assert axis_name is not None, "arrays are parts, and there is no axis"
+
+    def one(a, like):
+        if a.shape == like.shape:
+            return a
+        return gathered(a if parts.dtype is None else a.astype(parts.dtype), like, axis_name)
+
+    leaves, structure = jax.tree.flatten(params[parts.layers])
+    stacked = assembled(leaves, jax.tree.leaves(like[parts.layers]), axis_name, parts.dtype)
+    layers = jax.tree.unflatten(structure, stacked)
+    return {k: layers if k == parts.layers else jax.tree.map(one, v, like[k]) for k, v in params.items()}
+
+
+def updated(layers: str, rule: Rule, params, state: AdamAState):
+    """(params, state) after a minibatch: each device updates its part, and all gather what each holds whole (ZeRO-1)."""
+    axis = rule.axis_name
+    assert axis is not None, "arrays are parts, and there is no axis"
+    mine = jax.tree.map(lambda p, m: part_of(p, m, axis), params, state.mu)
+    new: Any = optax.apply_updates(mine, rule.updates(state.mu, state.nu, state.count, mine))
+    outer = {k: jax.tree.map(lambda a, p: gathered(a, p, axis), new[k], v) for k, v in params.items() if k != layers}
+    stacked = refilled(params[layers], new[layers], axis)
+    params = {k: stacked if k == layers else outer[k] for k in params}
+    return params, state._replace(count=optax.safe_increment(state.count))
