@@ -30,8 +30,8 @@ def whole(parts: Parts, params, like, axis_name: str | None):
 
 def updated(layers: str, rule: Rule, params, state: AdamAState):
     """(params, state) after a minibatch: each device updates its part, and all gather what each holds whole (ZeRO-1)."""
-    axis = rule.axis_name
-    assert axis is not None, "arrays are parts, and there is no axis"
+    assert rule.axis_name is not None, "arrays are parts, and there is no axis"
+    axis: str = rule.axis_name
     mine = jax.tree.map(lambda p, m: part_of(p, m, axis), params, state.mu)
     new: Any = optax.apply_updates(mine, rule.updates(state.mu, state.nu, state.count, mine))
     outer = {k: jax.tree.map(lambda a, p: gathered(a, p, axis), new[k], v) for k, v in params.items() if k != layers}
