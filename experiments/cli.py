@@ -24,7 +24,11 @@ def parser(program: str, description: str) -> argparse.ArgumentParser:
 
 
 def settings(name: str, overrides: Sequence[str]) -> Config:
-    config = load(name, overrides)
+    return in_its_dtype(load(name, overrides))
+
+
+def in_its_dtype(config):
+    """The config, with JAX set to 64 bits where it computes in them."""
     if config.model.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
     return config

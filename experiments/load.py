@@ -10,13 +10,19 @@ import pydantic
 from experiments.config import Config
 from experiments.errors import InputError, nearest
 
+C = typing.TypeVar("C", bound=pydantic.BaseModel)
 FOLDER = pathlib.Path(__file__).parent.parent / "configs"
 
 
-def load(name: str, overrides: typing.Sequence[str] = ()) -> Config:
+@typing.overload
+def load(name: str, overrides: typing.Sequence[str] = ()) -> Config: ...
+@typing.overload
+def load(name: str, overrides: typing.Sequence[str], schema: type[C]) -> C: ...
+def load(name: str, overrides: typing.Sequence[str] = (), schema: type[pydantic.BaseModel] = Config) -> Any:
     """The experiment `name`, a path or the name of a file in `configs/`, with `key.sub=value` settings on top.
 
-    Fewer `train.steps` than the file's `optimizer.warmup` shorten that too, unless it is among the settings.
+    Fewer `train.steps` than the file's `optimizer.warmup` shorten that too, unless it is among the settings. `schema`: the
+    kind of experiment.
     """
     path = find(name)
     try:
@@ -33,9 +39,9 @@ def load(name: str, overrides: typing.Sequence[str] = ()) -> Config:
     if "train.steps" in sources and "optimizer.warmup" not in sources:
         _shorten_warmup(data)
     try:
-        return Config.model_validate(data)
+        return schema.model_validate(data)
     except pydantic.ValidationError as error:
-        raise InputError(_explain(error, data, str(path), sources)) from error
+        raise InputError(_explain(error, data, str(path), sources, schema)) from error
 
 
 def find(name: str) -> pathlib.Path:
@@ -84,13 +90,13 @@ def _shorten_warmup(data: dict) -> None:
         optimizer["warmup"] = min(warmup, max(0, steps))
 
 
-def _explain(error: pydantic.ValidationError, data: dict, path: str, sources: dict[str, str]) -> str:
+def _explain(error: pydantic.ValidationError, data: dict, path: str, sources: dict[str, str], schema: Any) -> str:
     problems: dict[str, list[Any]] = {}  # a union reports one problem for each of its members
     for problem in error.errors(include_url=False):
         problems.setdefault(_key(problem["loc"], data), []).append(problem)
     lines = []
     for key, group in problems.items():
-        line = _line(key, group)
+        line = _line(key, group, schema)
         cause = next((text for k, text in sources.items() if k in line or k.startswith(f"{key}.")), None)
         lines.append(f"{path}{f' with override {cause!r}' if cause else ''}: {line}")
     return "\n".join(lines)
@@ -109,13 +115,13 @@ def _key(location: tuple, data: Any) -> str:
     return ".".join(parts)
 
 
-def _line(key: str, group: list[Any]) -> str:
+def _line(key: str, group: list[Any], schema: Any) -> str:
     problem = group[0]
     if problem["type"] == "value_error":
         return str(problem["ctx"]["error"])
     if problem["type"] == "extra_forbidden":
         section, _, _ = key.rpartition(".")
-        names = _fields(section)
+        names = _fields(section, schema)
         full = [f"{section}.{n}" if section else n for n in names]
         return f"{key}: unknown key, got {problem['input']!r}{nearest(key, full)}; allowed: {', '.join(names)}"
     if problem["type"] == "missing":
@@ -156,8 +162,7 @@ def _allowed(problem: Any) -> str:
     return str(_TYPES.get(problem["type"], problem["msg"]))
 
 
-def _fields(section: str) -> list[str]:
-    model: Any = Config
+def _fields(section: str, model: Any) -> list[str]:
     for part in filter(None, section.split(".")):
         model = model.model_fields[part].annotation
     return list(model.model_fields)

@@ -46,8 +46,8 @@ def optimizer(config: Config) -> optax.GradientTransformation:
     chained = optax.chain(clipping(config), adamw)
     if o.accumulation != "multi_steps":
         return chained
-    multi = optax.MultiSteps(chained, config.train.microbatches)
-    return multi.gradient_transformation()
+    wide = jnp.float64 if config.model.dtype == "float64" else jnp.float32
+    return optax.MultiSteps(chained, config.train.microbatches, accumulator_dtype=wide).gradient_transformation()
 
 
 def adama(config: Config, axis_name: str | None = None):

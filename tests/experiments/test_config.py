@@ -22,7 +22,10 @@ learning_rate = 1e-3
 """
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda p: p.stem)
+TEXT = [path for path in sorted(FOLDER.glob("*.toml")) if not path.stem.startswith("resnet")]  # see test_image_data.py
+
+
+@pytest.mark.parametrize("path", TEXT, ids=lambda p: p.stem)
 def test_committed_configs_are_valid_and_say_how_to_run_them(path):
     assert load(path.stem) == load(str(path))
     header = path.read_text().split("[model]")[0]
@@ -39,7 +42,7 @@ def micro(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model.widht=32"], r"model\.widht: unknown key, got 32; did you mean model\.width\?; allowed: layers, width"),
+        (["model.widht=32"], r"model\.widht: unknown key, got 32; did you mean model\.width\?; allowed: kind, layers, width"),
         (["modle.width=32"], r"modle: unknown key, got \{'width': 32\}; did you mean model\?; allowed: model, data"),
         (["steps=7"], r"steps: unknown key, got 7.*; allowed: model, data, train, optimizer, plan"),
         (["optimizer.learning_rate=nan"], r"optimizer\.learning_rate: got nan; allowed: (more than 0|a finite number)"),
@@ -115,7 +118,7 @@ def test_several_mistakes_are_told_at_once(micro):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gpt_nanno", r"'gpt_nanno': no such config; did you mean gpt_nano\?; there are: gpt_117m"),
+        ("gpt_nanno", r"'gpt_nanno': no such config; did you mean gpt_nano\?; there are: bert_4b, .*gpt_117m"),
         ("nowhere/x.toml", r"nowhere/x\.toml: no such config file"),
     ],
 )

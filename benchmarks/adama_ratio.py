@@ -1,0 +1,125 @@
+"""How far AdamA's second moment is from Adam's while a ResNet trains: the mean of sqrt(v) / sqrt(v') (AdamA, Fig. 4; M8).
+
+    python -m benchmarks.adama_ratio
+
+A ResNet of 14 layers on scikit-learn's digits, 200 steps of 64 images in N = 2, 4 and 8 microbatches, trained by AdamA. v
+gathers the squares of the microbatches' gradients g_i / N, v' the square of their sum, both along the same run and corrected
+for their start. Beside it the signal-to-noise ratio s of the microbatches' gradients, |mean|² over the sum of variances. Where
+noise rules, v' has N (1/N)² of its variance, as v has; signal adds 1/N of itself to v and all of itself to v'. So sqrt(v) /
+sqrt(v') is near sqrt((1 + s) / (1 + N s)) of an array whose ratio is s everywhere. Draws adama_ratio.svg beside the JSON.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.adama_convergence import image_config
+from benchmarks.common import Report
+from experiments import image_data, image_step, resnet
+from experiments.train_images import read
+
+COUNTS, SEED, COLOURS = (2, 4, 8), 0, ("#1f77b4", "#d62728", "#2ca02c")
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 240, 60, 40, 24
+
+
+def watched_step(config):
+    """step(state, v', batch) -> (state, v', the mean ratio, signal-to-noise)."""
+    train, gradient, o = image_step.make_step(config), jax.grad(resnet.loss(config), has_aux=True), config.optimizer
+    n = config.train.microbatches
+
+    def whole_gradient(state, batch):
+        def one(carry, part):
+            total, statistics = carry
+            grads, (statistics, _) = gradient(state.params, statistics, part)
+            return (jax.tree.map(lambda t, g: t + g / n, total, grads), statistics), None
+
+        parts = jax.tree.map(lambda a: a.reshape(n, -1, *a.shape[1:]), batch)
+        start = jax.tree.map(jnp.zeros_like, state.params), state.statistics
+        return jax.lax.scan(one, start, parts)[0][0]
+
+    def step(state, other, batch):
+        other = jax.tree.map(lambda v, g: o.beta2 * v + (1 - o.beta2) * g * g, other, whole_gradient(state, batch))
+        state, metrics = train(state, batch)
+        # both are divided by 1 - beta2^t, which cancels; an array that has seen no gradient has no ratio
+        pairs = zip(jax.tree.leaves(state.moments.nu), jax.tree.leaves(other))
+        ratios = [(jnp.where(w > 0, jnp.sqrt(v / jnp.where(w > 0, w, 1)), 0).sum(), (w > 0).sum()) for v, w in pairs]
+        mean = sum(total for total, _ in ratios) / sum(count for _, count in ratios)
+        return state, other, mean, metrics["snr"]
+
+    return jax.jit(step, donate_argnums=(0, 1))
+
+
+def follow(n: int) -> dict[str, list[float]]:
+    config = image_config(n, SEED)
+    images, state = read(config), image_step.init_state(config)
+    other, step, rows = jax.tree.map(jnp.zeros_like, state.params), watched_step(config), []
+    for number in range(1, config.train.steps + 1):
+        batch = image_data.sample(images.train, config.train.seed, number, config.train.batch)
+        state, other, ratio, snr = step(state, other, batch)
+        rows.append((float(ratio), float(snr)))
+    return {"ratio": [r for r, _ in rows], "signal to noise": [s for _, s in rows]}
+
+
+def figure(rows: dict[int, dict[str, list[float]]]) -> str:
+    """Two panels over steps: the ratio, with 1 marked, and signal-to-noise on a logarithmic scale."""
+    panels = [
+        panel("mean of √v / √v′", {n: row["ratio"] for n, row in rows.items()}, 0, one=True),
+        panel("log10 of signal to noise", {n: logs(row["signal to noise"]) for n, row in rows.items()}, HEIGHT),
+    ]
+    names = "".join(
+        f'<text x="{LEFT + 70 * i}" y="14" fill="{c}">N = {n}</text>' for i, (n, c) in enumerate(zip(rows, COLOURS))
+    )
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {2 * HEIGHT}" font-family="sans-serif" font-size="12">'
+    return f'{head}<rect width="100%" height="100%" fill="white"/>{names}{"".join(panels)}</svg>\n'
+
+
+def logs(values: list[float]) -> list[float]:
+    return [math.log10(max(v, 1e-6)) for v in values]
+
+
+def panel(title: str, lines: dict[int, list[float]], top: int, one: bool = False) -> str:
+    values = [v for line in lines.values() for v in line] + ([1.0] if one else [])
+    low, high = min(values), max(values)
+    steps = max(len(line) for line in lines.values())
+    x = lambda i: LEFT + (WIDTH - LEFT - 16) * i / max(1, steps - 1)
+    y = lambda v: top + HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP - 10) * (v - low) / ((high - low) or 1)
+    marks = [f'<text x="{LEFT}" y="{top + TOP + 4}">{title}</text>']
+    for v in [low + (high - low) * k / 4 for k in range(5)]:
+        marks.append(f'<text x="{LEFT - 6}" y="{y(v) + 4:.1f}" text-anchor="end">{v:.3g}</text>')
+        marks.append(f'<line x1="{LEFT}" x2="{WIDTH - 16}" y1="{y(v):.1f}" y2="{y(v):.1f}" stroke="#ddd"/>')
+    for i in range(0, steps + 1, max(1, steps // 4)):
+        marks.append(f'<text x="{x(i):.1f}" y="{top + HEIGHT - 22}" text-anchor="middle">{i}</text>')
+    marks.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{top + HEIGHT - 6}" text-anchor="middle">step</text>')
+    if one:
+        marks.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - 16}" y1="{y(1):.1f}" y2="{y(1):.1f}" stroke="#555" stroke-dasharray="4"/>'
+        )
+    for line, colour in zip(lines.values(), COLOURS):
+        points = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(line))
+        marks.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+    return "".join(marks)
+
+
+def main() -> None:
+    report = Report("adama_ratio")
+    for n in COUNTS:
+        if not report.has(f"N={n}"):
+            report.add(f"N={n}", follow(n))
+    rows = {n: report.data["results"][f"N={n}"] for n in COUNTS}
+    report.path.with_suffix(".svg").write_text(figure(rows))
+    report.summarise(
+        {
+            f"N={n}": {
+                "least": min(row["ratio"]),
+                "largest": max(row["ratio"]),
+                "mean of the last 50 steps": sum(row["ratio"][-50:]) / 50,
+                "steps within 1 % of 1": sum(abs(r - 1) <= 0.01 for r in row["ratio"]) / len(row["ratio"]),
+            }
+            for n, row in rows.items()
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

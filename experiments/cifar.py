@@ -1,0 +1,85 @@
+"""CIFAR-10's and CIFAR-100's folders as they are distributed: pickles of Python 2, read without running their code."""
+
+import pathlib
+import pickle
+from typing import Any
+
+import numpy as np
+
+from experiments.errors import InputError
+
+SIDE = 32
+Side = tuple[np.ndarray, np.ndarray]  # uint8 (N, 32, 32, 3), int32 (N,)
+
+
+def cifar_10(folder: pathlib.Path) -> tuple[Side, Side, int]:
+    """Training images, test images, and how many classes there are."""
+    classes = _names(folder / "batches.meta", b"label_names")
+    parts = [_side(folder / f"data_batch_{i}", b"labels", classes) for i in range(1, 6)]
+    images, labels = (np.concatenate(arrays) for arrays in zip(*parts))
+    return (images, labels), _side(folder / "test_batch", b"labels", classes), classes
+
+
+def cifar_100(folder: pathlib.Path) -> tuple[Side, Side, int]:
+    """The same with the fine labels."""
+    classes = _names(folder / "meta", b"fine_label_names")
+    train, test = (_side(folder / side, b"fine_labels", classes) for side in ("train", "test"))
+    return train, test, classes
+
+
+class Arrays(pickle.Unpickler):
+    """Arrays, and what pickle makes without looking up a name: a pickle may name any function there is, and call it."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return np.empty(0).__reduce__()[0]
+        if (module, name) == ("numpy", "ndarray"):
+            return np.ndarray
+        if (module, name) == ("numpy", "dtype"):
+            return _dtype
+        raise pickle.UnpicklingError(f"it names {module}.{name}, and only arrays are allowed")
+
+
+def _dtype(name, *flags):
+    """Without the flags, which Python 2 wrote as numbers (NumPy 2.4 warns of these); a copy, since a pickle may set it."""
+    return np.dtype(name, copy=True)
+
+
+def _load(path: pathlib.Path) -> dict:
+    try:
+        with path.open("rb") as file:
+            found = Arrays(file, encoding="bytes").load()
+    except OSError as error:
+        raise InputError(
+            f"data.path: cannot read {path}: {error.strerror}; allowed: a folder with all of CIFAR's files"
+        ) from error
+    except Exception as error:  # a broken pickle raises whatever its instructions do
+        raise InputError(
+            f"data.path: {path} is not CIFAR's: {error or type(error).__name__}; allowed: a pickle of a dict of arrays"
+        ) from error
+    if not isinstance(found, dict):
+        raise InputError(f"data.path: {path} holds a {type(found).__name__}; allowed: a dict")
+    return found
+
+
+def _names(path: pathlib.Path, key: bytes) -> int:
+    names = _load(path).get(key)
+    if not isinstance(names, list) or len(names) < 2:
+        raise InputError(f"data.path: {path} has {names!r} for {key.decode()}; allowed: a list of names")
+    return len(names)
+
+
+def _side(path: pathlib.Path, key: bytes, classes: int) -> Side:
+    found = _load(path)
+    data, labels = found.get(b"data"), found.get(key)
+    width = 3 * SIDE * SIDE
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (width,) or not len(data):
+        got = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+        raise InputError(f"data.path: {path} has {got} for data; allowed: uint8 (N, {width})")
+    if not isinstance(labels, list) or len(labels) != len(data) or not all(type(label) is int for label in labels):
+        got = f"{len(labels)} of them" if isinstance(labels, list) else type(labels).__name__
+        raise InputError(f"data.path: {path} has {got} for {key.decode()}; allowed: {len(data)} whole numbers")
+    if wrong := [label for label in labels if not 0 <= label < classes]:
+        raise InputError(f"data.path: {path} has a label {wrong[0]}; allowed: 0 to {classes - 1}")
+    images = data.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), np.array(labels, np.int32)

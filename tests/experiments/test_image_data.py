@@ -1,0 +1,241 @@
+"""Images: digits, CIFAR's pickles and ImageNet's folders; batches are a function of seed and step; mistakes are told."""
+
+import io
+import os
+import pickle
+import typing
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments import image_data
+from experiments.errors import InputError
+from experiments.image_config import ImageConfig
+from experiments.load import FOLDER, load
+
+pytestmark = pytest.mark.jax_defaults
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("resnet*.toml")), ids=lambda p: p.stem)
+def test_committed_configs_are_valid_and_say_how_to_run_them(path):
+    assert load(path.stem, (), ImageConfig) == load(str(path), (), ImageConfig)
+    header = path.read_text().split("[model]")[0]
+    assert f"python -m experiments.train_images {path.stem}" in header
+    assert f"--out runs/{path.stem}" in header
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.depth=18"], r"model\.depth: got 18; allowed: one of 14, 26 or 50"),
+        (["model.widht=8"], r"model\.widht: unknown key, got 8; did you mean model\.width\?; allowed: depth, width"),
+        (["plan.budget=1"], r"plan: unknown key, got \{'budget': 1\}.*; allowed: model, data, train, optimizer"),
+        (["train.microbatches=5"], r"train\.microbatches: got 5; allowed: a divisor of train\.batch, 64"),
+        (["train.microbatches=64"], r"train\.microbatches: got 64; allowed: at most half of train\.batch, 64"),
+        (["optimizer.accumulation=none"], r"train\.microbatches: got 4; allowed with .* 'none': 1"),
+        (["optimizer.final_rate=1.0"], r"optimizer\.final_rate: got 1\.0; allowed: at most optimizer\.learning_rate"),
+        (["optimizer.warmup=999"], r"optimizer\.warmup: got 999; allowed: at most train\.steps, 300"),
+    ],
+)
+def test_a_mistake_in_the_settings_is_told(overrides, message):
+    with pytest.raises(InputError, match=message):
+        load("resnet50_digits", overrides, ImageConfig)
+
+
+def test_digits_are_the_default():
+    images = image_data.read(None)
+    assert (len(images.train), len(images.validation)) == (1438, 359)
+    assert (images.classes, images.shape) == (10, (8, 8, 3))
+    everything = images.train[np.arange(1438)]
+    assert (everything["images"].dtype, everything["labels"].dtype) == (np.float32, np.int32)
+    np.testing.assert_allclose(everything["images"].mean((0, 1, 2)), 0, atol=1e-3)
+    np.testing.assert_allclose(everything["images"].std((0, 1, 2)), 1, atol=1e-3)
+    assert set(images.validation.labels) == set(range(10))
+    with pytest.raises(InputError, match=r"data\.size: got 224; allowed for scikit-learn's digits .*: 8, or leave"):
+        image_data.read(None, 224)
+
+
+def numbered(n):
+    """Images whose first value is their number."""
+    pixels = lambda indices: np.float32(indices)[:, None, None, None] * np.ones((1, 2, 2, 3), np.float32)
+    return image_data.Split(np.arange(n, dtype=np.int32), pixels, np.zeros(3, np.float32), np.ones(3, np.float32))
+
+
+def test_a_batch_is_a_function_of_seed_and_step():
+    split = numbered(100)
+    one = image_data.sample(split, 1, 7, 16)
+    assert (one["images"].shape, one["images"].dtype) == ((16, 2, 2, 3), np.float32)
+    np.testing.assert_array_equal(one["images"][:, 0, 0, 0], one["labels"])
+    np.testing.assert_array_equal(one["labels"], image_data.sample(split, 1, 7, 16)["labels"])
+    assert (one["labels"] != image_data.sample(split, 1, 8, 16)["labels"]).any()
+    assert (one["labels"] != image_data.sample(split, 2, 7, 16)["labels"]).any()
+
+
+def test_an_epoch_has_each_image_once():
+    drawn = np.concatenate([image_data.sample(numbered(10), 0, step, 4)["labels"] for step in range(5)])
+    assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
+    assert (drawn[:10] != drawn[10:]).any()
+    assert len(image_data.sample(numbered(10), 0, 0, 25)["labels"]) == 25
+
+
+def test_evaluation_has_no_image_twice_and_both_ends():
+    batches = [batch["labels"] for batch in image_data.windows(numbered(100), 3, 4)]
+    assert [len(labels) for labels in batches] == [4, 4, 4]
+    assert (batches[0][0], batches[-1][-1]) == (0, 99)
+    short = [batch["labels"].tolist() for batch in image_data.windows(numbered(5), 9, 2)]
+    assert short == [[0, 1], [2, 3], [4]]
+
+
+class Python2(pickle._Pickler):
+    """Writes what Python 2 and its NumPy wrote: texts are byte strings, flags are numbers."""
+
+    dispatch: typing.ClassVar = {
+        **pickle._Pickler.dispatch,
+        bytes: lambda self, data: self.write(pickle.BINSTRING + len(data).to_bytes(4, "little") + data),
+        bool: lambda self, flag: self.write(pickle.BININT1 + bytes([flag])),
+    }
+
+
+def write(path, data):
+    file = io.BytesIO()
+    Python2(file, 2).dump(data)
+    path.write_bytes(file.getvalue().replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n"))
+
+
+def side(n, seed, classes, key=b"labels"):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, n).tolist()
+    return {b"data": rng.integers(0, 256, (n, 3072), dtype=np.uint8), key: labels, b"batch_label": b"of tests"}
+
+
+@pytest.fixture
+def cifar(tmp_path):
+    write(tmp_path / "batches.meta", {b"label_names": [b"class"] * 10})
+    for i in range(1, 6):
+        write(tmp_path / f"data_batch_{i}", side(4, i, 10))
+    write(tmp_path / "test_batch", side(3, 9, 10))
+    return tmp_path
+
+
+def test_cifar_10(cifar):
+    images = image_data.read(str(cifar), 32)
+    assert (len(images.train), len(images.validation), images.classes) == (20, 3, 10)
+    assert images.shape == (32, 32, 3)
+    second = side(4, 2, 10)
+    got = images.train[np.array([5])]  # the second file's second image
+    assert got["labels"] == second[b"labels"][1]
+    pixels = (got["images"] * images.train.std + images.train.mean) * 255
+    np.testing.assert_allclose(pixels[0, 3, 7], second[b"data"][1].reshape(3, 32, 32)[:, 3, 7], atol=1e-3)
+
+
+def test_cifar_100_has_fine_labels(tmp_path):
+    write(tmp_path / "meta", {b"fine_label_names": [b"class"] * 100, b"coarse_label_names": [b"class"] * 20})
+    for name, n in (("train", 6), ("test", 2)):
+        write(tmp_path / name, side(n, n, 100, b"fine_labels") | {b"coarse_labels": [0] * n})
+    images = image_data.read(str(tmp_path))
+    assert (len(images.train), len(images.validation), images.classes) == (6, 2, 100)
+    assert images.train.labels.tolist() == side(6, 6, 100, b"fine_labels")[b"fine_labels"]
+
+
+class Malicious:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: p.unlink(), r"data\.path: cannot read .*data_batch_3: No such file.*; allowed: a folder with all"),
+        (lambda p: p.write_bytes(p.read_bytes()[:5000]), r"data_batch_3 is not CIFAR's: .*; allowed: a pickle of"),
+        (lambda p: p.write_bytes(b""), r"data_batch_3 is not CIFAR's: .*; allowed: a pickle of"),
+        (lambda p: write(p, [1]), r"data_batch_3 holds a list; allowed: a dict"),
+        (lambda p: write(p, {b"labels": [1]}), r"data_batch_3 has NoneType for data; allowed: uint8 \(N, 3072\)"),
+        (
+            lambda p: write(p, side(4, 3, 10) | {b"data": np.zeros((4, 3000), np.uint8)}),
+            r"data_batch_3 has uint8 \(4, 3000\) for data; allowed: uint8 \(N, 3072\)",
+        ),
+        (
+            lambda p: write(p, side(4, 3, 10) | {b"data": np.zeros((4, 3072), np.int32)}),
+            r"data_batch_3 has int32 \(4, 3072\) for data",
+        ),
+        (lambda p: write(p, side(4, 3, 10) | {b"labels": [0, 1, 10, 2]}), r"has a label 10; allowed: 0 to 9"),
+        (lambda p: write(p, side(4, 3, 10) | {b"labels": [0, 1]}), r"has 2 of them for labels; allowed: 4 whole"),
+        (lambda p: write(p, side(4, 3, 10) | {b"labels": [b"a"] * 4}), r"for labels; allowed: 4 whole numbers"),
+        (lambda p: write(p.with_name("batches.meta"), {}), r"batches\.meta has None for label_names; allowed: a list"),
+    ],
+)
+def test_a_broken_cifar_is_told(cifar, change, message):
+    change(cifar / "data_batch_3")
+    with pytest.raises(InputError, match=message):
+        image_data.read(str(cifar))
+
+
+def test_a_pickle_cannot_run_code(cifar, tmp_path):
+    write(cifar / "data_batch_1", {b"data": Malicious(str(tmp_path / "made"))})
+    with pytest.raises(InputError, match=r"data_batch_1 is not CIFAR's: it names posix\.mkdir, and only arrays"):
+        image_data.read(str(cifar))
+    assert not (tmp_path / "made").exists()
+    pickle.loads((cifar / "data_batch_1").read_bytes(), encoding="bytes")
+    assert (tmp_path / "made").is_dir()  # as it would have been
+
+
+@pytest.fixture
+def imagenet(tmp_path):
+    for place, colour in (("train/b/1.JPEG", 0), ("train/a/1.png", 100), ("train/a/2.jpg", 50), ("val/b/1.jpeg", 200)):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB" if colour else "L", (40, 20 + colour // 10), colour and (colour, 0, 0)).save(tmp_path / place)
+    (tmp_path / "train/a/notes.txt").write_text("no image")
+    return tmp_path
+
+
+def test_imagenet(imagenet):
+    images = image_data.read(str(imagenet), 16)
+    assert (images.classes, images.shape) == (2, (16, 16, 3))
+    assert images.train.labels.tolist() == [0, 0, 1]
+    assert images.validation.labels.tolist() == [1]  # "b", though the only class of val
+    got = images.train[np.array([2, 0])]
+    assert got["images"].shape == (2, 16, 16, 3)
+    pixels = got["images"] * images.train.std + images.train.mean
+    np.testing.assert_allclose(pixels[0], 0, atol=1e-6)
+    np.testing.assert_allclose(pixels[1], np.broadcast_to([100 / 255, 0, 0], (16, 16, 3)), atol=1e-6)
+
+
+def test_an_image_is_cropped_in_the_centre(tmp_path):
+    columns = np.zeros((64, 256, 3), np.uint8)
+    columns[:, 96:160] = 255  # a square in the middle
+    Image.fromarray(columns).save(tmp_path / "wide.png")
+    got = image_data._image(tmp_path / "wide.png", 56)  # the shorter side is 64 already
+    np.testing.assert_array_equal(got, np.ones((56, 56, 3), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: (f / "val/c").mkdir(), r"val/c has no images; allowed: at least one of \.jpeg, \.jpg, \.png"),
+        (lambda f: (f / "train/c").mkdir(), r"train/c has no images"),
+        (lambda f: (f / "val/b").rename(f / "val/c"), r"got .*val/c, a class that is not in .*train; allowed: classes"),
+        (lambda f: (f / "val").rename(f / "test"), r"val has no folders; allowed: one for each class"),
+        (lambda f: (f / "train").rename(f / "training"), r"a folder with training, val; allowed: a folder with CIFAR"),
+    ],
+)
+def test_a_broken_imagenet_is_told(imagenet, change, message):
+    change(imagenet)
+    with pytest.raises(InputError, match=message):
+        image_data.read(str(imagenet))
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"\xff\xd8\xff\xe0 cut"])
+def test_an_unreadable_image_is_told_when_it_is_asked_for(imagenet, content):
+    (imagenet / "train/b/1.JPEG").write_bytes(content)
+    images = image_data.read(str(imagenet), 16)
+    with pytest.raises(InputError, match=r"data\.path: cannot read .*train/b/1\.JPEG: .*; allowed: a JPEG or PNG"):
+        images.train[np.array([2])]
+
+
+def test_a_folder_that_is_not_there():
+    with pytest.raises(InputError, match=r"data\.path: got '/nowhere', which is no folder; allowed: a folder with"):
+        image_data.read("/nowhere")

@@ -1,0 +1,202 @@
+"""Steps of microbatches: AdamW on the mean gradient, or AdamA's oracle; each learns; a run leaves its files."""
+
+import functools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from experiments import image_data, image_step, resnet, train_images
+from experiments.image_config import ImageConfig
+from experiments.image_step import State, init_state, learning_rate, make_step, optimizer
+from experiments.load import load
+from experiments.optimizer import matrices
+from tests import adama_oracle
+
+pytestmark = pytest.mark.jax_defaults
+SMALL = (
+    "model.depth=14", "model.width=4", "train.batch=16", "train.steps=20", "train.eval_batches=2", "optimizer.warmup=0",
+    "optimizer.learning_rate=0.01", "optimizer.final_rate=0.001", "optimizer.epsilon=1e-4",
+)  # fmt: skip
+N = {"scan": 4, "multi_steps": 4, "adama": 4, "none": 1}
+
+
+@pytest.fixture(autouse=True)
+def shallow(monkeypatch):
+    """One block, since the compiler takes most of the time."""
+    monkeypatch.setitem(resnet.STAGES, 14, (1,))
+
+
+def config_of(way, *overrides):
+    settings = f"optimizer.accumulation={way}", f"train.microbatches={N[way]}", "optimizer.weight_decay=0.1"
+    return load("resnet50_digits", (*SMALL, *settings, *overrides), ImageConfig)
+
+
+@functools.cache
+def first(wide):
+    """Parameters and statistics of the first state, with the scales of the residual branches opened."""
+    config = config_of("none", f"model.dtype={'float64' if wide else 'float32'}")
+    params, statistics = resnet.create(config, jax.random.key(0))
+    opened = lambda path, a: a + 0.5 if path[-1].key == "scale" else a
+    return jax.tree.map(np.asarray, (jax.tree_util.tree_map_with_path(opened, params), statistics))
+
+
+def state_of(config):
+    params, statistics = jax.tree.map(jnp.asarray, first(config.model.dtype == "float64"))
+    return State(params, statistics, optimizer(config).init(params), jnp.zeros((), jnp.int32))
+
+
+@functools.cache
+def digits():
+    return image_data.sample(image_data.read(None).train, 0, 0, 16)
+
+
+@functools.cache
+def gradient(config):
+    return jax.jit(jax.value_and_grad(resnet.loss(config), has_aux=True))
+
+
+def one_by_one(config, params, batch):
+    """Loss, statistics and gradient after each microbatch, without a scan."""
+    statistics, found = first(True)[1], []
+    for part in np.split(np.arange(16), config.train.microbatches):
+        microbatch = {name: a[part] for name, a in batch.items()}
+        (loss, (statistics, accuracy)), grads = gradient(config)(params, statistics, microbatch)
+        found.append((loss, accuracy, statistics, jax.tree.map(np.asarray, grads)))
+    return found
+
+
+def expected(config, params, found):
+    o, grads = config.optimizer, [one[-1] for one in found]
+    if o.accumulation == "adama":
+        leaves, structure = jax.tree.flatten(params)
+        parts = [lambda _, g=g: jax.tree.leaves(g) for g in grads]
+        decayed = jax.tree.leaves(matrices(params))
+        settings = o.beta1, o.beta2, o.epsilon, o.weight_decay, decayed
+        (after,) = adama_oracle.adama(leaves, [parts], lambda _: o.learning_rate, *settings)
+        return jax.tree.unflatten(structure, after)
+    tx = optax.adamw(o.learning_rate, o.beta1, o.beta2, o.epsilon, weight_decay=o.weight_decay, mask=matrices)
+    mean = jax.tree.map(lambda *gs: sum(gs) / len(gs), *grads)
+    return optax.apply_updates(params, tx.update(mean, tx.init(params), params)[0])
+
+
+@pytest.mark.parametrize("way", N)
+def test_each_way_is_its_oracle_and_learns(way):
+    jax.config.update("jax_enable_x64", True)
+    config, batch = config_of(way, "model.dtype=float64"), digits()
+    state, step = state_of(config), jax.jit(make_step(config))
+    found = one_by_one(config, state.params, batch)
+    want = expected(config, state.params, found)
+    state, metrics = step(state, batch)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-7, atol=1e-12)
+    jax.tree.map(close, state.params, want)
+    jax.tree.map(close, state.statistics, found[-1][2])
+    close(metrics["loss"], np.mean([one[0] for one in found]))
+    close(metrics["accuracy"], np.mean([one[1] for one in found]))
+    seen = np.stack([image_step.watched(one[-1]) for one in found])
+    close(metrics["snr"], (seen.mean(0) ** 2).sum() / seen.var(0, ddof=1).sum() if len(found) > 1 else 0)
+    close(metrics["grad_norm"], np.sqrt(np.mean([optax.tree.norm(one[-1], squared=True) for one in found])))
+    losses = [float(metrics["loss"])]
+    for _ in range(12):
+        state, metrics = step(state, batch)
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < losses[0] - 0.3
+    assert int(state.step) == 13
+
+
+def test_the_first_state_is_what_the_seed_makes():
+    config = config_of("adama")
+    make = functools.partial(init_state, config)
+    shapes = jax.eval_shape(make)
+    assert jax.tree.structure(shapes) == jax.tree.structure(state_of(config))
+    assert {a.dtype for a in jax.tree.leaves(shapes.params)} == {jnp.dtype("float32")}
+    assert shapes.params["stage1_block1"]["norm3"]["scale"].shape == (4 * 4,)
+
+
+def test_the_rate_rises_and_falls():
+    config = config_of("scan", "optimizer.warmup=4", "train.steps=20")
+    rates = [float(learning_rate(config)(jnp.int32(i))) for i in range(21)]
+    np.testing.assert_allclose(rates[:5], [0.0025, 0.005, 0.0075, 0.01, 0.01], rtol=1e-6)
+    np.testing.assert_allclose([rates[12], rates[20]], [0.0055, 0.001], rtol=1e-5)
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+
+
+def test_signal_to_noise_is_told_without_nan():
+    gradients = jnp.array([[1.0, 3.0], [3.0, 3.0]])
+    assert float(image_step.signal_to_noise(gradients)) == pytest.approx((4 + 9) / 2)
+    assert float(image_step.signal_to_noise(gradients[:1])) == 0
+    assert float(image_step.signal_to_noise(jnp.ones((3, 2)))) == 0
+    assert image_step.watched({"a": jnp.ones((1000, 3)), "b": jnp.ones(())}).shape == (251,)
+
+
+def run(out, *overrides):
+    return train_images.main(["resnet50_digits", *SMALL, "train.steps=3", *overrides, "--out", str(out)])
+
+
+def read(out):
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return json.loads((out / "summary.json").read_text()), rows
+
+
+def test_a_run_leaves_its_files(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train_images, "init_state", state_of)
+    assert run(tmp_path / "new" / "out") == 0
+    summary, rows = read(tmp_path / "new" / "out")
+    assert {p.name for p in (tmp_path / "new" / "out").iterdir()} == {"metrics.jsonl", "summary.json"}
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert rows[0].keys() == {"step", "loss", "accuracy", "grad_norm", "snr"}
+    assert (summary["first_loss"], summary["final_loss"]) == (rows[0]["loss"], rows[-1]["loss"])
+    assert np.isfinite(summary["val_loss"])
+    assert 0 <= summary["val_accuracy"] <= 1
+    assert summary["command"].startswith("python -m experiments.train_images resnet50_digits model.depth=14")
+    assert (summary["interrupted"], summary["settings"]["optimizer"]["accumulation"]) == (False, "adama")
+    assert "1,438 images to train on, 359 for validation" in capsys.readouterr().err
+
+
+def stub(monkeypatch, *losses):
+    """A step that takes no time: `losses` in turn, and an interrupt after them."""
+    left = list(losses)
+
+    def step(state, batch):
+        if not left:
+            raise KeyboardInterrupt
+        return state, {"loss": left.pop(0), "accuracy": 0.5, "grad_norm": 1.0, "snr": 0.0}
+
+    monkeypatch.setattr(train_images, "init_state", lambda config: jnp.zeros(()))
+    monkeypatch.setattr(train_images, "make_step", lambda config: None)
+    monkeypatch.setattr(train_images.jax, "jit", lambda f, **_: f or step)
+
+
+def test_an_interrupted_run_leaves_what_it_has(tmp_path, monkeypatch):
+    stub(monkeypatch, 2.0, 1.5)
+    assert run(tmp_path) == 130
+    summary, rows = read(tmp_path)
+    assert [row["loss"] for row in rows] == [2.0, 1.5]
+    assert (summary["steps"], summary["interrupted"], summary["val_accuracy"]) == (2, True, None)
+
+
+def test_a_loss_that_is_not_finite_is_exit_code_3(tmp_path, monkeypatch, capsys):
+    stub(monkeypatch, 2.0, float("nan"), 1.0)
+    assert run(tmp_path) == 3
+    assert re.search(r"error: step 2: the loss is nan .*; lower optimizer\.learning_rate", capsys.readouterr().err)
+    assert not (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.path=/nowhere"], "data.path: got '/nowhere', which is no folder"),
+        (["model.classes=100"], "model.classes: got 100; allowed for scikit-learn's digits"),
+        (["model.widht=8"], "model.widht: unknown key, got 8; did you mean model.width?"),
+    ],
+)
+def test_bad_input_is_exit_code_2_one_message_and_no_file(tmp_path, capsys, overrides, message):
+    assert run(tmp_path / "out", *overrides) == 2
+    captured = capsys.readouterr().err
+    assert captured.splitlines()[-1].startswith("error: ")
+    assert message in captured
+    assert not list(tmp_path.iterdir())
