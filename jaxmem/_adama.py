@@ -63,8 +63,8 @@ class AdamA(optax.GradientTransformationExtraArgs):
 
 
 def _init(rule: Rule, params) -> AdamAState:
-    zero = jnp.zeros((), jnp.int32)
-    return AdamAState(zero, zero, optax.tree.zeros_like(params, dtype=rule.mu_dtype), optax.tree.zeros_like(params))
+    zero = lambda: jnp.zeros((), jnp.int32)  # each its own, or donating the state donates one buffer twice
+    return AdamAState(zero(), zero(), optax.tree.zeros_like(params, dtype=rule.mu_dtype), optax.tree.zeros_like(params))
 
 
 def _finish(rule: Rule, state: AdamAState, params, gradient=None) -> tuple[Any, AdamAState]:

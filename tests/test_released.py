@@ -63,6 +63,16 @@ def test_it_agrees_with_algorithm_1_over_50_steps_tied_embeddings_decay_and_sche
     assert (int(state.count), int(state.folded)) == (50, 0)
 
 
+def test_a_state_that_was_just_made_can_be_donated():
+    step = tiny_lm.released(jaxmem.adama(0.01))
+    params = tiny_lm.parameters()
+    _, opt = state = step.init(params)
+    call = jax.jit(step, donate_argnums=0)
+    state, _ = call(state, tiny_lm.tokens(2))
+    call(state, tiny_lm.tokens(2))
+    assert all(a.is_deleted() for a in jax.tree.leaves((params, opt)))
+
+
 @pytest.mark.parametrize("plan", [None, recomputed, grouped])
 def test_a_plan_and_dropout_change_nothing_else(plan):
     params, batches, key = tiny_lm.parameters(), [tiny_lm.tokens(4, seed) for seed in range(2)], jax.random.key(5)
