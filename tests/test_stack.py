@@ -100,6 +100,21 @@ def test_forward_alone_saves_nothing_and_is_the_same():
     assert jax.jit(stack_loss(models.draft("keep"))).trace(weights, numbers, x).jaxpr.jaxpr.eqns
 
 
+@pytest.mark.standard_promotion
+@pytest.mark.parametrize("action", ["everything", "keep"])
+def test_a_layers_parameters_in_another_dtype_are_not_saved(action):
+    plan = None if action == "everything" else models.draft("keep")
+    weights, x = models.parameters(5, 16, jnp.float32), models.batch(2, 8, 16, jnp.bfloat16)
+    numbers = jnp.arange(5, dtype=jnp.float32)
+    low = lambda p, x: models.block(x, jax.tree.map(lambda w: w.astype(jnp.bfloat16), p[0]), p[1])
+    loss = lambda w: mean_square(jaxmem.stack(low, (w, numbers), x, plan=plan))
+    _, pull = jax.eval_shape(lambda w: jax.vjp(loss, w), weights)
+    kinds = {(a.shape, a.dtype) for a in jax.tree.leaves(pull)}
+    stacks = {a.shape for a in jax.tree.leaves(weights)}
+    assert {dtype for shape, dtype in kinds if shape in stacks} <= {jnp.dtype("float32")}
+    assert any(shape[:1] == (5,) and dtype == jnp.bfloat16 for shape, dtype in kinds), "activations are"
+
+
 def dropping(p, x, mask, scale, *, key):
     """Dropout by a layer's key, a mask and a scale that all layers share, and an auxiliary output."""
     drop = jaxmem.tag(jax.random.bernoulli(key, 0.8, x.shape), "mask", kind="mask")

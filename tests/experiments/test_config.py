@@ -42,7 +42,10 @@ def micro(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model.widht=32"], r"model\.widht: unknown key, got 32; did you mean model\.width\?; allowed: kind, layers, width"),
+        (
+            ["model.widht=32"],
+            r"model\.widht: unknown key, got 32; did you mean model\.width\?; allowed: kind, layers, width",
+        ),
         (["modle.width=32"], r"modle: unknown key, got \{'width': 32\}; did you mean model\?; allowed: model, data"),
         (["steps=7"], r"steps: unknown key, got 7.*; allowed: model, data, train, optimizer, plan"),
         (["optimizer.learning_rate=nan"], r"optimizer\.learning_rate: got nan; allowed: (more than 0|a finite number)"),

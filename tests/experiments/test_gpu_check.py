@@ -54,6 +54,17 @@ def test_the_stack_runs_beside_the_scan(tmp_path):
 
 
 @pytest.mark.slow
+def test_adama_runs_beside_accumulation(tmp_path):
+    assert run(tmp_path, "--part", "adama_117m") == 0
+    data = read(tmp_path, "adama_117m")
+    found = data["summary"]["to accumulation in place"]
+    assert found.keys() == {f"{way} {plan}" for way in ("in_place", "released") for plan in ("everything", "recompute")}
+    assert found["released recompute"]["bytes"] < 0.95
+    first, last = data["summary"]["losses"]["released"][0], data["summary"]["losses"]["released"][-1]
+    assert last < first
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["memory", "times_117m", "prediction"])
 def test_the_parts_that_plan(part, tmp_path):
     code = run(tmp_path, "--part", part, "--limit", "500")
