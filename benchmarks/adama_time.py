@@ -14,7 +14,14 @@ from benchmarks import _run
 from experiments.step import abstract, make_step
 from jaxmem._plan import Draft
 
-WAYS = ("scan", "in_place", "adama", "released")
+WAYS = {
+    "scan": ("scan", "value"),
+    "in_place": ("in_place", "value"),
+    "adama": ("adama", "value"),
+    "released": ("released", "value"),
+    "released, clipped by component": ("released", "component"),
+    "released, clipped by global norm": ("released", "norm"),
+}
 SIZES = {"gpt_nano": (), "width 512": ("model.width=512", "train.sequence=64", "train.loss_chunk=64")}
 
 
@@ -24,14 +31,14 @@ def main() -> None:
     rows: dict[str, dict] = {}
     for size, overrides in SIZES.items():
         configs = {
-            way: _run.nano(
+            name: _run.nano(
                 "model.loop=stack",
                 "train.microbatches=8",
-                "optimizer.clip=value",
                 f"optimizer.accumulation={way}",
+                f"optimizer.clip={clip}",
                 *overrides,
             )
-            for way in WAYS
+            for name, (way, clip) in WAYS.items()
         }
         steps = {
             way: jax.jit(make_step(c, Draft({"block": {}})), donate_argnums=0).lower(*abstract(c)).compile()

@@ -1,7 +1,7 @@
 """One microbatch of a released step: forward through embed, layers and head, and back with every gradient folded."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,15 +32,14 @@ class Parts:
 
     def check(self, params) -> None:
         """Raises OptimizerError unless `params` has stacked layers and something else, of floating-point arrays."""
-        if not isinstance(params, Mapping) or self.layers not in params:
-            got = (
-                f"has {', '.join(map(repr, params))}" if isinstance(params, Mapping) else f"is {type(params).__name__}"
-            )
+        if not isinstance(params, dict) or self.layers not in params:
+            is_dict = isinstance(params, dict)
+            got = f"has {', '.join(map(repr, params))}" if is_dict else f"is {type(params).__name__}"
             raise OptimizerError(
                 f"released_step: `params` {got}; expected a dict with {self.layers!r}, the layers' parameters stacked (name"
                 " another key with layers=...): a model that is no stack of layers takes jaxmem.adama as a transformation"
             )
-        for path, a in jax.tree.leaves_with_path(dict(params)):
+        for path, a in jax.tree.leaves_with_path(params):
             if not jnp.issubdtype(jnp.result_type(a), jnp.inexact):
                 raise OptimizerError(
                     f"released_step: `params{jax.tree_util.keystr(path)}` is {jnp.result_type(a)}; expected floating-point"

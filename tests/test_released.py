@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax.core import FrozenDict
 
 import jaxmem
 from jaxmem._plan import Draft
@@ -225,6 +226,8 @@ def test_what_does_not_fit_is_refused():
         step(step.init(params), tiny_lm.tokens(4))
     with pytest.raises(OptimizerError, match="`params` has 'embedding'; expected a dict with 'blocks'.*no stack"):
         step.init({"embedding": params["embedding"]})
+    with pytest.raises(OptimizerError, match="`params` is FrozenDict; expected a dict with 'blocks'"):
+        step.init(FrozenDict(params))
     with pytest.raises(OptimizerError, match=r"`params\['n'\]` is int64; expected floating-point"):
         step.init(params | {"n": jnp.arange(3)})
     uneven = params | {"blocks": params["blocks"] | {"up": params["blocks"]["up"][:2]}}
