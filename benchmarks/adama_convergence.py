@@ -2,7 +2,7 @@
 
     python -m benchmarks.adama_convergence
 
-A GPT and a BERT on text, two layers of width 64, 400 steps of 32 sequences of 64 bytes; a ResNet of 14 layers on scikit-learn's
+A GPT and a BERT on text, two layers of width 64, 250 steps of 32 sequences of 32 bytes; a ResNet of 14 layers on scikit-learn's
 digits, 200 steps of 64 images. Adam takes the batch at once. AdamA's steps are released in the GPT and the BERT, and the unreleased
 transformation in the ResNet. The spread of seeds is Adam's largest final loss less its smallest; a difference is of means.
 """
@@ -24,7 +24,7 @@ from experiments.train_images import read as read_images
 SEEDS, WAYS = (0, 1, 2), ("Adam", 2, 4, 8)
 SMALL = (
     "model.layers=2", "model.width=64", "model.heads=4", "model.dropout=0.0", "model.attention_dropout=0.0", "plan.budget=none",
-    "train.steps=400", "train.batch=32", "train.sequence=64", "train.loss_chunk=64", "optimizer.clip=none",
+    "train.steps=250", "train.batch=32", "train.sequence=32", "train.loss_chunk=32", "optimizer.clip=none",
 )  # fmt: skip
 TEXTS = {"GPT": (), "BERT": ("model.kind=bert", "model.vocab=257")}
 IMAGES = ("model.depth=14", "model.width=8", "train.steps=200", "train.batch=64")

@@ -4,12 +4,11 @@
 
 A ResNet of 14 layers on scikit-learn's digits, 200 steps of 64 images in N = 2, 4 and 8 microbatches, trained by AdamA. v
 gathers the squares of the microbatches' gradients g_i / N, v' the square of their sum, both along the same run and corrected
-for their start. Beside it the signal-to-noise ratio s of the microbatches' gradients, |mean|² over the sum of variances. Where
-noise rules, v' has N (1/N)² of its variance, as v has; signal adds 1/N of itself to v and all of itself to v'. So sqrt(v) /
-sqrt(v') is near sqrt((1 + s) / (1 + N s)) of an array whose ratio is s everywhere. Draws adama_ratio.svg beside the JSON.
+for their start. Beside it the signal-to-noise ratio of the microbatches' gradients: |mean|² over the sum of variances, less
+1 / N, which is the noise in the mean itself; where noise rules it is 0 and may come out below. An array of ratio s everywhere
+has sqrt(v) / sqrt(v') of sqrt((1 + s) / (1 + N s)): 1 where noise rules. Draws adama_ratio.svg beside the JSON, whose first
+steps, far above 1 while gradients of blocks that start as the identity are nearly 0, are cut off.
 """
-
-import math
 
 import jax
 import jax.numpy as jnp
@@ -57,15 +56,15 @@ def follow(n: int) -> dict[str, list[float]]:
     for number in range(1, config.train.steps + 1):
         batch = image_data.sample(images.train, config.train.seed, number, config.train.batch)
         state, other, ratio, snr = step(state, other, batch)
-        rows.append((float(ratio), float(snr)))
+        rows.append((float(ratio), float(snr) - 1 / n))
     return {"ratio": [r for r, _ in rows], "signal to noise": [s for _, s in rows]}
 
 
 def figure(rows: dict[int, dict[str, list[float]]]) -> str:
-    """Two panels over steps: the ratio, with 1 marked, and signal-to-noise on a logarithmic scale."""
+    """Two panels over steps, the ratio with 1 marked and signal-to-noise with 0; what is beyond a frame lies on it."""
     panels = [
-        panel("mean of √v / √v′", {n: row["ratio"] for n, row in rows.items()}, 0, one=True),
-        panel("log10 of signal to noise", {n: logs(row["signal to noise"]) for n, row in rows.items()}, HEIGHT),
+        panel("mean of √v / √v′", {n: row["ratio"] for n, row in rows.items()}, 0, (0.95, 1.15), 1.0),
+        panel("signal to noise", {n: row["signal to noise"] for n, row in rows.items()}, HEIGHT, (-0.5, 1.0), 0.0),
     ]
     names = "".join(
         f'<text x="{LEFT + 70 * i}" y="14" fill="{c}">N = {n}</text>' for i, (n, c) in enumerate(zip(rows, COLOURS))
@@ -74,16 +73,11 @@ def figure(rows: dict[int, dict[str, list[float]]]) -> str:
     return f'{head}<rect width="100%" height="100%" fill="white"/>{names}{"".join(panels)}</svg>\n'
 
 
-def logs(values: list[float]) -> list[float]:
-    return [math.log10(max(v, 1e-6)) for v in values]
-
-
-def panel(title: str, lines: dict[int, list[float]], top: int, one: bool = False) -> str:
-    values = [v for line in lines.values() for v in line] + ([1.0] if one else [])
-    low, high = min(values), max(values)
+def panel(title: str, lines: dict[int, list[float]], top: int, limits: tuple[float, float], mark: float) -> str:
+    low, high = limits
     steps = max(len(line) for line in lines.values())
     x = lambda i: LEFT + (WIDTH - LEFT - 16) * i / max(1, steps - 1)
-    y = lambda v: top + HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP - 10) * (v - low) / ((high - low) or 1)
+    y = lambda v: top + HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP - 10) * (min(max(v, low), high) - low) / (high - low)
     marks = [f'<text x="{LEFT}" y="{top + TOP + 4}">{title}</text>']
     for v in [low + (high - low) * k / 4 for k in range(5)]:
         marks.append(f'<text x="{LEFT - 6}" y="{y(v) + 4:.1f}" text-anchor="end">{v:.3g}</text>')
@@ -91,10 +85,9 @@ def panel(title: str, lines: dict[int, list[float]], top: int, one: bool = False
     for i in range(0, steps + 1, max(1, steps // 4)):
         marks.append(f'<text x="{x(i):.1f}" y="{top + HEIGHT - 22}" text-anchor="middle">{i}</text>')
     marks.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{top + HEIGHT - 6}" text-anchor="middle">step</text>')
-    if one:
-        marks.append(
-            f'<line x1="{LEFT}" x2="{WIDTH - 16}" y1="{y(1):.1f}" y2="{y(1):.1f}" stroke="#555" stroke-dasharray="4"/>'
-        )
+    marks.append(
+        f'<line x1="{LEFT}" x2="{WIDTH - 16}" y1="{y(mark):.1f}" y2="{y(mark):.1f}" stroke="#555" stroke-dasharray="4"/>'
+    )
     for line, colour in zip(lines.values(), COLOURS):
         points = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(line))
         marks.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
