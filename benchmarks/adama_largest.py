@@ -65,7 +65,9 @@ def largest(compiler: Compiler, make, arguments: tuple, cap: int, bound: float) 
             over = min(over, size)
         step = guess * cap / total
         guess = step * 0.998 if step < over else (over + (fits[0] if fits else 0.9 * over)) / 2
-        if count(sized(guess)) in known or (fits and fits[0] > 0.99 * over):
+        while known.get(count(sized(guess)), 0) > cap:
+            guess *= 0.995
+        if count(sized(guess)) in known:
             break
     if fits is None:
         return {"parameters": None, "tried": known}
