@@ -86,12 +86,12 @@ class _Search:
         start = time.perf_counter()
         LOG.info("tracing the step, and timing its pieces")
         traced = verifier.trace(Draft())
-        warn_of_copies(traced, "plan")
         shards = shards_of(traced, target.devices)
         self.profile = make_profile(
             traced.jaxpr, target, actions=self.allowed, codecs=self.codecs, shards=shards, compiler=verifier.compiler,
         )  # fmt: skip
         profile_seconds = time.perf_counter() - start
+        warn_of_copies(traced, "plan")
         self._warn_of_waste()
         self.evidence = Evidence(self.profile, self.limit, self.room, self.host_room)
         self.history = History(verifier.database, target, traced.jaxpr)
