@@ -10,7 +10,6 @@ from jaxmem._budget import show_bytes
 from jaxmem._buffers import Held, Peak, peak
 from jaxmem._compiled import Compiled, compile_dumped, read_compiled
 from jaxmem._deviceless import Compiler
-from jaxmem._donation import warn_of_copies
 from jaxmem._errors import PlanFileError
 from jaxmem._explain_names import Arguments, Saved, expected, name_saved, operation, show_array
 from jaxmem._export import export_flat
@@ -116,7 +115,6 @@ def explain(build, *args, plan: Plan | None = None, target: str | Target = "loca
             " it has other layers, shapes, dtypes or tags; plan this model anew"
         )
     traced = trace(build, plan, args)[1]
-    warn_of_copies(traced, "explain")
     if target.local:
         start = time.perf_counter()
         executable, dumped = compile_dumped(traced.lower())

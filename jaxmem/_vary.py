@@ -28,4 +28,4 @@ def is_checked(axis: str) -> bool:
 
 def zeros(like):
     """Of a tree's shapes, dtypes, and axes over which its arrays vary."""
-    return jax.tree.map(lambda a: varying(jnp.zeros(a.shape, a.dtype), sorted(axes_of(a))), like)
+    return jax.tree.map(lambda a: varying(jnp.zeros_like(a), sorted(axes_of(a))), like)

@@ -47,7 +47,7 @@ def close(got, want, rtol=1e-9):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gpt", pytest.param("bert", marks=pytest.mark.slow)])
 def test_whole_and_released_gradients_give_the_same_parameters(kind):
     exact = "model.dtype=float64", "model.dropout=0.2", "model.attention_dropout=0.2"
     jax.config.update("jax_enable_x64", True)
@@ -58,7 +58,8 @@ def test_whole_and_released_gradients_give_the_same_parameters(kind):
     assert found[0][0] > 1
 
 
-@pytest.mark.parametrize("kind", ["gpt", pytest.param("bert", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_adding_up_and_multi_steps_are_adam_on_the_batchs_gradient(kind):
     jax.config.update("jax_enable_x64", True)
     plain = "model.dtype=float64", "model.dropout=0.0", "model.attention_dropout=0.0", "optimizer.epsilon=0.01"
