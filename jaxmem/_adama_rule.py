@@ -78,10 +78,14 @@ class Rule:
                 f" device's own gradient: differentiate by jax.lax.pcast(params, {axis!r}, to='varying')"
             )
 
+    @property
+    def decays(self) -> tuple[Any, Any]:
+        """By what mu and nu are multiplied as a minibatch starts."""
+        return self.b1, self.b2 if self.axis_name is None else self.b2 * jax.lax.axis_size(self.axis_name)
+
     def begin(self, mu, nu):
-        mu, nu = varying((mu, nu), self.axis_name)
-        b2 = self.b2 if self.axis_name is None else self.b2 * jax.lax.axis_size(self.axis_name)
-        return jax.tree.map(lambda m: self.b1 * m, mu), jax.tree.map(lambda v: b2 * v, nu)
+        (b1, b2), (mu, nu) = self.decays, varying((mu, nu), self.axis_name)
+        return jax.tree.map(lambda m: b1 * m, mu), jax.tree.map(lambda v: b2 * v, nu)
 
     def fold(self, mu, nu, gradient):
         g = gradient if self.single else jax.tree.map(lambda g: g / self.accumulation_steps, gradient)

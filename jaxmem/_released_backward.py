@@ -7,10 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._adama_rule import Rule
 from jaxmem._errors import OptimizerError
 from jaxmem._jaxpr import reads
-from jaxmem._released_fold import Clip, folded, squared
+from jaxmem._released_fold import Fold, squared
 from jaxmem._stack import loops_over
 from jaxmem._stack_arguments import is_floating, merged, separated
 from jaxmem._stack_loops import folded_at
@@ -65,7 +64,7 @@ class Parts:
         return {k: layers[name] if k == self.layers else whole[k] for k in params}
 
 
-def backward(parts: Parts, rule: Rule, clip: Clip, params, moments, batch, key):
+def backward(parts: Parts, fold: Fold, params, moments, batch, key):
     """(moments, loss) after one microbatch, whose gradients are folded as they appear and never returned."""
     outer, stacked = parts.outer(params), params[parts.layers]
     outer_moments, layer_moments = moments
@@ -79,26 +78,26 @@ def backward(parts: Parts, rule: Rule, clip: Clip, params, moments, batch, key):
     d_outer, d_y, d_aux = pull_head(jnp.ones_like(loss))
     d_outer = jax.tree.leaves(d_outer)
 
-    def back(state, fold):
-        into = lambda state, i, gradient: folded_at(fold, state, i, split.whole(stacked, gradient))
+    def back(state, fold_layer):
+        into = lambda state, i, gradient: folded_at(fold_layer, state, i, split.whole(stacked, gradient))
         return loops.backward((stacked, key), saved, d_y, d_aux, zeros(common[0]), state, into)
 
     def whole_gradients(d_x, d_common):
         (d_embed,) = pull_embed((d_x, d_common[: len(floats)]))
         return [a + b for a, b in zip(d_outer, jax.tree.leaves(d_embed))]
 
-    if clip.how == "norm":
-        factor, gradients = _global_factor(rule, clip, moments, back, whole_gradients)
-        _, _, layer_moments = back(layer_moments, lambda s, g: folded(rule, clip, s, g, factor))
-        outer_moments = [folded(rule, clip, s, g, factor) for s, g in zip(outer_moments, gradients)]
-        return (outer_moments, layer_moments), loss
+    if fold.clip.how == "norm":
+        factor, gradients = _global_factor(fold, moments, back, whole_gradients)
+        fold = dataclasses.replace(fold, factor=factor)
+        _, _, layer_moments = back(layer_moments, fold)
+        return (list(map(fold, outer_moments, gradients)), layer_moments), loss
 
     again = reads(jax.make_jaxpr(lambda outer: embed(outer)[0])(outer))
-    early = [None if is_read else folded(rule, clip, s, g) for s, g, is_read in zip(outer_moments, d_outer, again)]
+    early = [None if is_read else fold(s, g) for s, g, is_read in zip(outer_moments, d_outer, again)]
     d_y, early = jax.lax.optimization_barrier((d_y, early))  # what the head alone reads is let go before the loop
-    d_x, d_common, layer_moments = back(layer_moments, lambda s, g: folded(rule, clip, s, g))
+    d_x, d_common, layer_moments = back(layer_moments, fold)
     late = zip(early, outer_moments, whole_gradients(d_x, d_common))
-    return ([folded(rule, clip, s, g) if done is None else done for done, s, g in late], layer_moments), loss
+    return ([fold(s, g) if done is None else done for done, s, g in late], layer_moments), loss
 
 
 def _embedding(parts: Parts, batch, key, layers: int):
@@ -126,13 +125,14 @@ def _loss(parts: Parts, outer, y, aux, batch):
     return loss
 
 
-def _global_factor(rule: Rule, clip: Clip, moments, back: Callable, whole_gradients: Callable):
+def _global_factor(fold: Fold, moments, back: Callable, whole_gradients: Callable):
     """By what a microbatch's gradient is scaled, from a backward that keeps each layer's norm; and the outer gradients."""
     outer_moments, layer_moments = moments
+    axis = fold.rule.axis_name
     like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), layer_moments["mu"])
     none = zeros(layer_moments["squares"])
-    d_x, d_common, squares = back(none, lambda _, g: squared(g, like, rule.axis_name))
+    d_x, d_common, squares = back(none, lambda _, g: squared(g, like, axis))
     gradients = whole_gradients(d_x, d_common)
-    outside = [squared(g, s["mu"], rule.axis_name) for g, s in zip(gradients, outer_moments)]
+    outside = [squared(g, s["mu"], axis) for g, s in zip(gradients, outer_moments)]
     finite = lambda a: jnp.where(jnp.isfinite(a), a, jnp.zeros((), a.dtype))
-    return clip.factor(sum(map(finite, outside), finite(squares).sum())), gradients
+    return fold.clip.factor(sum(map(finite, outside), finite(squares).sum())), gradients

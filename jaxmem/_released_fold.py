@@ -45,28 +45,40 @@ def squared(gradient, like, axis_name: str | None):
     return total(scattered(gradient, like, axis_name), gradient, axis_name)
 
 
-def folded(rule: Rule, clip: Clip, state: dict[str, Any], gradient, factor: Any = 1.0) -> dict[str, Any]:
-    """`state` of one component after one microbatch: moments mu, nu; the sum of squared norms; what was skipped.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fold:
+    """`fold(state, gradient)`: the state of one component after one microbatch, whose moments decay by `decays` before.
 
-    A gradient that is not finite is left out, and counted. `factor`, of the exact global norm, scales every component.
+    `state`: moments mu, nu; the sum of squared norms; what was skipped. A gradient that is not finite is left out, and
+    counted. `factor`, of the exact global norm, scales every component.
     """
-    own = scattered(gradient, state["mu"], rule.axis_name)
-    square = total(own, gradient, rule.axis_name)
-    finite = jnp.isfinite(square)
-    scale = clip.factor(square) if clip.how == "component" else factor
 
-    def ready(g, v):
+    rule: Rule
+    clip: Clip
+    decays: tuple[Any, Any]
+    factor: Any = 1.0
+
+    def __call__(self, state: dict[str, Any], gradient) -> dict[str, Any]:
+        own = scattered(gradient, state["mu"], self.rule.axis_name)
+        square = total(own, gradient, self.rule.axis_name)
+        finite = jnp.isfinite(square)
+        g = jax.tree.map(lambda g, v: self._ready(g, v, square, finite), own, state["nu"])
+        started = [
+            jax.tree.map(lambda a, by=by: a * by.astype(a.dtype), state[name])
+            for name, by in zip(("mu", "nu"), self.decays)
+        ]
+        new = zip(self.rule.fold(*started, g), (state["mu"], state["nu"]))
+        mu, nu = (jax.tree.map(lambda a, b: a.astype(b.dtype), *pair) for pair in new)
+        counted = state["skipped"] + (1 - finite.astype(state["skipped"].dtype))
+        squares = state["squares"] + jnp.where(finite, square, 0.0).astype(state["squares"].dtype)
+        return {"mu": mu, "nu": nu, "squares": squares, "skipped": counted}
+
+    def _ready(self, g, v, square, finite):
+        """One array's gradient as it is folded."""
+        clip = self.clip
         g = g.astype(jnp.promote_types(g.dtype, v.dtype))  # squares of a bfloat16 gradient are its moments' precision
         g = jnp.clip(g, -clip.at, clip.at) if clip.how == "value" else g
-        g = g * jnp.asarray(scale, g.dtype) if clip.how in ("component", "norm") else g
+        if clip.how in ("component", "norm"):
+            scale = clip.factor(square) if clip.how == "component" else self.factor
+            g = g * jnp.asarray(scale, g.dtype)
         return jnp.where(finite, g, jnp.zeros((), g.dtype))
-
-    g = jax.tree.map(ready, own, state["nu"])
-    mu, nu = rule.fold(state["mu"], state["nu"], g)
-    as_stored = lambda new, old: jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
-    return {
-        "mu": as_stored(mu, state["mu"]),
-        "nu": as_stored(nu, state["nu"]),
-        "squares": state["squares"] + jnp.where(finite, square, 0.0).astype(state["squares"].dtype),
-        "skipped": state["skipped"] + (1 - finite.astype(state["skipped"].dtype)),
-    }

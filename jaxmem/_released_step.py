@@ -10,7 +10,7 @@ import optax
 from jaxmem._adama import AdamA, AdamAState
 from jaxmem._errors import OptimizerError
 from jaxmem._released_backward import Parts, backward
-from jaxmem._released_fold import Clip
+from jaxmem._released_fold import Clip, Fold
 from jaxmem._released_shards import updated, whole
 from jaxmem._shards import placed, shards
 from jaxmem._vary import varying
@@ -44,14 +44,15 @@ class ReleasedStep:
         self.parts.check(like)
         rule, n = self.tx.rule, self.tx.rule.accumulation_steps
         zero1 = any(a.shape != b.shape for a, b in zip(jax.tree.leaves(like), jax.tree.leaves(old.mu)))
-        begin = dataclasses.replace(rule, axis_name=None) if zero1 else rule
+        begin = dataclasses.replace(rule, axis_name=None).decays if zero1 else rule.decays
         own = varying(whole(self.parts, params, like, rule.axis_name), rule.axis_name)
-        moments = varying(self.parts.started(like, *begin.begin(old.mu, old.nu)), rule.axis_name)
+        moments = varying(self.parts.started(like, old.mu, old.nu), rule.axis_name)
 
         def one(moments, indexed):
             i, part = indexed
             own_key = None if key is None else jax.random.fold_in(key, i)
-            return backward(self.parts, rule, self.clip, own, moments, part, own_key)
+            decays = tuple(jnp.where(i == first, b, 1.0) for b in begin)  # within the first fold: no pass of its own
+            return backward(self.parts, Fold(rule, self.clip, decays), own, moments, part, own_key)
 
         first = 0 if rule.axis_name is None else jax.lax.axis_index(rule.axis_name) * n
         indices = first + jnp.arange(n, dtype=jnp.int32)
