@@ -5,6 +5,7 @@ Shared by adama_bert_4b.py and adama_largest.py. Layers keep nothing in both, so
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,8 +53,12 @@ def accumulation(config: Config, devices: int, divided: str, dtype=None, gradien
     params = parameters(config)
     parts = {k: shards(v, devices, AXIS, first=int(k == "blocks")) for k, v in params.items()}
     everywhere = jax.tree.map(lambda _: P(), params)
+    scalar: Any = P()
     of_moments = everywhere if divided == "nothing" else parts
-    specs = (parts if divided == "states" else everywhere, optax.ScaleByAdamState(P(), of_moments, of_moments))
+    specs = (
+        parts if divided == "states" else everywhere,
+        optax.ScaleByAdamState(scalar, of_moments, of_moments),
+    )
     state = params, jax.eval_shape(tx.init, params)
 
     def whole_of(a, like):
@@ -90,7 +95,9 @@ def accumulation(config: Config, devices: int, divided: str, dtype=None, gradien
             total = _reduced(total)
         elif gradients == "whole":
             total = scattered(total, moments.mu, AXIS)
-        updates, moments = tx.update(total, moments)
+        made: Any = tx.update(total, moments)
+        updates, moments = made
+
         mine = jax.tree.map(lambda p, m: part_of(p, m, AXIS), held, moments.mu)
         new = jax.tree.map(lambda p, u: p - 1e-4 * u, mine, updates)
         rest = {k: jax.tree.map(lambda a, p: gathered(a, p, AXIS), new[k], held[k]) for k in held if k != "blocks"}

@@ -8,6 +8,8 @@ Adam 6.15, Adafactor 4.83, SM3 4.90, AdamA 4.18.
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import optax
@@ -40,7 +42,8 @@ def plain(config: Config, tx: optax.GradientTransformation):
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         value, grads = jax.value_and_grad(loss)(state.params, batch, key)
         updates, moments = tx.update(grads, state.moments, state.params)
-        return State(optax.apply_updates(state.params, updates), moments, state.step + 1, state.key), value
+        params: Any = optax.apply_updates(state.params, updates)
+        return State(params, moments, state.step + 1, state.key), value
 
     state, batch = abstract(config)
     return step, (State(state.params, jax.eval_shape(tx.init, state.params), state.step, state.key), batch)
@@ -49,7 +52,7 @@ def plain(config: Config, tx: optax.GradientTransformation):
 def main() -> None:
     report = Report("adama_table2")
     one = config_of("train.microbatches=1", "optimizer.accumulation=scan")
-    cases = {name: functools.partial(plain, one, tx) for name, tx in OPTIMIZERS.items()}
+    cases: dict[str, Callable] = {name: functools.partial(plain, one, tx) for name, tx in OPTIMIZERS.items()}
     for n in (1, 2, 4, 8):
         config = config_of(f"train.microbatches={n}")
         cases[f"AdamA, N={n}"] = lambda config=config: (make_step(config), abstract(config))

@@ -63,15 +63,12 @@ class Fold:
         square = total(own, gradient, self.rule.axis_name)
         finite = jnp.isfinite(square)
         g = jax.tree.map(lambda g, v: self._ready(g, v, square, finite), own, state["nu"])
-        started = [
-            jax.tree.map(lambda a, by=by: a * by.astype(a.dtype), state[name])
-            for name, by in zip(("mu", "nu"), self.decays)
-        ]
-        new = zip(self.rule.fold(*started, g), (state["mu"], state["nu"]))
-        mu, nu = (jax.tree.map(lambda a, b: a.astype(b.dtype), *pair) for pair in new)
+        started = lambda name, by: jax.tree.map(lambda a: a * by.astype(a.dtype), state[name])
+        mu, nu = self.rule.fold(started("mu", self.decays[0]), started("nu", self.decays[1]), g)
+        as_stored = lambda new, name: jax.tree.map(lambda a, b: a.astype(b.dtype), new, state[name])
         counted = state["skipped"] + (1 - finite.astype(state["skipped"].dtype))
         squares = state["squares"] + jnp.where(finite, square, 0.0).astype(state["squares"].dtype)
-        return {"mu": mu, "nu": nu, "squares": squares, "skipped": counted}
+        return {"mu": as_stored(mu, "mu"), "nu": as_stored(nu, "nu"), "squares": squares, "skipped": counted}
 
     def _ready(self, g, v, square, finite):
         """One array's gradient as it is folded."""

@@ -51,8 +51,8 @@ class ReleasedStep:
         def one(moments, indexed):
             i, part = indexed
             own_key = None if key is None else jax.random.fold_in(key, i)
-            decays = tuple(jnp.where(i == first, b, 1.0) for b in begin)  # within the first fold: no pass of its own
-            return backward(self.parts, Fold(rule, self.clip, decays), own, moments, part, own_key)
+            b1, b2 = (jnp.where(i == first, b, 1.0) for b in begin)  # within the first fold: no pass of its own
+            return backward(self.parts, Fold(rule, self.clip, (b1, b2)), own, moments, part, own_key)
 
         first = 0 if rule.axis_name is None else jax.lax.axis_index(rule.axis_name) * n
         indices = first + jnp.arange(n, dtype=jnp.int32)
