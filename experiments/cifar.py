@@ -27,35 +27,73 @@ def cifar_100(folder: pathlib.Path) -> tuple[Side, Side, int]:
     return train, test, classes
 
 
+class Dtype:
+    """What stands for a NumPy dtype: its name. What else the pickle says of it could make NumPy read bytes as pointers."""
+
+    def __init__(self, name, *_):
+        self.name = name.decode("ascii", "replace") if isinstance(name, bytes) else str(name)
+
+    def __setstate__(self, state):
+        """Byte order and flags, which an unsigned byte has none of."""
+
+
+class Array:
+    """What stands for a NumPy array: the state that the pickle gives it, looked at before NumPy sees it."""
+
+    state: Any = None
+
+    def __init__(self, *_):
+        pass
+
+    def __setstate__(self, state):
+        self.state = state
+
+    def value(self) -> np.ndarray:
+        """The array of unsigned bytes. Raises ValueError if it is none."""
+        if not isinstance(self.state, tuple) or len(self.state) != 5:
+            raise ValueError("an array without its values")
+        _, shape, dtype, by_columns, data = self.state
+        if not isinstance(dtype, Dtype) or dtype.name not in ("u1", "uint8"):
+            raise ValueError(f"an array of {getattr(dtype, 'name', type(dtype).__name__)}, and only u1 is allowed")
+        if not isinstance(data, bytes):
+            raise ValueError(f"an array whose values are a {type(data).__name__}")
+        return np.frombuffer(data, np.uint8).reshape(shape, order="F" if by_columns else "C")
+
+
+STANDS_FOR = {
+    ("numpy.core.multiarray", "_reconstruct"): Array,
+    ("numpy._core.multiarray", "_reconstruct"): Array,
+    ("numpy", "ndarray"): Array,
+    ("numpy", "dtype"): Dtype,
+}
+BROKEN = (  # what reading a pickle raises of bytes that are none
+    pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, ImportError, LookupError, MemoryError, RecursionError,
+    TypeError, ValueError,
+)  # fmt: skip
+
+
 class Arrays(pickle.Unpickler):
-    """Arrays, and what pickle makes without looking up a name: a pickle may name any function there is, and call it."""
+    """Looks up nothing: a pickle may name any function there is, and call it. Arrays are stood for."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return np.empty(0).__reduce__()[0]
-        if (module, name) == ("numpy", "ndarray"):
-            return np.ndarray
-        if (module, name) == ("numpy", "dtype"):
-            return _dtype
+        if (module, name) in STANDS_FOR:
+            return STANDS_FOR[module, name]
         raise pickle.UnpicklingError(f"it names {module}.{name}, and only arrays are allowed")
-
-
-def _dtype(name, *flags):
-    """Without the flags, which Python 2 wrote as numbers (NumPy 2.4 warns of these); a copy, since a pickle may set it."""
-    return np.dtype(name, copy=True)
 
 
 def _load(path: pathlib.Path) -> dict:
     try:
         with path.open("rb") as file:
             found = Arrays(file, encoding="bytes").load()
+        if isinstance(found, dict):
+            found = {key: value.value() if isinstance(value, Array) else value for key, value in found.items()}
     except OSError as error:
         raise InputError(
             f"data.path: cannot read {path}: {error.strerror}; allowed: a folder with all of CIFAR's files"
         ) from error
-    except Exception as error:  # a broken pickle raises whatever its instructions do
+    except BROKEN as error:
         raise InputError(
-            f"data.path: {path} is not CIFAR's: {error or type(error).__name__}; allowed: a pickle of a dict of arrays"
+            f"data.path: {path} is not CIFAR's: {str(error) or type(error).__name__}; allowed: a pickle of a dict of arrays"
         ) from error
     if not isinstance(found, dict):
         raise InputError(f"data.path: {path} holds a {type(found).__name__}; allowed: a dict")
@@ -73,7 +111,7 @@ def _side(path: pathlib.Path, key: bytes, classes: int) -> Side:
     found = _load(path)
     data, labels = found.get(b"data"), found.get(key)
     width = 3 * SIDE * SIDE
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (width,) or not len(data):
+    if not isinstance(data, np.ndarray) or data.shape[1:] != (width,) or not len(data):
         got = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
         raise InputError(f"data.path: {path} has {got} for data; allowed: uint8 (N, {width})")
     if not isinstance(labels, list) or len(labels) != len(data) or not all(type(label) is int for label in labels):

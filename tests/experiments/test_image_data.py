@@ -1,15 +1,16 @@
 """Images: digits, CIFAR's pickles and ImageNet's folders; batches are a function of seed and step; mistakes are told."""
 
-import io
-import os
-import pickle
-import typing
+import contextlib
+import pickletools
+import struct
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from PIL import Image
 
-from experiments import image_data
+from experiments import cifar, image_data
 from experiments.errors import InputError
 from experiments.image_config import ImageConfig
 from experiments.load import FOLDER, load
@@ -87,20 +88,47 @@ def test_evaluation_has_no_image_twice_and_both_ends():
     assert short == [[0, 1], [2, 3], [4]]
 
 
-class Python2(pickle._Pickler):
-    """Writes what Python 2 and its NumPy wrote: texts are byte strings, flags are numbers."""
+class Names:
+    """A function that a pickle names, and calls."""
 
-    dispatch: typing.ClassVar = {
-        **pickle._Pickler.dispatch,
-        bytes: lambda self, data: self.write(pickle.BINSTRING + len(data).to_bytes(4, "little") + data),
-        bool: lambda self, flag: self.write(pickle.BININT1 + bytes([flag])),
-    }
+    def __init__(self, module: str, name: str, *arguments):
+        self.module, self.name, self.arguments = module, name, arguments
+
+
+class State:
+    """An array's: what NumPy is told to make of bytes."""
+
+    def __init__(self, shape: tuple, dtype: bytes, flags: int, data):
+        self.shape, self.dtype, self.flags, self.data = shape, dtype, flags, data
+
+
+def pickled(x) -> bytes:
+    """As Python 2 and its NumPy wrote it, in protocol 2: texts are byte strings, flags are numbers."""
+    if x is None:
+        return b"N"
+    if isinstance(x, int):
+        return b"J" + struct.pack("<i", x)
+    if isinstance(x, bytes):
+        return b"T" + struct.pack("<i", len(x)) + x
+    if isinstance(x, tuple):
+        return b"(" + b"".join(map(pickled, x)) + b"t"
+    if isinstance(x, list):
+        return b"](" + b"".join(map(pickled, x)) + b"e"
+    if isinstance(x, dict):
+        return b"}(" + b"".join(pickled(k) + pickled(v) for k, v in x.items()) + b"u"
+    if isinstance(x, Names):
+        return f"c{x.module}\n{x.name}\n".encode() + pickled(x.arguments) + b"R"
+    if isinstance(x, np.ndarray):
+        return pickled(State(x.shape, x.dtype.str[1:].encode(), 0, x.tobytes()))
+    dtype = (
+        pickled(Names("numpy", "dtype", x.dtype, 0, 1)) + pickled((3, b"|", None, None, None, -1, -1, x.flags)) + b"b"
+    )
+    empty = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n" + pickled((0,)) + pickled(b"b") + b"tR"
+    return empty + b"(" + pickled(1) + pickled(x.shape) + dtype + pickled(0) + pickled(x.data) + b"tb"
 
 
 def write(path, data):
-    file = io.BytesIO()
-    Python2(file, 2).dump(data)
-    path.write_bytes(file.getvalue().replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n"))
+    path.write_bytes(b"\x80\x02" + pickled(data) + b".")
 
 
 def side(n, seed, classes, key=b"labels"):
@@ -110,7 +138,7 @@ def side(n, seed, classes, key=b"labels"):
 
 
 @pytest.fixture
-def cifar(tmp_path):
+def cifar_10(tmp_path):
     write(tmp_path / "batches.meta", {b"label_names": [b"class"] * 10})
     for i in range(1, 6):
         write(tmp_path / f"data_batch_{i}", side(4, i, 10))
@@ -118,8 +146,8 @@ def cifar(tmp_path):
     return tmp_path
 
 
-def test_cifar_10(cifar):
-    images = image_data.read(str(cifar), 32)
+def test_cifar_10(cifar_10):
+    images = image_data.read(str(cifar_10), 32)
     assert (len(images.train), len(images.validation), images.classes) == (20, 3, 10)
     assert images.shape == (32, 32, 3)
     second = side(4, 2, 10)
@@ -138,14 +166,6 @@ def test_cifar_100_has_fine_labels(tmp_path):
     assert images.train.labels.tolist() == side(6, 6, 100, b"fine_labels")[b"fine_labels"]
 
 
-class Malicious:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -160,7 +180,7 @@ class Malicious:
         ),
         (
             lambda p: write(p, side(4, 3, 10) | {b"data": np.zeros((4, 3072), np.int32)}),
-            r"data_batch_3 has int32 \(4, 3072\) for data",
+            r"data_batch_3 is not CIFAR's: an array of i4, and only u1 is allowed",
         ),
         (lambda p: write(p, side(4, 3, 10) | {b"labels": [0, 1, 10, 2]}), r"has a label 10; allowed: 0 to 9"),
         (lambda p: write(p, side(4, 3, 10) | {b"labels": [0, 1]}), r"has 2 of them for labels; allowed: 4 whole"),
@@ -168,19 +188,57 @@ class Malicious:
         (lambda p: write(p.with_name("batches.meta"), {}), r"batches\.meta has None for label_names; allowed: a list"),
     ],
 )
-def test_a_broken_cifar_is_told(cifar, change, message):
-    change(cifar / "data_batch_3")
+def test_a_broken_cifar_is_told(cifar_10, change, message):
+    change(cifar_10 / "data_batch_3")
     with pytest.raises(InputError, match=message):
-        image_data.read(str(cifar))
+        image_data.read(str(cifar_10))
 
 
-def test_a_pickle_cannot_run_code(cifar, tmp_path):
-    write(cifar / "data_batch_1", {b"data": Malicious(str(tmp_path / "made"))})
+def test_what_is_written_is_what_python_reads(tmp_path):
+    write(tmp_path / "one", data := side(3, 0, 10))
+    assert [name for op, name, _ in pickletools.genops((tmp_path / "one").read_bytes()) if op.name == "GLOBAL"] == [
+        "numpy.core.multiarray _reconstruct", "numpy ndarray", "numpy dtype"
+    ]  # fmt: skip
+    found = cifar._load(tmp_path / "one")
+    assert found.keys() == data.keys()
+    np.testing.assert_array_equal(found[b"data"], data[b"data"])
+
+
+def test_a_pickle_cannot_run_code(cifar_10, tmp_path):
+    write(cifar_10 / "data_batch_1", {b"data": Names("posix", "mkdir", str(tmp_path / "made").encode())})
     with pytest.raises(InputError, match=r"data_batch_1 is not CIFAR's: it names posix\.mkdir, and only arrays"):
-        image_data.read(str(cifar))
+        image_data.read(str(cifar_10))
     assert not (tmp_path / "made").exists()
-    pickle.loads((cifar / "data_batch_1").read_bytes(), encoding="bytes")
-    assert (tmp_path / "made").is_dir()  # as it would have been
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (State((1,), b"O8", 0, b"\1" * 8), "an array of O8, and only u1 is allowed"),  # bytes as pointers, by the flags
+        (State((1,), b"O8", 63, [3]), "an array of O8"),
+        (State((4, 3072), b"u1", 0, b"short"), "cannot reshape"),
+        (State((4, 3072), b"u1", 0, [1, 2]), "an array whose values are a list"),
+        (State((2**30, 2**30), b"u1", 0, b""), "is not CIFAR's"),
+        (Names("numpy", "ndarray", (4, 3072)), "an array without its values"),
+    ],
+)
+def test_an_array_that_numpy_should_not_make_is_refused(state, message, cifar_10):
+    write(cifar_10 / "data_batch_1", side(4, 1, 10) | {b"data": state})
+    with pytest.raises(InputError, match=rf"data_batch_1 .*{message}"):
+        image_data.read(str(cifar_10))
+
+
+@hypothesis.settings(max_examples=300, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.given(st.data())
+def test_damaged_bytes_are_an_error_or_still_cifar(cifar_10, data):
+    path = cifar_10 / "batches.meta"
+    write(path, {b"label_names": [b"class"] * 3, b"data": np.zeros((1, 2), np.uint8)})
+    whole = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(bytes(whole[: data.draw(st.integers(1, len(whole)))]))
+    with contextlib.suppress(InputError):  # and nothing else
+        assert isinstance(cifar._load(path), dict)
 
 
 @pytest.fixture
