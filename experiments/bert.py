@@ -12,8 +12,8 @@ import numpy as np
 from flax import nnx
 
 import jaxmem
+from experiments.blocks import INIT, Norm, attention, dropout, linear, parameter_dtype
 from experiments.config import Config, Model
-from experiments.gpt import INIT, Norm, dropout, linear, parameter_dtype
 from experiments.split import Split
 
 MASK, CHOSEN = 256, 0.15
@@ -34,26 +34,13 @@ class Block(nnx.Module):
         keys = (None,) * 3 if key is None else jax.random.split(key, 3)
         rate, tag = self.model.dropout, jaxmem.tag
         x_BSD = tag(x_BSD, "resid_in", kind="norm")
-        a_BSD = tag(self.attention(x_BSD, keys[0]), "attn", kind="linear")
+        a_BSD = tag(attention(self.model, self.qkv(x_BSD), keys[0], causal=False), "attn", kind="linear")
         sum_BSD = tag(x_BSD + dropout(self.proj(a_BSD), rate, keys[1], "attn_out_mask"), "mid", kind="residual")
         n_BSD = tag(self.ln1(sum_BSD), "ln1", kind="norm")
         u_BSF = tag(self.up(n_BSD), "up", kind="linear")
         g_BSF = tag(jax.nn.gelu(u_BSF, approximate=False), "gelu", kind="gelu")
         sum_BSD = tag(n_BSD + dropout(self.down(g_BSF), rate, keys[2], "mlp_out_mask"), "out", kind="residual")
         return self.ln2(sum_BSD)
-
-    def attention(self, x_BSD, key):
-        B, S, D = x_BSD.shape
-        H, K = self.model.heads, D // self.model.heads
-        qkv = jaxmem.tag(self.qkv(x_BSD), "qkv", kind="qkv").reshape(B, S, 3, H, K)
-        q_BSHK, k_BSHK, v_BSHK = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
-        if self.model.attention == "fused":
-            out = jax.nn.dot_product_attention(q_BSHK, k_BSHK, v_BSHK, implementation="xla")
-            return out.reshape(B, S, D)
-        scores_BHST = jnp.einsum("bshk,bthk->bhst", q_BSHK, k_BSHK) * K**-0.5
-        probs_BHST = jaxmem.softmax(scores_BHST, "probs")
-        probs_BHST = dropout(probs_BHST, self.model.attention_dropout, key, "attn_mask")
-        return jnp.einsum("bhst,bthk->bshk", probs_BHST, v_BSHK).reshape(B, S, D)
 
 
 class BERT(nnx.Module):

@@ -16,50 +16,10 @@ import numpy as np
 from flax import nnx
 
 import jaxmem
+from experiments.blocks import INIT, Norm, attention, dropout, linear, parameter_dtype
 from experiments.config import Config, Model
 from experiments.loss import cross_entropy
 from experiments.split import Split
-
-INIT = 0.02
-
-
-def parameter_dtype(model: Model):
-    return jnp.float64 if model.dtype == "float64" else jnp.float32
-
-
-class Norm(nnx.Module):
-    """Layer norm, computed in the parameters' dtype, returned in the computation's."""
-
-    def __init__(self, model: Model, rngs: nnx.Rngs):
-        self.dtype, self.wide = jnp.dtype(model.dtype), parameter_dtype(model)
-        self.scale = nnx.Param(jnp.ones(model.width, self.wide))
-        self.bias = nnx.Param(jnp.zeros(model.width, self.wide))
-
-    def __call__(self, x_BSD):
-        x = x_BSD.astype(self.wide)
-        x = x - x.mean(-1, keepdims=True)
-        x = x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)
-        return (x * self.scale[...] + self.bias[...]).astype(self.dtype)
-
-
-def linear(model: Model, fan_in: int, fan_out: int, rngs: nnx.Rngs, scale: float = 1.0) -> nnx.Linear:
-    return nnx.Linear(
-        fan_in,
-        fan_out,
-        dtype=jnp.dtype(model.dtype),
-        param_dtype=parameter_dtype(model),
-        kernel_init=nnx.initializers.normal(INIT * scale),
-        rngs=rngs,
-    )
-
-
-def dropout(x, rate: float, key, name: str):
-    """Inverted dropout; the boolean mask is tagged (Adacc stores it in one bit a value)."""
-    if not rate or key is None:
-        return x
-    mask = jax.random.bernoulli(key, jnp.float32(1 - rate), x.shape)
-    mask = jaxmem.tag(mask, name, kind="mask")
-    return jnp.where(mask, x / (1 - rate), jnp.zeros((), x.dtype))
 
 
 class Block(nnx.Module):
@@ -79,27 +39,12 @@ class Block(nnx.Module):
         rate, tag = self.model.dropout, jaxmem.tag
         x_BSD = tag(x_BSD, "resid_in", kind="residual")
         n_BSD = tag(self.ln1(x_BSD), "ln1", kind="norm")
-        a_BSD = tag(self.attention(n_BSD, keys[0]), "attn", kind="linear")
+        a_BSD = tag(attention(self.model, self.qkv(n_BSD), keys[0], causal=True), "attn", kind="linear")
         x_BSD = tag(x_BSD + dropout(self.proj(a_BSD), rate, keys[1], "attn_out_mask"), "mid", kind="residual")
         n_BSD = tag(self.ln2(x_BSD), "ln2", kind="norm")
         u_BSF = tag(self.up(n_BSD), "up", kind="linear")
         g_BSF = tag(jax.nn.gelu(u_BSF, approximate=True), "gelu", kind="gelu")
         return x_BSD + dropout(self.down(g_BSF), rate, keys[2], "mlp_out_mask")
-
-    def attention(self, n_BSD, key):
-        B, S, D = n_BSD.shape
-        H, K = self.model.heads, D // self.model.heads
-        qkv = jaxmem.tag(self.qkv(n_BSD), "qkv", kind="qkv").reshape(B, S, 3, H, K)
-        q_BSHK, k_BSHK, v_BSHK = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
-        if self.model.attention == "fused":
-            out = jax.nn.dot_product_attention(q_BSHK, k_BSHK, v_BSHK, is_causal=True, implementation="xla")
-            return out.reshape(B, S, D)
-        scores_BHST = jnp.einsum("bshk,bthk->bhst", q_BSHK, k_BSHK) * K**-0.5
-        causal = jnp.tril(jnp.ones((S, S), bool))
-        scores_BHST = jnp.where(causal, scores_BHST, jnp.finfo(scores_BHST.dtype).min)
-        probs_BHST = jaxmem.softmax(scores_BHST, "probs")
-        probs_BHST = dropout(probs_BHST, self.model.attention_dropout, key, "attn_mask")
-        return jnp.einsum("bhst,bthk->bshk", probs_BHST, v_BSHK).reshape(B, S, D)
 
 
 class GPT(nnx.Module):

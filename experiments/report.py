@@ -1,13 +1,14 @@
 """What a run leaves behind: files that appear whole or not at all, rows that are flushed, a line of progress."""
 
+import collections
 import contextlib
 import json
 import os
 import pathlib
 import sys
 import time
-from collections.abc import Iterator
-from typing import TextIO
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
 
 from experiments.errors import InputError
 
@@ -49,6 +50,32 @@ def write_json(path: pathlib.Path, data: dict) -> None:
 def write_row(file: TextIO, row: dict) -> None:
     file.write(json.dumps(row, allow_nan=False) + "\n")
     file.flush()
+
+
+class Behind:
+    """`with Behind(record) as behind: behind(number, metrics)`: records a step behind the device, which need not wait.
+
+    The rest is recorded at the end, also where the user interrupts; an error leaves it out.
+    """
+
+    def __init__(self, record: Callable[[int, Any], None]):
+        self.record, self.waiting = record, collections.deque()
+
+    def __enter__(self) -> "Behind":
+        return self
+
+    def __call__(self, number: int, metrics) -> None:
+        self.waiting.append((number, metrics))
+        self._all_but(1)
+
+    def __exit__(self, kind, *_) -> None:
+        if kind is None or issubclass(kind, KeyboardInterrupt):
+            self._all_but(0)
+
+    def _all_but(self, count: int) -> None:
+        while len(self.waiting) > count:
+            self.record(*self.waiting[0])
+            self.waiting.popleft()
 
 
 class Progress:

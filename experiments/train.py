@@ -5,7 +5,6 @@ DIR/report.html. Exit codes: 0; 2 for input that cannot be used; 3 where the los
 interrupted (the summary and the page then tell of the steps done).
 """
 
-import collections
 import functools
 import math
 import pathlib
@@ -19,7 +18,7 @@ from experiments import cli, data, models
 from experiments.config import Config
 from experiments.errors import DivergedError
 from experiments.planning import Ready, prepare
-from experiments.report import Progress, check_folder, results, write_json, write_row
+from experiments.report import Behind, Progress, check_folder, results, write_json, write_row
 from experiments.step import State, init_state, make_loss
 
 
@@ -77,7 +76,7 @@ def loop(
 ) -> State:
     """Trains from the first state; appends to `losses` and to the file at `path`, a step behind the device."""
     state = jax.jit(functools.partial(init_state, config))()
-    t, waiting = config.train, collections.deque()
+    t = config.train
 
     with path.open("w") as file:
 
@@ -92,21 +91,11 @@ def loop(
             progress(number, loss)
             write_row(file, {"step": number, "loss": loss, "grad_norm": norm})
 
-        def record_all_but(count: int) -> None:
-            while len(waiting) > count:
-                record(*waiting[0])
-                waiting.popleft()
-
-        try:
+        with Behind(record) as behind:
             for number in range(1, t.steps + 1):
                 rows = data.sample(text.train, t.seed, number, t.batch, t.sequence)
                 state, metrics = step(state, models.batch(config, rows, number))
-                waiting.append((number, metrics))
-                record_all_but(1)
-        except KeyboardInterrupt:
-            record_all_but(0)
-            raise
-        record_all_but(0)
+                behind(number, metrics)
     return state
 
 

@@ -4,7 +4,6 @@ Writes DIR/metrics.jsonl (a row a step) and DIR/summary.json. Exit codes: 0; 2 f
 loss is no longer finite; 130 where interrupted (the summary then tells of the steps done).
 """
 
-import collections
 import functools
 import math
 import pathlib
@@ -20,7 +19,7 @@ from experiments.errors import DivergedError, InputError
 from experiments.image_config import ImageConfig
 from experiments.image_step import State, init_state, make_step
 from experiments.load import load
-from experiments.report import Progress, check_folder, results, write_json, write_row
+from experiments.report import Behind, Progress, check_folder, results, write_json, write_row
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,7 +71,7 @@ def read(config: ImageConfig) -> image_data.Images:
 def loop(config: ImageConfig, images: image_data.Images, rows: list[dict], path: pathlib.Path) -> State:
     """Trains from the first state; appends to `rows` and to the file at `path`, a step behind the device."""
     state, step = jax.jit(functools.partial(init_state, config))(), jax.jit(make_step(config), donate_argnums=0)
-    t, waiting = config.train, collections.deque()
+    t = config.train
     progress = Progress(t.steps, t.log_every, 0)  # its speed is in tokens
 
     with path.open("w") as file:
@@ -88,20 +87,10 @@ def loop(config: ImageConfig, images: image_data.Images, rows: list[dict], path:
             progress(number, row["loss"])
             write_row(file, row)
 
-        def record_all_but(count: int) -> None:
-            while len(waiting) > count:
-                record(*waiting[0])
-                waiting.popleft()
-
-        try:
+        with Behind(record) as behind:
             for number in range(1, t.steps + 1):
                 state, metrics = step(state, image_data.sample(images.train, t.seed, number, t.batch))
-                waiting.append((number, metrics))
-                record_all_but(1)
-        except KeyboardInterrupt:
-            record_all_but(0)
-            raise
-        record_all_but(0)
+                behind(number, metrics)
     return state
 
 

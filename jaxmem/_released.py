@@ -33,7 +33,7 @@ def released_step(
     Outside the layers an array is folded when its whole gradient exists: what `head` alone reads, before the layers'
     backward; what both read, such as tied embeddings, at the end. `clip`: None; ("value", c); ("component", c), the norm of
     each layer and of each array outside; or ("norm", c), the exact global norm of a microbatch's gradient, for which
-    the layers' backward runs twice: about 1.7 times the step.
+    the layers' backward runs twice: 1.5 to 1.7 times the step (benchmarks/adama_time.py).
 
     Raises OptimizerError if `tx` is no AdamA, such as a chain, or needs the whole gradient; for arguments that are not
     callable; when called, for parameters or a batch that do not fit.

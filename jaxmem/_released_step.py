@@ -96,7 +96,8 @@ class ReleasedStep:
         "moments" (ZeRO-1): each device has a part of the moments, along an axis of theirs that the devices divide; each
         layer's mean gradient is reduce-scattered each microbatch, and parameters are all-gathered once; the result is
         that of one device with microbatches as many times larger. "states": parameters too; they are all-gathered
-        as a minibatch starts, in `dtype` where the step was made with one. `specs` gives the state's layout.
+        as a minibatch starts, in `dtype` where the step was made with one. `specs` gives the state's layout. Microbatches
+        are counted on from device to device, so that each has a key of its own.
         Raises OptimizerError if the optimizer was made without `axis_name`, or for another axis.
         """
         axis = self.tx.rule.axis_name

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from jaxmem._stack_loops import at, put
+
 
 def divided(whole: tuple[int, ...], part: tuple[int, ...]) -> int | None:
     """The dimension along which arrays of shape `part` divide one of shape `whole`; None where they are equal."""
@@ -75,9 +77,8 @@ def refilled(stacked, parts, axis_name: str):
         return parts
 
     def one(stacked, i):
-        layer = lambda tree: jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), tree)
-        new = jax.tree.map(lambda p, a: gathered(p.astype(a.dtype), a, axis_name), layer(parts), layer(stacked))
-        return jax.tree.map(lambda a, n: jax.lax.dynamic_update_index_in_dim(a, n, i, 0), stacked, new), None
+        new = jax.tree.map(lambda p, a: gathered(p.astype(a.dtype), a, axis_name), at(parts, i), at(stacked, i))
+        return put(stacked, new, i), None
 
     return jax.lax.scan(one, stacked, jnp.arange(jax.tree.leaves(stacked)[0].shape[0]))[0]
 

@@ -16,6 +16,14 @@ def side(diff: str, gone: str) -> str:
     return "\n".join(line[1:] for line in lines)
 
 
+def run(name: str) -> dict:
+    """What a page's Python blocks define, run one after the other."""
+    found: dict = {}
+    for block in re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.S):
+        exec(compile(block, name, "exec"), found)
+    return found
+
+
 def test_every_way_is_shown():
     assert [name for name, _ in DIFFS] == ["Linen", "NNX", "Plain"]
 
@@ -37,9 +45,7 @@ def test_five_changed_lines_plan_a_model(name, diff, tmp_path, monkeypatch):
 @pytest.mark.jax_defaults
 def test_the_stack_is_shown_as_it_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = {}
-    for block in re.findall(r"```python\n(.*?)```", (DOCS / "stack.md").read_text(), re.S):
-        exec(compile(block, "stack.md", "exec"), found)
+    found = run("stack.md")
     assert found["plan"].compiled_bytes <= 200e6
     (m, v) = found["moments"]["w"]
     assert m.shape == v.shape == (3, 16, 16)
@@ -50,9 +56,7 @@ def test_the_stack_is_shown_as_it_runs(tmp_path, monkeypatch):
 @pytest.mark.jax_defaults
 def test_adama_is_shown_as_it_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = {}
-    for block in re.findall(r"```python\n(.*?)```", (DOCS / "adama.md").read_text(), re.S):
-        exec(compile(block, "adama.md", "exec"), found)
+    found = run("adama.md")
     assert found["plan"].microbatches == 1, "everything fits"
     assert int(found["state"][1].count) == 3
     assert np.isfinite(found["metrics"]["loss"])

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem._hlo import HloCosts, Rates, hlo_costs
+from jaxmem._hlo import HloCosts, Rates, executed, hlo_costs
 
 M, D, L = 16, 32, 5
 
@@ -19,6 +19,16 @@ def costs_of(function, *shapes):
 
 def test_scan_counts_its_trips():
     assert costs_of(stack_loss, (L, D, D), (M, D)) == HloCosts(2 * M * D * D * L, L, None)
+
+
+def test_what_runs_in_loops_is_counted_by_their_trips():
+    def turned(x):
+        inner = lambda x, _: (jnp.sort(x) @ x, None)
+        outer = lambda x, _: (jax.lax.scan(inner, x, length=3)[0], None)
+        return jnp.sort(jax.lax.scan(outer, x, length=L)[0])
+
+    text = jax.jit(turned).lower(jnp.ones((M, M), jnp.float32)).compile().as_text()
+    assert executed(text, ("sort", "all-reduce")) == {"sort": 3 * L + 1, "all-reduce": 0}
 
 
 def test_gradient_is_three_products_a_layer():

@@ -13,16 +13,9 @@ import jaxmem
 from jaxmem._types import KEEP, REST
 from tests import models
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
 SHAPES = jax.eval_shape(lambda: (models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32)))
 build = models.build_with(models.scanned)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_database(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")

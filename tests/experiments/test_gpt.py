@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import jaxmem
-from experiments import gpt
+from experiments import blocks, gpt
 from experiments.baselines import KEEP, Choice
 from experiments.gpu_check.stack import Groups
 from experiments.load import load
@@ -79,7 +79,7 @@ def hidden_states(config, params, text):
     """Of every position but the last, as the loss is given them."""
     parts = gpt.split(config)
     x = scanned()(parts.layer, params["blocks"], parts.embed(params, text), None)
-    norm = nnx.graphdef(nnx.eval_shape(lambda: gpt.Norm(config.model, nnx.Rngs(0))))
+    norm = nnx.graphdef(nnx.eval_shape(lambda: blocks.Norm(config.model, nnx.Rngs(0))))
     return nnx.merge(norm, nnx.State(params["final"]))(x)
 
 
@@ -173,7 +173,7 @@ def test_the_stack_is_the_scan_and_a_plan_may_change_in_mid_training():
 def test_layers_and_masks_have_keys_of_their_own():
     x = jnp.ones((64, 64))
     keys = jax.random.split(jax.random.key(0))
-    a, b = (gpt.dropout(x, 0.25, key, "mask") for key in keys)
+    a, b = (blocks.dropout(x, 0.25, key, "mask") for key in keys)
     assert (a != b).any()
     np.testing.assert_allclose(np.unique(a), [0, 1 / 0.75], rtol=1e-6)
     assert abs(float((a == 0).mean()) - 0.25) < 0.03
