@@ -30,11 +30,11 @@ class Block(nnx.Module):
         self.up = linear(model, model.width, 4 * model.width, rngs)
         self.down = linear(model, 4 * model.width, model.width, rngs)
 
-    def __call__(self, x_BSD, key=None):
+    def __call__(self, x_BSD, key=None, seen_BS=None):
         keys = (None,) * 3 if key is None else jax.random.split(key, 3)
         rate, tag = self.model.dropout, jaxmem.tag
         x_BSD = tag(x_BSD, "resid_in", kind="norm")
-        a_BSD = tag(attention(self.model, self.qkv(x_BSD), keys[0], causal=False), "attn", kind="linear")
+        a_BSD = tag(attention(self.model, self.qkv(x_BSD), keys[0], False, seen_BS), "attn", kind="linear")
         sum_BSD = tag(x_BSD + dropout(self.proj(a_BSD), rate, keys[1], "attn_out_mask"), "mid", kind="residual")
         n_BSD = tag(self.ln1(sum_BSD), "ln1", kind="norm")
         u_BSF = tag(self.up(n_BSD), "up", kind="linear")
@@ -65,7 +65,7 @@ def create(config: Config, key) -> dict:
 
 
 def split(config: Config) -> Split:
-    """The BERT of masked language modelling. A batch is a dict, as `batch` makes it."""
+    """The BERT of masked language modelling. A batch is a dict, as `batch` makes it; `segments` (B, S) are 0 if left out."""
     model, dtype, wide = config.model, jnp.dtype(config.model.dtype), parameter_dtype(config.model)
     graph = lambda make: nnx.graphdef(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
     block, norm = graph(lambda rngs: Block(model, rngs)), graph(lambda rngs: Norm(model, rngs))
@@ -74,12 +74,13 @@ def split(config: Config) -> Split:
 
     def embed(outer, batch, key=None):
         tokens_BS = batch["tokens"]
-        rows = (outer["positions"][: tokens_BS.shape[1]] + outer["segments"][0]).astype(dtype)
+        segments = outer["segments"][batch.get("segments", 0)]
+        rows = (outer["positions"][: tokens_BS.shape[1]] + segments).astype(dtype)
         x_BSD = call(norm, outer["first"], outer["embedding"].astype(dtype)[tokens_BS] + rows)
         return dropout(x_BSD, model.dropout, key, "embedding_mask")
 
-    def layer(parameters, x_BSD, key=None):
-        return nnx.merge(block, nnx.State(parameters))(x_BSD, key)
+    def layer(parameters, x_BSD, seen_BS=None, key=None):
+        return nnx.merge(block, nnx.State(parameters))(x_BSD, key, seen_BS)
 
     def head(outer, x_BSD, batch):
         chosen_BPD = jnp.take_along_axis(x_BSD, batch["positions"][..., None], 1)

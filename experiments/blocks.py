@@ -52,18 +52,24 @@ def dropout(x, rate: float, key, name: str):
     return jnp.where(mask, x / (1 - rate), jnp.zeros((), x.dtype))
 
 
-def attention(model: Model, qkv, key, causal: bool):
-    """(B, S, D) of queries, keys and values side by side (B, S, 3 D), tagged; `causal`: none sees a later position."""
+def attention(model: Model, qkv, key, causal: bool, seen_BT=None):
+    """(B, S, D) of queries, keys and values side by side (B, S, 3 D), tagged; `causal`: none sees a later position.
+
+    `seen_BT`: True where a position is seen by the others; left out: everywhere.
+    """
     B, S, D = *qkv.shape[:2], qkv.shape[2] // 3
     H, K = model.heads, D // model.heads
     qkv = jaxmem.tag(qkv, "qkv", kind="qkv").reshape(B, S, 3, H, K)
     q_BSHK, k_BSHK, v_BSHK = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+    mask = None if seen_BT is None else seen_BT[:, None, None]
     if model.attention == "fused":
-        out = jax.nn.dot_product_attention(q_BSHK, k_BSHK, v_BSHK, is_causal=causal, implementation="xla")
+        out = jax.nn.dot_product_attention(q_BSHK, k_BSHK, v_BSHK, mask=mask, is_causal=causal, implementation="xla")
         return out.reshape(B, S, D)
     scores_BHST = jnp.einsum("bshk,bthk->bhst", q_BSHK, k_BSHK) * K**-0.5
     if causal:
         seen = jnp.tril(jnp.ones((S, S), bool))
         scores_BHST = jnp.where(seen, scores_BHST, jnp.finfo(scores_BHST.dtype).min)
+    if mask is not None:
+        scores_BHST = jnp.where(mask, scores_BHST, jnp.finfo(scores_BHST.dtype).min)
     probs_BHST = dropout(jaxmem.softmax(scores_BHST, "probs"), model.attention_dropout, key, "attn_mask")
     return jnp.einsum("bhst,bthk->bshk", probs_BHST, v_BSHK).reshape(B, S, D)

@@ -1,15 +1,15 @@
-"""The models that a config may name: each a module with `create`, `split` and `batch`."""
+"""The models that a config may name: each a module with `create` and `split`, and `batch` if it trains on plain text."""
 
 import types
 
 import jax
 import numpy as np
 
-from experiments import bert, gpt
+from experiments import bert, glue_model, gpt
 from experiments.config import Config
 from experiments.split import Split
 
-MODELS: dict[str, types.ModuleType] = {"gpt": gpt, "bert": bert}
+MODELS: dict[str, types.ModuleType] = {"gpt": gpt, "bert": bert, "bert_glue": glue_model}
 
 
 def create(config: Config, key) -> dict:
@@ -27,6 +27,8 @@ def batch(config: Config, rows, step: int):
 
 
 def batch_shape(config: Config):
-    """The same as shapes."""
+    """The same as shapes; of a model that trains on examples, the shapes of a batch of them."""
+    if hasattr(MODELS[config.model.kind], "batch_shape"):
+        return MODELS[config.model.kind].batch_shape(config)
     rows = np.zeros((config.train.batch, config.train.sequence + 1), np.int32)
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), batch(config, rows, 0))
