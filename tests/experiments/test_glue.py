@@ -1,0 +1,276 @@
+"""GLUE's files, each task's as it is laid out: what is read of them, what is refused, what a BERT is given of it."""
+
+import numpy as np
+import pytest
+
+from experiments import glue_data, glue_text
+from experiments.errors import InputError
+from experiments.glue_config import GlueConfig
+from experiments.glue_metrics import measure
+from experiments.glue_tasks import TASKS
+from experiments.glue_text import CLS, PAD, SEP
+from experiments.load import FOLDER, load
+
+pytestmark = pytest.mark.jax_defaults
+
+MNLI = (
+    "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"
+    "\tsentence1\tsentence2"
+)
+STS = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"
+LAYOUTS = {  # of labelled files and of test files: text, texts, labels
+    "CoLA": (
+        ("gj04\t1\t\tOur friends won.\ngj04\t0\t*\tThe box rolled ran.\n", "Our friends won.|The box rolled ran.", (1, 0)),
+        ("index\tsentence\n0\tBill ran.\n", "Bill ran.", None),
+    ),
+    "SST-2": (
+        ("sentence\tlabel\nhide new secretions \t0\nthat loves \t1\n", "hide new secretions |that loves ", (0, 1)),
+        ("index\tsentence\n0\tuneasy mishmash .\n", "uneasy mishmash .", None),
+    ),
+    "MRPC": (
+        ("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t70\t71\tA ran .\tA fled .\n", "A ran .+A fled .", (1,)),
+        ("index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t10\t11\tB .\tC .\n", "B .+C .", None),
+    ),
+    "STS-B": (
+        (f"{STS}\tscore\n0\tnews\tMSR\t2012\t1\tx\ty\tA dog.\tA cat.\t2.600\n", "A dog.+A cat.", (2.6,)),
+        (f"{STS}\n0\tnews\tMSR\t2012\t1\tx\ty\tA dog.\tA cat.\n", "A dog.+A cat.", None),
+    ),
+    "QQP": (
+        ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n7\t1\t2\tWhy?\tHow?\t0\n", "Why?+How?", (0,)),
+        ("id\tquestion1\tquestion2\n0\tWho?\tWhat?\n", "Who?+What?", None),
+    ),
+    "MNLI": (
+        (
+            f"{MNLI}\tlabel1\tgold_label\n"
+            "0\t1\t1n\tfic\t(\t(\t(\t(\tP0\tH\tx\tneutral\n"
+            "1\t1\t1n\tfic\t(\t(\t(\t(\tP1\tH\tx\tentailment\n"
+            "2\t1\t1n\tfic\t(\t(\t(\t(\tP2\tH\tx\tcontradiction\n",
+            "P0+H|P1+H|P2+H",
+            (1, 0, 2),
+        ),
+        (f"{MNLI}\n0\t1\t1n\tfic\t(\t(\t(\t(\tP\tH\n", "P+H", None),
+    ),
+    "QNLI": (
+        ("index\tquestion\tsentence\tlabel\n0\tWhen?\tIn 1990.\tentailment\n", "When?+In 1990.", (0,)),
+        ("index\tquestion\tsentence\n0\tWhen?\tNow.\n", "When?+Now.", None),
+    ),
+    "RTE": (
+        ("index\tsentence1\tsentence2\tlabel\n0\tRain.\tWet.\tnot_entailment\n", "Rain.+Wet.", (1,)),
+        ("index\tsentence1\tsentence2\n0\tRain.\tWet.\n", "Rain.+Wet.", None),
+    ),
+    "WNLI": (
+        ("index\tsentence1\tsentence2\tlabel\n0\tIt is big.\tA is big.\t1\n", "It is big.+A is big.", (1,)),
+        ("index\tsentence1\tsentence2\n0\tIt.\tA.\n", "It.+A.", None),
+    ),
+}  # fmt: skip
+RTE = "index\tsentence1\tsentence2\tlabel\n"
+
+
+def put(folder, task, side, content):
+    (folder / task).mkdir(exist_ok=True)
+    (folder / task / f"{side}.tsv").write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def read(folder, content, task="RTE", side="train"):
+    put(folder, task, side, content)
+    return glue_data.read(str(folder), task, side)
+
+
+def expected(texts):
+    return [tuple(text.encode() for text in pair.split("+")) for pair in texts.split("|")]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("test", [False, True], ids=["labelled", "test"])
+@pytest.mark.parametrize("task", TASKS)
+def test_each_task_is_read_as_it_is_laid_out(task, test, tmp_path):
+    content, texts, labels = LAYOUTS[task][test]
+    sides = [side.replace("dev", "test") for side in TASKS[task].dev] if test else ["train", *TASKS[task].dev]
+    for side in sides:
+        found = read(tmp_path, content, task, side)
+        assert list(found.texts) == expected(texts)
+        assert len(found) == len(expected(texts))
+        if labels is None:
+            assert found.labels is None
+        else:
+            assert found.labels.dtype == (np.float32 if task == "STS-B" else np.int32)
+            np.testing.assert_array_equal(found.labels, np.array(labels, found.labels.dtype))
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        (b"\xef\xbb\xbf" + RTE.encode() + b"0\ta\tb\tentailment\n", "a+b"),
+        (RTE.replace("\n", "\r\n") + "0\ta\tb\tentailment\r\n", "a+b"),
+        (RTE + "0\ta\tb\tentailment", "a+b"),
+        (RTE + "0\ta\tb\tentailment\n\n\n", "a+b"),
+        (RTE + '0\t"a\tb" c"\tentailment\n', '"a+b" c"'),
+        (RTE + "0\ta\u2028a\x0b\x85\tb\rb\tentailment\n", "a\u2028a\x0b\x85+b\rb"),
+        ("label\tsentence2\tmore\tsentence1\nentailment\tb\tx\ta\n", "a+b"),
+        (RTE + "0\t\tb\tentailment\n", "+b"),
+    ],
+    ids=["BOM", "CRLF", "no last break", "empty lines", "quotes", "other breaks", "other order", "empty text"],
+)
+def test_what_a_file_may_have(content, texts, tmp_path):
+    found = read(tmp_path, content)
+    assert list(found.texts) == expected(texts)
+    assert found.labels.tolist() == [0]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("task", "content", "message"),
+    [
+        ("RTE", "", r"data\.path: .*/RTE/train\.tsv is empty; allowed: a row of names, then examples"),
+        ("RTE", RTE, r"/RTE/train\.tsv has no examples; allowed: at least one row"),
+        ("CoLA", "", r"/CoLA/train\.tsv has no examples"),
+        (
+            "RTE", "index\tsentence1\tsentence2\n0\ta\tb\n",
+            r"train\.tsv, line 1: got 0 columns 'label' among index, sentence1, sentence2; allowed: 1",
+        ),
+        ("RTE", "label\tlabel\tsentence1\tsentence2\n", r"line 1: got 2 columns 'label' among"),
+        (
+            "RTE", RTE + "0\ta\tb\tentailment\n\n1\ta\tentailment\n",
+            r"train\.tsv, line 4: got 3 fields; allowed: 4, separated by tabs: index, sentence1, sentence2, label",
+        ),
+        ("RTE", RTE + "0\ta\tb\tc\tentailment\n", r"line 2: got 5 fields; allowed: 4"),
+        ("CoLA", "gj04\t1\tOur friends won.\n", r"line 1: got 3 fields; allowed: 4, .*: source, label, mark, sentence"),
+        ("RTE", RTE + "0\ta\tb\tyes\n", r"line 2: got 'yes' for label; allowed: one of entailment, not_entailment"),
+        ("RTE", RTE + "0\ta\tb\t\n", r"line 2: got '' for label"),
+        ("CoLA", "gj04\t2\t\ta\n", r"line 1: got '2' for label; allowed: one of 0, 1"),
+        ("STS-B", "sentence1\tsentence2\tscore\na\tb\t5.1\n", r"line 2: got '5\.1' for score; allowed: a number from 0 to 5"),
+        ("STS-B", "sentence1\tsentence2\tscore\na\tb\tnan\n", r"line 2: got 'nan' for score"),
+        ("STS-B", "sentence1\tsentence2\tscore\na\tb\thigh\n", r"line 2: got 'high' for score"),
+        ("QQP", "question1\tquestion2\tis_duplicate\na\tb\t0\tx\n", r"line 2: got 4 fields; allowed: 3"),
+        (
+            "RTE", RTE.encode() + b"0\ta\tb\tentailment\n1\tcaf\xe9\tb\tentailment\n",
+            r"line 3: got the byte 0xe9, which is not UTF-8; allowed: UTF-8",
+        ),
+        ("RTE", (RTE + "0\ta\tb\tentailment\n").encode("utf-16"), r"line 1: got the byte 0xff, which is not UTF-8"),
+    ],
+)  # fmt: skip
+def test_what_is_no_glue_file_is_told_with_its_line(task, content, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        read(tmp_path, content, task)
+
+
+def test_what_is_not_there_is_told(tmp_path):
+    with pytest.raises(
+        InputError, match=r"data\.path: got '.*/none', which is no folder; allowed: the folder of the GLUE"
+    ):
+        glue_data.read(str(tmp_path / "none"), "RTE", "train")
+    with pytest.raises(InputError, match=r"data\.path: got '.*', which has no folder RTE, but none; allowed"):
+        glue_data.read(str(tmp_path), "RTE", "train")
+    read(tmp_path, LAYOUTS["RTE"][0][0])
+    with pytest.raises(InputError, match=r"which has no folder MNLI, but RTE"):
+        glue_data.read(str(tmp_path), "MNLI", "train")
+    with pytest.raises(
+        InputError, match=r"data\.path: cannot read .*/RTE/dev\.tsv: No such file or directory; allowed"
+    ):
+        glue_data.read(str(tmp_path), "RTE", "dev")
+
+
+def test_lines_that_a_text_divides_are_left_out_of_qqp_alone(tmp_path):
+    content, _, _ = LAYOUTS["QQP"][0]
+    divided = '8\t1\t2\t"Why\n"\tBecause?\t0\n9\t1\t2\tA?\tB?\t1\n'
+    with pytest.warns(UserWarning, match=r"QQP/train\.tsv: left out 2 lines that a line break divides"):
+        found = read(tmp_path, content + divided, "QQP")
+    assert list(found.texts) == expected("Why?+How?|A?+B?")
+    assert found.labels.tolist() == [0, 1]
+
+
+@pytest.mark.core
+def test_a_bert_is_given_one_text_or_two():
+    tokens, segments = glue_text.encode((b"ab",), 8)
+    assert tokens.tolist() == [CLS, 97, 98, SEP, PAD, PAD, PAD, PAD]
+    assert segments.tolist() == [0] * 8
+    tokens, segments = glue_text.encode((b"ab", b"c"), 8)
+    assert tokens.tolist() == [CLS, 97, 98, SEP, 99, SEP, PAD, PAD]
+    assert segments.tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
+    tokens, _ = glue_text.encode(("é\xff".encode(),), 8)
+    assert tokens.tolist() == [CLS, 0xC3, 0xA9, 0xC3, 0xBF, SEP, PAD, PAD]
+    assert len({CLS, SEP, PAD, 256, *range(256)}) == glue_text.VOCAB == 260
+
+
+@pytest.mark.parametrize("sequence", [8, 9, 20])
+def test_the_longer_text_loses_its_end_first(sequence):
+    for m in range(14):
+        for n in range(14):
+            first, second = list(range(m)), list(range(100, 100 + n))
+            while len(first) + len(second) > sequence - 3:  # Devlin et al.'s loop
+                (first if len(first) > len(second) else second).pop()
+            tokens, _ = glue_text.encode((bytes(range(m)), bytes(range(100, 100 + n))), sequence)
+            want = [CLS, *first, SEP, *second, SEP]
+            assert tokens.tolist() == want + [PAD] * (sequence - len(want))
+
+
+def numbered(n):
+    return glue_data.Examples([(str(i).encode(),) for i in range(n)], np.arange(n, dtype=np.int32))
+
+
+def test_a_batch_is_a_function_of_seed_and_step_and_an_epoch_has_each_example_once():
+    draw = lambda seed, step, n=10: glue_text.sample(numbered(n), seed, step, 4, 8)["labels"].tolist()
+    drawn = [label for step in range(1, 6) for label in draw(0, step)]
+    assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
+    assert drawn[:10] != drawn[10:]
+    assert draw(0, 3) == drawn[8:12]
+    assert draw(0, 1, 100) != draw(1, 1, 100)
+    made = glue_text.sample(numbered(3), 0, 1, 7, 8)
+    assert made["tokens"].shape == made["segments"].shape == (7, 8)
+    assert [chr(t) for t in made["tokens"][:, 1]] == [str(label) for label in made["labels"]]
+
+
+def test_evaluation_has_every_example_once():
+    parts = [part["labels"].tolist() for part in glue_text.batches(numbered(5), 2, 8)]
+    assert parts == [[0, 1], [2, 3], [4]]
+    assert "labels" not in next(glue_text.batches(glue_data.Examples([(b"a",)], None), 2, 8))
+
+
+def test_each_task_is_measured_as_glue_has_it():
+    wanted, got = np.array([1, 1, 1, 0, 0, 0]), np.array([1, 1, 0, 0, 0, 1])
+    assert measure(TASKS["RTE"], wanted, got) == {"accuracy": pytest.approx(4 / 6)}
+    assert measure(TASKS["MRPC"], wanted, got) == {"accuracy": pytest.approx(4 / 6), "f1": pytest.approx(2 / 3)}
+    assert measure(TASKS["CoLA"], wanted, got) == {"matthews": pytest.approx(1 / 3)}
+    scores = np.array([0.0, 1.0, 2.0, 5.0])
+    found = measure(TASKS["STS-B"], scores, scores**3)
+    assert found["spearman"] == pytest.approx(1)
+    assert found["pearson"] == pytest.approx(np.corrcoef(scores, scores**3)[0, 1])
+    three = np.array([0, 1, 2, 2])
+    assert measure(TASKS["MNLI"], three, three) == {"accuracy": 1.0}
+
+
+@pytest.mark.parametrize("task", ["CoLA", "QQP", "STS-B"])
+def test_what_does_not_vary_measures_zero_without_a_warning(task):
+    found = measure(TASKS[task], np.array([0, 1, 1]), np.zeros(3, int))
+    assert [value for name, value in found.items() if name != "accuracy"] == [0.0] * (2 if task == "STS-B" else 1)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*glue*.toml")), ids=lambda p: p.stem)
+def test_committed_configs_are_valid_and_say_how_to_run_them(path):
+    config = load(path.stem, (), GlueConfig)
+    assert config == load(str(path), (), GlueConfig)
+    assert (
+        f"python -m experiments.train_glue {path.stem} --out runs/{path.stem}" in path.read_text().split("[model]")[0]
+    )
+    for task in TASKS:
+        load(path.stem, [f"data.task={task}"], GlueConfig)
+    for way in ("scan", "in_place", "multi_steps", "adama", "released"):
+        load(path.stem, [f"optimizer.accumulation={way}"], GlueConfig)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.task=RTT", r"data\.task: got 'RTT'; did you mean RTE\?; allowed: one of 'CoLA'"),
+        ("data.path=''", r"data\.path: got ''; allowed: a text that is not empty"),
+        ("model.vocab=257", r"model\.vocab: got 257; allowed: at least 260"),
+        ("model.kind=gpt", r"model\.kind: got 'gpt'"),
+        ("train.sequence=7", r"train\.sequence: got 7; allowed: at least 8"),
+        ("train.loss_chunk=4", r"train\.loss_chunk: unknown key"),
+        ("train.microbatches=5", r"train\.microbatches: got 5; allowed: a divisor of train\.batch, 32"),
+        ("model.loop=scan", r"model\.loop: got 'scan'; allowed with optimizer\.accumulation = 'released': 'stack'"),
+    ],
+)
+def test_a_mistake_in_the_settings_is_told(override, message):
+    with pytest.raises(InputError, match=message):
+        load("bert_glue", [override], GlueConfig)

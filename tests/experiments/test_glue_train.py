@@ -1,0 +1,258 @@
+"""Fine-tuning on tiny GLUE files: each way learns, released AdamA is AdamA, padding is not seen, a run leaves its files."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import bert, glue_data, glue_model, glue_text, train_glue
+from experiments.blocks import attention
+from experiments.errors import InputError
+from experiments.glue_config import GlueConfig
+from experiments.glue_text import PAD
+from experiments.load import load
+from experiments.optimizer import adama, optimizer
+from experiments.planning import Ready
+from experiments.step import State, make_step
+
+pytestmark = pytest.mark.jax_defaults
+TINY = (
+    "model.layers=2", "model.width=16", "model.heads=2", "model.vocab=260", "model.dtype=float32", "model.dropout=0.0",
+    "model.attention_dropout=0.0", "plan.budget=none", "train.batch=16", "train.microbatches=4", "train.sequence=16", "train.steps=30",
+    "optimizer.learning_rate=0.01", "optimizer.warmup=0", "optimizer.final_ratio=1.0",
+)  # fmt: skip
+
+
+def rows_of(n):
+    """Two words, of which one is good."""
+    return [(f"{'good' if i % 2 else 'bad'} {i // 2}", i % 2) for i in range(n)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """SST-2, MNLI and STS-B, small and separable."""
+    made = tmp_path_factory.mktemp("glue_data")
+    three = ("entailment", "neutral", "contradiction")
+    files = {
+        "SST-2/train": "sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows_of(64)),
+        "SST-2/dev": "sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows_of(21)),
+        "STS-B/train": "sentence1\tsentence2\tscore\n" + "alike\talike\t4.8\nnotnot\tlikely\t0.2\n" * 16,
+        "STS-B/dev": "sentence1\tsentence2\tscore\n" + "alike\talike\t4.8\nnotnot\tlikely\t0.2\n" * 2,
+    }
+    for side in ("train", "dev_matched", "dev_mismatched"):
+        files[f"MNLI/{side}"] = "sentence1\tsentence2\tgold_label\n" + "".join(
+            f"P\tH{i}\t{three[i % 3]}\n" for i in range(9)
+        )
+    for name, content in files.items():
+        (made / name).parent.mkdir(exist_ok=True)
+        (made / f"{name}.tsv").write_text(content)
+    return made
+
+
+def config_of(way="released", *overrides):
+    return load("bert_glue", (*TINY, f"optimizer.accumulation={way}", "data.task=SST-2", *overrides), GlueConfig)
+
+
+def batch_of(config, step=1, n=64):
+    texts, labels = zip(*rows_of(n))
+    examples = glue_data.Examples([(text.encode(),) for text in texts], np.array(labels, np.int32))
+    return glue_text.sample(examples, 0, step, config.train.batch, config.train.sequence)
+
+
+def first(config):
+    """The first state, its parameters drawn by NumPy, which need not be compiled."""
+    random, fixed = np.random.default_rng(0).normal, {"scale": np.ones, "bias": np.zeros}
+    draw = lambda path, a: fixed.get(path[-1].key, lambda shape: random(0, 0.02, shape))(a.shape).astype(a.dtype)
+    shapes = jax.eval_shape(functools.partial(glue_model.create, config), jax.random.key(0))
+    params = jax.tree.map(jnp.array, jax.tree_util.tree_map_with_path(draw, shapes))
+    folds = config.optimizer.accumulation in ("adama", "released")
+    moments = (adama(config) if folds else optimizer(config)).init(params)
+    return State(params, moments, jnp.zeros((), jnp.int32), jax.random.key_data(jax.random.key(1)))
+
+
+def shaken(config):
+    """Parameters of the first state, none of them near zero."""
+    random = np.random.default_rng(1).normal
+    return jax.tree.map(lambda a: a + random(0, 0.3, a.shape).astype(a.dtype), first(config).params)
+
+
+def scores_of(config, params, batch):
+    return np.asarray(jax.jit(glue_model.scores(config))(params, batch))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("kind", ["materialized", "fused"])
+def test_padding_does_not_change_the_output(kind):
+    jax.config.update("jax_enable_x64", True)
+    short = config_of("scan", "model.dtype=float64", f"model.attention={kind}")
+    long = config_of("scan", "model.dtype=float64", f"model.attention={kind}", "train.sequence=40")
+    params = shaken(long)
+    cut = params | {"positions": params["positions"][:16]}
+    got = scores_of(long, params, batch_of(long))
+    np.testing.assert_allclose(got, scores_of(short, cut, batch_of(short)), rtol=1e-12)
+    other = params | {"embedding": params["embedding"].at[PAD].set(7.0)}
+    np.testing.assert_array_equal(got, scores_of(long, other, batch_of(long)))
+    assert np.ptp(got[:, 0]) > 1e-3  # of texts that differ
+
+
+@pytest.mark.parametrize("kind", ["materialized", "fused"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_mask_that_hides_nothing_changes_nothing(kind, causal):
+    model = config_of("scan", f"model.attention={kind}").model
+    qkv = jax.random.normal(jax.random.key(0), (2, 5, 48))
+    everywhere = attention(model, qkv, None, causal, jnp.ones((2, 5), bool))
+    np.testing.assert_array_equal(everywhere, attention(model, qkv, None, causal))
+    assert (attention(model, qkv, None, causal, jnp.arange(5) < 3 * jnp.ones((2, 1))) != everywhere).any()
+
+
+def test_the_second_text_is_told_from_the_first():
+    config = config_of("scan")
+    batch, params, split = batch_of(config), shaken(config), glue_model.split(config)
+    x_BSD, seen_BS = split.embed(params, batch)
+    other_BSD, _ = split.embed(params, batch | {"segments": 1 - batch["segments"]})
+    assert (x_BSD != other_BSD).any(-1).all()
+    np.testing.assert_array_equal(seen_BS, batch["tokens"] != PAD)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("rate", [0.0, pytest.param(0.2, marks=pytest.mark.slow)])
+def test_released_adama_is_adama(rate):
+    jax.config.update("jax_enable_x64", True)
+    dropped = f"model.dropout={rate}", f"model.attention_dropout={rate}"
+    exact = "model.dtype=float64", "optimizer.clip_at=0.01", *dropped
+
+    def trained(config):
+        state, step = first(config), jax.jit(make_step(config))
+        for i in (1, 2):
+            state, metrics = step(state, batch_of(config, i))
+        return state, metrics
+
+    (whole, whole_metrics), (released, metrics) = (trained(config_of(way, *exact)) for way in ("adama", "released"))
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12)
+    jax.tree.map(close, released.params, whole.params)
+    jax.tree.map(close, released.moments, whole.moments)
+    close(metrics["loss"], whole_metrics["loss"])
+
+
+SLOW = [pytest.param(way, marks=pytest.mark.slow) for way in ("in_place", "multi_steps")]
+
+
+@pytest.mark.parametrize("way", ["scan", *SLOW])  # AdamA's ways: in the runs below
+def test_each_way_learns_what_can_be_told_apart(way):
+    config = config_of(way)
+    state, step = first(config), jax.jit(make_step(config), donate_argnums=0)
+    losses = []
+    for i in range(1, 31):
+        state, metrics = step(state, batch_of(config, i))
+        losses.append(float(metrics["loss"]))
+    assert losses[0] == pytest.approx(np.log(2), abs=0.05)
+    assert losses[-1] < 0.2
+
+
+def run(folder, out, *overrides):
+    return train_glue.main(["bert_glue", *TINY, f"data.path={folder}", *overrides, "--out", str(out)])
+
+
+def found(out):
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return json.loads((out / "summary.json").read_text()), rows
+
+
+def test_a_run_leaves_what_glue_measures(folder, tmp_path, capsys):
+    assert run(folder, tmp_path / "out", "data.task=SST-2") == 0
+    summary, rows = found(tmp_path / "out")
+    assert [row["step"] for row in rows] == list(range(1, 31))
+    assert summary["validation"].keys() == {"dev"}
+    assert summary["validation"]["dev"]["accuracy"] == 1.0
+    assert summary["validation"]["dev"]["loss"] == summary["val_loss"] < 0.2
+    assert (summary["steps"], summary["interrupted"], summary["config"]) == (30, False, "bert_glue")
+    assert summary["command"].startswith("python -m experiments.train_glue bert_glue model.layers=2")
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"metrics.jsonl", "summary.json"}
+    assert "64 examples to train on, 21 for validation" in capsys.readouterr().err
+
+
+def test_scores_are_regressed(folder, tmp_path):
+    assert run(folder, tmp_path, "data.task=STS-B", "optimizer.accumulation=adama", "train.steps=60") == 0
+    summary, rows = found(tmp_path)
+    assert summary["validation"]["dev"].keys() == {"loss", "pearson", "spearman"}
+    assert summary["validation"]["dev"]["pearson"] > 0.99
+    assert summary["val_loss"] < 1 < 5 < rows[0]["loss"]
+
+
+@pytest.fixture
+def losses(monkeypatch):
+    """What a step that changes nothing says, in turn; an exception is raised."""
+    said = [1.0, 1.0, 1.0]
+
+    def step(state, batch):
+        one = said.pop(0)
+        if isinstance(one, type):
+            raise one
+        return state, {"loss": one, "grad_norm": 1.0}
+
+    monkeypatch.setattr(train_glue, "prepare", lambda _: Ready(step, None, 1))
+    monkeypatch.setattr(train_glue, "first_state", lambda config, _: first(config))
+    return said
+
+
+def test_mnli_is_measured_on_both_its_files(losses, folder, tmp_path):
+    assert run(folder, tmp_path, "data.task=MNLI", "train.steps=3") == 0
+    summary, _ = found(tmp_path)
+    assert summary["validation"].keys() == {"dev_matched", "dev_mismatched"}
+    for measured in summary["validation"].values():
+        assert measured["loss"] == pytest.approx(np.log(3), abs=0.05)
+        assert measured["accuracy"] in (0.0, 3 / 9, 6 / 9, 1.0)
+
+
+def test_a_loss_that_is_not_finite_is_exit_code_3(losses, folder, tmp_path, capsys):
+    losses[1] = float("nan")
+    assert run(folder, tmp_path, "data.task=SST-2", "train.steps=3") == 3
+    assert "error: step 2: the loss is nan" in capsys.readouterr().err
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_an_interrupted_run_leaves_what_it_has(losses, folder, tmp_path):
+    losses[2] = KeyboardInterrupt
+    assert run(folder, tmp_path, "data.task=SST-2", "train.steps=3") == 130
+    summary, rows = found(tmp_path)
+    assert (summary["steps"], summary["interrupted"], summary["validation"], summary["val_loss"]) == (2, True, {}, None)
+    assert [row["step"] for row in rows] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.task=WNLI", "which has no folder WNLI, but MNLI, SST-2, STS-B; allowed"),
+        ("data.task=RTT", "did you mean RTE?"),
+        ("data.path=/nowhere", "data.path: got '/nowhere', which is no folder"),
+    ],
+)
+def test_bad_input_is_exit_code_2_one_message_and_no_file(override, message, folder, tmp_path, capsys):
+    assert run(folder, tmp_path / "out", override) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert message in last
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bert_may_be_given_to_start_from():
+    config = config_of()
+    pretrained = jax.jit(functools.partial(bert.create, config))(jax.random.key(5))
+    state = train_glue.first_state(config, pretrained)
+    for name in glue_model.ENCODER:
+        jax.tree.map(np.testing.assert_array_equal, state.params[name], pretrained[name])
+    assert state.params.keys() == {*glue_model.ENCODER, "pooler", "classifier"}
+    jax.jit(lambda state: state, donate_argnums=0)(state)
+    assert state.params["embedding"].is_deleted()
+    assert not pretrained["embedding"].is_deleted()  # it was copied
+    params = first(config).params
+    longer = params | {"positions": jnp.zeros((32, 16))}
+    with pytest.raises(
+        InputError, match=r"`pretrained`: got \(16, 16\) for positions; allowed: \(32, 16\); give .*train\.sequence"
+    ):
+        glue_model.onto(longer, pretrained)
+    with pytest.raises(InputError, match=r"`pretrained`: got no segments, first; allowed: a BERT's parameters"):
+        glue_model.onto(params, {k: v for k, v in pretrained.items() if k not in ("first", "segments")})
