@@ -1,12 +1,13 @@
 """One bit a value, for dropout masks and other tensors of two values (Adacc 3.2)."""
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import jax.numpy as jnp
 
 from jaxmem._codecs_base import FLOATS, TextForm
-from jaxmem_kernels import from_parts, pack_bits, part_shape, to_parts, unpack_bits
+from jaxmem_kernels import fitted, folded, pack_bits, unpack_bits
 
 GROUP = 256
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
@@ -27,24 +28,26 @@ class BitMask(TextForm):
     def encode(self, x):
         self.check(x.shape, x.dtype)
         if x.dtype == jnp.bool_:
-            return (_pack(x),)
+            return (_pack(x, jnp.zeros((), bool)),)
         if not x.size:
-            return _pack(x != 0), jnp.zeros(2, x.dtype)
+            return _pack(x, jnp.zeros((), x.dtype)), jnp.zeros(2, x.dtype)
         low, high = x.min(), x.max()
-        bits = x != low
         if jnp.issubdtype(x.dtype, jnp.floating):
-            high = jnp.where((~bits | (x == high)).all(), high, jnp.nan)
-        return _pack(bits), jnp.stack([low, high])
+            high = jnp.where(((x == low) | (x == high)).all(), high, jnp.nan)
+        return _pack(x, low), jnp.stack([low, high])
 
     def decode(self, codes, shape, dtype):
-        bits = from_parts(unpack_bits(codes[0]), shape)
-        return bits if len(codes) == 1 else jnp.where(bits, codes[1][1], codes[1][0])
+        zero, one = codes[1] if len(codes) > 1 else (jnp.zeros((), bool), jnp.ones((), bool))
+        return unpack_bits(codes[0], zero, one, width=folded(tuple(shape), GROUP)[-1]).reshape(shape)
 
     def nbytes(self, shape, dtype) -> int:
         self.check(shape, dtype)
-        rows, _, width = part_shape(shape, GROUP, 8)
-        return rows * width + (0 if jnp.dtype(dtype) == jnp.bool_ else 2 * jnp.dtype(dtype).itemsize)
+        rows = folded(tuple(shape), GROUP)
+        group = fitted(rows[-1], GROUP, 8)
+        codes = math.prod(rows[:-1]) * -(-rows[-1] // group) * (group // 8)
+        return codes + (0 if jnp.dtype(dtype) == jnp.bool_ else 2 * jnp.dtype(dtype).itemsize)
 
 
-def _pack(bits):
-    return pack_bits(to_parts(bits, GROUP, 8))
+def _pack(x, zero):
+    rows = folded(x.shape, GROUP)
+    return pack_bits(x.reshape(rows), zero, group=fitted(rows[-1], GROUP, 8))

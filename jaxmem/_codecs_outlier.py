@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxmem._codecs_base import TextForm, check_integer
 from jaxmem._codecs_int4 import GroupedSymmetric
-from jaxmem_kernels import wide_dtype
+from jaxmem_kernels import dequantize_with, quantize_without, wide_dtype
 
 THRESHOLD = 3
 
@@ -58,18 +58,16 @@ class OutlierSeparated(TextForm):
         sums, outliers = _outliers(x)
         top = lax.top_k(sums, slots)[1]
         index = jnp.where(outliers[top], top, channels).astype(jnp.int32)  # `channels`: an empty slot
-        values = jnp.take(x.reshape(-1, channels), index, axis=1, mode="fill", fill_value=0)
-        separated = _slot_of(index, channels) < slots
-        return (*self._rest.encode(jnp.where(separated, 0, x)), values, index)
+        values = jnp.take(x, index, axis=-1, mode="fill", fill_value=0)
+        rows, how = self._rest.encoding(x.shape)
+        return (*quantize_without(x.reshape(rows), _slot_of(index, channels) < slots, **how), values, index)
 
     def decode(self, codes, shape, dtype):
-        slots = self.slots(shape)
-        if not slots:
+        if not self.slots(shape):
             return self._rest.decode(codes, shape, dtype)
-        *rest, values, index = codes
-        slot = _slot_of(index, shape[-1])
-        exact = jnp.take(values, slot, axis=1, mode="clip").reshape(shape)
-        return jnp.where(slot < slots, exact, self._rest.decode(rest, shape, dtype))
+        packed, scales, values, index = codes
+        slots = _slot_of(index, shape[-1])
+        return dequantize_with(packed, scales, values, slots, **self._rest.decoding(shape, dtype)).reshape(shape)
 
     def nbytes(self, shape, dtype) -> int:
         self.check(shape, dtype)

@@ -1,21 +1,18 @@
-"""Packing and quantization of arrays, as references in jax.numpy: what a kernel of the same name has to compute."""
+"""Packing and quantization of arrays: GPU kernels where a program runs on CUDA, and their references in jax.numpy elsewhere."""
 
-from jaxmem_kernels.bits import pack_bits as pack_bits
-from jaxmem_kernels.bits import unpack_bits as unpack_bits
-from jaxmem_kernels.int4 import dequantize as dequantize
-from jaxmem_kernels.int4 import dequantize_offset as dequantize_offset
-from jaxmem_kernels.int4 import pack_int4 as pack_int4
-from jaxmem_kernels.int4 import quantize as quantize
-from jaxmem_kernels.int4 import quantize_offset as quantize_offset
-from jaxmem_kernels.int4 import unpack_int4 as unpack_int4
-from jaxmem_kernels.int4 import wide_dtype as wide_dtype
-from jaxmem_kernels.layout import from_parts as from_parts
-from jaxmem_kernels.layout import from_rows as from_rows
-from jaxmem_kernels.layout import part_shape as part_shape
-from jaxmem_kernels.layout import row_shape as row_shape
-from jaxmem_kernels.layout import to_parts as to_parts
-from jaxmem_kernels.layout import to_rows as to_rows
-from jaxmem_kernels.rounding import NEAREST as NEAREST
-from jaxmem_kernels.rounding import STOCHASTIC as STOCHASTIC
-from jaxmem_kernels.rounding import Rounding as Rounding
-from jaxmem_kernels.rounding import round_up as round_up
+from jaxmem_kernels.capability import compiling_for as compiling_for
+from jaxmem_kernels.layout import fitted as fitted
+from jaxmem_kernels.layout import folded as folded
+from jaxmem_kernels.ops import dequantize as dequantize
+from jaxmem_kernels.ops import dequantize_by as dequantize_by
+from jaxmem_kernels.ops import dequantize_offset as dequantize_offset
+from jaxmem_kernels.ops import dequantize_with as dequantize_with
+from jaxmem_kernels.ops import pack_bits as pack_bits
+from jaxmem_kernels.ops import quantize as quantize
+from jaxmem_kernels.ops import quantize_by as quantize_by
+from jaxmem_kernels.ops import quantize_offset as quantize_offset
+from jaxmem_kernels.ops import quantize_without as quantize_without
+from jaxmem_kernels.ops import unpack_bits as unpack_bits
+from jaxmem_kernels.rounding import greatest as greatest
+from jaxmem_kernels.rounding import scale_of as scale_of
+from jaxmem_kernels.rounding import wide_dtype as wide_dtype

@@ -1,4 +1,4 @@
-"""One bit a value: eight contiguous parts of a row share its bytes."""
+"""One bit a value: eight contiguous parts of a group share its bytes. Shapes are those of `layout`."""
 
 import functools
 import operator
@@ -6,12 +6,16 @@ import operator
 import jax.numpy as jnp
 import numpy as np
 
-
-def pack_bits(b):
-    """bool (R, 8, H) to uint8 (R, H): part i in bit i."""
-    return functools.reduce(operator.or_, (b[:, i].astype(jnp.uint8) << i for i in range(8)))
+from jaxmem_kernels.layout import blocks, unblocked
 
 
-def unpack_bits(packed):
-    """The inverse of `pack_bits`."""
-    return ((packed[:, None, :] >> np.arange(8, dtype=np.uint8)[None, :, None]) & 1) != 0
+def pack_bits(x, zero, *, group: int):
+    """Whether each of `x` (*lead, W) differs from the scalar `zero`: uint8 (*lead, K, H), part i in bit i."""
+    b = blocks(x != zero, group, 8)
+    return functools.reduce(operator.or_, (b[..., i, :].astype(jnp.uint8) << i for i in range(8)))
+
+
+def unpack_bits(packed, zero, one, *, width: int):
+    """(*lead, W) of the scalars `zero` and `one`, by the bits that `pack_bits` made."""
+    bits = (packed[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
+    return jnp.where(unblocked(bits, width) != 0, one, zero)

@@ -1,88 +1,111 @@
-"""INT4 quantization of (R, 2, H) blocks, two codes to a uint8: Adacc's symmetric and asymmetric schemes.
+"""INT4 quantization in groups, two codes to a uint8: Adacc's schemes. Shapes are those of `layout`, with two parts.
 
-`axes` are those of (R, 2, H) over which values share a scale: (1, 2) for a scale a row, (0,) for a scale a column.
-Scales and offsets are flat. Values are quantized against the scale that is stored, not against the exact one.
-A scale is NaN where a value that it covers is not finite: everything under it decodes to NaN.
+Values are multiplied by the inverse of the scale that is stored, not of the exact one. A scale is NaN where a value that it covers
+is not finite: everything under it decodes to NaN.
 """
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmem_kernels.rounding import LEAST, NEAREST, Rounding, round_up
+from jaxmem_kernels.layout import blocks, unblocked
+from jaxmem_kernels.rounding import LEAST, greatest, inverse, round_stochastic, scale_of, wide_dtype
 
 
 def pack_int4(q):
-    """int8 (R, 2, H) in [-8, 7] to uint8 (R, H): the first half in the low four bits."""
+    """int8 (..., 2, H) in [-8, 7] to uint8 (..., H): the first half in the low four bits."""
     q = q.astype(jnp.uint8)
-    return (q[:, 0] & 15) | (q[:, 1] << 4)
+    return (q[..., 0, :] & 15) | (q[..., 1, :] << 4)
 
 
 def unpack_int4(packed):
     """The inverse of `pack_int4`."""
-    nibbles = (packed[:, None, :] >> np.array([[[0], [4]]], np.uint8)) & 15
+    nibbles = (packed[..., None, :] >> np.array([[0], [4]], np.uint8)) & 15
     return (nibbles ^ 8).astype(jnp.int8) - 8
 
 
-def quantize(x, axes, scale_dtype, rounding: Rounding = NEAREST):
-    """Symmetric (Adacc 3.2): codes uint8 (R, H) and scales, for floating `x` (R, 2, H).
+def quantize(x, *, group: int, scale: str, stochastic: bool):
+    """Symmetric (Adacc 3.2): codes uint8 (*lead, K, H) and scales (*lead, K) of dtype `scale`, for `x` (*lead, W).
 
-    s = max|x| / 8 rounded up to `scale_dtype`, q = clip(round(x / s), -8, 7).
+    s = max|x| / 8 rounded up, q = clip(round(x / s), -8, 7).
     """
-    x = x.astype(wide_dtype(x.dtype))
-    greatest = jnp.max(jnp.abs(x), axes, keepdims=True, initial=0)
-    scale = round_up(greatest / rounding.levels, scale_dtype)
-    return pack_int4(_codes(x, x, scale, rounding)), scale.reshape(-1)
+    b = _wide(blocks(x, group, 2))
+    s = scale_of(greatest(b, (-2, -1)), scale, stochastic)
+    return _codes(b, b, s[..., None, None], stochastic), s
 
 
-def dequantize(packed, scale, axes, dtype):
-    """q·s as `dtype` (R, 2, H), brought within its finite range."""
-    wide = wide_dtype(dtype)
-    return _narrow(unpack_int4(packed).astype(wide) * _spread(scale, packed, axes, wide), dtype)
+def dequantize(packed, scales, *, width: int, dtype: str):
+    """q·s as `dtype` (*lead, W), brought within its finite range."""
+    return _decoded(packed, scales[..., None, None], None, width, dtype)
 
 
-def quantize_offset(x, axes, scale_dtype, rounding: Rounding = NEAREST):
-    """Asymmetric (Adacc 3.2): codes uint8 (R, H), scales and offsets, for floating `x` (R, 2, H).
+def quantize_offset(x, *, group: int, scale: str, stochastic: bool):
+    """Asymmetric (Adacc 3.2): codes uint8 (*lead, K, H), scales and offsets (*lead, K), for `x` (*lead, W).
 
-    o = (max + min) / 2 rounded to `scale_dtype`, s = max|x - o| / 8 rounded up, q = clip(round((x - o) / s), -8, 7).
+    o = (max + min) / 2 rounded to `scale`, s = max|x - o| / 8 rounded up, q = clip(round((x - o) / s), -8, 7).
     With an exact o that is (max - min) / 16; with a rounded one, s still covers the values furthest from it.
     """
-    x = x.astype(wide_dtype(x.dtype))
-    high, low = jnp.max(x, axes, keepdims=True, initial=-jnp.inf), jnp.min(x, axes, keepdims=True, initial=jnp.inf)
-    offset = _stored_offset(high / 2 + low / 2, scale_dtype)
-    scale = round_up(jnp.maximum(high - offset, offset - low) / rounding.levels, scale_dtype)
-    packed = pack_int4(_codes(x - offset, x, scale, rounding))
-    return packed, scale.reshape(-1), offset.astype(scale_dtype).reshape(-1)
+    b = _wide(blocks(x, group, 2))
+    high, low = jnp.max(b, (-2, -1), initial=-jnp.inf), jnp.min(b, (-2, -1), initial=jnp.inf)
+    finite = greatest(b, (-2, -1)) < jnp.inf
+    o = jnp.where(finite, _stored_offset(high / 2 + low / 2, scale), jnp.nan)
+    s = scale_of(jnp.where(finite, jnp.maximum(high - o, o - low), jnp.nan), scale, stochastic)
+    return _codes(b - o[..., None, None], b, s[..., None, None], stochastic), s, o.astype(scale)
 
 
-def dequantize_offset(packed, scale, offset, axes, dtype):
-    """q·s + o as `dtype` (R, 2, H), brought within its finite range."""
-    wide = wide_dtype(dtype)
-    scale, offset = (_spread(a, packed, axes, wide) for a in (scale, offset))
-    return _narrow(unpack_int4(packed).astype(wide) * scale + offset, dtype)
+def dequantize_offset(packed, scales, offsets, *, width: int, dtype: str):
+    """q·s + o as `dtype` (*lead, W), brought within its finite range."""
+    return _decoded(packed, scales[..., None, None], offsets[..., None, None], width, dtype)
 
 
-def wide_dtype(dtype):
-    """What arithmetic on values of a floating `dtype` is done in: float32 at least."""
-    return jnp.float64 if jnp.dtype(dtype).itemsize == 8 else jnp.float32
+def quantize_by(x, scales, *, group: int, stochastic: bool):
+    """Codes uint8 (*lead, K, H) of `x` (*lead, W) against `scales` that are given: (W,), or any that broadcast to `x`."""
+    b = _wide(blocks(x, group, 2))
+    return _codes(b, b, _by(scales, x.shape[-1], group), stochastic)
 
 
-def _codes(distance, x, scale, rounding: Rounding):
-    divisor = jnp.where(scale > 0, scale, 1).astype(distance.dtype)
-    return jnp.clip(rounding.codes(distance / divisor, x), -8, 7).astype(jnp.int8)
+def dequantize_by(packed, scales, *, width: int, dtype: str):
+    """The inverse of `quantize_by`: q·s as `dtype` (*lead, W)."""
+    return _decoded(packed, _by(scales, width, 2 * packed.shape[-1]), None, width, dtype)
+
+
+def quantize_without(x, taken, *, group: int, scale: str, stochastic: bool):
+    """`quantize` with zeros in place of the channels that `taken` (bool, (C,)) marks: channel i is every C-th value from i."""
+    marked = jnp.tile(taken, x.shape[-1] // taken.size)
+    return quantize(jnp.where(marked, 0, x), group=group, scale=scale, stochastic=stochastic)
+
+
+def dequantize_with(packed, scales, values, slots, *, width: int, dtype: str):
+    """`dequantize` with channel i as it was, in `values` (..., k) at slots[i] (int32, (C,)), where that is below k."""
+    rest = dequantize(packed, scales, width=width, dtype=dtype)
+    exact = jnp.take(values, slots, axis=-1, mode="clip").reshape(rest.shape)
+    return jnp.where(jnp.tile(slots < values.shape[-1], width // slots.size), exact, rest)
+
+
+def _wide(x):
+    return x.astype(wide_dtype(x.dtype))
+
+
+def _by(scales, width: int, group: int):
+    """`scales` where each meets its values in (..., K, 2, H)."""
+    return blocks(scales, group, 2) if scales.shape[-1] == width else scales[..., None, None]
+
+
+def _codes(distance, x, scale, stochastic: bool):
+    y = distance * inverse(scale.astype(distance.dtype))
+    y = jnp.where(y >= -8, jnp.minimum(y, 7), -8)  # NaN is -8
+    return pack_int4((round_stochastic(y, x) if stochastic else jnp.round(y)).astype(jnp.int8))
 
 
 def _stored_offset(offset, dtype):
     limit = float(jnp.finfo(dtype).max)
     offset = lax.reduce_precision(jnp.clip(offset, -limit, limit), 8, jnp.finfo(dtype).nmant)
-    return jnp.where(jnp.abs(offset) < LEAST, 0, offset)  # XLA flushes it or not
+    return jnp.where(jnp.abs(offset) < LEAST, 0, offset)
 
 
-def _spread(scale, packed, axes, wide):
-    rows, width = packed.shape
-    return scale.astype(wide).reshape([1 if axis in axes else n for axis, n in enumerate((rows, 2, width))])
-
-
-def _narrow(x, dtype):
+def _decoded(packed, scale, offset, width: int, dtype: str):
+    wide = wide_dtype(dtype)
+    x = unpack_int4(packed).astype(wide) * scale.astype(wide)
+    x = x if offset is None else x + offset.astype(wide)
     limit = float(jnp.finfo(dtype).max)  # -8·s can pass it, where the scale was rounded up; NaN stays
-    return jnp.clip(x, -limit, limit).astype(dtype)
+    return unblocked(jnp.clip(x, -limit, limit).astype(dtype), width)

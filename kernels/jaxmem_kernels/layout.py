@@ -1,6 +1,9 @@
-"""Reshaping an array of any shape into rows of contiguous parts, the parts that share bytes when packed.
+"""Arrays as groups of contiguous parts: the parts of a group share its bytes when packed.
 
-Parts and not neighbours share a byte: strided packing (`q[::2]`) costs XLA a slow concatenation.
+Groups lie along the last axis, and the others stay as they are, so that a sharded array's codes are sharded alike. Parts
+and not neighbours share a byte: strided packing (`q[::2]`) costs XLA a slow concatenation.
+
+Shapes: x (*lead, W) is (*lead, K, parts, H) in groups of G = parts · H values, K = ceil(W / G).
 """
 
 import math
@@ -8,52 +11,30 @@ import math
 import jax.numpy as jnp
 
 
-def _round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
+def folded(shape: tuple[int, ...], group: int) -> tuple[int, ...]:
+    """`shape` with no more of its last axes merged than groups of `group` need to divide them; flat if none do."""
+    for axis in range(len(shape) - 1, 0, -1):
+        if shape[axis] and (width := math.prod(shape[axis:])) % group == 0:
+            return (*shape[:axis], width)
+    return (math.prod(shape),)
 
 
-def part_shape(shape: tuple[int, ...], group: int, parts: int) -> tuple[int, int, int]:
-    """(R, parts, H): the flat array in groups of `group` values; one smaller group where there are fewer values.
-
-    `group` is a multiple of `parts`.
-    """
-    size = math.prod(shape)
-    group = min(group, _round_up(max(size, 1), parts))
-    return -(-size // group), parts, group // parts
+def fitted(width: int, group: int, parts: int) -> int:
+    """`group`, or where a row of `width` has fewer values the least multiple of `parts` that holds them."""
+    return min(group, -(-max(width, 1) // parts) * parts)
 
 
-def to_parts(x, group: int, parts: int):
-    """`x` of any shape as `part_shape`; what the last group lacks repeats the last value."""
-    rows, _, width = target = part_shape(x.shape, group, parts)
-    flat, missing = x.reshape(-1), rows * parts * width - x.size
-    if missing:
-        flat = jnp.concatenate([flat, jnp.broadcast_to(flat[-1:], (missing,))])
-    return flat.reshape(target)
+def blocks(x, group: int, parts: int):
+    """`x` (*lead, W) as (*lead, K, parts, H); what the last group lacks repeats the last value."""
+    width = x.shape[-1]
+    count = -(-width // group)
+    if missing := count * group - width:
+        last = jnp.broadcast_to(x[..., -1:], (*x.shape[:-1], missing))
+        x = jnp.concatenate([x, last], -1)
+    return x.reshape(*x.shape[:-1], count, parts, group // parts)
 
 
-def from_parts(blocks, shape: tuple[int, ...]):
-    """The inverse of `to_parts`."""
-    size = math.prod(shape)
-    flat = blocks.reshape(-1)
-    return (flat if flat.size == size else flat[:size]).reshape(shape)
-
-
-def row_shape(shape: tuple[int, ...], parts: int) -> tuple[int, int, int]:
-    """(T, parts, H): the last axis in `parts`, the others flat; a 0-d array is one row of one value."""
-    width = shape[-1] if shape else 1
-    return math.prod(shape[:-1]), parts, -(-width // parts)
-
-
-def to_rows(x, parts: int):
-    """`x` of any shape as `row_shape`; zeros fill the last axis."""
-    rows, _, width = target = row_shape(x.shape, parts)
-    matrix = x.reshape(rows, x.shape[-1] if x.shape else 1)
-    missing = parts * width - matrix.shape[1]
-    return (jnp.pad(matrix, ((0, 0), (0, missing))) if missing else matrix).reshape(target)
-
-
-def from_rows(blocks, shape: tuple[int, ...]):
-    """The inverse of `to_rows`."""
-    rows, parts, width = blocks.shape
-    matrix, used = blocks.reshape(rows, parts * width), shape[-1] if shape else 1
-    return (matrix if used == parts * width else matrix[:, :used]).reshape(shape)
+def unblocked(blocks, width: int):
+    """The inverse of `blocks`: (*lead, W)."""
+    rows = blocks.reshape(*blocks.shape[:-3], math.prod(blocks.shape[-3:]))
+    return rows if rows.shape[-1] == width else rows[..., :width]

@@ -1,31 +1,43 @@
 """How a value becomes one of the sixteen codes, and how a scale becomes a number that is stored."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+import math
 
 import jax.numpy as jnp
 from jax import lax
 
-LEAST = float(jnp.finfo(jnp.float32).tiny)
+LEAST = 2.0**-100  # of scales and offsets; whether or not denormals are flushed, they are nothing beside it
 
 
-class Rounding(NamedTuple):
-    """`codes(y, x)` rounds `y` (in scales) to integers; `x`, the values themselves, seed what is random.
+def wide_dtype(dtype):
+    """What arithmetic on values of a floating `dtype` is done in: float32 at least."""
+    return jnp.float64 if jnp.dtype(dtype).itemsize == 8 else jnp.float32
 
-    `levels`: the greatest |x| of a group is this many scales.
+
+def greatest(x, axes):
+    """The greatest |x| along `axes` (of none: 0), NaN where one is: among bits, NaN's are above all others'.
+
+    XLA:CPU's own maximum drops some NaN.
     """
+    bits = lax.bitcast_convert_type(jnp.abs(x), jnp.uint64 if x.dtype.itemsize == 8 else jnp.uint32)
+    return lax.bitcast_convert_type(jnp.max(bits, axes, initial=0), x.dtype)
 
-    levels: int
-    codes: Callable
+
+def scale_of(greatest, dtype, stochastic: bool):
+    """The scale that is stored for a greatest |x|: an eighth of it, rounded up.
+
+    A seventh where rounding is stochastic, since at an eighth the greatest value would be clipped, a bias. As a product,
+    which XLA would make of the division anyhow.
+    """
+    return round_up(greatest * (1 / 7 if stochastic else 1 / 8), dtype)
 
 
 def round_up(scale, dtype):
-    """The least number of `dtype` (bfloat16 or float32) that is not below `scale` (floating, any shape, >= 0).
+    """The least number of `dtype` (bfloat16, or float32 of 21 digits) that is not below `scale` (floating, any shape, >= 0).
 
-    So every value lies within the levels of the scale that is stored. 0 below float32's least normal number, 2^-126,
-    whether or not denormals are flushed; NaN where `scale` or the result is not finite.
+    So every value lies within the levels of the scale that is stored, and a code's product with it is exact. 0 below
+    2^-100; NaN where `scale` or the result is not finite.
     """
-    mantissa = jnp.finfo(dtype).nmant
+    mantissa = min(jnp.finfo(dtype).nmant, 20)
     nearest = lax.reduce_precision(scale, 8, mantissa)  # XLA drops a pair of conversions; this it must do
     bits = lax.bitcast_convert_type(nearest.astype(jnp.float32), jnp.uint32)
     bits = jnp.where(nearest < scale, bits + jnp.uint32(1 << (23 - mantissa)), bits)
@@ -34,28 +46,28 @@ def round_up(scale, dtype):
     return up.astype(dtype)
 
 
-def _mix(h):
-    """MurmurHash3's finalizer, on uint32."""
-    h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
-    h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
-    return h ^ (h >> 16)
+def inverse(scale):
+    """1 / s, and 0 for a scale of zero or NaN. Values are multiplied by it: a division each would cost a GPU more than
+    the memory's speed allows."""
+    return jnp.where(scale > 0, 1 / jnp.where(scale > 0, scale, 1), 0)
 
 
-def uniform(x):
-    """float32 in [0, 1) for each of `x` (R, P, H), hashed from its row's bits and its own index.
+def round_stochastic(y, x):
+    """`y` in [-8, 7] to an integer next to it, float32, up with the probability of its fraction: floor(y + u), to 2^-16.
 
-    The same `x` gives the same numbers, so that recomputation repeats them.
+    u in [0, 1) is 16 bits for each of the two values of `x` (*lead, K, 2, H) that share a byte, hashed from both values' own
+    bits and the byte's index in its row: the same row gives the same numbers, in a recomputation, under `vmap` and on
+    whichever device it lies. An integer stays the integer it is.
     """
-    index = lax.iota(jnp.uint32, x.size).reshape(x.shape) * jnp.uint32(0x9E3779B9)
     bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
-    row = jnp.sum(_mix(bits + index), (1, 2), keepdims=True, dtype=jnp.uint32)
-    return (_mix(_mix(index + jnp.uint32(0x7F4A7C15)) ^ row) >> 8).astype(jnp.float32) * 2.0**-24
-
-
-def _stochastic(y, x):
-    floor = jnp.floor(y)
-    return jnp.where(uniform(x).astype(y.dtype) < y - floor, floor + 1, floor)
-
-
-NEAREST = Rounding(8, lambda y, x: jnp.round(y))
-STOCHASTIC = Rounding(7, _stochastic)  # by 7: at 8 the greatest value would be clipped, a bias
+    row = (*bits.shape[-3:-2], bits.shape[-1])
+    index = lax.iota(jnp.uint32, math.prod(row)).reshape(row)
+    h = (
+        bits[..., 0, :] * jnp.uint32(0xCC9E2D51)
+        + bits[..., 1, :] * jnp.uint32(0x1B873593)
+        + index * jnp.uint32(0x9E3779B9)
+    )
+    h = (h ^ (h >> 15)) * jnp.uint32(0x85EBCA6B)
+    h = h ^ (h >> 16)
+    u = jnp.stack([h & 0xFFFF, h >> 16], -2).astype(jnp.float32) * 2.0**-16
+    return jnp.floor(y.astype(jnp.float32) + (u + 192)) - 192  # beside 192, sums have 16 bits after the point

@@ -22,7 +22,9 @@ learning_rate = 1e-3
 """
 
 
-TEXT = [path for path in sorted(FOLDER.glob("*.toml")) if not path.stem.startswith(("resnet", "bert_glue"))]  # see test_image_data.py
+TEXT = [
+    path for path in sorted(FOLDER.glob("*.toml")) if not path.stem.startswith(("resnet", "bert_glue"))
+]  # see test_image_data.py
 
 
 @pytest.mark.parametrize("path", TEXT, ids=lambda p: p.stem)

@@ -3,12 +3,13 @@
 import numpy as np
 
 DIGITS = {"bfloat16": 8, "float32": 24}  # of the significand
-LEAST = 2.0**-126
+SCALE_DIGITS = {"bfloat16": 8, "float32": 21}  # whose product with a code is exact
+LEAST = 2.0**-100
 
 
-def _rounded(value, dtype: str, rounding) -> float:
-    digits, exponent = np.frexp(np.float64(value))
-    return float(np.ldexp(rounding(np.ldexp(digits, DIGITS[dtype])), exponent - DIGITS[dtype]))
+def _rounded(value, digits: int, rounding) -> float:
+    fraction, exponent = np.frexp(np.float64(value))
+    return float(np.ldexp(rounding(np.ldexp(fraction, digits)), exponent - digits))
 
 
 def symmetric(group: np.ndarray, scale: str) -> tuple[np.ndarray, float]:
@@ -18,17 +19,17 @@ def symmetric(group: np.ndarray, scale: str) -> tuple[np.ndarray, float]:
 
 def asymmetric(group: np.ndarray, scale: str) -> tuple[np.ndarray, float, float]:
     """Codes, scale and offset of one group of finite float32 or float64 values."""
-    offset = _rounded(group.max() / 2 + group.min() / 2, scale, np.rint)
+    offset = _rounded(group.max() / 2 + group.min() / 2, DIGITS[scale], np.rint)
     offset = offset if abs(offset) >= LEAST else 0.0
     distance = group - group.dtype.type(offset)
     return *_codes(distance, np.abs(distance).max() / 8, scale), offset
 
 
 def _codes(distance, exact, scale):
-    stored = _rounded(exact, scale, np.ceil) if exact >= LEAST else 0.0
+    stored = _rounded(exact, SCALE_DIGITS[scale], np.ceil) if exact >= LEAST else 0.0
     q = np.zeros(distance.shape, int)
     if stored:
-        q = np.clip(np.rint(distance / distance.dtype.type(stored)), -8, 7).astype(int)
+        q = np.clip(np.rint(distance * (1 / distance.dtype.type(stored))), -8, 7).astype(int)
     return q, stored
 
 

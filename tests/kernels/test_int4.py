@@ -9,96 +9,145 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxmem_kernels as jk
+from jaxmem_kernels import int4
 from tests.kernels import oracle
 
 pytestmark = pytest.mark.core
 few = settings(max_examples=40)
 SCALES = ("bfloat16", "float32")
-AXES = ((1, 2), (0,))
+HOW = {"group": 8, "stochastic": False}
 
 
-def blocks(dtype):
-    """(3, 2, 4) of a few magnitudes, zeros and ties among them."""
+def rows(dtype):
+    """(3, 16), two groups a row, of a few magnitudes, zeros and ties among them."""
     width = 8 * np.dtype(dtype).itemsize
     plain = st.floats(-1e4, 1e4, width=width)
     values = st.one_of(plain, st.integers(-8, 8).map(float), st.sampled_from([0.0, -0.0, 0.5, 1e-40, 1e-30, 3e38]))
-    return hnp.arrays(dtype, (3, 2, 4), elements=values.map(lambda v: np.dtype(dtype).type(v)))
+    return hnp.arrays(dtype, (3, 16), elements=values.map(lambda v: np.dtype(dtype).type(v)))
 
 
-def groups(x, axes):
-    """Each group's values, flat in the order of the codes, and where they lie in (3, 2, 4)."""
-    index = [np.s_[i] for i in range(3)] if axes == (1, 2) else [np.s_[:, i, j] for i in range(2) for j in range(4)]
-    return [(np.asarray(x)[i].ravel(), i) for i in index]
+def groups(a) -> np.ndarray:
+    """Each group's values, in the order of scales."""
+    return np.asarray(a).reshape(6, 8)
+
+
+def codes_of(packed) -> np.ndarray:
+    return groups(int4.unpack_int4(packed))
 
 
 def test_every_byte_unpacks_to_two_codes_that_pack_to_it():
     every = jnp.arange(256, dtype=jnp.uint8).reshape(16, 16)
-    codes = jk.unpack_int4(every)
+    codes = int4.unpack_int4(every)
     assert codes.dtype == jnp.int8
     assert codes.shape == (16, 2, 16)
     assert int(codes.min()) == -8
     assert int(codes.max()) == 7
-    np.testing.assert_array_equal(jk.pack_int4(codes), every)
+    np.testing.assert_array_equal(int4.pack_int4(codes), every)
 
 
 @given(hnp.arrays(np.int8, (2, 2, 3), elements=st.integers(-8, 7)))
 @few
 def test_packing_is_a_bijection_and_halves_share_a_byte(q):
-    got = jk.pack_int4(jnp.asarray(q))
+    got = int4.pack_int4(jnp.asarray(q))
     assert np.asarray(got).tobytes() == b"".join(oracle.packed(row.ravel()) for row in q)
-    np.testing.assert_array_equal(jk.unpack_int4(got), q)
+    np.testing.assert_array_equal(int4.unpack_int4(got), q)
 
 
-@pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_symmetric_is_the_oracle(dtype, scale, axes):
-    encode = jax.jit(lambda x: jk.quantize(x, axes, scale))
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_symmetric_is_the_oracle(dtype, scale):
+    encode = jax.jit(lambda x: jk.quantize(x, scale=scale, **HOW))
 
-    @given(blocks(dtype))
+    @given(rows(dtype))
     @few
     def check(x):
         codes, scales = encode(x)
-        decoded = jk.dequantize(codes, scales, axes, dtype)
-        for (values, at), s in zip(groups(x, axes), np.asarray(scales, np.float64)):
+        decoded = groups(jk.dequantize(codes, scales, width=16, dtype=dtype))
+        assert (codes.shape, scales.shape) == ((3, 2, 4), (3, 2))
+        for values, s, got, back in zip(groups(x), np.asarray(scales, np.float64).ravel(), codes_of(codes), decoded):
             q, want = oracle.symmetric(values, scale)
             assert s == want
-            np.testing.assert_array_equal(np.asarray(jk.unpack_int4(codes))[at].ravel(), q)
+            np.testing.assert_array_equal(got, q)
             limit = np.finfo(dtype).max
-            np.testing.assert_allclose(np.asarray(decoded)[at].ravel(), np.clip(q * s, -limit, limit), rtol=1e-6)
+            np.testing.assert_allclose(back, np.clip(q * s, -limit, limit), rtol=1e-6)
 
     check()
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_asymmetric_is_the_oracle(dtype, scale):
-    encode = jax.jit(lambda x: jk.quantize_offset(x, (1, 2), scale))
+    encode = jax.jit(lambda x: jk.quantize_offset(x, scale=scale, **HOW))
 
-    @given(blocks(dtype).map(lambda x: np.clip(x, -1e30, 1e30)))
+    @given(rows(dtype).map(lambda x: np.clip(x, -1e30, 1e30)))
     @few
     def check(x):
         codes, scales, offsets = encode(x)
-        decoded = np.asarray(jk.dequantize_offset(codes, scales, offsets, (1, 2), dtype))
-        for row, s, o in zip(range(3), np.asarray(scales, np.float64), np.asarray(offsets, np.float64)):
-            q, want, offset = oracle.asymmetric(x[row].ravel(), scale)
+        decoded = groups(jk.dequantize_offset(codes, scales, offsets, width=16, dtype=dtype))
+        both = np.asarray(scales, np.float64).ravel(), np.asarray(offsets, np.float64).ravel()
+        for values, s, o, got, back in zip(groups(x), *both, codes_of(codes), decoded):
+            q, want, offset = oracle.asymmetric(values, scale)
             assert (s, o) == (want, offset)
-            np.testing.assert_array_equal(np.asarray(jk.unpack_int4(codes))[row].ravel(), q)
-            np.testing.assert_allclose(decoded[row].ravel(), q * s + o, rtol=1e-6, atol=1e-6 * (s + abs(o)))
+            np.testing.assert_array_equal(got, q)
+            np.testing.assert_allclose(back, q * s + o, rtol=1e-6, atol=1e-6 * (s + abs(o)))
 
     check()
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@given(rows("float32").map(lambda x: np.clip(x, -1e30, 1e30)), st.integers(0, 15))
+@few
+def test_given_scales_are_used_and_taken_channels_are_left_out(x, channel):
+    scales = np.ldexp(1.0, np.arange(16) - 8).astype(np.float32)
+    codes = jk.quantize_by(x, scales, **HOW)
+    want = np.clip(np.rint(x / scales), -8, 7)
+    np.testing.assert_array_equal(codes_of(codes), groups(want))
+    np.testing.assert_array_equal(jk.dequantize_by(codes, scales, width=16, dtype="float32"), want * scales)
+    taken = np.arange(16) == channel
+    without = jk.quantize_without(x, taken, scale="float32", **HOW)
+    for got, plain in zip(without, jk.quantize(np.where(taken, np.float32(0), x), scale="float32", **HOW)):
+        np.testing.assert_array_equal(got, plain)
+    slots = np.where(taken, 1, 2).astype(np.int32)
+    values = np.stack([x[:, channel] + 1, x[:, channel]], -1)
+    back = np.asarray(jk.dequantize_with(*without, values, slots, width=16, dtype="float32"))
+    np.testing.assert_array_equal(back[:, channel], x[:, channel])
+    plain = np.asarray(jk.dequantize(*without, width=16, dtype="float32"))
+    np.testing.assert_array_equal(back[:, ~taken], plain[:, ~taken])
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("scale", SCALES)
-def test_what_shares_a_scale_with_a_value_that_is_not_finite_is_nan(scale, bad):
-    x = np.ones((3, 2, 4), np.float32)
-    x[1, 1, 2] = bad
-    for axes, width in (((1, 2), 8), ((0,), 3)):
-        symmetric = jax.jit(lambda x, axes=axes: jk.dequantize(*jk.quantize(x, axes, scale), axes, x.dtype))
-        offset = jax.jit(lambda x, axes=axes: jk.dequantize_offset(*jk.quantize_offset(x, axes, scale), axes, x.dtype))
-        for decoded in (symmetric(x), offset(x)):
-            spoilt = np.isnan(decoded)
-            assert spoilt.sum() == width
-            assert spoilt.all(axes).sum() == 1
-            assert spoilt[1, 1, 2]
+@pytest.mark.parametrize("shape", [(3, 16), (65, 64), (4099,)], ids=str)
+def test_what_shares_a_scale_with_a_value_that_is_not_finite_is_nan(shape, scale, bad):
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    x.flat[21] = bad
+    back = {"width": shape[-1], "dtype": "float32"}
+    symmetric = jax.jit(lambda x: jk.dequantize(*jk.quantize(x, scale=scale, **HOW), **back))
+    offset = jax.jit(lambda x: jk.dequantize_offset(*jk.quantize_offset(x, scale=scale, **HOW), **back))
+    for decoded in (symmetric(x), offset(x)):
+        assert np.flatnonzero(np.isnan(decoded)).tolist() == list(range(16, 24))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_greatest_is_nan_where_one_is(dtype):
+    x = np.random.default_rng(0).normal(size=(65, 64)).astype(dtype)
+    x[21, 5], x[30, 63], x[40, 0] = np.nan, -np.nan, -np.inf
+    found = np.asarray(jax.jit(lambda x: jk.greatest(x, -1))(x))
+    want = np.abs(x).max(-1)
+    np.testing.assert_array_equal(found, want)
+    assert np.isnan(found[[21, 30]]).all()
+    np.testing.assert_array_equal(jk.greatest(jnp.zeros((3, 0), dtype), -1), 0)
+
+
+def test_under_vmap_and_in_derivatives_an_operation_is_its_reference():
+    x = jax.random.normal(jax.random.key(0), (3, 5, 32), jnp.float32)
+    how = {"group": 16, "scale": "bfloat16", "stochastic": True}
+    for one, whole in zip(jax.vmap(lambda x: jk.quantize(x, **how), 1, 1)(x), jk.quantize(x, **how)):
+        np.testing.assert_array_equal(one, whole)
+    scales = 1 + jnp.arange(3 * 32, dtype=jnp.float32).reshape(3, 32)
+    by = lambda x, s: jk.quantize_by(x, s, group=16, stochastic=False)
+    np.testing.assert_array_equal(jax.vmap(by)(x, scales), jnp.stack([by(*row) for row in zip(x, scales)]))
+    codes, s = jk.quantize(x, **how)
+    decode = lambda s: jk.dequantize(codes, s, width=32, dtype="float32").sum()
+    plain = lambda s: int4.dequantize(codes, s, width=32, dtype="float32").sum()
+    s = s.astype(jnp.float32)
+    np.testing.assert_array_equal(jax.grad(decode)(s), jax.grad(plain)(s))

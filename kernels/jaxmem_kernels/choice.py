@@ -1,0 +1,54 @@
+"""Which arrays a kernel takes; the rest goes to the reference, as XLA compiles it."""
+
+import math
+
+import jax.numpy as jnp
+
+FLOATS = ("bfloat16", "float16", "float32")
+GROUPS = tuple(2**i for i in range(4, 14))  # a thread has 16 bytes of neighbours, a program a few thousand values
+LEAST_SIZE = (
+    2**16
+)  # a launch takes a few microseconds, in which memory moves this much; XLA fuses a reference with its neighbours
+MOST_SLOTS = 255
+
+
+def _takes(shape, group: int, dtype, dtypes=FLOATS) -> bool:
+    """Rows of whole groups; or a flat tensor, of which the last may lack values."""
+    whole = shape[-1] % group == 0
+    return (
+        jnp.dtype(dtype).name in dtypes
+        and group in GROUPS
+        and math.prod(shape) >= LEAST_SIZE
+        and (whole or len(shape) == 1)
+    )
+
+
+def encodes(x, *_, group: int, **__) -> bool:
+    return _takes(x.shape, group, x.dtype)
+
+
+def decodes(codes, *_, width: int, dtype: str) -> bool:
+    return _takes((*codes.shape[:-2], width), 2 * codes.shape[-1], dtype)
+
+
+def encodes_by(x, channels, *, group: int, **__) -> bool:
+    """With one of `channels` (scales, or marks) for each value of a row of whole groups."""
+    return encodes(x, group=group) and channels.shape == x.shape[-1:] and x.shape[-1] % group == 0
+
+
+def decodes_by(codes, *arrays, width: int, dtype: str) -> bool:
+    channels, group = arrays[-1], 2 * codes.shape[-1]
+    return decodes(codes, width=width, dtype=dtype) and channels.shape == (width,) and width % group == 0
+
+
+def decodes_with(codes, scales, values, slots, *, width: int, dtype: str) -> bool:
+    return decodes_by(codes, slots, width=width, dtype=dtype) and 0 < values.shape[-1] <= MOST_SLOTS
+
+
+def packs(x, _, *, group: int) -> bool:
+    return _takes(x.shape, group, x.dtype, (x.dtype.name,)) and x.dtype.itemsize <= 4
+
+
+def never(*_, **__) -> bool:
+    """A mask is unpacked where it is used: XLA's fusion reads a bit a value, and writes none."""
+    return False

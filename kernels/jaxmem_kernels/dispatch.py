@@ -1,0 +1,85 @@
+"""An operation of arrays with a reference in jax.numpy and a GPU kernel, chosen where a program is lowered.
+
+Each operation is a primitive. For CUDA it lowers to its kernel where that takes these arrays, else to its reference; on
+every other platform to its reference. Its derivative and its type are the reference's. Under `vmap` a mapped `x` is one
+with another leading axis. Where XLA partitions a program, each device runs the kernel on its own part (`partition`).
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxmem_kernels import adapter, capability
+from jaxmem_kernels.partition import Rule, partitioned
+
+
+class Kernel(NamedTuple):
+    """What a GPU runs. `launch(capability, *arrays, **params)` is the reference's results; `takes(*avals, **params)` whether
+    it can, and should; `rule(*avals, **params)` how its arrays are divided. `shared`: the operands without leading axes."""
+
+    launch: Callable[..., tuple]
+    takes: Callable[..., bool]
+    rule: Callable[..., Rule]
+    shared: tuple[int, ...] = ()
+
+
+def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., Any]:
+    """`reference(*arrays, **params)` as an operation of the same name, arguments and results. `params` are hashable."""
+    primitive = Primitive(f"jaxmem_{reference.__name__}")
+    primitive.multiple_results = True
+
+    def results(*arrays, **params) -> tuple:
+        found = reference(*arrays, **params)
+        return found if isinstance(found, tuple) else (found,)
+
+    @functools.cache
+    def typed(avals, params):
+        return jax.make_jaxpr(functools.partial(results, **dict(params)))(*avals).out_avals
+
+    @functools.cache
+    def compiled(params):
+        return jax.jit(lambda *arrays: primitive.bind(*arrays, **dict(params)))
+
+    def derivative(primals, tangents, **params):
+        tangents = tuple(map(ad.instantiate_zeros, tangents))
+        found, moved = jax.jvp(functools.partial(results, **params), primals, tangents)
+        none = lambda y, t: ad.Zero.from_primal_value(y) if t.dtype == jax.dtypes.float0 else t
+        return list(found), list(map(none, found, moved))
+
+    def mapped(arrays, dims, **params):
+        if all((d is None) == (i in kernel.shared) for i, d in enumerate(dims)):
+            front = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(arrays, dims)]
+            found = primitive.bind(*front, **params)
+        else:
+            found = jax.vmap(functools.partial(results, **params), dims)(*arrays)
+        return found, [0] * len(found)
+
+    def on_cuda(ctx, *arrays, **params):
+        if adapter.is_there() and kernel.takes(*ctx.avals_in, **params):
+            split = capability.split(ctx)
+            if split is not capability.Split.UNKNOWN:
+                launch = functools.partial(kernel.launch, capability.of(ctx), **params)
+                if split is capability.Split.AUTOMATIC:
+                    launch = partitioned(launch, kernel.rule(*ctx.avals_in, **params))
+                return mlir.lower_fun(launch, multiple_results=True)(ctx, *arrays)
+        return default(ctx, *arrays, **params)
+
+    default = mlir.lower_fun(results, multiple_results=True)
+    primitive.def_impl(lambda *arrays, **params: compiled(tuple(sorted(params.items())))(*arrays))
+    primitive.def_abstract_eval(lambda *avals, **params: list(typed(avals, tuple(sorted(params.items())))))
+    ad.primitive_jvps[primitive] = derivative
+    batching.primitive_batchers[primitive] = mapped
+    mlir.register_lowering(primitive, default)
+    mlir.register_lowering(primitive, on_cuda, platform="cuda")
+
+    @functools.wraps(reference)
+    def public(*arrays, **params):
+        found = primitive.bind(*arrays, **params)
+        return tuple(found) if len(found) > 1 else found[0]
+
+    return public

@@ -1,0 +1,121 @@
+"""Each kernel's grid, results and constants. Triton's own files are imported when a kernel is first launched."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem_kernels import adapter
+from jaxmem_kernels.rounding import inverse
+
+TILE, WARPS = 4096, 4  # values of a program, and its warps: 32 values to a thread, loaded 16 bytes at a time
+
+
+def quantize(capability, x, *, group, scale, stochastic):
+    results, ragged = (_codes(x, group), _scales(x, group, scale)), _ragged(x.shape, group)
+    return _int4(
+        "encode", capability, (x, x.size), results, group, K=_groups(x, group), STOCHASTIC=stochastic, RAGGED=ragged
+    )
+
+
+def quantize_offset(capability, x, *, group, scale, stochastic):
+    scales, ragged = _scales(x, group, scale), _ragged(x.shape, group)
+    results = _codes(x, group), scales, scales
+    return _int4(
+        "encode_offset",
+        capability,
+        (x, x.size),
+        results,
+        group,
+        K=_groups(x, group),
+        STOCHASTIC=stochastic,
+        RAGGED=ragged,
+    )
+
+
+def quantize_without(capability, x, taken, *, group, scale, stochastic):
+    arrays, results = (x, taken.astype(jnp.uint8), x.size), (_codes(x, group), _scales(x, group, scale))
+    return _int4("encode_without", capability, arrays, results, group, C=taken.size, STOCHASTIC=stochastic)
+
+
+def quantize_by(capability, x, scales, *, group, stochastic):
+    width = x.shape[-1]
+    arrays = x, inverse(scales.astype(jnp.float32)), x.size
+    return _int4("encode_by", capability, arrays, (_codes(x, group),), group, W=width, STOCHASTIC=stochastic)
+
+
+def dequantize(capability, codes, scales, *, width, dtype):
+    return _decode("decode", capability, (codes, scales), width, dtype, RAGGED=_is_ragged(codes, width))
+
+
+def dequantize_offset(capability, codes, scales, offsets, *, width, dtype):
+    ragged = _is_ragged(codes, width)
+    return _decode("decode_offset", capability, (codes, scales, offsets), width, dtype, RAGGED=ragged)
+
+
+def dequantize_with(capability, codes, scales, values, slots, *, width, dtype):
+    room = values.shape[-1]
+    which = jnp.where(slots < room, slots + 1, 0).astype(jnp.uint8)
+    return _decode("decode_with", capability, (codes, scales, values, which), width, dtype, S=room, C=slots.size)
+
+
+def dequantize_by(capability, codes, scales, *, width, dtype):
+    return _decode("decode_by", capability, (codes, scales), width, dtype, W=width)
+
+
+def pack_bits(capability, x, zero, *, group):
+    codes = jax.ShapeDtypeStruct((*x.shape[:-1], -(-x.shape[-1] // group), group // 8), jnp.uint8)
+    return _run("triton_bits", "pack", capability, (x, zero, x.size), (codes,), group, RAGGED=_ragged(x.shape, group))
+
+
+def unpack_bits(capability, packed, zero, one, *, width):
+    group, x = 8 * packed.shape[-1], jax.ShapeDtypeStruct((*packed.shape[:-2], width), zero.dtype)
+    ragged = _ragged(x.shape, group)
+    return _run("triton_bits", "unpack", capability, (packed, zero, one, x.size), (x,), group, RAGGED=ragged)
+
+
+def _int4(name, capability, arrays, results, group, **constants):
+    return _run("triton_int4", name, capability, arrays, results, group, **constants)
+
+
+def _decode(name, capability, arrays, width, dtype, **constants):
+    codes = arrays[0]
+    x = jax.ShapeDtypeStruct((*codes.shape[:-2], width), jnp.dtype(dtype))
+    limit = float(jnp.finfo(dtype).max)
+    return _int4(name, capability, (*arrays, x.size), (x,), 2 * codes.shape[-1], LIMIT=limit, **constants)
+
+
+def _run(file, name, capability, arrays, results, group, **constants):
+    kernel = getattr(importlib.import_module(f"jaxmem_kernels.{file}"), name)
+    (size,) = (a for a in arrays if isinstance(a, int))
+    rows = max(1, TILE // group)
+    if file == "triton_bits":  # a thread's 16 bytes are as many bools
+        rows *= 4
+    if "W" in constants:  # a program takes one group of columns, and reads their scales once
+        rows *= 2
+        grid = -(-size // constants["W"] // rows), constants["W"] // group
+    else:
+        grid = (-(-size // group // rows),)
+    warps = max(WARPS, group * WARPS // TILE)
+    return adapter.call(kernel, arrays, results, grid, capability, warps, G=group, R=rows, **constants)
+
+
+def _groups(x, group) -> int:
+    """Of a row."""
+    return -(-x.shape[-1] // group)
+
+
+def _codes(x, group):
+    return jax.ShapeDtypeStruct((*x.shape[:-1], _groups(x, group), group // 2), jnp.uint8)
+
+
+def _scales(x, group, scale):
+    return jax.ShapeDtypeStruct((*x.shape[:-1], _groups(x, group)), jnp.dtype(scale))
+
+
+def _ragged(shape, group) -> bool:
+    return shape[-1] % group != 0
+
+
+def _is_ragged(codes, width) -> bool:
+    return _ragged((width,), 2 * codes.shape[-1])

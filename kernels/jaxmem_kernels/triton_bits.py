@@ -1,0 +1,46 @@
+"""`bits` in Triton. Only `launch` imports this file."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def pack(x, zero, n, codes, G: tl.constexpr, R: tl.constexpr, RAGGED: tl.constexpr):
+    """`pack_bits`: a program takes R groups of G = 8 H values, powers of two."""
+    H: tl.constexpr = G // 8
+    first = tl.program_id(0).to(tl.int64) * R
+    r, h = tl.arange(0, R)[:, None], tl.arange(0, H)[None, :]
+    start, left = x + first * G, n - first * G
+    nothing = tl.load(zero)
+    packed = tl.zeros((R, H), tl.int32)
+    if RAGGED:
+        if left < R * G:
+            for i in tl.static_range(8):
+                value = tl.load(start + tl.minimum(r * G + i * H + h, (left - 1).to(tl.int32)))
+                packed |= (value != nothing).to(tl.int32) << i
+        else:
+            for i in tl.static_range(8):
+                packed |= (tl.load(start + r * G + i * H + h) != nothing).to(tl.int32) << i
+    else:
+        for i in tl.static_range(8):
+            value = tl.load(start + r * G + i * H + h, mask=r < left // G, other=0)
+            packed |= (value != nothing).to(tl.int32) << i
+    tl.store(codes + first * H + r * H + h, packed.to(tl.uint8), mask=r < tl.cdiv(n, G) - first)
+
+
+@triton.jit
+def unpack(codes, zero, one, n, x, G: tl.constexpr, R: tl.constexpr, RAGGED: tl.constexpr):
+    """`unpack_bits`."""
+    H: tl.constexpr = G // 8
+    first = tl.program_id(0).to(tl.int64) * R
+    r, h = tl.arange(0, R)[:, None], tl.arange(0, H)[None, :]
+    start, left = x + first * G, n - first * G
+    there = r < tl.cdiv(n, G) - first
+    packed = tl.load(codes + first * H + r * H + h, mask=there, other=0).to(tl.int32)
+    nothing, something = tl.load(zero), tl.load(one)
+    for i in tl.static_range(8):
+        value = tl.where(((packed >> i) & 1) != 0, something, nothing)
+        if RAGGED:
+            tl.store(start + r * G + i * H + h, value, mask=r * G + i * H + h < left)
+        else:
+            tl.store(start + r * G + i * H + h, value, mask=there)

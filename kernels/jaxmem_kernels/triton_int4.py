@@ -1,0 +1,256 @@
+"""INT4 encoding and decoding in Triton: what `int4` computes, to the last bit. Only `launch` imports this file.
+
+A program takes R groups of G = 2 H values, powers of two: (R, H) tiles of the first halves and of the second. A thread so
+holds neighbours, which it loads, packs and stores in 16 bytes at a time, and few threads share a group's scale.
+"""
+
+import triton
+import triton.language as tl
+
+from jaxmem_kernels.triton_rounding import greatest_of, noise, rounded_offset, rounded_up
+
+SHIFT = tl.constexpr(12582912.0)  # 1.5 · 2^23, beside which a float has no fraction
+
+
+@triton.jit
+def encode(
+    x,
+    n,
+    codes,
+    scales,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    R: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    RAGGED: tl.constexpr,
+):
+    """`quantize`; RAGGED: `x` is flat, and its last group lacks values."""
+    first = tl.program_id(0).to(tl.int64) * R
+    low, high = _halves(x, n, first, G, R, RAGGED)
+    _encode(low, high, low, high, greatest_of(low, high), n, first, codes, scales, K, G, R, STOCHASTIC)
+
+
+@triton.jit
+def encode_offset(
+    x,
+    n,
+    codes,
+    scales,
+    offsets,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    R: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    RAGGED: tl.constexpr,
+):
+    """`quantize_offset`."""
+    first = tl.program_id(0).to(tl.int64) * R
+    low, high = _halves(x, n, first, G, R, RAGGED)
+    most, least = tl.max(tl.maximum(low, high), 1), tl.min(tl.minimum(low, high), 1)
+    finite = greatest_of(low, high) < float("inf")
+    offset = rounded_offset(most * 0.5 + least * 0.5, offsets.dtype.element_ty == tl.bfloat16)
+    offset = tl.where(finite, offset, float("nan"))
+    r, o = tl.arange(0, R), offset[:, None]
+    tl.store(offsets + first + r, offset.to(offsets.dtype.element_ty), mask=r < tl.cdiv(n, G) - first)
+    ends = tl.where(finite, tl.maximum(most - offset, offset - least), float("nan"))
+    _encode(low - o, high - o, low, high, ends, n, first, codes, scales, K, G, R, STOCHASTIC)
+
+
+@triton.jit
+def encode_without(
+    x, taken, n, codes, scales, C: tl.constexpr, G: tl.constexpr, R: tl.constexpr, STOCHASTIC: tl.constexpr
+):
+    """`quantize_without`; C is a multiple of G, and `taken` is of bytes."""
+    first = tl.program_id(0).to(tl.int64) * R
+    low, high = _halves(x, n, first, G, R, False)
+    r, h = tl.arange(0, R)[:, None], tl.arange(0, G // 2)[None, :]
+    channel = ((first % (C // G)).to(tl.int32) + r) % (C // G) * G + h
+    low = tl.where(tl.load(taken + channel) != 0, 0.0, low)
+    high = tl.where(tl.load(taken + channel + G // 2) != 0, 0.0, high)
+    _encode(low, high, low, high, greatest_of(low, high), n, first, codes, scales, C // G, G, R, STOCHASTIC)
+
+
+@triton.jit
+def encode_by(x, inverse, n, codes, W: tl.constexpr, G: tl.constexpr, R: tl.constexpr, STOCHASTIC: tl.constexpr):
+    """`quantize_by` with 1 / scale of each of W channels: a program takes one group of them, of R rows."""
+    row, group = tl.program_id(0).to(tl.int64) * R, tl.program_id(1)
+    H: tl.constexpr = G // 2
+    r, h = tl.arange(0, R)[:, None], tl.arange(0, H)[None, :]
+    there, start = r < n // W - row, x + row * W + group * G
+    low = tl.load(start + r * W + h, mask=there, other=0).to(tl.float32)
+    high = tl.load(start + r * W + H + h, mask=there, other=0).to(tl.float32)
+    by_low, by_high = tl.load(inverse + group * G + h), tl.load(inverse + group * G + H + h)
+    packed = _packed(low * by_low, high * by_high, low, high, group * H + h, STOCHASTIC)
+    tl.store(codes + row * (W // 2) + group * H + r * (W // 2) + h, packed, mask=there)
+
+
+@triton.jit
+def decode(codes, scales, n, x, G: tl.constexpr, R: tl.constexpr, LIMIT: tl.constexpr, RAGGED: tl.constexpr):
+    """`dequantize`; LIMIT: the greatest number of `x`'s dtype."""
+    first = tl.program_id(0).to(tl.int64) * R
+    low, high = _decoded(codes, scales, n, first, G, R)
+    _store(x, _limited(low, LIMIT), _limited(high, LIMIT), n, first, G, R, RAGGED)
+
+
+@triton.jit
+def decode_offset(
+    codes, scales, offsets, n, x, G: tl.constexpr, R: tl.constexpr, LIMIT: tl.constexpr, RAGGED: tl.constexpr
+):
+    """`dequantize_offset`."""
+    first = tl.program_id(0).to(tl.int64) * R
+    low, high = _decoded(codes, scales, n, first, G, R)
+    r = tl.arange(0, R)
+    o = tl.load(offsets + first + r, mask=r < tl.cdiv(n, G) - first, other=0).to(tl.float32)[:, None]
+    _store(x, _limited(low + o, LIMIT), _limited(high + o, LIMIT), n, first, G, R, RAGGED)
+
+
+@triton.jit
+def decode_with(
+    codes,
+    scales,
+    values,
+    slots,
+    n,
+    x,
+    S: tl.constexpr,
+    C: tl.constexpr,
+    G: tl.constexpr,
+    R: tl.constexpr,
+    LIMIT: tl.constexpr,
+):
+    """`dequantize_with`; C is a multiple of G, `slots` are bytes: 0 for a channel that has none of S, else one more."""
+    first = tl.program_id(0).to(tl.int64) * R
+    low, high = _decoded(codes, scales, n, first, G, R)
+    r, h = tl.arange(0, R)[:, None], tl.arange(0, G // 2)[None, :]
+    channel = ((first % (C // G)).to(tl.int32) + r) % (C // G) * G + h
+    there, token = r < tl.cdiv(n, G) - first, (first + r) // (C // G)
+    for_low = tl.load(slots + channel).to(tl.int32)
+    for_high = tl.load(slots + channel + G // 2).to(tl.int32)
+    exact_low = tl.load(values + token * S + for_low - 1, mask=there & (for_low > 0), other=0).to(tl.float32)
+    exact_high = tl.load(values + token * S + for_high - 1, mask=there & (for_high > 0), other=0).to(tl.float32)
+    low = tl.where(for_low > 0, exact_low, _limited(low, LIMIT))
+    high = tl.where(for_high > 0, exact_high, _limited(high, LIMIT))
+    _store(x, low, high, n, first, G, R, False)
+
+
+@triton.jit
+def decode_by(codes, scales, n, x, W: tl.constexpr, G: tl.constexpr, R: tl.constexpr, LIMIT: tl.constexpr):
+    """`dequantize_by` with the scale of each of W channels: a program takes one group of them, of R rows."""
+    row, group = tl.program_id(0).to(tl.int64) * R, tl.program_id(1)
+    H: tl.constexpr = G // 2
+    r, h = tl.arange(0, R)[:, None], tl.arange(0, H)[None, :]
+    there = r < n // W - row
+    packed = tl.load(codes + row * (W // 2) + group * H + r * (W // 2) + h, mask=there, other=0).to(tl.int32)
+    low, high = _unpacked(packed)
+    low *= tl.load(scales + group * G + h).to(tl.float32)
+    high *= tl.load(scales + group * G + H + h).to(tl.float32)
+    start = x + row * W + group * G
+    tl.store(start + r * W + h, _limited(low, LIMIT).to(x.dtype.element_ty), mask=there)
+    tl.store(start + r * W + H + h, _limited(high, LIMIT).to(x.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _halves(x, n, first, G: tl.constexpr, R: tl.constexpr, RAGGED: tl.constexpr):
+    """(R, H) float32 of each half of the groups from `first` on; after the last of `n` values, that value."""
+    H: tl.constexpr = G // 2
+    at = tl.arange(0, R)[:, None] * G + tl.arange(0, H)[None, :]
+    start, left = x + first * G, n - first * G
+    if RAGGED:
+        if left < R * G:
+            last = (left - 1).to(tl.int32)
+            low, high = tl.load(start + tl.minimum(at, last)), tl.load(start + tl.minimum(at + H, last))
+        else:
+            low, high = tl.load(start + at), tl.load(start + at + H)
+    else:
+        there = tl.arange(0, R)[:, None] < left // G
+        low, high = tl.load(start + at, mask=there, other=0), tl.load(start + at + H, mask=there, other=0)
+    return low.to(tl.float32), high.to(tl.float32)
+
+
+@triton.jit
+def _encode(
+    y_low,
+    y_high,
+    low,
+    high,
+    greatest,
+    n,
+    first,
+    codes,
+    scales,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    R: tl.constexpr,
+    STOCHASTIC,
+):
+    """Stores the codes of y, whose greatest absolute values are given, and its scales. K: groups to a row."""
+    H: tl.constexpr = G // 2
+    s = rounded_up(greatest, 1 / 7 if STOCHASTIC else 1 / 8, scales.dtype.element_ty == tl.bfloat16)
+    by = tl.where(s > 0, tl.div_rn(1.0, tl.where(s > 0, s, 1.0)), 0.0)[:, None]
+    r, h = tl.arange(0, R), tl.arange(0, H)
+    at = r[:, None] * H + h[None, :]
+    index = (((first % K).to(tl.int32) + r) % K)[:, None] * H + h[None, :]
+    packed = _packed(y_low * by, y_high * by, low, high, index, STOCHASTIC)
+    there = r < tl.cdiv(n, G) - first
+    tl.store(codes + first * H + at, packed, mask=there[:, None])
+    tl.store(scales + first + r, s.to(scales.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _packed(y_low, y_high, low, high, index, STOCHASTIC: tl.constexpr):
+    """The bytes of y; SHIFT and 192 leave the integer in a sum's bits, from the lowest and from the 16th on."""
+    y_low, y_high = _clipped(y_low), _clipped(y_high)
+    if STOCHASTIC:
+        noise_low, noise_high = noise(low, high, index)
+        a = (y_low + noise_low).to(tl.int32, bitcast=True) >> 16
+        b = (y_high + noise_high).to(tl.int32, bitcast=True) >> 16
+    else:
+        a, b = (y_low + SHIFT).to(tl.int32, bitcast=True), (y_high + SHIFT).to(tl.int32, bitcast=True)
+    return ((a & 15) | (b << 4)).to(tl.uint8)
+
+
+@triton.jit
+def _clipped(y):
+    return tl.minimum(tl.maximum(y, -8.0), 7.0)  # in this order NaN is -8
+
+
+@triton.jit
+def _decoded(codes, scales, n, first, G: tl.constexpr, R: tl.constexpr):
+    H: tl.constexpr = G // 2
+    r = tl.arange(0, R)
+    at, there = r[:, None] * H + tl.arange(0, H)[None, :], r < tl.cdiv(n, G) - first
+    low, high = _unpacked(tl.load(codes + first * H + at, mask=there[:, None], other=0).to(tl.int32))
+    s = tl.load(scales + first + r, mask=there, other=0).to(tl.float32)[:, None]
+    return low * s, high * s
+
+
+@triton.jit
+def _unpacked(packed):
+    """Each nibble as float32: it becomes the lowest bits of 2^23, which no conversion is needed for."""
+    low = ((packed & 15) ^ 0x4B000008).to(tl.float32, bitcast=True) - 8388616.0
+    return low, ((packed >> 4) ^ 0x4B000008).to(tl.float32, bitcast=True) - 8388616.0
+
+
+@triton.jit
+def _limited(x, LIMIT: tl.constexpr):
+    """Within what is finite, which the greatest codes can pass, since scales were rounded up. NaN stays."""
+    return tl.minimum(tl.maximum(x, -LIMIT, tl.PropagateNan.ALL), LIMIT, tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _store(x, low, high, n, first, G: tl.constexpr, R: tl.constexpr, RAGGED: tl.constexpr):
+    H: tl.constexpr = G // 2
+    at = tl.arange(0, R)[:, None] * G + tl.arange(0, H)[None, :]
+    start, left = x + first * G, n - first * G
+    low, high = low.to(x.dtype.element_ty), high.to(x.dtype.element_ty)
+    if RAGGED:
+        if left < R * G:
+            tl.store(start + at, low, mask=at < left)
+            tl.store(start + at + H, high, mask=at + H < left)
+        else:
+            tl.store(start + at, low)
+            tl.store(start + at + H, high)
+    else:
+        there = tl.arange(0, R)[:, None] < left // G
+        tl.store(start + at, low, mask=there)
+        tl.store(start + at + H, high, mask=there)

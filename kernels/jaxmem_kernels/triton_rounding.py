@@ -1,0 +1,47 @@
+"""`rounding` in Triton, to the last bit."""
+
+import triton
+import triton.language as tl
+
+LEAST = tl.constexpr(2.0**-100)
+LARGEST = tl.constexpr(3.4028234663852886e38)
+LARGEST_BF16 = tl.constexpr(3.3895313892515355e38)
+
+
+@triton.jit
+def greatest_of(low, high):
+    """(R,) of the greatest |x| of two (R, H), NaN where one is: as integers, NaN's bits are above all others."""
+    a, b = low.to(tl.int32, bitcast=True) & 0x7FFFFFFF, high.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    return tl.max(tl.maximum(a, b), 1).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def rounded_up(greatest, SHARE: tl.constexpr, BF16: tl.constexpr):
+    """`scale_of`: the scale that is stored for a greatest |x|, of which it is a share."""
+    exact = greatest * SHARE
+    below: tl.constexpr = 0xFFFF if BF16 else 7  # the bits that are not stored
+    up = ((exact.to(tl.int32, bitcast=True) + below) & (-1 - below)).to(tl.float32, bitcast=True)
+    finite = (exact < float("inf")) & (up < float("inf"))
+    return tl.where(exact < LEAST, 0.0, tl.where(finite, up, float("nan")))
+
+
+@triton.jit
+def rounded_offset(exact, BF16: tl.constexpr):
+    """The offset that is stored for a finite one."""
+    limit: tl.constexpr = LARGEST_BF16 if BF16 else LARGEST
+    near = tl.minimum(tl.maximum(exact, -limit), limit)
+    if BF16:
+        bits = near.to(tl.int32, bitcast=True)
+        near = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(near) < LEAST, 0.0, near)
+
+
+@triton.jit
+def noise(low, high, index):
+    """192 + u for each of the values that share bytes, whose indices in their row are given: as `rounding.round_stochastic` has it."""
+    a, b = low.to(tl.uint32, bitcast=True), high.to(tl.uint32, bitcast=True)
+    h = a * 0xCC9E2D51 + b * 0x1B873593 + index.to(tl.uint32) * 0x9E3779B9
+    h = (h ^ (h >> 15)) * 0x85EBCA6B
+    h = h ^ (h >> 16)
+    of_low, of_high = (h & 0xFFFF) | 0x43400000, (h >> 16) | 0x43400000
+    return of_low.to(tl.float32, bitcast=True), of_high.to(tl.float32, bitcast=True)

@@ -1,0 +1,151 @@
+"""Run by test_interpreted.py: every kernel, interpreted, beside its reference on hard values; a line of JSON a case.
+
+python -m tests.kernels.interpreted
+"""
+
+from tests.kernels import interpreter  # isort: skip  (before any kernel)
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmem_kernels import bits, int4, launch
+
+assert interpreter.call is launch.adapter.call
+SHAPES = {
+    "(5, 3, 128)": 64,
+    "(1, 64)": 64,
+    "(3, 4096)": 2048,
+    "(4099,)": 64,
+    "(16,)": 16,
+    "(8191,)": 256,
+    "(67, 48)": 16,
+}
+HOW = ("bfloat16", "bfloat16", False), ("float32", "float32", True), ("float16", "bfloat16", True)
+FLAT = "(4099,)", "(16,)", "(8191,)"
+
+
+def hard(shape, dtype, group: int):
+    """Ordinary values; groups that are equal, zero, denormal, huge, or hold inf or NaN; outliers at a group's ends; ties."""
+    rng = np.random.default_rng(len(shape) + group)
+    x = rng.normal(size=shape).astype(np.float32)
+    flat = x.reshape(-1)
+    info = jnp.finfo(dtype)
+    fills = [1.5, 0.0, -0.0, float(info.smallest_subnormal), float(info.max), -float(info.max), float(info.tiny)]
+    with np.errstate(over="ignore"):
+        for number, start in enumerate(range(group, flat.size - group + 1, 2 * group)):
+            part, which = flat[start : start + group], number % 14
+            if which < 7:
+                part[:] = fills[which]
+            elif which == 7:
+                part[[0, -1]] = 50, -70
+            elif which in (8, 9, 10, 11):
+                part[rng.integers(group)] = (np.inf, -np.inf, np.nan, -np.nan)[which - 8]
+            elif which == 12:
+                part[:] = rng.integers(-16, 17, group) / 2  # ties, at a scale of one
+                part[0] = 8
+            else:
+                part[: group // 2] = float(info.max)
+        return jnp.asarray(x).astype(dtype)
+
+
+def equal(kernel, reference) -> bool:
+    """Bit for bit, except that one NaN is as good as another."""
+    pairs = zip(kernel, reference if isinstance(reference, tuple) else (reference,), strict=True)
+    return all(_equal(np.asarray(a), np.asarray(b)) for a, b in pairs)
+
+
+def _equal(a, b) -> bool:
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    nan = (a != a) & (b != b)
+    return bool((nan | (a.view(f"u{a.itemsize}") == b.view(f"u{b.itemsize}"))).all())
+
+
+def report(case: str, kernel, reference) -> None:
+    print(json.dumps({"case": case, "equal": equal(kernel, reference)}), flush=True)
+
+
+def both(op: str, case: str, arrays, reference=None, **params):
+    """The reference's results, after the kernel's were reported equal to them or not."""
+    wanted = jax.jit(lambda *a: (reference or getattr(int4, op))(*a, **params))(*arrays)
+    report(f"{op} {case}", getattr(launch, op)(90, *arrays, **params), wanted)
+    return wanted if isinstance(wanted, tuple) else (wanted,)
+
+
+def of_int4(shape: str, dtype: str, scale: str, stochastic: bool) -> None:
+    size, group = eval(shape), SHAPES[shape]
+    case = f"{shape} {dtype} {scale}{' stochastic' * stochastic}"
+    x, width = hard(size, dtype, group), size[-1]
+    back, how = {"width": width, "dtype": dtype}, {"group": group, "scale": scale, "stochastic": stochastic}
+    both("dequantize", case, both("quantize", case, (x,), **how), **back)
+    both("dequantize_offset", case, both("quantize_offset", case, (x,), **how), **back)
+    if shape in FLAT:
+        return
+    channels = jnp.abs(jnp.nan_to_num(x.astype(jnp.float32), posinf=1, neginf=1)).max(tuple(range(x.ndim - 1))) / 8
+    scales = channels.at[:3].set(jnp.array([0, jnp.nan, 1e30])).astype(scale)
+    codes = both("quantize_by", case, (x, scales), group=group, stochastic=stochastic)
+    both("dequantize_by", case, (*codes, scales), **back)
+    slots = jnp.full(width, 3, jnp.int32).at[jnp.array([0, width // 2, width - 1])].set(jnp.arange(3, dtype=jnp.int32))
+    codes = both("quantize_without", case, (x, slots < 3), **how)
+    values = x[..., jnp.array([0, width // 2, width - 1])]
+    values = jnp.where(
+        jnp.abs(values) < jnp.finfo(dtype).tiny, 0, values
+    )  # the interpreter flushes bfloat16's denormals
+    both("dequantize_with", case, (*codes, values, slots), **back)
+
+
+def of_bits(shape: str, dtype: str) -> None:
+    size, group = eval(shape), max(SHAPES[shape], 128)
+    if group > size[-1]:
+        return
+    x = (hard(size, "float32", group) > 0).astype(dtype)
+    ends = jnp.zeros((), dtype), jnp.ones((), dtype)
+    case = f"{shape} {dtype}"
+    codes = both("pack_bits", case, (x, ends[0]), bits.pack_bits, group=group)
+    both("unpack_bits", case, (*codes, *ends), bits.unpack_bits, width=size[-1])
+
+
+def traffic(op: str, arrays, **params):
+    """Reports bytes that the kernel loads and stores a value of the tensor, and the least: all of each operand and result.
+
+    What rows share is left out: a few kilobytes, read from memory once.
+    """
+    results = getattr(launch, op)(90, *arrays, **params)
+    arrays = (*arrays, *results)
+    seen = [m for m in interpreter.Counting.arrays if m.array.ndim > 1]
+    whole = [a for a in arrays if a.ndim > 1]
+    values = max(a.size for a in whole)
+    moved = sum(m.touched * a.dtype.itemsize for m, a in zip(seen, whole, strict=True)) / values
+    row = {"case": f"traffic of {op}", "moved": moved, "least": sum(a.nbytes for a in whole) / values}
+    print(json.dumps(row), flush=True)
+    return results
+
+
+def all_traffic() -> None:
+    x = jax.random.normal(jax.random.key(0), (128, 1024), jnp.bfloat16)
+    how, back = {"group": 64, "scale": "bfloat16", "stochastic": False}, {"width": 1024, "dtype": "bfloat16"}
+    traffic("dequantize", traffic("quantize", (x,), **how), **back)
+    traffic("dequantize_offset", traffic("quantize_offset", (x,), **how), **back)
+    scales, slots = jnp.ones(1024, jnp.bfloat16), jnp.full(1024, 8, jnp.int32).at[5].set(0)
+    traffic("dequantize_by", (*traffic("quantize_by", (x, scales), group=64, stochastic=False), scales), **back)
+    codes = traffic("quantize_without", (x, slots < 8), **how)
+    traffic("dequantize_with", (*codes, x[:, :1], slots), **back)
+    mask = x > 0
+    codes = traffic("pack_bits", (mask, jnp.zeros((), bool)), group=256)
+    traffic("unpack_bits", (*codes, jnp.zeros((), bool), jnp.ones((), bool)), width=1024)
+
+
+def main() -> None:
+    all_traffic()
+    for shape in SHAPES:
+        for dtype, scale, stochastic in HOW[: 3 if shape in ("(33, 3, 128)", "(5003,)") else 2]:
+            of_int4(shape, dtype, scale, stochastic)
+        for dtype in ("bool", "int32", "bfloat16"):
+            of_bits(shape, dtype)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Kernels without a GPU: Triton's interpreter gives the references' results bit for bit, and counts what is moved."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton's interpreter")
+OPS = ("quantize", "quantize_offset", "quantize_by", "quantize_without", "pack_bits")
+
+
+@pytest.fixture(scope="module")
+def rows():
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "tests.kernels.interpreted"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("op", [*OPS, *(op.replace("quantize", "dequantize").replace("pack", "unpack") for op in OPS)])
+def test_a_kernel_is_its_reference_bit_for_bit(rows, op):
+    found = [row for row in rows if row["case"].split()[0] == op.replace("dequantize_without", "dequantize_with")]
+    assert len(found) >= 7
+    assert [row["case"] for row in found if not row["equal"]] == []
+
+
+def test_kernels_move_each_byte_once(rows):
+    moved = {row["case"].split()[-1]: row for row in rows if "moved" in row}
+    assert len(moved) == 2 * len(OPS)
+    assert moved["quantize"]["least"] == moved["dequantize"]["least"] == pytest.approx(2.53, abs=0.01)
+    assert {op: row for op, row in moved.items() if not row["least"] <= row["moved"] <= 1.02 * row["least"]} == {}
