@@ -17,6 +17,7 @@ POINTS = {
     "flops_16bit": ("matmul_bfloat16",),
     "flops_f32": ("matmul_float32",),
     "link": ("link_to_host", "link_to_device"),
+    "codec": ("codec_encode", "codec_decode"),
 }
 PLAUSIBLE = 0.05, 1.2  # of the datasheet's: outside of this something else was measured
 

@@ -48,20 +48,20 @@ def job_seconds(
         return [roofline[t] for t in texts], source
     known = database.read_times(device, source, list(unique))
     missing = {t: j for t, j in unique.items() if t not in known}
-    found = {t: _measure(j) for t, j in missing.items()} if target.local else _estimate(missing, compiler)
+    found = {t: _measure(j) for t, j in missing.items()} if target.local else _estimate(missing, target, compiler)
     if found is None:  # this XLA gives no estimates: one source for all, or none compare
         return [roofline[t] for t in texts], "roofline"
     database.write_times(device, source, found)
     return [(known | found)[t] for t in texts], source
 
 
-def _estimate(jobs: dict[str, Job], compiler) -> dict[str, float] | None:
+def _estimate(jobs: dict[str, Job], target: Target, compiler) -> dict[str, float] | None:
     """By XLA; None where it prices not all of them."""
     from jaxmem._export import export_flat
 
     futures = {}
     for text, job in jobs.items():
-        exported, donated = export_flat(jax.jit(job.function).trace(*job.specs), "cuda")
+        exported, donated = export_flat(jax.jit(job.function).trace(*job.specs), "cuda", target.compute_capability)
         futures[text] = compiler.submit(exported, donated=donated, cost=True)
     seconds = {text: future.result().xla_seconds for text, future in futures.items()}
     return None if None in seconds.values() else seconds

@@ -9,7 +9,7 @@ import os
 import pathlib
 import sqlite3
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS times (key TEXT PRIMARY KEY, device TEXT, source TEXT, jaxlib TEXT, seconds REAL)",
@@ -24,12 +24,20 @@ def default_path() -> pathlib.Path:
     return pathlib.Path(cache) / "jaxmem" / "profile.sqlite"
 
 
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
 class Database:
     """Seconds of pieces of work on a device, and the results of deviceless compiles, which are the same every time."""
 
     def __init__(self, path: pathlib.Path | None = None):
         self.path = path or default_path()
         self._jaxlib = version("jaxlib")
+        self._kernels = " ".join(f"{name} {_installed(name)}" for name in ("jax-triton", "triton"))
 
     def read_times(self, device: str, source: str, texts: Sequence[str]) -> dict[str, float]:
         """Seconds of those of `texts` that are known."""
@@ -64,7 +72,7 @@ class Database:
         self._insert("INSERT OR REPLACE INTO tried VALUES (?, ?, ?, ?, ?, ?)", [row])
 
     def _key(self, *parts: str | bytes) -> str:
-        digest = hashlib.sha256(self._jaxlib.encode())
+        digest = hashlib.sha256(f"{self._jaxlib} {self._kernels}".encode())
         for part in parts:
             digest.update(b"\0" + (part if isinstance(part, bytes) else part.encode()))
         return digest.hexdigest()

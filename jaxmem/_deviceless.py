@@ -25,6 +25,7 @@ from jaxmem._compiled import Compiled
 from jaxmem._errors import StepError, TargetError
 from jaxmem._gpus import target_config
 from jaxmem._hlo import Rates
+from jaxmem._rates import rates_of
 from jaxmem._target import Target
 from jaxmem._wire import read_message, write_message
 
@@ -100,7 +101,7 @@ class Compiler:
             "donated": list(donated),
             "cost": cost and gpu.priced,
             "options": dict(options or {}),
-            "rates": dataclasses.asdict(Rates(gpu.flops_16bit, gpu.flops_f32, gpu.bandwidth)),
+            "rates": dataclasses.asdict(Rates(gpu.flops_16bit, gpu.flops_f32, gpu.bandwidth, rates_of(gpu).codec)),
         }
         return self._pool.submit(lambda: Compiled(**self._compile(header, exported)["compiled"]))
 

@@ -120,7 +120,7 @@ def explain(build, *args, plan: Plan | None = None, target: str | Target = "loca
         executable, dumped = compile_dumped(traced.lower())
         compiled, full = read_compiled(executable, False, time.perf_counter() - start), peak(dumped)
     else:
-        exported, donated = export_flat(traced, target.platform)
+        exported, donated = export_flat(traced, target.platform, target.compute_capability)
         with Compiler(target, workers=1) as compiler:
             compiled, full = compiler.explain(exported, donated=donated)
     actions = None if plan is None else plan.actions

@@ -1,9 +1,12 @@
 """A traced step as bytes that another process can compile: flat arguments, flat results, shardings kept."""
 
+import contextlib
 import dataclasses
 
 import jax
 from jax import export
+
+from jaxmem_kernels import compiling_for
 
 _CUSTOM_CALLS = ("annotate_device_placement", "triton_kernel_call", "Sharding", "shape_assertion")
 
@@ -27,14 +30,19 @@ class _AlreadyTraced:
         return self.lower().compile()(*args, **kwargs)
 
 
-def export_flat(traced: jax.stages.Traced, platform: str) -> tuple[bytes, tuple[int, ...]]:
+def export_flat(
+    traced: jax.stages.Traced, platform: str, capability: int | None = None
+) -> tuple[bytes, tuple[int, ...]]:
     """Serializes `traced` (from `jax.jit(f).trace(*args)`) for `platform`, such as "cuda".
+
+    `capability`: the compute capability that kernels are for, such as 90.
 
     Returns the bytes of a `jax.export.Exported` whose arguments and results are flat tuples, so that no container
     of the step needs to be known elsewhere, and the flat indices of the donated arguments.
     """
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in _CUSTOM_CALLS]
-    exported = export.export(_AlreadyTraced(traced), platforms=[platform], disabled_checks=checks)()
+    with compiling_for(capability) if capability else contextlib.nullcontext():
+        exported = export.export(_AlreadyTraced(traced), platforms=[platform], disabled_checks=checks)()
     flat = dataclasses.replace(
         exported,
         in_tree=jax.tree.structure(((0,) * len(exported.in_avals), {})),

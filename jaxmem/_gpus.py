@@ -32,6 +32,11 @@ class Gpu:
     priced: bool  # whether XLA has a table of matrix products for it; if not, asking for its estimates is an error
     source: str
 
+    @property
+    def compute_capability(self) -> int:
+        """As kernels are compiled for it: 90 for 9.0."""
+        return 10 * self.capability[0] + self.capability[1]
+
 
 _PCIE3, _PCIE4, _PCIE5 = 16e9, 32e9, 64e9
 

@@ -17,6 +17,7 @@ _CALLED = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computati
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _COST = re.compile(r'"reification_cost":(\[\{.*?\}\])')
 _CONTRACTING = re.compile(r'lhs_contracting_dim(?:s=|ensions":)[{\[]([\d,"]*)[}\]]')
+_TRITON = 'custom_call_target="triton_kernel_call"'
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
 _MATMUL_CALLS = ("__cublas$", "__onednn$matmul")
@@ -26,11 +27,12 @@ _LIBRARY_EFFICIENCY = 0.79  # the most of an H100's peak that XLA's own table of
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """A device's peaks, FLOP/s and B/s: they price the products that XLA's table lacks."""
+    """A device's peaks, FLOP/s and B/s: they price the products that XLA's table lacks, and codecs' kernels."""
 
     matmul_flops: float
     flops_f32: float
     bandwidth: float
+    codec: float = math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +72,8 @@ def hlo_costs(text: str, rates: Rates | None = None) -> HloCosts:
     XLA rewrites some products (a matrix times a vector) into reductions, which are not counted. Opaque kernels
     (Triton, cuDNN attention) and copies have neither FLOPs nor an estimate. With `rates`, library calls that XLA
     misprices are priced by them: its table knows no float16 product and no bfloat16 one with a float32 result (8 and
-    64 times too slow), and cuDNN's convolutions cost it nothing.
+    64 times too slow), and cuDNN's convolutions cost it nothing. Triton kernels are then priced as codecs: they read
+    and write all that they are given, once.
     """
     computations, entry = _parse(text)
     done: dict[str, HloCosts] = {}
@@ -126,6 +129,8 @@ def _instruction_cost(instruction: _Instruction, cost: Callable[[str], HloCosts]
     flops = _flops(instruction)
     if rates and flops is not None and _is_mispriced(instruction):
         own = _roofline(instruction, flops, rates)
+    if rates and _TRITON in text:
+        own = sum(a.nbytes for a in (*instruction.operands, instruction.output)) / rates.codec
     priced = [s for s in (own, inner.seconds) if s is not None]
     return HloCosts(
         inner.matmul_flops + (flops or 0), inner.matmuls + (flops is not None), max(priced) if priced else None

@@ -7,24 +7,27 @@ import pathlib
 from jaxmem._gpus import Gpu
 
 LINK_EFFICIENCY = 0.8  # of the PCIe line's rate: about what pinned copies reach
+CODEC_EFFICIENCY = 0.8  # of the memory's: what codecs' kernels are written for; not measured
 MEASURED = pathlib.Path(__file__).parent / "measured"
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceRates:
-    """B/s and FLOP/s of one device; `link` is the host link's, each way."""
+    """B/s and FLOP/s of one device; `link` is the host link's, each way, `codec` what codecs' kernels read and write."""
 
     bandwidth: float
     flops_16bit: float
     flops_f32: float
     link: float
+    codec: float
 
 
 NAMES = tuple(f.name for f in dataclasses.fields(DeviceRates))
 
 
 def datasheet(gpu: Gpu) -> DeviceRates:
-    return DeviceRates(gpu.bandwidth, gpu.flops_16bit, gpu.flops_f32, LINK_EFFICIENCY * gpu.pcie)
+    link, codec = LINK_EFFICIENCY * gpu.pcie, CODEC_EFFICIENCY * gpu.bandwidth
+    return DeviceRates(gpu.bandwidth, gpu.flops_16bit, gpu.flops_f32, link, codec)
 
 
 def rates_of(gpu: Gpu) -> DeviceRates:

@@ -48,6 +48,11 @@ class Target:
         """The table's entry for a named GPU, None for `local`."""
         return None if self.local else GPUS[self.name]
 
+    @property
+    def compute_capability(self) -> int | None:
+        """Of a named GPU, as 90; None for `local`."""
+        return None if self.gpu is None else self.gpu.compute_capability
+
     def __str__(self) -> str:
         return self.name if self.local or self.devices == 1 else f"{self.name}:{self.devices}"
 

@@ -68,7 +68,7 @@ class Verifier:
             compiled = read_compiled(inner, cost=False, seconds=time.perf_counter() - start)
             done.set_result(Verified(actions or {}, compiled, executable))
             return done
-        exported, donated = export_flat(traced, self.target.platform)
+        exported, donated = export_flat(traced, self.target.platform, self.target.compute_capability)
         program = _program_text(exported, donated)
         if (known := self.database.read_compile(str(self.target), program)) is not None:
             done.set_result(Verified(actions or {}, Compiled(**known)))

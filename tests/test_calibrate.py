@@ -14,6 +14,7 @@ pytestmark = pytest.mark.core
 
 RATES = {"copy": 4.3e12, "matmul_bfloat16": 790e12, "matmul_float32": 400e12, "matmul_float32_highest": 50e12}
 RATES |= {"link_to_host": 50e9, "link_to_device": 55e9, "link_both": 40e9}
+RATES |= {"codec_encode": 3.7e12, "codec_decode": 3.5e12}
 
 
 def check(**changes) -> dict:

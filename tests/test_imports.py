@@ -164,7 +164,8 @@ def test_experiments_never_import_benchmarks_or_tests():
 
 def test_few_files_touch_jax_internals():
     others = [module for module in in_package("jaxmem") if module not in JAX_INTERNALS]
-    others += in_package("jaxmem_kernels") + in_package("experiments") + in_package("benchmarks")
+    others += [m for m in in_package("jaxmem_kernels") if m != "jaxmem_kernels.dispatch"]  # which makes primitives
+    others += in_package("experiments") + in_package("benchmarks")
     assert violations(others, lambda name: within(name, "jax.extend", "jax.interpreters")) == []
     assert violations(PATHS, lambda name: within(name, "jax._src", "jaxlib")) == []
 

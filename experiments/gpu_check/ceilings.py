@@ -1,9 +1,10 @@
-"""What the device can do at most: copying, matrix products, the host link each way and both ways at once."""
+"""What the device can do at most: copying, matrix products, the host link each way and both ways at once, a codec."""
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
+import jaxmem
 from experiments.gpu_check.measure import normal, quartiles, seconds_of
 from experiments.gpu_check.settings import Settings
 
@@ -13,11 +14,13 @@ PRODUCTS = {
     "float32": (jnp.float32, None),
     "float32_highest": (jnp.float32, "highest"),
 }
+CODEC, CODEC_SHAPE = jaxmem.codecs.GroupedSymmetric(), (8192, 8192)
 WAYS = ("to_host", "to_device", "both")
 
 
 def points(settings: Settings) -> list[str]:
-    return ["copy", *(f"matmul_{name}" for name in PRODUCTS), *(f"link_{way}" for way in WAYS)]
+    products, links = (f"matmul_{name}" for name in PRODUCTS), (f"link_{way}" for way in WAYS)
+    return ["copy", *products, *links, "codec_encode", "codec_decode"]
 
 
 def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
@@ -28,6 +31,8 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
     if what == "matmul":
         dtype, precision = PRODUCTS[name]
         return matmul(dtype, precision, SIDE // (64 if settings.small else 1))
+    if what == "codec":
+        return codec(name, tuple(n // (64 if settings.small else 1) for n in CODEC_SHAPE))
     return link(name, LINK_BYTES // small)
 
 
@@ -62,6 +67,15 @@ def link(way: str, size: int) -> dict:
     out, back = lambda: jax.device_put(on_device, host), lambda: jax.device_put(on_host, here)
     run = {"to_host": out, "to_device": back, "both": lambda: (out(), back())}[way]
     return rates([size / s for s in seconds_of(run)], "B/s")
+
+
+def codec(way: str, shape: tuple[int, ...]) -> dict:
+    """B/s that encoding a bfloat16 tensor, or decoding it, reads and writes."""
+    x, encode = normal(shape, jnp.bfloat16), jax.jit(CODEC.encode)
+    codes, decode = encode(x), jax.jit(lambda codes: CODEC.decode(codes, shape, jnp.bfloat16))
+    moved = x.nbytes + sum(c.nbytes for c in codes)
+    run = {"encode": lambda: encode(x), "decode": lambda: decode(codes)}[way]
+    return rates([moved / s for s in seconds_of(run)], "B/s, read and written")
 
 
 def rates(values: list[float], unit: str) -> dict:

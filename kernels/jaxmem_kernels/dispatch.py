@@ -15,7 +15,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxmem_kernels import adapter, capability
-from jaxmem_kernels.partition import Rule, partitioned
+from jaxmem_kernels.partition import Rule, needs_devices, partitioned
 
 
 class Kernel(NamedTuple):
@@ -33,13 +33,13 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
     primitive = Primitive(f"jaxmem_{reference.__name__}")
     primitive.multiple_results = True
 
-    def results(*arrays, **params) -> tuple:
+    def results(*arrays, divided=None, **params) -> tuple:
         found = reference(*arrays, **params)
         return found if isinstance(found, tuple) else (found,)
 
     @functools.cache
     def typed(avals, params):
-        return jax.make_jaxpr(functools.partial(results, **dict(params)))(*avals).out_avals
+        return list(jax.make_jaxpr(functools.partial(results, **dict(params)))(*avals).out_avals)
 
     @functools.cache
     def compiled(params):
@@ -47,9 +47,10 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
 
     def derivative(primals, tangents, **params):
         tangents = tuple(map(ad.instantiate_zeros, tangents))
-        found, moved = jax.jvp(functools.partial(results, **params), primals, tangents)
-        none = lambda y, t: ad.Zero.from_primal_value(y) if t.dtype == jax.dtypes.float0 else t
-        return list(found), list(map(none, found, moved))
+        found = primitive.bind(*primals, **params)
+        moved = jax.jvp(functools.partial(results, **params), primals, tangents)[1]
+        none = lambda y, t: ad.Zero(jax.typeof(y).to_tangent_aval()) if t.dtype == jax.dtypes.float0 else t
+        return found, list(map(none, found, moved))
 
     def mapped(arrays, dims, **params):
         if all((d is None) == (i in kernel.shared) for i, d in enumerate(dims)):
@@ -59,7 +60,7 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
             found = jax.vmap(functools.partial(results, **params), dims)(*arrays)
         return found, [0] * len(found)
 
-    def on_cuda(ctx, *arrays, **params):
+    def on_cuda(ctx, *arrays, divided, **params):
         if adapter.is_there() and kernel.takes(*ctx.avals_in, **params):
             split = capability.split(ctx)
             if split is not capability.Split.UNKNOWN:
@@ -69,9 +70,10 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
                 return mlir.lower_fun(launch, multiple_results=True)(ctx, *arrays)
         return default(ctx, *arrays, **params)
 
+    hashable = lambda params: tuple(sorted(params.items()))
     default = mlir.lower_fun(results, multiple_results=True)
-    primitive.def_impl(lambda *arrays, **params: compiled(tuple(sorted(params.items())))(*arrays))
-    primitive.def_abstract_eval(lambda *avals, **params: list(typed(avals, tuple(sorted(params.items())))))
+    primitive.def_impl(lambda *arrays, **params: compiled(hashable(params))(*arrays))
+    primitive.def_abstract_eval(lambda *avals, divided, **params: typed(avals, hashable(params)))
     ad.primitive_jvps[primitive] = derivative
     batching.primitive_batchers[primitive] = mapped
     mlir.register_lowering(primitive, default)
@@ -79,7 +81,7 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
 
     @functools.wraps(reference)
     def public(*arrays, **params):
-        found = primitive.bind(*arrays, **params)
+        found = primitive.bind(*arrays, divided=needs_devices(), **params)
         return tuple(found) if len(found) > 1 else found[0]
 
     return public

@@ -60,7 +60,7 @@ def dequantize_with(capability, codes, scales, values, slots, *, width, dtype):
 
 
 def dequantize_by(capability, codes, scales, *, width, dtype):
-    return _decode("decode_by", capability, (codes, scales), width, dtype, W=width)
+    return _decode("decode_by", capability, (codes, scales), width, dtype, W=scales.size)
 
 
 def pack_bits(capability, x, zero, *, group):
@@ -69,7 +69,7 @@ def pack_bits(capability, x, zero, *, group):
 
 
 def unpack_bits(capability, packed, zero, one, *, width):
-    group, x = 8 * packed.shape[-1], jax.ShapeDtypeStruct((*packed.shape[:-2], width), zero.dtype)
+    group, x = 8 * packed.shape[-1], _rows(packed, 8, width, zero.dtype)
     ragged = _ragged(x.shape, group)
     return _run("triton_bits", "unpack", capability, (packed, zero, one, x.size), (x,), group, RAGGED=ragged)
 
@@ -79,10 +79,8 @@ def _int4(name, capability, arrays, results, group, **constants):
 
 
 def _decode(name, capability, arrays, width, dtype, **constants):
-    codes = arrays[0]
-    x = jax.ShapeDtypeStruct((*codes.shape[:-2], width), jnp.dtype(dtype))
-    limit = float(jnp.finfo(dtype).max)
-    return _int4(name, capability, (*arrays, x.size), (x,), 2 * codes.shape[-1], LIMIT=limit, **constants)
+    x, limit = _rows(arrays[0], 2, width, dtype), float(jnp.finfo(dtype).max)
+    return _int4(name, capability, (*arrays, x.size), (x,), 2 * arrays[0].shape[-1], LIMIT=limit, **constants)
 
 
 def _run(file, name, capability, arrays, results, group, **constants):
@@ -111,6 +109,13 @@ def _codes(x, group):
 
 def _scales(x, group, scale):
     return jax.ShapeDtypeStruct((*x.shape[:-1], _groups(x, group)), jnp.dtype(scale))
+
+
+def _rows(codes, parts, width, dtype):
+    """What is decoded: rows of whole groups, as many as there are here (a device may have a part of them), or of `width`."""
+    *lead, groups, packed = codes.shape
+    whole = groups * parts * packed
+    return jax.ShapeDtypeStruct((*lead, width if width % (parts * packed) else whole), jnp.dtype(dtype))
 
 
 def _ragged(shape, group) -> bool:

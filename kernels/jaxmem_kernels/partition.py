@@ -1,9 +1,11 @@
 """How XLA's partitioner divides a kernel's arrays: every device runs it on its own part, and nothing is gathered for it."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -41,6 +43,16 @@ def partitioned(function: Callable[..., tuple], rule: Rule) -> Callable[..., tup
         **({"g": rule.group} if GROUPED in named else {}),
     )
     return divisible
+
+
+@functools.cache
+def needs_devices():
+    """A program that XLA's partitioner asks about, to be a parameter of whatever is lowered to one.
+
+    JAX tells lowering rules its devices only where it finds such a program, here or within parameters.
+    """
+    identity = partitioned(lambda x: (x,), Rule((("n",),), (("n",),), (), 1))
+    return jax.make_jaxpr(identity)(jax.ShapeDtypeStruct((1,), "float32"))
 
 
 def _divided(mesh, arguments, rule: Rule) -> dict[str, tuple]:

@@ -1,0 +1,69 @@
+"""Run by test_partitioned.py: codecs of tensors that eight GPUs share, compiled without a GPU; a line of JSON each.
+
+python -m tests.kernels.partitioned
+"""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxmem import codecs
+from jaxmem._deviceless_child import deviceless_devices
+from jaxmem._gpus import GPUS, target_config
+
+SHAPE = (8, 512, 2048)
+SPECS = {
+    "batch": P(("data", "model")),
+    "batch, width": P("data", None, "model"),
+    "batch, sequence": P("data", "model"),
+    "width": P(None, None, ("model", "data")),
+}
+CODECS = (
+    codecs.GroupedSymmetric(),
+    codecs.GroupedAsymmetric(stochastic=True),
+    codecs.ChannelwiseSymmetric(),
+    codecs.OutlierSeparated(),
+    codecs.BitMask(),
+)
+_COLLECTIVE = re.compile(r"= (\(?\w+\[.*?) (?:all-gather|all-to-all|collective-permute|all-reduce)(?:-start)?\(")
+_ITEM = {"bf16": 2, "f32": 4, "u8": 1, "s32": 4, "u32": 4, "pred": 1}
+
+
+def collectives(text: str) -> list[int]:
+    """Bytes of each collective's result, or of the largest of its results."""
+    found = []
+    for shapes in _COLLECTIVE.findall(text):
+        sizes = re.findall(r"(\w+)\[([\d,]*)\]", shapes)
+        found.append(max(_ITEM[kind] * int(np.prod([int(n) for n in dims.split(",") if n])) for kind, dims in sizes))
+    return found
+
+
+def main() -> None:
+    devices = np.array(deviceless_devices(target_config(GPUS["h200"]), 8)).reshape(2, 4)
+    mesh = Mesh(devices, ("data", "model"))
+    for codec in CODECS:
+        dtype = jnp.dtype(bool if isinstance(codec, codecs.BitMask) else "bfloat16")
+        for name, spec in SPECS.items():
+            x = jax.ShapeDtypeStruct(SHAPE, dtype, sharding=NamedSharding(mesh, spec))
+
+            def there_and_back(x, codec=codec):
+                def layer(carry, _):
+                    codes = codec.encode(jnp.sin(carry) if carry.dtype != bool else ~carry)
+                    return codec.decode(codes, carry.shape, carry.dtype), codes
+
+                return jax.lax.scan(layer, x, None, length=3)
+
+            text = jax.jit(there_and_back).lower(x).compile().as_text()
+            kernels = re.findall(r"custom-call\(.*?triton_kernel_call", text)
+            sizes = collectives(text)
+            row = {"codec": codec.name, "spec": name, "kernels": len(kernels), "collectives": sizes}
+            print(json.dumps(row | {"shard": int(np.prod(SHAPE)) * dtype.itemsize // 8}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

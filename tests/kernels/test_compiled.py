@@ -1,0 +1,41 @@
+"""Kernels compile for GPUs that are not there: no spills, 16 bytes to each load and store that moves a tensor."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("jax_triton", reason="Triton's compiler")
+KERNELS = 10
+
+
+def rows(folder, *capabilities: int) -> list[dict]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "tests.kernels.compiled", str(folder), *map(str, capabilities)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(rows: list[dict], capabilities: int) -> None:
+    assert len(rows) == capabilities * (2 * KERNELS - 1)
+    assert {row["case"]: row["spilled"] for row in rows if row["spilled"] or row["local"]} == {}
+    for row in rows:
+        assert 16 in row["loads"], row["case"]
+        assert 16 in row["stores"], row["case"]
+        assert sum(n for n in row["stores"] if n < 16) <= 8, (
+            f"{row['case']}: more than scales and offsets in small stores"
+        )
+        if row["kernel"] not in ("encode flat", "decode_with"):  # a flat tensor's last values, and single channels' own
+            assert sum(n for n in row["loads"] if n < 16) <= 40, row["case"]
+
+
+def test_for_hopper(tmp_path):
+    check(rows(tmp_path, 90), 1)
+
+
+@pytest.mark.slow
+def test_for_every_gpu_of_the_table(tmp_path):
+    check(rows(tmp_path, 75, 80, 86, 89, 100), 5)

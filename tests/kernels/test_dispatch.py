@@ -1,0 +1,97 @@
+"""Kernels where CUDA is lowered for and nowhere else; references where a kernel is missing, or does not take a tensor."""
+
+import subprocess
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec
+
+import jaxmem_kernels as jk
+from jaxmem_kernels import adapter, capability, choice
+
+pytestmark = pytest.mark.core
+HOW = {"group": 64, "scale": "bfloat16", "stochastic": False}
+
+
+def lowered(function, *shapes, platform="cuda", at=90):
+    arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
+    with jk.compiling_for(at):
+        return jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.fixture
+def kernels():
+    pytest.importorskip("jax_triton", reason="kernels")
+    adapter.is_there.cache_clear()
+
+
+@pytest.mark.usefixtures("kernels")
+def test_cuda_gets_a_kernel_and_other_platforms_the_reference():
+    quantize = lambda x: jk.quantize(x, **HOW)
+    assert lowered(quantize, ((512, 256), "bfloat16")).count("triton_kernel_call") == 1
+    assert "triton_kernel_call" not in lowered(quantize, ((512, 256), "bfloat16"), platform="cpu")
+
+
+@pytest.mark.usefixtures("kernels")
+def test_under_scan_vmap_remat_and_shard_map_it_is_the_kernel():
+    quantize = lambda x: jk.quantize(x, **HOW)
+    scanned = lambda x: jax.lax.scan(lambda c, row: (c, quantize(row)), 0, x)
+    mapped = jax.vmap(quantize, 2)
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    over = {"mesh": mesh, "in_specs": PartitionSpec("data"), "out_specs": PartitionSpec("data")}
+    sharded, unchecked = jax.shard_map(quantize, **over), jax.shard_map(quantize, **over, check_vma=False)
+    remat = lambda x: jax.grad(jax.checkpoint(lambda x: (x * jk.quantize(x, **HOW)[1].sum()).sum()))(x)
+    assert lowered(scanned, ((3, 512, 256), "bfloat16")).count("triton_kernel_call") == 1
+    assert lowered(mapped, ((64, 256, 16), "bfloat16")).count("triton_kernel_call") == 1
+    assert lowered(sharded, ((512, 256), "bfloat16")).count("triton_kernel_call") == 1
+    assert lowered(unchecked, ((512, 256), "bfloat16")).count("triton_kernel_call") == 1
+    assert "triton_kernel_call" in lowered(remat, ((512, 256), "bfloat16"))
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(
+    ("shape", "dtype", "group"),
+    [
+        ((512, 256), "float64", 64),  # Triton's arithmetic here is float32's
+        ((512, 256), "bfloat16", 6),
+        ((512, 256), "bfloat16", 8),
+        ((512, 252), "bfloat16", 64),  # rows whose last group is short
+        ((16, 256), "bfloat16", 64),  # too few values
+        ((2**20,), "bfloat16", 2**14),
+    ],
+)
+def test_what_no_kernel_takes_goes_to_the_reference(shape, dtype, group):
+    assert not choice.encodes(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), group=group)
+    text = lowered(lambda x: jk.quantize(x, **HOW | {"group": group}), (shape, dtype))
+    assert "triton_kernel_call" not in text
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_missing_jax_triton_is_told_once(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax_triton", None)
+    quantize = lambda x: jk.quantize(x, **HOW)
+    with pytest.warns(UserWarning, match=r"kernels are not used: .*pip install 'jaxmem\[gpu\]'"):
+        assert "triton_kernel_call" not in lowered(quantize, ((512, 256), "bfloat16"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lowered(quantize, ((1024, 256), "bfloat16"))
+    adapter.is_there.cache_clear()
+
+
+def test_triton_is_not_imported_for_a_cpu():
+    program = (
+        "import sys, jax, jax.numpy as jnp, jaxmem_kernels as jk\n"
+        "jax.jit(lambda x: jk.quantize(x, group=64, scale='bfloat16', stochastic=False))(jnp.ones((512, 256)))\n"
+        "assert not {'triton', 'jax_triton'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_kernel_is_for_the_gpu_that_is_named():
+    texts = {at: lowered(lambda x: jk.quantize(x, **HOW), ((512, 256), "bfloat16"), at=at) for at in (80, 90)}
+    assert texts[80] != texts[90]
+    assert capability.OLDEST == 80

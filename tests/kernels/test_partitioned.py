@@ -1,0 +1,36 @@
+"""A tensor that eight GPUs share is encoded where it lies: each device runs the kernels on its part, and nothing is gathered."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("jax_triton", reason="kernels")
+pytest.importorskip("jax_cuda13_plugin", reason="XLA:GPU's compiler")
+
+
+@pytest.fixture(scope="module")
+def rows():
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "tests.kernels.partitioned"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_every_device_runs_kernels_on_its_part(rows):
+    assert len(rows) == 5 * 4
+    wanted = {row["codec"]: 1 if row["codec"] == "bit_mask" else 2 for row in rows}
+    assert [row for row in rows if row["kernels"] != wanted[row["codec"]]] == []
+
+
+def test_nothing_of_the_tensor_s_size_moves_between_devices(rows):
+    alone = ("grouped_symmetric", "grouped_asymmetric", "bit_mask")
+    assert [row for row in rows if row["codec"] in alone and row["collectives"]] == []
+    # sums, scales and exact values of channels: of a few channels a small part of a device's share
+    assert [row for row in rows if max(row["collectives"], default=0) > row["shard"] / 30] == []
+    assert any(row["collectives"] for row in rows), (
+        "scales of channels over a divided batch need a reduction: the test sees it"
+    )

@@ -1,0 +1,30 @@
+"""A whole training step with INT4 tags, compiled for an H200 that is not there, with the kernels in it."""
+
+import jax
+import pytest
+
+from benchmarks.common import Case
+from jaxmem import codecs
+from jaxmem._deviceless import Compiler
+from jaxmem._export import export_flat
+from jaxmem._types import Action, Choice
+
+pytest.importorskip("jax_triton", reason="kernels")
+pytestmark = [pytest.mark.slow, pytest.mark.jax_defaults]
+KINDS = {"qkv": "qkv", "probs": "softmax", "resid_in": "residual", "mid": "residual"}
+
+
+def test_gpt_117m_with_every_tag_in_int4():
+    with Compiler("h200") as compiler:
+        case = Case("gpt_117m", "h200", compiler, overrides=["plan.budget=none"])
+        kept = case.keep_tags
+        compressed = {}
+        for block, tags in kept.items():
+            codec = lambda tag: codecs.default_for("mask" if tag.endswith("_mask") else KINDS.get(tag, "linear"))
+            compressed[block] = {tag: Choice(Action.COMPRESS, str(codec(tag))) for tag in tags}
+        exported, donated = export_flat(case.trace(compressed), "cuda", 90)
+        small = compiler.submit(exported, donated=donated).result()
+        program = jax.export.deserialize(bytearray(exported)).mlir_module()
+        masks = sum(tag.endswith("_mask") for tag in kept["block"])  # XLA unpacks them where they are used
+        assert program.count("triton_kernel_call") >= 2 * len(kept["block"]) - masks
+        assert small.total_bytes < 0.75 * case.verifier.compile(kept)[0].compiled.total_bytes
