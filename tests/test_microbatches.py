@@ -37,9 +37,10 @@ def test_with_room_to_spare_it_is_one():
 
 
 def test_under_a_budget_more_are_taken_and_the_file_says_how_many(tmp_path):
-    budget = int(0.45 * whole().baseline_bytes)
-    alone = {"budget": budget, "actions": ("keep",)}
-    plan = jaxmem.plan(build, *arguments(), microbatches=(1, 2), **alone)
+    with pytest.raises(BudgetError, match="least") as one:
+        jaxmem.plan(build, *arguments(), microbatches=(1,), budget=1, actions=("keep",))
+    budget = one.value.least_bytes - 1
+    plan = jaxmem.plan(build, *arguments(), microbatches=(1, 2), budget=budget, actions=("keep",))
     assert plan.microbatches == 2, "the least with one microbatch is more"
     assert plan.compiled_bytes <= budget
     state = build(None).init(tiny_lm.parameters(jnp.float32, width=64, vocab=64))

@@ -1,68 +1,56 @@
-"""Speed of every codec: bytes of the tensor per second, encoding and decoding, each as one program."""
+"""Speed of every codec, as `kernels.bench` measures it, and that the device's codes are the reference's bit for bit."""
 
-import dataclasses
-from typing import Any
+import functools
 
 import jax
 import jax.numpy as jnp
 
-import jaxmem
-from experiments.gpu_check.measure import normal, quartiles, seconds_of
+from experiments.gpu_check.measure import normal
 from experiments.gpu_check.settings import Settings
+from jaxmem_kernels import adapter
+from kernels import bench
 
-SHAPES = ((8, 1024, 768), (8, 1024, 3072), (8, 1024, 4096), (8, 12, 1024, 1024))
-TINY = ((2, 64, 32),)
-DTYPES = ("bfloat16", "float32")
-
-
-def codecs() -> dict[str, jaxmem.codecs.Codec]:
-    """Every public codec with its defaults, by name."""
-    classes: list[Any] = [
-        c for c in vars(jaxmem.codecs).values() if dataclasses.is_dataclass(c) and isinstance(c, type)
-    ]
-    return {codec.name: codec for codec in sorted((c() for c in classes), key=str)}
-
-
-def cases(settings: Settings) -> dict[str, tuple]:
-    found = {}
-    for name, codec in codecs().items():
-        for shape in TINY if settings.small else SHAPES:
-            for dtype in ("bool",) if name == "bit_mask" else DTYPES:
-                found[f"{name} {'x'.join(map(str, shape))} {dtype}"] = codec, shape, jnp.dtype(dtype)
-    return found
+EQUAL = "equals its reference: "
+SHAPE, TINY = (4096, 4096), (64, 1024)
 
 
 def points(settings: Settings) -> list[str]:
-    return list(cases(settings))
+    return [*(EQUAL + name for name in bench.CODECS), *bench.points(settings.small)]
 
 
 def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
-    codec, shape, dtype = cases(settings)[point]
-    x = normal(shape, jnp.float32) > 0 if dtype == jnp.bool_ else normal(shape, dtype)
-    encode = jax.jit(codec.encode)
-    decode = jax.jit(lambda codes: codec.decode(codes, shape, dtype))
-    codes = encode(x)
-    encoding, decoding = seconds_of(lambda: encode(x)), seconds_of(lambda: decode(codes))
-    whole, part = x.nbytes, sum(c.nbytes for c in codes)
-    error = jnp.abs(decode(codes).astype(jnp.float32) - x.astype(jnp.float32)).max()
-    return {
-        "codec": str(codec),
-        "tensor_bytes": whole,
-        "code_bytes": part,
-        "code_bytes_as_said": codec.nbytes(shape, dtype),
-        "encode_seconds": quartiles(encoding),
-        "decode_seconds": quartiles(decoding),
-        "encode_bytes_per_second": quartiles([whole / s for s in encoding]),
-        "decode_bytes_per_second": quartiles([whole / s for s in decoding]),
-        "largest_error": float(error),
-    }
+    if not point.startswith(EQUAL):
+        return bench.measure(point)
+    return equality(point.removeprefix(EQUAL), TINY if settings.small else SHAPE)
+
+
+def equality(name: str, shape: tuple[int, ...]) -> dict:
+    """How many bytes of codes, and of decoded values, differ between the device's kernels and its references."""
+    codec = bench.CODECS[name]
+    x = normal(shape, jnp.bfloat16).at[:, 7].multiply(50)
+    x = x > 0 if name == "bit_mask" else x
+    both = lambda x: (codes := codec.encode(x), codec.decode(codes, x.shape, x.dtype))
+    kernel = jax.jit(both)(x)
+    with adapter.references():
+        reference = jax.jit(functools.partial(both))(x)
+    differ = [int((a != b).sum()) for a, b in zip(jax.tree.leaves(kernel), jax.tree.leaves(reference))]
+    return {"codec": str(codec), "shape": list(shape), "values": x.size, "differ": differ}
 
 
 def summary(rows: dict[str, dict], settings: Settings) -> dict:
-    """Lowest and highest median of each codec, GB/s of the tensor."""
-    found = {}
-    for name in codecs():
-        own = [row for point, row in rows.items() if point.split()[0] == name]
-        both = {w: [row[f"{w}_bytes_per_second"]["median"] / 1e9 for row in own] for w in ("encode", "decode")}
-        found[name] = {f"{w}_gigabytes_per_second": [min(r), max(r)] for w, r in both.items() if r}
+    """The table, and of each codec the share of a copy's rate at the largest size and the least size at which kernels pay."""
+    measured = {point: row for point, row in rows.items() if "of_copy" in row}
+    found: dict = {"table": bench.table(list(measured.values())).splitlines()}
+    for name in bench.CODECS:
+        for way in bench.WAYS:
+            own = [row for point, row in measured.items() if point.rsplit(" ", 1)[0] == f"{name} {way}"]
+            if own:
+                pays = [row["values"] for row in own if row["of_reference"] < 1]
+                found[f"{name} {way}"] = {"of_copy": own[-1]["of_copy"], "pays_from": min(pays, default=None)}
+    seconds = lambda name, way: [r["seconds"] for p, r in measured.items() if p.rsplit(" ", 1)[0] == f"{name} {way}"]
+    plain = {way: seconds("grouped_symmetric", way) for way in bench.WAYS}
+    for name in ("grouped_symmetric stochastic", "outlier_separated"):
+        pairs = {way: [a / b for a, b in zip(seconds(name, way), plain[way])] for way in bench.WAYS}
+        found[f"{name}, times grouped_symmetric's seconds"] = pairs
+    found["differ"] = {point: sum(row["differ"]) for point, row in rows.items() if "differ" in row}
     return found

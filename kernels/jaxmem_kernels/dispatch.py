@@ -61,7 +61,7 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
         return found, [0] * len(found)
 
     def on_cuda(ctx, *arrays, divided, **params):
-        if adapter.is_there() and kernel.takes(*ctx.avals_in, **params):
+        if adapter.are_wanted() and kernel.takes(*ctx.avals_in, **params):
             split = capability.split(ctx)
             if split is not capability.Split.UNKNOWN:
                 launch = functools.partial(kernel.launch, capability.of(ctx), **params)

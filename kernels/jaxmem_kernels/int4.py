@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxmem_kernels import checks
 from jaxmem_kernels.layout import blocks, unblocked
 from jaxmem_kernels.rounding import LEAST, greatest, inverse, round_stochastic, scale_of, wide_dtype
 
@@ -29,6 +30,8 @@ def quantize(x, *, group: int, scale: str, stochastic: bool):
 
     s = max|x| / 8 rounded up, q = clip(round(x / s), -8, 7).
     """
+    checks.tensor("quantize", x)
+    checks.group("quantize", group, 2)
     b = _wide(blocks(x, group, 2))
     s = scale_of(greatest(b, (-2, -1)), scale, stochastic)
     return _codes(b, b, s[..., None, None], stochastic), s
@@ -36,6 +39,7 @@ def quantize(x, *, group: int, scale: str, stochastic: bool):
 
 def dequantize(packed, scales, *, width: int, dtype: str):
     """q·s as `dtype` (*lead, W), brought within its finite range."""
+    checks.packed("dequantize", packed, width, 2)
     return _decoded(packed, scales[..., None, None], None, width, dtype)
 
 
@@ -45,6 +49,8 @@ def quantize_offset(x, *, group: int, scale: str, stochastic: bool):
     o = (max + min) / 2 rounded to `scale`, s = max|x - o| / 8 rounded up, q = clip(round((x - o) / s), -8, 7).
     With an exact o that is (max - min) / 16; with a rounded one, s still covers the values furthest from it.
     """
+    checks.tensor("quantize_offset", x)
+    checks.group("quantize_offset", group, 2)
     b = _wide(blocks(x, group, 2))
     high, low = jnp.max(b, (-2, -1), initial=-jnp.inf), jnp.min(b, (-2, -1), initial=jnp.inf)
     finite = greatest(b, (-2, -1)) < jnp.inf
@@ -55,28 +61,35 @@ def quantize_offset(x, *, group: int, scale: str, stochastic: bool):
 
 def dequantize_offset(packed, scales, offsets, *, width: int, dtype: str):
     """q·s + o as `dtype` (*lead, W), brought within its finite range."""
+    checks.packed("dequantize_offset", packed, width, 2)
     return _decoded(packed, scales[..., None, None], offsets[..., None, None], width, dtype)
 
 
 def quantize_by(x, scales, *, group: int, stochastic: bool):
     """Codes uint8 (*lead, K, H) of `x` (*lead, W) against `scales` that are given: (W,), or any that broadcast to `x`."""
+    checks.tensor("quantize_by", x)
+    checks.group("quantize_by", group, 2)
     b = _wide(blocks(x, group, 2))
     return _codes(b, b, _by(scales, x.shape[-1], group), stochastic)
 
 
 def dequantize_by(packed, scales, *, width: int, dtype: str):
     """The inverse of `quantize_by`: q·s as `dtype` (*lead, W)."""
+    checks.packed("dequantize_by", packed, width, 2)
     return _decoded(packed, _by(scales, width, 2 * packed.shape[-1]), None, width, dtype)
 
 
 def quantize_without(x, taken, *, group: int, scale: str, stochastic: bool):
     """`quantize` with zeros in place of the channels that `taken` (bool, (C,)) marks: channel i is every C-th value from i."""
+    checks.tensor("quantize_without", x)
+    checks.channels("quantize_without", "taken", taken.size, x.shape[-1])
     marked = jnp.tile(taken, x.shape[-1] // taken.size)
     return quantize(jnp.where(marked, 0, x), group=group, scale=scale, stochastic=stochastic)
 
 
 def dequantize_with(packed, scales, values, slots, *, width: int, dtype: str):
     """`dequantize` with channel i as it was, in `values` (..., k) at slots[i] (int32, (C,)), where that is below k."""
+    checks.channels("dequantize_with", "slots", slots.size, width)
     rest = dequantize(packed, scales, width=width, dtype=dtype)
     exact = jnp.take(values, slots, axis=-1, mode="clip").reshape(rest.shape)
     return jnp.where(jnp.tile(slots < values.shape[-1], width // slots.size), exact, rest)

@@ -95,3 +95,27 @@ def test_a_kernel_is_for_the_gpu_that_is_named():
     texts = {at: lowered(lambda x: jk.quantize(x, **HOW), ((512, 256), "bfloat16"), at=at) for at in (80, 90)}
     assert texts[80] != texts[90]
     assert capability.OLDEST == 80
+
+
+X, CODES = jnp.ones((4, 128), jnp.float32), jnp.zeros((4, 2, 32), jnp.uint8)
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda: jk.quantize(X > 0, **HOW), r"quantize: `x` is bool \(4, 128\); expected .*: pack_bits takes bool"),
+        (lambda: jk.quantize_by(X.astype(jnp.int32), X[0], group=64, stochastic=False), "`x` is int32"),
+        (lambda: jk.quantize(X[0, 0], **HOW), r"`x` has no axis; .* reshape it to \(1,\)"),
+        (
+            lambda: jk.quantize_offset(X, **HOW | {"group": 7}),
+            "quantize_offset: `group` is 7; expected a multiple of 2",
+        ),
+        (lambda: jk.pack_bits(X > 0, False, group=12), "`group` is 12; expected a multiple of 8"),
+        (lambda: jk.dequantize(CODES, X, width=200, dtype="float32"), "`width` is 200, .* expected 4 groups"),
+        (lambda: jk.dequantize(X, X, width=128, dtype="float32"), r"`packed` is float32 \(4, 128\); expected uint8"),
+        (lambda: jk.quantize_without(X, jnp.zeros(100, bool), **HOW), "`taken` is of 100 channels, .* of 128 values"),
+    ],
+)
+def test_what_an_operation_cannot_take(run, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        run()
