@@ -66,7 +66,7 @@ def measure(point: str) -> dict:
         "values": size,
         "dtype": dtype.name,
         "tensors": count,
-        "is_kernel": "triton_kernel_call" in kernel.as_text(),
+        "is_kernel": "triton_kernel_call" in (kernel.as_text() or ""),
         "seconds": kernels,
         "reference_seconds": references,
         "copy_seconds": copies,

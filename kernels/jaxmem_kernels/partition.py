@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental.custom_partitioning import custom_partitioning
@@ -36,11 +36,12 @@ def partitioned(function: Callable[..., tuple], rule: Rule) -> Callable[..., tup
 
     divisible = custom_partitioning(lambda *arrays: function(*arrays))
     named = {name for axes in (*rule.operands, *rule.results) for name in axes}
+    sizes: Any = {"g": rule.group} if GROUPED in named else {}
     divisible.def_partition(
         partition,
         sharding_rule=str(rule),
         need_replication_factors=rule.whole,
-        **({"g": rule.group} if GROUPED in named else {}),
+        **sizes,
     )
     return divisible
 
