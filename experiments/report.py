@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import json
+import math
 import os
 import pathlib
 import sys
@@ -10,7 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
-from experiments.errors import InputError
+import numpy as np
+
+from experiments.errors import DivergedError, InputError
 
 RESULTS = ("metrics.jsonl", "plan.json", "summary.json", "report.html")
 
@@ -76,6 +79,29 @@ class Behind:
         while len(self.waiting) > count:
             self.record(*self.waiting[0])
             self.waiting.popleft()
+
+
+@contextlib.contextmanager
+def recording(path: pathlib.Path, rows: list[dict], progress: "Progress", help: str) -> Iterator[Behind]:
+    """Each step's metrics that are numbers, a step behind the device: to `rows`, to the file at `path`, and to `progress`.
+
+    Raises DivergedError, with `help`, where the loss or the gradient's norm is not finite; such a step is no row.
+    """
+    with path.open("w") as file:
+
+        def record(number: int, metrics) -> None:
+            row = {"step": number} | {name: float(value) for name, value in metrics.items() if not np.ndim(value)}
+            if not math.isfinite(row["loss"]) or not math.isfinite(row["grad_norm"]):
+                raise DivergedError(
+                    f"step {number}: the loss is {row['loss']} and the gradient's norm {row['grad_norm']}; {help};"
+                    f" rows until then are in {path}"
+                )
+            rows.append(row)
+            progress(number, row["loss"])
+            write_row(file, row)
+
+        with Behind(record) as behind:
+            yield behind
 
 
 class Progress:

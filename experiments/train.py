@@ -18,7 +18,7 @@ from experiments import cli, data, models
 from experiments.config import Config
 from experiments.errors import DivergedError
 from experiments.planning import Ready, prepare
-from experiments.report import Behind, Progress, check_folder, results, write_json, write_row
+from experiments.report import Progress, check_folder, recording, results, write_json
 from experiments.step import State, init_state, make_loss
 
 
@@ -51,14 +51,14 @@ def train(name: str, config: Config, out: pathlib.Path, command: str | None = No
         if ready.plan is not None:
             ready.plan.save(out / "plan.json")
         progress = Progress(config.train.steps, config.train.log_every, config.train.batch * config.train.sequence)
-        losses: list[float] = []
+        rows: list[dict] = []
         val_loss, stopped = None, None
         try:
-            state = loop(config, ready.step, text, progress, losses, out / "metrics.jsonl")
+            state = loop(config, ready.step, text, progress, rows, out / "metrics.jsonl")
             val_loss = evaluate(config, state, text)
         except KeyboardInterrupt as error:
             stopped = error
-        summary = _summary(name, config, ready, losses, progress.tokens_per_second)
+        summary = _summary(name, config, ready, rows, progress.tokens_per_second)
         summary |= {"val_loss": val_loss, "interrupted": stopped is not None, "command": command}
         write_json(out / "summary.json", summary)
         if ready.plan is not None:
@@ -72,30 +72,19 @@ def train(name: str, config: Config, out: pathlib.Path, command: str | None = No
 
 
 def loop(
-    config: Config, step: Callable, text: data.Text, progress: Progress, losses: list[float], path: pathlib.Path
+    config: Config, step: Callable, text: data.Text, progress: Progress, rows: list[dict], path: pathlib.Path
 ) -> State:
-    """Trains from the first state; appends to `losses` and to the file at `path`, a step behind the device."""
+    """Trains from the first state; appends to `rows` and to the file at `path`, a step behind the device."""
     state = jax.jit(functools.partial(init_state, config))()
     t = config.train
 
-    with path.open("w") as file:
-
-        def record(number: int, metrics) -> None:
-            loss, norm = float(metrics["loss"]), float(metrics["grad_norm"])
-            if not math.isfinite(loss) or not math.isfinite(norm):
-                raise DivergedError(
-                    f"step {number}: the loss is {loss} and the gradient's norm {norm}; lower optimizer.learning_rate,"
-                    f" or clip tighter (optimizer.clip_at); rows until then are in {path}"
-                )
-            losses.append(loss)
-            progress(number, loss)
-            write_row(file, {"step": number, "loss": loss, "grad_norm": norm})
-
-        with Behind(record) as behind:
-            for number in range(1, t.steps + 1):
-                rows = data.sample(text.train, t.seed, number, t.batch, t.sequence)
-                state, metrics = step(state, models.batch(config, rows, number))
-                behind(number, metrics)
+    with recording(
+        path, rows, progress, "lower optimizer.learning_rate, or clip tighter (optimizer.clip_at)"
+    ) as behind:
+        for number in range(1, t.steps + 1):
+            tokens = data.sample(text.train, t.seed, number, t.batch, t.sequence)
+            state, metrics = step(state, models.batch(config, tokens, number))
+            behind(number, metrics)
     return state
 
 
@@ -110,16 +99,16 @@ def evaluate(config: Config, state: State, text: data.Text) -> float:
     return value
 
 
-def _summary(name: str, config: Config, ready: Ready, losses: list[float], speed: float | None) -> dict:
+def _summary(name: str, config: Config, ready: Ready, rows: list[dict], speed: float | None) -> dict:
     plan = ready.plan
     return {
         "config": name,
         "settings": config.model_dump(),
         "policy": ready.policy,
         "found": ready.found,
-        "steps": len(losses),
-        "first_loss": losses[0] if losses else None,
-        "final_loss": losses[-1] if losses else None,
+        "steps": len(rows),
+        "first_loss": rows[0]["loss"] if rows else None,
+        "final_loss": rows[-1]["loss"] if rows else None,
         "budget_bytes": plan and plan.budget_bytes,
         "predicted_bytes": plan and plan.predicted_bytes,
         "compiled_bytes": plan.compiled_bytes if plan else ready.compiled_bytes,

@@ -29,7 +29,7 @@ from experiments.glue_metrics import measure
 from experiments.glue_tasks import TASKS
 from experiments.load import load
 from experiments.planning import Ready, prepare
-from experiments.report import Behind, Progress, check_folder, results, write_json, write_row
+from experiments.report import Progress, check_folder, recording, results, write_json
 from experiments.step import State, init_state
 
 
@@ -66,14 +66,14 @@ def train(
     with results(out):
         if ready.plan is not None:
             ready.plan.save(out / "plan.json")
-        losses: list[float] = []
+        rows: list[dict] = []
         found, stopped, begun = {}, None, time.perf_counter()
         try:
-            state = loop(config, ready.step, state, examples, losses, out / "metrics.jsonl")
+            state = loop(config, ready.step, state, examples, rows, out / "metrics.jsonl")
             found = evaluate(config, state.params, validation)
         except KeyboardInterrupt as error:
             stopped = error
-        summary = _summary(name, config, ready, losses, found)
+        summary = _summary(name, config, ready, rows, found)
         summary |= {"seconds": time.perf_counter() - begun, "interrupted": stopped is not None, "command": command}
         write_json(out / "summary.json", summary)
         if ready.plan is not None:
@@ -94,29 +94,18 @@ def first_state(config: GlueConfig, pretrained: dict | None) -> State:
 
 
 def loop(
-    config: GlueConfig, step: Callable, state: State, examples: Examples, losses: list[float], path: pathlib.Path
+    config: GlueConfig, step: Callable, state: State, examples: Examples, rows: list[dict], path: pathlib.Path
 ) -> State:
-    """Trains from `state`; appends to `losses` and to the file at `path`, a step behind the device."""
+    """Trains from `state`; appends to `rows` and to the file at `path`, a step behind the device."""
     t = config.train
     progress = Progress(t.steps, t.log_every, 0)  # its speed is in tokens, and padding is none
 
-    with path.open("w") as file:
-
-        def record(number: int, metrics) -> None:
-            loss, norm = float(metrics["loss"]), float(metrics["grad_norm"])
-            if not math.isfinite(loss) or not math.isfinite(norm):
-                raise DivergedError(
-                    f"step {number}: the loss is {loss} and the gradient's norm {norm}; lower optimizer.learning_rate,"
-                    f" or clip tighter (optimizer.clip_at); rows until then are in {path}"
-                )
-            losses.append(loss)
-            progress(number, loss)
-            write_row(file, {"step": number, "loss": loss, "grad_norm": norm})
-
-        with Behind(record) as behind:
-            for number in range(1, t.steps + 1):
-                state, metrics = step(state, glue_text.sample(examples, t.seed, number, t.batch, t.sequence))
-                behind(number, metrics)
+    with recording(
+        path, rows, progress, "lower optimizer.learning_rate, or clip tighter (optimizer.clip_at)"
+    ) as behind:
+        for number in range(1, t.steps + 1):
+            state, metrics = step(state, glue_text.sample(examples, t.seed, number, t.batch, t.sequence))
+            behind(number, metrics)
     return state
 
 
@@ -137,16 +126,16 @@ def evaluate(config: GlueConfig, params: dict, validation: dict[str, Examples]) 
     return {side: measured(examples) for side, examples in validation.items()}
 
 
-def _summary(name: str, config: GlueConfig, ready: Ready, losses: list[float], found: dict) -> dict:
+def _summary(name: str, config: GlueConfig, ready: Ready, rows: list[dict], found: dict) -> dict:
     plan = ready.plan
     return {
         "config": name,
         "settings": config.model_dump(),
         "policy": ready.policy,
         "found": ready.found,
-        "steps": len(losses),
-        "first_loss": losses[0] if losses else None,
-        "final_loss": losses[-1] if losses else None,
+        "steps": len(rows),
+        "first_loss": rows[0]["loss"] if rows else None,
+        "final_loss": rows[-1]["loss"] if rows else None,
         "val_loss": found[TASKS[config.data.task].dev[0]]["loss"] if found else None,
         "validation": found,
         "budget_bytes": plan and plan.budget_bytes,

@@ -19,7 +19,7 @@ from experiments.errors import DivergedError, InputError
 from experiments.image_config import ImageConfig
 from experiments.image_step import State, init_state, make_step
 from experiments.load import load
-from experiments.report import Behind, Progress, check_folder, results, write_json, write_row
+from experiments.report import Progress, check_folder, recording, results, write_json
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,23 +74,10 @@ def loop(config: ImageConfig, images: image_data.Images, rows: list[dict], path:
     t = config.train
     progress = Progress(t.steps, t.log_every, 0)  # its speed is in tokens
 
-    with path.open("w") as file:
-
-        def record(number: int, metrics) -> None:
-            row = {"step": number} | {name: float(value) for name, value in metrics.items()}
-            if not math.isfinite(row["loss"]) or not math.isfinite(row["grad_norm"]):
-                raise DivergedError(
-                    f"step {number}: the loss is {row['loss']} and the gradient's norm {row['grad_norm']}; lower"
-                    f" optimizer.learning_rate; rows until then are in {path}"
-                )
-            rows.append(row)
-            progress(number, row["loss"])
-            write_row(file, row)
-
-        with Behind(record) as behind:
-            for number in range(1, t.steps + 1):
-                state, metrics = step(state, image_data.sample(images.train, t.seed, number, t.batch))
-                behind(number, metrics)
+    with recording(path, rows, progress, "lower optimizer.learning_rate") as behind:
+        for number in range(1, t.steps + 1):
+            state, metrics = step(state, image_data.sample(images.train, t.seed, number, t.batch))
+            behind(number, metrics)
     return state
 
 

@@ -1,11 +1,13 @@
 """build(plan) -> a traced step, whatever the user's step is: a plain function, jax.jit or nnx.jit."""
 
+import contextlib
 import math
 from typing import Any
 
 import jax
 
 from jaxmem._errors import JaxmemError, StepError
+from jaxmem_kernels import abstract_devices
 
 
 def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
@@ -24,7 +26,8 @@ def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
         )
     jitted = step if hasattr(step, "trace") else jax.jit(step, donate_argnums=0 if args else ())
     try:
-        stage = jitted.trace(*args)
+        with abstract_devices() if _is_abstract(args) else contextlib.nullcontext():
+            stage = jitted.trace(*args)
     except JaxmemError:
         raise
     except Exception as error:
@@ -32,6 +35,12 @@ def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
             f"plan: the step that `build` returned cannot be traced for the arguments given ({_shapes(args)}): {error}"
         ) from error
     return stage, getattr(stage, "traced", stage)  # nnx.jit wraps JAX's stage
+
+
+def _is_abstract(args: tuple) -> bool:
+    """Whether arguments lie on a mesh without devices."""
+    meshes = (getattr(getattr(a, "sharding", None), "mesh", None) for a in jax.tree.leaves(args))
+    return any(isinstance(mesh, jax.sharding.AbstractMesh) for mesh in meshes)
 
 
 def shards_of(traced: jax.stages.Traced, devices: int) -> int:

@@ -1,33 +1,38 @@
-"""For which GPU a program is lowered, and who divides its arrays among several."""
+"""For which GPUs a program is lowered, and who divides its arrays among several."""
 
 import contextlib
 import contextvars
-import enum
 from collections.abc import Iterator
 
 import jax
 
 OLDEST = 80  # what a kernel is compiled for where nobody says: it runs on this compute capability and later ones
 _chosen: contextvars.ContextVar[int | None] = contextvars.ContextVar("jaxmem_compute_capability", default=None)
-
-
-class Split(enum.Enum):
-    """`NONE`: the arrays are whole, or `shard_map` has divided them. `AUTOMATIC`: XLA will, and asks the kernel's rule.
-    `UNKNOWN`: XLA will, where nobody can be asked (an exported program), or along the axes that a `shard_map` left."""
-
-    NONE = enum.auto()
-    AUTOMATIC = enum.auto()
-    UNKNOWN = enum.auto()
+_abstract: contextvars.ContextVar[bool] = contextvars.ContextVar("jaxmem_abstract_devices", default=False)
 
 
 @contextlib.contextmanager
 def compiling_for(capability: int) -> Iterator[None]:
-    """Lowers kernels in its body for GPUs of a compute capability, such as 90, whatever device is at hand."""
+    """Lowers kernels in its body for GPUs of a compute capability, such as 90, whatever is at hand."""
     token = _chosen.set(capability)
     try:
         yield
     finally:
         _chosen.reset(token)
+
+
+@contextlib.contextmanager
+def abstract_devices() -> Iterator[None]:
+    """Traces operations in its body for an abstract mesh: nothing is asked of devices, and divided arrays take references."""
+    token = _abstract.set(True)
+    try:
+        yield
+    finally:
+        _abstract.reset(token)
+
+
+def is_abstract() -> bool:
+    return _abstract.get()
 
 
 def of(ctx) -> int:
@@ -41,16 +46,18 @@ def of(ctx) -> int:
     return OLDEST
 
 
-def split(ctx) -> Split:
-    """Who divides arrays where a primitive is lowered."""
-    module, axes = ctx.module_context, ctx.module_context.axis_context
-    mesh = getattr(axes, "mesh", None)
-    if mesh is not None:
-        free = [n for name, n in mesh.shape.items() if name not in axes.manual_axes]
-        return Split.NONE if all(n == 1 for n in free) else Split.UNKNOWN
-    if getattr(axes, "num_devices", None) == 1:
-        return Split.NONE
-    return Split.UNKNOWN if module.lowering_parameters.for_export else Split.AUTOMATIC
+def is_whole(ctx) -> bool:
+    """Whether XLA divides no array where a primitive is lowered: on one device, or where `shard_map` has divided them."""
+    axes = ctx.module_context.axis_context
+    if (mesh := getattr(axes, "mesh", None)) is not None:
+        return all(n == 1 for name, n in mesh.shape.items() if name not in axes.manual_axes)
+    return getattr(axes, "num_devices", None) == 1
+
+
+def asks(ctx) -> bool:
+    """Whether XLA, where it divides arrays, asks a kernel how: not of an exported program, nor along axes that a `shard_map` left."""
+    known = getattr(ctx.module_context.axis_context, "device_assignment", None) is not None
+    return known and not ctx.module_context.lowering_parameters.for_export
 
 
 def _devices(axes) -> tuple:

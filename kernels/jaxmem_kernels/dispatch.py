@@ -61,14 +61,13 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
         return found, [0] * len(found)
 
     def on_cuda(ctx, *arrays, divided, **params):
-        if adapter.are_wanted() and kernel.takes(*ctx.avals_in, **params):
-            split = capability.split(ctx)
-            if split is not capability.Split.UNKNOWN:
-                launch = functools.partial(kernel.launch, capability.of(ctx), **params)
-                if split is capability.Split.AUTOMATIC:
-                    launch = partitioned(launch, kernel.rule(*ctx.avals_in, **params))
-                return mlir.lower_fun(launch, multiple_results=True)(ctx, *arrays)
-        return default(ctx, *arrays, **params)
+        whole = capability.is_whole(ctx)
+        if not (adapter.are_wanted() and kernel.takes(*ctx.avals_in, **params)) or not (whole or capability.asks(ctx)):
+            return default(ctx, *arrays, **params)
+        launch = functools.partial(kernel.launch, capability.of(ctx), **params)
+        if not whole:
+            launch = partitioned(launch, kernel.rule(*ctx.avals_in, **params))
+        return mlir.lower_fun(launch, multiple_results=True)(ctx, *arrays)
 
     hashable = lambda params: tuple(sorted(params.items()))
     default = mlir.lower_fun(results, multiple_results=True)
@@ -81,7 +80,7 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
 
     @functools.wraps(reference)
     def public(*arrays, **params):
-        found = primitive.bind(*arrays, divided=needs_devices(), **params)
+        found = primitive.bind(*arrays, divided=None if capability.is_abstract() else needs_devices(), **params)
         return tuple(found) if len(found) > 1 else found[0]
 
     return public

@@ -50,7 +50,7 @@ def partitioned(function: Callable[..., tuple], rule: Rule) -> Callable[..., tup
 def needs_devices():
     """A program that XLA's partitioner asks about, to be a parameter of whatever is lowered to one.
 
-    JAX tells lowering rules its devices only where it finds such a program, here or within parameters.
+    JAX tells lowering rules its devices, and their mesh, only where it finds such a program, here or within parameters.
     """
     identity = partitioned(lambda x: (x,), Rule((("n",),), (("n",),), (), 1))
     return jax.make_jaxpr(identity)(jax.ShapeDtypeStruct((1,), "float32"))

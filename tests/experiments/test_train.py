@@ -122,9 +122,8 @@ def test_the_plan_that_was_written_is_the_one_that_ran(runs):
     one, two = (jaxmem.Plan.load(outs[name] / "plan.json") for name in ("planned", "replayed"))
     assert one == two
     assert one.compiled_bytes == read(outs["planned"])[0]["compiled_bytes"] <= budget
-    assert any(choice.action == "recompute" for tags in one.actions.values() for choice in tags.values()) or any(
-        len(tags) < 11 for tags in one.actions.values()
-    )
+    decided = [choice.action for tags in one.actions.values() for choice in tags.values()]
+    assert "recompute" in decided or "compress" in decided or any(len(tags) < 11 for tags in one.actions.values())
 
 
 def test_a_plan_for_another_target_trains_here_and_says_if_it_is_over(runs, text, tmp_path, capsys):
