@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxmem._database import Database
 from jaxmem._jaxpr import matmul_flops, nbytes
+from jaxmem._rates import rates_of
 from jaxmem._target import Target
 
 
@@ -40,10 +41,11 @@ def job_seconds(
     traced = [jax.make_jaxpr(job.function)(*job.specs) for job in jobs]
     texts = [re.sub(r"0x[0-9a-f]{6,}", "", str(t)) for t in traced]
     unique = dict(zip(texts, jobs))
-    roofline = {text: _roofline(jaxpr, target) for text, jaxpr in zip(texts, traced)}
+    codec = rates_of(target.gpu).codec if target.gpu else target.bandwidth
+    roofline = {text: _roofline(jaxpr, target, codec) for text, jaxpr in zip(texts, traced)}
     priced = compiler is not None and target.gpu is not None and target.gpu.priced  # XLA has a price list for this GPU
     source = "measured" if target.local else "xla" if priced else "roofline"
-    device = f"{target.name} {target.kind}"
+    device = f"{target.name} {target.kind}" + (f" codec {codec:.4g}" if target.gpu else "")
     if source == "roofline":
         return [roofline[t] for t in texts], source
     known = database.read_times(device, source, list(unique))
@@ -67,8 +69,14 @@ def _estimate(jobs: dict[str, Job], target: Target, compiler) -> dict[str, float
     return None if None in seconds.values() else seconds
 
 
-def _roofline(jaxpr, target: Target) -> float:
-    """Each matrix product at the slower of its rate and its traffic; everything else reads and writes the ends once."""
+_CODEC = tuple(f"jaxmem_{verb}" for verb in ("quantize", "dequantize", "pack_bits", "unpack_bits"))
+
+
+def _roofline(jaxpr, target: Target, codec: float) -> float:
+    """Each matrix product at the slower of its rate and its traffic; everything else reads and writes the ends once.
+
+    `codec`: B/s where that is a codec's kernel.
+    """
     traffic = sum(nbytes(v.aval) for v in (*jaxpr.jaxpr.invars, *jaxpr.jaxpr.outvars) if hasattr(v, "aval"))
     products = 0.0
     for eqn in jaxpr.jaxpr.eqns:
@@ -76,7 +84,8 @@ def _roofline(jaxpr, target: Target) -> float:
         if flops:
             moved = sum(nbytes(v.aval) for v in (*eqn.invars, *eqn.outvars))
             products += max(flops / target.matmul_flops, moved / target.bandwidth)
-    return max(products, traffic / target.bandwidth)
+    is_codec = any(eqn.primitive.name.startswith(_CODEC) for eqn in jaxpr.jaxpr.eqns)
+    return max(products, traffic / (codec if is_codec else target.bandwidth))
 
 
 def _measure(job: Job, least_seconds: float = 0.02) -> float:

@@ -8,7 +8,13 @@ from jax import export
 
 from jaxmem_kernels import compiling_for
 
-_CUSTOM_CALLS = ("annotate_device_placement", "triton_kernel_call", "Sharding", "shape_assertion")
+_CUSTOM_CALLS = (
+    "annotate_device_placement",
+    "triton_kernel_call",
+    "triton_kernel_call_ffi",
+    "Sharding",
+    "shape_assertion",
+)
 
 
 class _AlreadyTraced:

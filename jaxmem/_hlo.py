@@ -17,7 +17,7 @@ _CALLED = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computati
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _COST = re.compile(r'"reification_cost":(\[\{.*?\}\])')
 _CONTRACTING = re.compile(r'lhs_contracting_dim(?:s=|ensions":)[{\[]([\d,"]*)[}\]]')
-_TRITON = 'custom_call_target="triton_kernel_call"'
+_TRITON = re.compile(r'custom_call_target="triton_kernel_call(?:_ffi)?"')  # _ffi: jax-triton 0.4
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
 _MATMUL_CALLS = ("__cublas$", "__onednn$matmul")
@@ -129,7 +129,7 @@ def _instruction_cost(instruction: _Instruction, cost: Callable[[str], HloCosts]
     flops = _flops(instruction)
     if rates and flops is not None and _is_mispriced(instruction):
         own = _roofline(instruction, flops, rates)
-    if rates and _TRITON in text:
+    if rates and _TRITON.search(text):
         own = sum(a.nbytes for a in (*instruction.operands, instruction.output)) / rates.codec
     priced = [s for s in (own, inner.seconds) if s is not None]
     return HloCosts(

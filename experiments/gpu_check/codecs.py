@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from experiments.gpu_check.measure import normal
 from experiments.gpu_check.settings import Settings
-from jaxmem_kernels import adapter
+from jaxmem_kernels import references
 from kernels import bench
 
 EQUAL = "equals its reference: "
@@ -31,7 +31,7 @@ def equality(name: str, shape: tuple[int, ...]) -> dict:
     x = x > 0 if name == "bit_mask" else x
     both = lambda x: (codes := codec.encode(x), codec.decode(codes, x.shape, x.dtype))
     kernel = jax.jit(both)(x)
-    with adapter.references():
+    with references():
         reference = jax.jit(functools.partial(both))(x)
     differ = [int((a != b).sum()) for a, b in zip(jax.tree.leaves(kernel), jax.tree.leaves(reference))]
     return {"codec": str(codec), "shape": list(shape), "values": x.size, "differ": differ}

@@ -1,34 +1,15 @@
 """jax-triton, imported when a CUDA program first asks for a kernel; 0.3 and 0.4 spell a call differently."""
 
-import contextlib
-import contextvars
 import functools
 import importlib
 import inspect
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
-_unwanted: contextvars.ContextVar[bool] = contextvars.ContextVar("jaxmem_references", default=False)
 _FALLBACK = (
     "jaxmem's GPU kernels are not used: {error}. Codecs run as XLA compiles them, several times slower. "
     "Install them with: pip install 'jaxmem[gpu]'"
 )
-
-
-@contextlib.contextmanager
-def references() -> Iterator[None]:
-    """Lowers references alone in its body, as where there are no kernels: to compare with."""
-    token = _unwanted.set(True)
-    try:
-        yield
-    finally:
-        _unwanted.reset(token)
-
-
-def are_wanted() -> bool:
-    """Whether kernels can be used, and are to be."""
-    return not _unwanted.get() and is_there()
 
 
 @functools.cache

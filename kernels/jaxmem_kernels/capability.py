@@ -1,49 +1,74 @@
-"""For which GPUs a program is lowered, and who divides its arrays among several."""
+"""For which GPU a program is lowered, and who divides its arrays among several."""
 
 import contextlib
 import contextvars
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 
-OLDEST = 80  # what a kernel is compiled for where nobody says: it runs on this compute capability and later ones
-_chosen: contextvars.ContextVar[int | None] = contextvars.ContextVar("jaxmem_compute_capability", default=None)
-_abstract: contextvars.ContextVar[bool] = contextvars.ContextVar("jaxmem_abstract_devices", default=False)
+
+class Wanted(NamedTuple):
+    """What a context asks of programs traced and lowered in it."""
+
+    capability: int | None = None
+    kernels: bool = True
+    devices: bool = True
+
+
+_ANYTHING = Wanted()
+_wanted: contextvars.ContextVar[Wanted] = contextvars.ContextVar("jaxmem_kernels_wanted", default=_ANYTHING)
+_key = jax.make_user_context(None)  # part of the keys of JAX's caches: what was lowered under another wish is not taken
 
 
 @contextlib.contextmanager
-def compiling_for(capability: int) -> Iterator[None]:
+def _wanting(**changes) -> Iterator[None]:
+    wanted = _wanted.get()._replace(**changes)
+    token = _wanted.set(wanted)
+    try:
+        with _key(wanted):
+            yield
+    finally:
+        _wanted.reset(token)
+
+
+def compiling_for(capability: int) -> contextlib.AbstractContextManager[None]:
     """Lowers kernels in its body for GPUs of a compute capability, such as 90, whatever is at hand."""
-    token = _chosen.set(capability)
-    try:
-        yield
-    finally:
-        _chosen.reset(token)
+    return _wanting(capability=capability)
 
 
-@contextlib.contextmanager
-def abstract_devices() -> Iterator[None]:
-    """Traces operations in its body for an abstract mesh: nothing is asked of devices, and divided arrays take references."""
-    token = _abstract.set(True)
-    try:
-        yield
-    finally:
-        _abstract.reset(token)
+def references() -> contextlib.AbstractContextManager[None]:
+    """Lowers references alone in its body, as where there are no kernels: to compare with."""
+    return _wanting(kernels=False)
 
 
-def is_abstract() -> bool:
-    return _abstract.get()
+def abstract_devices() -> contextlib.AbstractContextManager[None]:
+    """Traces operations in its body for a mesh without devices: nothing is asked of them, and divided arrays take references."""
+    return _wanting(devices=False)
 
 
-def of(ctx) -> int:
-    """The compute capability that a lowering's context is for, as 90."""
-    if (chosen := _chosen.get()) is not None:
+def wants_kernels() -> bool:
+    return _wanted.get().kernels
+
+
+def wants_devices() -> bool:
+    """Whether a program that is traced now may be one that GPUs divide."""
+    wanted = _wanted.get()
+    return wanted.devices and (wanted.capability is not None or jax.default_backend() in ("gpu", "cuda"))
+
+
+def of(ctx) -> int | None:
+    """The compute capability that a lowering's context is for, as 90; None where nobody knows."""
+    if (chosen := _wanted.get().capability) is not None:
         return chosen
-    for device in (*_devices(ctx.module_context.axis_context), *jax.local_devices()):
+    module = ctx.module_context
+    for device in (
+        () if module.lowering_parameters.for_export else (*_devices(module.axis_context), *jax.local_devices())
+    ):
         if device.platform in ("gpu", "cuda") and (found := getattr(device, "compute_capability", None)):
             major, minor = str(found).split(".")
             return 10 * int(major) + int(minor)
-    return OLDEST
+    return None
 
 
 def is_whole(ctx) -> bool:
@@ -56,8 +81,14 @@ def is_whole(ctx) -> bool:
 
 def asks(ctx) -> bool:
     """Whether XLA, where it divides arrays, asks a kernel how: not of an exported program, nor along axes that a `shard_map` left."""
-    known = getattr(ctx.module_context.axis_context, "device_assignment", None) is not None
-    return known and not ctx.module_context.lowering_parameters.for_export
+    axes, parameters = ctx.module_context.axis_context, ctx.module_context.lowering_parameters
+    known = getattr(axes, "device_assignment", None) is not None and getattr(axes, "abstract_mesh", None) is not None
+    return known and not parameters.for_export and getattr(jax.config, "jax_use_shardy_partitioner", True)
+
+
+def mesh_sizes(ctx) -> tuple[int, ...]:
+    """Of a context that `asks`."""
+    return tuple(ctx.module_context.axis_context.abstract_mesh.shape.values())
 
 
 def _devices(axes) -> tuple:

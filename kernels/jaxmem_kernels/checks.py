@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 
+SCALES = "bfloat16", "float32"
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 
 
@@ -20,6 +21,12 @@ def group(op: str, size: int, parts: int) -> None:
     """Raises ValueError unless a group is of so many equal parts."""
     if isinstance(size, bool) or not isinstance(size, int) or size < parts or size % parts:
         raise ValueError(f"{op}: `group` is {size!r}; expected a multiple of {parts}, whose parts share bytes")
+
+
+def scale(op: str, dtype) -> None:
+    """Raises ValueError unless scales can have this dtype."""
+    if (name := jnp.dtype(dtype).name) not in SCALES:
+        raise ValueError(f"{op}: `scale` is {name}; expected {' or '.join(SCALES)}")
 
 
 def packed(op: str, codes, width: int, parts: int) -> None:

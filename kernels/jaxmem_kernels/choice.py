@@ -5,22 +5,18 @@ import math
 import jax.numpy as jnp
 
 FLOATS = ("bfloat16", "float16", "float32")
+INTEGERS = "int8", "uint8", "int16", "uint16", "int32", "uint32"
 GROUPS = tuple(2**i for i in range(4, 14))  # a thread has 16 bytes of neighbours, a program a few thousand values
-LEAST_SIZE = (
-    2**16
-)  # a launch takes a few microseconds, in which memory moves this much; XLA fuses a reference with its neighbours
+# A launch takes a few microseconds, in which memory moves this much; and XLA fuses a reference with what is around it.
+LEAST_SIZE = 2**16
 MOST_SLOTS = 255
 
 
 def _takes(shape, group: int, dtype, dtypes=FLOATS) -> bool:
     """Rows of whole groups; or a flat tensor, of which the last may lack values."""
-    whole = shape[-1] % group == 0
-    return (
-        jnp.dtype(dtype).name in dtypes
-        and group in GROUPS
-        and math.prod(shape) >= LEAST_SIZE
-        and (whole or len(shape) == 1)
-    )
+    if not all(isinstance(n, int) for n in shape) or math.prod(shape) < LEAST_SIZE or group not in GROUPS:
+        return False
+    return jnp.dtype(dtype).name in dtypes and (shape[-1] % group == 0 or len(shape) == 1)
 
 
 def encodes(x, *_, group: int, **__) -> bool:
@@ -46,7 +42,7 @@ def decodes_with(codes, scales, values, slots, *, width: int, dtype: str) -> boo
 
 
 def packs(x, _, *, group: int) -> bool:
-    return _takes(x.shape, group, x.dtype, (x.dtype.name,)) and x.dtype.itemsize <= 4
+    return _takes(x.shape, group, x.dtype, (*FLOATS, "bool", *INTEGERS))
 
 
 def never(*_, **__) -> bool:

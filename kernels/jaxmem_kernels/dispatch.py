@@ -38,7 +38,7 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
         return found if isinstance(found, tuple) else (found,)
 
     @functools.cache
-    def typed(avals, params):
+    def typed(avals, params, mesh):
         return list(jax.make_jaxpr(functools.partial(results, **dict(params)))(*avals).out_avals)
 
     @functools.cache
@@ -61,18 +61,26 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
         return found, [0] * len(found)
 
     def on_cuda(ctx, *arrays, divided, **params):
-        whole = capability.is_whole(ctx)
-        if not (adapter.are_wanted() and kernel.takes(*ctx.avals_in, **params)) or not (whole or capability.asks(ctx)):
+        at, whole = capability.of(ctx), capability.is_whole(ctx)
+        possible = at is not None and (whole or capability.asks(ctx)) and kernel.takes(*ctx.avals_in, **params)
+        if not (possible and capability.wants_kernels() and adapter.is_there()):
             return default(ctx, *arrays, **params)
-        launch = functools.partial(kernel.launch, capability.of(ctx), **params)
+        launch = functools.partial(kernel.launch, at, **params)
         if not whole:
-            launch = partitioned(launch, kernel.rule(*ctx.avals_in, **params))
+            launch = partitioned(launch, kernel.rule(*ctx.avals_in, **params), capability.mesh_sizes(ctx))
         return mlir.lower_fun(launch, multiple_results=True)(ctx, *arrays)
 
-    hashable = lambda params: tuple(sorted(params.items()))
+    def now(*arrays, **params):
+        if jax.config.jax_disable_jit:
+            return list(results(*arrays, **params))
+        return compiled(hashable(params))(*arrays)
+
+    hashable = lambda params: tuple(sorted(params.items(), key=lambda item: item[0]))
     default = mlir.lower_fun(results, multiple_results=True)
-    primitive.def_impl(lambda *arrays, **params: compiled(hashable(params))(*arrays))
-    primitive.def_abstract_eval(lambda *avals, divided, **params: typed(avals, hashable(params)))
+    primitive.def_impl(now)
+    primitive.def_abstract_eval(
+        lambda *avals, divided, **params: typed(avals, hashable(params), jax.sharding.get_abstract_mesh())
+    )
     ad.primitive_jvps[primitive] = derivative
     batching.primitive_batchers[primitive] = mapped
     mlir.register_lowering(primitive, default)
@@ -80,7 +88,8 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
 
     @functools.wraps(reference)
     def public(*arrays, **params):
-        found = primitive.bind(*arrays, divided=None if capability.is_abstract() else needs_devices(), **params)
+        found = primitive.bind(*arrays, divided=needs_devices() if capability.wants_devices() else None, **params)
         return tuple(found) if len(found) > 1 else found[0]
 
+    public.__module__ = "jaxmem_kernels"
     return public

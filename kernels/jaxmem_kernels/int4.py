@@ -32,6 +32,7 @@ def quantize(x, *, group: int, scale: str, stochastic: bool):
     """
     checks.tensor("quantize", x)
     checks.group("quantize", group, 2)
+    checks.scale("quantize", scale)
     b = _wide(blocks(x, group, 2))
     s = scale_of(greatest(b, (-2, -1)), scale, stochastic)
     return _codes(b, b, s[..., None, None], stochastic), s
@@ -51,6 +52,7 @@ def quantize_offset(x, *, group: int, scale: str, stochastic: bool):
     """
     checks.tensor("quantize_offset", x)
     checks.group("quantize_offset", group, 2)
+    checks.scale("quantize_offset", scale)
     b = _wide(blocks(x, group, 2))
     high, low = jnp.max(b, (-2, -1), initial=-jnp.inf), jnp.min(b, (-2, -1), initial=jnp.inf)
     finite = greatest(b, (-2, -1)) < jnp.inf
@@ -91,7 +93,7 @@ def dequantize_with(packed, scales, values, slots, *, width: int, dtype: str):
     """`dequantize` with channel i as it was, in `values` (..., k) at slots[i] (int32, (C,)), where that is below k."""
     checks.channels("dequantize_with", "slots", slots.size, width)
     rest = dequantize(packed, scales, width=width, dtype=dtype)
-    exact = jnp.take(values, slots, axis=-1, mode="clip").reshape(rest.shape)
+    exact = jnp.take(values, slots, axis=-1, mode="clip").reshape(rest.shape).astype(dtype)
     return jnp.where(jnp.tile(slots < values.shape[-1], width // slots.size), exact, rest)
 
 

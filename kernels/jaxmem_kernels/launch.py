@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem_kernels import adapter
-from jaxmem_kernels.rounding import inverse
 
 TILE, WARPS = 4096, 4  # values of a program, and its warps: 32 values to a thread, loaded 16 bytes at a time
 
@@ -40,7 +39,7 @@ def quantize_without(capability, x, taken, *, group, scale, stochastic):
 
 def quantize_by(capability, x, scales, *, group, stochastic):
     width = x.shape[-1]
-    arrays = x, inverse(scales.astype(jnp.float32)), x.size
+    arrays = x, scales, x.size
     return _int4("encode_by", capability, arrays, (_codes(x, group),), group, W=width, STOCHASTIC=stochastic)
 
 
@@ -91,7 +90,7 @@ def _run(file, name, capability, arrays, results, group, **constants):
         rows *= 4
     if "W" in constants:  # a program takes one group of columns, and reads their scales once
         rows *= 2
-        grid = -(-size // constants["W"] // rows), constants["W"] // group
+        grid = (-(-size // constants["W"] // rows) * (constants["W"] // group),)
     else:
         grid = (-(-size // group // rows),)
     warps = max(WARPS, group * WARPS // TILE)

@@ -9,41 +9,38 @@ def _encoding(scales: int, channels: bool = False):
     """The rule of an encoder: codes and sets of scales of rows of groups; of a flat tensor whose last group is short."""
 
     def rule(x, *_, group: int, **__) -> Rule:
-        lead = _lead(x.ndim - 1)
-        if x.shape[-1] % group:
-            return Rule((("n",),), (("k", "h"), *[("k",)] * scales), ("n", "k", "h"), group)
-        operands = ((*lead, GROUPED), *[(GROUPED,)] * channels)
-        return Rule(operands, ((*lead, "k", "h"), *[(*lead, "k")] * scales), ("h",), group)
+        lead, operands = _lead(x.ndim - 1), ((GROUPED,),) * channels
+        results = ((*lead, "k", "h"), *((*lead, "k"),) * scales)
+        return _rule(((*lead, GROUPED), *operands), results, x.shape[-1], group)
 
     return rule
 
 
 def _decoding(*others: Axes):
-    """The rule of a decoder of codes and `others`, given by their last axes; those that begin with "k" follow the rows."""
+    """The rule of a decoder of codes and `others`, given by their last axes: all but channels have the rows' others too."""
 
     def rule(codes, *_, width: int, dtype: str) -> Rule:
-        lead, group = _lead(codes.ndim - 2), 2 * codes.shape[-1]
-        if width % group:
-            return Rule((("k", "h"), *others), (("n",),), ("n", "k", "h"), group)
-        rows = tuple(axes if axes == (GROUPED,) else (*lead, *axes) for axes in others)
-        whole = tuple(name for axes in others for name in axes if name == "s")
-        return Rule(((*lead, "k", "h"), *rows), ((*lead, GROUPED),), ("h", *whole), group)
+        lead = _lead(codes.ndim - 2)
+        rows = (axes if axes == (GROUPED,) else (*lead, *axes) for axes in others)
+        return _rule(((*lead, "k", "h"), *rows), ((*lead, GROUPED),), width, 2 * codes.shape[-1])
 
     return rule
 
 
 def _packing(x, _, *, group: int) -> Rule:
     lead = _lead(x.ndim - 1)
-    if x.shape[-1] % group:
-        return Rule((("n",), ()), (("k", "h"),), ("n", "k", "h"), group)
-    return Rule(((*lead, GROUPED), ()), ((*lead, "k", "h"),), ("h",), group)
+    return _rule(((*lead, GROUPED), ()), ((*lead, "k", "h"),), x.shape[-1], group)
 
 
 def _unpacking(packed, *_, width: int) -> Rule:
-    lead, group = _lead(packed.ndim - 2), 8 * packed.shape[-1]
-    if width % group:
-        return Rule((("k", "h"), (), ()), (("n",),), ("n", "k", "h"), group)
-    return Rule(((*lead, "k", "h"), (), ()), ((*lead, GROUPED),), ("h",), group)
+    lead = _lead(packed.ndim - 2)
+    return _rule(((*lead, "k", "h"), (), ()), ((*lead, GROUPED),), width, 8 * packed.shape[-1])
+
+
+def _rule(operands: tuple[Axes, ...], results: tuple[Axes, ...], width: int, group: int) -> Rule:
+    named = {name for axes in (*operands, *results) for name in axes}
+    rule = Rule(operands, results, frozenset({"h", "s"} & named), width // group, group)
+    return rule.with_whole_rows() if width % group else rule
 
 
 def _lead(rank: int) -> Axes:

@@ -71,15 +71,16 @@ def encode_without(
 
 
 @triton.jit
-def encode_by(x, inverse, n, codes, W: tl.constexpr, G: tl.constexpr, R: tl.constexpr, STOCHASTIC: tl.constexpr):
-    """`quantize_by` with 1 / scale of each of W channels: a program takes one group of them, of R rows."""
-    row, group = tl.program_id(0).to(tl.int64) * R, tl.program_id(1)
+def encode_by(x, scales, n, codes, W: tl.constexpr, G: tl.constexpr, R: tl.constexpr, STOCHASTIC: tl.constexpr):
+    """`quantize_by` with the scale of each of W channels: a program takes one group of them, of R rows."""
+    row, group = (tl.program_id(0) // (W // G)).to(tl.int64) * R, tl.program_id(0) % (W // G)
     H: tl.constexpr = G // 2
     r, h = tl.arange(0, R)[:, None], tl.arange(0, H)[None, :]
     there, start = r < n // W - row, x + row * W + group * G
     low = tl.load(start + r * W + h, mask=there, other=0).to(tl.float32)
     high = tl.load(start + r * W + H + h, mask=there, other=0).to(tl.float32)
-    by_low, by_high = tl.load(inverse + group * G + h), tl.load(inverse + group * G + H + h)
+    by_low = _inverse(tl.load(scales + group * G + tl.arange(0, H)).to(tl.float32))[None, :]
+    by_high = _inverse(tl.load(scales + group * G + H + tl.arange(0, H)).to(tl.float32))[None, :]
     packed = _packed(low * by_low, high * by_high, low, high, group * H + h, STOCHASTIC)
     tl.store(codes + row * (W // 2) + group * H + r * (W // 2) + h, packed, mask=there)
 
@@ -136,7 +137,7 @@ def decode_with(
 @triton.jit
 def decode_by(codes, scales, n, x, W: tl.constexpr, G: tl.constexpr, R: tl.constexpr, LIMIT: tl.constexpr):
     """`dequantize_by` with the scale of each of W channels: a program takes one group of them, of R rows."""
-    row, group = tl.program_id(0).to(tl.int64) * R, tl.program_id(1)
+    row, group = (tl.program_id(0) // (W // G)).to(tl.int64) * R, tl.program_id(0) % (W // G)
     H: tl.constexpr = G // 2
     r, h = tl.arange(0, R)[:, None], tl.arange(0, H)[None, :]
     there = r < n // W - row
@@ -186,7 +187,7 @@ def _encode(
     """Stores the codes of y, whose greatest absolute values are given, and its scales. K: groups to a row."""
     H: tl.constexpr = G // 2
     s = rounded_up(greatest, 1 / 7 if STOCHASTIC else 1 / 8, scales.dtype.element_ty == tl.bfloat16)
-    by = tl.where(s > 0, tl.div_rn(1.0, tl.where(s > 0, s, 1.0)), 0.0)[:, None]
+    by = _inverse(s)[:, None]
     r, h = tl.arange(0, R), tl.arange(0, H)
     at = r[:, None] * H + h[None, :]
     index = (((first % K).to(tl.int32) + r) % K)[:, None] * H + h[None, :]
@@ -194,6 +195,11 @@ def _encode(
     there = r < tl.cdiv(n, G) - first
     tl.store(codes + first * H + at, packed, mask=there[:, None])
     tl.store(scales + first + r, s.to(scales.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _inverse(scale):
+    return tl.where(scale > 0, tl.div_rn(1.0, tl.where(scale > 0, scale, 1.0)), 0.0)
 
 
 @triton.jit

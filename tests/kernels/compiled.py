@@ -56,7 +56,6 @@ def cases(dtype: str, stochastic: bool) -> dict:
 def compiled(name: str, function, *arguments, capability: int) -> dict:
     """What the disassembly of the one kernel in a program says."""
     shutil.rmtree(FOLDER, ignore_errors=True)
-    jax.clear_caches()
     with jk.compiling_for(capability):
         jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
     (ptx,) = FOLDER.rglob("*.ptx")

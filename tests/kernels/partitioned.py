@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import jaxmem_kernels as jk
 from jaxmem import codecs
 from jaxmem._deviceless_child import deviceless_devices
 from jaxmem._gpus import GPUS, target_config
@@ -22,6 +23,12 @@ SPECS = {
     "batch, width": P("data", None, "model"),
     "batch, sequence": P("data", "model"),
     "width": P(None, None, ("model", "data")),
+}
+AWKWARD = {  # a group a row, a device's part within a group, groups that axes fit in part, a last group that is short
+    (8, 12, 512, 64): P("data"),
+    (512, 1024, 128): P(None, None, "model"),
+    (256, 512, 384): P("data", None, "model"),
+    (2**20 + 8,): P("data"),
 }
 CODECS = (
     codecs.GroupedSymmetric(),
@@ -47,22 +54,27 @@ def main() -> None:
     devices = np.array(deviceless_devices(target_config(GPUS["h200"]), 8)).reshape(2, 4)
     mesh = Mesh(devices, ("data", "model"))
     for codec in CODECS:
-        dtype = jnp.dtype(bool if isinstance(codec, codecs.BitMask) else "bfloat16")
         for name, spec in SPECS.items():
-            x = jax.ShapeDtypeStruct(SHAPE, dtype, sharding=NamedSharding(mesh, spec))
+            report(codec, name, SHAPE, NamedSharding(mesh, spec))
+        for shape, spec in AWKWARD.items():
+            report(codec, "awkward", shape, NamedSharding(mesh, spec))
 
-            def there_and_back(x, codec=codec):
-                def layer(carry, _):
-                    codes = codec.encode(jnp.sin(carry) if carry.dtype != bool else ~carry)
-                    return codec.decode(codes, carry.shape, carry.dtype), codes
 
-                return jax.lax.scan(layer, x, None, length=3)
+def report(codec, name: str, shape: tuple[int, ...], sharding: NamedSharding) -> None:
+    dtype = jnp.dtype(bool if isinstance(codec, codecs.BitMask) else "bfloat16")
 
-            text = jax.jit(there_and_back).lower(x).compile().as_text()
-            kernels = re.findall(r"custom-call\(.*?triton_kernel_call", text)
-            sizes = collectives(text)
-            row = {"codec": codec.name, "spec": name, "kernels": len(kernels), "collectives": sizes}
-            print(json.dumps(row | {"shard": int(np.prod(SHAPE)) * dtype.itemsize // 8}), flush=True)
+    def there_and_back(x):
+        def layer(carry, _):
+            codes = codec.encode(jnp.sin(carry) if carry.dtype != bool else ~carry)
+            return codec.decode(codes, carry.shape, carry.dtype), codes
+
+        return jax.lax.scan(layer, x, None, length=3)
+
+    with jk.compiling_for(90):
+        text = jax.jit(there_and_back).lower(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)).compile().as_text()
+    row = {"codec": codec.name, "spec": name, "kernels": len(re.findall(r"custom-call\(.*?triton_kernel_call", text))}
+    row |= {"collectives": collectives(text), "shard": int(np.prod(shape)) * dtype.itemsize // 8}
+    print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Kernels where CUDA is lowered for and nowhere else; references where a kernel is missing, or does not take a tensor."""
 
+import pickle
 import subprocess
 import sys
 import warnings
@@ -10,7 +11,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import jaxmem_kernels as jk
-from jaxmem_kernels import adapter, capability, choice
+from jaxmem_kernels import adapter, choice, ops
+from jaxmem_kernels.partition import GROUPED, partitioned
 
 pytestmark = pytest.mark.core
 HOW = {"group": 64, "scale": "bfloat16", "stochastic": False}
@@ -94,7 +96,6 @@ def test_triton_is_not_imported_for_a_cpu():
 def test_a_kernel_is_for_the_gpu_that_is_named():
     texts = {at: lowered(lambda x: jk.quantize(x, **HOW), ((512, 256), "bfloat16"), at=at) for at in (80, 90)}
     assert texts[80] != texts[90]
-    assert capability.OLDEST == 80
 
 
 X, CODES = jnp.ones((4, 128), jnp.float32), jnp.zeros((4, 2, 32), jnp.uint8)
@@ -119,3 +120,65 @@ X, CODES = jnp.ones((4, 128), jnp.float32), jnp.zeros((4, 2, 32), jnp.uint8)
 def test_what_an_operation_cannot_take(run, message):
     with pytest.raises((TypeError, ValueError), match=message):
         run()
+
+
+@pytest.mark.usefixtures("kernels")
+def test_what_is_lowered_again_for_another_gpu_or_without_kernels_is_not_taken_from_a_cache():
+    traced = jax.jit(lambda x: jk.quantize(x, **HOW)).trace(jax.ShapeDtypeStruct((512, 256), "bfloat16"))
+    text = lambda: traced.lower(lowering_platforms=("cuda",)).as_text()
+    with jk.compiling_for(90):
+        hopper = text()
+        with jk.references():
+            assert "triton_kernel_call" not in text()
+    with jk.compiling_for(80):
+        assert text() != hopper
+    with jk.compiling_for(90):
+        assert text() == hopper
+    assert "triton_kernel_call" not in text(), "nobody says for which GPU"
+
+
+def test_an_exported_program_runs_anywhere():
+    function = jax.jit(lambda x: jk.quantize(x, **HOW))
+    rows = jax.export.symbolic_shape("b")[0]
+    for shape in ((512, 256), (rows, 256)):
+        exported = jax.export.export(function, platforms=["cuda", "cpu"])(jax.ShapeDtypeStruct(shape, "bfloat16"))
+        x = jax.random.normal(jax.random.key(0), (512, 256), jnp.bfloat16)
+        for got, want in zip(jax.export.deserialize(exported.serialize()).call(x), function(x)):
+            assert (got == want).all()
+
+
+def test_without_jit_and_under_a_mesh_and_without_one_again():
+    x = jax.random.normal(jax.random.key(0), (512, 256), jnp.float32)
+    quantize = lambda x: jk.quantize(x, **HOW)
+    want = jax.jit(quantize)(x)
+    with jax.disable_jit():
+        assert (quantize(x)[0] == want[0]).all()
+    with jax.set_mesh(jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))):
+        jax.jit(quantize)(x)
+    assert (jax.jit(lambda x: quantize(x))(x)[0] == want[0]).all()
+    assert pickle.loads(pickle.dumps(jk.quantize)) is jk.quantize
+
+
+@pytest.mark.parametrize("width", [512, 64, 192, 200])
+@pytest.mark.parametrize("lead", [(), (8,), (8, 16)])
+def test_every_rule_is_one_that_jax_knows(width, lead):
+    if width == 200 and lead:
+        return
+    group, shape = 64, lambda *axes: jax.ShapeDtypeStruct((*lead, *axes), "float32")
+    groups = -(-width // group)
+    codes, channels = shape(groups, group // 2), jax.ShapeDtypeStruct((width,), "float32")
+    back = {"width": width, "dtype": "float32"}
+    rules = [
+        ops._encoding(1)(shape(width), **HOW),
+        ops._encoding(2)(shape(width), **HOW),
+        ops._encoding(0, channels=True)(shape(width), channels, **HOW),
+        ops._decoding(("k",))(codes, **back),
+        ops._decoding(("k",), ("k",))(codes, **back),
+        ops._decoding(("k",), ("s",), (GROUPED,))(codes, **back),
+        ops._decoding((GROUPED,))(codes, **back),
+        ops._packing(shape(width), None, group=group),
+        ops._unpacking(shape(groups, group // 8), width=width),
+    ]
+    for rule in rules:
+        for sizes in ((), (2, 4), (8,)):
+            partitioned(lambda *arrays: arrays, rule, sizes)

@@ -25,6 +25,8 @@ def test_a_kernel_is_its_reference_bit_for_bit(rows, op):
     found = [row for row in rows if row["case"].split()[0] == op.replace("dequantize_without", "dequantize_with")]
     assert len(found) >= 7
     assert [row["case"] for row in found if not row["equal"]] == []
+    dtypes = ("bool", "int32", "bfloat16") if "pack" in op else ("bfloat16", "float16", "float32")
+    assert {dtype for dtype in dtypes for row in found if f" {dtype}" in row["case"]} == set(dtypes)
 
 
 def test_kernels_move_each_byte_once(rows):

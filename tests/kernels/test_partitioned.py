@@ -21,12 +21,14 @@ def rows():
 
 
 def test_every_device_runs_kernels_on_its_part(rows):
-    assert len(rows) == 5 * 4
+    assert len(rows) == 5 * (4 + 4), "what does not fit is compiled too"
+    rows = [row for row in rows if row["spec"] != "awkward"]
     wanted = {row["codec"]: 1 if row["codec"] == "bit_mask" else 2 for row in rows}
     assert [row for row in rows if row["kernels"] != wanted[row["codec"]]] == []
 
 
 def test_nothing_of_the_tensor_s_size_moves_between_devices(rows):
+    rows = [row for row in rows if row["spec"] != "awkward"]
     alone = ("grouped_symmetric", "grouped_asymmetric", "bit_mask")
     assert [row for row in rows if row["codec"] in alone and row["collectives"]] == []
     # sums, scales and exact values of channels: of a few channels a small part of a device's share
