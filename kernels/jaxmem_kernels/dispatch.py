@@ -71,7 +71,7 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
         return mlir.lower_fun(launch, multiple_results=True)(ctx, *arrays)
 
     def now(*arrays, **params):
-        if jax.config.jax_disable_jit:
+        if jax.config.read("jax_disable_jit"):
             return list(results(*arrays, **params))
         return compiled(hashable(params))(*arrays)
 
