@@ -34,7 +34,7 @@ def examine() -> list[Check]:
     checks += combinations(found)
     checks += _devices()
     checks += settings(os.environ, _platform() in ("gpu", "cuda", "rocm"))
-    checks += [_deviceless(), _assembler(), _database()]
+    checks += [kernels(found), _deviceless(), _assembler(), _database()]
     return checks
 
 
@@ -68,6 +68,15 @@ def combinations(found: Mapping[str, str]) -> list[Check]:
     if jax[:2] != jaxlib[:2]:
         amiss(f"jax {found.get('jax')} with jaxlib {found.get('jaxlib')}", f"pip install 'jaxlib=={found.get('jax')}'")
     return bad or [Check("versions", "no combination that is known to fail")]
+
+
+def kernels(found: Mapping[str, str]) -> Check:
+    """Whether codecs run as Triton kernels on CUDA."""
+    missing = [name for name in ("jax-triton", "triton") if name not in found]
+    if missing:
+        what = f"without {' and '.join(missing)}, codecs on CUDA are what XLA makes of them"
+        return Check("kernels", what, "pip install 'jaxmem[gpu]'", "note")
+    return Check("kernels", "codecs on CUDA are Triton kernels")
 
 
 def settings(environment: Mapping[str, str], gpu: bool) -> list[Check]:

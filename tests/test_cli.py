@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 import jaxmem
-from jaxmem._doctor import combinations, release, settings
+from jaxmem._doctor import combinations, kernels, release, settings
 from jaxmem.cli import main
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
@@ -216,6 +216,13 @@ def test_targets_and_doctor(capsys):
 def test_the_doctor_knows_what_does_not_go_together(versions, said):
     checks = combinations(versions)
     assert any(said in c.found and c.remedy for c in checks)
+
+
+def test_the_doctor_misses_kernels():
+    assert kernels({"jax-triton": "0.3.1", "triton": "3.6.0"}).level == "ok"
+    without = kernels({"triton": "3.6.0"})
+    assert (without.level, without.remedy) == ("note", "pip install 'jaxmem[gpu]'")
+    assert "without jax-triton, codecs" in without.found
 
 
 def test_the_doctor_is_content_with_what_goes_together():
