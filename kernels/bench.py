@@ -2,8 +2,8 @@
 
     python -m kernels.bench [--out FILE] [--small]
 
-Each size is a tensor of rows of 4096 values, or so many of them, one after the other in one program, that a pass leaves
-every cache. Bytes are the tensor's and its codes', once: what a codec reads twice lowers its rate. --small: a rehearsal.
+Each size is a tensor of rows of 4096 values, or of several of them one after the other in one program: a round of encoding, its
+reference and the copy passes through more than a cache. Bytes are the tensor's and its codes', once: what a codec reads twice lowers its rate. --small: a rehearsal.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from jaxmem_kernels import references as only_references
 WIDTH = 4096
 SIZES = tuple(2**n for n in (20, 22, 24, 26, 28, 30))
 SMALL = (2**16, 2**18)
-PASS = 2**28  # values of one program at least, in 64 tensors at most
+PASS, MOST = 2**28, 24  # values of one program at least, in so many tensors at most: their compiling takes time
 CODECS: dict[str, Any] = {
     "grouped_symmetric": codecs.GroupedSymmetric(),
     "grouped_symmetric stochastic": codecs.GroupedSymmetric(stochastic=True),
@@ -44,7 +44,7 @@ def measure(point: str) -> dict:
     name, way, size = *point.rsplit(" ", 2)[:2], int(point.rsplit(" ", 1)[1])
     codec, shape = CODECS[name], (size // WIDTH, WIDTH)
     dtype = jnp.dtype(bool if name == "bit_mask" else "bfloat16")
-    count = max(1, min(64, PASS // size)) if size >= SIZES[0] else 1
+    count = max(1, min(MOST, PASS // size)) if size >= SIZES[0] else 1
     tensors = [_tensor(shape, dtype, seed) for seed in range(count)]
     encode = lambda: _each(codec.encode)
     decode = lambda: _each(lambda codes: codec.decode(codes, shape, dtype))
