@@ -132,6 +132,7 @@ def test_the_backward_loop_reads_layers_from_the_last_to_the_first():
 
 
 @pytest.mark.jax_defaults
+@pytest.mark.slow
 def test_a_plan_for_another_gpu_decides_groups_of_layers():
     def build(plan):
         def loss(params, x):

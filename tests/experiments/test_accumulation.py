@@ -89,7 +89,8 @@ def test_each_way_learns(kind, way):
     assert np.isfinite(float(metrics["grad_norm"]))
 
 
-@pytest.mark.parametrize("way", [pytest.param("adama", marks=pytest.mark.slow), "released"])
+@pytest.mark.slow  # test_microbatches plans a released step too
+@pytest.mark.parametrize("way", ["adama", "released"])
 def test_a_plan_fits_a_step_that_folds(way):
     config = config_of(way, "gpt", "model.width=64", "train.batch=32", "train.sequence=64", "model.loop=stack")
     build = lambda plan: make_step(config, plan)

@@ -116,6 +116,7 @@ def alive(pid: int) -> bool:
     return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
+@pytest.mark.slow
 def test_a_point_that_outlasts_the_limit_is_cut_and_given_up_after_a_second_try(settings, monkeypatch):
     monkeypatch.setenv("POINTS", "hangs last")
     settings.path.parent.mkdir()
