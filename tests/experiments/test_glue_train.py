@@ -174,6 +174,7 @@ def test_a_run_leaves_what_glue_measures(folder, tmp_path, capsys):
     assert "64 examples to train on, 21 for validation" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_scores_are_regressed(folder, tmp_path):
     assert run(folder, tmp_path, "data.task=STS-B", "optimizer.accumulation=adama", "train.steps=60") == 0
     summary, rows = found(tmp_path)
