@@ -78,7 +78,7 @@ class GroupedSymmetric(_Grouped):
     up, and values are quantized against the rounded one. `stochastic`: unbiased rounding, E[x̂] = x, with s = max|x|/7;
     its random bits are hashed from the group itself.
     |x − x̂| ≤ s/2, or s where the code was clipped to 7 or rounding is stochastic, plus x̂'s rounding to `dtype`.
-    A group of values below 2^-97 may decode to zeros; one with a value that is not finite, or whose scale passes the
+    A group of values below 2^-122 may decode to zeros; one with a value that is not finite, or whose scale passes the
     scale's dtype (float64 only), decodes to NaN. Takes bfloat16, float16, float32, float64.
     """
 

@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 _FALLBACK = (
-    "jaxmem's GPU kernels are not used: {error}. Codecs run as XLA compiles them, several times slower. "
+    "jaxmem's GPU kernels are not used: {error}. Codecs run as XLA compiles their references. "
     "Install them with: pip install 'jaxmem[gpu]'"
 )
 

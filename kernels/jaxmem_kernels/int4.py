@@ -10,7 +10,15 @@ from jax import lax
 
 from jaxmem_kernels import checks
 from jaxmem_kernels.layout import blocks, unblocked
-from jaxmem_kernels.rounding import LEAST, greatest, inverse, round_stochastic, scale_of, wide_dtype
+from jaxmem_kernels.rounding import (
+    EXACT_DIGITS,
+    LEAST_OFFSET,
+    greatest,
+    inverse,
+    round_stochastic,
+    scale_of,
+    wide_dtype,
+)
 
 
 def pack_int4(q):
@@ -57,7 +65,7 @@ def quantize_offset(x, *, group: int, scale: str, stochastic: bool):
     high, low = jnp.max(b, (-2, -1), initial=-jnp.inf), jnp.min(b, (-2, -1), initial=jnp.inf)
     finite = greatest(b, (-2, -1)) < jnp.inf
     o = jnp.where(finite, _stored_offset(high / 2 + low / 2, scale), jnp.nan)
-    s = scale_of(jnp.where(finite, jnp.maximum(high - o, o - low), jnp.nan), scale, stochastic)
+    s = scale_of(jnp.where(finite, jnp.maximum(high - o, o - low), jnp.nan), scale, stochastic, EXACT_DIGITS)
     return _codes(b - o[..., None, None], b, s[..., None, None], stochastic), s, o.astype(scale)
 
 
@@ -115,7 +123,7 @@ def _codes(distance, x, scale, stochastic: bool):
 def _stored_offset(offset, dtype):
     limit = float(jnp.finfo(dtype).max)
     offset = lax.reduce_precision(jnp.clip(offset, -limit, limit), 8, jnp.finfo(dtype).nmant)
-    return jnp.where(jnp.abs(offset) < LEAST, 0, offset)
+    return jnp.where(jnp.abs(offset) < LEAST_OFFSET, 0, offset)
 
 
 def _decoded(packed, scale, offset, width: int, dtype: str):

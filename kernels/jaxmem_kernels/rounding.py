@@ -5,7 +5,11 @@ import math
 import jax.numpy as jnp
 from jax import lax
 
-LEAST = 2.0**-100  # of scales and offsets; whether or not denormals are flushed, they are nothing beside it
+LEAST = 2.0**-125  # of scales: a denormal, which may be flushed or not, is less than half of it, and its code 0
+LEAST_OFFSET = 2.0**-100  # whether or not denormals are flushed, they are nothing beside it
+EXACT_DIGITS = (
+    21  # of a scale whose products with codes are exact: what is added to one is then rounded once, fused or not
+)
 
 
 def wide_dtype(dtype):
@@ -22,22 +26,22 @@ def greatest(x, axes):
     return lax.bitcast_convert_type(jnp.max(bits, axes, initial=0), x.dtype)
 
 
-def scale_of(greatest, dtype, stochastic: bool):
+def scale_of(greatest, dtype, stochastic: bool, digits: int = 24):
     """The scale that is stored for a greatest |x|: an eighth of it, rounded up.
 
     A seventh where rounding is stochastic, since at an eighth the greatest value would be clipped, a bias. As a product,
     which XLA would make of the division anyhow.
     """
-    return round_up(greatest * (1 / 7 if stochastic else 1 / 8), dtype)
+    return round_up(greatest * (1 / 7 if stochastic else 1 / 8), dtype, digits)
 
 
-def round_up(scale, dtype):
-    """The least number of `dtype` (bfloat16, or float32 of 21 digits) that is not below `scale` (floating, any shape, >= 0).
+def round_up(scale, dtype, digits: int = 24):
+    """The least number of `dtype` (bfloat16 or float32), of so many digits, that is not below `scale` (floating, >= 0).
 
-    So every value lies within the levels of the scale that is stored, and a code's product with it is exact. 0 below
-    2^-100; NaN where `scale` or the result is not finite.
+    So every value lies within the levels of the scale that is stored. 0 below 2^-125; NaN where `scale` or the result is
+    not finite.
     """
-    mantissa = min(jnp.finfo(dtype).nmant, 20)
+    mantissa = min(jnp.finfo(dtype).nmant, digits - 1)
     nearest = lax.reduce_precision(scale, 8, mantissa)  # XLA drops a pair of conversions; this it must do
     bits = lax.bitcast_convert_type(nearest.astype(jnp.float32), jnp.uint32)
     bits = jnp.where(nearest < scale, bits + jnp.uint32(1 << (23 - mantissa)), bits)

@@ -27,7 +27,7 @@ def encode(
     """`quantize`; RAGGED: `x` is flat, and its last group lacks values."""
     first = tl.program_id(0).to(tl.int64) * R
     low, high = _halves(x, n, first, G, R, RAGGED)
-    _encode(low, high, low, high, greatest_of(low, high), n, first, codes, scales, K, G, R, STOCHASTIC)
+    _encode(low, high, low, high, greatest_of(low, high), n, first, codes, scales, K, G, R, STOCHASTIC, 0)
 
 
 @triton.jit
@@ -53,7 +53,7 @@ def encode_offset(
     r, o = tl.arange(0, R), offset[:, None]
     tl.store(offsets + first + r, offset.to(offsets.dtype.element_ty), mask=r < tl.cdiv(n, G) - first)
     ends = tl.where(finite, tl.maximum(most - offset, offset - least), float("nan"))
-    _encode(low - o, high - o, low, high, ends, n, first, codes, scales, K, G, R, STOCHASTIC)
+    _encode(low - o, high - o, low, high, ends, n, first, codes, scales, K, G, R, STOCHASTIC, 7)
 
 
 @triton.jit
@@ -67,7 +67,7 @@ def encode_without(
     channel = ((first % (C // G)).to(tl.int32) + r) % (C // G) * G + h
     low = tl.where(tl.load(taken + channel) != 0, 0.0, low)
     high = tl.where(tl.load(taken + channel + G // 2) != 0, 0.0, high)
-    _encode(low, high, low, high, greatest_of(low, high), n, first, codes, scales, C // G, G, R, STOCHASTIC)
+    _encode(low, high, low, high, greatest_of(low, high), n, first, codes, scales, C // G, G, R, STOCHASTIC, 0)
 
 
 @triton.jit
@@ -182,11 +182,13 @@ def _encode(
     K: tl.constexpr,
     G: tl.constexpr,
     R: tl.constexpr,
-    STOCHASTIC,
+    STOCHASTIC: tl.constexpr,
+    SPARE: tl.constexpr,
 ):
-    """Stores the codes of y, whose greatest absolute values are given, and its scales. K: groups to a row."""
+    """Stores the codes of y, whose greatest absolute values are given, and its scales. K: groups to a row; SPARE: bits that float32 scales go without."""
     H: tl.constexpr = G // 2
-    s = rounded_up(greatest, 1 / 7 if STOCHASTIC else 1 / 8, scales.dtype.element_ty == tl.bfloat16)
+    below: tl.constexpr = 0xFFFF if scales.dtype.element_ty == tl.bfloat16 else SPARE
+    s = rounded_up(greatest, 1 / 7 if STOCHASTIC else 1 / 8, below)
     by = _inverse(s)[:, None]
     r, h = tl.arange(0, R), tl.arange(0, H)
     at = r[:, None] * H + h[None, :]

@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-LEAST = tl.constexpr(2.0**-100)
+LEAST = tl.constexpr(2.0**-125)
+LEAST_OFFSET = tl.constexpr(2.0**-100)
 LARGEST = tl.constexpr(3.4028234663852886e38)
 LARGEST_BF16 = tl.constexpr(3.3895313892515355e38)
 
@@ -16,11 +17,10 @@ def greatest_of(low, high):
 
 
 @triton.jit
-def rounded_up(greatest, SHARE: tl.constexpr, BF16: tl.constexpr):
-    """`scale_of`: the scale that is stored for a greatest |x|, of which it is a share."""
+def rounded_up(greatest, SHARE: tl.constexpr, BELOW: tl.constexpr):
+    """`scale_of`: the scale that is stored for a greatest |x|, of which it is a share. BELOW: the bits that are not stored."""
     exact = greatest * SHARE
-    below: tl.constexpr = 0xFFFF if BF16 else 7  # the bits that are not stored
-    up = ((exact.to(tl.int32, bitcast=True) + below) & (-1 - below)).to(tl.float32, bitcast=True)
+    up = ((exact.to(tl.int32, bitcast=True) + BELOW) & (-1 - BELOW)).to(tl.float32, bitcast=True)
     finite = (exact < float("inf")) & (up < float("inf"))
     return tl.where(exact < LEAST, 0.0, tl.where(finite, up, float("nan")))
 
@@ -33,7 +33,7 @@ def rounded_offset(exact, BF16: tl.constexpr):
     if BF16:
         bits = near.to(tl.int32, bitcast=True)
         near = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
-    return tl.where(tl.abs(near) < LEAST, 0.0, near)
+    return tl.where(tl.abs(near) < LEAST_OFFSET, 0.0, near)
 
 
 @triton.jit

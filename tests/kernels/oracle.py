@@ -3,8 +3,7 @@
 import numpy as np
 
 DIGITS = {"bfloat16": 8, "float32": 24}  # of the significand
-SCALE_DIGITS = {"bfloat16": 8, "float32": 21}  # whose product with a code is exact
-LEAST = 2.0**-100
+LEAST, LEAST_OFFSET = 2.0**-125, 2.0**-100
 
 
 def _rounded(value, digits: int, rounding) -> float:
@@ -14,19 +13,21 @@ def _rounded(value, digits: int, rounding) -> float:
 
 def symmetric(group: np.ndarray, scale: str) -> tuple[np.ndarray, float]:
     """Codes and scale of one group of finite float32 or float64 values."""
-    return _codes(group, np.abs(group).max() / 8, scale)
+    return _codes(group, np.abs(group).max() / 8, DIGITS[scale])
 
 
 def asymmetric(group: np.ndarray, scale: str) -> tuple[np.ndarray, float, float]:
     """Codes, scale and offset of one group of finite float32 or float64 values."""
     offset = _rounded(group.max() / 2 + group.min() / 2, DIGITS[scale], np.rint)
-    offset = offset if abs(offset) >= LEAST else 0.0
+    offset = offset if abs(offset) >= LEAST_OFFSET else 0.0
     distance = group - group.dtype.type(offset)
-    return *_codes(distance, np.abs(distance).max() / 8, scale), offset
+    return *_codes(
+        distance, np.abs(distance).max() / 8, min(DIGITS[scale], 21)
+    ), offset  # whose product with a code is exact
 
 
-def _codes(distance, exact, scale):
-    stored = _rounded(exact, SCALE_DIGITS[scale], np.ceil) if exact >= LEAST else 0.0
+def _codes(distance, exact, digits: int):
+    stored = _rounded(exact, digits, np.ceil) if exact >= LEAST else 0.0
     q = np.zeros(distance.shape, int)
     if stored:
         q = np.clip(np.rint(distance * (1 / distance.dtype.type(stored))), -8, 7).astype(int)
