@@ -104,6 +104,12 @@ def recording(path: pathlib.Path, rows: list[dict], progress: "Progress", help: 
             yield behind
 
 
+def course(rows: list[dict]) -> dict:
+    """Of the steps that were recorded: how many, and the first and the last loss."""
+    first, last = (rows[0]["loss"], rows[-1]["loss"]) if rows else (None, None)
+    return {"steps": len(rows), "first_loss": first, "final_loss": last}
+
+
 class Progress:
     """Step, loss and speed on standard error: one line, rewritten; where that is a pipe, a line now and then."""
 

@@ -18,7 +18,7 @@ from experiments import cli, data, models
 from experiments.config import Config
 from experiments.errors import DivergedError
 from experiments.planning import Ready, prepare
-from experiments.report import Progress, check_folder, recording, results, write_json
+from experiments.report import Progress, check_folder, course, recording, results, write_json
 from experiments.step import State, init_state, make_loss
 
 
@@ -106,9 +106,7 @@ def _summary(name: str, config: Config, ready: Ready, rows: list[dict], speed: f
         "settings": config.model_dump(),
         "policy": ready.policy,
         "found": ready.found,
-        "steps": len(rows),
-        "first_loss": rows[0]["loss"] if rows else None,
-        "final_loss": rows[-1]["loss"] if rows else None,
+        **course(rows),
         "budget_bytes": plan and plan.budget_bytes,
         "predicted_bytes": plan and plan.predicted_bytes,
         "compiled_bytes": plan.compiled_bytes if plan else ready.compiled_bytes,

@@ -29,7 +29,7 @@ from experiments.glue_metrics import measure
 from experiments.glue_tasks import TASKS
 from experiments.load import load
 from experiments.planning import Ready, prepare
-from experiments.report import Progress, check_folder, recording, results, write_json
+from experiments.report import Progress, check_folder, course, recording, results, write_json
 from experiments.step import State, init_state
 
 
@@ -133,9 +133,7 @@ def _summary(name: str, config: GlueConfig, ready: Ready, rows: list[dict], foun
         "settings": config.model_dump(),
         "policy": ready.policy,
         "found": ready.found,
-        "steps": len(rows),
-        "first_loss": rows[0]["loss"] if rows else None,
-        "final_loss": rows[-1]["loss"] if rows else None,
+        **course(rows),
         "val_loss": found[TASKS[config.data.task].dev[0]]["loss"] if found else None,
         "validation": found,
         "budget_bytes": plan and plan.budget_bytes,

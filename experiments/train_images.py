@@ -19,7 +19,7 @@ from experiments.errors import DivergedError, InputError
 from experiments.image_config import ImageConfig
 from experiments.image_step import State, init_state, make_step
 from experiments.load import load
-from experiments.report import Progress, check_folder, recording, results, write_json
+from experiments.report import Progress, check_folder, course, recording, results, write_json
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,9 +107,7 @@ def _summary(name: str, config: ImageConfig, images: image_data.Images, rows: li
         "config": name,
         "settings": config.model_dump(),
         "source": images.source,
-        "steps": len(rows),
-        "first_loss": rows[0]["loss"] if rows else None,
-        "final_loss": rows[-1]["loss"] if rows else None,
+        **course(rows),
         "jax_version": jax.__version__,
     }
 
