@@ -15,8 +15,8 @@ from benchmarks.baselines import Baseline, baselines
 from experiments.config import Config
 from experiments.planning import total_bytes
 from experiments.step import abstract, make_step
+from jaxmem._core.actions import ALL, REST
 from jaxmem._evaluate import evaluate, everything
-from jaxmem._types import ALL, REST
 
 LEFT_OUT = ("keep_everything",)  # a plan at its bytes is the same program
 

@@ -17,13 +17,13 @@ from benchmarks.baselines import Baseline, baselines
 from benchmarks.common import Case, Report, show
 from experiments.loops import scanned
 from experiments.step import step_over
+from jaxmem._core.actions import ALL
 from jaxmem._deviceless import Compiler
 from jaxmem._evaluate import evaluate, everything
 from jaxmem._export import export_flat
 from jaxmem._jaxpr import matmul_flops
 from jaxmem._plan import Draft
 from jaxmem._planner import DEVICELESS_MARGIN
-from jaxmem._types import ALL
 from jaxmem._verify import Verifier
 
 CONFIGS, TARGET = ("gpt_117m", "gpt_345m"), "h200"

@@ -31,8 +31,8 @@ from experiments.planning import new_plan
 from experiments.report import Progress
 from experiments.step import make_loss
 from experiments.train import evaluate, loop
+from jaxmem._core.actions import KEEP, Actions, Profile
 from jaxmem._plan import Draft
-from jaxmem._types import KEEP, Actions, Profile
 
 TARGET = 0.005
 

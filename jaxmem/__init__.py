@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from jaxmem._quiet import quiet_plugin_noise as _quiet_plugin_noise
+from jaxmem._core.quiet import quiet_plugin_noise as _quiet_plugin_noise
 
 if TYPE_CHECKING:
     from jaxmem._public import *  # noqa: F403

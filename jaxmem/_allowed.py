@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from jaxmem._core.actions import ALL, LOSSLESS, Action
 from jaxmem._errors import TagError, TargetError
 from jaxmem._target import Target
-from jaxmem._types import ALL, LOSSLESS, Action
 
 OFFLOAD_SINCE = (0, 11, 1)
 

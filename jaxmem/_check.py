@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping
 
+from jaxmem._core.actions import BlockClass, Profile
 from jaxmem._errors import SolverError
-from jaxmem._types import BlockClass, Profile
 
 
 def check_profile(profile: Profile) -> None:

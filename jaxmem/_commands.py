@@ -5,15 +5,15 @@ import dataclasses
 import json
 import pathlib
 
+from jaxmem._core.actions import ALL, LOSSLESS
 from jaxmem._errors import JaxmemError
-from jaxmem._types import ALL, LOSSLESS
 
 
 def plan(args: argparse.Namespace) -> int:
+    from jaxmem._core.progress import progress
     from jaxmem._entry import load_entry
     from jaxmem._plan_file import to_json
     from jaxmem._planner import plan as make_plan
-    from jaxmem._progress import progress
 
     for name in ("out", "report"):
         _check_writable(f"--{name}", getattr(args, name))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmem._database import Database
+from jaxmem._core.database import Database
 from jaxmem._jaxpr import matmul_flops, nbytes
 from jaxmem._rates import rates_of
 from jaxmem._target import Target

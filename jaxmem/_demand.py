@@ -3,8 +3,8 @@
 import dataclasses
 from collections import defaultdict
 
+from jaxmem._core.actions import BlockClass, Tag
 from jaxmem._evaluate import tag_at
-from jaxmem._types import BlockClass, Tag
 
 # When something is demanded: if any of these tags, by position in `Demand.tags`, is demanded and recomputed.
 When = frozenset[int]

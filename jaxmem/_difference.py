@@ -1,8 +1,8 @@
 """What differs between two plans: the whole step's figures, then tag by tag."""
 
-from jaxmem._budget import show_bytes
+from jaxmem._core.actions import REST, Choice
+from jaxmem._core.bytes import show_bytes
 from jaxmem._plan import Plan
-from jaxmem._types import REST, Choice
 
 BYTES = ("budget_bytes", "compiled_bytes", "baseline_bytes", "host_bytes")
 TEXTS = ("target", "fingerprint", "time_source", "jax_version")

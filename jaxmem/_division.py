@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 
+from jaxmem._core.actions import Profile
+from jaxmem._core.groups import divided, divisible
 from jaxmem._evidence import Expected
-from jaxmem._groups import divided, divisible
 from jaxmem._solve import Solution, solve
-from jaxmem._types import Profile
 
 MOST_DIVISIONS = 16  # tried, evenly over the layers
 

@@ -5,7 +5,7 @@ import warnings
 
 import jax
 
-from jaxmem._budget import show_bytes
+from jaxmem._core.bytes import show_bytes
 from jaxmem._errors import JaxmemWarning
 from jaxmem._jaxpr import nbytes
 

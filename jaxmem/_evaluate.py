@@ -2,8 +2,8 @@
 
 import dataclasses
 
+from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, BlockClass, Choice, Equation, Option, Profile, Tag
 from jaxmem._errors import SolverError, TagError
-from jaxmem._types import KEEP, RECOMPUTE, REST, Actions, BlockClass, Choice, Equation, Option, Profile, Tag
 
 
 @dataclasses.dataclass(frozen=True)

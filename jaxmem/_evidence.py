@@ -4,9 +4,9 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from jaxmem._core.actions import RECOMPUTE, Actions, Profile
 from jaxmem._evaluate import Cost, effective
 from jaxmem._memory_model import Key, MemoryModel
-from jaxmem._types import RECOMPUTE, Actions, Profile
 from jaxmem._verify import Verified
 
 # Of a tensor's bytes: recomputed ones live together for a while. Over the plans of benchmarks/time_rank, the error of a

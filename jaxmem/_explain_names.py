@@ -10,7 +10,7 @@ import jax
 
 from jaxmem._buffers import Held, Peak
 from jaxmem._codecs import parse
-from jaxmem._types import KEEP, RECOMPUTE, REST, Actions, BlockClass
+from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, BlockClass
 
 _VIEWS = ("reshape", "transpose", "convert_element_type", "broadcast_in_dim", "squeeze", "copy", "reduce_precision")
 _PARTS = 8  # of one argument that are told apart

@@ -9,9 +9,9 @@ import os
 import re
 
 from jaxmem._compiled import Compiled
-from jaxmem._database import Database
+from jaxmem._core.actions import Action, Actions, Choice
+from jaxmem._core.database import Database
 from jaxmem._target import Target
-from jaxmem._types import Action, Actions, Choice
 
 MOST = 48  # of the latest
 

@@ -5,15 +5,15 @@ import dataclasses
 
 import jax
 
-from jaxmem._budget import show_bytes
+from jaxmem._core.actions import REST, BlockClass
+from jaxmem._core.bytes import show_bytes
+from jaxmem._core.groups import ungrouped
 from jaxmem._deviceless import Compiler
 from jaxmem._errors import BudgetError, PlanFileError
-from jaxmem._groups import ungrouped
 from jaxmem._microbatches import with_microbatches
 from jaxmem._plan import Draft, Plan
 from jaxmem._profile import block_classes, fingerprint
 from jaxmem._target import Target
-from jaxmem._types import REST, BlockClass
 from jaxmem._verify import Verifier
 
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from jaxmem._core.actions import REST, Actions, Choice, Profile
 from jaxmem._errors import SolverError
 from jaxmem._evaluate import effective
-from jaxmem._types import REST, Actions, Choice, Profile
 
 Key = tuple[str, str, Choice]  # block, tag, choice
 

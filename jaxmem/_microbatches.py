@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
-from jaxmem._budget import show_bytes
+from jaxmem._core.bytes import show_bytes
 from jaxmem._errors import BudgetError, StepError
 from jaxmem._plan import Plan
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
+from jaxmem._core.actions import Profile
 from jaxmem._evaluate import everything
 from jaxmem._plan import Point
 from jaxmem._solve import Solution, least_bytes, solve
-from jaxmem._types import Profile
 
 POINTS = 12
 

@@ -6,8 +6,8 @@ import os
 import pathlib
 from typing import Any
 
+from jaxmem._core.actions import KEEP, REST, Actions, Choice
 from jaxmem._errors import PlanFileError, StepError, TagError
-from jaxmem._types import KEEP, REST, Actions, Choice
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,9 @@ import math
 from typing import Any, NoReturn
 
 from jaxmem._codecs import parse
+from jaxmem._core.actions import Action, Choice
 from jaxmem._errors import PlanFileError, TagError
 from jaxmem._plan import Bytes, Plan, Point, Row
-from jaxmem._types import Action, Choice
 
 SCHEMA = 1
 

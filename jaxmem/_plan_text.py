@@ -1,6 +1,6 @@
 """A plan as text: a line a tag, and what the whole step comes to."""
 
-from jaxmem._budget import show_bytes
+from jaxmem._core.bytes import show_bytes
 from jaxmem._plan import Plan
 
 

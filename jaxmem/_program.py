@@ -5,10 +5,10 @@ import math
 
 import pulp
 
+from jaxmem._core.actions import RECOMPUTE, Actions, BlockClass, Choice, Profile
 from jaxmem._demand import ALWAYS, Demand, When, demand_of
 from jaxmem._errors import SolverError
 from jaxmem._evaluate import Cost, option_of
-from jaxmem._types import RECOMPUTE, Actions, BlockClass, Choice, Profile
 
 RECOMPUTE_PRICE = 1.001  # a hair above its time, or recomputing to hide a transfer would look free
 MOST_UNITS = 1_000_000  # of bytes in a limit, at most

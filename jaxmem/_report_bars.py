@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from jaxmem._budget import show_bytes
+from jaxmem._core.actions import Action
+from jaxmem._core.bytes import show_bytes
 from jaxmem._plan import Bytes, Plan, Row
 from jaxmem._report_runs import Run
 from jaxmem._svg import box, breakable, escape, legend, separators, upright
-from jaxmem._types import Action
 
 CELLS = 48  # of a strip; more layers share cells
 LETTERS = {

@@ -5,7 +5,7 @@ import json
 import pathlib
 from collections.abc import Iterable, Sequence
 
-from jaxmem._budget import show_bytes
+from jaxmem._core.bytes import show_bytes
 from jaxmem._plan import Plan, Row
 from jaxmem._report_bars import chip, memory_figure, runs_figure, strip_figure
 from jaxmem._report_curves import loss_figure, time_figure

@@ -2,8 +2,8 @@
 
 import dataclasses
 
+from jaxmem._core.groups import group_label, ranges
 from jaxmem._errors import TagError
-from jaxmem._groups import group_label, ranges
 from jaxmem._policy import Policy, remat_policy
 
 

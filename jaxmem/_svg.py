@@ -5,7 +5,7 @@ import html
 import math
 from collections.abc import Iterable
 
-from jaxmem._budget import show_bytes
+from jaxmem._core.bytes import show_bytes
 
 Ticks = tuple[tuple[float, str], ...]
 

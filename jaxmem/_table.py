@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
+from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Actions, Choice, Profile
 from jaxmem._evaluate import evaluate
 from jaxmem._plan import Row
 from jaxmem._solve import Solution, demanded, priced, runner_up
-from jaxmem._types import KEEP, RECOMPUTE, REST, Action, Actions, Choice, Profile
 
 
 def rows(profile: Profile, actions: Actions, room: int, transients: Mapping, host_room: int | None) -> tuple[Row, ...]:

@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from jaxmem._progress import progress as progress
+from jaxmem._core.progress import progress as progress
 
 BAD_INPUT, INTERRUPTED = 2, 130
 STEP = "where FUNCTION takes nothing and returns (build, *args), as jaxmem.plan gets them; FILE.py:FUNCTION will do too"

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxmem
+from jaxmem._core.actions import Choice
 from jaxmem._plan import Draft
-from jaxmem._types import Choice
 
 TAGS = ("in", "ln", "probs", "mask", "mid", "up", "gelu")
 CODEC = {

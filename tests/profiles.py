@@ -5,7 +5,7 @@ import itertools
 
 from hypothesis import strategies as st
 
-from jaxmem._types import KEEP, OFFLOAD, RECOMPUTE, Action, BlockClass, Choice, Equation, Option, Profile, Tag
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Action, BlockClass, Choice, Equation, Option, Profile, Tag
 
 INT4, INT8 = Choice(Action.COMPRESS, "int4"), Choice(Action.COMPRESS, "int8")
 INT4_OFFLOAD = Choice(Action.COMPRESS_OFFLOAD, "int4")

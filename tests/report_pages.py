@@ -4,9 +4,9 @@ import html.parser
 import json
 import re
 
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Action, Choice
 from jaxmem._plan import Bytes, Plan, Point, Row
 from jaxmem._report import report
-from jaxmem._types import KEEP, OFFLOAD, RECOMPUTE, Action, Choice
 
 CODEC = "bit_mask()"
 CHOICES = (KEEP, RECOMPUTE, Choice(Action.COMPRESS, CODEC), OFFLOAD, Choice(Action.COMPRESS_OFFLOAD, CODEC))

@@ -3,7 +3,7 @@
 import pytest
 
 import jaxmem
-from jaxmem._budget import parse_budget, show_bytes
+from jaxmem._core.bytes import parse_budget, show_bytes
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Option
 from jaxmem._errors import SolverError, TagError
 from jaxmem._evaluate import effective, evaluate, everything
 from jaxmem._solve import solve
-from jaxmem._types import KEEP, OFFLOAD, RECOMPUTE, REST, Option
 from tests import profiles
 from tests.profiles import INT4, INT8, block, chain, flat, nested, oracle, profile
 

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxmem._core.actions import RECOMPUTE
+from jaxmem._core.groups import as_decided, divided, divisible, group_label, ranges, ungrouped
 from jaxmem._division import best_division
 from jaxmem._evidence import Expected
-from jaxmem._groups import as_decided, divided, divisible, group_label, ranges, ungrouped
 from jaxmem._memory_model import MemoryModel
 from jaxmem._solve import solve
-from jaxmem._types import RECOMPUTE
 from tests.profiles import assignments, block, chain, flat, nested, options, oracle, prices, profile
 
 pytestmark = pytest.mark.core

@@ -85,7 +85,7 @@ def in_package(package: str) -> list[str]:
 
 
 def ours(name: str) -> str | None:
-    """The file that an imported name lives in: jaxmem._types.KEEP lives in jaxmem._types."""
+    """The file that an imported name lives in: jaxmem._core.actions.KEEP lives in jaxmem._core.actions."""
     while name and name not in PATHS:
         name = name.rpartition(".")[0]
     return name or None
@@ -116,11 +116,11 @@ def private(name: str) -> bool:
 
 def test_every_package_is_looked_at():
     assert all(in_package(package) for package in ("jaxmem", "jaxmem_kernels", "experiments", "tests"))
-    assert {"jaxmem._types", "jaxmem._errors", "jaxmem._tag", "jaxmem._jaxpr"} <= set(PATHS)
+    assert {"jaxmem._core.actions", "jaxmem._errors", "jaxmem._tag", "jaxmem._jaxpr"} <= set(PATHS)
 
 
 def test_the_words_and_the_errors_import_nothing_of_ours_but_each_other():
-    words = ["jaxmem._types", "jaxmem._errors"]
+    words = ["jaxmem._core.actions", "jaxmem._errors"]
     assert violations(words, lambda name: within(name, *FIRST_PARTY) and not within(name, *words)) == []
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
+from jaxmem._core.actions import KEEP, REST
 from jaxmem._microbatches import fastest
-from jaxmem._types import KEEP, REST
 from jaxmem.errors import BudgetError, PlanFileError, StepError
 from tests import tiny_lm
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._types import KEEP, REST
+from jaxmem._core.actions import KEEP, REST
 from tests import models
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
@@ -213,7 +213,7 @@ def test_what_cannot_be_read_of_earlier_plans_is_left_out(unplanned, monkeypatch
         ('{"block": {"h": ["forget", null]}}', "{}"),
         ("3", "3"),
     ]
-    monkeypatch.setattr("jaxmem._database.Database.read_tried", lambda *_: rows)
+    monkeypatch.setattr("jaxmem._core.database.Database.read_tried", lambda *_: rows)
     plan = jaxmem.plan(build, *SHAPES, budget=int(0.4 * unplanned.baseline_bytes))
     assert plan.compiled_bytes <= plan.budget_bytes
 

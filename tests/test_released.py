@@ -8,8 +8,8 @@ import pytest
 from flax.core import FrozenDict
 
 import jaxmem
+from jaxmem._core.actions import Choice
 from jaxmem._plan import Draft
-from jaxmem._types import Choice
 from jaxmem.errors import OptimizerError, StackError
 from tests import adama_oracle, tiny_lm
 

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from jaxmem._core.actions import KEEP
 from jaxmem._plan import Bytes, Point
 from jaxmem._report import report
-from jaxmem._types import KEEP
 from jaxmem.errors import PlanFileError
 from tests.report_pages import made, page_of, row, write_run
 

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
+from jaxmem._core.actions import KEEP, RECOMPUTE, Option
 from jaxmem._solve import solve
-from jaxmem._types import KEEP, RECOMPUTE, Option
 from tests.profiles import INT4, block, profile
 
 pytestmark = pytest.mark.core

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import jaxmem
+from jaxmem._core.actions import KEEP, REST, Choice
 from jaxmem._plan import Draft
-from jaxmem._types import KEEP, REST, Choice
 from tests import models
 
 pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]

@@ -14,9 +14,9 @@ import pytest
 import jaxmem
 from jaxmem._buffers import peak
 from jaxmem._compiled import compile_dumped
+from jaxmem._core.groups import ranges
 from jaxmem._deviceless import Compiler, child_environment
 from jaxmem._export import export_flat
-from jaxmem._groups import ranges
 from tests import models
 from tests.offloaded_stack import BATCH, LAYERS, SEQUENCE, WIDTH
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+from jaxmem._core.actions import KEEP, REST
 from jaxmem._solve import solve
 from jaxmem._table import rows
-from jaxmem._types import KEEP, REST
 from tests import profiles
 from tests.profiles import chain, flat, oracle, profile
 

@@ -10,8 +10,8 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import jaxmem
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Choice
 from jaxmem._plan import Draft
-from jaxmem._types import KEEP, OFFLOAD, RECOMPUTE, Choice
 from tests import models
 
 pytestmark = pytest.mark.core

@@ -13,8 +13,8 @@ from flax import nnx
 import jaxmem
 from experiments import gpt
 from experiments.config import Config, Model, Optimizer, Train
+from jaxmem._core.actions import Choice
 from jaxmem._plan import Draft
-from jaxmem._types import Choice
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.core]
 

@@ -5,9 +5,9 @@ import pytest
 
 from benchmarks.common import Case
 from jaxmem import codecs
+from jaxmem._core.actions import Action, Choice
 from jaxmem._deviceless import Compiler
 from jaxmem._export import export_flat
-from jaxmem._types import Action, Choice
 
 pytest.importorskip("jax_triton", reason="kernels")
 pytestmark = [pytest.mark.slow, pytest.mark.jax_defaults]

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Iterable
 
-from jaxmem._types import BlockClass, Profile
+from jaxmem._core.actions import BlockClass, Profile
 
 LABEL = re.compile(r"(?P<block>.+)\[(?P<start>\d+):(?P<stop>\d+)\]")
 

@@ -1,0 +1,1 @@
+"""Words and small tools that every other package may import. Free of JAX; imports `jaxmem.errors` alone."""
