@@ -23,11 +23,11 @@ from experiments.load import load
 from experiments.loops import scanned
 from experiments.report import write_json
 from experiments.step import abstract, init_state, make_step, step_over
-from jaxmem._allowed import allowed_actions
 from jaxmem._core.actions import ALL, Profile
+from jaxmem._device.support import allowed_actions
+from jaxmem._device.target import Target
 from jaxmem._plan import Draft
 from jaxmem._profile import profile
-from jaxmem._target import Target
 from jaxmem._verify import Verifier
 
 WITH_NAIVE = {k: [str(jaxmem.codecs.default_for(k)), NAIVE] for k in jaxmem.codecs.KINDS if k != "mask"}

@@ -14,12 +14,12 @@ import jax
 
 from experiments.load import load
 from experiments.step import abstract, make_step
-from jaxmem._allowed import allowed_actions
 from jaxmem._core.actions import ALL, KEEP, REST, Actions, Profile
 from jaxmem._core.database import Database
+from jaxmem._device.support import allowed_actions
+from jaxmem._device.target import Target
 from jaxmem._plan import Draft
 from jaxmem._profile import profile
-from jaxmem._target import Target
 from jaxmem._verify import Verifier
 
 jax.config.update("jax_traceback_in_locations_limit", 0)  # so that a compiled program is remembered whoever traced it

@@ -78,8 +78,8 @@ def report(args: argparse.Namespace) -> int:
 
 
 def targets(args: argparse.Namespace) -> int:
-    from jaxmem._gpus import GPUS
-    from jaxmem._target import Target
+    from jaxmem._device.gpus import GPUS
+    from jaxmem._device.target import Target
 
     found = [Target.parse(name) for name in GPUS]
     if args.json:
@@ -97,7 +97,7 @@ def targets(args: argparse.Namespace) -> int:
 
 
 def calibrate(args: argparse.Namespace) -> int:
-    from jaxmem._calibrate import calibrate as write_rates
+    from jaxmem._device.calibrate import calibrate as write_rates
 
     print(write_rates(args.folder, args.out))
     return 0

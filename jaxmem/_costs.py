@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmem._core.database import Database
+from jaxmem._device.rates import rates_of
+from jaxmem._device.target import Target
 from jaxmem._jaxpr import matmul_flops, nbytes
-from jaxmem._rates import rates_of
-from jaxmem._target import Target
 
 
 @dataclasses.dataclass(frozen=True)

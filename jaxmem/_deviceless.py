@@ -22,11 +22,11 @@ from typing import Any
 import jaxmem_kernels
 from jaxmem._buffers import Peak
 from jaxmem._compiled import Compiled
+from jaxmem._device.gpus import target_config
+from jaxmem._device.rates import rates_of
+from jaxmem._device.target import Target
 from jaxmem._errors import StepError, TargetError
-from jaxmem._gpus import target_config
 from jaxmem._hlo import Rates
-from jaxmem._rates import rates_of
-from jaxmem._target import Target
 from jaxmem._wire import read_message, write_message
 
 _PLUGIN_WHEELS = ("jax-cuda13-plugin", "jax-cuda13-pjrt")

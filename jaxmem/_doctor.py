@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 
-from jaxmem._allowed import OFFLOAD_SINCE
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.database import default_path
+from jaxmem._device.support import OFFLOAD_SINCE
 from jaxmem._deviceless import install_command, require_wheels
 from jaxmem._errors import TargetError
 

@@ -11,6 +11,7 @@ from jaxmem._compiled import Compiled, compile_dumped, read_compiled
 from jaxmem._core.actions import BlockClass
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
+from jaxmem._device.target import Target
 from jaxmem._deviceless import Compiler
 from jaxmem._errors import PlanFileError
 from jaxmem._explain_names import Arguments, Saved, expected, name_saved, operation, show_array
@@ -19,7 +20,6 @@ from jaxmem._microbatches import with_microbatches
 from jaxmem._plan import Draft, Plan
 from jaxmem._profile import block_classes, fingerprint
 from jaxmem._step import shards_of, trace
-from jaxmem._target import Target
 
 _SHOWN = 4  # items of a part in the table
 _ADVICE = {  # what holds most, and what to do about it

@@ -11,7 +11,7 @@ import re
 from jaxmem._compiled import Compiled
 from jaxmem._core.actions import Action, Actions, Choice
 from jaxmem._core.database import Database
-from jaxmem._target import Target
+from jaxmem._device.target import Target
 
 MOST = 48  # of the latest
 

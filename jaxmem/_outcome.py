@@ -6,13 +6,13 @@ import jax
 
 from jaxmem._core.actions import RECOMPUTE, Actions, Profile
 from jaxmem._core.bytes import show_bytes
+from jaxmem._device.target import Target
 from jaxmem._division import Division
 from jaxmem._errors import BudgetError
 from jaxmem._evidence import Evidence, Tried
 from jaxmem._pareto import curve
 from jaxmem._plan import Bytes, Plan
 from jaxmem._table import rows
-from jaxmem._target import Target
 
 ADVICE = {
     "arguments and model states": "use a smaller model, lower-precision states, or more devices",

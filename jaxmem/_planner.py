@@ -7,10 +7,11 @@ import time
 import warnings
 from collections.abc import Sequence
 
-from jaxmem._allowed import allowed_actions
 from jaxmem._core.actions import ALL, KEEP, RECOMPUTE, REST, Action, Actions
 from jaxmem._core.bytes import parse_budget, show_bytes
 from jaxmem._core.progress import LOG
+from jaxmem._device.support import allowed_actions
+from jaxmem._device.target import Target
 from jaxmem._deviceless import Compiler
 from jaxmem._division import Division, best_division
 from jaxmem._donation import warn_of_copies
@@ -25,7 +26,6 @@ from jaxmem._plan import Draft, Plan
 from jaxmem._profile import profile as make_profile
 from jaxmem._solve import Solution, fits, least_bytes, open_choices, priced, solve
 from jaxmem._step import shards_of
-from jaxmem._target import Target
 from jaxmem._verify import Verified, Verifier
 
 MOST_COMPILES = 6

@@ -14,12 +14,12 @@ from jaxmem import _codecs
 from jaxmem._blocks import find_blocks, is_tag
 from jaxmem._core.actions import Action, BlockClass, Choice, Equation, Option, Profile, Tag
 from jaxmem._costs import Job, job_seconds
+from jaxmem._device.target import Target
 from jaxmem._errors import JaxmemWarning, StepError, TagError
 from jaxmem._jaxpr import describe, matmul_flops, nbytes
 from jaxmem._jobs import Jobs
 from jaxmem._segments import Graph, backward, forward, graph_of, segments
 from jaxmem._tag import tag_p
-from jaxmem._target import Target
 
 NO_BLOCK = (
     "profile: the step has no block: no jax.checkpoint region with a jaxmem policy {why}. Wrap each layer:"

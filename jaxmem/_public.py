@@ -8,6 +8,7 @@ from jaxmem._adama import adama as adama
 from jaxmem._adama import adamaw_a as adamaw_a
 from jaxmem._adama import scale_by_adama as scale_by_adama
 from jaxmem._core.actions import LOSSLESS as LOSSLESS
+from jaxmem._device.target import Target as Target
 from jaxmem._errors import BudgetError as BudgetError
 from jaxmem._explain import explain as explain
 from jaxmem._loaded import verify as verify
@@ -18,5 +19,4 @@ from jaxmem._released import released_step as released_step
 from jaxmem._residuals import compress_residuals as compress_residuals
 from jaxmem._stack import stack as stack
 from jaxmem._tag import tag as tag
-from jaxmem._target import Target as Target
 from jaxmem.ops import softmax as softmax

@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from jaxmem import _calibrate, _rates
-from jaxmem._calibrate import calibrate
+from jaxmem._device import calibrate as _calibrate
+from jaxmem._device import rates as _rates
+from jaxmem._device.calibrate import calibrate
+from jaxmem._device.gpus import GPUS
+from jaxmem._device.target import Target
 from jaxmem._errors import TargetError
-from jaxmem._gpus import GPUS
-from jaxmem._target import Target
 
 pytestmark = pytest.mark.core
 

@@ -10,13 +10,13 @@ import jaxmem
 from jaxmem import _explain
 from jaxmem._core.actions import KEEP, RECOMPUTE, Action, Choice
 from jaxmem._core.bytes import show_bytes
+from jaxmem._device.target import Target
 from jaxmem._deviceless import Compiler
 from jaxmem._errors import PlanFileError, StepError
 from jaxmem._explain import Explanation, Part, explain
 from jaxmem._plan import Bytes, Draft, Plan
 from jaxmem._profile import block_classes, fingerprint
 from jaxmem._step import trace
-from jaxmem._target import Target
 from jaxmem._verify import Verifier
 from tests import models
 

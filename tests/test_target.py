@@ -3,10 +3,10 @@ import dataclasses
 import jax
 import pytest
 
+from jaxmem._device.gpus import GPUS, gpu_of_kind, target_config
+from jaxmem._device.target import Target, host_memory_bytes
 from jaxmem._deviceless import child_environment
 from jaxmem._errors import TargetError
-from jaxmem._gpus import GPUS, gpu_of_kind, target_config
-from jaxmem._target import Target, host_memory_bytes
 
 
 @pytest.mark.parametrize("name", GPUS)

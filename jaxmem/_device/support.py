@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from jaxmem._core.actions import ALL, LOSSLESS, Action
+from jaxmem._device.target import Target
 from jaxmem._errors import TagError, TargetError
-from jaxmem._target import Target
 
 OFFLOAD_SINCE = (0, 11, 1)
 

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import pathlib
 
-from jaxmem._gpus import Gpu
+from jaxmem._device.gpus import Gpu
 
 LINK_EFFICIENCY = 0.8  # of the PCIe line's rate: about what pinned copies reach
 CODEC_EFFICIENCY = 0.8  # of the memory's: what codecs' kernels are written for; not measured

@@ -6,10 +6,10 @@ import math
 import os
 import pathlib
 
+from jaxmem._device.gpus import GPUS, gpu_of_kind
+from jaxmem._device.rates import MEASURED, NAMES
+from jaxmem._device.rates import datasheet as rates_by_datasheet
 from jaxmem._errors import TargetError
-from jaxmem._gpus import GPUS, gpu_of_kind
-from jaxmem._rates import MEASURED, NAMES
-from jaxmem._rates import datasheet as rates_by_datasheet
 
 # What a target needs -> the points of the check's `ceilings.json`; of several the slowest counts.
 POINTS = {
@@ -54,7 +54,7 @@ def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -
     gpu = gpu_of_kind(kind) if isinstance(kind, str) else None
     if gpu is None:
         raise TargetError(
-            f"calibrate: {str(path)!r} is of device {kind!r}; expected one of {', '.join(GPUS)}: add it to jaxmem/_gpus.py"
+            f"calibrate: {str(path)!r} is of device {kind!r}; expected one of {', '.join(GPUS)}: add it to jaxmem/_device/gpus.py"
         )
     datasheet = dataclasses.asdict(rates_by_datasheet(gpu))
     measured = {name: min(_rate(data, point, path) for point in POINTS[name]) for name in NAMES}
