@@ -20,7 +20,7 @@ from experiments.load import load
 from experiments.loops import stacked
 from experiments.step import State, abstract, make_loss, make_step
 from jaxmem._deviceless import Compiler
-from jaxmem._export import export_flat
+from jaxmem._jax.export import export_flat
 
 OPTIMIZERS = {
     "Adam": optax.adam(1e-4),

@@ -20,8 +20,8 @@ from experiments.step import step_over
 from jaxmem._core.actions import ALL
 from jaxmem._deviceless import Compiler
 from jaxmem._evaluate import evaluate, everything
-from jaxmem._export import export_flat
-from jaxmem._jaxpr import matmul_flops
+from jaxmem._jax.export import export_flat
+from jaxmem._jax.jaxpr import matmul_flops
 from jaxmem._plan import Draft
 from jaxmem._planner import DEVICELESS_MARGIN
 from jaxmem._verify import Verifier

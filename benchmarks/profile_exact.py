@@ -18,7 +18,7 @@ from jaxmem._core.actions import RECOMPUTE, Action, Actions
 from jaxmem._device.target import Target
 from jaxmem._deviceless import Compiler
 from jaxmem._evaluate import evaluate
-from jaxmem._jaxpr import as_scan, matmul_flops, nbytes, subjaxprs
+from jaxmem._jax.jaxpr import as_scan, matmul_flops, nbytes, subjaxprs
 from jaxmem._solve import open_choices, solve
 
 CONFIGS, TARGETS = ("gpt_117m", "gpt_345m", "gpt_4b7"), ("h200", "a100-80gb", "local")

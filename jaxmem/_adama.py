@@ -11,7 +11,7 @@ import optax
 
 from jaxmem._adama_rule import Rule
 from jaxmem._errors import OptimizerError
-from jaxmem._vary import varying, zeros
+from jaxmem._jax.vary import varying, zeros
 
 
 class AdamAState(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from jaxmem._errors import OptimizerError
-from jaxmem._vary import axes_of, is_checked, varying
+from jaxmem._jax.vary import axes_of, is_checked, varying
 
 
 def _known(value) -> bool:

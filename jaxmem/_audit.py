@@ -7,7 +7,7 @@ import jax
 
 from jaxmem._blocks import find_blocks
 from jaxmem._errors import StepError
-from jaxmem._jaxpr import matmul_flops, nbytes
+from jaxmem._jax.jaxpr import matmul_flops, nbytes
 
 
 @dataclasses.dataclass(frozen=True)

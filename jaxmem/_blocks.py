@@ -10,7 +10,7 @@ from collections import Counter
 
 import jax.numpy as jnp
 
-from jaxmem._jaxpr import REMAT, Flat, Jaxpr, JaxprEqn, Literal, Var, as_scan, body, call_body, flatten, subjaxprs
+from jaxmem._jax.jaxpr import REMAT, Flat, Jaxpr, JaxprEqn, Literal, Var, as_scan, body, call_body, flatten, subjaxprs
 from jaxmem._policy import Policy, name_p
 from jaxmem._tag import tag_p
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxmem._core.database import Database
 from jaxmem._device.rates import rates_of
 from jaxmem._device.target import Target
-from jaxmem._jaxpr import matmul_flops, nbytes
+from jaxmem._jax.jaxpr import matmul_flops, nbytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ def job_seconds(
 
 def _estimate(jobs: dict[str, Job], target: Target, compiler) -> dict[str, float] | None:
     """By XLA; None where it prices not all of them."""
-    from jaxmem._export import export_flat
+    from jaxmem._jax.export import export_flat
 
     futures = {}
     for text, job in jobs.items():

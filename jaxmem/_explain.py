@@ -15,11 +15,11 @@ from jaxmem._device.target import Target
 from jaxmem._deviceless import Compiler
 from jaxmem._errors import PlanFileError
 from jaxmem._explain_names import Arguments, Saved, expected, name_saved, operation, show_array
-from jaxmem._export import export_flat
+from jaxmem._jax.export import export_flat
+from jaxmem._jax.step import shards_of, trace
 from jaxmem._microbatches import with_microbatches
 from jaxmem._plan import Draft, Plan
 from jaxmem._profile import block_classes, fingerprint
-from jaxmem._step import shards_of, trace
 
 _SHOWN = 4  # items of a part in the table
 _ADVICE = {  # what holds most, and what to do about it

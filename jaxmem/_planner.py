@@ -14,18 +14,18 @@ from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
 from jaxmem._deviceless import Compiler
 from jaxmem._division import Division, best_division
-from jaxmem._donation import warn_of_copies
 from jaxmem._errors import BudgetError, JaxmemWarning, TagError
 from jaxmem._evaluate import Cost, evaluate, everything
 from jaxmem._evidence import Evidence, Tried, repeated_bytes
 from jaxmem._history import History
-from jaxmem._jaxpr import nbytes
+from jaxmem._jax.donation import warn_of_copies
+from jaxmem._jax.jaxpr import nbytes
+from jaxmem._jax.step import shards_of
 from jaxmem._microbatches import checked, fastest, with_microbatches
 from jaxmem._outcome import Spent, infeasible, outcome
 from jaxmem._plan import Draft, Plan
 from jaxmem._profile import profile as make_profile
 from jaxmem._solve import Solution, fits, least_bytes, open_choices, priced, solve
-from jaxmem._step import shards_of
 from jaxmem._verify import Verified, Verifier
 
 MOST_COMPILES = 6

@@ -16,7 +16,7 @@ from jaxmem._core.actions import Action, BlockClass, Choice, Equation, Option, P
 from jaxmem._costs import Job, job_seconds
 from jaxmem._device.target import Target
 from jaxmem._errors import JaxmemWarning, StepError, TagError
-from jaxmem._jaxpr import describe, matmul_flops, nbytes
+from jaxmem._jax.jaxpr import describe, matmul_flops, nbytes
 from jaxmem._jobs import Jobs
 from jaxmem._segments import Graph, backward, forward, graph_of, segments
 from jaxmem._tag import tag_p

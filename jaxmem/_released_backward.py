@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._errors import OptimizerError
-from jaxmem._jaxpr import reads
+from jaxmem._jax.jaxpr import reads
+from jaxmem._jax.vary import zeros
 from jaxmem._released_fold import Fold, squared
 from jaxmem._stack import loops_over
 from jaxmem._stack_arguments import is_floating, merged, separated
 from jaxmem._stack_loops import folded_at
-from jaxmem._vary import zeros
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

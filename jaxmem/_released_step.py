@@ -9,11 +9,11 @@ import optax
 
 from jaxmem._adama import AdamA, AdamAState
 from jaxmem._errors import OptimizerError
+from jaxmem._jax.vary import varying
 from jaxmem._released_backward import Parts, backward
 from jaxmem._released_fold import Clip, Fold
 from jaxmem._released_shards import updated, whole
 from jaxmem._shards import placed, shards
-from jaxmem._vary import varying
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from jaxmem._blocks import VIEWS, Instance, is_tag
-from jaxmem._jaxpr import FlatEquation, matmul_flops, nbytes, run
+from jaxmem._jax.jaxpr import FlatEquation, matmul_flops, nbytes, run
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._errors import StackError
-from jaxmem._jaxpr import lift
+from jaxmem._jax.jaxpr import lift
 from jaxmem._stack_loops import at
 
 

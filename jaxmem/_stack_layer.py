@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxmem._jaxpr import Flat, FlatEquation, Literal, as_function, flatten, run
+from jaxmem._jax.jaxpr import Flat, FlatEquation, Literal, as_function, flatten, run
 
 # Of a layer's own parameters: cheaper to repeat than to save, and saving would copy the parameters of every layer.
 REPEATED = {

@@ -16,9 +16,9 @@ from jaxmem._compiled import Compiled, read_compiled
 from jaxmem._core.actions import Actions
 from jaxmem._core.database import Database
 from jaxmem._device.target import Target
-from jaxmem._export import export_flat
+from jaxmem._jax.export import export_flat
+from jaxmem._jax.step import trace
 from jaxmem._plan import Draft
-from jaxmem._step import trace
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from jaxmem import _deviceless
 from jaxmem._compiled import Compiled, read_compiled
 from jaxmem._deviceless import Compiler, install_command, require_wheels
 from jaxmem._errors import StepError, TargetError
-from jaxmem._export import export_flat
+from jaxmem._jax.export import export_flat
 
 M, D = 256, 128
 

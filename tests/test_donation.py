@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem._donation import held_twice
+from jaxmem._jax.donation import held_twice
 from jaxmem.errors import JaxmemWarning
 from tests import models, tiny_lm
 

@@ -14,9 +14,9 @@ from jaxmem._device.target import Target
 from jaxmem._deviceless import Compiler
 from jaxmem._errors import PlanFileError, StepError
 from jaxmem._explain import Explanation, Part, explain
+from jaxmem._jax.step import trace
 from jaxmem._plan import Bytes, Draft, Plan
 from jaxmem._profile import block_classes, fingerprint
-from jaxmem._step import trace
 from jaxmem._verify import Verifier
 from tests import models
 

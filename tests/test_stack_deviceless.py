@@ -16,7 +16,7 @@ from jaxmem._buffers import peak
 from jaxmem._compiled import compile_dumped
 from jaxmem._core.groups import ranges
 from jaxmem._deviceless import Compiler, child_environment
-from jaxmem._export import export_flat
+from jaxmem._jax.export import export_flat
 from tests import models
 from tests.offloaded_stack import BATCH, LAYERS, SEQUENCE, WIDTH
 

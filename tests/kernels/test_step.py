@@ -7,7 +7,7 @@ from benchmarks.common import Case
 from jaxmem import codecs
 from jaxmem._core.actions import Action, Choice
 from jaxmem._deviceless import Compiler
-from jaxmem._export import export_flat
+from jaxmem._jax.export import export_flat
 
 pytest.importorskip("jax_triton", reason="kernels")
 pytestmark = [pytest.mark.slow, pytest.mark.jax_defaults]

@@ -7,7 +7,7 @@ import jax
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._errors import JaxmemWarning
-from jaxmem._jaxpr import nbytes
+from jaxmem._jax.jaxpr import nbytes
 
 NEGLIGIBLE = 0.01  # of the arguments' bytes: a scalar that happens to look like a result
 

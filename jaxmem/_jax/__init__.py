@@ -1,0 +1,1 @@
+"""Reads and changes traced programs. The home of workarounds for versions of JAX. Imports `_core`."""
