@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 
 from jaxmem._buffers import Held, Peak
-from jaxmem._codecs import parse
+from jaxmem._codecs.registry import parse
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, BlockClass
 
 _VIEWS = ("reshape", "transpose", "convert_element_type", "broadcast_in_dim", "squeeze", "copy", "reduce_precision")

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any, NoReturn
 
-from jaxmem._codecs import parse
+from jaxmem._codecs.registry import parse
 from jaxmem._core.actions import Action, Choice
 from jaxmem._errors import PlanFileError, TagError
 from jaxmem._plan import Bytes, Plan, Point, Row

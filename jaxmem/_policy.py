@@ -28,7 +28,7 @@ class _Stored:
 
     @property
     def _codec(self):
-        from jaxmem._codecs import parse
+        from jaxmem._codecs.registry import parse
 
         return None if self.choice.codec is None else parse(self.choice.codec)
 

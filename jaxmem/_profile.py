@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem import _codecs
 from jaxmem._blocks import find_blocks, is_tag
+from jaxmem._codecs import registry as _codecs
 from jaxmem._core.actions import Action, BlockClass, Choice, Equation, Option, Profile, Tag
 from jaxmem._costs import Job, job_seconds
 from jaxmem._device.target import Target

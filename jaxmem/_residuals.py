@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmem._codecs import parse
-from jaxmem._codecs_base import FLOATS, Codec
-from jaxmem._codecs_mask import BitMask
+from jaxmem._codecs.base import FLOATS, Codec
+from jaxmem._codecs.mask import BitMask
+from jaxmem._codecs.registry import parse
 from jaxmem._errors import TagError
 from jaxmem._tag import differentiable_once
 

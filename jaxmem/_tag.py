@@ -13,7 +13,7 @@ from jax.extend.core import Primitive, Var
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from jaxmem._codecs import default_for, parse
+from jaxmem._codecs.registry import default_for, parse
 from jaxmem._errors import TagError
 
 tag_p = Primitive("jaxmem_tag")

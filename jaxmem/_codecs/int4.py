@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from jaxmem._codecs_base import TextForm, check_flag, check_integer, scale_name
+from jaxmem._codecs.base import TextForm, check_flag, check_integer, scale_name
 from jaxmem_kernels import (
     dequantize,
     dequantize_by,

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from jaxmem._codecs_base import TextForm, check_integer
-from jaxmem._codecs_int4 import GroupedSymmetric
+from jaxmem._codecs.base import TextForm, check_integer
+from jaxmem._codecs.int4 import GroupedSymmetric
 from jaxmem_kernels import dequantize_with, quantize_without, wide_dtype
 
 THRESHOLD = 3

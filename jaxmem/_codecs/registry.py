@@ -3,10 +3,10 @@
 import dataclasses
 import re
 
-from jaxmem._codecs_base import Codec, nearest
-from jaxmem._codecs_int4 import ChannelwiseSymmetric, GroupedAsymmetric, GroupedSymmetric, NaivePerToken
-from jaxmem._codecs_mask import BitMask
-from jaxmem._codecs_outlier import OutlierSeparated
+from jaxmem._codecs.base import Codec, nearest
+from jaxmem._codecs.int4 import ChannelwiseSymmetric, GroupedAsymmetric, GroupedSymmetric, NaivePerToken
+from jaxmem._codecs.mask import BitMask
+from jaxmem._codecs.outlier import OutlierSeparated
 from jaxmem._errors import TagError
 
 CODECS = {

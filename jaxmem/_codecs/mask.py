@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from jaxmem._codecs_base import FLOATS, TextForm
+from jaxmem._codecs.base import FLOATS, TextForm
 from jaxmem_kernels import fitted, folded, pack_bits, unpack_bits
 
 GROUP = 256

@@ -1,0 +1,1 @@
+"""How a tensor is held in fewer bytes. Imports `_core` and the kernels."""
