@@ -11,8 +11,8 @@ from collections import Counter
 import jax.numpy as jnp
 
 from jaxmem._jax.jaxpr import REMAT, Flat, Jaxpr, JaxprEqn, Literal, Var, as_scan, body, call_body, flatten, subjaxprs
-from jaxmem._policy import Policy, name_p
-from jaxmem._tag import tag_p
+from jaxmem._tags.policy import Policy, name_p
+from jaxmem._tags.tag import tag_p
 
 VIEWS = {
     "slice", "squeeze", "reshape", "transpose", "convert_element_type", "copy", "broadcast_in_dim", "dynamic_slice",

@@ -19,7 +19,7 @@ from jaxmem._errors import JaxmemWarning, StepError, TagError
 from jaxmem._jax.jaxpr import describe, matmul_flops, nbytes
 from jaxmem._jobs import Jobs
 from jaxmem._segments import Graph, backward, forward, graph_of, segments
-from jaxmem._tag import tag_p
+from jaxmem._tags.tag import tag_p
 
 NO_BLOCK = (
     "profile: the step has no block: no jax.checkpoint region with a jaxmem policy {why}. Wrap each layer:"

@@ -14,9 +14,9 @@ from jaxmem._explain import explain as explain
 from jaxmem._loaded import verify as verify
 from jaxmem._plan import Plan as Plan
 from jaxmem._planner import plan as plan
-from jaxmem._policy import remat_policy as remat_policy
 from jaxmem._released import released_step as released_step
-from jaxmem._residuals import compress_residuals as compress_residuals
 from jaxmem._stack import stack as stack
-from jaxmem._tag import tag as tag
+from jaxmem._tags.policy import remat_policy as remat_policy
+from jaxmem._tags.residuals import compress_residuals as compress_residuals
+from jaxmem._tags.tag import tag as tag
 from jaxmem.ops import softmax as softmax

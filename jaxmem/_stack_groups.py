@@ -4,7 +4,7 @@ import dataclasses
 
 from jaxmem._core.groups import group_label, ranges
 from jaxmem._errors import TagError
-from jaxmem._policy import Policy, remat_policy
+from jaxmem._tags.policy import Policy, remat_policy
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxmem._tag import tag
+from jaxmem._tags.tag import tag
 
 
 def _wide(dtype):

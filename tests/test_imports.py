@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 FOLDERS = ("jaxmem", "kernels", "experiments", "benchmarks", "tests")
 FIRST_PARTY = ("jaxmem", "jaxmem_kernels", "experiments", "benchmarks", "tests")
 NO_JAX = ("_types", "_errors", "_solve", "_program", "_demand", "_check", "_greedy", "_evaluate", "_memory_model")
-JAX_INTERNALS = {"jaxmem._tag", "jaxmem._jax.jaxpr", "jaxmem._jax.export"}
+JAX_INTERNALS = {"jaxmem._tags.tag", "jaxmem._jax.jaxpr", "jaxmem._jax.export"}
 
 
 class Import(NamedTuple):
@@ -116,7 +116,7 @@ def private(name: str) -> bool:
 
 def test_every_package_is_looked_at():
     assert all(in_package(package) for package in ("jaxmem", "jaxmem_kernels", "experiments", "tests"))
-    assert {"jaxmem._core.actions", "jaxmem._errors", "jaxmem._tag", "jaxmem._jax.jaxpr"} <= set(PATHS)
+    assert {"jaxmem._core.actions", "jaxmem._errors", "jaxmem._tags.tag", "jaxmem._jax.jaxpr"} <= set(PATHS)
 
 
 def test_the_words_and_the_errors_import_nothing_of_ours_but_each_other():

@@ -12,7 +12,7 @@ from jaxmem._codecs.base import FLOATS, Codec
 from jaxmem._codecs.mask import BitMask
 from jaxmem._codecs.registry import parse
 from jaxmem._errors import TagError
-from jaxmem._tag import differentiable_once
+from jaxmem._tags.tag import differentiable_once
 
 TWICE = (
     "compress_residuals: differentiated twice, and codes have no derivative; expected one derivative of it:"
