@@ -12,7 +12,7 @@ from benchmarks.adama_devices import accumulation, adama, compiled, count
 from benchmarks.common import Report
 from experiments.config import Config
 from experiments.load import load
-from jaxmem._deviceless import Compiler
+from jaxmem._xla.deviceless import Compiler
 
 CASES = {
     "accumulation, 1": (1, accumulation, ("nothing",)),

@@ -20,9 +20,9 @@ from experiments.config import Config
 from experiments.load import load
 from experiments.loops import stacked
 from experiments.step import abstract, make_step, microbatches
-from jaxmem._deviceless import Compiler
 from jaxmem._jax.export import export_flat
 from jaxmem._plan import Draft
+from jaxmem._xla.deviceless import Compiler
 
 CONFIG, TARGET = "gpt_345m", "h200"
 INPUT = "by the input alone"

@@ -18,12 +18,12 @@ from experiments import models
 from experiments.config import Config
 from experiments.split import whole
 from experiments.step import microbatches, released_step
-from jaxmem._compiled import Compiled
-from jaxmem._deviceless import Compiler
 from jaxmem._jax.export import export_flat
 from jaxmem._plan import Draft
 from jaxmem._shards import assembled, gathered, part_of, refilled, scattered, shards
 from jaxmem._stack_loops import at, put
+from jaxmem._xla.compiled import Compiled
+from jaxmem._xla.deviceless import Compiler
 
 PLAN = Draft({"block": {}})
 AXIS = "data"

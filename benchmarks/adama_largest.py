@@ -18,7 +18,7 @@ from benchmarks.adama_devices import accumulation, adama, compiled, count
 from benchmarks.common import Report
 from experiments.config import Config
 from experiments.load import load
-from jaxmem._deviceless import Compiler
+from jaxmem._xla.deviceless import Compiler
 
 GB, DEVICES = 10**9, 8
 CAPS = (16 * GB, 32 * GB, 80 * GB)

@@ -19,8 +19,8 @@ from experiments.config import Config
 from experiments.load import load
 from experiments.loops import stacked
 from experiments.step import State, abstract, make_loss, make_step
-from jaxmem._deviceless import Compiler
 from jaxmem._jax.export import export_flat
+from jaxmem._xla.deviceless import Compiler
 
 OPTIMIZERS = {
     "Adam": optax.adam(1e-4),

@@ -20,10 +20,10 @@ from unittest import mock
 
 import jaxmem
 from benchmarks.common import Case, Report
-from jaxmem._deviceless import Compiler
 from jaxmem._history import History
 from jaxmem._plan import Draft
 from jaxmem._planner import DEVICELESS_MARGIN
+from jaxmem._xla.deviceless import Compiler
 
 CASES = (("gpt_nano", "local"), ("gpt_117m", "h200"), ("gpt_345m", "h200"))
 BETWEEN, ODD = 8, "1357"

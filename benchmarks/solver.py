@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from benchmarks.common import Case, Report
 from jaxmem._device.target import Target
-from jaxmem._deviceless import Compiler
 from jaxmem._evaluate import evaluate
 from jaxmem._greedy import greedy
 from jaxmem._solve import least_bytes, solve
+from jaxmem._xla.deviceless import Compiler
 from tests import profiles
 
 CONFIGS, TARGETS, ROOMS = ("gpt_117m", "gpt_345m", "gpt_4b7"), ("h200", "a100-80gb"), 25

@@ -14,7 +14,7 @@ from benchmarks.profile_exact import plans
 from jaxmem._core.actions import Actions
 from jaxmem._core.groups import group_label
 from jaxmem._device.target import Target
-from jaxmem._deviceless import Compiler
+from jaxmem._xla.deviceless import Compiler
 
 CONFIGS, TARGETS = ("gpt_117m", "gpt_345m"), ("h200", "local")
 CHOSEN = ("keep everything", "keep", "recompute", "compress", "offload", "solved 0.2")

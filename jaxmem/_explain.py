@@ -6,13 +6,10 @@ import time
 from collections.abc import Iterable
 
 from jaxmem._blocks import find_blocks
-from jaxmem._buffers import Held, Peak, peak
-from jaxmem._compiled import Compiled, compile_dumped, read_compiled
 from jaxmem._core.actions import BlockClass
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
 from jaxmem._device.target import Target
-from jaxmem._deviceless import Compiler
 from jaxmem._errors import PlanFileError
 from jaxmem._explain_names import Arguments, Saved, expected, name_saved, operation, show_array
 from jaxmem._jax.export import export_flat
@@ -20,6 +17,9 @@ from jaxmem._jax.step import shards_of, trace
 from jaxmem._microbatches import with_microbatches
 from jaxmem._plan import Draft, Plan
 from jaxmem._profile import block_classes, fingerprint
+from jaxmem._xla.buffers import Held, Peak, peak
+from jaxmem._xla.compiled import Compiled, compile_dumped, read_compiled
+from jaxmem._xla.deviceless import Compiler
 
 _SHOWN = 4  # items of a part in the table
 _ADVICE = {  # what holds most, and what to do about it

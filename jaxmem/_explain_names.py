@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxmem._buffers import Held, Peak
 from jaxmem._codecs.registry import parse
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, BlockClass
+from jaxmem._xla.buffers import Held, Peak
 
 _VIEWS = ("reshape", "transpose", "convert_element_type", "broadcast_in_dim", "squeeze", "copy", "reduce_precision")
 _PARTS = 8  # of one argument that are told apart

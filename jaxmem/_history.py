@@ -8,10 +8,10 @@ import json
 import os
 import re
 
-from jaxmem._compiled import Compiled
 from jaxmem._core.actions import Action, Actions, Choice
 from jaxmem._core.database import Database
 from jaxmem._device.target import Target
+from jaxmem._xla.compiled import Compiled
 
 MOST = 48  # of the latest
 

@@ -12,7 +12,6 @@ from jaxmem._core.bytes import parse_budget, show_bytes
 from jaxmem._core.progress import LOG
 from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
-from jaxmem._deviceless import Compiler
 from jaxmem._division import Division, best_division
 from jaxmem._errors import BudgetError, JaxmemWarning, TagError
 from jaxmem._evaluate import Cost, evaluate, everything
@@ -27,6 +26,7 @@ from jaxmem._plan import Draft, Plan
 from jaxmem._profile import profile as make_profile
 from jaxmem._solve import Solution, fits, least_bytes, open_choices, priced, solve
 from jaxmem._verify import Verified, Verifier
+from jaxmem._xla.deviceless import Compiler
 
 MOST_COMPILES = 6
 ENOUGH = 0.98  # of the budget: a plan that uses it is not improved on

@@ -12,13 +12,13 @@ from typing import Any
 import jax
 from jax import export
 
-from jaxmem._compiled import Compiled, read_compiled
 from jaxmem._core.actions import Actions
 from jaxmem._core.database import Database
 from jaxmem._device.target import Target
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.step import trace
 from jaxmem._plan import Draft
+from jaxmem._xla.compiled import Compiled, read_compiled
 
 
 @dataclasses.dataclass(frozen=True)

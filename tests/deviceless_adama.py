@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 import jaxmem
 from jaxmem._device.gpus import target_config
 from jaxmem._device.target import Target
-from jaxmem._deviceless_child import deviceless_devices
-from jaxmem._hlo import executed
+from jaxmem._xla.hlo import executed
+from jaxmem._xla.worker import deviceless_devices
 from tests import tiny_lm
 
 OPCODES = ("all-reduce", "all-reduce-start", "reduce-scatter", "reduce-scatter-start", "all-gather", "all-gather-start")

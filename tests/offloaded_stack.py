@@ -7,8 +7,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxmem
 from jaxmem._device.gpus import target_config
 from jaxmem._device.target import Target
-from jaxmem._deviceless_child import deviceless_devices
 from jaxmem._plan import Draft
+from jaxmem._xla.worker import deviceless_devices
 from tests import models
 
 LAYERS, BATCH, SEQUENCE, WIDTH = 6, 16, 128, 64

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from jaxmem._buffers import Peak, peak
 from jaxmem._errors import StepError
-from jaxmem._hlo_proto import read
+from jaxmem._xla.buffers import Peak, peak
+from jaxmem._xla.proto import read
 
 pytestmark = pytest.mark.core
 

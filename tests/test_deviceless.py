@@ -11,11 +11,11 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from jaxmem import _deviceless
-from jaxmem._compiled import Compiled, read_compiled
-from jaxmem._deviceless import Compiler, install_command, require_wheels
 from jaxmem._errors import StepError, TargetError
 from jaxmem._jax.export import export_flat
+from jaxmem._xla import deviceless as _deviceless
+from jaxmem._xla.compiled import Compiled, read_compiled
+from jaxmem._xla.deviceless import Compiler, install_command, require_wheels
 
 M, D = 256, 128
 
@@ -228,7 +228,7 @@ def alive(pid: int) -> bool:
 def test_a_parent_that_dies_takes_its_processes_along():
     script = """
 import os, time
-from jaxmem._deviceless import Compiler
+from jaxmem._xla.deviceless import Compiler
 compiler = Compiler("h200", workers=1)
 compiler.submit(b"nothing").exception()
 print(next(iter(compiler._children)).pid, flush=True)

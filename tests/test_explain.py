@@ -11,13 +11,13 @@ from jaxmem import _explain
 from jaxmem._core.actions import KEEP, RECOMPUTE, Action, Choice
 from jaxmem._core.bytes import show_bytes
 from jaxmem._device.target import Target
-from jaxmem._deviceless import Compiler
 from jaxmem._errors import PlanFileError, StepError
 from jaxmem._explain import Explanation, Part, explain
 from jaxmem._jax.step import trace
 from jaxmem._plan import Bytes, Draft, Plan
 from jaxmem._profile import block_classes, fingerprint
 from jaxmem._verify import Verifier
+from jaxmem._xla.deviceless import Compiler
 from tests import models
 
 LAYERS, BATCH, SEQUENCE, WIDTH = 3, 4, 32, 32

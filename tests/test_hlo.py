@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem._hlo import HloCosts, Rates, executed, hlo_costs
+from jaxmem._xla.hlo import HloCosts, Rates, executed, hlo_costs
 
 M, D, L = 16, 32, 5
 

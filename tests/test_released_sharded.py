@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from jaxmem._deviceless import child_environment
+from jaxmem._xla.deviceless import child_environment
 from tests import tiny_lm
 
 

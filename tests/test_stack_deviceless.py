@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem._buffers import peak
-from jaxmem._compiled import compile_dumped
 from jaxmem._core.groups import ranges
-from jaxmem._deviceless import Compiler, child_environment
 from jaxmem._jax.export import export_flat
+from jaxmem._xla.buffers import peak
+from jaxmem._xla.compiled import compile_dumped
+from jaxmem._xla.deviceless import Compiler, child_environment
 from tests import models
 from tests.offloaded_stack import BATCH, LAYERS, SEQUENCE, WIDTH
 

@@ -5,8 +5,8 @@ import pytest
 
 from jaxmem._device.gpus import GPUS, gpu_of_kind, target_config
 from jaxmem._device.target import Target, host_memory_bytes
-from jaxmem._deviceless import child_environment
 from jaxmem._errors import TargetError
+from jaxmem._xla.deviceless import child_environment
 
 
 @pytest.mark.parametrize("name", GPUS)

@@ -6,8 +6,8 @@ import pytest
 from benchmarks.common import Case
 from jaxmem import codecs
 from jaxmem._core.actions import Action, Choice
-from jaxmem._deviceless import Compiler
 from jaxmem._jax.export import export_flat
+from jaxmem._xla.deviceless import Compiler
 
 pytest.importorskip("jax_triton", reason="kernels")
 pytestmark = [pytest.mark.slow, pytest.mark.jax_defaults]

@@ -11,7 +11,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxmem._errors import StepError
-from jaxmem._hlo import Rates, hlo_costs
+from jaxmem._xla.hlo import Rates, hlo_costs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,14 +20,14 @@ from importlib import metadata
 from typing import Any
 
 import jaxmem_kernels
-from jaxmem._buffers import Peak
-from jaxmem._compiled import Compiled
 from jaxmem._device.gpus import target_config
 from jaxmem._device.rates import rates_of
 from jaxmem._device.target import Target
 from jaxmem._errors import StepError, TargetError
-from jaxmem._hlo import Rates
-from jaxmem._wire import read_message, write_message
+from jaxmem._xla.buffers import Peak
+from jaxmem._xla.compiled import Compiled
+from jaxmem._xla.hlo import Rates
+from jaxmem._xla.wire import read_message, write_message
 
 _PLUGIN_WHEELS = ("jax-cuda13-plugin", "jax-cuda13-pjrt")
 _ASSEMBLER_MISSING = (
@@ -150,7 +150,7 @@ class _Child:
     def __init__(self):
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 obituary() closes it
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "jaxmem._deviceless_child"],
+            [sys.executable, "-P", "-m", "jaxmem._xla.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

@@ -1,6 +1,6 @@
 """The compiling process: reads exported steps from stdin, compiles each for a GPU that is not there, answers on stdout.
 
-Run by `_deviceless.py` as `python -m jaxmem._deviceless_child`, with `JAX_PLATFORMS=cpu`.
+Run by `jaxmem/_xla/deviceless.py` as `python -m jaxmem._xla.worker`, with `JAX_PLATFORMS=cpu`.
 """
 
 import dataclasses
@@ -16,10 +16,10 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxmem._buffers import peak
-from jaxmem._compiled import compile_dumped, read_compiled
-from jaxmem._hlo import Rates
-from jaxmem._wire import read_message, write_message
+from jaxmem._xla.buffers import peak
+from jaxmem._xla.compiled import compile_dumped, read_compiled
+from jaxmem._xla.hlo import Rates
+from jaxmem._xla.wire import read_message, write_message
 
 COST_OPTIONS = {"xla_gpu_collect_cost_model_stats": True, "xla_gpu_enable_triton_gemm": False}
 
