@@ -16,7 +16,7 @@ from experiments.config import Config
 from experiments.planning import total_bytes
 from experiments.step import abstract, make_step
 from jaxmem._core.actions import ALL, REST
-from jaxmem._evaluate import evaluate, everything
+from jaxmem._solver.cost import evaluate, everything
 
 LEFT_OUT = ("keep_everything",)  # a plan at its bytes is the same program
 

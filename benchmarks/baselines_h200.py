@@ -18,11 +18,11 @@ from benchmarks.common import Case, Report, show
 from experiments.loops import scanned
 from experiments.step import step_over
 from jaxmem._core.actions import ALL
-from jaxmem._evaluate import evaluate, everything
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.jaxpr import matmul_flops
 from jaxmem._plan import Draft
 from jaxmem._planner import DEVICELESS_MARGIN
+from jaxmem._solver.cost import evaluate, everything
 from jaxmem._verify import Verifier
 from jaxmem._xla.deviceless import Compiler
 

@@ -16,9 +16,9 @@ from benchmarks.common import Case, OtherTimes, Report, show
 from jaxmem._audit import audit
 from jaxmem._core.actions import RECOMPUTE, Action, Actions
 from jaxmem._device.target import Target
-from jaxmem._evaluate import evaluate
 from jaxmem._jax.jaxpr import as_scan, matmul_flops, nbytes, subjaxprs
-from jaxmem._solve import open_choices, solve
+from jaxmem._solver.cost import evaluate
+from jaxmem._solver.solve import open_choices, solve
 from jaxmem._xla.deviceless import Compiler
 
 CONFIGS, TARGETS = ("gpt_117m", "gpt_345m", "gpt_4b7"), ("h200", "a100-80gb", "local")

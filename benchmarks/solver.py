@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from benchmarks.common import Case, Report
 from jaxmem._device.target import Target
-from jaxmem._evaluate import evaluate
-from jaxmem._greedy import greedy
-from jaxmem._solve import least_bytes, solve
+from jaxmem._solver.cost import evaluate
+from jaxmem._solver.greedy import greedy
+from jaxmem._solver.solve import least_bytes, solve
 from jaxmem._xla.deviceless import Compiler
 from tests import profiles
 

@@ -13,9 +13,9 @@ from benchmarks import _run
 from experiments.config import Config
 from experiments.step import abstract, make_step
 from jaxmem._core.actions import KEEP, Action, Actions
-from jaxmem._evaluate import evaluate
 from jaxmem._plan import Draft
-from jaxmem._solve import solve
+from jaxmem._solver.cost import evaluate
+from jaxmem._solver.solve import solve
 
 
 def plans(config: Config) -> dict[str, Actions | None]:

@@ -20,10 +20,10 @@ from benchmarks import _run
 from benchmarks.baselines import baselines, of_choices, own_codec
 from experiments.planning import total_bytes
 from jaxmem._core.actions import Actions, Profile
-from jaxmem._evaluate import effective, evaluate
-from jaxmem._greedy import greedy
 from jaxmem._plan import Draft
-from jaxmem._solve import least_bytes, open_choices, solve
+from jaxmem._solver.cost import effective, evaluate
+from jaxmem._solver.greedy import greedy
+from jaxmem._solver.solve import least_bytes, open_choices, solve
 
 BUDGETS, GREEDY, RANDOM = 10, 3, 8
 NAMED = ("keep_everything", "keep_tags", "nothing_saveable", "save_qkv_proj", "minimal", "minimal_with_context")

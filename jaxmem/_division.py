@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from jaxmem._core.actions import Profile
 from jaxmem._core.groups import divided, divisible
 from jaxmem._evidence import Expected
-from jaxmem._solve import Solution, solve
+from jaxmem._solver.solve import Solution, solve
 
 MOST_DIVISIONS = 16  # tried, evenly over the layers
 

@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping
 
 from jaxmem._core.actions import RECOMPUTE, Actions, Profile
-from jaxmem._evaluate import Cost, effective
-from jaxmem._memory_model import Key, MemoryModel
+from jaxmem._solver.cost import Cost, effective
+from jaxmem._solver.memory import Key, MemoryModel
 from jaxmem._verify import Verified
 
 # Of a tensor's bytes: recomputed ones live together for a while. Over the plans of benchmarks/time_rank, the error of a

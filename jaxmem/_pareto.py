@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 
 from jaxmem._core.actions import Profile
-from jaxmem._evaluate import everything
 from jaxmem._plan import Point
-from jaxmem._solve import Solution, least_bytes, solve
+from jaxmem._solver.cost import everything
+from jaxmem._solver.solve import Solution, least_bytes, solve
 
 POINTS = 12
 

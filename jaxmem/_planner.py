@@ -14,7 +14,6 @@ from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
 from jaxmem._division import Division, best_division
 from jaxmem._errors import BudgetError, JaxmemWarning, TagError
-from jaxmem._evaluate import Cost, evaluate, everything
 from jaxmem._evidence import Evidence, Tried, repeated_bytes
 from jaxmem._history import History
 from jaxmem._jax.donation import warn_of_copies
@@ -24,7 +23,8 @@ from jaxmem._microbatches import checked, fastest, with_microbatches
 from jaxmem._outcome import Spent, infeasible, outcome
 from jaxmem._plan import Draft, Plan
 from jaxmem._profile import profile as make_profile
-from jaxmem._solve import Solution, fits, least_bytes, open_choices, priced, solve
+from jaxmem._solver.cost import Cost, evaluate, everything
+from jaxmem._solver.solve import Solution, fits, least_bytes, open_choices, priced, solve
 from jaxmem._verify import Verified, Verifier
 from jaxmem._xla.deviceless import Compiler
 

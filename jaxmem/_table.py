@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Actions, Choice, Profile
-from jaxmem._evaluate import evaluate
 from jaxmem._plan import Row
-from jaxmem._solve import Solution, demanded, priced, runner_up
+from jaxmem._solver.cost import evaluate
+from jaxmem._solver.solve import Solution, demanded, priced, runner_up
 
 
 def rows(profile: Profile, actions: Actions, room: int, transients: Mapping, host_room: int | None) -> tuple[Row, ...]:

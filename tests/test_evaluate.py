@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Option
 from jaxmem._errors import SolverError, TagError
-from jaxmem._evaluate import effective, evaluate, everything
-from jaxmem._solve import solve
+from jaxmem._solver.cost import effective, evaluate, everything
+from jaxmem._solver.solve import solve
 from tests import profiles
 from tests.profiles import INT4, INT8, block, chain, flat, nested, oracle, profile
 

@@ -9,8 +9,8 @@ from jaxmem._core.actions import RECOMPUTE
 from jaxmem._core.groups import as_decided, divided, divisible, group_label, ranges, ungrouped
 from jaxmem._division import best_division
 from jaxmem._evidence import Expected
-from jaxmem._memory_model import MemoryModel
-from jaxmem._solve import solve
+from jaxmem._solver.memory import MemoryModel
+from jaxmem._solver.solve import solve
 from tests.profiles import assignments, block, chain, flat, nested, options, oracle, prices, profile
 
 pytestmark = pytest.mark.core

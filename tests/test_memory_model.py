@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Option
 from jaxmem._errors import SolverError, TagError
-from jaxmem._memory_model import MemoryModel
+from jaxmem._solver.memory import MemoryModel
 from tests.profiles import INT4, block, profile
 
 pytestmark = pytest.mark.core

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Option
 from jaxmem._errors import SolverError, TagError
-from jaxmem._evaluate import evaluate
-from jaxmem._greedy import greedy
-from jaxmem._solve import least_bytes, runner_up, solve
+from jaxmem._solver.cost import evaluate
+from jaxmem._solver.greedy import greedy
+from jaxmem._solver.solve import least_bytes, runner_up, solve
 from tests import profiles
 from tests.profiles import INT4, INT8, block, chain, flat, oracle, prices, profile
 

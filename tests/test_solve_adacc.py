@@ -6,7 +6,7 @@ import math
 import pytest
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, Option
-from jaxmem._solve import solve
+from jaxmem._solver.solve import solve
 from tests.profiles import INT4, block, profile
 
 pytestmark = pytest.mark.core

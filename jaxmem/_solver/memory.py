@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxmem._core.actions import REST, Actions, Choice, Profile
 from jaxmem._errors import SolverError
-from jaxmem._evaluate import effective
+from jaxmem._solver.cost import effective
 
 Key = tuple[str, str, Choice]  # block, tag, choice
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections import defaultdict
 
 from jaxmem._core.actions import BlockClass, Tag
-from jaxmem._evaluate import tag_at
+from jaxmem._solver.cost import tag_at
 
 # When something is demanded: if any of these tags, by position in `Demand.tags`, is demanded and recomputed.
 When = frozenset[int]

@@ -3,9 +3,9 @@
 import math
 import time
 
-from jaxmem._check import check_limits, check_profile
 from jaxmem._core.actions import KEEP, Actions, Choice, Profile
-from jaxmem._solve import Allowed, Solution, Transients, fits, open_choices, priced
+from jaxmem._solver.check import check_limits, check_profile
+from jaxmem._solver.solve import Allowed, Solution, Transients, fits, open_choices, priced
 
 
 def greedy(

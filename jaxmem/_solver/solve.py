@@ -8,11 +8,11 @@ from typing import Any
 
 import pulp
 
-from jaxmem._check import check_limits, check_profile
 from jaxmem._core.actions import RECOMPUTE, Actions, Choice, Profile
 from jaxmem._errors import SolverError, TagError
-from jaxmem._evaluate import Cost, effective, evaluate
-from jaxmem._program import Program, Scale
+from jaxmem._solver.check import check_limits, check_profile
+from jaxmem._solver.cost import Cost, effective, evaluate
+from jaxmem._solver.program import Program, Scale
 
 Transients = Mapping[tuple[str, str, Choice], float]
 Allowed = Callable[[str, str, Choice], bool]
