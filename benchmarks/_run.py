@@ -26,7 +26,7 @@ from experiments.step import abstract, init_state, make_step, step_over
 from jaxmem._core.actions import ALL, Profile
 from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 from jaxmem._profile import profile
 from jaxmem._verify import Verifier
 

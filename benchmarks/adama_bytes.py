@@ -21,7 +21,7 @@ from experiments.load import load
 from experiments.loops import stacked
 from experiments.step import abstract, make_step, microbatches
 from jaxmem._jax.export import export_flat
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 from jaxmem._xla.deviceless import Compiler
 
 CONFIG, TARGET = "gpt_345m", "h200"

@@ -19,7 +19,7 @@ from experiments.config import Config
 from experiments.split import whole
 from experiments.step import microbatches, released_step
 from jaxmem._jax.export import export_flat
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 from jaxmem._shards import assembled, gathered, part_of, refilled, scattered, shards
 from jaxmem._stack_loops import at, put
 from jaxmem._xla.compiled import Compiled

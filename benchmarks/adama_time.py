@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks import _run
 from experiments.step import abstract, make_step
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 
 WAYS = {
     "scan": ("scan", "value"),

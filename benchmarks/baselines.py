@@ -11,7 +11,7 @@ import jaxmem
 from experiments.baselines import JAX_POLICIES, KEPT, OFFLOADED, own
 from experiments.baselines import naive as naive_codec
 from jaxmem._core.actions import KEEP, OFFLOAD, REST, Action, Actions, Choice, Profile
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 
 NAIVE = naive_codec(None)
 DOTS = ("qkv", "mid", "up")  # products without batch dimensions that the backward needs

@@ -20,7 +20,7 @@ from experiments.step import step_over
 from jaxmem._core.actions import ALL
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.jaxpr import matmul_flops
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 from jaxmem._planner import DEVICELESS_MARGIN
 from jaxmem._solver.cost import evaluate, everything
 from jaxmem._verify import Verifier

@@ -21,7 +21,7 @@ from unittest import mock
 import jaxmem
 from benchmarks.common import Case, Report
 from jaxmem._history import History
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 from jaxmem._planner import DEVICELESS_MARGIN
 from jaxmem._xla.deviceless import Compiler
 

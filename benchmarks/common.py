@@ -18,7 +18,7 @@ from jaxmem._core.actions import ALL, KEEP, REST, Actions, Profile
 from jaxmem._core.database import Database
 from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 from jaxmem._profile import profile
 from jaxmem._verify import Verifier
 

@@ -21,7 +21,7 @@ from experiments.load import load
 from experiments.loops import scanned
 from experiments.step import init_state, make_loss
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Action, Actions, Choice
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 
 MIXED, LOSSLESS = 12, 8
 DROPOUT = ("model.attention_dropout=0.1",)

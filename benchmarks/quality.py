@@ -32,7 +32,7 @@ from experiments.report import Progress
 from experiments.step import make_loss
 from experiments.train import evaluate, loop
 from jaxmem._core.actions import KEEP, Actions, Profile
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 
 TARGET = 0.005
 

@@ -13,7 +13,7 @@ from benchmarks import _run
 from experiments.config import Config
 from experiments.step import abstract, make_step
 from jaxmem._core.actions import KEEP, Action, Actions
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 from jaxmem._solver.cost import evaluate
 from jaxmem._solver.solve import solve
 

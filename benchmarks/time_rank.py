@@ -20,7 +20,7 @@ from benchmarks import _run
 from benchmarks.baselines import baselines, of_choices, own_codec
 from experiments.planning import total_bytes
 from jaxmem._core.actions import Actions, Profile
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 from jaxmem._solver.cost import effective, evaluate
 from jaxmem._solver.greedy import greedy
 from jaxmem._solver.solve import least_bytes, open_choices, solve

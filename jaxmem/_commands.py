@@ -12,7 +12,7 @@ from jaxmem._errors import JaxmemError
 def plan(args: argparse.Namespace) -> int:
     from jaxmem._core.progress import progress
     from jaxmem._entry import load_entry
-    from jaxmem._plan_file import to_json
+    from jaxmem._plan.file import to_json
     from jaxmem._planner import plan as make_plan
 
     for name in ("out", "report"):
@@ -40,7 +40,7 @@ def plan(args: argparse.Namespace) -> int:
 def explain(args: argparse.Namespace) -> int:
     from jaxmem._entry import load_entry
     from jaxmem._explain import explain as make_explanation
-    from jaxmem._plan import Plan
+    from jaxmem._plan.plan import Plan
 
     chosen = Plan.load(args.plan) if args.plan else None
     build, arguments = load_entry(args.step)
@@ -51,8 +51,8 @@ def explain(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    from jaxmem._plan import Plan
-    from jaxmem._plan_file import to_json
+    from jaxmem._plan.file import to_json
+    from jaxmem._plan.plan import Plan
 
     found = Plan.load(args.plan)
     print(json.dumps(to_json(found), indent=1) if args.json else found)
@@ -60,8 +60,8 @@ def show(args: argparse.Namespace) -> int:
 
 
 def diff(args: argparse.Namespace) -> int:
-    from jaxmem._difference import difference
-    from jaxmem._plan import Plan
+    from jaxmem._plan.difference import difference
+    from jaxmem._plan.plan import Plan
 
     print(difference(Plan.load(args.first), Plan.load(args.second)))
     return 0

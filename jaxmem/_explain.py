@@ -15,7 +15,7 @@ from jaxmem._explain_names import Arguments, Saved, expected, name_saved, operat
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.step import shards_of, trace
 from jaxmem._microbatches import with_microbatches
-from jaxmem._plan import Draft, Plan
+from jaxmem._plan.plan import Draft, Plan
 from jaxmem._profile import block_classes, fingerprint
 from jaxmem._xla.buffers import Held, Peak, peak
 from jaxmem._xla.compiled import Compiled, compile_dumped, read_compiled

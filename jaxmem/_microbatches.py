@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._errors import BudgetError, StepError
-from jaxmem._plan import Plan
+from jaxmem._plan.plan import Plan
 
 
 def with_microbatches(build: Callable, number: int | None) -> Callable:

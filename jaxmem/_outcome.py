@@ -11,7 +11,7 @@ from jaxmem._division import Division
 from jaxmem._errors import BudgetError
 from jaxmem._evidence import Evidence, Tried
 from jaxmem._pareto import curve
-from jaxmem._plan import Bytes, Plan
+from jaxmem._plan.plan import Bytes, Plan
 from jaxmem._table import rows
 
 ADVICE = {

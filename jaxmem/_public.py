@@ -12,7 +12,7 @@ from jaxmem._device.target import Target as Target
 from jaxmem._errors import BudgetError as BudgetError
 from jaxmem._explain import explain as explain
 from jaxmem._loaded import verify as verify
-from jaxmem._plan import Plan as Plan
+from jaxmem._plan.plan import Plan as Plan
 from jaxmem._planner import plan as plan
 from jaxmem._released import released_step as released_step
 from jaxmem._stack import stack as stack

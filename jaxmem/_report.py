@@ -5,7 +5,7 @@ import pathlib
 import shlex
 from collections.abc import Sequence
 
-from jaxmem._plan import Plan
+from jaxmem._plan.plan import Plan
 from jaxmem._report_page import page
 from jaxmem._report_runs import Run, checked, read_run, results, told_apart
 

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterable, Sequence
 
 from jaxmem._core.bytes import show_bytes
-from jaxmem._plan import Plan, Row
+from jaxmem._plan.plan import Plan, Row
 from jaxmem._report_bars import chip, memory_figure, runs_figure, strip_figure
 from jaxmem._report_curves import loss_figure, time_figure
 from jaxmem._report_runs import Run

@@ -9,7 +9,7 @@ import reprlib
 from typing import Any, NoReturn, TypeGuard
 
 from jaxmem._errors import PlanFileError
-from jaxmem._plan import Plan
+from jaxmem._plan.plan import Plan
 
 PLAN, METRICS, SUMMARY = "plan.json", "metrics.jsonl", "summary.json"
 _NUMBERS = (

@@ -17,7 +17,7 @@ from jaxmem._core.database import Database
 from jaxmem._device.target import Target
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.step import trace
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 from jaxmem._xla.compiled import Compiled, read_compiled
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 import jaxmem
 from jaxmem._core.actions import Choice
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 
 TAGS = ("in", "ln", "probs", "mask", "mid", "up", "gelu")
 CODEC = {

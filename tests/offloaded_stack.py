@@ -7,7 +7,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxmem
 from jaxmem._device.gpus import target_config
 from jaxmem._device.target import Target
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 from jaxmem._xla.worker import deviceless_devices
 from tests import models
 

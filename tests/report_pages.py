@@ -5,7 +5,7 @@ import json
 import re
 
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Action, Choice
-from jaxmem._plan import Bytes, Plan, Point, Row
+from jaxmem._plan.plan import Bytes, Plan, Point, Row
 from jaxmem._report import report
 
 CODEC = "bit_mask()"

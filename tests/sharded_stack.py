@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 from tests import models
 
 jax.config.update("jax_enable_x64", True)

@@ -8,7 +8,7 @@ import pytest
 
 import jaxmem
 from jaxmem._blocks import find_blocks
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 from jaxmem._profile import block_classes, fingerprint
 from tests import models
 

@@ -193,8 +193,8 @@ def test_public_names_are_few_and_marked_as_public():
         ("import jax._src.core", "jax._src.core", True),
         ("from jax import extend as e", "jax.extend", True),
         ("import jax as j\nj.extend.core.Var", "jax.extend.core.Var", True),
-        ("import jaxmem\ndef f(): return jaxmem._plan.x", "jaxmem._plan.x", False),
-        ("def f():\n from jaxmem._plan import plan", "jaxmem._plan.plan", False),
+        ("import jaxmem\ndef f(): return jaxmem._plan.plan.x", "jaxmem._plan.plan.x", False),
+        ("def f():\n from jaxmem._plan.plan import plan", "jaxmem._plan.plan.plan", False),
         ("class A:\n import jax", "jax", True),
         ("if TYPE_CHECKING:\n import jax\nelse:\n import numpy", "jax", False),
         ("if TYPE_CHECKING:\n import jax\nelse:\n import numpy", "numpy", True),
@@ -206,8 +206,8 @@ def test_imports_are_found(source, name, top):
 
 @pytest.mark.parametrize(
     ("name", "is_private"),
-    [("jaxmem", False), ("jaxmem.plan", False), ("jaxmem.codecs.parse", False), ("jaxmem._plan", True)]
-    + [("jaxmem._plan.plan", True), ("jaxmem.codecs._table", True), ("jaxmem.secret", True), ("jax._src", False)],
+    [("jaxmem", False), ("jaxmem.plan", False), ("jaxmem.codecs.parse", False), ("jaxmem._plan.plan", True)]
+    + [("jaxmem._plan.plan.plan", True), ("jaxmem.codecs._table", True), ("jaxmem.secret", True), ("jax._src", False)],
 )
 def test_private_names_are_known(name, is_private):
     assert private(name) == is_private

@@ -6,7 +6,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import Choice
-from jaxmem._plan import Bytes, Plan, Point
+from jaxmem._plan.plan import Bytes, Plan, Point
 
 pytestmark = pytest.mark.core
 ACTIONS = {"block": {"h": Choice("keep"), "up": Choice("compress", "grouped_symmetric(group=64,scale=bfloat16)")}}

@@ -9,7 +9,7 @@ from flax.core import FrozenDict
 
 import jaxmem
 from jaxmem._core.actions import Choice
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 from jaxmem.errors import OptimizerError, StackError
 from tests import adama_oracle, tiny_lm
 

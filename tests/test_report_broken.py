@@ -7,7 +7,7 @@ import re
 import pytest
 
 from jaxmem._core.actions import KEEP
-from jaxmem._plan import Bytes, Point
+from jaxmem._plan.plan import Bytes, Point
 from jaxmem._report import report
 from jaxmem.errors import PlanFileError
 from tests.report_pages import made, page_of, row, write_run

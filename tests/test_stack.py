@@ -9,7 +9,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import KEEP, REST, Choice
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 from tests import models
 
 pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]

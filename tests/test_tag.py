@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jaxmem
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Choice
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 from tests import models
 
 pytestmark = pytest.mark.core

@@ -14,7 +14,7 @@ import jaxmem
 from experiments import gpt
 from experiments.config import Config, Model, Optimizer, Train
 from jaxmem._core.actions import Choice
-from jaxmem._plan import Draft
+from jaxmem._plan.plan import Draft
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.core]
 

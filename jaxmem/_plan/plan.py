@@ -1,4 +1,4 @@
-"""Plan: what was decided, frozen; `_plan_file.py` is its JSON, `_plan_text.py` its table."""
+"""Plan: what was decided, frozen; `jaxmem/_plan/file.py` is its JSON, `jaxmem/_plan/text.py` its table."""
 
 import dataclasses
 import json
@@ -117,7 +117,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the plan as JSON. The file appears whole or not at all."""
-        from jaxmem._plan_file import to_json
+        from jaxmem._plan.file import to_json
 
         path = pathlib.Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ class Plan:
     @staticmethod
     def load(path: str | os.PathLike) -> "Plan":
         """Reads a plan. Raises PlanFileError, naming the field, if the file is broken or of another schema."""
-        from jaxmem._plan_file import from_json
+        from jaxmem._plan.file import from_json
 
         try:
             data = json.loads(pathlib.Path(path).read_text())
@@ -150,6 +150,6 @@ class Plan:
         report_plan(self, path, run)
 
     def __str__(self) -> str:
-        from jaxmem._plan_text import table
+        from jaxmem._plan.text import table
 
         return table(self)

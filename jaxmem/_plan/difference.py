@@ -2,7 +2,7 @@
 
 from jaxmem._core.actions import REST, Choice
 from jaxmem._core.bytes import show_bytes
-from jaxmem._plan import Plan
+from jaxmem._plan.plan import Plan
 
 BYTES = ("budget_bytes", "compiled_bytes", "baseline_bytes", "host_bytes")
 TEXTS = ("target", "fingerprint", "time_source", "jax_version")

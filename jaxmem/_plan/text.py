@@ -1,7 +1,7 @@
 """A plan as text: a line a tag, and what the whole step comes to."""
 
 from jaxmem._core.bytes import show_bytes
-from jaxmem._plan import Plan
+from jaxmem._plan.plan import Plan
 
 
 def table(plan: Plan) -> str:

@@ -1,0 +1,1 @@
+"""What was decided: the plan, its file, its text. Imports `_core` and `_codecs`."""
