@@ -5,7 +5,6 @@ import dataclasses
 import time
 from collections.abc import Iterable
 
-from jaxmem._blocks import find_blocks
 from jaxmem._core.actions import BlockClass
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
@@ -16,7 +15,8 @@ from jaxmem._jax.export import export_flat
 from jaxmem._jax.step import shards_of, trace
 from jaxmem._microbatches import with_microbatches
 from jaxmem._plan.plan import Draft, Plan
-from jaxmem._profile import block_classes, fingerprint
+from jaxmem._profile.blocks import find_blocks
+from jaxmem._profile.profile import block_classes, fingerprint
 from jaxmem._xla.buffers import Held, Peak, peak
 from jaxmem._xla.compiled import Compiled, compile_dumped, read_compiled
 from jaxmem._xla.deviceless import Compiler

@@ -12,7 +12,7 @@ from jaxmem._device.target import Target
 from jaxmem._errors import BudgetError, PlanFileError
 from jaxmem._microbatches import with_microbatches
 from jaxmem._plan.plan import Draft, Plan
-from jaxmem._profile import block_classes, fingerprint
+from jaxmem._profile.profile import block_classes, fingerprint
 from jaxmem._verify import Verifier
 from jaxmem._xla.deviceless import Compiler
 

@@ -22,7 +22,7 @@ from jaxmem._jax.step import shards_of
 from jaxmem._microbatches import checked, fastest, with_microbatches
 from jaxmem._outcome import Spent, infeasible, outcome
 from jaxmem._plan.plan import Draft, Plan
-from jaxmem._profile import profile as make_profile
+from jaxmem._profile.profile import profile as make_profile
 from jaxmem._solver.cost import Cost, evaluate, everything
 from jaxmem._solver.solve import Solution, fits, least_bytes, open_choices, priced, solve
 from jaxmem._verify import Verified, Verifier

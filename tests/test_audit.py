@@ -5,13 +5,13 @@ import dataclasses
 import jax
 import pytest
 
-from jaxmem._audit import audit
 from jaxmem._core.actions import ALL, KEEP, OFFLOAD, REST
 from jaxmem._device.target import Target
 from jaxmem._errors import StepError
 from jaxmem._jax.step import trace
 from jaxmem._plan.plan import Draft
-from jaxmem._profile import profile
+from jaxmem._profile.audit import audit
+from jaxmem._profile.profile import profile
 from jaxmem._solver.cost import evaluate
 from tests import models
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem._blocks import find_blocks
 from jaxmem._plan.plan import Draft
-from jaxmem._profile import block_classes, fingerprint
+from jaxmem._profile.blocks import find_blocks
+from jaxmem._profile.profile import block_classes, fingerprint
 from tests import models
 
 pytestmark = pytest.mark.core

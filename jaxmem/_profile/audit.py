@@ -5,9 +5,9 @@ import math
 
 import jax
 
-from jaxmem._blocks import find_blocks
 from jaxmem._errors import StepError
 from jaxmem._jax.jaxpr import matmul_flops, nbytes
+from jaxmem._profile.blocks import find_blocks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxmem._costs import Job
+from jaxmem._profile.times import Job
 
 LAYERS, LAYER_BYTES = 32, 2**22  # of the loop that tells what keeping costs: more than any cache, or allocator, holds
 

@@ -4,8 +4,8 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
-from jaxmem._blocks import VIEWS, Instance, is_tag
 from jaxmem._jax.jaxpr import FlatEquation, matmul_flops, nbytes, run
+from jaxmem._profile.blocks import VIEWS, Instance, is_tag
 
 
 @dataclasses.dataclass(frozen=True)

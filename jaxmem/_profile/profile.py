@@ -10,15 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._blocks import find_blocks, is_tag
 from jaxmem._codecs import registry as _codecs
 from jaxmem._core.actions import Action, BlockClass, Choice, Equation, Option, Profile, Tag
-from jaxmem._costs import Job, job_seconds
 from jaxmem._device.target import Target
 from jaxmem._errors import JaxmemWarning, StepError, TagError
 from jaxmem._jax.jaxpr import describe, matmul_flops, nbytes
-from jaxmem._jobs import Jobs
-from jaxmem._segments import Graph, backward, forward, graph_of, segments
+from jaxmem._profile.blocks import find_blocks, is_tag
+from jaxmem._profile.jobs import Jobs
+from jaxmem._profile.segments import Graph, backward, forward, graph_of, segments
+from jaxmem._profile.times import Job, job_seconds
 from jaxmem._tags.tag import tag_p
 
 NO_BLOCK = (
