@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxmem._adama_rule import Rule
 from jaxmem._errors import OptimizerError
-from jaxmem._shards import scattered, total
+from jaxmem._states.shards import scattered, total
 
 CLIPS = ("value", "component", "norm")
 

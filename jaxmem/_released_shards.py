@@ -8,7 +8,7 @@ import optax
 from jaxmem._adama import AdamAState
 from jaxmem._adama_rule import Rule
 from jaxmem._released_backward import Parts
-from jaxmem._shards import assembled, gathered, part_of, refilled
+from jaxmem._states.shards import assembled, gathered, part_of, refilled
 
 
 def whole(parts: Parts, params, like, axis_name: str | None):

@@ -13,7 +13,7 @@ from jaxmem._jax.vary import varying
 from jaxmem._released_backward import Parts, backward
 from jaxmem._released_fold import Clip, Fold
 from jaxmem._released_shards import updated, whole
-from jaxmem._shards import placed, shards
+from jaxmem._states.shards import placed, shards
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
