@@ -20,7 +20,7 @@ from experiments.split import whole
 from experiments.step import microbatches, released_step
 from jaxmem._jax.export import export_flat
 from jaxmem._plan.plan import Draft
-from jaxmem._stack_loops import at, put
+from jaxmem._stack.loops import at, put
 from jaxmem._states.shards import assembled, gathered, part_of, refilled, scattered, shards
 from jaxmem._xla.compiled import Compiled
 from jaxmem._xla.deviceless import Compiler

@@ -15,7 +15,7 @@ from jaxmem._loaded import verify as verify
 from jaxmem._plan.plan import Plan as Plan
 from jaxmem._planner import plan as plan
 from jaxmem._released import released_step as released_step
-from jaxmem._stack import stack as stack
+from jaxmem._stack.stack import stack as stack
 from jaxmem._tags.policy import remat_policy as remat_policy
 from jaxmem._tags.residuals import compress_residuals as compress_residuals
 from jaxmem._tags.tag import tag as tag

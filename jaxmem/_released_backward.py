@@ -11,9 +11,9 @@ from jaxmem._errors import OptimizerError
 from jaxmem._jax.jaxpr import reads
 from jaxmem._jax.vary import zeros
 from jaxmem._released_fold import Fold, squared
-from jaxmem._stack import loops_over
-from jaxmem._stack_arguments import is_floating, merged, separated
-from jaxmem._stack_loops import folded_at
+from jaxmem._stack.arguments import is_floating, merged, separated
+from jaxmem._stack.loops import folded_at
+from jaxmem._stack.stack import loops_over
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxmem._stack_loops import at, put
+from jaxmem._stack.loops import at, put
 
 
 def divided(whole: tuple[int, ...], part: tuple[int, ...]) -> int | None:

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._stack_groups import Group
-from jaxmem._stack_layer import Residuals, forward
+from jaxmem._stack.groups import Group
+from jaxmem._stack.layer import Residuals, forward
 
 Into = Callable[[Any, Any, Any], Any]
 

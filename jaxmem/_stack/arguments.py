@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxmem._errors import StackError
 from jaxmem._jax.jaxpr import lift
-from jaxmem._stack_loops import at
+from jaxmem._stack.loops import at
 
 
 def is_floating(a) -> bool:

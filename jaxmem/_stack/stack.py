@@ -6,9 +6,9 @@ import jax
 
 from jaxmem._errors import StackError
 from jaxmem._jax.vary import zeros
-from jaxmem._stack_arguments import Split, check, check_moments, lifted
-from jaxmem._stack_groups import groups_of
-from jaxmem._stack_loops import Loops, folded_at, put
+from jaxmem._stack.arguments import Split, check, check_moments, lifted
+from jaxmem._stack.groups import groups_of
+from jaxmem._stack.loops import Loops, folded_at, put
 
 
 def stack(
