@@ -4,9 +4,10 @@ from jaxmem import codecs as codecs
 from jaxmem import errors as errors
 from jaxmem import layers as layers
 from jaxmem import ops as ops
-from jaxmem._adama import adama as adama
-from jaxmem._adama import adamaw_a as adamaw_a
-from jaxmem._adama import scale_by_adama as scale_by_adama
+from jaxmem._adama.released import released_step as released_step
+from jaxmem._adama.transform import adama as adama
+from jaxmem._adama.transform import adamaw_a as adamaw_a
+from jaxmem._adama.transform import scale_by_adama as scale_by_adama
 from jaxmem._core.actions import LOSSLESS as LOSSLESS
 from jaxmem._device.target import Target as Target
 from jaxmem._errors import BudgetError as BudgetError
@@ -14,7 +15,6 @@ from jaxmem._explain import explain as explain
 from jaxmem._loaded import verify as verify
 from jaxmem._plan.plan import Plan as Plan
 from jaxmem._planner import plan as plan
-from jaxmem._released import released_step as released_step
 from jaxmem._stack.stack import stack as stack
 from jaxmem._tags.policy import remat_policy as remat_policy
 from jaxmem._tags.residuals import compress_residuals as compress_residuals

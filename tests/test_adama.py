@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import jaxmem
-from jaxmem._adama import AdamAState
+from jaxmem._adama.transform import AdamAState
 from jaxmem.errors import OptimizerError
 from tests import adama_oracle
 

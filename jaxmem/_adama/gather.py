@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import optax
 
-from jaxmem._adama import AdamAState
-from jaxmem._adama_rule import Rule
-from jaxmem._released_backward import Parts
+from jaxmem._adama.backward import Parts
+from jaxmem._adama.rule import Rule
+from jaxmem._adama.transform import AdamAState
 from jaxmem._states.shards import assembled, gathered, part_of, refilled
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmem._adama_rule import Rule
+from jaxmem._adama.rule import Rule
 from jaxmem._errors import OptimizerError
 from jaxmem._jax.vary import varying, zeros
 

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmem._adama import AdamA, AdamAState
+from jaxmem._adama.backward import Parts, backward
+from jaxmem._adama.fold import Clip, Fold
+from jaxmem._adama.gather import updated, whole
+from jaxmem._adama.transform import AdamA, AdamAState
 from jaxmem._errors import OptimizerError
 from jaxmem._jax.vary import varying
-from jaxmem._released_backward import Parts, backward
-from jaxmem._released_fold import Clip, Fold
-from jaxmem._released_shards import updated, whole
 from jaxmem._states.shards import placed, shards
 
 

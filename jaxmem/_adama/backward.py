@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxmem._adama.fold import Fold, squared
 from jaxmem._errors import OptimizerError
 from jaxmem._jax.jaxpr import reads
 from jaxmem._jax.vary import zeros
-from jaxmem._released_fold import Fold, squared
 from jaxmem._stack.arguments import is_floating, merged, separated
 from jaxmem._stack.loops import folded_at
 from jaxmem._stack.stack import loops_over

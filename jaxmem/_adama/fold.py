@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._adama_rule import Rule
+from jaxmem._adama.rule import Rule
 from jaxmem._errors import OptimizerError
 from jaxmem._states.shards import scattered, total
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from jaxmem._adama import AdamA
+from jaxmem._adama.backward import Parts
+from jaxmem._adama.fold import Clip
+from jaxmem._adama.step import ReleasedStep
+from jaxmem._adama.transform import AdamA
 from jaxmem._errors import OptimizerError
-from jaxmem._released_backward import Parts
-from jaxmem._released_fold import Clip
-from jaxmem._released_step import ReleasedStep
 
 
 def released_step(
