@@ -27,8 +27,8 @@ from jaxmem._core.actions import ALL, Profile
 from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
 from jaxmem._plan.plan import Draft
+from jaxmem._planner.compile import Verifier
 from jaxmem._profile.profile import profile
-from jaxmem._verify import Verifier
 
 WITH_NAIVE = {k: [str(jaxmem.codecs.default_for(k)), NAIVE] for k in jaxmem.codecs.KINDS if k != "mask"}
 

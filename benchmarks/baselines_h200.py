@@ -21,9 +21,9 @@ from jaxmem._core.actions import ALL
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.jaxpr import matmul_flops
 from jaxmem._plan.plan import Draft
-from jaxmem._planner import DEVICELESS_MARGIN
+from jaxmem._planner.compile import Verifier
+from jaxmem._planner.plan import DEVICELESS_MARGIN
 from jaxmem._solver.cost import evaluate, everything
-from jaxmem._verify import Verifier
 from jaxmem._xla.deviceless import Compiler
 
 CONFIGS, TARGET = ("gpt_117m", "gpt_345m"), "h200"

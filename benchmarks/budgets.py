@@ -20,9 +20,9 @@ from unittest import mock
 
 import jaxmem
 from benchmarks.common import Case, Report
-from jaxmem._history import History
 from jaxmem._plan.plan import Draft
-from jaxmem._planner import DEVICELESS_MARGIN
+from jaxmem._planner.history import History
+from jaxmem._planner.plan import DEVICELESS_MARGIN
 from jaxmem._xla.deviceless import Compiler
 
 CASES = (("gpt_nano", "local"), ("gpt_117m", "h200"), ("gpt_345m", "h200"))

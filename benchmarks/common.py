@@ -19,8 +19,8 @@ from jaxmem._core.database import Database
 from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
 from jaxmem._plan.plan import Draft
+from jaxmem._planner.compile import Verifier
 from jaxmem._profile.profile import profile
-from jaxmem._verify import Verifier
 
 jax.config.update("jax_traceback_in_locations_limit", 0)  # so that a compiled program is remembered whoever traced it
 

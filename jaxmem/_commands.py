@@ -13,7 +13,7 @@ def plan(args: argparse.Namespace) -> int:
     from jaxmem._core.progress import progress
     from jaxmem._entry import load_entry
     from jaxmem._plan.file import to_json
-    from jaxmem._planner import plan as make_plan
+    from jaxmem._planner.plan import plan as make_plan
 
     for name in ("out", "report"):
         _check_writable(f"--{name}", getattr(args, name))

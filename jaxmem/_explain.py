@@ -13,8 +13,8 @@ from jaxmem._errors import PlanFileError
 from jaxmem._explain_names import Arguments, Saved, expected, name_saved, operation, show_array
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.step import shards_of, trace
-from jaxmem._microbatches import with_microbatches
 from jaxmem._plan.plan import Draft, Plan
+from jaxmem._planner.microbatches import with_microbatches
 from jaxmem._profile.blocks import find_blocks
 from jaxmem._profile.profile import block_classes, fingerprint
 from jaxmem._xla.buffers import Held, Peak, peak

@@ -12,9 +12,9 @@ from jaxmem._core.actions import LOSSLESS as LOSSLESS
 from jaxmem._device.target import Target as Target
 from jaxmem._errors import BudgetError as BudgetError
 from jaxmem._explain import explain as explain
-from jaxmem._loaded import verify as verify
 from jaxmem._plan.plan import Plan as Plan
-from jaxmem._planner import plan as plan
+from jaxmem._planner.plan import plan as plan
+from jaxmem._planner.verify import verify as verify
 from jaxmem._stack.stack import stack as stack
 from jaxmem._tags.policy import remat_policy as remat_policy
 from jaxmem._tags.residuals import compress_residuals as compress_residuals

@@ -15,8 +15,8 @@ from jaxmem._errors import PlanFileError, StepError
 from jaxmem._explain import Explanation, Part, explain
 from jaxmem._jax.step import trace
 from jaxmem._plan.plan import Bytes, Draft, Plan
+from jaxmem._planner.compile import Verifier
 from jaxmem._profile.profile import block_classes, fingerprint
-from jaxmem._verify import Verifier
 from jaxmem._xla.deviceless import Compiler
 from tests import models
 

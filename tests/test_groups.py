@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from jaxmem._core.actions import RECOMPUTE
 from jaxmem._core.groups import as_decided, divided, divisible, group_label, ranges, ungrouped
-from jaxmem._division import best_division
-from jaxmem._evidence import Expected
+from jaxmem._planner.divide import best_division
+from jaxmem._planner.trials import Expected
 from jaxmem._solver.memory import MemoryModel
 from jaxmem._solver.solve import solve
 from tests.profiles import assignments, block, chain, flat, nested, options, oracle, prices, profile

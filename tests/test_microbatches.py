@@ -9,7 +9,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import KEEP, REST
-from jaxmem._microbatches import fastest
+from jaxmem._planner.microbatches import fastest
 from jaxmem.errors import BudgetError, PlanFileError, StepError
 from tests import tiny_lm
 

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from jaxmem._core.actions import KEEP, REST
+from jaxmem._planner.table import rows
 from jaxmem._solver.solve import solve
-from jaxmem._table import rows
 from tests import profiles
 from tests.profiles import chain, flat, oracle, profile
 

@@ -5,9 +5,9 @@ import math
 from collections.abc import Mapping
 
 from jaxmem._core.actions import RECOMPUTE, Actions, Profile
+from jaxmem._planner.compile import Verified
 from jaxmem._solver.cost import Cost, effective
 from jaxmem._solver.memory import Key, MemoryModel
-from jaxmem._verify import Verified
 
 # Of a tensor's bytes: recomputed ones live together for a while. Over the plans of benchmarks/time_rank, the error of a
 # prediction from everything kept falls from 4.5 to 2.6 % of the step at the median.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from jaxmem._core.actions import Profile
 from jaxmem._core.groups import divided, divisible
-from jaxmem._evidence import Expected
+from jaxmem._planner.trials import Expected
 from jaxmem._solver.solve import Solution, solve
 
 MOST_DIVISIONS = 16  # tried, evenly over the layers

@@ -12,20 +12,20 @@ from jaxmem._core.bytes import parse_budget, show_bytes
 from jaxmem._core.progress import LOG
 from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
-from jaxmem._division import Division, best_division
 from jaxmem._errors import BudgetError, JaxmemWarning, TagError
-from jaxmem._evidence import Evidence, Tried, repeated_bytes
-from jaxmem._history import History
 from jaxmem._jax.donation import warn_of_copies
 from jaxmem._jax.jaxpr import nbytes
 from jaxmem._jax.step import shards_of
-from jaxmem._microbatches import checked, fastest, with_microbatches
-from jaxmem._outcome import Spent, infeasible, outcome
 from jaxmem._plan.plan import Draft, Plan
+from jaxmem._planner.compile import Verified, Verifier
+from jaxmem._planner.divide import Division, best_division
+from jaxmem._planner.history import History
+from jaxmem._planner.microbatches import checked, fastest, with_microbatches
+from jaxmem._planner.outcome import Spent, infeasible, outcome
+from jaxmem._planner.trials import Evidence, Tried, repeated_bytes
 from jaxmem._profile.profile import profile as make_profile
 from jaxmem._solver.cost import Cost, evaluate, everything
 from jaxmem._solver.solve import Solution, fits, least_bytes, open_choices, priced, solve
-from jaxmem._verify import Verified, Verifier
 from jaxmem._xla.deviceless import Compiler
 
 MOST_COMPILES = 6
