@@ -39,7 +39,7 @@ def plan(args: argparse.Namespace) -> int:
 
 def explain(args: argparse.Namespace) -> int:
     from jaxmem._entry import load_entry
-    from jaxmem._explain import explain as make_explanation
+    from jaxmem._explain.explain import explain as make_explanation
     from jaxmem._plan.plan import Plan
 
     chosen = Plan.load(args.plan) if args.plan else None

@@ -11,7 +11,7 @@ from jaxmem._adama.transform import scale_by_adama as scale_by_adama
 from jaxmem._core.actions import LOSSLESS as LOSSLESS
 from jaxmem._device.target import Target as Target
 from jaxmem._errors import BudgetError as BudgetError
-from jaxmem._explain import explain as explain
+from jaxmem._explain.explain import explain as explain
 from jaxmem._plan.plan import Plan as Plan
 from jaxmem._planner.plan import plan as plan
 from jaxmem._planner.verify import verify as verify

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem import _explain
 from jaxmem._core.actions import KEEP, RECOMPUTE, Action, Choice
 from jaxmem._core.bytes import show_bytes
 from jaxmem._device.target import Target
 from jaxmem._errors import PlanFileError, StepError
-from jaxmem._explain import Explanation, Part, explain
+from jaxmem._explain import explain as _explain
+from jaxmem._explain.explain import Explanation, Part, explain
 from jaxmem._jax.step import trace
 from jaxmem._plan.plan import Bytes, Draft, Plan
 from jaxmem._planner.compile import Verifier

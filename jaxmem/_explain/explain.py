@@ -10,7 +10,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
 from jaxmem._device.target import Target
 from jaxmem._errors import PlanFileError
-from jaxmem._explain_names import Arguments, Saved, expected, name_saved, operation, show_array
+from jaxmem._explain.names import Arguments, Saved, expected, name_saved, operation, show_array
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.step import shards_of, trace
 from jaxmem._plan.plan import Draft, Plan
