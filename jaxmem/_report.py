@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jaxmem._plan.plan import Plan
 from jaxmem._report_page import page
-from jaxmem._report_runs import Run, checked, read_run, results, told_apart
+from jaxmem._runs.read import Run, checked, read_run, results, told_apart
 
 
 def report(runs: Sequence[str], out: pathlib.Path) -> str:

@@ -9,7 +9,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._plan.plan import Plan, Row
 from jaxmem._report_bars import chip, memory_figure, runs_figure, strip_figure
 from jaxmem._report_curves import loss_figure, time_figure
-from jaxmem._report_runs import Run
+from jaxmem._runs.read import Run
 from jaxmem._svg import breakable, escape, show_ms
 
 SOURCES = {

@@ -1,0 +1,1 @@
+"""A run's folder: what is written there, and how it is read. Imports `_core` and `_plan`."""
