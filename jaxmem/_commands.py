@@ -68,7 +68,7 @@ def diff(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    from jaxmem._report import report as write_report
+    from jaxmem._report.report import report as write_report
 
     first = pathlib.Path(args.runs[0])
     out = pathlib.Path(args.out) if args.out else (first if first.is_dir() else first.parent) / "report.html"

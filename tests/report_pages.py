@@ -6,7 +6,7 @@ import re
 
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Action, Choice
 from jaxmem._plan.plan import Bytes, Plan, Point, Row
-from jaxmem._report import report
+from jaxmem._report.report import report
 
 CODEC = "bit_mask()"
 CHOICES = (KEEP, RECOMPUTE, Choice(Action.COMPRESS, CODEC), OFFLOAD, Choice(Action.COMPRESS_OFFLOAD, CODEC))

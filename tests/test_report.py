@@ -5,8 +5,8 @@ import re
 import pytest
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, Action
-from jaxmem._report_bars import CELLS, LETTERS
-from jaxmem._report_curves import BUCKETS
+from jaxmem._report.bars import CELLS, LETTERS
+from jaxmem._report.curves import BUCKETS
 from jaxmem.cli import main
 from tests.report_pages import HOSTILE, MIB, check, made, page_of, row, write_run
 

@@ -8,7 +8,7 @@ import pytest
 
 from jaxmem._core.actions import KEEP
 from jaxmem._plan.plan import Bytes, Point
-from jaxmem._report import report
+from jaxmem._report.report import report
 from jaxmem.errors import PlanFileError
 from tests.report_pages import made, page_of, row, write_run
 

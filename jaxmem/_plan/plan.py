@@ -145,7 +145,7 @@ class Plan:
         `run` is a folder of the plan's results: its metrics.jsonl and summary.json, where present, are shown too.
         Raises PlanFileError if one of them is broken.
         """
-        from jaxmem._report import report_plan
+        from jaxmem._report.report import report_plan
 
         report_plan(self, path, run)
 

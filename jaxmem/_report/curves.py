@@ -6,8 +6,22 @@ from collections.abc import Iterable, Sequence
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._plan.plan import Plan
+from jaxmem._report.svg import (
+    Axis,
+    axis,
+    band,
+    box,
+    bytes_axis,
+    chart,
+    dot,
+    escape,
+    legend,
+    line,
+    padded,
+    show_ms,
+    upright,
+)
 from jaxmem._runs.read import Run
-from jaxmem._svg import Axis, axis, band, box, bytes_axis, chart, dot, escape, legend, line, padded, show_ms, upright
 
 BUCKETS = 200  # of a loss curve of more than twice as many rows
 SERIES = 6  # colours of lines in the stylesheet

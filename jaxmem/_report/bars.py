@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from jaxmem._core.actions import Action
 from jaxmem._core.bytes import show_bytes
 from jaxmem._plan.plan import Bytes, Plan, Row
+from jaxmem._report.svg import box, breakable, escape, legend, separators, upright
 from jaxmem._runs.read import Run
-from jaxmem._svg import box, breakable, escape, legend, separators, upright
 
 CELLS = 48  # of a strip; more layers share cells
 LETTERS = {

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from jaxmem._plan.plan import Plan
-from jaxmem._report_page import page
+from jaxmem._report.page import page
 from jaxmem._runs.read import Run, checked, read_run, results, told_apart
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._plan.plan import Plan, Row
-from jaxmem._report_bars import chip, memory_figure, runs_figure, strip_figure
-from jaxmem._report_curves import loss_figure, time_figure
+from jaxmem._report.bars import chip, memory_figure, runs_figure, strip_figure
+from jaxmem._report.curves import loss_figure, time_figure
+from jaxmem._report.svg import breakable, escape, show_ms
 from jaxmem._runs.read import Run
-from jaxmem._svg import breakable, escape, show_ms
 
 SOURCES = {
     "measured": "measured on the device",
@@ -37,7 +37,7 @@ def page(runs: Sequence[Run], again: str) -> str:
         body += [f'<h2 class="run">{escape(run.name)}</h2>' + _tiles(run)] if many else []
         body += _about(run)
     body.append(_made(again))
-    style = pathlib.Path(__file__).with_name("_report.css").read_text()
+    style = pathlib.Path(__file__).with_name("style.css").read_text()
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
