@@ -1,4 +1,4 @@
-"""The `jaxmem` command: reads its line, hands it to `_commands.py`, and tells errors in one message.
+"""The `jaxmem` command: reads its line, hands it to `jaxmem/_cli/commands.py`, and tells errors in one message.
 
 Exit codes: 0; 1 where `doctor` found something amiss; 2 for input that cannot be used; 130 where interrupted. JAX is
 imported by the commands that need it, so that `--help` is quick.
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
-        from jaxmem import _commands
+        from jaxmem._cli import commands as _commands
         from jaxmem._errors import JaxmemError
 
         try:

@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 import jaxmem
-from jaxmem._doctor import combinations, kernels, release, settings
+from jaxmem._cli.doctor import combinations, kernels, release, settings
 from jaxmem.cli import main
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]

@@ -10,8 +10,8 @@ from jaxmem._errors import JaxmemError
 
 
 def plan(args: argparse.Namespace) -> int:
+    from jaxmem._cli.entry import load_entry
     from jaxmem._core.progress import progress
-    from jaxmem._entry import load_entry
     from jaxmem._plan.file import to_json
     from jaxmem._planner.plan import plan as make_plan
 
@@ -38,7 +38,7 @@ def plan(args: argparse.Namespace) -> int:
 
 
 def explain(args: argparse.Namespace) -> int:
-    from jaxmem._entry import load_entry
+    from jaxmem._cli.entry import load_entry
     from jaxmem._explain.explain import explain as make_explanation
     from jaxmem._plan.plan import Plan
 
@@ -104,7 +104,7 @@ def calibrate(args: argparse.Namespace) -> int:
 
 
 def doctor(args: argparse.Namespace) -> int:
-    from jaxmem._doctor import examine
+    from jaxmem._cli.doctor import examine
 
     checks = examine()
     if args.json:

@@ -1,0 +1,1 @@
+"""What each command of `jaxmem` does. May import every other package."""
