@@ -22,7 +22,7 @@ from jaxmem._solver.cost import evaluate
 from jaxmem._solver.greedy import greedy
 from jaxmem._solver.solve import least_bytes, solve
 from jaxmem._xla.deviceless import Compiler
-from tests import profiles
+from tests.shared import profiles
 
 CONFIGS, TARGETS, ROOMS = ("gpt_117m", "gpt_345m", "gpt_4b7"), ("h200", "a100-80gb"), 25
 GRAPHS = 300

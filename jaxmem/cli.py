@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
         from jaxmem._cli import commands as _commands
-        from jaxmem._errors import JaxmemError
+        from jaxmem.errors import JaxmemError
 
         try:
             return getattr(_commands, args.command)(args)

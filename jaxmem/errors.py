@@ -1,11 +1,48 @@
-"""The errors that jaxmem raises, and its warning; `jaxmem.BudgetError`, which a program may want to catch, is here too."""
+"""The errors that jaxmem raises, each with what failed, what was got, what was expected and what to do."""
 
-from jaxmem._errors import BudgetError as BudgetError
-from jaxmem._errors import JaxmemError as JaxmemError
-from jaxmem._errors import JaxmemWarning as JaxmemWarning
-from jaxmem._errors import OptimizerError as OptimizerError
-from jaxmem._errors import PlanFileError as PlanFileError
-from jaxmem._errors import StackError as StackError
-from jaxmem._errors import StepError as StepError
-from jaxmem._errors import TagError as TagError
-from jaxmem._errors import TargetError as TargetError
+
+class JaxmemError(ValueError):
+    """Base of every error that jaxmem raises on purpose."""
+
+
+class BudgetError(JaxmemError):
+    """A byte budget that cannot be read, or that no plan meets.
+
+    `least_bytes` is the least total that compiled, or None where nothing was compiled.
+    """
+
+    def __init__(self, message: str, least_bytes: int | None = None):
+        super().__init__(message)
+        self.least_bytes = least_bytes
+
+
+class TargetError(JaxmemError):
+    """An unknown target, or one that cannot be compiled for here."""
+
+
+class TagError(JaxmemError):
+    """A tag, codec or policy that cannot mean what was asked."""
+
+
+class StepError(JaxmemError):
+    """A training step that cannot be planned: it has no block, or cannot be traced."""
+
+
+class StackError(JaxmemError):
+    """Layers that cannot run as one loop: their arrays or what they return differ; names the argument."""
+
+
+class OptimizerError(JaxmemError):
+    """An optimizer, or a step made of one, that cannot mean what was asked; names the argument."""
+
+
+class PlanFileError(JaxmemError):
+    """A plan file that is broken, of another schema, or made for another model; names the field."""
+
+
+class SolverError(JaxmemError):
+    """The solver was given numbers it cannot use, or returned nothing."""
+
+
+class JaxmemWarning(UserWarning):
+    """Something that is not what the user is likely to think, said once."""

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._errors import StackError
+from jaxmem.errors import StackError
 
 
 def stacked(layers: Sequence):

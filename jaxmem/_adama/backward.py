@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._adama.fold import Fold, squared
-from jaxmem._errors import OptimizerError
 from jaxmem._jax.jaxpr import reads
 from jaxmem._jax.vary import zeros
 from jaxmem._stack.arguments import is_floating, merged, separated
 from jaxmem._stack.loops import folded_at
 from jaxmem._stack.stack import loops_over
+from jaxmem.errors import OptimizerError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._adama.rule import Rule
-from jaxmem._errors import OptimizerError
 from jaxmem._states.shards import scattered, total
+from jaxmem.errors import OptimizerError
 
 CLIPS = ("value", "component", "norm")
 

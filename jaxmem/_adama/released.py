@@ -6,7 +6,7 @@ from jaxmem._adama.backward import Parts
 from jaxmem._adama.fold import Clip
 from jaxmem._adama.step import ReleasedStep
 from jaxmem._adama.transform import AdamA
-from jaxmem._errors import OptimizerError
+from jaxmem.errors import OptimizerError
 
 
 def released_step(

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxmem._errors import OptimizerError
 from jaxmem._jax.vary import axes_of, is_checked, varying
+from jaxmem.errors import OptimizerError
 
 
 def _known(value) -> bool:

@@ -11,9 +11,9 @@ from jaxmem._adama.backward import Parts, backward
 from jaxmem._adama.fold import Clip, Fold
 from jaxmem._adama.gather import updated, whole
 from jaxmem._adama.transform import AdamA, AdamAState
-from jaxmem._errors import OptimizerError
 from jaxmem._jax.vary import varying
 from jaxmem._states.shards import placed, shards
+from jaxmem.errors import OptimizerError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxmem._adama.rule import Rule
-from jaxmem._errors import OptimizerError
 from jaxmem._jax.vary import varying, zeros
+from jaxmem.errors import OptimizerError
 
 
 class AdamAState(NamedTuple):

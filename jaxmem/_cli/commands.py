@@ -6,7 +6,7 @@ import json
 import pathlib
 
 from jaxmem._core.actions import ALL, LOSSLESS
-from jaxmem._errors import JaxmemError
+from jaxmem.errors import JaxmemError
 
 
 def plan(args: argparse.Namespace) -> int:

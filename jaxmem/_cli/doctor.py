@@ -10,8 +10,8 @@ from importlib import metadata
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.database import default_path
 from jaxmem._device.support import OFFLOAD_SINCE
-from jaxmem._errors import TargetError
 from jaxmem._xla.deviceless import install_command, require_wheels
+from jaxmem.errors import TargetError
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "pulp", "highspy", "jax-triton", "triton")
 PREALLOCATE, FRACTION = "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 
-from jaxmem._errors import StepError
+from jaxmem.errors import StepError
 
 EXPECTED = "expected MODULE:FUNCTION, such as 'train:planned' or 'path/to/train.py:planned', where FUNCTION takes nothing and returns (build, *args)"
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from jaxmem._errors import TagError
+from jaxmem.errors import TagError
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 SCALES = ("bfloat16", "float32")

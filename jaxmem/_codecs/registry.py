@@ -7,7 +7,7 @@ from jaxmem._codecs.base import Codec, nearest
 from jaxmem._codecs.int4 import ChannelwiseSymmetric, GroupedAsymmetric, GroupedSymmetric, NaivePerToken
 from jaxmem._codecs.mask import BitMask
 from jaxmem._codecs.outlier import OutlierSeparated
-from jaxmem._errors import TagError
+from jaxmem.errors import TagError
 
 CODECS = {
     c.name: c

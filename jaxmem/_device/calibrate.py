@@ -9,7 +9,7 @@ import pathlib
 from jaxmem._device.gpus import GPUS, gpu_of_kind
 from jaxmem._device.rates import MEASURED, NAMES
 from jaxmem._device.rates import datasheet as rates_by_datasheet
-from jaxmem._errors import TargetError
+from jaxmem.errors import TargetError
 
 # What a target needs -> the points of the check's `ceilings.json`; of several the slowest counts.
 POINTS = {

@@ -5,7 +5,7 @@ from importlib.metadata import version
 
 from jaxmem._core.actions import ALL, LOSSLESS, Action
 from jaxmem._device.target import Target
-from jaxmem._errors import TagError, TargetError
+from jaxmem.errors import TagError, TargetError
 
 OFFLOAD_SINCE = (0, 11, 1)
 

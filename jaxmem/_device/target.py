@@ -8,7 +8,7 @@ import re
 
 from jaxmem._device.gpus import GPUS, Gpu, gpu_of_kind
 from jaxmem._device.rates import rates_of
-from jaxmem._errors import TargetError
+from jaxmem.errors import TargetError
 
 USABLE_FRACTION = 0.95
 _CPU_FLOPS_PER_CORE, _CPU_BANDWIDTH = 32e9, 20e9  # an ordinary core and memory channel: estimates

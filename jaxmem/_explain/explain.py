@@ -9,7 +9,6 @@ from jaxmem._core.actions import BlockClass
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
 from jaxmem._device.target import Target
-from jaxmem._errors import PlanFileError
 from jaxmem._explain.names import Arguments, Saved, expected, name_saved, operation, show_array
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.step import shards_of, trace
@@ -20,6 +19,7 @@ from jaxmem._profile.profile import block_classes, fingerprint
 from jaxmem._xla.buffers import Held, Peak, peak
 from jaxmem._xla.compiled import Compiled, compile_dumped, read_compiled
 from jaxmem._xla.deviceless import Compiler
+from jaxmem.errors import PlanFileError
 
 _SHOWN = 4  # items of a part in the table
 _ADVICE = {  # what holds most, and what to do about it

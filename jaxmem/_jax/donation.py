@@ -6,8 +6,8 @@ import warnings
 import jax
 
 from jaxmem._core.bytes import show_bytes
-from jaxmem._errors import JaxmemWarning
 from jaxmem._jax.jaxpr import nbytes
+from jaxmem.errors import JaxmemWarning
 
 NEGLIGIBLE = 0.01  # of the arguments' bytes: a scalar that happens to look like a result
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxmem._errors import JaxmemError, StepError
+from jaxmem.errors import JaxmemError, StepError
 from jaxmem_kernels import abstract_devices
 
 

@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 
 from jaxmem._codecs.registry import parse
 from jaxmem._core.actions import Action, Choice
-from jaxmem._errors import PlanFileError, TagError
 from jaxmem._plan.plan import Bytes, Plan, Point, Row
+from jaxmem.errors import PlanFileError, TagError
 
 SCHEMA = 1
 

@@ -7,7 +7,7 @@ import pathlib
 from typing import Any
 
 from jaxmem._core.actions import KEEP, REST, Actions, Choice
-from jaxmem._errors import PlanFileError, StepError, TagError
+from jaxmem.errors import PlanFileError, StepError, TagError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,8 @@ import functools
 from collections.abc import Callable, Sequence
 
 from jaxmem._core.bytes import show_bytes
-from jaxmem._errors import BudgetError, StepError
 from jaxmem._plan.plan import Plan
+from jaxmem.errors import BudgetError, StepError
 
 
 def with_microbatches(build: Callable, number: int | None) -> Callable:

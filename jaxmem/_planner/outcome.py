@@ -7,12 +7,12 @@ import jax
 from jaxmem._core.actions import RECOMPUTE, Actions, Profile
 from jaxmem._core.bytes import show_bytes
 from jaxmem._device.target import Target
-from jaxmem._errors import BudgetError
 from jaxmem._plan.plan import Bytes, Plan
 from jaxmem._planner.divide import Division
 from jaxmem._planner.pareto import curve
 from jaxmem._planner.table import rows
 from jaxmem._planner.trials import Evidence, Tried
+from jaxmem.errors import BudgetError
 
 ADVICE = {
     "arguments and model states": "use a smaller model, lower-precision states, or more devices",

@@ -12,7 +12,6 @@ from jaxmem._core.bytes import parse_budget, show_bytes
 from jaxmem._core.progress import LOG
 from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
-from jaxmem._errors import BudgetError, JaxmemWarning, TagError
 from jaxmem._jax.donation import warn_of_copies
 from jaxmem._jax.jaxpr import nbytes
 from jaxmem._jax.step import shards_of
@@ -27,6 +26,7 @@ from jaxmem._profile.profile import profile as make_profile
 from jaxmem._solver.cost import Cost, evaluate, everything
 from jaxmem._solver.solve import Solution, fits, least_bytes, open_choices, priced, solve
 from jaxmem._xla.deviceless import Compiler
+from jaxmem.errors import BudgetError, JaxmemWarning, TagError
 
 MOST_COMPILES = 6
 ENOUGH = 0.98  # of the budget: a plan that uses it is not improved on

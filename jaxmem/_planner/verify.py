@@ -9,12 +9,12 @@ from jaxmem._core.actions import REST, BlockClass
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import ungrouped
 from jaxmem._device.target import Target
-from jaxmem._errors import BudgetError, PlanFileError
 from jaxmem._plan.plan import Draft, Plan
 from jaxmem._planner.compile import Verifier
 from jaxmem._planner.microbatches import with_microbatches
 from jaxmem._profile.profile import block_classes, fingerprint
 from jaxmem._xla.deviceless import Compiler
+from jaxmem.errors import BudgetError, PlanFileError
 
 
 def verify(plan: Plan, build, *args) -> Plan:

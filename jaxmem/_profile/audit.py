@@ -5,9 +5,9 @@ import math
 
 import jax
 
-from jaxmem._errors import StepError
 from jaxmem._jax.jaxpr import matmul_flops, nbytes
 from jaxmem._profile.blocks import find_blocks
+from jaxmem.errors import StepError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,16 +10,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._codecs import registry as _codecs
+from jaxmem._codecs import registry
 from jaxmem._core.actions import Action, BlockClass, Choice, Equation, Option, Profile, Tag
 from jaxmem._device.target import Target
-from jaxmem._errors import JaxmemWarning, StepError, TagError
 from jaxmem._jax.jaxpr import describe, matmul_flops, nbytes
 from jaxmem._profile.blocks import find_blocks, is_tag
 from jaxmem._profile.jobs import Jobs
 from jaxmem._profile.segments import Graph, backward, forward, graph_of, segments
 from jaxmem._profile.times import Job, job_seconds
 from jaxmem._tags.tag import tag_p
+from jaxmem.errors import JaxmemWarning, StepError, TagError
 
 NO_BLOCK = (
     "profile: the step has no block: no jax.checkpoint region with a jaxmem policy {why}. Wrap each layer:"
@@ -206,15 +206,15 @@ def _tag(equation, aval, value: int, index: int, actions, codecs, jobs: Jobs):
 def _codecs_of(params: Mapping, aval, codecs) -> Iterable:
     kind = params.get("kind")
     if params.get("codec") is not None:
-        return [_codecs.parse(params["codec"])]
+        return [registry.parse(params["codec"])]
     if isinstance(codecs, Mapping) and kind in codecs:
         chosen = codecs[kind]
     elif codecs is None or isinstance(codecs, Mapping):
-        chosen = _codecs.default_for("mask" if aval.dtype == jnp.bool_ else kind)
+        chosen = registry.default_for("mask" if aval.dtype == jnp.bool_ else kind)
     else:
         chosen = codecs
     several: Any = [chosen] if isinstance(chosen, str) or hasattr(chosen, "encode") else chosen
-    return [_codecs.parse(str(c)) for c in several]
+    return [registry.parse(str(c)) for c in several]
 
 
 def _finish(draft: _Draft, instances, price, shards: int) -> BlockClass:

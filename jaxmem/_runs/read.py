@@ -8,8 +8,8 @@ import pathlib
 import reprlib
 from typing import Any, NoReturn, TypeGuard
 
-from jaxmem._errors import PlanFileError
 from jaxmem._plan.plan import Plan
+from jaxmem.errors import PlanFileError
 
 PLAN, METRICS, SUMMARY = "plan.json", "metrics.jsonl", "summary.json"
 _NUMBERS = (

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from jaxmem._core.actions import BlockClass, Profile
-from jaxmem._errors import SolverError
+from jaxmem.errors import SolverError
 
 
 def check_profile(profile: Profile) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, BlockClass, Choice, Equation, Option, Profile, Tag
-from jaxmem._errors import SolverError, TagError
+from jaxmem.errors import SolverError, TagError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jaxmem._core.actions import REST, Actions, Choice, Profile
-from jaxmem._errors import SolverError
 from jaxmem._solver.cost import effective
+from jaxmem.errors import SolverError
 
 Key = tuple[str, str, Choice]  # block, tag, choice
 

@@ -6,9 +6,9 @@ import math
 import pulp
 
 from jaxmem._core.actions import RECOMPUTE, Actions, BlockClass, Choice, Profile
-from jaxmem._errors import SolverError
 from jaxmem._solver.cost import Cost, option_of
 from jaxmem._solver.demand import ALWAYS, Demand, When, demand_of
+from jaxmem.errors import SolverError
 
 RECOMPUTE_PRICE = 1.001  # a hair above its time, or recomputing to hide a transfer would look free
 MOST_UNITS = 1_000_000  # of bytes in a limit, at most

@@ -9,10 +9,10 @@ from typing import Any
 import pulp
 
 from jaxmem._core.actions import RECOMPUTE, Actions, Choice, Profile
-from jaxmem._errors import SolverError, TagError
 from jaxmem._solver.check import check_limits, check_profile
 from jaxmem._solver.cost import Cost, effective, evaluate
 from jaxmem._solver.program import Program, Scale
+from jaxmem.errors import SolverError, TagError
 
 Transients = Mapping[tuple[str, str, Choice], float]
 Allowed = Callable[[str, str, Choice], bool]

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._errors import StackError
 from jaxmem._jax.jaxpr import lift
 from jaxmem._stack.loops import at
+from jaxmem.errors import StackError
 
 
 def is_floating(a) -> bool:

@@ -3,8 +3,8 @@
 import dataclasses
 
 from jaxmem._core.groups import group_label, ranges
-from jaxmem._errors import TagError
 from jaxmem._tags.policy import Policy, remat_policy
+from jaxmem.errors import TagError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import jax
 
-from jaxmem._errors import StackError
 from jaxmem._jax.vary import zeros
 from jaxmem._stack.arguments import Split, check, check_moments, lifted
 from jaxmem._stack.groups import groups_of
 from jaxmem._stack.loops import Loops, folded_at, put
+from jaxmem.errors import StackError
 
 
 def stack(

@@ -7,8 +7,8 @@ import jax
 from jax.ad_checkpoint import Offloadable, Recompute, Saveable, checkpoint_name
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Choice
-from jaxmem._errors import TagError
 from jaxmem._tags.tag import differentiable_once, tag_p
+from jaxmem.errors import TagError
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 name_p = jax.make_jaxpr(lambda x: checkpoint_name(x, "x"))(0.0).eqns[0].primitive

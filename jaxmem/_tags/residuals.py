@@ -11,8 +11,8 @@ import numpy as np
 from jaxmem._codecs.base import FLOATS, Codec
 from jaxmem._codecs.mask import BitMask
 from jaxmem._codecs.registry import parse
-from jaxmem._errors import TagError
 from jaxmem._tags.tag import differentiable_once
+from jaxmem.errors import TagError
 
 TWICE = (
     "compress_residuals: differentiated twice, and codes have no derivative; expected one derivative of it:"

@@ -14,7 +14,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
 from jaxmem._codecs.registry import default_for, parse
-from jaxmem._errors import TagError
+from jaxmem.errors import TagError
 
 tag_p = Primitive("jaxmem_tag")
 tag_p.def_impl(lambda x, **_: x)

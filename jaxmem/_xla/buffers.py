@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from jaxmem._errors import StepError
 from jaxmem._xla.proto import Message, Module, Place, read
+from jaxmem.errors import StepError
 
 _HOST_SPACE = 5  # xla::Layout::kHostMemorySpace
 _ALLOC, _FREE = 0, 1  # of HeapSimulatorTrace.Event.Kind; the third, 2, shares a buffer's memory

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxmem._errors import StepError
 from jaxmem._xla.hlo import Rates, hlo_costs
+from jaxmem.errors import StepError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,15 +19,16 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+import jaxmem
 import jaxmem_kernels
 from jaxmem._device.gpus import target_config
 from jaxmem._device.rates import rates_of
 from jaxmem._device.target import Target
-from jaxmem._errors import StepError, TargetError
 from jaxmem._xla.buffers import Peak
 from jaxmem._xla.compiled import Compiled
 from jaxmem._xla.hlo import Rates
 from jaxmem._xla.wire import read_message, write_message
+from jaxmem.errors import StepError, TargetError
 
 _PLUGIN_WHEELS = ("jax-cuda13-plugin", "jax-cuda13-pjrt")
 _ASSEMBLER_MISSING = (
@@ -193,7 +194,7 @@ class _Child:
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The child's environment: no accelerator, none of the user's XLA flags but CUDA's place, and these very packages."""
     flags = [f for f in environment.get("XLA_FLAGS", "").split() if f.startswith("--xla_gpu_cuda_data_dir")]
-    here = [str(pathlib.Path(file).absolute().parent.parent) for file in (__file__, jaxmem_kernels.__file__)]
+    here = [str(pathlib.Path(package.__file__).absolute().parent.parent) for package in (jaxmem, jaxmem_kernels)]
     path = [*dict.fromkeys(here), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     own = {
         "JAX_PLATFORMS": "cpu",

@@ -15,7 +15,7 @@ from experiments.image_config import ImageConfig
 from experiments.image_step import State, init_state, learning_rate, make_step, optimizer
 from experiments.load import load
 from experiments.optimizer import matrices
-from tests import adama_oracle
+from tests.shared import adama_oracle
 
 pytestmark = pytest.mark.jax_defaults
 SMALL = (

@@ -1,0 +1,242 @@
+"""released_step(): Algorithm 1's parameters without ever holding a gradient, clipped, masked and refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.core import FrozenDict
+
+import jaxmem
+from jaxmem._core.actions import Choice
+from jaxmem._plan.plan import Draft
+from jaxmem.errors import OptimizerError, StackError
+from tests.shared import adama_oracle, tiny_lm
+
+pytestmark = [pytest.mark.core, pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
+recomputed = Draft({"block": dict.fromkeys(("in", "up"), Choice("recompute"))})
+grouped = Draft({"block[0:1]": recomputed.actions["block"], "block[1:3]": {"in": Choice("keep"), "up": Choice("keep")}})
+
+
+def schedule(count):
+    return 0.03 / (1.0 + count)
+
+
+def run(step, params, batches, key=None):
+    state, call, found = step.init(params), jax.jit(step), []
+    for batch in batches:
+        state, metrics = call(state, batch, *(() if key is None else (key,)))
+        found.append(metrics)
+    return state, found
+
+
+def by_transform(tx, params, batches, n, key=None, loss=tiny_lm.loss):
+    """The same with whole gradients, one `tx.update` a microbatch."""
+    state, update, gradient = tx.init(params), jax.jit(tx.update), jax.jit(jax.grad(loss))
+    for batch in batches:
+        for i, part in enumerate(batch.reshape(n, -1, *batch.shape[1:])):
+            own = () if key is None else (jax.random.fold_in(key, i),)
+            updates, state = update(gradient(params, part, *own), state, params)
+            params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def close(got, want, rtol=1e-12):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-15), got, want)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_it_agrees_with_algorithm_1_over_50_steps_tied_embeddings_decay_and_schedule(n):
+    params, batches = tiny_lm.parameters(), [tiny_lm.tokens(6, seed) for seed in range(50)]
+    tx = jaxmem.adamaw_a(schedule, 0.8, 0.97, weight_decay=0.05, accumulation_steps=n)
+    leaves, structure = jax.tree.flatten(params)
+    gradient = jax.jit(jax.grad(tiny_lm.loss))
+
+    def of(part):
+        return lambda leaves: jax.tree.leaves(
+            gradient(jax.tree.unflatten(structure, list(map(jnp.asarray, leaves))), part)
+        )
+
+    microbatches = [[of(part) for part in batch.reshape(n, -1, batch.shape[1])] for batch in batches]
+    want = adama_oracle.adama(leaves, microbatches, schedule, 0.8, 0.97, decay=0.05)[-1]
+    (got, state), _ = run(tiny_lm.released(tx), params, batches)
+    close(jax.tree.leaves(got), want)
+    assert (int(state.count), int(state.folded)) == (50, 0)
+
+
+def test_a_state_that_was_just_made_can_be_donated():
+    step = tiny_lm.released(jaxmem.adama(0.01))
+    state, call = step.init(tiny_lm.parameters()), jax.jit(step, donate_argnums=0)
+    for _ in range(2):
+        state, _ = call(state, tiny_lm.tokens(2))
+    assert int(state[1].count) == 2
+
+
+@pytest.mark.parametrize("plan", [None, recomputed, grouped])
+def test_a_plan_and_dropout_change_nothing_else(plan):
+    params, batches, key = tiny_lm.parameters(), [tiny_lm.tokens(4, seed) for seed in range(2)], jax.random.key(5)
+    tx = jaxmem.adama(0.01, accumulation_steps=2)
+    got, found = run(tiny_lm.released(tx, plan=plan), params, batches, key)
+    close(got, by_transform(tx, params, batches, 2, key))
+    assert float(found[-1]["loss"]) < 3
+    first = [
+        tiny_lm.loss(params, part, jax.random.fold_in(key, i)) for i, part in enumerate(batches[0].reshape(2, 2, -1))
+    ]
+    np.testing.assert_allclose(found[0]["loss"], np.mean(first))
+    norms = [
+        optax.tree.norm(jax.grad(tiny_lm.loss)(params, part, jax.random.fold_in(key, i)))
+        for i, part in enumerate(batches[0].reshape(2, 2, -1))
+    ]
+    np.testing.assert_allclose(found[0]["grad_norm"], np.sqrt(np.mean(np.square(norms))))
+
+
+def clip_components(at):
+    """As ("component", at): each layer, and each array outside."""
+
+    def update(updates, state, params=None):
+        shrink = lambda norm: jnp.minimum(1.0, at / norm)
+        per_layer = jnp.sqrt(sum((g**2).sum((1, 2)) for g in jax.tree.leaves(updates["blocks"])))
+        new = {
+            k: jax.tree.map(lambda g: g * shrink(jnp.linalg.norm(g)), v) for k, v in updates.items() if k != "blocks"
+        }
+        return new | {"blocks": jax.tree.map(lambda g: g * shrink(per_layer)[:, None, None], updates["blocks"])}, state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+@pytest.mark.parametrize(
+    ("clip", "chained"),
+    [
+        (("value", 0.01), optax.clip(0.01)),
+        (("component", 0.1), clip_components(0.1)),
+        (("norm", 0.1), optax.clip_by_global_norm(0.1)),
+        (("norm", 1e6), optax.identity()),
+    ],
+)
+def test_clipping_is_that_of_whole_gradients(clip, chained):
+    params, batches = tiny_lm.parameters(), [tiny_lm.tokens(4, seed) for seed in range(3)]
+    tx = jaxmem.adama(0.01, eps=1e-3, accumulation_steps=2)  # a larger eps, so that the gradient's size matters
+    (got, _), found = run(tiny_lm.released(tx, clip=clip), params, batches)
+    want, _ = by_transform(optax.chain(chained, tx), params, batches, 2)
+    close(got, want)
+    if clip[1] < 1:
+        assert float(found[0]["grad_norm"]) > clip[1], "it clips"
+
+
+def rooted(p, x, *shared, key=None):
+    """A layer whose gradient is not finite where its `root` is 0."""
+    return tiny_lm.block(p, x, *shared) + 0 * jnp.sqrt(p["root"])
+
+
+@pytest.mark.parametrize("clip", [None, ("value", 1.0), ("component", 1.0), ("norm", 1.0)])
+def test_what_is_not_finite_is_left_out_a_layer_at_a_time_and_counted(clip):
+    params = tiny_lm.parameters()
+    params["blocks"]["root"] = jnp.asarray([1.0, 0.0, 1.0])
+    step = jaxmem.released_step(
+        jaxmem.adama(0.01, accumulation_steps=2), tiny_lm.embed, rooted, tiny_lm.head, layers="blocks", clip=clip
+    )
+    (new, state), (metrics,) = run(step, params, [tiny_lm.tokens(4)])
+    assert metrics["skipped_layers"].tolist() == [0, 2, 0]
+    assert int(metrics["skipped"]) == 2
+    assert np.isfinite(metrics["grad_norm"])
+    for leaf in jax.tree.leaves((new, state)):
+        assert np.isfinite(leaf).all()
+    moved = np.abs(np.asarray(new["blocks"]["up"] - params["blocks"]["up"])).max((1, 2)) > 0
+    assert moved.tolist() == [True, False, True]
+    assert (new["embedding"] != params["embedding"]).any()
+
+
+def test_auxiliary_outputs_reach_the_head():
+    def block(p, x, *shared):
+        y = tiny_lm.block(p, x, *shared)
+        return y, (y * y).mean()
+
+    def head(outer, x, aux, batch):
+        return tiny_lm.head(outer, x, batch) + 0.1 * aux.sum()
+
+    def loss(params, batch):
+        x, *shared = tiny_lm.embed(params, batch)
+        found = []
+        for i in range(tiny_lm.LAYERS):
+            x, aux = block(jax.tree.map(lambda a, i=i: a[i], params["blocks"]), x, *shared)
+            found.append(aux)
+        return head(params, x, jnp.stack(found), batch)
+
+    params, batches, tx = tiny_lm.parameters(), [tiny_lm.tokens(4)], jaxmem.adama(0.01, accumulation_steps=2)
+    step = jaxmem.released_step(tx, tiny_lm.embed, block, head, layers="blocks", has_aux=True)
+    got, _ = run(step, params, batches)
+    close(got, by_transform(tx, params, batches, 2, loss=loss))
+
+
+def test_layers_may_compute_in_bfloat16_and_moments_be_stored_in_it():
+    params, batches = tiny_lm.parameters(np.float32), [tiny_lm.tokens(4)] * 20
+    tx = jaxmem.adama(0.01, mu_dtype="bfloat16", accumulation_steps=2)
+    step = jaxmem.released_step(
+        tx,
+        lambda outer, batch: tuple(a.astype("bfloat16") for a in tiny_lm.embed(outer, batch)),
+        tiny_lm.block,
+        lambda outer, x, batch: tiny_lm.head(outer, x.astype("float32"), batch),
+        layers="blocks",
+        dtype="bfloat16",
+    )
+    (new, state), found = run(step, params, batches)
+    assert {a.dtype for a in jax.tree.leaves(new)} == {jnp.dtype("float32")}
+    assert {a.dtype for a in jax.tree.leaves(state.mu)} == {jnp.dtype("bfloat16")}
+    assert {a.dtype for a in jax.tree.leaves(state.nu)} == {jnp.dtype("float32")}
+    exact, _ = run(tiny_lm.released(jaxmem.adama(0.01, accumulation_steps=2)), params, batches)
+    for a, b, before in zip(*map(jax.tree.leaves, (new, exact[0], params))):
+        assert float(jnp.abs(a - b).mean()) < 0.3 * float(jnp.abs(b - before).mean())
+    assert float(found[-1]["loss"]) < float(found[0]["loss"])
+
+
+@pytest.mark.parametrize(
+    ("tx", "message"),
+    [
+        (
+            optax.chain(optax.clip_by_global_norm(1.0), jaxmem.adama(0.1)),
+            "a chain with optax.clip_by_global_norm.*expected",
+        ),
+        (optax.adam(0.1), "expected what jaxmem.adama"),
+        (optax.chain(jaxmem.scale_by_adama(), optax.scale(-0.1)), "rates, schedules and decay are its arguments"),
+        (None, "`tx` is NoneType"),
+        (jaxmem.adama(0.1, nesterov=True), "`nesterov`"),
+    ],
+)
+def test_an_optimizer_that_cannot_release_is_refused(tx, message):
+    with pytest.raises(OptimizerError, match=message):
+        tiny_lm.released(tx)
+
+
+@pytest.mark.parametrize(
+    "clip", [1.0, ("norm",), ("global", 1.0), ("value", 0.0), ("value", float("nan")), ("norm", "1")]
+)
+def test_bad_clips_are_refused(clip):
+    with pytest.raises(OptimizerError, match="`clip` is .*expected None or a pair"):
+        tiny_lm.released(jaxmem.adama(0.1), clip=clip)
+
+
+def test_what_does_not_fit_is_refused():
+    tx, params = jaxmem.adama(0.1, accumulation_steps=3), tiny_lm.parameters()
+    step = tiny_lm.released(tx)
+    with pytest.raises(OptimizerError, match="`block` is int; expected a function"):
+        jaxmem.released_step(tx, tiny_lm.embed, 3, tiny_lm.head)
+    with pytest.raises(
+        OptimizerError, match=r"`batch` has shape \(4, 6\); expected a leading axis that accumulation_steps = 3"
+    ):
+        step(step.init(params), tiny_lm.tokens(4))
+    with pytest.raises(OptimizerError, match="`params` has 'embedding'; expected a dict with 'blocks'.*no stack"):
+        step.init({"embedding": params["embedding"]})
+    with pytest.raises(OptimizerError, match="`params` is FrozenDict; expected a dict with 'blocks'"):
+        step.init(FrozenDict(params))
+    with pytest.raises(OptimizerError, match=r"`params\['n'\]` is int64; expected floating-point"):
+        step.init(params | {"n": jnp.arange(3)})
+    uneven = params | {"blocks": params["blocks"] | {"up": params["blocks"]["up"][:2]}}
+    with pytest.raises(StackError, match="holds 2 layers"):
+        step(step.init(uneven), tiny_lm.tokens(3))
+    vector = jaxmem.released_step(
+        tx, tiny_lm.embed, tiny_lm.block, lambda outer, x, batch: x[0, 0, :3], layers="blocks"
+    )
+    with pytest.raises(OptimizerError, match=r"`head` returned f.*\[3\]; expected the microbatch's mean loss"):
+        vector(step.init(params), tiny_lm.tokens(3))
+    with pytest.raises(OptimizerError, match="`axis_name` is None, and `mesh` has 'data'"):
+        step.data_parallel(jax.make_mesh((1,), ("data",)))

@@ -1,0 +1,71 @@
+"""AdamA over a mesh: eight devices, and two processes, equal to one device; collectives that accumulation does not add to."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from jaxmem._xla.deviceless import child_environment
+from tests.shared import tiny_lm
+
+
+def environment(devices: int) -> dict[str, str]:
+    return os.environ | {
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+
+
+def outputs(devices: int, *arguments: tuple) -> list[dict]:
+    """What the processes print, one for each of `arguments`."""
+    command = [sys.executable, "-m", "tests.programs.sharded_adama"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment(devices)}
+    running = [subprocess.Popen([*command, *map(str, own)], **pipes) for own in arguments]
+    done = [(process, *process.communicate(timeout=500)) for process in running]
+    for process, _, err in done:
+        assert process.returncode == 0, err[-3000:]
+    return [json.loads(out.splitlines()[-1]) for _, out, _ in done]
+
+
+def test_eight_devices_are_one_with_eight_times_as_many_microbatches():
+    (got,) = outputs(8, ())
+    assert got["devices"] == 8
+    assert len(got["found"]) == 12
+    assert got["found"] == pytest.approx(dict.fromkeys(got["found"], 0.0), abs=1e-12)
+
+
+def test_two_processes_are_one():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    for got in outputs(2, (0, 2, port), (1, 2, port)):
+        assert got["devices"] == 4
+        assert len(got["found"]) == 8
+        assert got["found"] == pytest.approx(dict.fromkeys(got["found"], 0.0), abs=1e-12)
+
+
+def collectives(devices: int) -> dict[str, dict[str, int]]:
+    """Executed in a step compiled for GPUs that are not there, by "devices divided microbatches"."""
+    command = [sys.executable, "-m", "tests.programs.deviceless_adama", str(devices)]
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(command, env=child_environment(os.environ | path), capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("devices", [8, pytest.param(64, marks=pytest.mark.slow)])
+def test_microbatches_add_no_collective_unless_moments_are_divided(devices):
+    found = collectives(devices)
+    once = {"all-reduce": 1, "reduce-scatter": 0, "all-gather": 0}
+    assert found[f"{devices} nothing 2"] == found[f"{devices} nothing 8"] == once
+    components = tiny_lm.LAYERS + 2  # each layer's two arrays in one; embedding and scale; the last is the head's
+    for n in (2, 8):
+        divided = found[f"{devices} moments {n}"]
+        assert divided["reduce-scatter"] == n * components
+        assert divided["all-gather"] <= tiny_lm.LAYERS + 3
+        assert divided["all-reduce"] <= n * components + 2, "scalars: each component's norm"

@@ -1,0 +1,100 @@
+"""Measured rates take the datasheet's place, and nothing else does."""
+
+import json
+
+import pytest
+
+from jaxmem._device import calibrate as _calibrate
+from jaxmem._device import rates as _rates
+from jaxmem._device.calibrate import calibrate
+from jaxmem._device.gpus import GPUS
+from jaxmem._device.target import Target
+from jaxmem.errors import TargetError
+
+pytestmark = pytest.mark.core
+
+RATES = {"copy": 4.3e12, "matmul_bfloat16": 790e12, "matmul_float32": 400e12, "matmul_float32_highest": 50e12}
+RATES |= {"link_to_host": 50e9, "link_to_device": 55e9, "link_both": 40e9}
+RATES |= {"codec_encode": 3.7e12, "codec_decode": 3.5e12}
+
+
+def check(**changes) -> dict:
+    rows = {point: {"rate": {"median": rate}} for point, rate in RATES.items()}
+    return {"small": False, "device": "NVIDIA H200", "versions": {}, "command": "c", "rows": rows} | changes
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(_rates, "MEASURED", tmp_path / "measured")
+    monkeypatch.setattr(_calibrate, "MEASURED", tmp_path / "measured")
+    return tmp_path
+
+
+def write(folder, data):
+    (folder / "ceilings.json").write_text(data if isinstance(data, str) else json.dumps(data))
+
+
+def test_a_target_takes_what_was_measured(folder):
+    before = Target.parse("h200")
+    assert before.bandwidth == GPUS["h200"].bandwidth
+    write(folder, check())
+    made = calibrate(folder)
+    after = Target.parse("h200")
+    assert (after.bandwidth, after.matmul_flops, after.flops_f32, after.link) == (4.3e12, 790e12, 400e12, 50e9)
+    assert Target.parse("h100-80gb").bandwidth == GPUS["h100-80gb"].bandwidth
+    assert "bandwidth    4.3e+12  4.8e+12  89.6%" in str(made)
+    saved = json.loads((folder / "measured" / "h200.json").read_text())
+    assert saved["command"] == "c"
+    assert list((folder / "measured").iterdir()) == [folder / "measured" / "h200.json"]
+
+
+def test_another_file_changes_no_target(folder):
+    write(folder, check())
+    calibrate(folder, folder / "mine.json")
+    assert (folder / "mine.json").exists()
+    assert Target.parse("h200").bandwidth == GPUS["h200"].bandwidth
+
+
+def rows(**changes):
+    made = check()["rows"] | changes
+    return check(rows={k: v for k, v in made.items() if v is not None})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("{", "cannot read .*ceilings.json"),
+        ([], "has no `rows`"),
+        ({"rows": 3}, "has no `rows`"),
+        (check(small=True), "a rehearsal"),
+        (check(device="cpu"), "is of device 'cpu'; expected one of t4"),
+        (check(device=None), "is of device None"),
+        (rows(copy=None), r"`rows.copy.rate.median` is None"),
+        (rows(copy={"error": "out of memory"}), r"`rows.copy.rate.median` is None"),
+        (rows(copy={"rate": {"median": "nan"}}), "is 'nan'; expected a rate"),
+        (rows(copy={"rate": {"median": True}}), "is True; expected a rate"),
+        (rows(copy={"rate": {"median": -1.0}}), "expected a rate above 0"),
+        (rows(copy={"rate": {"median": 9e12}}), r"`bandwidth` is 9e\+12.*measure again"),
+        (rows(link_to_host={"rate": {"median": 1e6}}), "`link` is 1e"),
+    ],
+)
+def test_results_that_cannot_be_used(folder, data, message):
+    write(folder, data)
+    with pytest.raises(TargetError, match=message):
+        calibrate(folder)
+    assert not (folder / "measured").exists()
+
+
+def test_no_results_or_no_place(folder):
+    with pytest.raises(TargetError, match=r"cannot read .*absent"):
+        calibrate(folder / "absent")
+    write(folder, check())
+    (folder / "file").write_text("")
+    with pytest.raises(TargetError, match="cannot write"):
+        calibrate(folder, folder / "file" / "x.json")
+
+
+def test_what_the_package_holds_is_whole():
+    for path in _rates.MEASURED.glob("*.json"):
+        assert path.stem in GPUS
+        assert {"device", "versions", "command", *_rates.NAMES} <= json.loads(path.read_text()).keys()

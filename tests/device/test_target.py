@@ -1,0 +1,141 @@
+import dataclasses
+
+import jax
+import pytest
+
+from jaxmem._device.gpus import GPUS, gpu_of_kind, target_config
+from jaxmem._device.target import Target, host_memory_bytes
+from jaxmem._xla.deviceless import child_environment
+from jaxmem.errors import TargetError
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_named_target_is_the_tables(name):
+    target, gpu = Target.parse(name), GPUS[name]
+    assert (target.name, target.kind, target.platform, target.devices, target.local) == (
+        name,
+        gpu.description,
+        "cuda",
+        1,
+        False,
+    )
+    assert 0.9 * gpu.memory_bytes < target.usable_bytes < gpu.memory_bytes
+    assert target.matmul_flops > target.flops_f32 > 1e12
+    assert target.bandwidth > 10 * target.link > 1e11
+    assert target.host_bytes >= 16 * 2**30
+    assert gpu_of_kind(gpu.description) is gpu
+    assert target.gpu is gpu
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_target_config_describes_the_gpu(name):
+    gpu, text = GPUS[name], target_config(GPUS[name])
+    for line in (
+        f"core_count: {gpu.cores}\n",
+        f"device_memory_size: {gpu.memory_bytes}\n",
+        f"major: {gpu.capability[0]} minor: {gpu.capability[1]}",
+        f'device_description_str: "{gpu.description}"',
+    ):
+        assert line in text
+    assert text.count("{") == text.count("}")
+
+
+def test_devices_are_counted_and_printed():
+    target = Target.parse(" H200:8 ")
+    assert (target.name, target.devices, str(target)) == ("h200", 8, "h200:8")
+    assert dataclasses.replace(target, devices=1) == Target.parse("h200") == Target.parse("h200:1")
+    assert str(Target.parse("t4")) == "t4"
+    assert Target.parse(target) is target
+    assert Target.parse(str(target)) == target
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("h200:0", "is '0'; it must be a whole number"),
+        ("h200:x", "is 'x'; it must be a whole number"),
+        ("h200:", "is ''; it must be a whole number"),
+        ("h200:-1", "is '-1'; it must be"),
+        ("h20", "did you mean 'h200'"),
+        ("a100", "did you mean 'a100-40gb' or 'a100-80gb'"),
+        ("rtx-4090", "did you mean 'rtx4090'"),
+        ("", "not known. Expected 'local', one of t4, a10g"),
+        ("v100", "Use 't4'"),
+        ("v100-32gb:8", "h200"),
+        ("local:2", "takes no number of devices"),
+        (3, "must be text or a Target, got int"),
+    ],
+)
+def test_unknown_targets_say_what_is_known(text, match):
+    with pytest.raises(TargetError, match=match):
+        Target.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("NVIDIA A100 80GB PCIe", "a100-80gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40gb"),
+        ("NVIDIA L40", None),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA H100 PCIe", None),
+    ],
+)
+def test_device_kinds(kind, name):
+    assert gpu_of_kind(kind) == GPUS.get(name)
+
+
+def test_local_cpu_is_this_machine():
+    target = Target.parse("local")
+    assert target.local
+    assert target.gpu is None
+    assert target.platform == jax.devices()[0].platform == "cpu"
+    assert target.kind == jax.devices()[0].device_kind
+    assert target.devices == jax.local_device_count()
+    assert target.memory_bytes * target.devices == pytest.approx(0.9 * host_memory_bytes(), abs=target.devices)
+    assert str(target) == "local"
+
+
+class FakeGpu:
+    platform, device_kind = "gpu", "NVIDIA H200"
+    client = type("Client", (), {"platform_version": "PJRT C API cuda 13000"})()
+
+    def memory_stats(self):
+        return {"bytes_limit": 123_456}
+
+
+def test_local_gpu_has_what_the_runtime_gives(monkeypatch):
+    monkeypatch.setattr(jax, "local_devices", lambda: [FakeGpu(), FakeGpu()])
+    target = Target.parse("local")
+    assert (target.memory_bytes, target.devices, target.platform) == (123_456, 2, "cuda")
+    assert target.bandwidth == GPUS["h200"].bandwidth
+    monkeypatch.setattr(FakeGpu, "memory_stats", lambda _: None)
+    with pytest.raises(TargetError, match="does not report its memory"):
+        Target.parse("local")
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 1000 * 1024),
+        ({"sys/fs/cgroup/memory.max": "4096\n"}, 4096),
+        ({"sys/fs/cgroup/memory.max": "max\n"}, 1000 * 1024),
+        ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "8192\n"}, 8192),
+        ({"sys/fs/cgroup/memory.max": f"{2**60}\n"}, 1000 * 1024),
+    ],
+)
+def test_host_memory_is_the_least_limit(tmp_path, files, expected):
+    for path, text in ({"proc/meminfo": "MemTotal:   1000 kB\nMemFree:  10 kB\n"} | files).items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert host_memory_bytes(str(tmp_path)) == expected
+
+
+def test_child_environment_drops_the_users_xla_flags():
+    flags = "--xla_gpu_cuda_data_dir=/cuda --xla_force_host_platform_device_count=8"
+    child = child_environment({"XLA_FLAGS": flags, "JAX_PLATFORMS": "cuda", "PYTHONPATH": "/mine", "HOME": "/home"})
+    assert child["XLA_FLAGS"] == "--xla_gpu_cuda_data_dir=/cuda"
+    assert child["JAX_PLATFORMS"] == "cpu"
+    assert child["HOME"] == "/home"
+    assert child["PYTHONPATH"].endswith(":/mine")

@@ -1,0 +1,104 @@
+"""Plans for GPUs that are not there."""
+
+import math
+import warnings
+from importlib.metadata import version
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxmem
+from jaxmem._core.actions import Action
+from tests.shared import models
+
+pytestmark = pytest.mark.jax_defaults
+SHAPES = jax.eval_shape(lambda: (models.parameters(4, 64, jnp.float32), models.batch(16, 128, 64, jnp.float32)))
+build = models.build_with(models.scanned)
+OFFLOADS = tuple(int(p) for p in version("jaxlib").split(".")[:3]) >= (0, 11, 1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_database(tmp_path_factory):
+    jax.config.update("jax_enable_x64", False)
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def unplanned(own_database):
+    return jaxmem.plan(build, *SHAPES, target="h200")
+
+
+@pytest.mark.core
+def test_a_plan_for_an_h200(unplanned, tmp_path):
+    plan = jaxmem.plan(build, *SHAPES, target="h200", budget=int(0.4 * unplanned.baseline_bytes))
+    assert plan.compiled_bytes <= 0.98 * plan.budget_bytes, "room is left for autotuning"
+    assert plan.compiles <= 6
+    assert plan.time_source == "xla"
+    assert plan.target == "h200"
+    with pytest.raises(jaxmem.errors.StepError, match="h200"):
+        _ = plan.step
+    plan.save(tmp_path / "plan.json")
+    verified = jaxmem.verify(jaxmem.Plan.load(tmp_path / "plan.json"), build, *SHAPES)
+    assert verified.compiled_bytes == plan.compiled_bytes
+    assert any("offload is left out" in note for note in plan.notes) != OFFLOADS
+
+
+def least_on_the_host(row) -> float:
+    """Bytes that a tag sent to the host takes there at the very least, over all layers: scales come on top."""
+    elements = row.layers * math.prod(row.shape)
+    if row.choice.action is Action.OFFLOAD:
+        return elements * jnp.dtype(row.dtype).itemsize
+    return elements / (8 if row.choice.codec == "bit_mask()" else 2)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("wanted", [[Action.OFFLOAD], [Action.OFFLOAD, Action.COMPRESS_OFFLOAD]])
+def test_offload_moves_bytes_to_the_host(unplanned, wanted):
+    budget = int(0.4 * unplanned.baseline_bytes)
+    if not OFFLOADS:
+        with pytest.raises(jaxmem.errors.TargetError, match="jaxlib"):
+            jaxmem.plan(build, *SHAPES, target="h200", budget=budget, actions=wanted)
+        return
+    plan = jaxmem.plan(build, *SHAPES, target="h200", budget=budget, actions=wanted)
+    sent = [row for row in plan.rows if row.choice.action.offloads]
+    assert sent
+    assert plan.host_bytes >= sum(map(least_on_the_host, sent)) > 0, "XLA's own count of host memory"
+    assert plan.compiled_bytes <= plan.budget_bytes
+    without = jaxmem.plan(build, *SHAPES, target="h200", budget=budget, host_budget=1000, actions=wanted)
+    assert without.host_bytes <= 1000, "recomputation is always open"
+
+
+def test_planning_again_costs_no_compile(unplanned, monkeypatch):
+    monkeypatch.setattr("jaxmem._xla.deviceless.Compiler.submit", lambda *_, **__: pytest.fail("a compile was asked for"))
+    again = jaxmem.plan(build, *SHAPES, target="h200")
+    assert again.compiled_bytes == unplanned.compiled_bytes
+
+
+def test_several_devices_divide_the_batch(unplanned):
+    mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    P = jax.sharding.PartitionSpec
+    place = lambda tree, spec: jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=jax.sharding.NamedSharding(mesh, spec)), tree
+    )
+    args = place(SHAPES[0], P()), place(SHAPES[1], P("data"))
+    plan = jaxmem.plan(build, *args, target="h200:2")
+    assert 0.4 < plan.baseline_bytes / unplanned.baseline_bytes < 0.65
+    tight = jaxmem.plan(build, *args, target="h200:2", budget=int(0.5 * plan.baseline_bytes))
+    assert tight.compiled_bytes <= tight.budget_bytes
+    assert tight.target == "h200:2"
+
+
+def test_offload_wants_a_scan():
+    if not OFFLOADS:
+        return
+    unrolled = models.build_with(models.unrolled)
+    with pytest.warns(jaxmem.errors.JaxmemWarning, match="jax.lax.scan"):
+        plan = jaxmem.plan(unrolled, *SHAPES, target="h200", budget="40MiB")
+    assert not any(c.action.offloads for c in plan.actions["block"].values())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jaxmem.plan(unrolled, *SHAPES, target="h200", actions=["keep", "recompute"])

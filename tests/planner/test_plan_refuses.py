@@ -1,0 +1,80 @@
+"""What plan() warns of, and what it refuses: the argument, and what is wrong with it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxmem
+from jaxmem._core.actions import Action
+from tests.shared import models
+
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
+SHAPES = jax.eval_shape(lambda: (models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32)))
+build = models.build_with(models.scanned)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def defaults():
+    jax.config.update("jax_enable_x64", False)
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+
+
+def test_wasted_tags_are_told():
+    def block(x, p, key):
+        x = jaxmem.tag(x, "in")
+        return x + jaxmem.tag(jax.nn.softmax(x @ p["a"]), "late") @ p["a"]
+
+    late = models.build_with(functools.partial(models.scanned, block=block))
+    with pytest.warns(jaxmem.errors.JaxmemWarning, match="'late' of block 'block'.*derivative rule"):
+        jaxmem.plan(late, *SHAPES)
+
+
+def test_idle_tags_are_told():
+    def block(x, p, key):
+        return x + jaxmem.tag(jnp.sin(jaxmem.tag(x @ p["a"], "h")) @ p["a"], "last")
+
+    plain = models.build_with(functools.partial(models.scanned, block=block))
+    sum_of = models.build_with(lambda policy: lambda p, x: jaxmem.tag(models.scanned(policy, block)(p, x), "loss"))
+    with pytest.warns(jaxmem.errors.JaxmemWarning, match="'last'"):
+        jaxmem.plan(plain, *SHAPES)
+    with pytest.warns(jaxmem.errors.JaxmemWarning, match="'loss'"):
+        jaxmem.plan(sum_of, *SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"budget": 0}, jaxmem.BudgetError, "`budget` is 0"),
+        ({"budget": -5}, jaxmem.BudgetError, "`budget` is -5"),
+        ({"budget": "12 parsecs"}, jaxmem.BudgetError, "12 parsecs"),
+        ({"budget": "0%"}, jaxmem.BudgetError, "0%"),
+        ({"budget": "120%"}, jaxmem.BudgetError, "more than all"),
+        ({"budget": float("nan")}, jaxmem.BudgetError, "nan"),
+        ({"budget": [1]}, jaxmem.BudgetError, r"\[1\]"),
+        ({"host_budget": "x"}, jaxmem.BudgetError, "`host_budget` is 'x'"),
+        ({"target": "h2000"}, jaxmem.errors.TargetError, "h200"),
+        ({"target": 3}, jaxmem.errors.TargetError, "int"),
+        ({"actions": ["keep", "forget"]}, jaxmem.errors.TagError, "forget"),
+        ({"actions": [Action.OFFLOAD]}, jaxmem.errors.TargetError, "no host memory"),
+        ({"codecs": "grouped_symetric()"}, jaxmem.errors.TagError, "grouped_symmetric"),
+    ],
+)
+def test_wrong_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        jaxmem.plan(build, *SHAPES, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("builder", "message"),
+    [
+        (3, "`build` is int"),
+        (lambda plan: None, "returned NoneType"),
+        (lambda plan: lambda p: p, "cannot be traced"),
+        (lambda plan: lambda p, x: (p, x), "no block"),
+    ],
+)
+def test_wrong_steps(builder, message):
+    with pytest.raises(jaxmem.errors.StepError, match=message):
+        jaxmem.plan(builder, *SHAPES)

@@ -1,0 +1,42 @@
+"""The table's lines: what each tag costs, and what the best plan without its choice would."""
+
+import re
+
+import pytest
+
+from jaxmem._core.actions import KEEP, REST
+from jaxmem._planner.table import rows
+from jaxmem._solver.solve import solve
+from tests.shared import profiles
+from tests.shared.profiles import chain, flat, oracle, profile
+
+LAYERS = 3
+
+
+def every_assignment(made):
+    return [oracle(made, a) for a in profiles.assignments(made)]
+
+
+@pytest.mark.parametrize("room", [9, 20, 40, 60, 90])
+def test_why_is_the_dearer_plan_without_the_choice(room):
+    made = profile(chain(layers=LAYERS, runs=LAYERS), link=100.0)
+    got = solve(made, room=room)
+    priced = oracle(made, flat(got.actions))
+    for row in rows(made, got.actions, room, {}, None):
+        key = (row.block, row.tag)
+        others = [p for p in every_assignment(made) if p.bytes <= room and p.effective[key] != row.choice]
+        if row.why == "nothing reads it again":
+            assert {p.effective[key] for p in others if p.saved == priced.saved} <= {row.choice}
+        elif row.why == "nothing else fits":
+            assert not others
+        else:
+            choice, seconds = re.fullmatch(r"(\w+): \+([\d.]+) ms a step", row.why).groups()
+            best = min(others, key=lambda p: p.priced)
+            assert float(seconds) / 1e3 == pytest.approx(best.seconds - priced.seconds, abs=1e-3)
+            assert choice in {p.effective[key].action.value for p in others if p.priced <= best.priced + 1e-3}
+
+
+def test_no_choice_is_explained_where_everything_fits():
+    made = profile(chain())
+    actions = {"block": {"u": KEEP, "v": KEEP, REST: KEEP}}
+    assert {r.why for r in rows(made, actions, 0, {}, None)} == {"everything fits"}

@@ -1,0 +1,85 @@
+"""The audit of a traced step against the profile's prediction, and against sizes worked out by hand."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from jaxmem._core.actions import ALL, KEEP, OFFLOAD, REST
+from jaxmem._device.target import Target
+from jaxmem._jax.step import trace
+from jaxmem._plan.plan import Draft
+from jaxmem._profile.audit import audit
+from jaxmem._profile.profile import profile
+from jaxmem._solver.cost import evaluate
+from jaxmem.errors import StepError
+from tests.shared import models
+
+pytestmark = pytest.mark.core
+LAYERS, BATCH, SEQUENCE, WIDTH = 3, 2, 64, 64
+FLOATS = BATCH * SEQUENCE * WIDTH * 4  # bytes of one residual-stream tensor
+BYTES = {
+    "in": FLOATS,
+    "ln": FLOATS,
+    "probs": BATCH * SEQUENCE**2 * 4,
+    "mid": FLOATS,
+    "mask": FLOATS // 4,
+    "up": 2 * FLOATS,
+    "gelu": 2 * FLOATS,
+}
+ARGS = (models.parameters(LAYERS, WIDTH, "float32"), models.batch(BATCH, SEQUENCE, WIDTH, "float32"))
+
+
+def traced(choices, loss=models.scanned, args=ARGS, microbatches=1):
+    return trace(models.build_with(loss, microbatches), None if choices is None else Draft({"block": choices}), args)[1]
+
+
+@pytest.mark.parametrize("tag", models.TAGS)
+def test_a_kept_tag_is_counted_as_its_bytes_times_layers(tag):
+    chosen = {"in": KEEP, tag: KEEP}
+    expected = LAYERS * sum(BYTES[t] for t in chosen)
+    assert (audit(traced(chosen)).saved_bytes, audit(traced(chosen)).host_bytes) == (expected, 0)
+
+
+def test_an_offloaded_tag_is_counted_in_host_memory():
+    found = audit(traced({"in": KEEP, "up": OFFLOAD}))
+    assert (found.saved_bytes, found.host_bytes) == (LAYERS * BYTES["in"], LAYERS * BYTES["up"])
+
+
+def test_the_input_is_held_where_no_tag_is_kept():
+    assert audit(traced({})).saved_bytes == LAYERS * BYTES["in"]
+
+
+def test_products_that_are_recomputed_are_counted_by_layer():
+    """Forward: n @ a, scores, probs @ n, up, down. No tag names the first, and nothing in the block reads the last."""
+    everything, kept, recomputed = (audit(traced(c)) for c in ({REST: KEEP}, models.actions("keep"), {}))
+    assert kept.matmuls - everything.matmuls == LAYERS
+    assert recomputed.matmuls - kept.matmuls == 3 * LAYERS
+    flops = BATCH * SEQUENCE * 2 * WIDTH * (2 * SEQUENCE + 2 * WIDTH)  # scores, probs @ n and up
+    assert recomputed.matmul_flops - kept.matmul_flops == LAYERS * flops
+
+
+@pytest.mark.parametrize("loss", [models.scanned, models.unrolled])
+@pytest.mark.parametrize("action", [*ALL, "everything"])
+def test_what_the_profile_predicts_is_what_is_traced(loss, action):
+    target = dataclasses.replace(Target.parse("h200"), platform="tpu")  # CUDA leaves offload out of unrolled layers
+    made = profile(traced({}, loss).jaxpr, target, actions=ALL)
+    priced = {t.name: o.choice for t in made.blocks[0].tags for o in t.options if o.choice.action == action}
+    assert bool(priced) == (action not in ("recompute", "everything"))
+    choices = {REST: KEEP} if action == "everything" else priced
+    predicted, found = evaluate(made, {"block": choices}), audit(traced(choices, loss))
+    assert (found.saved_bytes, found.host_bytes) == (predicted.saved_bytes, predicted.host_bytes)
+    recomputed = sum(b.runs * c.matmuls for b, c in zip(made.blocks, predicted.blocks))
+    assert found.matmuls - audit(traced({REST: KEEP}, loss)).matmuls == recomputed
+
+
+def test_microbatches_run_more_often_and_hold_no_more():
+    one, four = (
+        audit(traced({}, args=(ARGS[0], models.batch(4, SEQUENCE, WIDTH, "float32")), microbatches=n)) for n in (1, 4)
+    )
+    assert (one.saved_bytes, one.matmuls) == (4 * four.saved_bytes, four.matmuls // 4)
+
+
+def test_a_step_without_blocks_is_an_error():
+    with pytest.raises(StepError, match="`traced` has no jax"):
+        audit(jax.jit(lambda x: x * 2).trace(1.0))

@@ -1,0 +1,161 @@
+"""Blocks are found, counted and told apart from what surrounds them, however the step is written."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxmem
+from jaxmem._plan.plan import Draft
+from jaxmem._profile.blocks import find_blocks
+from jaxmem._profile.profile import block_classes, fingerprint
+from tests.shared import models
+
+pytestmark = pytest.mark.core
+
+
+def trace(build, *args, plan=None):
+    return jax.jit(build(plan or Draft())).trace(*args).jaxpr
+
+
+def classes(build, *args):
+    return block_classes(trace(build, *args))
+
+
+SHAPES = jax.eval_shape(lambda: (models.parameters(3), models.batch(4)))
+
+
+def linear(_):
+    """The same loss without its square: its cotangents are constants."""
+
+    def wrapped(policy):
+        layer = jax.checkpoint(models.block, policy=policy, prevent_cse=False)
+
+        def loss(p, x):
+            return jax.lax.scan(lambda x, one: (layer(x, *one), None), x, (p, jnp.arange(3, dtype=jnp.float32)))[
+                0
+            ].sum()
+
+        return loss
+
+    return wrapped
+
+
+def cast_outside(policy):
+    inner = models.scanned(policy)
+    return lambda p, x: inner(jax.tree.map(lambda a: a.astype(jnp.bfloat16).astype(jnp.float32), p), x)
+
+
+def auxiliary(policy):
+    layer = jax.checkpoint(models.block, policy=policy, prevent_cse=False)
+
+    def loss(p, x):
+        def body(x, one):
+            y = layer(x, *one)
+            return y, (y * y).sum()
+
+        y, extra = jax.lax.scan(body, x, (p, jnp.arange(3, dtype=jnp.float32)))
+        return y.sum() + extra.sum()
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "microbatches", "layers", "runs"),
+    [
+        (models.scanned, 1, 3, 3),
+        (models.scanned, 2, 3, 6),
+        (linear(models.scanned), 1, 3, 3),
+        (cast_outside, 1, 3, 3),
+        (auxiliary, 1, 3, 3),
+    ],
+    ids=["scan", "accumulation", "constant cotangents", "cast parameters", "auxiliary outputs"],
+)
+def test_one_class_and_its_repeats(loss_of, microbatches, layers, runs):
+    (block,) = classes(models.build_with(loss_of, microbatches), *SHAPES)
+    assert (block.layers, block.runs) == (layers, runs)
+    assert [t.name for t in block.tags] == list(models.TAGS)
+    x = 4 // microbatches * 8 * 16 * 4
+    assert [block.values[v] for v in block.inputs if block.values[v] > 4] == [x], "the block's input, and no parameter"
+    assert sum(e.matmuls for e in block.equations) == 4, "all but the last product, which no backward needs again"
+
+
+def test_unrolled_layers_share_a_label():
+    blocks = classes(models.build_with(models.unrolled), *SHAPES)
+    assert sum(b.layers for b in blocks) == 3
+    assert {b.name for b in blocks} == {"block"}
+    assert len(blocks) == 2, "the first layer reads the step's own argument, which is in memory anyway"
+
+
+def two_classes(policy_of):
+    def loss(p, x):
+        first = jax.checkpoint(models.block, policy=policy_of("encoder"), prevent_cse=False)
+
+        def other(x, w):
+            return x + jnp.tanh(jaxmem.tag(jnp.sin(jaxmem.tag(x, "in") @ w), "h"))
+
+        second = jax.checkpoint(other, policy=policy_of("decoder"), prevent_cse=False)
+        keys = jnp.arange(3, dtype=jnp.float32)
+        x, _ = jax.lax.scan(lambda x, one: (first(x, *one), None), x, (p, keys))
+        x, _ = jax.lax.scan(lambda x, w: (second(x, w), None), x, p["a"][:2])
+        return (x * x).sum()
+
+    return loss
+
+
+def build_two(plan):
+    loss = two_classes(functools.partial(lambda label: jaxmem.remat_policy(plan, block=label)))
+    return lambda p, x: jax.tree.map(lambda a, g: a - g, p, jax.grad(loss)(p, x))
+
+
+def test_two_block_classes():
+    found = {b.name: b for b in classes(build_two, *SHAPES)}
+    assert {n: (b.layers, [t.name for t in b.tags]) for n, b in found.items()} == {
+        "encoder": (3, list(models.TAGS)),
+        "decoder": (2, ["in", "h"]),
+    }
+
+
+def test_inside_shard_map_and_jit():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    P = jax.sharding.PartitionSpec
+
+    def build(plan):
+        loss = models.scanned(jaxmem.remat_policy(plan))
+        inner = lambda p, x: jax.lax.pmean(jax.jit(loss)(p, x), "data")
+        return jax.grad(jax.shard_map(inner, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()))
+
+    (block,) = classes(build, *SHAPES)
+    assert block.layers == 3
+
+
+def test_fingerprint_changes_with_shapes_alone():
+    of = lambda build, *args: fingerprint(classes(build, *args))
+    build = models.build_with(models.scanned)
+    assert of(build, *SHAPES) == of(models.build_with(linear(models.scanned)), *SHAPES)
+    assert of(build, *SHAPES) != of(build, *jax.eval_shape(lambda: (models.parameters(3), models.batch(8))))
+    assert of(build, *SHAPES) != of(build, *jax.eval_shape(lambda: (models.parameters(4), models.batch(4))))
+
+
+def test_a_step_without_blocks_says_what_to_wrap():
+    with pytest.raises(jaxmem.errors.StepError, match="jax.checkpoint"):
+        classes(models.build_with(lambda policy: models.scanned(None)), *SHAPES)
+    with pytest.raises(jaxmem.errors.StepError, match="no gradient is taken"):
+        classes(lambda plan: models.scanned(jaxmem.remat_policy(plan)), *SHAPES)
+
+
+def test_a_name_twice_in_a_block():
+    def block(x, p, key):
+        return jnp.sin(jaxmem.tag(jnp.sin(jaxmem.tag(x, "h") @ p["a"]), "h"))
+
+    with pytest.raises(jaxmem.errors.TagError, match="'h' stands twice"):
+        classes(models.build_with(functools.partial(models.scanned, block=block)), *SHAPES)
+
+
+def test_names_outside_blocks_are_seen():
+    def loss_of(policy):
+        inner = models.scanned(policy)
+        return lambda p, x: inner(p, jaxmem.tag(x, "embedding"))
+
+    assert "embedding" in find_blocks(trace(models.build_with(loss_of), *SHAPES).jaxpr).tag_names

@@ -1,0 +1,137 @@
+"""Run by test_released_sharded.py: AdamA over the devices of this process, or of several, beside one device's.
+
+    python -m tests.programs.sharded_adama [PROCESS PROCESSES PORT]
+
+Prints, as JSON, the largest difference of parameters relative to the largest parameter, by what was tried.
+"""
+
+import functools
+import json
+import sys
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxmem
+from tests.shared import tiny_lm
+
+jax.config.update("jax_enable_x64", True)
+N, STEPS = 2, 3
+
+
+def worst(got, want) -> float:
+    fetch = lambda a: np.asarray(a.addressable_data(0))
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
+    return max(
+        float(np.abs(fetch(a) - np.asarray(b)).max() / max(np.abs(np.asarray(b)).max(), 1e-30)) for a, b in pairs
+    )
+
+
+def batches(size):
+    return [tiny_lm.tokens(size, seed) for seed in range(STEPS)]
+
+
+def alone(n: int, size: int, key=None, order=lambda batch: batch):
+    """One device with `n` microbatches."""
+    step = tiny_lm.released(jaxmem.adamaw_a(0.01, weight_decay=0.1, accumulation_steps=n))
+    state, call = step.init(tiny_lm.parameters()), jax.jit(step)
+    for batch in batches(size):
+        state, metrics = call(state, order(batch), *(() if key is None else (key,)))
+    return state, metrics
+
+
+def over(mesh, size: int, divided: str, key=None):
+    step = tiny_lm.released(jaxmem.adamaw_a(0.01, weight_decay=0.1, accumulation_steps=N, axis_name="data"))
+    params, opt = step.init(tiny_lm.parameters())
+    specs = step.specs(params, mesh.shape["data"], divided)
+    place = lambda a, spec: jax.make_array_from_callback(
+        a.shape, NamedSharding(mesh, spec), lambda index: np.asarray(a)[index]
+    )
+    state = jax.tree.map(place, (params, opt), specs)
+    call = jax.jit(step.data_parallel(mesh, divided), donate_argnums=0)
+    for batch in batches(size):
+        state, metrics = call(state, place(batch, P("data")), *(() if key is None else (key,)))
+    return state, metrics
+
+
+def by_transform(mesh, size: int, checked: bool):
+    """The transformation in a shard_map of the user's own."""
+    tx = jaxmem.adamaw_a(0.01, weight_decay=0.1, accumulation_steps=N, axis_name="data")
+
+    def minibatch(params, state, batch):
+        own = jax.lax.pcast(params, "data", to="varying")
+        if checked:
+            state = state._replace(
+                mu=jax.lax.pcast(state.mu, "data", to="varying"), nu=jax.lax.pcast(state.nu, "data", to="varying")
+            )
+        for part in batch.reshape(N, -1, batch.shape[1]):
+            updates, state = tx.update(jax.grad(tiny_lm.loss)(own, part), state, params)
+            params = optax.apply_updates(params, updates)
+        mean = functools.partial(jax.lax.pmean, axis_name="data")  # a state's own moments, equal on all devices by now
+        return params, state._replace(mu=mean(state.mu), nu=mean(state.nu))
+
+    specs = {"in_specs": (P(), P(), P("data")), "out_specs": (P(), P()), "check_vma": checked}
+    call = jax.jit(jax.shard_map(minibatch, mesh=mesh, **specs))
+    params = tiny_lm.parameters()
+    state = tx.init(params)
+    for batch in batches(size):
+        params, state = call(params, state, batch)
+    return params, state
+
+
+def summed_already(mesh) -> str:
+    """The error for gradients that JAX has summed over the devices."""
+    tx = jaxmem.adama(0.01, axis_name="data")
+    update = lambda params, batch: tx.update(jax.grad(tiny_lm.loss)(params, batch), tx.init(params), params)[0]
+    try:
+        jax.shard_map(update, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())(
+            tiny_lm.parameters(), tiny_lm.tokens(8)
+        )
+    except jaxmem.errors.OptimizerError as error:
+        return str(error)
+    return ""
+
+
+def main():
+    if len(sys.argv) > 1:
+        process, processes, port = map(int, sys.argv[1:])
+        jax.distributed.initialize(f"localhost:{port}", processes, process)
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    devices, key = jax.device_count(), jax.random.key(3)
+    size = 2 * N * devices
+    found = {}
+    for name, own in (("", None), (", dropout", key)):
+        state, metrics = over(mesh, size, "nothing", own)
+        want, expected = alone(N * devices, size, own)
+        found[f"data parallel{name}"] = worst(state, want)
+        found[f"metrics{name}"] = worst(metrics, expected)
+    together = lambda batch: batch.reshape(devices, N, -1, batch.shape[1]).swapaxes(0, 1).reshape(batch.shape)
+    want, expected = alone(N, size, order=together)  # microbatch i is every device's i-th
+    for divided in ("moments", "states"):
+        state, metrics = over(mesh, size, divided)
+        state = jax.jit(lambda state: state, out_shardings=NamedSharding(mesh, P()))(state)
+        found[divided] = worst(state, want)
+        found[f"{divided}, metrics"] = worst(metrics, expected)
+    if jax.process_count() == 1:
+        want, _ = alone(N * devices, size)
+        explicit = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Explicit,))
+        for divided in ("nothing", "states"):
+            step = tiny_lm.released(jaxmem.adamaw_a(0.01, weight_decay=0.1, accumulation_steps=N, axis_name="data"))
+            state, call = step.init(tiny_lm.parameters()), jax.jit(step.data_parallel(explicit, divided))
+            for batch in batches(size):  # placed nowhere by the caller
+                state, _ = call(state, batch)
+            same, _ = over(mesh, size, divided)
+            found[f"explicit mesh, {divided}"] = worst(
+                jax.device_put(state, NamedSharding(mesh, P())), jax.device_get(same)
+            )
+        for checked in (False, True):
+            found[f"transformation, {checked}"] = worst(by_transform(mesh, size, checked), want)
+        assert "each device's own gradient" in summed_already(mesh)
+    print(json.dumps({"devices": devices, "found": found}))
+
+
+if __name__ == "__main__":
+    main()

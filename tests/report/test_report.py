@@ -1,0 +1,149 @@
+"""The page about plans and runs: well-formed, in one file, honest about what it leaves out."""
+
+import re
+
+import pytest
+
+from jaxmem._core.actions import KEEP, RECOMPUTE, Action
+from jaxmem._report.bars import CELLS, LETTERS
+from jaxmem._report.curves import BUCKETS
+from jaxmem.cli import main
+from tests.shared.report_pages import HOSTILE, MIB, check, made, page_of, row, write_run
+
+pytestmark = pytest.mark.core
+
+
+def test_a_run_with_everything(tmp_path):
+    run = write_run(tmp_path / "run", made(), [5.5, 4.0, 3.0], config="nano", final_loss=3.0, val_loss=3.125,
+                    tokens_per_second=31234.5, steps=3, command="python -m experiments.train nano")  # fmt: skip
+    text = page_of(tmp_path, run)
+    for said in (
+        "nano",
+        "70.0 MiB",
+        "70.0 % of the budget",
+        "10.0&nbsp;% below what compiled",
+        "220.0 MiB",
+        "32.0 MiB",
+    ):
+        assert said in text
+    for said in (
+        "20.00 ms",
+        "15.00 ms",
+        "measured on the device",
+        "3.0000",
+        "3.1250",
+        "31,234",
+        "offload is dear here",
+    ):
+        assert said in text
+    for said in ("python -m experiments.train nano", "jax 0.10.2", "keep: +1 ms a step", "8 × 256", "page.html"):
+        assert said in text
+
+
+def test_every_action_has_a_colour_a_letter_and_an_entry(tmp_path):
+    plan = made()
+    plan.report(tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    check(text)
+    style = text[text.index("<style>") : text.index("</style>")]
+    entries = re.findall(r'<li><span class="chip a-(\w+)"><b>(\w+)</b></span><span>([\w+]+): ', text)
+    assert entries == [(a.value, LETTERS[a], a.value.replace("_", "+")) for a in Action]
+    assert len(set(LETTERS.values())) == len(Action)
+    for action in Action:
+        assert f".a-{action.value} {{" in style
+        assert f".t-{action.value} {{" in style
+        assert f'id="t-{action.value}"' in text or action is Action.KEEP
+
+
+def test_a_plan_file_and_the_default_place(tmp_path, capsys):
+    made().save(tmp_path / "mine.json")
+    assert main(["report", str(tmp_path / "mine.json")]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "report.html")
+    assert "<h1>mine</h1>" in (tmp_path / "report.html").read_text()
+    assert {p.name for p in tmp_path.iterdir()} == {"mine.json", "report.html"}
+
+
+def test_several_runs_share_a_plot_and_have_a_section_each(tmp_path):
+    runs = [
+        write_run(tmp_path / "a" / "run", made(), [5.0, 4.0], val_loss=4.5),
+        write_run(tmp_path / "b" / "run", None, [5.0, 3.0], compiled_bytes=220 * MIB, policy="keep_everything"),
+        write_run(tmp_path / "c", made(target="h200")),
+    ]
+    text = page_of(tmp_path, *runs)
+    assert text.count("Training loss against step") == 1
+    assert re.findall(r'<h2 class="run">(.*?)</h2>', text) == [runs[0], runs[1], "c"]
+    assert text.count("<h3>Plan</h3>") == 2
+    assert "without a plan: keep everything" in text
+    assert {"s0", "s1"} <= set(re.findall(r'class="line (s\d)"', text[: text.index("<h2")]))
+
+
+def test_the_same_run_twice_is_told_apart(tmp_path):
+    run = write_run(tmp_path / "run", made())
+    assert re.findall(r'<h2 class="run">(.*?)</h2>', page_of(tmp_path, run, run)) == [f"{run} (1)", f"{run} (2)"]
+
+
+def test_names_from_files_are_text(tmp_path):
+    hostile = row(KEEP, HOSTILE, HOSTILE, kind=HOSTILE, dtype=HOSTILE, why=HOSTILE)
+    plan = made(
+        hostile, notes=(HOSTILE,), target=HOSTILE, time_source=HOSTILE, fingerprint=HOSTILE, jax_version=HOSTILE
+    )
+    text = {"config": HOSTILE, "command": HOSTILE, "jax_version": HOSTILE, "settings": {HOSTILE: HOSTILE}}
+    run = write_run(tmp_path / "run", plan, [1.0, None] * 500, **text)
+    page = page_of(tmp_path, run, write_run(tmp_path / "other", None, [1.0], target=HOSTILE))
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_many_rows_are_drawn_by_their_means_and_extremes_and_the_page_says_so(tmp_path):
+    losses = [5.0 + i % 7 / 10 for i in range(100_000)]
+    losses[54_321] = 50.0
+    text = page_of(tmp_path, write_run(tmp_path / "run", made(), losses))
+    assert "the line is its mean, the shade reaches from its least to its greatest loss. Rows of run (100,000)." in text
+    line, band = (re.search(f'class="{name} s0" d="([^"]*)"', text) for name in ("line", "band"))
+    assert line
+    assert band
+    heights = lambda path: [float(y) for y in re.findall(r" ([\d.]+)", path[1])]
+    assert len(heights(line)) == len(heights(band)) / 2 == BUCKETS
+    assert min(heights(band)) < 10 < 80 < min(heights(line))  # the spike is in the shade, near the top
+
+
+@pytest.mark.parametrize("gap", [None, float("nan"), float("inf"), 1e300])
+@pytest.mark.parametrize("count", [2, 50_000])
+def test_rows_without_a_loss_are_gaps(gap, count, tmp_path):
+    text = page_of(tmp_path, write_run(tmp_path / "run", None, [3.0, gap] * count))
+    assert f"rows without a finite loss are left out: {count:,} of {2 * count:,}" in text
+    assert len(re.findall(r'class="line s0" d="M\d+', text)) == 1
+
+
+@pytest.mark.parametrize("losses", [[], [None], [float("nan")] * 3, [2.0], [0.0, 0.0], [-1.0, -1.0]])
+def test_few_losses_and_flat_ones(losses, tmp_path):
+    text = page_of(tmp_path, write_run(tmp_path / "run", None, losses, final_loss=float("nan")))
+    assert ("Training loss against step" in text) == any(loss in (2.0, 0.0, -1.0) for loss in losses)
+    assert "Final loss" not in text
+
+
+@pytest.mark.parametrize("layers", [1, 12, CELLS, CELLS + 1, 200])
+def test_a_strip_has_a_cell_a_layer_until_layers_share_them(layers, tmp_path):
+    text = page_of(tmp_path, write_run(tmp_path / "run", made(row(KEEP, layers=layers))))
+    gaps = re.search(r'class="gap" d="([^"]*)"', text)
+    cells = gaps[1].count("M") + 1 if gaps else 1
+    each = -(-layers // CELLS)
+    assert cells == -(-layers // each) <= CELLS
+    assert (f"{each} to a cell" in text) == (layers > CELLS)
+
+
+def test_each_kind_of_block_has_its_strip(tmp_path):
+    rows = [row(KEEP, "up", "encoder"), row(RECOMPUTE, "up", "decoder", layers=2)]
+    text = page_of(tmp_path, write_run(tmp_path / "run", made(*rows)))
+    assert re.findall("<h4>(.*?)</h4>", text) == ["block encoder", "block decoder"]
+    assert "decoder/<wbr>up" in text
+
+
+def test_a_plan_s_page_tells_of_a_run(tmp_path):
+    write_run(tmp_path / "run", None, [5.0, 4.0], config="nano", val_loss=4.25)
+    made().report(tmp_path / "new" / "page.html", run=tmp_path / "run")
+    text = (tmp_path / "new" / "page.html").read_text()
+    check(text)
+    assert "<h1>nano</h1>" in text
+    assert "4.2500" in text
+    assert "Training loss against step" in text

@@ -1,0 +1,94 @@
+"""The price of an assignment against an oracle that shares no code with it, and by hand."""
+
+import dataclasses
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Option
+from jaxmem._solver.cost import effective, evaluate, everything
+from jaxmem._solver.solve import solve
+from jaxmem.errors import SolverError, TagError
+from tests.shared import profiles
+from tests.shared.profiles import INT4, INT8, block, chain, flat, nested, oracle, profile
+
+pytestmark = pytest.mark.core
+few = hypothesis.settings(max_examples=100, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+
+
+@few
+@given(st.data())
+def test_evaluate_is_the_oracle(data):
+    made = data.draw(profiles.profiles())
+    choices = profiles.open_to(made)
+    picked = {k: data.draw(st.sampled_from(c)) for k, c in choices.items()}
+    cost, expected = evaluate(made, nested(picked, made)), oracle(made, picked)
+    assert (cost.saved_bytes, cost.host_bytes) == (expected.saved, expected.host)
+    assert cost.seconds == pytest.approx(expected.seconds, rel=1e-12, abs=1e-12)
+    assert cost.recompute_seconds == pytest.approx(expected.recompute, rel=1e-12, abs=1e-12)
+    assert flat(effective(made, nested(picked, made))) == expected.effective
+
+
+@pytest.mark.parametrize(
+    ("u", "v", "device", "host", "seconds"),
+    [
+        (KEEP, KEEP, 30, 0, 0.3),
+        (RECOMPUTE, KEEP, 25, 0, 1.2),  # the block's input instead
+        (KEEP, RECOMPUTE, 10, 0, 2.1),
+        (RECOMPUTE, RECOMPUTE, 5, 0, 3.0),
+        (INT4, INT4, 9, 0, 1.2),
+        (OFFLOAD, KEEP, 20, 10, 0.4 + 10 - 4 + 10 - 6),
+        (OFFLOAD, RECOMPUTE, 0, 10, 2.2 + 10 - 4 + 10 - 6 - 2),  # what is recomputed hides the transfer
+    ],
+)
+def test_evaluate_by_hand(u, v, device, host, seconds):
+    made = profile(chain(layers=3, runs=6, forward_seconds=4.0, backward_seconds=6.0))
+    cost = evaluate(made, {"block": {"u": u, "v": v}})
+    assert (cost.saved_bytes, cost.host_bytes) == (3 * device, 3 * host)
+    assert cost.seconds == pytest.approx(6 * seconds)
+
+
+def test_everything_keeps_what_the_backward_needs_at_the_price_of_keeping():
+    made = profile(chain(layers=2, runs=2))
+    cost = everything(made)
+    assert cost.saved_bytes == 2 * 30
+    assert cost.seconds == pytest.approx(2 * 0.3)
+    assert evaluate(made, {"block": {REST: KEEP}}) == cost
+    assert effective(made, {"block": {"u": KEEP, REST: KEEP}}) == {"block": {REST: KEEP}}
+
+
+def test_a_tag_that_nothing_demands_is_not_saved():
+    made = profile(dataclasses.replace(chain(), needed=(4,)))
+    cost = evaluate(made, {"block": {"u": KEEP, "v": KEEP}})
+    assert cost.saved_bytes == 20
+    assert cost.blocks[0].saved == (("v", KEEP),)
+    assert effective(made, {"block": {"u": KEEP, "v": KEEP}}) == {"block": {"u": RECOMPUTE, "v": KEEP}}
+
+
+def test_a_tag_after_an_operation_that_is_recomputed_all_the_same_is_told():
+    softmax = block(
+        [([0], [1], 5.0, None), ([1], [2], 1.0, None), ([2], [3], 0.0, "probs")], [2, 3], [1, 9, 9, 9],
+        {"probs": [Option(KEEP, 9, 0, 0.1)]},
+    )  # fmt: skip
+    cost = evaluate(profile(softmax), {"block": {"probs": KEEP}})
+    assert cost.blocks[0].recomputed == (0, 1)
+    assert cost.blocks[0].wasted == ("probs",)
+    assert "'probs' of block 'block' is saved" in cost.warnings[0]
+    assert solve(profile(softmax), room=100).actions == {"block": {"probs": RECOMPUTE}}
+    assert not evaluate(profile(chain()), {"block": {"u": KEEP, "v": KEEP}}).warnings
+
+
+def test_names_and_choices_that_the_profile_lacks():
+    made = profile(chain())
+    with pytest.raises(TagError, match=r"names tags \['w'\] of block 'block'; it has \['u', 'v'\]"):
+        evaluate(made, {"block": {"w": KEEP}})
+    with pytest.raises(TagError, match="names block 'blok'"):
+        evaluate(made, {"blok": {}})
+    with pytest.raises(
+        TagError, match="choice `compress int8` has no price; expected recompute or one of: keep, compress int4"
+    ):
+        evaluate(made, {"block": {"v": INT8}})
+    with pytest.raises(SolverError, match="value 2 is demanded, and no equation makes it"):
+        evaluate(profile(dataclasses.replace(chain(), equations=())), {})

@@ -1,0 +1,115 @@
+"""The fit of transient bytes: exact on what was compiled, sane on what was not."""
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Option
+from jaxmem._solver.memory import MemoryModel
+from jaxmem.errors import SolverError, TagError
+from tests.shared.profiles import INT4, block, profile
+
+pytestmark = pytest.mark.core
+MiB = 2**20
+SIZES = {"a": 100 * MiB, "b": 40 * MiB, "c": 4 * MiB, "d": 1024}
+CHOICES = (RECOMPUTE, KEEP, INT4, OFFLOAD)
+
+
+def step():
+    equations, sizes, tags = [], [MiB], {}
+    for name, size in SIZES.items():
+        raw = len(sizes)
+        sizes += [size, size]
+        equations += [([0], [raw], 1.0, None), ([raw], [raw + 1], 0.0, name)]
+        tags[name] = [Option(KEEP, size, 0, 0.1), Option(INT4, size // 4, 0, 0.2), Option(OFFLOAD, 0, size, 0.3)]
+    return profile(block(equations, range(2, len(sizes), 2), sizes, tags))
+
+
+def plan(*choices):
+    return {"block": dict(zip(SIZES, choices))}
+
+
+def additive(model, actions):
+    keys = [("block", tag, choice) for tag, choice in actions["block"].items()]
+    return model.reference + sum(model.transients.get(k, 0.0) for k in keys)
+
+
+plans = st.tuples(*[st.sampled_from(CHOICES)] * len(SIZES)).map(lambda c: plan(*c))
+histories = st.lists(
+    st.tuples(plans, st.integers(100 * MiB, 2000 * MiB)), min_size=1, max_size=8, unique_by=lambda h: str(h[0])
+)
+
+
+@hypothesis.settings(max_examples=100, deadline=None)
+@given(histories)
+def test_what_was_compiled_is_predicted_as_it_was_measured(history):
+    model = MemoryModel.fit(history, step())
+    assert model.reference == history[0][1]
+    for actions, size in history:
+        assert model.predict(actions) == pytest.approx(size, rel=1e-3)
+
+
+@hypothesis.settings(max_examples=100, deadline=None)
+@given(histories)
+def test_the_corrections_alone_give_the_history_wherever_a_sum_can(history):
+    model = MemoryModel.fit(history, step())
+    first = history[0][0]["block"]
+    keys = [(t, c) for t in SIZES for c in CHOICES if c != first[t]]
+    design = np.array([[actions["block"][t] == c for t, c in keys] for actions, _ in history[1:]], float)
+    hypothesis.assume(len(history) == 1 or np.linalg.matrix_rank(design) == len(history) - 1)
+    for actions, size in history:
+        assert additive(model, actions) == pytest.approx(size, rel=1e-3)
+
+
+def test_one_observation_is_a_constant():
+    model = MemoryModel.fit([(plan(KEEP, KEEP, KEEP, KEEP), 500 * MiB)], step())
+    assert not model.transients
+    assert model.predict(plan(INT4, RECOMPUTE, KEEP, OFFLOAD)) == 500 * MiB
+    assert MemoryModel.fit([({"block": {REST: KEEP}}, 9)], step()).predict(plan(*[KEEP] * 4)) == 9
+
+
+@pytest.mark.parametrize("change", [-60 * MiB, 60 * MiB])
+def test_a_change_is_put_down_to_the_largest_tags_first(change):
+    base = plan(*[KEEP] * 4)
+    model = MemoryModel.fit([(base, 500 * MiB), (plan(*[INT4] * 4), 500 * MiB + change)], step())
+    shares = [model.transients["block", tag, INT4] / change for tag in SIZES]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == pytest.approx(100**2 / (100**2 + 40**2 + 4**2), rel=1e-3)  # prior variance: bytes squared
+    assert model.predict(plan(INT4, KEEP, KEEP, KEEP)) == pytest.approx(500 * MiB + shares[0] * change)
+
+
+def test_additive_working_sets_are_recovered():
+    truth = {("a", INT4): 30, ("b", INT4): -20, ("c", OFFLOAD): 5}
+
+    def measure(p):
+        return 300 * MiB + MiB * sum(v for (t, c), v in truth.items() if p["block"][t] == c)
+
+    choices = ((KEEP, KEEP, KEEP), (INT4, KEEP, KEEP), (KEEP, INT4, KEEP), (KEEP, INT4, OFFLOAD))
+    seen = [plan(*c, KEEP) for c in choices]
+    model = MemoryModel.fit([(p, measure(p)) for p in seen], step())
+    unseen = plan(INT4, INT4, OFFLOAD, KEEP)
+    assert model.predict(unseen) == pytest.approx(measure(unseen), rel=1e-3)
+
+
+def test_plans_without_choices_are_remembered_and_teach_nothing():
+    without = {"block": {REST: KEEP}}
+    model = MemoryModel.fit([(without, 7 * MiB), (plan(*[RECOMPUTE] * 4), 90 * MiB)], step())
+    assert model.reference == 90 * MiB
+    assert model.predict(without) == 7 * MiB
+    assert model.predict(plan(KEEP, *[RECOMPUTE] * 3)) == 90 * MiB
+
+
+def test_of_one_plan_measured_twice_the_larger_counts():
+    kept = plan(*[KEEP] * 4)
+    assert MemoryModel.fit([(kept, 5), (kept, 7), (kept, 6)], step()).predict(kept) == 7
+
+
+def test_histories_that_cannot_be_used():
+    with pytest.raises(SolverError, match="`history` is empty"):
+        MemoryModel.fit([], step())
+    with pytest.raises(SolverError, match="transient bytes nan"):
+        MemoryModel.fit([(plan(*[KEEP] * 4), float("nan"))], step())
+    with pytest.raises(TagError, match=r"names tags \['z'\]"):
+        MemoryModel.fit([({"block": {"z": KEEP}}, 1)], step())

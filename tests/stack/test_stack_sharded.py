@@ -1,0 +1,37 @@
+"""The stack over a mesh: automatic partitioning, shard_map and accumulation, on four devices in a process of their own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def errors(*plans) -> dict[str, float]:
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    env = os.environ | {
+        "XLA_FLAGS": flags,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = [sys.executable, "-m", "tests.programs.sharded_stack", *plans]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert len(found) == 6 * len(plans)
+    return found
+
+
+def test_gradients_over_a_mesh_are_those_of_one_device():
+    found = errors("groups")
+    assert found == pytest.approx(dict.fromkeys(found, 0.0), abs=1e-12)
+
+
+@pytest.mark.slow
+def test_gradients_over_a_mesh_under_other_plans():
+    found = errors("none", "recompute")
+    assert found == pytest.approx(dict.fromkeys(found, 0.0), abs=1e-12)
+    lossy = errors("compress")  # a codec that sees one device's part of a tensor, in other groups, gives other codes
+    assert lossy == pytest.approx(dict.fromkeys(lossy, 0.0), abs=0.2)

@@ -1,0 +1,208 @@
+"""The tag under every transformation: exact where the action is lossless, within the codec where it is not."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+import jaxmem
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Choice
+from jaxmem._plan.plan import Draft
+from tests.shared import models
+
+pytestmark = pytest.mark.core
+LOSSLESS = ("keep", "recompute", "offload")
+LOSSY = ("compress", "compress_offload")
+
+
+def close(got, want, rtol):
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * np.abs(w).max()), got, want)
+
+
+@pytest.mark.parametrize("form", [models.scanned, models.unrolled])
+@pytest.mark.parametrize("action", LOSSLESS)
+def test_lossless_gradient_is_the_plain_one(form, action):
+    p, x = models.parameters(dtype=jnp.float64), models.batch(dtype=jnp.float64)
+    want = jax.jit(jax.value_and_grad(form(None)))(p, x)
+    got = jax.jit(jax.value_and_grad(form(jaxmem.remat_policy(models.draft(action)))))(p, x)
+    close(got, want, 1e-12)
+
+
+@pytest.mark.parametrize("action", LOSSY)
+def test_lossy_forward_is_exact_and_gradient_near(action):
+    p, x = models.parameters(dtype=jnp.float64), models.batch(dtype=jnp.float64)
+    want = jax.jit(jax.value_and_grad(models.scanned(None)))(p, x)
+    got = jax.jit(jax.value_and_grad(models.scanned(jaxmem.remat_policy(models.draft(action)))))(p, x)
+    close(got[0], want[0], 1e-14)
+    flat = lambda tree: jnp.concatenate([a.ravel() for a in jax.tree.leaves(tree)])
+    g, w = flat(got[1]), flat(want[1])
+    cosine = g @ w / jnp.linalg.norm(g) / jnp.linalg.norm(w)
+    assert 0.9 < cosine < 1 - 1e-9, "near the plain gradient, and not it: the codes are what the backward reads"
+
+
+def residual_bytes(policy, block=models.block):
+    """Bytes that the backward of one checkpointed block keeps, less its parameters, and the shapes that lie on the host."""
+    p = jax.tree.map(lambda a: a[0], models.parameters())
+    layer = jax.checkpoint(block, policy=policy, prevent_cse=False)
+    saved = jax.eval_shape(
+        lambda x, p, k: jax.vjp(lambda x, p: layer(x, p, k), x, p)[1], models.batch(), p, jnp.float32(0)
+    )
+    leaves = [a for a in jax.tree.leaves(saved) if a.shape not in {q.shape for q in p.values()}]
+    return sum(a.size * a.dtype.itemsize for a in leaves)
+
+
+def test_each_action_saves_its_own_bytes():
+    x = models.batch()
+    full = {a: residual_bytes(jaxmem.remat_policy(models.draft(a))) for a in ("keep", "compress", "recompute")}
+    assert full["recompute"] <= x.nbytes + 16  # the block's input, and its number
+    assert 0 < full["compress"] < 0.3 * full["keep"]
+    assert residual_bytes(jaxmem.remat_policy(None)) > full["keep"]
+
+
+def test_offloaded_residuals_lie_in_host_memory():
+    p = jax.tree.map(lambda a: a[0], models.parameters())
+    for action, dtype in (("offload", "f32"), ("compress_offload", "u8")):
+        policy = jaxmem.remat_policy(models.draft(action))
+        layer = jax.checkpoint(models.block, policy=policy, prevent_cse=False)
+        grad = jax.grad(lambda x, p, k, layer=layer: layer(x, p, k).sum())
+        text = str(jax.make_jaxpr(grad)(models.batch(), p, jnp.float32(0)))
+        assert f"{dtype}<host>" in text
+
+
+def test_outside_a_checkpoint_a_tag_is_free():
+    p, x = models.parameters(), models.batch()
+    compiled = lambda f: jax.jit(jax.grad(f)).lower(p, x).compile()
+
+    def untagged(x, p, key):
+        n = models.norm(x)
+        up = models.norm(x @ p["a"] + n) @ p["up"]
+        return x + jax.nn.gelu(up) @ p["down"]
+
+    def tagged(x, p, key):
+        x = jaxmem.tag(x, "in")
+        n = jaxmem.tag(models.norm(x), "ln", kind="norm")
+        up = jaxmem.tag(models.norm(x @ p["a"] + n) @ p["up"], "up")
+        return x + jaxmem.tag(jax.nn.gelu(up), "gelu") @ p["down"]
+
+    a, b = compiled(models.scanned(None, untagged)), compiled(models.scanned(None, tagged))
+    operations = lambda c: sorted(re.findall(r"= \S+ ([a-z][a-z0-9-]*)\(", c.as_text()))
+    assert operations(a) == operations(b)
+    assert len(operations(a)) > 100
+    assert a.memory_analysis().temp_size_in_bytes == b.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("action", [*LOSSLESS, *LOSSY])
+def test_vmap_of_gradients(action):
+    p, x = models.parameters(dtype=jnp.float64), models.batch(4, dtype=jnp.float64)
+    loss = models.scanned(jaxmem.remat_policy(models.draft(action)))
+    one = lambda x: jax.grad(loss)(p, x[None])
+    close(jax.jit(jax.vmap(one))(x), jax.tree.map(lambda *g: jnp.stack(g), *map(jax.jit(one), x)), 1e-9)
+
+
+@pytest.mark.parametrize("action", ["keep", "offload"])
+def test_gradient_of_gradient(action):
+    p, x = models.parameters(layers=2, dtype=jnp.float64), models.batch(dtype=jnp.float64)
+    second = lambda loss: jax.jit(jax.grad(lambda x: (jax.grad(loss, argnums=1)(p, x) ** 2).sum()))(x)
+    close(second(models.scanned(jaxmem.remat_policy(models.draft(action)))), second(models.scanned(None)), 1e-11)
+
+
+def test_gradient_of_gradient_through_codes_is_refused():
+    p, x = models.parameters(layers=2), models.batch()
+    loss = models.scanned(jaxmem.remat_policy(models.draft("compress")))
+    with pytest.raises(jaxmem.errors.TagError, match="LOSSLESS"):
+        jax.grad(lambda x: (jax.grad(loss, argnums=1)(p, x) ** 2).sum())(x)
+
+
+def test_forward_over_reverse():
+    p, x = models.parameters(layers=2, dtype=jnp.float64), models.batch(dtype=jnp.float64)
+    product = lambda loss: jax.jit(lambda x: jax.jvp(jax.grad(loss, argnums=1), (p, x), (p, x))[1])(x)
+    close(product(models.scanned(jaxmem.remat_policy(models.draft("offload")))), product(models.scanned(None)), 1e-11)
+
+
+@pytest.mark.parametrize("action", [*LOSSLESS, *LOSSY])
+def test_shard_map(action):
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    P = jax.sharding.PartitionSpec
+    p, x = models.parameters(dtype=jnp.float64), models.batch(dtype=jnp.float64)
+    loss = models.scanned(jaxmem.remat_policy(models.draft(action)))
+    mean = lambda p, x: jax.lax.pmean(loss(p, x), "data")
+    sharded = jax.shard_map(mean, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+    close(jax.jit(jax.grad(sharded))(p, x), jax.jit(jax.grad(loss))(p, x), 1e-12)
+
+
+def test_checkpoint_name_values_are_tags():
+    def block(x, p, key):
+        return x + jnp.sin(checkpoint_name(jnp.sin(x @ p["a"]), "h"))
+
+    p, x = models.parameters(dtype=jnp.float64), models.batch(dtype=jnp.float64)
+    want = jax.grad(models.scanned(None, block))(p, x)
+    for choice in (KEEP, RECOMPUTE, OFFLOAD):
+        policy = jaxmem.remat_policy(Draft({"block": {"h": choice}}))
+        close(jax.jit(jax.grad(models.scanned(policy, block)))(p, x), want, 1e-12)
+    policy = jaxmem.remat_policy(Draft({"block": {"h": Choice("compress", models.CODEC["in"])}}))
+    with pytest.raises(jaxmem.errors.TagError, match="checkpoint_name"):
+        jax.grad(models.scanned(policy, block))(p, x)
+
+
+@pytest.mark.parametrize(
+    ("ours", "plain"),
+    [
+        (jaxmem.softmax, jax.nn.softmax),
+        (jaxmem.ops.tanh, jnp.tanh),
+        (jaxmem.ops.sigmoid, jax.nn.sigmoid),
+        (jaxmem.ops.exp, jnp.exp),
+    ],
+)
+def test_self_tagged_operations(ours, plain):
+    w, x = (jnp.asarray(np.random.default_rng(n).standard_normal((n, 16))) for n in (16, 4))
+    f = lambda op: lambda x, w: (op(x @ w) ** 3).sum()
+    mine = f(functools.partial(ours, name="y"))
+    close(jax.grad(mine)(x, w), jax.grad(f(plain))(x, w), 1e-11)
+    close(jax.jvp(mine, (x, w), (x, w)), jax.jvp(f(plain), (x, w), (x, w)), 1e-11)
+    products = lambda op: str(
+        jax.make_jaxpr(
+            jax.grad(jax.checkpoint(f(op), policy=jaxmem.remat_policy(Draft({"block": {"y": KEEP}}))), argnums=(0, 1))
+        )(x, w)
+    ).count("dot_general")
+    tag_after = lambda x: jaxmem.tag(plain(x), "y")
+    assert products(functools.partial(ours, name="y")) == 3, "x @ w once, and the two of its derivative"
+    assert products(tag_after) == 4, "a tag after the operation leaves x @ w to be recomputed: why these exist"
+
+
+def test_policies_are_equal_by_value_and_hash():
+    a, b = jaxmem.remat_policy(models.draft("keep")), jaxmem.remat_policy(models.draft("keep"))
+    assert a == b
+    assert hash(a) == hash(b)
+    assert a != jaxmem.remat_policy(models.draft("recompute"))
+    with pytest.raises(AttributeError, match="cannot assign"):
+        a.block = "other"
+
+
+def test_remat3_is_refused():
+    jax.config.update("jax_remat3", True)
+    try:
+        with pytest.raises(jaxmem.errors.TagError, match="jax_remat3"):
+            jaxmem.remat_policy(None)
+    finally:
+        jax.config.update("jax_remat3", False)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: jaxmem.tag(jnp.zeros(3), ""), "`name` is ''"),
+        (lambda: jaxmem.tag(jnp.zeros(3), "*"), "other than"),
+        (lambda: jaxmem.tag(jnp.zeros(3), 3), "`name` is 3"),
+        (lambda: jaxmem.tag(jnp.zeros(3), "x", kind="lineer"), "linear"),
+        (lambda: jaxmem.tag(jnp.zeros(3), "x", codec="grouped_symetric()"), "grouped_symmetric"),
+        (lambda: jaxmem.remat_policy({"x": "keep"}), "`plan` is dict"),
+        (lambda: jaxmem.remat_policy(None, block=""), "`block` is ''"),
+    ],
+)
+def test_wrong_arguments(call, message):
+    with pytest.raises(jaxmem.errors.TagError, match=message):
+        call()

@@ -1,0 +1,170 @@
+"""The buffer assignment of a hand-made program, encoded here by the wire format's rules, and what is no such message."""
+
+import dataclasses
+import json
+import random
+
+import pytest
+
+from jaxmem._xla.buffers import Peak, peak
+from jaxmem._xla.proto import read
+from jaxmem.errors import StepError
+
+pytestmark = pytest.mark.core
+
+F32, U8 = 11, 6
+ENTRY, BODY = 1, 2
+
+
+def varint(value: int) -> bytes:
+    groups = [value >> s & 127 for s in range(0, max(value.bit_length(), 1), 7)]
+    return bytes([*(g | 128 for g in groups[:-1]), groups[-1]])
+
+
+def encode(**fields) -> bytes:
+    """`_3=...`: an int as a number, bytes or str as they are, a list once for each, a tuple of numbers packed."""
+    out = b""
+    for name, values in fields.items():
+        for value in values if isinstance(values, list) else [values]:
+            number = int(name[1:])
+            if isinstance(value, int):
+                out += varint(number << 3) + varint(value)
+                continue
+            data = b"".join(map(varint, value)) if isinstance(value, tuple) else value
+            data = data.encode() if isinstance(data, str) else data
+            out += varint(number << 3 | 2) + varint(len(data)) + data
+    return out
+
+
+def shape(dtype=F32, dims=(256,), space=0) -> bytes:
+    return encode(_2=dtype, _3=tuple(dims), _5=encode(_8=space))
+
+
+def instruction(at, name, opcode, *, op="", of=None, operands=(), called=(), parameter=0, element=0) -> bytes:
+    of = shape() if of is None else of
+    return encode(
+        _1=name, _2=opcode, _3=of, _7=encode(_2=op), _9=parameter, _13=element, _35=at, _36=operands, _38=called
+    )
+
+
+def buffer(number, at, *, size=1024, index=()) -> bytes:
+    return encode(_1=number, _2=size, _3=encode(_4=at, _3=tuple(index)))
+
+
+def allocation(number, size, *slices, **flags) -> bytes:
+    return encode(_1=number, _2=size, **flags, _9=[encode(_1=b, _2=o, _3=s) for b, o, s in slices])
+
+
+def event(kind, number, instruction, share=0) -> bytes:
+    return encode(_1=kind, _2=number, _4=instruction, _5=share)
+
+
+def program() -> bytes:
+    """p -> a loop that stacks tanh(p) in place, from zeros -> out; `early` dies before `late` is made."""
+    stack = shape(dims=(2, 256))
+    pair = encode(_2=13, _4=[stack, shape()])
+    entry = [
+        instruction(10, "p", "parameter", op="params['w']"),
+        instruction(11, "zeros", "broadcast", op="jit(f)/zeros", of=stack),
+        instruction(12, "init", "tuple", of=pair, operands=(11, 10)),
+        instruction(13, "loop", "while", op="jit(f)/while", of=pair, operands=(12,), called=(BODY,)),
+        instruction(14, "stack", "get-tuple-element", of=stack, operands=(13,), element=0),
+        instruction(15, "early", "add", op="jit(f)/early"),
+        instruction(16, "late", "multiply", op="jit(f)/late", operands=(14,)),
+        instruction(17, "out", "negate", op="jit(f)/neg", operands=(16,)),
+        instruction(18, "results", "tuple", of=pair, operands=(10, 17)),
+    ]
+    body = [
+        instruction(20, "state", "parameter", of=pair),
+        instruction(21, "so_far", "get-tuple-element", of=stack, operands=(20,), element=0),
+        instruction(22, "one", "tanh", op="jit(f)/while/body/tanh"),
+        instruction(23, "cast", "bitcast", operands=(22,)),
+        instruction(24, "put", "dynamic-update-slice", op="jit(f)/while/body/put", of=stack, operands=(21, 23)),
+        instruction(25, "next", "tuple", of=pair, operands=(24, 22)),
+    ]
+    module = encode(
+        _3=[encode(_1="main", _2=entry, _5=ENTRY, _6=18), encode(_1="body", _2=body, _5=BODY, _6=25)], _6=ENTRY
+    )
+    buffers = [
+        buffer(1, 10),
+        buffer(2, 11, size=2048),
+        buffer(3, 13, size=2048, index=(0,)),
+        buffer(4, 15),
+        buffer(5, 16),
+        buffer(6, 17),
+    ]
+    allocations = [
+        allocation(0, 1024, (1, 0, 1024), _5=1),
+        allocation(1, 1024, (6, 0, 1024), _7=1),
+        allocation(2, 3500, (2, 0, 2048), (3, 0, 2048), (4, 2048, 1024), (5, 2176, 1024)),
+        allocation(3, 64, _12=1),  # a constant
+        allocation(4, 64, _3=1),  # thread-local
+    ]
+    trace = encode(
+        _1=[
+            event(0, 4, "early"),
+            event(1, 4, "early"),
+            event(0, 2, "zeros"),
+            event(2, 3, "loop", share=2),
+            event(1, 2, "loop"),
+            event(0, 5, "late"),
+            event(1, 3, "out"),
+            event(1, 5, "out"),
+        ]
+    )
+    return encode(_1=module, _3=encode(_1=buffers, _3=allocations, _4=trace))
+
+
+def test_numbers_and_nested_messages_are_read():
+    message = read(encode(_1=[1, 300, 2**63 - 1], _2="né", _4=(1, 128, 3), _5=encode(_1=7)))
+    assert message.numbers(1) == [1, 300, 2**63 - 1]
+    assert (message.text(2), message.numbers(4), message.message(5).number(1)) == ("né", [1, 128, 3], 7)
+    assert (message.number(9), message.text(9), message.numbers(9)) == (0, "", [])
+
+
+def test_fixed_width_fields_are_stepped_over():
+    assert read(b"\x09" + bytes(8) + b"\x15" + bytes(4) + encode(_3=5)).number(3) == 5
+
+
+def test_every_allocation_is_held_and_temporaries_at_their_peak():
+    found = peak(program())
+    assert [(h.kind, h.bytes, h.op) for h in found.held] == [
+        ("argument", 1024, "params['w']"),
+        ("output", 1024, "jit(f)/neg"),
+        ("temporary", 2048, "jit(f)/while"),
+        ("temporary", 1024, "jit(f)/late"),
+        ("packing", 3500 - 2048 - 1024, ""),
+    ]
+    assert found.op == "jit(f)/late"
+    stack = found.held[2]
+    assert stack.sources == ("jit(f)/while/body/tanh",)
+    assert (stack.dtype, stack.shape, stack.handed_on) == ("f32", (2, 256), ("loop",))
+    assert found.held[1].index == 1
+
+
+def test_it_survives_json():
+    found = peak(program())
+    assert Peak.of(json.loads(json.dumps(dataclasses.asdict(found)))) == found
+
+
+@pytest.mark.parametrize("keep", [0, 1, 40, 300, 700, -1, -60])
+def test_what_is_cut_off_is_an_error(keep):
+    with pytest.raises(StepError, match="buffer assignment .* cannot be read"):
+        peak(program()[:keep])
+
+
+def test_garbage_is_an_error_or_a_program():
+    """Bytes that are changed at random never raise anything but StepError."""
+    rng, whole = random.Random(0), program()
+    failed = 0
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(3):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        try:
+            peak(bytes(data))
+        except StepError:
+            failed += 1
+    assert failed > 100
+    with pytest.raises(StepError, match="cannot be read"):
+        peak(bytes(rng.randrange(256) for _ in range(4000)))

@@ -1,0 +1,300 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib import metadata
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from jaxmem._jax.export import export_flat
+from jaxmem._xla import deviceless as _deviceless
+from jaxmem._xla.compiled import Compiled, read_compiled
+from jaxmem._xla.deviceless import Compiler, install_command, require_wheels
+from jaxmem.errors import StepError, TargetError
+
+M, D = 256, 128
+
+
+def spec(*shape, dtype=jnp.float32, sharding=None):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def stack_loss(weights_LDD, x_MD):
+    y_MD, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x_MD, weights_LDD)
+    return (y_MD.astype(jnp.float32) ** 2).mean()
+
+
+def stack_step(weights_LDD, x_MD):
+    return jax.tree.map(lambda w, g: w - g, weights_LDD, jax.grad(stack_loss)(weights_LDD, x_MD))
+
+
+def submit(compiler, function, *args, donate=(), **options):
+    exported, donated = export_flat(jax.jit(function, donate_argnums=donate).trace(*args), "cuda")
+    return compiler.submit(exported, donated=donated, **options)
+
+
+def result(*args, **options) -> Compiled:
+    return submit(*args, **options).result(timeout=120)
+
+
+@pytest.fixture(scope="module")
+def h200():
+    with Compiler("h200", workers=1) as compiler:
+        yield compiler
+
+
+def test_bytes_add_up_and_donation_aliases(h200):
+    args = spec(4, D, D), spec(M, D)
+    plain, donated = result(h200, stack_step, *args), result(h200, stack_step, *args, donate=0)
+    weights, x = 4 * 4 * D * D, 4 * M * D
+    assert (plain.argument_bytes, plain.output_bytes, plain.alias_bytes) == (weights + x, weights, 0)
+    assert donated.alias_bytes == weights
+    for c in (plain, donated):
+        assert c.total_bytes == c.temp_bytes + c.argument_bytes + c.output_bytes - c.alias_bytes
+        assert c.temp_bytes >= 4 * x
+        assert c.host_bytes == 0
+        assert c.compile_seconds > 0
+        assert c.xla_seconds is None
+
+
+def test_products_are_counted_through_the_loop(h200):
+    for layers in (3, 6):
+        compiled = result(h200, stack_step, spec(layers, D, D, dtype=jnp.bfloat16), spec(M, D, dtype=jnp.bfloat16))
+        assert compiled.matmuls == 3 * layers
+        assert compiled.matmul_flops == 3 * layers * 2 * M * D * D
+
+
+def test_xla_seconds_grow_with_layers(h200):
+    size = spec(1024, 1024, dtype=jnp.bfloat16)
+    few, many = (result(h200, stack_step, spec(n, 1024, 1024, dtype=jnp.bfloat16), size, cost=True) for n in (4, 16))
+    assert 3.5 < many.xla_seconds / few.xla_seconds < 4.5
+    assert many.matmuls == 48
+    peak = 989e12
+    assert 1 < many.xla_seconds * peak / many.matmul_flops < 20
+
+
+def test_offload_in_a_scan_uses_host_memory(h200):
+    def body(x, w):
+        return jnp.tanh(checkpoint_name(x, "in") @ w), None
+
+    def loss(weights, x):
+        policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=["in"],
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+        return (jax.lax.scan(jax.checkpoint(body, policy=policy, prevent_cse=False), x, weights)[0] ** 2).mean()
+
+    compiled = result(h200, jax.grad(loss), spec(8, D, D), spec(1024, D))
+    assert compiled.host_bytes == 8 * 4 * 1024 * D
+
+
+def test_put_in_host_space_inside_a_scan(h200):
+    def loss(weights, x):
+        def body(x, w):
+            return jnp.tanh(x @ w), jax.device_put(x, jax.memory.Space.Host)
+
+        y, kept = jax.lax.scan(body, x, weights)
+        back = jax.lax.scan(lambda s, k: (s + jax.device_put(k, jax.memory.Space.Device), None), y, kept, reverse=True)[
+            0
+        ]
+        return back.sum()
+
+    assert result(h200, loss, spec(8, D, D), spec(1024, D)).host_bytes == 8 * 4 * 1024 * D
+
+
+def test_arguments_in_host_memory_are_host_bytes(h200):
+    mesh = AbstractMesh((1,), ("data",))
+    device, host = (NamedSharding(mesh, PartitionSpec(), memory_kind=kind) for kind in ("device", "pinned_host"))
+
+    def step(moments, x):
+        new = jax.device_put(moments, jax.memory.Space.Device) * 2 + x.sum()
+        return jax.device_put(new, jax.memory.Space.Host), x + 1
+
+    compiled = result(h200, step, spec(M, D, sharding=host), spec(D, sharding=device), donate=0)
+    assert compiled.host_bytes == 4 * M * D
+    assert compiled.argument_bytes < 4 * M * D
+
+
+def test_keys_constants_doubles_and_unused_arguments(h200):
+    table = jnp.arange(D, dtype=jnp.float32)
+
+    def step(state, key):
+        key, use = jax.random.split(key)
+        noise = jax.random.normal(use, (D,), jnp.float32)
+        return {"w": state["w"] + noise * table, "double": state["double"] * 2.0, "unused": state["unused"]}, key
+
+    state = {"w": spec(D), "double": spec(3, dtype=jnp.float64), "unused": spec(7, dtype=jnp.int8)}
+    traced = jax.jit(step, donate_argnums=0).trace(state, jax.random.key(0))
+    exported, donated = export_flat(traced, "cuda")
+    assert donated == (0, 1, 2)
+    compiled = h200.submit(exported, donated=donated).result(timeout=120)
+    assert compiled.argument_bytes >= 4 * D + 3 * 8 + 2 * 4
+
+
+def test_a_step_that_xla_refuses_is_a_step_error(h200):
+    def refused(x):
+        return jax.ffi.ffi_call("no_such_kernel", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    exporting = jax.export.DisabledSafetyCheck.custom_call("no_such_kernel")
+    exported = jax.export.export(jax.jit(refused), platforms=["cuda"], disabled_checks=[exporting])(spec(8))
+    with pytest.raises(StepError, match="XLA could not compile the step for `target` 'h200'"):
+        h200.submit(bytes(exported.serialize())).result(timeout=120)
+    with pytest.raises(StepError, match="could not compile"):
+        h200.submit(b"these are no exported bytes").result(timeout=120)
+    assert result(h200, jnp.tanh, spec(8)).argument_bytes == 32
+
+
+def test_xla_options_are_passed_on(h200):
+    with pytest.raises(StepError, match="no_such_option"):
+        result(h200, jnp.tanh, spec(8), options={"no_such_option": True})
+
+
+def test_four_devices_share_the_batch():
+    mesh = AbstractMesh((4,), ("data",))
+    whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+
+    def step(w, x):
+        return w - jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(w)
+
+    with Compiler("h200:4", workers=1) as compiler:
+        compiled = result(
+            compiler, step, spec(D, D, sharding=whole), spec(4 * M, D, sharding=split), donate=0, cost=True
+        )
+        assert compiled.argument_bytes == 4 * D * D + 4 * M * D
+        assert compiled.alias_bytes == 4 * D * D
+        assert compiled.matmul_flops == 2 * 2 * M * D * D
+        assert compiled.xla_seconds > 0
+        alone = result(compiler, step, spec(D, D), spec(4 * M, D))
+        assert alone.argument_bytes == 4 * D * D + 4 * 4 * M * D
+    with Compiler("h200:2", workers=1) as compiler, pytest.raises(StepError, match=r"sharded over 4 devices.*has 2"):
+        result(compiler, step, spec(D, D, sharding=whole), spec(4 * M, D, sharding=split))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result_dtype"), [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float16", "float16")]
+)
+def test_estimates_of_16_bit_products_are_within_the_peak(h200, dtype, result_dtype):
+    size = spec(4096, 4096, dtype=jnp.dtype(dtype))
+    compiled = result(h200, lambda x, y: jax.lax.dot(x, y, preferred_element_type=result_dtype), size, size, cost=True)
+    assert 0.5 * 989e12 < compiled.matmul_flops / compiled.xla_seconds < 989e12
+
+
+@pytest.mark.parametrize("name", ["t4", "b200"])
+def test_oldest_and_newest_gpus_compile(name):
+    with Compiler(name, workers=1) as compiler:
+        compiled = result(compiler, stack_step, spec(2, D, D), spec(M, D), cost=True)
+    assert compiled.matmuls == 6
+    assert (compiled.xla_seconds is not None) == (name == "b200")
+
+
+def test_a_killed_process_fails_its_step_and_the_next_starts_another():
+    with Compiler("h200", workers=1) as compiler:
+        assert result(compiler, jnp.tanh, spec(8)).argument_bytes == 32
+        (child,) = compiler._children
+        os.kill(child.pid, signal.SIGKILL)
+        with pytest.raises(TargetError, match="was ended by SIGKILL"):
+            result(compiler, jnp.tanh, spec(8))
+        assert result(compiler, jnp.tanh, spec(16)).argument_bytes == 64
+
+
+def test_leaving_ends_the_processes_and_the_compiles():
+    with Compiler("h200", workers=1) as compiler:
+        first = submit(compiler, stack_step, spec(2, D, D), spec(M, D))
+        waiting = submit(compiler, stack_step, spec(3, D, D), spec(M, D))
+        until = time.monotonic() + 30
+        while not compiler._children and time.monotonic() < until:
+            time.sleep(0.01)
+        (child,) = compiler._children
+    assert waiting.cancelled()
+    assert isinstance(first.exception(timeout=10), TargetError)
+    assert not alive(child.pid)
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_parent_that_dies_takes_its_processes_along():
+    script = """
+import os, time
+from jaxmem._xla.deviceless import Compiler
+compiler = Compiler("h200", workers=1)
+compiler.submit(b"nothing").exception()
+print(next(iter(compiler._children)).pid, flush=True)
+time.sleep(60)
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], env=parent_environment(JAX_PLATFORMS="cpu"), stdout=subprocess.PIPE, text=True
+    )
+    pid = int(parent.stdout.readline())
+    assert alive(pid)
+    parent.kill()
+    parent.communicate()
+    until = time.monotonic() + 10
+    while alive(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not alive(pid)
+
+
+def parent_environment(**changes):
+    environment = _deviceless.child_environment(os.environ)
+    return {k: v for k, v in environment.items() if k not in ("JAX_PLATFORMS", "XLA_FLAGS")} | changes
+
+
+def test_the_plugins_complaint_about_a_missing_driver_is_dropped():
+    script = "from jaxmem._core.quiet import quiet_plugin_noise as q; q(); import jax; print(jax.devices()[0].platform)"
+    run = subprocess.run(
+        [sys.executable, "-c", script], env=parent_environment(), capture_output=True, text=True, check=True
+    )
+    assert run.stderr == ""
+    assert run.stdout.strip() == jax.devices()[0].platform
+
+
+def test_missing_or_other_wheels_name_the_command(monkeypatch):
+    version = metadata.version("jax")
+    command = install_command(f"jax-cuda13-plugin=={version}", f"jax-cuda13-pjrt=={version}")
+    found = {"jaxlib": version, "jax-cuda13-plugin": version, "jax-cuda13-pjrt": None}
+    monkeypatch.setattr(_deviceless, "_version", found.get)
+    with pytest.raises(TargetError, match="jax-cuda13-pjrt missing") as error:
+        Compiler("h200")
+    assert command in str(error.value)
+    assert "jaxmem[deviceless]" in str(error.value)
+    found |= {"jax-cuda13-pjrt": version, "jax-cuda13-plugin": "0.1.2"}
+    with pytest.raises(TargetError, match=r"must be of jax's own version.*jax-cuda13-plugin 0.1.2"):
+        require_wheels("h200")
+    found["jax-cuda13-plugin"] = version
+    require_wheels("h200")
+
+
+def test_a_missing_assembler_names_the_wheels(h200):
+    for message in (
+        "UNAVAILABLE: No PTX compilation provider is available. ",
+        "INTERNAL: libdevice not found at ./libdevice.10.bc",
+    ):
+        error = h200._error(f"JaxRuntimeError: {message}")
+        assert isinstance(error, TargetError)
+        assert "pip install --no-deps nvidia-cuda-nvcc nvidia-nvvm" in str(error)
+
+
+def test_local_is_not_compiled_for_here():
+    with pytest.raises(TargetError, match="only a named GPU is compiled for"):
+        Compiler("local")
+
+
+def test_local_compiles_read_the_same():
+    compiled = jax.jit(stack_step, donate_argnums=0).lower(spec(4, D, D), spec(M, D)).compile()
+    read = read_compiled(compiled, cost=True, seconds=1.5)
+    assert (read.matmuls, read.matmul_flops, read.alias_bytes) == (12, 12 * 2 * M * D * D, 4 * 4 * D * D)
+    assert (read.xla_seconds, read.compile_seconds, read.host_bytes) == (None, 1.5, 0)
+    assert read.total_bytes == read.temp_bytes + read.argument_bytes + read.output_bytes - read.alias_bytes
