@@ -17,12 +17,12 @@ import numpy as np
 
 import jaxmem
 from benchmarks.baselines import NAIVE
-from experiments import data
-from experiments.config import Config
-from experiments.load import load
-from experiments.loops import scanned
-from experiments.report import write_json
-from experiments.step import abstract, init_state, make_step, step_over
+from experiments.command.load import load
+from experiments.config.text import Config
+from experiments.data.text import text as data
+from experiments.models.loops import scanned
+from experiments.running.record import write_json
+from experiments.steps.step import abstract, init_state, make_step, step_over
 from jaxmem._core.actions import ALL, Profile
 from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target

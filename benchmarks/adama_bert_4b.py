@@ -10,8 +10,8 @@ moments and gradients.
 
 from benchmarks.adama_devices import accumulation, adama, compiled, count
 from benchmarks.common import Report
-from experiments.config import Config
-from experiments.load import load
+from experiments.command.load import load
+from experiments.config.text import Config
 from jaxmem._xla.deviceless import Compiler
 
 CASES = {

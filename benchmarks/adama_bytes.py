@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.common import Report
-from experiments import models
-from experiments.config import Config
-from experiments.load import load
-from experiments.loops import stacked
-from experiments.step import abstract, make_step, microbatches
+from experiments.command.load import load
+from experiments.config.text import Config
+from experiments.models.loops import stacked
+from experiments.models.registry import registry as models
+from experiments.steps.step import abstract, make_step, microbatches
 from jaxmem._jax.export import export_flat
 from jaxmem._plan.plan import Draft
 from jaxmem._xla.deviceless import Compiler

@@ -12,11 +12,14 @@ import statistics
 import jax
 
 from benchmarks.common import Report
-from experiments import data, image_data, image_step, models
-from experiments.config import Config
-from experiments.image_config import ImageConfig
-from experiments.load import load
-from experiments.step import init_state, make_step
+from experiments.command.load import load
+from experiments.config.images import ImageConfig
+from experiments.config.text import Config
+from experiments.data.text import images as image_data
+from experiments.data.text import text as data
+from experiments.models.registry import registry as models
+from experiments.steps import images as image_step
+from experiments.steps.step import init_state, make_step
 from experiments.train import evaluate
 from experiments.train_images import evaluate as evaluate_images
 from experiments.train_images import read as read_images

@@ -14,10 +14,10 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from experiments import models
-from experiments.config import Config
-from experiments.split import whole
-from experiments.step import microbatches, released_step
+from experiments.config.text import Config
+from experiments.models.registry import registry as models
+from experiments.models.split import whole
+from experiments.steps.step import microbatches, released_step
 from jaxmem._jax.export import export_flat
 from jaxmem._plan.plan import Draft
 from jaxmem._stack.loops import at, put

@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks.adama_devices import accumulation, adama, compiled, count
 from benchmarks.common import Report
-from experiments.config import Config
-from experiments.load import load
+from experiments.command.load import load
+from experiments.config.text import Config
 from jaxmem._xla.deviceless import Compiler
 
 GB, DEVICES = 10**9, 8

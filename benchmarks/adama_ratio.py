@@ -15,7 +15,9 @@ import jax.numpy as jnp
 
 from benchmarks.adama_convergence import image_config
 from benchmarks.common import Report
-from experiments import image_data, image_step, resnet
+from experiments.data.text import images as image_data
+from experiments.models.registry import resnet
+from experiments.steps import images as image_step
 from experiments.train_images import read
 
 COUNTS, SEED, COLOURS = (2, 4, 8), 0, ("#1f77b4", "#d62728", "#2ca02c")

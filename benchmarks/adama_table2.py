@@ -15,10 +15,10 @@ import jax
 import optax
 
 from benchmarks.common import Report
-from experiments.config import Config
-from experiments.load import load
-from experiments.loops import stacked
-from experiments.step import State, abstract, make_loss, make_step
+from experiments.command.load import load
+from experiments.config.text import Config
+from experiments.models.loops import stacked
+from experiments.steps.step import State, abstract, make_loss, make_step
 from jaxmem._jax.export import export_flat
 from jaxmem._xla.deviceless import Compiler
 

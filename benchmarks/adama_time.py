@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from benchmarks import _run
-from experiments.step import abstract, make_step
+from experiments.steps.step import abstract, make_step
 from jaxmem._plan.plan import Draft
 
 WAYS = {

@@ -1,4 +1,4 @@
-"""The experiments' named policies (`experiments/baselines.py`) as actions in the planner's cost model.
+"""The experiments' named policies (`experiments/running/policies.py`) as actions in the planner's cost model.
 
 JAX's own policies are run as they are, and priced as the nearest keep-set. Left out: full recomputation of every k-th
 layer, since a profile gives all layers of a block one decision; `experiments.gpu_check` times it.
@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Callable
 
 import jaxmem
-from experiments.baselines import JAX_POLICIES, KEPT, OFFLOADED, own
-from experiments.baselines import naive as naive_codec
+from experiments.running.policies import JAX_POLICIES, KEPT, OFFLOADED, own
+from experiments.running.policies import naive as naive_codec
 from jaxmem._core.actions import KEEP, OFFLOAD, REST, Action, Actions, Choice, Profile
 from jaxmem._plan.plan import Draft
 

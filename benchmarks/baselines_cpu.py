@@ -12,9 +12,9 @@ import functools
 import jaxmem
 from benchmarks import _run
 from benchmarks.baselines import Baseline, baselines
-from experiments.config import Config
-from experiments.planning import total_bytes
-from experiments.step import abstract, make_step
+from experiments.config.text import Config
+from experiments.running.planning import total_bytes
+from experiments.steps.step import abstract, make_step
 from jaxmem._core.actions import ALL, REST
 from jaxmem._solver.cost import evaluate, everything
 

@@ -15,8 +15,8 @@ from typing import Any
 import jaxmem
 from benchmarks.baselines import Baseline, baselines
 from benchmarks.common import Case, Report, show
-from experiments.loops import scanned
-from experiments.step import step_over
+from experiments.models.loops import scanned
+from experiments.steps.step import step_over
 from jaxmem._core.actions import ALL
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.jaxpr import matmul_flops

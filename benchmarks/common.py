@@ -12,8 +12,8 @@ from importlib.metadata import version
 
 import jax
 
-from experiments.load import load
-from experiments.step import abstract, make_step
+from experiments.command.load import load
+from experiments.steps.step import abstract, make_step
 from jaxmem._core.actions import ALL, KEEP, REST, Actions, Profile
 from jaxmem._core.database import Database
 from jaxmem._device.support import allowed_actions

@@ -20,8 +20,8 @@ CONFIG, TARGET, BUDGETS, GOAL = "gpt_345m", "h200", ("16GiB",), 120
 CHILD = f"""
 import json, sys, time
 start = time.perf_counter()
-from experiments.load import load
-from experiments.planning import new_plan
+from experiments.command.load import load
+from experiments.running.planning import new_plan
 imported = time.perf_counter()
 plan = new_plan(load({CONFIG!r}), sys.argv[1], {TARGET!r})
 total = time.perf_counter() - start

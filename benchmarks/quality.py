@@ -24,12 +24,12 @@ import numpy as np
 import jaxmem
 from benchmarks import _run
 from benchmarks.baselines import naive, of_choices, own_codec
-from experiments import data
-from experiments.config import Config
-from experiments.loops import scanned
-from experiments.planning import new_plan
-from experiments.report import Progress
-from experiments.step import make_loss
+from experiments.config.text import Config
+from experiments.data.text import text as data
+from experiments.models.loops import scanned
+from experiments.running.planning import new_plan
+from experiments.running.record import Progress
+from experiments.steps.step import make_loss
 from experiments.train import evaluate, loop
 from jaxmem._core.actions import KEEP, Actions, Profile
 from jaxmem._plan.plan import Draft

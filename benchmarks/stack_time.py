@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from benchmarks import _run
-from experiments.config import Config
-from experiments.step import abstract, make_step
+from experiments.config.text import Config
+from experiments.steps.step import abstract, make_step
 from jaxmem._core.actions import KEEP, Action, Actions
 from jaxmem._plan.plan import Draft
 from jaxmem._solver.cost import evaluate

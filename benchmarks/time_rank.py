@@ -18,7 +18,7 @@ from scipy.stats import spearmanr
 import jaxmem
 from benchmarks import _run
 from benchmarks.baselines import baselines, of_choices, own_codec
-from experiments.planning import total_bytes
+from experiments.running.planning import total_bytes
 from jaxmem._core.actions import Actions, Profile
 from jaxmem._plan.plan import Draft
 from jaxmem._solver.cost import effective, evaluate

@@ -4,11 +4,11 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from experiments import cli
-from experiments.config import Config
+from experiments.command import cli
+from experiments.config.text import Config
 from experiments.errors import InputError
-from experiments.planning import UNPLANNED, new_plan
-from experiments.report import check_folder
+from experiments.running.planning import UNPLANNED, new_plan
+from experiments.running.record import check_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,12 +14,14 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from experiments import cli, data, models
-from experiments.config import Config
+from experiments.command import cli
+from experiments.config.text import Config
+from experiments.data.text import text as data
 from experiments.errors import DivergedError
-from experiments.planning import Ready, prepare
-from experiments.report import Progress, check_folder, course, recording, results, write_json
-from experiments.step import State, init_state, make_loss
+from experiments.models.registry import registry as models
+from experiments.running.planning import Ready, prepare
+from experiments.running.record import Progress, check_folder, course, recording, results, write_json
+from experiments.steps.step import State, init_state, make_loss
 
 
 def main(argv: Sequence[str] | None = None) -> int:

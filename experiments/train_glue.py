@@ -21,16 +21,19 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from experiments import cli, glue_data, glue_model, glue_text
+from experiments.command import cli
+from experiments.command.load import load
+from experiments.config.glue import GlueConfig
+from experiments.config.glue_tasks import TASKS
+from experiments.data.glue import Examples
+from experiments.data.text import glue as glue_data
+from experiments.data.text import tokens as glue_text
 from experiments.errors import DivergedError
-from experiments.glue_config import GlueConfig
-from experiments.glue_data import Examples
-from experiments.glue_metrics import measure
-from experiments.glue_tasks import TASKS
-from experiments.load import load
-from experiments.planning import Ready, prepare
-from experiments.report import Progress, check_folder, course, recording, results, write_json
-from experiments.step import State, init_state
+from experiments.models.registry import glue as glue_model
+from experiments.running.glue_metrics import measure
+from experiments.running.planning import Ready, prepare
+from experiments.running.record import Progress, check_folder, course, recording, results, write_json
+from experiments.steps.step import State, init_state
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,12 +14,14 @@ from collections.abc import Sequence
 
 import jax
 
-from experiments import cli, image_data, resnet
+from experiments.command import cli
+from experiments.command.load import load
+from experiments.config.images import ImageConfig
+from experiments.data.text import images as image_data
 from experiments.errors import DivergedError, InputError
-from experiments.image_config import ImageConfig
-from experiments.image_step import State, init_state, make_step
-from experiments.load import load
-from experiments.report import Progress, check_folder, course, recording, results, write_json
+from experiments.models.registry import resnet
+from experiments.running.record import Progress, check_folder, course, recording, results, write_json
+from experiments.steps.images import State, init_state, make_step
 
 
 def main(argv: Sequence[str] | None = None) -> int:

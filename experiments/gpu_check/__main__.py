@@ -15,7 +15,7 @@ from experiments.errors import BAD_INPUT, InputError, nearest
 from experiments.gpu_check.results import Results
 from experiments.gpu_check.runner import run_part
 from experiments.gpu_check.settings import Settings
-from experiments.report import check_folder
+from experiments.running.record import check_folder
 
 PARTS = {
     "ceilings": ("ceilings", None),
@@ -74,7 +74,7 @@ def _settings(args: argparse.Namespace) -> list[Settings]:
     return [
         Settings(
             name,
-            f"experiments.gpu_check.{module}",
+            f"experiments.gpu_check.parts.{module}",
             str(out / f"{name}.json"),
             cache,
             args.limit,

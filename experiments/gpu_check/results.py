@@ -6,7 +6,7 @@ import pathlib
 from typing import Any
 
 from experiments.errors import InputError
-from experiments.report import write_json
+from experiments.running.record import write_json
 
 MOST_CUTS = 2  # a point that was cut so often is given up
 SAME = ("small", "versions", "device")  # results are of one machine and its software

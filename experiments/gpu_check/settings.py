@@ -4,8 +4,8 @@ import dataclasses
 import json
 import pathlib
 
-from experiments.config import Config
-from experiments.load import load
+from experiments.command.load import load
+from experiments.config.text import Config
 
 TINY = (
     "model.layers=2", "model.width=32", "model.heads=2", "model.vocab=256", "model.dtype=float32",

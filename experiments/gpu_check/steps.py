@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 import jaxmem
-from experiments.config import Config
-from experiments.planning import named
-from experiments.step import abstract, init_state, make_step
+from experiments.config.text import Config
+from experiments.running.planning import named
+from experiments.steps.step import abstract, init_state, make_step
 
 REPEATS = 3  # of a step in its turn; the median counts
 

@@ -6,11 +6,11 @@ import optax
 import pytest
 
 import jaxmem
-from experiments import models
+from experiments.command.load import load
 from experiments.errors import InputError
-from experiments.load import load
-from experiments.optimizer import optimizer
-from experiments.step import abstract, init_state, make_loss, make_step
+from experiments.models.registry import registry as models
+from experiments.steps.optimizer import optimizer
+from experiments.steps.step import abstract, init_state, make_loss, make_step
 
 pytestmark = pytest.mark.jax_defaults
 SMALL = (

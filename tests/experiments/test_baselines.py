@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 import jaxmem
-from experiments import baselines, planning, train
-from experiments.baselines import FIXED, LOSSY, SEARCHES
-from experiments.config import Config, PolicyName, Remat
+from experiments import train
+from experiments.command.load import load
+from experiments.config.text import Config, PolicyName, Remat
 from experiments.errors import InputError
-from experiments.load import load
-from experiments.loops import scanned
-from experiments.planning import budget_bytes, compile_candidate, total_bytes
-from experiments.step import abstract, init_state, make_loss, make_step
+from experiments.models.loops import scanned
+from experiments.running import planning
+from experiments.running import policies as baselines
+from experiments.running.planning import budget_bytes, compile_candidate, total_bytes
+from experiments.running.policies import FIXED, LOSSY, SEARCHES
+from experiments.steps.step import abstract, init_state, make_loss, make_step
 
 pytestmark = pytest.mark.jax_defaults
 

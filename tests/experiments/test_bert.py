@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import bert
-from experiments.load import load
-from experiments.step import abstract, init_state, make_loss
+from experiments.command.load import load
+from experiments.models.registry import bert
+from experiments.steps.step import abstract, init_state, make_loss
 
 pytestmark = pytest.mark.jax_defaults
 MICRO = (

@@ -2,8 +2,8 @@
 
 import pytest
 
+from experiments.command.load import FOLDER, load, parse_override
 from experiments.errors import InputError
-from experiments.load import FOLDER, load, parse_override
 
 pytestmark = pytest.mark.core
 

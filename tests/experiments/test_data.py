@@ -5,7 +5,7 @@ import sysconfig
 import numpy as np
 import pytest
 
-from experiments import data
+from experiments.data.text import text as data
 from experiments.errors import InputError
 
 pytestmark = pytest.mark.core

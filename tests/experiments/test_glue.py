@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from experiments import glue_data, glue_text
+from experiments.command.load import FOLDER, load
+from experiments.config.glue import GlueConfig
+from experiments.config.glue_tasks import TASKS
+from experiments.data.text import glue as glue_data
+from experiments.data.text import tokens as glue_text
+from experiments.data.tokens import CLS, PAD, SEP
 from experiments.errors import InputError
-from experiments.glue_config import GlueConfig
-from experiments.glue_metrics import measure
-from experiments.glue_tasks import TASKS
-from experiments.glue_text import CLS, PAD, SEP
-from experiments.load import FOLDER, load
+from experiments.running.glue_metrics import measure
 
 pytestmark = pytest.mark.jax_defaults
 

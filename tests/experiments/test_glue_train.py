@@ -8,15 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import bert, glue_data, glue_model, glue_text, train_glue
-from experiments.blocks import attention
+from experiments import train_glue
+from experiments.command.load import load
+from experiments.config.glue import GlueConfig
+from experiments.data.text import glue as glue_data
+from experiments.data.text import tokens as glue_text
+from experiments.data.tokens import PAD
 from experiments.errors import InputError
-from experiments.glue_config import GlueConfig
-from experiments.glue_text import PAD
-from experiments.load import load
-from experiments.optimizer import adama, optimizer
-from experiments.planning import Ready
-from experiments.step import State, make_step
+from experiments.models.blocks import attention
+from experiments.models.registry import bert
+from experiments.models.registry import glue as glue_model
+from experiments.running.planning import Ready
+from experiments.steps.optimizer import adama, optimizer
+from experiments.steps.step import State, make_step
 
 pytestmark = pytest.mark.jax_defaults
 TINY = (

@@ -11,14 +11,14 @@ import pytest
 from flax import nnx
 
 import jaxmem
-from experiments import blocks, gpt
-from experiments.baselines import KEEP, Choice
-from experiments.gpu_check.stack import Groups
-from experiments.load import load
-from experiments.loops import scanned
-from experiments.loss import cross_entropy
-from experiments.optimizer import learning_rate, matrices, optimizer
-from experiments.step import abstract, gradient, init_state, make_loss, make_step
+from experiments.command.load import load
+from experiments.gpu_check.parts.stack import Groups
+from experiments.models.loops import scanned
+from experiments.models.loss import cross_entropy
+from experiments.models.registry import blocks, gpt
+from experiments.running.policies import KEEP, Choice
+from experiments.steps.optimizer import learning_rate, matrices, optimizer
+from experiments.steps.step import abstract, gradient, init_state, make_loss, make_step
 
 pytestmark = pytest.mark.jax_defaults
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments.gpu_check import __main__ as command
-from experiments.gpu_check import correctness, memory, prediction, quality, times
+from experiments.gpu_check.parts import correctness, memory, prediction, quality, times
 from experiments.gpu_check.settings import Settings
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("child_paths")]
@@ -109,7 +109,7 @@ def test_quality_trains_both_and_goes_on_from_what_was_saved(tmp_path, capfd):
 
 def test_every_part_says_its_points_without_a_device():
     for name, (module, model) in command.PARTS.items():
-        part = __import__(f"experiments.gpu_check.{module}", fromlist=["points"])
+        part = __import__(f"experiments.gpu_check.parts.{module}", fromlist=["points"])
         for small in (True, False):
             points = part.points(Settings(name, module, "out.json", "cache", 1.0, small, model))
             assert len(points) == len(set(points)) >= 2

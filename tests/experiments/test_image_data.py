@@ -10,10 +10,11 @@ import pytest
 from hypothesis import strategies as st
 from PIL import Image
 
-from experiments import cifar, image_data
+from experiments.command.load import FOLDER, load
+from experiments.config.images import ImageConfig
+from experiments.data.text import cifar
+from experiments.data.text import images as image_data
 from experiments.errors import InputError
-from experiments.image_config import ImageConfig
-from experiments.load import FOLDER, load
 
 pytestmark = pytest.mark.jax_defaults
 

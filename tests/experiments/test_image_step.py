@@ -10,11 +10,14 @@ import numpy as np
 import optax
 import pytest
 
-from experiments import image_data, image_step, resnet, train_images
-from experiments.image_config import ImageConfig
-from experiments.image_step import State, init_state, learning_rate, make_step, optimizer
-from experiments.load import load
-from experiments.optimizer import matrices
+from experiments import train_images
+from experiments.command.load import load
+from experiments.config.images import ImageConfig
+from experiments.data.text import images as image_data
+from experiments.models.registry import resnet
+from experiments.steps import images as image_step
+from experiments.steps.images import State, init_state, learning_rate, make_step, optimizer
+from experiments.steps.optimizer import matrices
 from tests.shared import adama_oracle
 
 pytestmark = pytest.mark.jax_defaults

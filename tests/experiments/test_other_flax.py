@@ -11,8 +11,8 @@ import pytest
 from flax import nnx
 
 import jaxmem
-from experiments import gpt
-from experiments.config import Config, Model, Optimizer, Train
+from experiments.config.text import Config, Model, Optimizer, Train
+from experiments.models.registry import gpt
 from jaxmem._core.actions import Choice
 from jaxmem._plan.plan import Draft
 
@@ -26,7 +26,7 @@ TAGS = ("resid_in", "ln1", "qkv", "probs", "attn", "mid", "ln2", "up", "gelu")
 
 
 class LinenBlock(nn.Module):
-    """`experiments.gpt.Block` without dropout, in linen."""
+    """`experiments.models.gpt.Block` without dropout, in linen."""
 
     model: Model
 
@@ -77,7 +77,7 @@ def nnx_scan(params, x_BSD, policy):
 
 
 def main_gpt(params, x_BSD, policy):
-    """The same layers as `experiments.gpt.GPT` runs them, without a checkpoint."""
+    """The same layers as `experiments.models.gpt.GPT` runs them, without a checkpoint."""
     for i in range(MODEL.layers):
         x_BSD = block(jax.tree.map(lambda a, i=i: a[i], params))(x_BSD)
     return x_BSD

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from experiments import resnet
-from experiments.image_config import ImageConfig, Model
-from experiments.load import load
+from experiments.command.load import load
+from experiments.config.images import ImageConfig, Model
+from experiments.models.registry import resnet
 
 pytestmark = pytest.mark.jax_defaults
 

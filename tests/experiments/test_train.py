@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import jaxmem
-from experiments import data, plan, planning, train
-from experiments.load import load
+from experiments import plan, train
+from experiments.command.load import load
+from experiments.data.text import text as data
+from experiments.running import planning
 
 pytestmark = pytest.mark.jax_defaults
 

@@ -1,0 +1,1 @@
+"""Texts, images and GLUE tasks as arrays. Imports `config` and `errors`."""

@@ -1,0 +1,95 @@
+"""Step times of one model with its layers in jaxmem.stack, against jax.lax.scan under the same actions, run in turns.
+
+A point compiles one loop under one assignment of actions to all tags; rounds run them all. The ratio is stack / scan
+within a round. "groups": the first half of the layers sends what it can to the host, the other half keeps every tag.
+"""
+
+import dataclasses
+
+import jax
+
+from experiments.config.text import Config
+from experiments.gpu_check.measure import quartiles
+from experiments.gpu_check.settings import Settings
+from experiments.gpu_check.steps import Race, usable_bytes
+from experiments.running.planning import total_bytes
+from experiments.running.policies import KINDS, Assignment, Choice, own
+from experiments.steps.step import abstract, make_step
+
+ACTIONS = ("everything", "keep", "recompute", "compress", "offload")
+LOOPS = ("scan", "stack")
+ROUNDS = 12
+RACES: dict[tuple, Race] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """A plan of several groups of layers, by label."""
+
+    actions: dict[str, dict[str, Choice]]
+
+    def choices_for(self, block: str) -> dict[str, Choice]:
+        return self.actions[block]
+
+
+def points(settings: Settings) -> list[str]:
+    actions, rounds = (("keep", "offload"), 2) if settings.small else (ACTIONS, ROUNDS)
+    found = [f"{loop} {action}" for action in actions for loop in LOOPS] + ["stack groups"]
+    return found + [f"round {i}" for i in range(rounds)]
+
+
+def every_tag(name: str) -> dict[str, Choice]:
+    return {tag: Choice(name, own(kind) if "compress" in name else None) for tag, kind in KINDS.items()}
+
+
+def plan_of(action: str, layers: int):
+    if action == "everything":
+        return None
+    if action == "groups":
+        half = layers // 2
+        return Groups({f"block[0:{half}]": every_tag("offload"), f"block[{half}:{layers}]": every_tag("keep")})
+    return Assignment(every_tag(action))
+
+
+def step_of(config: Config, point: str):
+    loop, action = point.split()
+    model = config.model.model_copy(update={"loop": loop})
+    config = config.model_copy(update={"model": model})
+    step = jax.jit(make_step(config, plan_of(action, model.layers)), donate_argnums=0)
+    return step.lower(*abstract(config)).compile()
+
+
+def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
+    config = settings.config()
+    if not point.startswith("round "):
+        size = total_bytes(step_of(config, point))
+        return {"bytes": size, "fits": size <= usable_bytes()}
+    race = racing(settings, tuple(p for p, row in rows.items() if row.get("fits")))
+    return {"seconds": race.round(int(point.split()[1])), "left_out": race.failed}
+
+
+def racing(settings: Settings, chosen: tuple[str, ...]) -> Race:
+    """One race a process: the steps stay compiled from round to round."""
+    if (settings, chosen) not in RACES:
+        RACES.clear()
+        config = settings.config()
+        RACES[settings, chosen] = Race(config, {p: lambda p=p: step_of(config, p) for p in chosen})
+    return RACES[settings, chosen]
+
+
+def summary(rows: dict[str, dict], settings: Settings) -> dict:
+    rounds = [row["seconds"] for point, row in rows.items() if point.startswith("round ")]
+    names = [n for n in (rounds[0] if rounds else {}) if all(n in one for one in rounds)]
+    pairs = [(f"scan {a}", f"stack {a}") for a in ACTIONS]
+    pairs = [(scan, stack) for scan, stack in pairs if scan in names and stack in names]
+    return {
+        "rounds": len(rounds),
+        "stack to scan": {
+            stack: {
+                "bytes": rows[stack]["bytes"] / rows[scan]["bytes"],
+                "seconds": quartiles([one[stack] / one[scan] for one in rounds]),
+            }
+            for scan, stack in pairs
+        },
+        "steps": {n: rows[n] | {"seconds": quartiles([one[n] for one in rounds])} for n in names},
+    }

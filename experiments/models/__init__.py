@@ -1,0 +1,1 @@
+"""Models as three functions: embed, one layer, head. Imports `data` and `config`."""

@@ -1,0 +1,94 @@
+"""BERT with GLUE's head: the first position, through a tanh layer and a linear one, gives a score for each class, or one.
+
+The head has no dropout: a released step's head is given no key.
+
+Shapes: B batch, S sequence, D width, K outputs.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from experiments.config.glue import GlueConfig
+from experiments.config.glue_tasks import TASKS, Task
+from experiments.data.tokens import PAD
+from experiments.errors import InputError
+from experiments.models.blocks import linear, parameter_dtype
+from experiments.models.registry import bert
+from experiments.models.split import Split, whole
+
+ENCODER = ("embedding", "positions", "segments", "first", "blocks")
+
+
+def create(config: GlueConfig, key) -> dict:
+    """Random parameters: a BERT's without its head, `pooler` and `classifier`."""
+    encoder_key, head_key = jax.random.split(key)
+    model, rngs = config.model, nnx.Rngs(params=head_key)
+    dense = lambda fan_out: nnx.to_pure_dict(nnx.state(linear(model, model.width, fan_out, rngs), nnx.Param))
+    head = {"pooler": dense(model.width), "classifier": dense(TASKS[config.data.task].outputs)}
+    return _encoder(bert.create(config, encoder_key)) | head
+
+
+def onto(params: dict, pretrained: dict) -> dict:
+    """`params` with the encoder of a BERT's parameters, as `bert.create` makes them, copied."""
+
+    def copied(path, own, given):
+        if own.shape != given.shape:
+            raise InputError(
+                f"`pretrained`: got {given.shape} for {jax.tree_util.keystr(path, simple=True, separator='.')}; allowed:"
+                f" {own.shape}; give model.vocab, model.layers, model.width and train.sequence of the BERT"
+            )
+        return jnp.array(given, own.dtype)  # a copy: the step is given its state to keep
+
+    if missing := [name for name in ENCODER if name not in pretrained]:
+        raise InputError(f"`pretrained`: got no {', '.join(missing)}; allowed: a BERT's parameters")
+    encoder = jax.tree_util.tree_map_with_path(copied, _encoder(params), _encoder(pretrained))
+    return params | encoder
+
+
+def _encoder(params: dict) -> dict:
+    return {name: params[name] for name in ENCODER}
+
+
+def split(config: GlueConfig) -> Split:
+    """A batch is a dict, as `glue_text.batch` makes it. Padding is seen by no position."""
+    base, task, wide = bert.split(config), TASKS[config.data.task], parameter_dtype(config.model)
+
+    def embed(outer, batch, key=None):
+        return base.embed(outer, batch, key), batch["tokens"] != PAD
+
+    def head(outer, x_BSD, batch):
+        return losses(task, _scores(outer, x_BSD).astype(wide), batch["labels"]).mean()
+
+    return Split(embed, base.layer, head)
+
+
+def scores(config: GlueConfig):
+    """scores(params, batch) -> (B, K), without dropout; labels are not looked at."""
+    wide = parameter_dtype(config.model)
+    head = lambda outer, x_BSD, batch: _scores(outer, x_BSD).astype(wide)
+    return whole(dataclasses.replace(split(config), head=head))
+
+
+def _scores(outer, x_BSD):
+    dense = lambda p, x: x @ p["kernel"].astype(x.dtype) + p["bias"].astype(x.dtype)
+    return dense(outer["classifier"], jnp.tanh(dense(outer["pooler"], x_BSD[:, 0])))
+
+
+def losses(task: Task, scores_BK, labels_B):
+    """(B,): cross entropies in nats, or squared errors of a regression's scores."""
+    if task.labels:
+        return optax.losses.softmax_cross_entropy_with_integer_labels(scores_BK, labels_B)
+    return optax.losses.squared_error(scores_BK[:, 0], labels_B.astype(scores_BK.dtype))
+
+
+def batch_shape(config: GlueConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """A training batch as shapes."""
+    B, S = config.train.batch, config.train.sequence
+    label = np.int32 if TASKS[config.data.task].labels else np.float32
+    tokens = jax.ShapeDtypeStruct((B, S), np.int32)
+    return {"tokens": tokens, "segments": tokens, "labels": jax.ShapeDtypeStruct((B,), label)}

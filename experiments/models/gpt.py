@@ -1,0 +1,90 @@
+"""GPT-2 in Flax NNX, with a tag on every tensor of Adacc's table.
+
+NNX, not linen: it is the interface that Flax documents and develops in 2026, and its modules are plain objects that
+hold their arrays, so the layers' parameters can be stacked once and scanned. Linen is as good a home for the tags:
+`tests/experiments/test_other_flax.py` has this block in linen's `nn.scan(nn.remat(...))`, and in `nnx.scan`.
+The layer loop (`loops.py`) runs over the stacked parameters, since `nnx.scan` also carries every parameter out of the
+loop, which costs nothing under jit and clutters a profile; and the model is three functions (`split.py`), since a step
+that releases gradients runs layers and the rest apart.
+
+Shapes: B batch, S sequence, D width, H heads, K = D / H, F = 4 D, V vocabulary, L layers.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import jaxmem
+from experiments.config.text import Config, Model
+from experiments.models.blocks import INIT, Norm, attention, dropout, linear, parameter_dtype
+from experiments.models.loss import cross_entropy
+from experiments.models.split import Split
+
+
+class Block(nnx.Module):
+    """One layer. The same key gives the same masks, so that recomputing the block repeats it exactly."""
+
+    def __init__(self, model: Model, rngs: nnx.Rngs):
+        self.model = model
+        width, depth_scale = model.width, (2 * model.layers) ** -0.5  # GPT-2 shrinks what feeds the residual stream
+        self.ln1, self.ln2 = Norm(model, rngs), Norm(model, rngs)
+        self.qkv = linear(model, width, 3 * width, rngs)
+        self.proj = linear(model, width, width, rngs, depth_scale)
+        self.up = linear(model, width, 4 * width, rngs)
+        self.down = linear(model, 4 * width, width, rngs, depth_scale)
+
+    def __call__(self, x_BSD, key=None):
+        keys = (None,) * 3 if key is None else jax.random.split(key, 3)
+        rate, tag = self.model.dropout, jaxmem.tag
+        x_BSD = tag(x_BSD, "resid_in", kind="residual")
+        n_BSD = tag(self.ln1(x_BSD), "ln1", kind="norm")
+        a_BSD = tag(attention(self.model, self.qkv(n_BSD), keys[0], causal=True), "attn", kind="linear")
+        x_BSD = tag(x_BSD + dropout(self.proj(a_BSD), rate, keys[1], "attn_out_mask"), "mid", kind="residual")
+        n_BSD = tag(self.ln2(x_BSD), "ln2", kind="norm")
+        u_BSF = tag(self.up(n_BSD), "up", kind="linear")
+        g_BSF = tag(jax.nn.gelu(u_BSF, approximate=True), "gelu", kind="gelu")
+        return x_BSD + dropout(self.down(g_BSF), rate, keys[2], "mlp_out_mask")
+
+
+class GPT(nnx.Module):
+    """Holds the parameters: `embedding` is also the head, `blocks` have a leading axis L. `sequence`: the longest input."""
+
+    def __init__(self, model: Model, sequence: int, rngs: nnx.Rngs):
+        wide, normal = parameter_dtype(model), nnx.initializers.normal(INIT)
+        self.embedding = nnx.Param(normal(rngs.params(), (model.vocab, model.width), wide))
+        self.positions = nnx.Param(normal(rngs.params(), (sequence, model.width), wide))
+        stack = nnx.split_rngs(splits=model.layers)(nnx.vmap(lambda rngs: Block(model, rngs)))
+        self.blocks = stack(rngs)
+        self.final = Norm(model, rngs)
+
+
+def create(config: Config, key) -> dict:
+    """A GPT's parameters as a nested dict of arrays."""
+    gpt = GPT(config.model, config.train.sequence, nnx.Rngs(params=key))
+    return nnx.to_pure_dict(nnx.state(gpt, nnx.Param))
+
+
+def split(config: Config) -> Split:
+    """The GPT of next-token prediction. A batch is tokens, int32 (B, S + 1)."""
+    model, dtype = config.model, jnp.dtype(config.model.dtype)
+    block = nnx.graphdef(nnx.eval_shape(lambda: Block(model, nnx.Rngs(0))))
+    final = nnx.graphdef(nnx.eval_shape(lambda: Norm(model, nnx.Rngs(0))))
+
+    def embed(outer, tokens, key=None):
+        positions_SD = outer["positions"][: tokens.shape[1] - 1]
+        return outer["embedding"].astype(dtype)[tokens[:, :-1]] + positions_SD.astype(dtype)
+
+    def layer(parameters, x_BSD, key=None):
+        return nnx.merge(block, nnx.State(parameters))(x_BSD, key)
+
+    def head(outer, x_BSD, tokens):
+        hidden_BSD = nnx.merge(final, nnx.State(outer["final"]))(x_BSD)
+        return cross_entropy(hidden_BSD, outer["embedding"], tokens[:, 1:], config.train.loss_chunk)
+
+    return Split(embed, layer, head)
+
+
+def batch(config: Config, rows: np.ndarray, seed: int, step: int) -> np.ndarray:
+    """Rows of text, int32 (B, S + 1), as they are."""
+    return rows

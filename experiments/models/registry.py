@@ -1,0 +1,35 @@
+"""The models that a config may name: each a module with `create` and `split`, and `batch` if it trains on plain text."""
+
+import types
+
+import jax
+import numpy as np
+
+from experiments.config.text import Config
+from experiments.models.registry import bert, gpt
+from experiments.models.registry import glue as glue_model
+from experiments.models.split import Split
+
+MODELS: dict[str, types.ModuleType] = {"gpt": gpt, "bert": bert, "bert_glue": glue_model}
+
+
+def create(config: Config, key) -> dict:
+    """The parameters."""
+    return MODELS[config.model.kind].create(config, key)
+
+
+def split(config: Config) -> Split:
+    return MODELS[config.model.kind].split(config)
+
+
+def batch(config: Config, rows, step: int):
+    """What the model trains on, of rows of text, int32 (B, S + 1): step `step`'s, the same whatever came before."""
+    return MODELS[config.model.kind].batch(config, rows, config.train.seed, step)
+
+
+def batch_shape(config: Config):
+    """The same as shapes; of a model that trains on examples, the shapes of a batch of them."""
+    if hasattr(MODELS[config.model.kind], "batch_shape"):
+        return MODELS[config.model.kind].batch_shape(config)
+    rows = np.zeros((config.train.batch, config.train.sequence + 1), np.int32)
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), batch(config, rows, 0))

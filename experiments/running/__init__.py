@@ -1,0 +1,1 @@
+"""A run: its plan, its folder, its progress. Imports `steps` and all below."""

@@ -1,0 +1,152 @@
+"""What a JAX user would pick today, by name: policies for the GPT's `jax.checkpoint`, and two searches over them.
+
+Names of the GPT's tags against those of MaxText's policies: `qkv` is query_proj, key_proj and value_proj; `attn` is
+context; `mid` stands for out_proj (the residual stream after it: as many bytes, and what is recomputed is the same but
+for an addition); `up` is mlpwi. mlpwo is read by no backward, so saving it changes nothing. A MaxText policy is run as
+the keep-set of these tags, which is `save_only_these_names` on them; JAX's own policies are run as they are.
+`nothing_saveable` is MaxText's `full` and Adacc's full recomputation. `compress_tags` is Adacc with nothing but
+compression, each tag under the codec of its kind; without outliers, its ablation; `naive_int4`, the scheme it beats.
+
+XLA's own rematerialization is on by default and so in every one of them; `keep_everything` is what it has alone.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+import jaxmem
+from experiments.config.text import Config
+
+KINDS = {
+    "resid_in": "residual", "ln1": "norm", "qkv": "qkv", "probs": "softmax", "attn_mask": "mask", "attn": "linear",
+    "attn_out_mask": "mask", "mid": "residual", "ln2": "norm", "up": "linear", "gelu": "gelu", "mlp_out_mask": "mask",
+}  # fmt: skip
+KEPT = {
+    "save_out_proj": ("mid",),
+    "save_qkv_proj": ("qkv",),
+    "save_dot_except_mlp": ("qkv", "mid"),
+    "save_dot_with_context_except_mlp": ("qkv", "attn", "mid"),
+    "minimal": ("qkv", "mid", "up"),
+    "minimal_with_context": ("qkv", "attn", "mid", "up"),
+}
+OFFLOADED = {"qkv_proj_offloaded": ("qkv",), "minimal_offloaded": ("qkv", "mid", "up")}
+KEEP, RECOMPUTE, COMPRESS, OFFLOAD = "keep", "recompute", "compress", "offload"
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What becomes of a tag: one of jaxmem's actions, with the codec's text form where it compresses."""
+
+    action: str
+    codec: str | None = None
+
+    def __str__(self) -> str:
+        return self.action if self.codec is None else f"{self.action} {self.codec}"
+
+
+Choices = dict[str, Choice]  # by tag; one that is left out is recomputed
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """Actions that `jaxmem.remat_policy` turns into a policy, as it does a Plan."""
+
+    choices: Choices
+
+    def choices_for(self, block: str) -> Choices:
+        return self.choices
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A policy for the layers' checkpoint; `every` k: for each k-th alone. `found` is what a search decided."""
+
+    policy: Callable[..., Any]
+    every: int = 1
+    found: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def naive(kind: str | None) -> str:
+    """The codec under which a tag of `kind` is in INT4 with a scale a token; a mask takes one bit."""
+    codecs = jaxmem.codecs
+    return str(codecs.BitMask() if kind == "mask" else codecs.NaivePerToken())
+
+
+def own(kind: str | None) -> str:
+    """The codec of the tag's kind (Adacc 3.2)."""
+    return str(jaxmem.codecs.default_for(kind))
+
+
+def without_outliers(kind: str | None) -> str:
+    """The same, with plain grouped INT4 where outlier channels would be separated."""
+    codec = jaxmem.codecs.default_for(kind)
+    return str(jaxmem.codecs.GroupedSymmetric() if isinstance(codec, jaxmem.codecs.OutlierSeparated) else codec)
+
+
+def compressed(codec_of: Callable[[str | None], str]) -> Choices:
+    return {tag: Choice(COMPRESS, codec_of(kind)) for tag, kind in KINDS.items()}
+
+
+ASSIGNMENTS: dict[str, Choices] = (
+    {"keep_tags": dict.fromkeys(KINDS, Choice(KEEP))}
+    | {name: dict.fromkeys(tags, Choice(KEEP)) for name, tags in KEPT.items()}
+    | {name: dict.fromkeys(tags, Choice(OFFLOAD)) for name, tags in OFFLOADED.items()}
+    | {
+        "compress_tags": compressed(own),
+        "compress_tags_without_outliers": compressed(without_outliers),
+        "naive_int4": compressed(naive),
+    }
+)
+JAX_POLICIES = {
+    "nothing_saveable": jax.checkpoint_policies.nothing_saveable,
+    "dots_with_no_batch_dims_saveable": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "offload_dot_with_no_batch_dims": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
+}
+FIXED = ("keep_everything", *JAX_POLICIES, *ASSIGNMENTS)
+SEARCHES = ("every_k", "estimator")
+LOSSY = ("compress_tags", "compress_tags_without_outliers", "naive_int4")
+
+
+def policy_of(choices: Choices):
+    """The policy of `jax.checkpoint` under which the GPT's layers do as `choices` says."""
+    return jaxmem.remat_policy(Assignment(choices))
+
+
+def candidates(config: Config) -> Iterator[Candidate]:
+    """What `config.remat` names: one policy, or those that a search tries, in its order, until one fits."""
+    name = config.remat.policy
+    if name == "every_k":
+        yield from every_kth(config)
+    elif name == "estimator":
+        yield from estimator(config)
+    elif name in JAX_POLICIES:
+        yield Candidate(JAX_POLICIES[name])
+    else:
+        yield Candidate(jaxmem.remat_policy(None) if name == "keep_everything" else policy_of(ASSIGNMENTS[name]))
+
+
+def every_kth(config: Config) -> Iterator[Candidate]:
+    """Full recomputation of every k-th layer, as FSDP's selective checkpointing: of one layer, then of ever more."""
+    layers = config.model.layers
+    counts = dict.fromkeys(layers // count for count in range(1, layers + 1))
+    for k in counts if config.remat.every_k is None else (config.remat.every_k,):
+        yield Candidate(JAX_POLICIES["nothing_saveable"], k, {"every_k": k})
+
+
+def estimator(config: Config) -> Iterator[Candidate]:
+    """MaxText's search for a batch size: in a fixed order each tensor is offloaded, then in that order recomputed.
+
+    The order is MaxText's, of the products' sizes alone. Where the device is a CPU nothing can be offloaded.
+    """
+    width, sequence = config.model.width, config.train.sequence
+    sizes = {"attn": (sequence, width), "qkv": (width, 3 * width), "up": (width, 4 * width), "mid": (width, width)}
+    order = sorted(sizes, key=lambda tag: [-size for size in sizes[tag]])
+    cheaper = (RECOMPUTE,) if jax.default_backend() == "cpu" else (OFFLOAD, RECOMPUTE)
+    actions = dict.fromkeys(order, KEEP)
+    for action in (KEEP, *cheaper):
+        for tag in order if action != KEEP else order[:1]:
+            actions[tag] = action
+            found = {"actions": dict(actions)}
+            yield Candidate(policy_of({t: Choice(a) for t, a in actions.items()}), found=found)

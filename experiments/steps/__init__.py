@@ -1,0 +1,1 @@
+"""Training steps: states, optimizers, and how microbatches become one step. Imports `models`."""

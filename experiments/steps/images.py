@@ -1,0 +1,143 @@
+"""The state of an image experiment, and `make_step(config) -> step(state, batch) -> (state, metrics)`."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import jaxmem
+from experiments.config.images import ImageConfig
+from experiments.models.registry import resnet
+from experiments.steps.optimizer import matrices
+
+WATCHED = 256  # values of each array, by which the gradients of microbatches are compared
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["params", "statistics", "moments", "step"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True)
+class State:
+    """Everything that a step changes. `statistics`: running averages of the batch normalizations."""
+
+    params: dict[str, Any]
+    statistics: dict[str, Any]
+    moments: Any
+    step: jax.Array
+
+
+def init_state(config: ImageConfig) -> State:
+    """The first state; under `jax.eval_shape` it allocates nothing."""
+    params, statistics = resnet.create(config, jax.random.key(config.train.seed))
+    return State(params, statistics, optimizer(config).init(params), jnp.zeros((), jnp.int32))
+
+
+def learning_rate(config: ImageConfig):
+    """Step (int32) -> rate: linear warm-up, then a cosine down to `final_rate` at the last step."""
+    o = config.optimizer
+    falling = optax.cosine_decay_schedule(
+        o.learning_rate, max(1, config.train.steps - o.warmup), o.final_rate / o.learning_rate
+    )
+
+    def rate(count):
+        rising = o.learning_rate * (count + 1) / max(1, o.warmup)
+        return jnp.where(count < o.warmup, rising, falling(jnp.maximum(count - o.warmup, 0)))
+
+    return rate
+
+
+def optimizer(config: ImageConfig) -> optax.GradientTransformation:
+    """What is called once a microbatch ("adama", "multi_steps"), or once a batch; weights of convolutions decay."""
+    o, n = config.optimizer, config.train.microbatches
+    rates, decay = (learning_rate(config), o.beta1, o.beta2, o.epsilon), o.weight_decay
+    if o.accumulation == "adama":
+        return jaxmem.adamaw_a(*rates, weight_decay=decay, mask=matrices, accumulation_steps=n)
+    adamw = optax.adamw(*rates, weight_decay=decay, mask=matrices)
+    if o.accumulation == "multi_steps":
+        wide = resnet.parameter_dtype(config.model)
+        return optax.MultiSteps(adamw, n, accumulator_dtype=wide).gradient_transformation()
+    return adamw
+
+
+class Way(NamedTuple):
+    """`begin(params, moments) -> held`, `fold(held, gradient) -> held` a microbatch, `finish(held) -> (params, moments)`.
+
+    The microbatches' gradients are of the parameters that the batch began with.
+    """
+
+    begin: Any
+    fold: Any
+    finish: Any
+
+
+def once_a_microbatch(tx) -> Way:
+    """A transformation that updates nothing until the last microbatch, as it says."""
+
+    def fold(held, gradient):
+        params, moments = held
+        updates, moments = tx.update(gradient, moments, params)
+        return optax.apply_updates(params, updates), moments
+
+    return Way(lambda params, moments: (params, moments), fold, lambda held: held)
+
+
+def added_up(tx, n: int) -> Way:
+    """The mean of the microbatches' gradients, then one update."""
+
+    def begin(params, moments):
+        return params, moments, jax.tree.map(jnp.zeros_like, params)
+
+    def fold(held, gradient):
+        params, moments, total = held
+        return params, moments, jax.tree.map(lambda t, g: t + g / n, total, gradient)
+
+    def finish(held):
+        params, moments, total = held
+        updates, moments = tx.update(total, moments, params)
+        return optax.apply_updates(params, updates), moments
+
+    return Way(begin, fold, finish)
+
+
+def make_step(config: ImageConfig):
+    """step(state, batch) -> (state, metrics), `batch` a dict of images (B, H, W, 3) and labels (B,).
+
+    Metrics: `loss`, `accuracy`, `grad_norm`, the root mean square over the microbatches, and `snr`.
+    """
+    tx, n = optimizer(config), config.train.microbatches
+    folds = config.optimizer.accumulation in ("adama", "multi_steps")
+    way = once_a_microbatch(tx) if folds else added_up(tx, n)
+    gradient = jax.value_and_grad(resnet.loss(config), has_aux=True)
+
+    def step(state: State, batch):
+        def one(carry, part):
+            held, statistics = carry
+            (loss, (statistics, accuracy)), grads = gradient(held[0], statistics, part)
+            found = {"loss": loss, "accuracy": accuracy, "square": optax.tree.norm(grads, squared=True)}
+            return (way.fold(held, grads), statistics), (found, watched(grads))
+
+        parts = jax.tree.map(lambda a: a.reshape(n, -1, *a.shape[1:]), batch)
+        begun = way.begin(state.params, state.moments), state.statistics
+        (held, statistics), (found, seen_NK) = jax.lax.scan(one, begun, parts)
+        metrics = jax.tree.map(jnp.mean, found)
+        metrics |= {"grad_norm": jnp.sqrt(metrics.pop("square")), "snr": signal_to_noise(seen_NK)}
+        params, moments = way.finish(held)
+        return State(params, statistics, moments, state.step + 1), metrics
+
+    return step
+
+
+def watched(gradient):
+    """Up to `WATCHED` values of each array, spread evenly: what does not undo the memory that AdamA saves."""
+    return jnp.concatenate([g.reshape(-1)[:: -(-g.size // WATCHED)] for g in jax.tree.leaves(gradient)])
+
+
+def signal_to_noise(gradients_NK):
+    """|mean|² / (sum of variances) of N microbatches' gradients; 0 of a single one, or where they do not vary."""
+    n = len(gradients_NK)
+    mean_K = gradients_NK.mean(0)
+    signal, noise = (mean_K**2).sum(), ((gradients_NK - mean_K) ** 2).sum() / max(1, n - 1)
+    return jnp.where(noise > 0, signal / jnp.where(noise > 0, noise, 1), 0)
