@@ -30,7 +30,9 @@ from jaxmem._plan.plan import Draft
 from jaxmem._planner.compile import Verifier
 from jaxmem._profile.profile import profile
 
-WITH_NAIVE = {k: [str(jaxmem.codecs.default_for(k)), NAIVE] for k in jaxmem.codecs.KINDS if k != "mask"}
+WITH_NAIVE = {
+    k: [str(jaxmem.codecs.default_for(k)), NAIVE] for k in jaxmem.codecs.KINDS if k != "mask"
+}
 
 Seconds = dict[str, list[float]]
 
@@ -38,7 +40,11 @@ Seconds = dict[str, list[float]]
 def options(name: str, **defaults: int) -> argparse.Namespace:
     """`--out`, and a whole-number option for each of `defaults`."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent / "results" / f"{name}.json")
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=pathlib.Path(__file__).parent / "results" / f"{name}.json",
+    )
     for option, default in defaults.items():
         parser.add_argument(f"--{option}", type=int, default=default)
     return parser.parse_args()
@@ -57,13 +63,19 @@ def local_profile(config: Config, codecs=None) -> Profile:
 
 
 def compile_step(config: Config, policy):
-    return jax.jit(step_over(config, scanned(policy)), donate_argnums=0).lower(*abstract(config)).compile()
+    return (
+        jax.jit(step_over(config, scanned(policy)), donate_argnums=0)
+        .lower(*abstract(config))
+        .compile()
+    )
 
 
 def cache_compiles() -> None:
     """Programs that are compiled again are read back: in this process, or with JAX_COMPILATION_CACHE_DIR ever."""
     if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
-        jax.config.update("jax_compilation_cache_dir", tempfile.mkdtemp(prefix="jaxmem-benchmarks-"))
+        jax.config.update(
+            "jax_compilation_cache_dir", tempfile.mkdtemp(prefix="jaxmem-benchmarks-")
+        )
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
@@ -79,10 +91,20 @@ def interleaved(
     A round runs every step once: the groups, and in each its steps, shuffled. What is compared closely stands in one
     group, so that it runs within a second or two. `configs`: of steps whose state is not that of `config`.
     """
-    way = {name: (configs or {}).get(name, config).optimizer.accumulation for group in groups for name in group}
+    way = {
+        name: (configs or {}).get(name, config).optimizer.accumulation
+        for group in groups
+        for name in group
+    }
     of_way = {c.optimizer.accumulation: c for c in (config, *(configs or {}).values())}
     states = {w: jax.jit(init_state, static_argnums=0)(of_way[w]) for w in set(way.values())}
-    tokens = data.sample(data.read(None, config.train.sequence).train, 0, 1, config.train.batch, config.train.sequence)
+    tokens = data.sample(
+        data.read(None, config.train.sequence).train,
+        0,
+        1,
+        config.train.batch,
+        config.train.sequence,
+    )
     steps = {name: step for group in groups for name, step in group.items()}
     clock: Seconds = {name: [] for name in steps}
     cores: Seconds = {name: [] for name in steps}
@@ -90,7 +112,9 @@ def interleaved(
         states[way[name]], _ = step(states[way[name]], tokens)
     for number in range(rounds):
         rng = random.Random(number)
-        order = [rng.sample(list(group), len(group)) for group in rng.sample(list(groups), len(groups))]
+        order = [
+            rng.sample(list(group), len(group)) for group in rng.sample(list(groups), len(groups))
+        ]
         for name in (name for group in order for name in group):
             jax.block_until_ready(states)
             start, worked = time.perf_counter(), time.process_time()
@@ -109,7 +133,10 @@ def quartiles(values: Sequence[float]) -> dict[str, float]:
 
 def about() -> dict:
     """The command, and on what it ran."""
-    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy", "pulp")}
+    versions = {
+        name: importlib.metadata.version(name)
+        for name in ("jax", "jaxlib", "flax", "optax", "numpy", "pulp")
+    }
     return {
         "command": f"python -m {__package__}.{pathlib.Path(sys.argv[0]).stem} {' '.join(sys.argv[1:])}".strip(),
         "versions": {"python": platform.python_version()} | versions,

@@ -18,7 +18,11 @@ CASES = {
     "accumulation, 1": (1, accumulation, ("nothing",)),
     "AdamA, 1": (1, adama, ("nothing",)),
     "accumulation, moments divided, 8": (8, accumulation, ("moments",)),
-    "accumulation, moments and gradients divided, 8": (8, accumulation, ("moments", None, "divided")),
+    "accumulation, moments and gradients divided, 8": (
+        8,
+        accumulation,
+        ("moments", None, "divided"),
+    ),
     "AdamA, moments divided, 8": (8, adama, ("moments",)),
 }
 
@@ -38,7 +42,11 @@ def main() -> None:
 
     def saving(accumulated: str, released: str) -> dict:
         saved = rows[accumulated] - rows[released]
-        return {"saved bytes": saved, "saved": saved / rows[accumulated], "of the bound": saved / (4 * size)}
+        return {
+            "saved bytes": saved,
+            "saved": saved / rows[accumulated],
+            "of the bound": saved / (4 * size),
+        }
 
     report.summarise(
         {

@@ -37,7 +37,12 @@ PLAN = Draft({"block": {}})
 
 
 def config_of(way: str) -> Config:
-    overrides = ["train.microbatches=8", "model.loop=stack", "optimizer.clip=value", f"optimizer.accumulation={way}"]
+    overrides = [
+        "train.microbatches=8",
+        "model.loop=stack",
+        "optimizer.clip=value",
+        f"optimizer.accumulation={way}",
+    ]
     return load(CONFIG, overrides)
 
 
@@ -63,7 +68,9 @@ def by_input(config: Config):
 
 
 def measured(compiler: Compiler, step, args, donate: bool) -> dict[str, int]:
-    exported, donated = export_flat(jax.jit(step, donate_argnums=0 if donate else ()).trace(*args), "cuda")
+    exported, donated = export_flat(
+        jax.jit(step, donate_argnums=0 if donate else ()).trace(*args), "cuda"
+    )
     compiled = compiler.submit(exported, donated=donated).result()
     names = ("temp_bytes", "argument_bytes", "total_bytes")
     return {name: getattr(compiled, name) for name in names}
@@ -87,7 +94,9 @@ def main() -> None:
         for way, accumulation in WAYS.items():
             if not report.has(way):
                 config = config_of(accumulation)
-                report.add(way, measured(compiler, make_step(config, PLAN), abstract(config), donate=True))
+                report.add(
+                    way, measured(compiler, make_step(config, PLAN), abstract(config), donate=True)
+                )
     rows, limits = report.data["results"], bound(config_of("scan"))
     gradients = {way: rows[way]["temp_bytes"] - rows[INPUT]["temp_bytes"] for way in WAYS}
     held = rows["optax.MultiSteps"]["argument_bytes"] - rows["AdamA, released"]["argument_bytes"]

@@ -64,7 +64,9 @@ def train_images(way, seed: int) -> dict:
     state = image_step.init_state(config)
     step, losses = jax.jit(image_step.make_step(config), donate_argnums=0), []
     for number in range(1, config.train.steps + 1):
-        state, metrics = step(state, image_data.sample(images.train, config.train.seed, number, config.train.batch))
+        state, metrics = step(
+            state, image_data.sample(images.train, config.train.seed, number, config.train.batch)
+        )
         losses.append(metrics["loss"])
     found = evaluate_images(config, state, images)
     return {"final": found["val_loss"], "accuracy": found["val_accuracy"], "curve": curve(losses)}
@@ -81,15 +83,27 @@ def main() -> None:
         for model in (*TEXTS, "ResNet"):
             for way in WAYS:
                 if not report.has(key := f"{model}, {way}, seed {seed}"):
-                    report.add(key, train_images(way, seed) if model == "ResNet" else train_text(model, way, seed))
+                    report.add(
+                        key,
+                        train_images(way, seed)
+                        if model == "ResNet"
+                        else train_text(model, way, seed),
+                    )
     rows, summary = report.data["results"], {}
     for model in (*TEXTS, "ResNet"):
-        finals = {way: [rows[f"{model}, {way}, seed {seed}"]["final"] for seed in SEEDS] for way in WAYS}
+        finals = {
+            way: [rows[f"{model}, {way}, seed {seed}"]["final"] for seed in SEEDS] for way in WAYS
+        }
         spread = max(finals["Adam"]) - min(finals["Adam"])
         means = {way: statistics.fmean(values) for way, values in finals.items()}
         differences = {f"N={n}": means[n] - means["Adam"] for n in WAYS[1:]}
         within = {name: abs(d) <= spread for name, d in differences.items()}
-        summary[model] = {"Adam": means["Adam"], "spread": spread, "AdamA less Adam": differences, "within": within}
+        summary[model] = {
+            "Adam": means["Adam"],
+            "spread": spread,
+            "AdamA less Adam": differences,
+            "within": within,
+        }
     report.summarise(summary)
 
 

@@ -41,7 +41,11 @@ def adama(config: Config, devices: int, divided: str, dtype=None):
     """(step, state's shapes, its specs): released, over so many devices."""
     step = released_step(config, PLAN, AXIS, dtype)
     state = jax.eval_shape(step.init, parameters(config))
-    return step.data_parallel(mesh_of(devices), divided), state, step.specs(state[0], devices, divided)
+    return (
+        step.data_parallel(mesh_of(devices), divided),
+        state,
+        step.specs(state[0], devices, divided),
+    )
 
 
 def accumulation(config: Config, devices: int, divided: str, dtype=None, gradients: str = "whole"):
@@ -62,7 +66,11 @@ def accumulation(config: Config, devices: int, divided: str, dtype=None, gradien
     state = params, jax.eval_shape(tx.init, params)
 
     def whole_of(a, like):
-        return a if a.shape == like.shape else gathered(a if dtype is None else a.astype(dtype), like, AXIS)
+        return (
+            a
+            if a.shape == like.shape
+            else gathered(a if dtype is None else a.astype(dtype), like, AXIS)
+        )
 
     def step(state, batch, key):
         held, moments = state
@@ -84,10 +92,14 @@ def accumulation(config: Config, devices: int, divided: str, dtype=None, gradien
                 held = lambda layer, blocks, x, key, *shared: jaxmem.stack(
                     layer, blocks, x, *shared, key=key, plan=PLAN, moments=sums, fold=add
                 )
-                return whole(split, held)(outer | {"blocks": blocks}, part, jax.random.fold_in(key, index))
+                return whole(split, held)(
+                    outer | {"blocks": blocks}, part, jax.random.fold_in(key, index)
+                )
 
             value, (d_outer, sums) = jax.value_and_grad(loss, (0, 1))(outer, total["blocks"])
-            return add({k: v for k, v in total.items() if k != "blocks"}, d_outer) | {"blocks": sums}, value
+            return add({k: v for k, v in total.items() if k != "blocks"}, d_outer) | {
+                "blocks": sums
+            }, value
 
         zero = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), like)
         total, values = jax.lax.scan(one, zero, microbatches(batch, n))
@@ -100,12 +112,20 @@ def accumulation(config: Config, devices: int, divided: str, dtype=None, gradien
 
         mine = jax.tree.map(lambda p, m: part_of(p, m, AXIS), held, moments.mu)
         new = jax.tree.map(lambda p, u: p - 1e-4 * u, mine, updates)
-        rest = {k: jax.tree.map(lambda a, p: gathered(a, p, AXIS), new[k], held[k]) for k in held if k != "blocks"}
+        rest = {
+            k: jax.tree.map(lambda a, p: gathered(a, p, AXIS), new[k], held[k])
+            for k in held
+            if k != "blocks"
+        }
         refilled_blocks = refilled(held["blocks"], new["blocks"], AXIS)
         return (rest | {"blocks": refilled_blocks}, moments), jax.lax.pmean(values.mean(), AXIS)
 
     mapped = jax.shard_map(
-        step, mesh=mesh_of(devices), in_specs=(specs, P(AXIS), P()), out_specs=(specs, P()), check_vma=False
+        step,
+        mesh=mesh_of(devices),
+        in_specs=(specs, P(AXIS), P()),
+        out_specs=(specs, P()),
+        check_vma=False,
     )
     return mapped, state, specs
 
@@ -127,10 +147,14 @@ def compiled(compiler: Compiler, config: Config, devices: int, made) -> Compiled
     """`made`: what `adama` or `accumulation` returns."""
     step, state, specs = made
     mesh = mesh_of(devices)
-    place = lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec))
+    place = lambda a, spec: jax.ShapeDtypeStruct(
+        a.shape, a.dtype, sharding=NamedSharding(mesh, spec)
+    )
     batch = jax.tree.map(lambda a: place(a, P(AXIS)), models.batch_shape(config))
     data = jax.random.key_data(jax.random.key(0))
     keyed = lambda state, batch, key: step(state, batch, jax.random.wrap_key_data(key))
-    traced = jax.jit(keyed, donate_argnums=0).trace(jax.tree.map(place, state, specs), batch, place(data, P()))
+    traced = jax.jit(keyed, donate_argnums=0).trace(
+        jax.tree.map(place, state, specs), batch, place(data, P())
+    )
     exported, donated = export_flat(traced, "cuda")
     return compiler.submit(exported, donated=donated).result()

@@ -36,7 +36,9 @@ HEADS, STEP = 16, 16  # widths between the table's rows
 def sized(parameters: float) -> Config:
     """A BERT of about so many parameters: depth by GPT-3's table, and the width that gives them."""
     known = np.log([row[0] for row in GPT3])
-    layers = round(float(np.exp(np.interp(math.log(parameters), known, np.log([row[1] for row in GPT3])))))
+    layers = round(
+        float(np.exp(np.interp(math.log(parameters), known, np.log([row[1] for row in GPT3]))))
+    )
     vocab = 30522
     solve = lambda width: 12 * layers * width**2 + vocab * width
     width = max(w for w in range(256, 16384, STEP) if solve(w) <= parameters)
@@ -44,10 +46,14 @@ def sized(parameters: float) -> Config:
     return load("bert_4b", ["train.batch=256", "optimizer.clip=none", *sizes])
 
 
-def bytes_of(compiler: Compiler, make, arguments: tuple, config: Config, known: dict[int, int]) -> int:
+def bytes_of(
+    compiler: Compiler, make, arguments: tuple, config: Config, known: dict[int, int]
+) -> int:
     size = count(config)
     if size not in known:
-        known[size] = compiled(compiler, config, DEVICES, make(config, DEVICES, *arguments)).total_bytes
+        known[size] = compiled(
+            compiler, config, DEVICES, make(config, DEVICES, *arguments)
+        ).total_bytes
     return known[size]
 
 
@@ -86,7 +92,10 @@ def main() -> None:
                     report.add(key, largest(compiler, make, arguments, cap, cap / each))
     rows = report.data["results"]
     report.summarise(
-        {key: {"billion": row["parameters"] / 1e9, "of the bound": row["of the bound"]} for key, row in rows.items()}
+        {
+            key: {"billion": row["parameters"] / 1e9, "of the bound": row["of the bound"]}
+            for key, row in rows.items()
+        }
     )
 
 

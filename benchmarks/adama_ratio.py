@@ -26,7 +26,11 @@ WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 240, 60, 40, 24
 
 def watched_step(config):
     """step(state, v', batch) -> (state, v', the mean ratio, signal-to-noise)."""
-    train, gradient, o = image_step.make_step(config), jax.grad(resnet.loss(config), has_aux=True), config.optimizer
+    train, gradient, o = (
+        image_step.make_step(config),
+        jax.grad(resnet.loss(config), has_aux=True),
+        config.optimizer,
+    )
     n = config.train.microbatches
 
     def whole_gradient(state, batch):
@@ -40,11 +44,16 @@ def watched_step(config):
         return jax.lax.scan(one, start, parts)[0][0]
 
     def step(state, other, batch):
-        other = jax.tree.map(lambda v, g: o.beta2 * v + (1 - o.beta2) * g * g, other, whole_gradient(state, batch))
+        other = jax.tree.map(
+            lambda v, g: o.beta2 * v + (1 - o.beta2) * g * g, other, whole_gradient(state, batch)
+        )
         state, metrics = train(state, batch)
         # both are divided by 1 - beta2^t, which cancels; an array that has seen no gradient has no ratio
         pairs = zip(jax.tree.leaves(state.moments.nu), jax.tree.leaves(other))
-        ratios = [(jnp.where(w > 0, jnp.sqrt(v / jnp.where(w > 0, w, 1)), 0).sum(), (w > 0).sum()) for v, w in pairs]
+        ratios = [
+            (jnp.where(w > 0, jnp.sqrt(v / jnp.where(w > 0, w, 1)), 0).sum(), (w > 0).sum())
+            for v, w in pairs
+        ]
         mean = sum(total for total, _ in ratios) / sum(count for _, count in ratios)
         return state, other, mean, metrics["snr"]
 
@@ -65,34 +74,58 @@ def follow(n: int) -> dict[str, list[float]]:
 def figure(rows: dict[int, dict[str, list[float]]]) -> str:
     """Two panels over steps, the ratio with 1 marked and signal-to-noise with 0; what is beyond a frame lies on it."""
     panels = [
-        panel("mean of √v / √v′", {n: row["ratio"] for n, row in rows.items()}, 0, (0.95, 1.15), 1.0),
-        panel("signal to noise", {n: row["signal to noise"] for n, row in rows.items()}, HEIGHT, (-0.5, 1.0), 0.0),
+        panel(
+            "mean of √v / √v′", {n: row["ratio"] for n, row in rows.items()}, 0, (0.95, 1.15), 1.0
+        ),
+        panel(
+            "signal to noise",
+            {n: row["signal to noise"] for n, row in rows.items()},
+            HEIGHT,
+            (-0.5, 1.0),
+            0.0,
+        ),
     ]
     names = "".join(
-        f'<text x="{LEFT + 70 * i}" y="14" fill="{c}">N = {n}</text>' for i, (n, c) in enumerate(zip(rows, COLOURS))
+        f'<text x="{LEFT + 70 * i}" y="14" fill="{c}">N = {n}</text>'
+        for i, (n, c) in enumerate(zip(rows, COLOURS))
     )
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {2 * HEIGHT}" font-family="sans-serif" font-size="12">'
     return f'{head}<rect width="100%" height="100%" fill="white"/>{names}{"".join(panels)}</svg>\n'
 
 
-def panel(title: str, lines: dict[int, list[float]], top: int, limits: tuple[float, float], mark: float) -> str:
+def panel(
+    title: str, lines: dict[int, list[float]], top: int, limits: tuple[float, float], mark: float
+) -> str:
     low, high = limits
     steps = max(len(line) for line in lines.values())
     x = lambda i: LEFT + (WIDTH - LEFT - 16) * i / max(1, steps - 1)
-    y = lambda v: top + HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP - 10) * (min(max(v, low), high) - low) / (high - low)
+    y = lambda v: (
+        top
+        + HEIGHT
+        - BOTTOM
+        - (HEIGHT - BOTTOM - TOP - 10) * (min(max(v, low), high) - low) / (high - low)
+    )
     marks = [f'<text x="{LEFT}" y="{top + TOP + 4}">{title}</text>']
     for v in [low + (high - low) * k / 4 for k in range(5)]:
         marks.append(f'<text x="{LEFT - 6}" y="{y(v) + 4:.1f}" text-anchor="end">{v:.3g}</text>')
-        marks.append(f'<line x1="{LEFT}" x2="{WIDTH - 16}" y1="{y(v):.1f}" y2="{y(v):.1f}" stroke="#ddd"/>')
+        marks.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - 16}" y1="{y(v):.1f}" y2="{y(v):.1f}" stroke="#ddd"/>'
+        )
     for i in range(0, steps + 1, max(1, steps // 4)):
-        marks.append(f'<text x="{x(i):.1f}" y="{top + HEIGHT - 22}" text-anchor="middle">{i}</text>')
-    marks.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{top + HEIGHT - 6}" text-anchor="middle">step</text>')
+        marks.append(
+            f'<text x="{x(i):.1f}" y="{top + HEIGHT - 22}" text-anchor="middle">{i}</text>'
+        )
+    marks.append(
+        f'<text x="{(LEFT + WIDTH) / 2}" y="{top + HEIGHT - 6}" text-anchor="middle">step</text>'
+    )
     marks.append(
         f'<line x1="{LEFT}" x2="{WIDTH - 16}" y1="{y(mark):.1f}" y2="{y(mark):.1f}" stroke="#555" stroke-dasharray="4"/>'
     )
     for line, colour in zip(lines.values(), COLOURS):
         points = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(line))
-        marks.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+        marks.append(
+            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+        )
     return "".join(marks)
 
 
@@ -109,7 +142,8 @@ def main() -> None:
                 "least": min(row["ratio"]),
                 "largest": max(row["ratio"]),
                 "mean of the last 50 steps": sum(row["ratio"][-50:]) / 50,
-                "steps within 1 % of 1": sum(abs(r - 1) <= 0.01 for r in row["ratio"]) / len(row["ratio"]),
+                "steps within 1 % of 1": sum(abs(r - 1) <= 0.01 for r in row["ratio"])
+                / len(row["ratio"]),
             }
             for n, row in rows.items()
         }

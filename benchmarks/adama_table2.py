@@ -46,13 +46,18 @@ def plain(config: Config, tx: optax.GradientTransformation):
         return State(params, moments, state.step + 1, state.key), value
 
     state, batch = abstract(config)
-    return step, (State(state.params, jax.eval_shape(tx.init, state.params), state.step, state.key), batch)
+    return step, (
+        State(state.params, jax.eval_shape(tx.init, state.params), state.step, state.key),
+        batch,
+    )
 
 
 def main() -> None:
     report = Report("adama_table2")
     one = config_of("train.microbatches=1", "optimizer.accumulation=scan")
-    cases: dict[str, Callable] = {name: functools.partial(plain, one, tx) for name, tx in OPTIMIZERS.items()}
+    cases: dict[str, Callable] = {
+        name: functools.partial(plain, one, tx) for name, tx in OPTIMIZERS.items()
+    }
     for n in (1, 2, 4, 8):
         config = config_of(f"train.microbatches={n}")
         cases[f"AdamA, N={n}"] = lambda config=config: (make_step(config), abstract(config))
@@ -60,12 +65,16 @@ def main() -> None:
         for name, make in cases.items():
             if not report.has(name):
                 step, arguments = make()
-                exported, donated = export_flat(jax.jit(step, donate_argnums=0).trace(*arguments), "cuda")
+                exported, donated = export_flat(
+                    jax.jit(step, donate_argnums=0).trace(*arguments), "cuda"
+                )
                 found = compiler.submit(exported, donated=donated).result()
                 report.add(name, {"bytes": found.total_bytes, "temp_bytes": found.temp_bytes})
     rows = {name: row["bytes"] for name, row in report.data["results"].items()}
     best = min(rows[name] for name in OPTIMIZERS)
-    report.summarise({"bytes": rows, "AdamA, N=8, over the least of the others": rows["AdamA, N=8"] / best})
+    report.summarise(
+        {"bytes": rows, "AdamA, N=8, over the least of the others": rows["AdamA, N=8"] / best}
+    )
 
 
 if __name__ == "__main__":

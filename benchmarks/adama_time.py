@@ -22,7 +22,10 @@ WAYS = {
     "released, clipped by component": ("released", "component"),
     "released, clipped by global norm": ("released", "norm"),
 }
-SIZES = {"gpt_nano": (), "width 512": ("model.width=512", "train.sequence=64", "train.loss_chunk=64")}
+SIZES = {
+    "gpt_nano": (),
+    "width 512": ("model.width=512", "train.sequence=64", "train.loss_chunk=64"),
+}
 
 
 def main() -> None:
@@ -41,7 +44,9 @@ def main() -> None:
             for name, (way, clip) in WAYS.items()
         }
         steps = {
-            way: jax.jit(make_step(c, Draft({"block": {}})), donate_argnums=0).lower(*abstract(c)).compile()
+            way: jax.jit(make_step(c, Draft({"block": {}})), donate_argnums=0)
+            .lower(*abstract(c))
+            .compile()
             for way, c in configs.items()
         }
         both = _run.interleaved(configs["in_place"], [steps], args.rounds, configs)

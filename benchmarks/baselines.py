@@ -33,7 +33,9 @@ class Baseline:
 
 def baselines(profile: Profile) -> list[Baseline]:
     """The baselines that `profile` prices: those that offload, or use naive INT4, only if it was made with them."""
-    near = lambda name, *keep: Baseline(name, JAX_POLICIES[name], keep_set(profile, *keep), exact=False)
+    near = lambda name, *keep: Baseline(
+        name, JAX_POLICIES[name], keep_set(profile, *keep), exact=False
+    )
     found = [
         of_choices("keep_everything", profile, lambda *_: KEEP, rest=True),
         of_choices("keep_tags", profile, lambda *_: KEEP),
@@ -43,7 +45,9 @@ def baselines(profile: Profile) -> list[Baseline]:
     found += [of_actions(name, keep_set(profile, tags)) for name, tags in KEPT.items()]
     if prices(profile, OFFLOAD):
         found.append(near("offload_dot_with_no_batch_dims", DOTS, OFFLOAD))
-        found += [of_actions(name, keep_set(profile, tags, OFFLOAD)) for name, tags in OFFLOADED.items()]
+        found += [
+            of_actions(name, keep_set(profile, tags, OFFLOAD)) for name, tags in OFFLOADED.items()
+        ]
     if prices(profile, Choice(Action.COMPRESS, NAIVE)):
         found.append(of_choices("naive_int4_everywhere", profile, naive, lossy=True))
     return found
@@ -63,9 +67,14 @@ def kind_of(tag) -> str | None:
     return "mask" if tag.dtype == "bool" else tag.kind
 
 
-def of_choices(name: str, profile: Profile, choose, rest: bool = False, lossy: bool = False) -> Baseline:
+def of_choices(
+    name: str, profile: Profile, choose, rest: bool = False, lossy: bool = False
+) -> Baseline:
     """`choose(tag)` for every tag; with `rest`, what no tag names is kept too."""
-    actions = {b.name: {t.name: choose(t) for t in b.tags} | ({REST: KEEP} if rest else {}) for b in profile.blocks}
+    actions = {
+        b.name: {t.name: choose(t) for t in b.tags} | ({REST: KEEP} if rest else {})
+        for b in profile.blocks
+    }
     return of_actions(name, actions, lossy)
 
 

@@ -45,7 +45,11 @@ def describe(plan: jaxmem.Plan | str) -> dict:
     if isinstance(plan, str):
         return {"error": plan}
     tags = {t: str(c) for choices in plan.actions.values() for t, c in choices.items()}
-    stored = {"everything": "keep"} if REST in tags else {t: c for t, c in tags.items() if c != "recompute"}
+    stored = (
+        {"everything": "keep"}
+        if REST in tags
+        else {t: c for t, c in tags.items() if c != "recompute"}
+    )
     return {
         "compiled_bytes": plan.compiled_bytes,
         "predicted_seconds": plan.predicted_seconds,
@@ -55,10 +59,13 @@ def describe(plan: jaxmem.Plan | str) -> dict:
     }
 
 
-def timed(config: Config, found: dict[Baseline, tuple], rounds: int) -> list[dict[str, _run.Seconds]]:
+def timed(
+    config: Config, found: dict[Baseline, tuple], rounds: int
+) -> list[dict[str, _run.Seconds]]:
     """By the clock and of the cores' work: baseline -> "baseline", "plan", "lossless_plan" -> seconds by round."""
     groups = [
-        {f"{b.name}/baseline": step} | {f"{b.name}/{k}": p.step for k, p in plans.items() if not isinstance(p, str)}
+        {f"{b.name}/baseline": step}
+        | {f"{b.name}/{k}": p.step for k, p in plans.items() if not isinstance(p, str)}
         for b, (step, plans) in found.items()
     ]
     both = []
@@ -96,27 +103,40 @@ def main() -> None:
                 "bytes": total_bytes(step),
                 "lossless": not baseline.lossy,
                 "seconds": _run.quartiles(clock[baseline.name]["baseline"]),
-                "predicted_extra_seconds": evaluate(profile, baseline.actions).seconds - everything(profile).seconds,
+                "predicted_extra_seconds": evaluate(profile, baseline.actions).seconds
+                - everything(profile).seconds,
                 "plans": {k: describe(p) for k, p in plans.items()},
                 "ratios": ratios(clock[baseline.name]),
                 "ratios_of_core_seconds": ratios(cores[baseline.name]),
             }
         )
     wins = {
-        "faster": sum(r["ratios"]["plan"]["upper_quartile"] < 1 for r in rows if "plan" in r["ratios"]),
-        "slower": sum(r["ratios"]["plan"]["lower_quartile"] > 1 for r in rows if "plan" in r["ratios"]),
+        "faster": sum(
+            r["ratios"]["plan"]["upper_quartile"] < 1 for r in rows if "plan" in r["ratios"]
+        ),
+        "slower": sum(
+            r["ratios"]["plan"]["lower_quartile"] > 1 for r in rows if "plan" in r["ratios"]
+        ),
         "no_plan": sum("plan" not in r["ratios"] for r in rows),
         "of": len(rows),
     }
     _run.write(args.out, {"rounds": args.rounds, "summary": wins, "rows": rows})
     for r in rows:
-        print(f"{r['baseline']:34} {r['bytes'] / 2**20:6.1f} MiB  {r['seconds']['median'] * 1e3:5.0f} ms", end="")
+        print(
+            f"{r['baseline']:34} {r['bytes'] / 2**20:6.1f} MiB  {r['seconds']['median'] * 1e3:5.0f} ms",
+            end="",
+        )
         for name, q in r["ratios"].items():
             share = r["plans"][name]["compiled_bytes"] / r["bytes"]
-            print(f"  {name} x{q['median']:.3f} ({q['lower_quartile']:.3f} to {q['upper_quartile']:.3f})", end="")
+            print(
+                f"  {name} x{q['median']:.3f} ({q['lower_quartile']:.3f} to {q['upper_quartile']:.3f})",
+                end="",
+            )
             print(f" at {share:.1%} of the bytes", end="")
         print("".join(f"  {k}: none" for k, p in r["plans"].items() if "error" in p))
-    print(f"quartiles clear of 1: {wins['faster']} faster, {wins['slower']} slower, of {wins['of']}")
+    print(
+        f"quartiles clear of 1: {wins['faster']} faster, {wins['slower']} slower, of {wins['of']}"
+    )
 
 
 if __name__ == "__main__":

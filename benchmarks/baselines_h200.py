@@ -27,7 +27,13 @@ from jaxmem._solver.cost import evaluate, everything
 from jaxmem._xla.deviceless import Compiler
 
 CONFIGS, TARGET = ("gpt_117m", "gpt_345m"), "h200"
-FIRST = ("nothing_saveable", "keep_tags", "minimal_with_context", "save_qkv_proj", "qkv_proj_offloaded")
+FIRST = (
+    "nothing_saveable",
+    "keep_tags",
+    "minimal_with_context",
+    "save_qkv_proj",
+    "qkv_proj_offloaded",
+)
 BELOW = 0.92
 DRAW = 0.005  # of a step
 
@@ -50,7 +56,10 @@ def of_baseline(case: Case, baseline: Baseline, kept_flops: float) -> dict:
         build, plan = case.build, Draft(baseline.actions)
     else:
         build, plan = lambda _: step_over(case.config, scanned(baseline.policy)), None
-    verifier, priced = Verifier(build, case.args, case.target, case.compiler), priced_by_xla(case, build, plan)
+    verifier, priced = (
+        Verifier(build, case.args, case.target, case.compiler),
+        priced_by_xla(case, build, plan),
+    )
     compiled = verifier.compile(baseline.actions if plan else None)[0].compiled
     cost = evaluate(case.profile, baseline.actions)
     predicted = products(case, baseline.actions, kept_flops)
@@ -102,16 +111,28 @@ def compare(report: Report, config: str) -> None:
             if not report.has(key := f"{config} baseline {baseline.name}"):
                 report.add(key, of_baseline(case, baseline, kept_flops))
             if not report.has(plan := f"{config} plan {baseline.name}"):
-                report.add(plan, of_plan(case, report[key]["bytes"], False, kept_flops) | everything_seconds)
-        least = min(r["bytes"] for k, r in report.data["results"].items() if k.startswith(f"{config} baseline"))
+                report.add(
+                    plan,
+                    of_plan(case, report[key]["bytes"], False, kept_flops) | everything_seconds,
+                )
+        least = min(
+            r["bytes"]
+            for k, r in report.data["results"].items()
+            if k.startswith(f"{config} baseline")
+        )
         if not report.has(key := f"{config} plan 8 % below the least"):
-            report.add(key, of_plan(case, int(BELOW * least), False, kept_flops) | everything_seconds)
+            report.add(
+                key, of_plan(case, int(BELOW * least), False, kept_flops) | everything_seconds
+            )
 
 
 def table(report: Report, config: str) -> dict:
     rows, wins = [], {}
     results = report.data["results"]
-    step = max((r["xla_seconds"] or 0 for k, r in results.items() if k.startswith(f"{config} baseline")), default=0)
+    step = max(
+        (r["xla_seconds"] or 0 for k, r in results.items() if k.startswith(f"{config} baseline")),
+        default=0,
+    )
     for key, plan in results.items():
         if not key.startswith(f"{config} plan ") or not plan["found"]:
             continue
@@ -126,9 +147,17 @@ def table(report: Report, config: str) -> dict:
                 row[f"by {what}"] = outcome
                 wins.setdefault(what, {}).setdefault(outcome, []).append(name)
         rows.append(row)
-    ratios = [abs(r["flops_ratio"] - 1) for k, r in results.items() if k.startswith(config) and "flops_ratio" in r]
+    ratios = [
+        abs(r["flops_ratio"] - 1)
+        for k, r in results.items()
+        if k.startswith(config) and "flops_ratio" in r
+    ]
     count = {w: {o: len(n) for o, n in found.items()} for w, found in wins.items()}
-    return {"counts": count, "largest deviation of HLO FLOPs": max(ratios, default=None), "rows": rows}
+    return {
+        "counts": count,
+        "largest deviation of HLO FLOPs": max(ratios, default=None),
+        "rows": rows,
+    }
 
 
 def main() -> None:

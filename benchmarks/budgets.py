@@ -33,10 +33,15 @@ def ends(case: Case) -> dict:
     """Bytes of the least that compiled, of every tag kept, and of everything kept."""
     everything = jaxmem.plan(case.build, *case.args, budget=10**15, target=case.target)
     keep = case.verifier.compile(
-        {label: {t: c for t, c in tags.items() if t != "*"} for label, tags in everything.actions.items()}
+        {
+            label: {t: c for t, c in tags.items() if t != "*"}
+            for label, tags in everything.actions.items()
+        }
     )
     try:
-        jaxmem.plan(case.build, *case.args, budget=everything.baseline_bytes // 100, target=case.target)
+        jaxmem.plan(
+            case.build, *case.args, budget=everything.baseline_bytes // 100, target=case.target
+        )
     except jaxmem.BudgetError as error:
         return {
             "least": error.least_bytes,
@@ -48,7 +53,11 @@ def ends(case: Case) -> dict:
 
 def at(case: Case, budget: int, from_nothing: bool) -> dict:
     start = time.perf_counter()
-    forget = mock.patch.object(History, "recall", return_value=[]) if from_nothing else contextlib.nullcontext()
+    forget = (
+        mock.patch.object(History, "recall", return_value=[])
+        if from_nothing
+        else contextlib.nullcontext()
+    )
     try:
         with forget:
             plan = jaxmem.plan(case.build, *case.args, budget=budget, target=case.target)
@@ -99,9 +108,12 @@ def _points(report: Report, name: str, case: Case) -> None:
         for i in range(1, BETWEEN + 1)
     }
     budgets |= {"keep_all": e["keep_all"], "above": (e["keep_all"] + e["everything"]) // 2}
-    budgets["everything"] = e["everything"] if case.target.local else int(e["everything"] / (1 - DEVICELESS_MARGIN)) + 1
+    budgets["everything"] = (
+        e["everything"] if case.target.local else int(e["everything"] / (1 - DEVICELESS_MARGIN)) + 1
+    )
     for label in sorted(
-        budgets, key=lambda b: (b != "everything", b.isalpha(), int(b[0]) % 2 if b[0].isdigit() else 0)
+        budgets,
+        key=lambda b: (b != "everything", b.isalpha(), int(b[0]) % 2 if b[0].isdigit() else 0),
     ):
         if not report.has(f"{name} {label}"):
             report.add(f"{name} {label}", at(case, budgets[label], label[0] in ODD))
@@ -109,7 +121,11 @@ def _points(report: Report, name: str, case: Case) -> None:
 
 def summary(report: Report, name: str) -> dict:
     rows = [r for k, r in report.data["results"].items() if k.startswith(name) and "budget" in r]
-    between = [r for r in rows if report[f"{name} ends"]["least"] < r["budget"] < report[f"{name} ends"]["keep_all"]]
+    between = [
+        r
+        for r in rows
+        if report[f"{name} ends"]["least"] < r["budget"] < report[f"{name} ends"]["keep_all"]
+    ]
     found = sorted((r for r in rows if r["found"]), key=lambda r: r["budget"])
     inside = [r for r in between if r["found"]]
     pairs = itertools.pairwise(found)

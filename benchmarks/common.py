@@ -22,7 +22,9 @@ from jaxmem._plan.plan import Draft
 from jaxmem._planner.compile import Verifier
 from jaxmem._profile.profile import profile
 
-jax.config.update("jax_traceback_in_locations_limit", 0)  # so that a compiled program is remembered whoever traced it
+jax.config.update(
+    "jax_traceback_in_locations_limit", 0
+)  # so that a compiled program is remembered whoever traced it
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -30,7 +32,9 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 class Case:
     """A config's training step, as `jaxmem.plan` gets it, for one target. `compiler`: None profiles by a roofline."""
 
-    def __init__(self, config: str, target: str, compiler=None, database=None, overrides: Sequence[str] = ()):
+    def __init__(
+        self, config: str, target: str, compiler=None, database=None, overrides: Sequence[str] = ()
+    ):
         self.config, self.target = load(config, overrides), Target.parse(target)
         self.build, self.args = functools.partial(make_step, self.config), abstract(self.config)
         self.verifier = Verifier(self.build, self.args, self.target, compiler)
@@ -40,7 +44,9 @@ class Case:
     def profile(self) -> Profile:
         allowed, _ = allowed_actions(ALL, self.target)
         jaxpr = self.verifier.trace(Draft()).jaxpr
-        return profile(jaxpr, self.target, actions=allowed, compiler=self.compiler, database=self.database)
+        return profile(
+            jaxpr, self.target, actions=allowed, compiler=self.compiler, database=self.database
+        )
 
     @property
     def keep_tags(self) -> Actions:
@@ -71,11 +77,19 @@ class Report:
     """Results that are written after each one, and read again by a run that goes on where another stopped."""
 
     def __init__(self, module: str, argv: Sequence[str] | None = None):
-        parser = argparse.ArgumentParser(f"python -m benchmarks.{module}", description=sys.modules["__main__"].__doc__)
+        parser = argparse.ArgumentParser(
+            f"python -m benchmarks.{module}", description=sys.modules["__main__"].__doc__
+        )
         parser.add_argument("--out", type=pathlib.Path, default=RESULTS / f"{module}.json")
-        parser.add_argument("--fresh", action="store_true", help="forget the results that are there")
+        parser.add_argument(
+            "--fresh", action="store_true", help="forget the results that are there"
+        )
         self.path = parser.parse_args(argv).out
-        self.data = {"command": f"python -m benchmarks.{module}", "versions": versions(), "results": {}}
+        self.data = {
+            "command": f"python -m benchmarks.{module}",
+            "versions": versions(),
+            "results": {},
+        }
         if self.path.exists() and not parser.parse_args(argv).fresh:
             old = json.loads(self.path.read_text())
             if old.get("versions") == self.data["versions"]:

@@ -54,7 +54,9 @@ def plans(profile) -> dict[str, Actions]:
 def loss_and_gradient(overrides, actions: Actions | None):
     """On real text, at initialization, with the dropout of the first step."""
     config = load("gpt_nano", overrides)
-    loss = make_loss(config, scanned(jaxmem.remat_policy(None if actions is None else Draft(actions))))
+    loss = make_loss(
+        config, scanned(jaxmem.remat_policy(None if actions is None else Draft(actions)))
+    )
     state, t = init_state(config), config.train
     tokens = data.sample(data.read(None, t.sequence).train, 0, 1, t.batch, t.sequence)
     key = jax.random.wrap_key_data(state.key)
@@ -76,7 +78,9 @@ def main() -> None:
         for name, actions in chosen.items():
             value, _ = loss_and_gradient(DROPOUT + overrides, actions)
             same, apart = bool(value == reference), abs(float(value) / float(reference) - 1)
-            report.add(f"{label} {name}", {"loss": float(value), "bit_equal": same, "relative": apart})
+            report.add(
+                f"{label} {name}", {"loss": float(value), "bit_equal": same, "relative": apart}
+            )
     jax.config.update("jax_enable_x64", True)
     _, reference = loss_and_gradient(DROPOUT + FLOAT64, None)
     for name, actions in chosen.items():

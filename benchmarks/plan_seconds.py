@@ -36,7 +36,10 @@ def one(budget: str) -> dict:
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         environment = os.environ | {"XDG_CACHE_HOME": empty, "JAX_COMPILATION_CACHE_DIR": ""}
         done = subprocess.run(
-            [sys.executable, "-c", CHILD, budget], env=environment, stdout=subprocess.PIPE, check=True
+            [sys.executable, "-c", CHILD, budget],
+            env=environment,
+            stdout=subprocess.PIPE,
+            check=True,
         )
         wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     found = json.loads(done.stdout.splitlines()[-1])

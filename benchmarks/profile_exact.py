@@ -33,7 +33,9 @@ COMPILED = {
 
 def plans(case: Case) -> dict[str, Actions]:
     tags = [(b.name, t) for b in case.profile.blocks for t in b.tags]
-    first = lambda tag, action: next((o.choice for o in tag.options if o.choice.action is action), RECOMPUTE)
+    first = lambda tag, action: next(
+        (o.choice for o in tag.options if o.choice.action is action), RECOMPUTE
+    )
     found = {
         "keep everything": case.keep_everything,
         "keep": case.keep_tags,
@@ -70,8 +72,12 @@ def stacks(jaxpr) -> int:
     read = set()
     for eqn in jaxpr.eqns:
         if (scan := as_scan(eqn)) is not None and eqn.params["reverse"]:
-            used = {id(v) for e in scan.jaxpr.eqns for v in _read(e)} | {id(v) for v in scan.jaxpr.outvars}
-            read |= {o for o, i in zip(eqn.invars, scan.jaxpr.invars) if o in made and id(i) in used}
+            used = {id(v) for e in scan.jaxpr.eqns for v in _read(e)} | {
+                id(v) for v in scan.jaxpr.outvars
+            }
+            read |= {
+                o for o, i in zip(eqn.invars, scan.jaxpr.invars) if o in made and id(i) in used
+            }
     return sum(made[v] for v in read)
 
 
@@ -109,7 +115,10 @@ def compiled(case: Case, actions: Actions) -> dict:
     base, under = (v.compiled for v in case.verifier.compile(None, actions))
     said = evaluate(case.profile, actions)
     matmuls = sum(b.runs * c.matmuls for b, c in zip(case.profile.blocks, said.blocks))
-    flops = sum(b.runs * c.flops for b, c in zip(case.profile.blocks, said.blocks)) + traced_products(case, None)[0]
+    flops = (
+        sum(b.runs * c.flops for b, c in zip(case.profile.blocks, said.blocks))
+        + traced_products(case, None)[0]
+    )
     return {
         "recomputed_matmuls": [matmuls, under.matmuls - base.matmuls],
         "step_flops": [flops, under.matmul_flops],
@@ -144,7 +153,9 @@ def main() -> None:
             "equal in recomputed products, as compiled": sum(
                 r["recomputed_matmuls"][0] == r["recomputed_matmuls"][1] for r in hlo
             ),
-            "largest deviation of HLO FLOPs": max((abs(r["flops_ratio"] - 1) for r in hlo), default=None),
+            "largest deviation of HLO FLOPs": max(
+                (abs(r["flops_ratio"] - 1) for r in hlo), default=None
+            ),
         }
     )
 

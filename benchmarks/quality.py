@@ -48,11 +48,16 @@ class Report:
     @staticmethod
     def at(path: pathlib.Path, settings: dict) -> "Report":
         old = json.loads(path.read_text()) if path.exists() else {}
-        return Report(path, settings, old.get("results", {}) if old.get("settings") == settings else {})
+        return Report(
+            path, settings, old.get("results", {}) if old.get("settings") == settings else {}
+        )
 
     def add(self, name: str, value: dict) -> None:
         self.results[name] = value
-        _run.write(self.path, {"settings": self.settings, "summary": summary(self.results), "results": self.results})
+        _run.write(
+            self.path,
+            {"settings": self.settings, "summary": summary(self.results), "results": self.results},
+        )
 
 
 def variants(config: Config, profile: Profile) -> dict[str, Actions]:
@@ -72,11 +77,21 @@ def train(config: Config, step, text: data.Text, batches: int):
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         state = loop(config, step, text, progress, losses, pathlib.Path(folder) / "metrics.jsonl")
-    val = evaluate(config.model_copy(update={"train": t.model_copy(update={"eval_batches": batches})}), state, text)
-    return state.params, {"val_loss": val, "train_loss": losses[-1], "seconds": time.perf_counter() - started}
+    val = evaluate(
+        config.model_copy(update={"train": t.model_copy(update={"eval_batches": batches})}),
+        state,
+        text,
+    )
+    return state.params, {
+        "val_loss": val,
+        "train_loss": losses[-1],
+        "seconds": time.perf_counter() - started,
+    }
 
 
-def training(config: Config, seeds: int, chosen: dict[str, Actions], text: data.Text, report: Report) -> dict:
+def training(
+    config: Config, seeds: int, chosen: dict[str, Actions], text: data.Text, report: Report
+) -> dict:
     """Every variant from every seed, seed by seed; the parameters of the first, unplanned."""
     steps, params = {}, {}
     for seed in range(seeds):
@@ -89,20 +104,32 @@ def training(config: Config, seeds: int, chosen: dict[str, Actions], text: data.
                 steps[name] = _run.compile_step(config, jaxmem.remat_policy(Draft(actions)))
             trained, result = train(seeded, steps[name], text, 2 * config.train.eval_batches)
             params = trained if first else params
-            report.add(key, result | {"actions": {t: str(c) for tags in actions.values() for t, c in tags.items()}})
+            report.add(
+                key,
+                result
+                | {"actions": {t: str(c) for tags in actions.values() for t, c in tags.items()}},
+            )
             _run.say(f"{key}: {result}")
     return params
 
 
-def gradients(config: Config, profile: Profile, params: dict, text: data.Text, batches: int, report: Report) -> None:
+def gradients(
+    config: Config, profile: Profile, params: dict, text: data.Text, batches: int, report: Report
+) -> None:
     """1 - cosine of the gradient with one tag compressed and the exact one, by tag and codec."""
     t = config.train
-    tokens = [data.sample(text.train, t.seed, 10**6 + i, t.batch, t.sequence) for i in range(batches)]
+    tokens = [
+        data.sample(text.train, t.seed, 10**6 + i, t.batch, t.sequence) for i in range(batches)
+    ]
 
     def gradient(actions: Actions) -> list[np.ndarray]:
-        compiled = jax.jit(jax.grad(make_loss(config, scanned(jaxmem.remat_policy(Draft(actions))))))
+        compiled = jax.jit(
+            jax.grad(make_loss(config, scanned(jaxmem.remat_policy(Draft(actions)))))
+        )
         leaves = [jax.tree.leaves(compiled(params, one)) for one in tokens]
-        return [np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in one]) for one in leaves]
+        return [
+            np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in one]) for one in leaves
+        ]
 
     keep = of_choices("", profile, lambda _: KEEP).actions
     exact = gradient(keep)
@@ -113,27 +140,44 @@ def gradients(config: Config, profile: Profile, params: dict, text: data.Text, b
                 if key not in report.results:
                     got = gradient(keep | {block.name: keep[block.name] | {tag.name: choose(tag)}})
                     errors = [1 - g @ e / np.sqrt((g @ g) * (e @ e)) for g, e in zip(got, exact)]
-                    report.add(key, {"codec": choose(tag).codec, "one_less_cosine": [float(e) for e in errors]})
+                    report.add(
+                        key,
+                        {"codec": choose(tag).codec, "one_less_cosine": [float(e) for e in errors]},
+                    )
                     _run.say(f"{key}: {np.mean(errors):.3g}")
 
 
 def summary(results: dict[str, dict]) -> dict:
     parted = [(key.split("/"), value) for key, value in results.items()]
-    val = {(name, seed): v["val_loss"] for (what, name, *rest), v in parted if what == "train" for seed in rest}
+    val = {
+        (name, seed): v["val_loss"]
+        for (what, name, *rest), v in parted
+        if what == "train"
+        for seed in rest
+    }
     seeds = [seed for name, seed in val if name == "unplanned"]
     losses = {}
     for name in dict.fromkeys(name for name, _ in val):
         more = [val[name, s] / val["unplanned", s] - 1 for s in seeds if (name, s) in val]
         if more:
             mean = statistics.mean(more)
-            losses[name] = {"relative_difference": mean, "by_seed": more, "within_target": abs(mean) <= TARGET}
+            losses[name] = {
+                "relative_difference": mean,
+                "by_seed": more,
+                "within_target": abs(mean) <= TARGET,
+            }
     errors: dict[str, dict[str, list[float]]] = {}
     for (what, *rest), value in parted:
         if what == "gradient":
             kind, _, which = rest
             errors.setdefault(kind, {}).setdefault(which, []).extend(value["one_less_cosine"])
-    means = {kind: {which: statistics.mean(e) for which, e in found.items()} for kind, found in errors.items()}
-    kinds = {k: m | {"own_is_nearer": m["own"] < m["naive"]} for k, m in means.items() if len(m) == 2}
+    means = {
+        kind: {which: statistics.mean(e) for which, e in found.items()}
+        for kind, found in errors.items()
+    }
+    kinds = {
+        k: m | {"own_is_nearer": m["own"] < m["naive"]} for k, m in means.items() if len(m) == 2
+    }
     return {"target": TARGET, "validation_loss": losses, "gradient_one_less_cosine_by_kind": kinds}
 
 
@@ -143,12 +187,19 @@ def main() -> None:
     config = _run.nano(f"train.steps={args.steps}")
     text = data.read(config.data.path, config.train.sequence)
     profile = _run.local_profile(config)
-    settings = {"config": "gpt_nano", "steps": args.steps, "batches": args.batches, "budget": config.plan.budget}
+    settings = {
+        "config": "gpt_nano",
+        "steps": args.steps,
+        "batches": args.batches,
+        "budget": config.plan.budget,
+    }
     report = Report.at(args.out, settings)
     params = training(config, args.seeds, variants(config, profile), text, report)
     gradients(config, profile, params, text, args.batches, report)
     for name, row in summary(report.results)["validation_loss"].items():
-        print(f"{name:12} {row['relative_difference']:+.3%} of the unplanned loss, by seed {row['by_seed']}")
+        print(
+            f"{name:12} {row['relative_difference']:+.3%} of the unplanned loss, by seed {row['by_seed']}"
+        )
     for kind, row in summary(report.results)["gradient_one_less_cosine_by_kind"].items():
         print(f"{kind:10} 1 - cosine: own {row['own']:.3g}, naive {row['naive']:.3g}")
 

@@ -33,7 +33,10 @@ def on_profile(case: Case) -> dict:
     made = case.profile
     least, most = least_bytes(made), evaluate(made, case.keep_tags)
     assert least is not None
-    rooms = [round(least.bytes + (most.saved_bytes - least.bytes) * i / (ROOMS - 1)) for i in range(ROOMS)]
+    rooms = [
+        round(least.bytes + (most.saved_bytes - least.bytes) * i / (ROOMS - 1))
+        for i in range(ROOMS)
+    ]
     seconds, processor, ratios, slack = [], [], [], []
     missed = worse = rising = 0
     before = float("inf")
@@ -109,19 +112,27 @@ def on_random_graphs() -> dict:
                 continue
             priced = got.seconds + (profiles.PRICE - 1) * got.cost.recompute_seconds
             tie = 2e-6 * max(1.0, max(p.priced for p in known))
-            counts["equal_to_brute_force"] += got.bytes <= room and priced <= want * (1 + SAME) + tie
+            counts["equal_to_brute_force"] += (
+                got.bytes <= room and priced <= want * (1 + SAME) + tie
+            )
             other = greedy(made, room=room)
             if other is None:
                 versus["greedy_found_none"] += 1
                 continue
             theirs = other.seconds + (profiles.PRICE - 1) * other.cost.recompute_seconds
-            outcome = "worse" if theirs > priced + tie else "better" if theirs < priced - tie else "equal"
+            outcome = (
+                "worse" if theirs > priced + tie else "better" if theirs < priced - tie else "equal"
+            )
             versus[f"greedy_{outcome}"] += 1
             if got.seconds > 0:
                 ratios.append(other.seconds / got.seconds)
 
     one()
-    return counts | versus | {"solve_seconds": _spread(seconds), "greedy_seconds_over_ours": _spread(ratios)}
+    return (
+        counts
+        | versus
+        | {"solve_seconds": _spread(seconds), "greedy_seconds_over_ours": _spread(ratios)}
+    )
 
 
 def _spread(values: list[float]) -> dict:
@@ -152,13 +163,16 @@ def main() -> None:
     graphs = report["random graphs"]
     report.summarise(
         {
-            "median of solve seconds on a real profile, largest": max(r["solve_seconds"]["median"] for r in real),
+            "median of solve seconds on a real profile, largest": max(
+                r["solve_seconds"]["median"] for r in real
+            ),
             "median of processor seconds on a real profile, largest": max(
                 r["processor_seconds"]["median"] for r in real
             ),
             "longest solve on a real profile": max(r["solve_seconds"]["max"] for r in real),
             "solves on real profiles": sum(r["solve_seconds"]["n"] for r in real),
-            "greedy better than the solver": sum(r["greedy_better"] for r in real) + graphs["greedy_better"],
+            "greedy better than the solver": sum(r["greedy_better"] for r in real)
+            + graphs["greedy_better"],
             "random solves equal to brute force or infeasible in both": [
                 graphs["equal_to_brute_force"] + graphs["infeasible_in_both"],
                 graphs["solves"],

@@ -29,11 +29,17 @@ def halves(first: Actions, last: Actions, layers: int) -> Actions:
 
 def measure(case: Case, actions: Actions | None) -> dict:
     compiled = case.verifier.compile(actions)[0].compiled
-    return {"bytes": compiled.total_bytes, "host_bytes": compiled.host_bytes, "flops": compiled.matmul_flops}
+    return {
+        "bytes": compiled.total_bytes,
+        "host_bytes": compiled.host_bytes,
+        "flops": compiled.matmul_flops,
+    }
 
 
 def compare(report: Report, config: str, target: str) -> None:
-    deviceless = Compiler(target) if Target.parse(target).platform == "cuda" else contextlib.nullcontext()
+    deviceless = (
+        Compiler(target) if Target.parse(target).platform == "cuda" else contextlib.nullcontext()
+    )
     with deviceless as compiler:
         of = lambda loop: Case(config, target, compiler, OtherTimes("h200"), [f"model.loop={loop}"])
         scan, stack = of("scan"), of("stack")
@@ -42,9 +48,18 @@ def compare(report: Report, config: str, target: str) -> None:
             if name in found and not report.has(key := f"{config} {target} {name}"):
                 actions = None if name == "keep everything" else found[name]
                 of_scan, of_stack = measure(scan, actions), measure(stack, actions)
-                report.add(key, {"scan": of_scan, "stack": of_stack, "ratio": of_stack["bytes"] / of_scan["bytes"]})
+                report.add(
+                    key,
+                    {
+                        "scan": of_scan,
+                        "stack": of_stack,
+                        "ratio": of_stack["bytes"] / of_scan["bytes"],
+                    },
+                )
         if not report.has(key := f"{config} {target} two groups"):
-            two = measure(stack, halves(found["solved 0.2"], found["keep"], stack.config.model.layers))
+            two = measure(
+                stack, halves(found["solved 0.2"], found["keep"], stack.config.model.layers)
+            )
             report.add(key, {"stack": two})
 
 

@@ -50,13 +50,22 @@ def main() -> None:
             steps[f"{name} {loop}"] = step.lower(*abstract(config)).compile()
         groups.append(steps)
     rows = {}
-    for what, seconds in zip(("clock", "cores"), _run.interleaved(configs["scan"], groups, args.rounds)):
+    for what, seconds in zip(
+        ("clock", "cores"), _run.interleaved(configs["scan"], groups, args.rounds)
+    ):
         for group in groups:
             of_scan, of_stack = (np.asarray(seconds[name]) for name in group)
             name = next(iter(group)).removesuffix(" scan")
             rows.setdefault(name, {})[what] = _run.quartiles((of_stack / of_scan).tolist())
     worst = max(r["cores"]["median"] for r in rows.values())
-    _run.write(args.out, {"rounds": args.rounds, "largest median ratio of cores' work": worst, "stack to scan": rows})
+    _run.write(
+        args.out,
+        {
+            "rounds": args.rounds,
+            "largest median ratio of cores' work": worst,
+            "stack to scan": rows,
+        },
+    )
     _run.say(f"largest median ratio {worst:.3f}: {args.out}")
 
 

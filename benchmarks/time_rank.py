@@ -26,7 +26,14 @@ from jaxmem._solver.greedy import greedy
 from jaxmem._solver.solve import least_bytes, open_choices, solve
 
 BUDGETS, GREEDY, RANDOM = 10, 3, 8
-NAMED = ("keep_everything", "keep_tags", "nothing_saveable", "save_qkv_proj", "minimal", "minimal_with_context")
+NAMED = (
+    "keep_everything",
+    "keep_tags",
+    "nothing_saveable",
+    "save_qkv_proj",
+    "minimal",
+    "minimal_with_context",
+)
 BASE = "keep_everything"
 
 
@@ -68,7 +75,9 @@ def main() -> None:
     for name, actions in chosen.items():
         steps[name] = _run.compile_step(config, jaxmem.remat_policy(Draft(actions)))
         _run.say(f"compiled {name} ({len(steps)}/{len(chosen)})")
-    seconds, worked = _run.interleaved(config, [{name: step} for name, step in steps.items()], args.rounds)
+    seconds, worked = _run.interleaved(
+        config, [{name: step} for name, step in steps.items()], args.rounds
+    )
     base = evaluate(profile, chosen[BASE]).seconds
     rows = []
     for name, actions in chosen.items():
@@ -77,14 +86,18 @@ def main() -> None:
             {
                 "plan": name,
                 "predicted_extra_seconds": cost.seconds - base,
-                "measured_ratio": _run.quartiles([s / b for s, b in zip(seconds[name], seconds[BASE])]),
+                "measured_ratio": _run.quartiles(
+                    [s / b for s, b in zip(seconds[name], seconds[BASE])]
+                ),
                 "measured_seconds": _run.quartiles(seconds[name]),
                 "least_seconds": min(seconds[name]),
                 "core_seconds": _run.quartiles(worked[name]),
                 "core_ratio": _run.quartiles([s / b for s, b in zip(worked[name], worked[BASE])]),
                 "saved_bytes": cost.saved_bytes,
                 "compiled_bytes": total_bytes(steps[name]),
-                "actions": {b: {t: str(c) for t, c in choices.items()} for b, choices in actions.items()},
+                "actions": {
+                    b: {t: str(c) for t, c in choices.items()} for b, choices in actions.items()
+                },
             }
         )
     rows.sort(key=lambda r: r["predicted_extra_seconds"])
@@ -102,7 +115,9 @@ def main() -> None:
     }
     _run.write(args.out, results)
     for r in rows:
-        low, mid, high = (r["measured_ratio"][k] for k in ("lower_quartile", "median", "upper_quartile"))
+        low, mid, high = (
+            r["measured_ratio"][k] for k in ("lower_quartile", "median", "upper_quartile")
+        )
         size = f"{r['compiled_bytes'] / 2**20:.0f} MiB"
         print(
             f"{r['plan']:20} predicted {r['predicted_extra_seconds'] * 1e3:+8.1f} ms   measured x{mid:.3f}"

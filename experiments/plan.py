@@ -13,10 +13,15 @@ from experiments.running.record import check_folder
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser(
-        "experiments.plan", "Plan an experiment's training step for a budget and a target; train nothing."
+        "experiments.plan",
+        "Plan an experiment's training step for a budget and a target; train nothing.",
     )
-    parser.add_argument("--budget", help='bytes, "12GiB" or "90%%" (default: the config\'s; else the usable memory)')
-    parser.add_argument("--target", help='"local", or a named GPU such as "h200" (default: the config\'s)')
+    parser.add_argument(
+        "--budget", help='bytes, "12GiB" or "90%%" (default: the config\'s; else the usable memory)'
+    )
+    parser.add_argument(
+        "--target", help='"local", or a named GPU such as "h200" (default: the config\'s)'
+    )
     args = parser.parse_intermixed_args(argv)
 
     def work() -> None:
@@ -30,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def plan_only(config: Config, budget: str | None, target: str | None, out: pathlib.Path) -> None:
     wanted = config.plan.budget if budget is None else int(budget) if budget.isdecimal() else budget
     if wanted == UNPLANNED:
-        raise InputError("plan.budget: got 'none'; allowed here: a number of bytes, a text such as '12GiB' or '90%'")
+        raise InputError(
+            "plan.budget: got 'none'; allowed here: a number of bytes, a text such as '12GiB' or '90%'"
+        )
     if config.remat.policy != "plan":
         raise InputError(
             f"remat.policy: got {config.remat.policy!r}; allowed here: 'plan', since nothing else is planned"

@@ -20,19 +20,36 @@ from experiments.data.text import text as data
 from experiments.errors import DivergedError
 from experiments.models.registry import registry as models
 from experiments.running.planning import Ready, prepare
-from experiments.running.record import Progress, check_folder, course, recording, results, write_json
+from experiments.running.record import (
+    Progress,
+    check_folder,
+    course,
+    recording,
+    results,
+    write_json,
+)
 from experiments.steps.step import State, init_state, make_loss
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = cli.parser("experiments.train", "Train an experiment under a plan for its budget, then evaluate it.")
+    parser = cli.parser(
+        "experiments.train", "Train an experiment under a plan for its budget, then evaluate it."
+    )
     args = parser.parse_intermixed_args(argv)
 
     def work() -> None:
         name = pathlib.Path(args.config).stem
         config = cli.settings(args.config, args.overrides)
         out = check_folder(args.out or pathlib.Path("runs") / name)
-        command = ["python", "-m", "experiments.train", args.config, *args.overrides, "--out", str(out)]
+        command = [
+            "python",
+            "-m",
+            "experiments.train",
+            args.config,
+            *args.overrides,
+            "--out",
+            str(out),
+        ]
         train(name, config, out, shlex.join(command))
 
     return cli.exit_code(work)
@@ -48,11 +65,16 @@ def train(name: str, config: Config, out: pathlib.Path, command: str | None = No
         print(ready.plan, flush=True)
         if ready.compiled_bytes > ready.plan.budget_bytes:
             over = f"{ready.compiled_bytes:,} bytes of a budget of {ready.plan.budget_bytes:,}"
-            print(f"warning: on this device the plan for {ready.plan.target} takes {over}", file=sys.stderr)
+            print(
+                f"warning: on this device the plan for {ready.plan.target} takes {over}",
+                file=sys.stderr,
+            )
     with results(out):
         if ready.plan is not None:
             ready.plan.save(out / "plan.json")
-        progress = Progress(config.train.steps, config.train.log_every, config.train.batch * config.train.sequence)
+        progress = Progress(
+            config.train.steps, config.train.log_every, config.train.batch * config.train.sequence
+        )
         rows: list[dict] = []
         val_loss, stopped = None, None
         try:
@@ -74,7 +96,12 @@ def train(name: str, config: Config, out: pathlib.Path, command: str | None = No
 
 
 def loop(
-    config: Config, step: Callable, text: data.Text, progress: Progress, rows: list[dict], path: pathlib.Path
+    config: Config,
+    step: Callable,
+    text: data.Text,
+    progress: Progress,
+    rows: list[dict],
+    path: pathlib.Path,
 ) -> State:
     """Trains from the first state; appends to `rows` and to the file at `path`, a step behind the device."""
     state = jax.jit(functools.partial(init_state, config))()
@@ -94,14 +121,20 @@ def evaluate(config: Config, state: State, text: data.Text) -> float:
     """Mean validation loss in nats a prediction, over windows spread evenly, without dropout."""
     t, loss = config.train, jax.jit(make_loss(config))
     batches = data.windows(text.validation, t.eval_batches, t.batch, t.sequence)
-    values = [float(loss(state.params, models.batch(config, rows, i))) for i, rows in enumerate(batches)]
+    values = [
+        float(loss(state.params, models.batch(config, rows, i))) for i, rows in enumerate(batches)
+    ]
     value = sum(values) / len(values)
     if not math.isfinite(value):
-        raise DivergedError(f"the validation loss is {value} after {t.steps} steps; lower optimizer.learning_rate")
+        raise DivergedError(
+            f"the validation loss is {value} after {t.steps} steps; lower optimizer.learning_rate"
+        )
     return value
 
 
-def _summary(name: str, config: Config, ready: Ready, rows: list[dict], speed: float | None) -> dict:
+def _summary(
+    name: str, config: Config, ready: Ready, rows: list[dict], speed: float | None
+) -> dict:
     plan = ready.plan
     return {
         "config": name,
@@ -115,7 +148,11 @@ def _summary(name: str, config: Config, ready: Ready, rows: list[dict], speed: f
         "baseline_bytes": ready.baseline_bytes,
         "tokens_per_second": speed,
         "plan_seconds": plan
-        and {"profile": plan.profile_seconds, "solve": plan.solve_seconds, "compile": plan.compile_seconds},
+        and {
+            "profile": plan.profile_seconds,
+            "solve": plan.solve_seconds,
+            "compile": plan.compile_seconds,
+        },
         "compiles": plan.compiles if plan else ready.compiles,
         "time_source": plan and plan.time_source,
         "jax_version": jax.__version__,

@@ -32,26 +32,47 @@ from experiments.errors import DivergedError
 from experiments.models.registry import glue as glue_model
 from experiments.running.glue_metrics import measure
 from experiments.running.planning import Ready, prepare
-from experiments.running.record import Progress, check_folder, course, recording, results, write_json
+from experiments.running.record import (
+    Progress,
+    check_folder,
+    course,
+    recording,
+    results,
+    write_json,
+)
 from experiments.steps.step import State, init_state
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = cli.parser("experiments.train_glue", "Fine-tune a BERT on a GLUE task, then evaluate it.")
+    parser = cli.parser(
+        "experiments.train_glue", "Fine-tune a BERT on a GLUE task, then evaluate it."
+    )
     args = parser.parse_intermixed_args(argv)
 
     def work() -> None:
         name = pathlib.Path(args.config).stem
         config = cli.in_its_dtype(load(args.config, args.overrides, GlueConfig))
         out = check_folder(args.out or pathlib.Path("runs") / name)
-        command = ["python", "-m", "experiments.train_glue", args.config, *args.overrides, "--out", str(out)]
+        command = [
+            "python",
+            "-m",
+            "experiments.train_glue",
+            args.config,
+            *args.overrides,
+            "--out",
+            str(out),
+        ]
         train(name, config, out, shlex.join(command))
 
     return cli.exit_code(work)
 
 
 def train(
-    name: str, config: GlueConfig, out: pathlib.Path, command: str | None = None, pretrained: dict | None = None
+    name: str,
+    config: GlueConfig,
+    out: pathlib.Path,
+    command: str | None = None,
+    pretrained: dict | None = None,
 ) -> dict:
     """The whole run; returns what summary.json says, `command`, which makes it again, included.
 
@@ -77,14 +98,21 @@ def train(
         except KeyboardInterrupt as error:
             stopped = error
         summary = _summary(name, config, ready, rows, found)
-        summary |= {"seconds": time.perf_counter() - begun, "interrupted": stopped is not None, "command": command}
+        summary |= {
+            "seconds": time.perf_counter() - begun,
+            "interrupted": stopped is not None,
+            "command": command,
+        }
         write_json(out / "summary.json", summary)
         if ready.plan is not None:
             ready.plan.report(out / "report.html", run=out)
         if stopped is not None:
             raise stopped
     for side, measured in found.items():
-        print(f"{side}: {', '.join(f'{name} {value:.4f}' for name, value in measured.items())}", file=sys.stderr)
+        print(
+            f"{side}: {', '.join(f'{name} {value:.4f}' for name, value in measured.items())}",
+            file=sys.stderr,
+        )
     print(f"results in {out}", file=sys.stderr)
     return summary
 
@@ -97,7 +125,12 @@ def first_state(config: GlueConfig, pretrained: dict | None) -> State:
 
 
 def loop(
-    config: GlueConfig, step: Callable, state: State, examples: Examples, rows: list[dict], path: pathlib.Path
+    config: GlueConfig,
+    step: Callable,
+    state: State,
+    examples: Examples,
+    rows: list[dict],
+    path: pathlib.Path,
 ) -> State:
     """Trains from `state`; appends to `rows` and to the file at `path`, a step behind the device."""
     t = config.train
@@ -107,12 +140,16 @@ def loop(
         path, rows, progress, "lower optimizer.learning_rate, or clip tighter (optimizer.clip_at)"
     ) as behind:
         for number in range(1, t.steps + 1):
-            state, metrics = step(state, glue_text.sample(examples, t.seed, number, t.batch, t.sequence))
+            state, metrics = step(
+                state, glue_text.sample(examples, t.seed, number, t.batch, t.sequence)
+            )
             behind(number, metrics)
     return state
 
 
-def evaluate(config: GlueConfig, params: dict, validation: dict[str, Examples]) -> dict[str, dict[str, float]]:
+def evaluate(
+    config: GlueConfig, params: dict, validation: dict[str, Examples]
+) -> dict[str, dict[str, float]]:
     """Of each file: mean loss, in nats or a score squared, and the task's metrics, over all examples, without dropout."""
     t, task, scores = config.train, TASKS[config.data.task], jax.jit(glue_model.scores(config))
 
@@ -121,7 +158,9 @@ def evaluate(config: GlueConfig, params: dict, validation: dict[str, Examples]) 
         scores_NK = np.concatenate([scores(params, batch) for batch in batches])
         loss = float(glue_model.losses(task, scores_NK, examples.labels).mean())
         if not math.isfinite(loss):
-            raise DivergedError(f"the validation loss is {loss} after {t.steps} steps; lower optimizer.learning_rate")
+            raise DivergedError(
+                f"the validation loss is {loss} after {t.steps} steps; lower optimizer.learning_rate"
+            )
         predicted_N = scores_NK.argmax(-1) if task.labels else scores_NK[:, 0]
         assert examples.labels is not None, "no test file is measured"
         return {"loss": loss} | measure(task, examples.labels, predicted_N)

@@ -20,19 +20,36 @@ from experiments.config.images import ImageConfig
 from experiments.data.text import images as image_data
 from experiments.errors import DivergedError, InputError
 from experiments.models.registry import resnet
-from experiments.running.record import Progress, check_folder, course, recording, results, write_json
+from experiments.running.record import (
+    Progress,
+    check_folder,
+    course,
+    recording,
+    results,
+    write_json,
+)
 from experiments.steps.images import State, init_state, make_step
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = cli.parser("experiments.train_images", "Train a ResNet to classify images, then evaluate it.")
+    parser = cli.parser(
+        "experiments.train_images", "Train a ResNet to classify images, then evaluate it."
+    )
     args = parser.parse_intermixed_args(argv)
 
     def work() -> None:
         name = pathlib.Path(args.config).stem
         config = cli.in_its_dtype(load(args.config, args.overrides, ImageConfig))
         out = check_folder(args.out or pathlib.Path("runs") / name)
-        command = ["python", "-m", "experiments.train_images", args.config, *args.overrides, "--out", str(out)]
+        command = [
+            "python",
+            "-m",
+            "experiments.train_images",
+            args.config,
+            *args.overrides,
+            "--out",
+            str(out),
+        ]
         train(name, config, out, shlex.join(command))
 
     return cli.exit_code(work)
@@ -53,12 +70,19 @@ def train(name: str, config: ImageConfig, out: pathlib.Path, command: str | None
         except KeyboardInterrupt as error:
             stopped = error
         summary = _summary(name, config, images, rows) | found
-        summary |= {"seconds": time.perf_counter() - begun, "interrupted": stopped is not None, "command": command}
+        summary |= {
+            "seconds": time.perf_counter() - begun,
+            "interrupted": stopped is not None,
+            "command": command,
+        }
         write_json(out / "summary.json", summary)
         if stopped is not None:
             raise stopped
     accuracy = f"accuracy {found['val_accuracy']:.4f}"
-    print(f"validation loss {found['val_loss']:.4f} nats, {accuracy}; results in {out}", file=sys.stderr)
+    print(
+        f"validation loss {found['val_loss']:.4f} nats, {accuracy}; results in {out}",
+        file=sys.stderr,
+    )
     return summary
 
 
@@ -66,13 +90,20 @@ def read(config: ImageConfig) -> image_data.Images:
     """The experiment's images, if its model has their classes."""
     images = image_data.read(config.data.path, config.data.size)
     if images.classes != config.model.classes:
-        raise InputError(f"model.classes: got {config.model.classes}; allowed for {images.source}: {images.classes}")
+        raise InputError(
+            f"model.classes: got {config.model.classes}; allowed for {images.source}: {images.classes}"
+        )
     return images
 
 
-def loop(config: ImageConfig, images: image_data.Images, rows: list[dict], path: pathlib.Path) -> State:
+def loop(
+    config: ImageConfig, images: image_data.Images, rows: list[dict], path: pathlib.Path
+) -> State:
     """Trains from the first state; appends to `rows` and to the file at `path`, a step behind the device."""
-    state, step = jax.jit(functools.partial(init_state, config))(), jax.jit(make_step(config), donate_argnums=0)
+    state, step = (
+        jax.jit(functools.partial(init_state, config))(),
+        jax.jit(make_step(config), donate_argnums=0),
+    )
     t = config.train
     progress = Progress(t.steps, t.log_every, 0)  # its speed is in tokens
 
@@ -96,7 +127,11 @@ def evaluate(config: ImageConfig, state: State, images: image_data.Images) -> di
     loss = right = count = 0.0
     for batch in image_data.windows(images.validation, t.eval_batches, t.batch):
         batch_loss, batch_right = sums(batch)
-        loss, right, count = loss + float(batch_loss), right + float(batch_right), count + len(batch["labels"])
+        loss, right, count = (
+            loss + float(batch_loss),
+            right + float(batch_right),
+            count + len(batch["labels"]),
+        )
     if not math.isfinite(loss):
         raise DivergedError(
             f"the validation loss is {loss / count} after {t.steps} steps; lower optimizer.learning_rate"

@@ -18,7 +18,9 @@ def __getattr__(name: str):
     try:
         return getattr(_public, name)
     except AttributeError:
-        raise AttributeError(f"module 'jaxmem' has no attribute {name!r}; it has {', '.join(__dir__())}") from None
+        raise AttributeError(
+            f"module 'jaxmem' has no attribute {name!r}; it has {', '.join(__dir__())}"
+        ) from None
 
 
 def __dir__() -> list[str]:

@@ -15,11 +15,15 @@ def stacked(layers: Sequence):
     Raises StackError if a layer differs from the first, naming both.
     """
     if not layers:
-        raise StackError("stacked: `layers` is empty; expected the parameters of at least one layer")
+        raise StackError(
+            "stacked: `layers` is empty; expected the parameters of at least one layer"
+        )
     first = jax.tree.leaves_with_path(layers[0])
     for i, layer in enumerate(layers):
         if (got := jax.tree.structure(layer)) != (expected := jax.tree.structure(layers[0])):
-            raise StackError(f"stacked: layer {i} of `layers` is {got}, and layer 0 {expected}; expected the same tree")
+            raise StackError(
+                f"stacked: layer {i} of `layers` is {got}, and layer 0 {expected}; expected the same tree"
+            )
         for (path, a), b in zip(first, jax.tree.leaves(layer)):
             if (jnp.shape(a), jnp.result_type(a)) != (jnp.shape(b), jnp.result_type(b)):
                 raise StackError(

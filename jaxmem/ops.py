@@ -28,7 +28,9 @@ def _self_tagged(forward, tangent):
     @operation.defjvp
     def _(name, kind, codec, static, primals, tangents):
         (x,), (t,) = primals, tangents
-        y = tagged(x, name, kind, codec, static)  # not `operation`: the tag would hide inside custom_jvp_call
+        y = tagged(
+            x, name, kind, codec, static
+        )  # not `operation`: the tag would hide inside custom_jvp_call
         wide = _wide(x.dtype)
         return y, tangent(y.astype(wide), t.astype(wide), *static).astype(x.dtype)
 

@@ -23,7 +23,10 @@ from jaxmem_kernels import references as only_references
 WIDTH = 4096
 SIZES = tuple(2**n for n in (20, 22, 24, 26, 28, 30))
 SMALL = (2**16,)
-PASS, MOST = 2**28, 24  # values of one program at least, in so many tensors at most: their compiling takes time
+PASS, MOST = (
+    2**28,
+    24,
+)  # values of one program at least, in so many tensors at most: their compiling takes time
 CODECS: dict[str, Any] = {
     "grouped_symmetric": codecs.GroupedSymmetric(),
     "grouped_symmetric stochastic": codecs.GroupedSymmetric(stochastic=True),
@@ -36,7 +39,12 @@ WAYS = ("encode", "decode")
 
 
 def points(small: bool = False) -> list[str]:
-    return [f"{name} {way} {size}" for name in CODECS for size in (SMALL if small else SIZES) for way in WAYS]
+    return [
+        f"{name} {way} {size}"
+        for name in CODECS
+        for size in (SMALL if small else SIZES)
+        for way in WAYS
+    ]
 
 
 def measure(point: str) -> dict:

@@ -2,13 +2,17 @@
 
 import os
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # read when jax is imported; child processes inherit it
+os.environ.setdefault(
+    "JAX_PLATFORMS", "cpu"
+)  # read when jax is imported; child processes inherit it
 
 import hypothesis
 import jax
 import pytest
 
-hypothesis.settings.register_profile("default", deadline=None, derandomize=bool(os.environ.get("CI")))
+hypothesis.settings.register_profile(
+    "default", deadline=None, derandomize=bool(os.environ.get("CI"))
+)
 hypothesis.settings.load_profile("default")
 
 

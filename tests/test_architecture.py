@@ -13,7 +13,17 @@ pytestmark = pytest.mark.core
 ROOT = pathlib.Path(__file__).parent.parent
 FOLDERS = ("jaxmem", "kernels", "experiments", "benchmarks", "tests")
 FIRST_PARTY = ("jaxmem", "jaxmem_kernels", "experiments", "benchmarks", "tests")
-NO_JAX = ("_types", "_errors", "_solve", "_program", "_demand", "_check", "_greedy", "_evaluate", "_memory_model")
+NO_JAX = (
+    "_types",
+    "_errors",
+    "_solve",
+    "_program",
+    "_demand",
+    "_check",
+    "_greedy",
+    "_evaluate",
+    "_memory_model",
+)
 JAX_INTERNALS = {"jaxmem._tags.tag", "jaxmem._jax.jaxpr", "jaxmem._jax.export"}
 
 
@@ -43,13 +53,19 @@ def imports(source: str) -> set[Import]:
         if isinstance(node, ast.Import):
             found |= {Import(alias.name, id(node) in top) for alias in node.names}
             names |= {
-                alias.asname or alias.name.split(".")[0]: alias.name if alias.asname else alias.name.split(".")[0]
+                alias.asname or alias.name.split(".")[0]: alias.name
+                if alias.asname
+                else alias.name.split(".")[0]
                 for alias in node.names
             }
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative import"
-            found |= {Import(f"{node.module}.{alias.name}", id(node) in top) for alias in node.names}
-            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {
+                Import(f"{node.module}.{alias.name}", id(node) in top) for alias in node.names
+            }
+            names |= {
+                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
+            }
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             head, _, rest = ast.unparse(node).partition(".")
@@ -68,7 +84,9 @@ def module_of(path: pathlib.Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-PATHS = {module_of(path): path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))}
+PATHS = {
+    module_of(path): path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))
+}
 IMPORTS = {module: imports(path.read_text()) for module, path in PATHS.items()}
 
 EXPORTED = {
@@ -92,7 +110,9 @@ def ours(name: str) -> str | None:
 
 
 def top_level_dependencies(module: str) -> set[str]:
-    return {file for name, top in IMPORTS[module] if top and (file := ours(name)) and file != module}
+    return {
+        file for name, top in IMPORTS[module] if top and (file := ours(name)) and file != module
+    }
 
 
 def reached(module: str) -> set[str]:
@@ -105,36 +125,59 @@ def reached(module: str) -> set[str]:
 
 
 def violations(modules, forbidden) -> list[str]:
-    return [f"{m} imports {name}" for m in modules for name, _ in sorted(IMPORTS[m]) if forbidden(name)]
+    return [
+        f"{m} imports {name}" for m in modules for name, _ in sorted(IMPORTS[m]) if forbidden(name)
+    ]
 
 
 def private(name: str) -> bool:
     """A name of jaxmem that is neither public nor an attribute of a public one; the command's module is public too."""
     head, _, rest = name.partition(".")
-    return head == "jaxmem" and rest != "" and (rest.split(".")[0] not in PUBLIC | {"cli"} or "._" in name)
+    return (
+        head == "jaxmem"
+        and rest != ""
+        and (rest.split(".")[0] not in PUBLIC | {"cli"} or "._" in name)
+    )
 
 
 def test_every_package_is_looked_at():
-    assert all(in_package(package) for package in ("jaxmem", "jaxmem_kernels", "experiments", "tests"))
-    assert {"jaxmem._core.actions", "jaxmem.errors", "jaxmem._tags.tag", "jaxmem._jax.jaxpr"} <= set(PATHS)
+    assert all(
+        in_package(package) for package in ("jaxmem", "jaxmem_kernels", "experiments", "tests")
+    )
+    assert {
+        "jaxmem._core.actions",
+        "jaxmem.errors",
+        "jaxmem._tags.tag",
+        "jaxmem._jax.jaxpr",
+    } <= set(PATHS)
 
 
 def test_the_words_and_the_errors_import_nothing_of_ours_but_each_other():
     words = ["jaxmem._core.actions", "jaxmem.errors"]
-    assert violations(words, lambda name: within(name, *FIRST_PARTY) and not within(name, *words)) == []
+    assert (
+        violations(words, lambda name: within(name, *FIRST_PARTY) and not within(name, *words))
+        == []
+    )
 
 
 def test_planning_is_free_of_jax():
     planning = [
-        m for m in in_package("jaxmem") if any(within(m, f"jaxmem.{n}") or m.startswith(f"jaxmem.{n}_") for n in NO_JAX)
+        m
+        for m in in_package("jaxmem")
+        if any(within(m, f"jaxmem.{n}") or m.startswith(f"jaxmem.{n}_") for n in NO_JAX)
     ]
     assert len(planning) >= len(NO_JAX)
     files = {file for module in planning for file in reached(module)}
-    assert violations(sorted(files), lambda name: within(name, "jax", "jaxlib", "flax", "optax")) == []
+    assert (
+        violations(sorted(files), lambda name: within(name, "jax", "jaxlib", "flax", "optax")) == []
+    )
 
 
 def test_kernels_never_import_jaxmem():
-    assert violations(in_package("jaxmem_kernels"), lambda name: within(name, "jaxmem", "experiments")) == []
+    assert (
+        violations(in_package("jaxmem_kernels"), lambda name: within(name, "jaxmem", "experiments"))
+        == []
+    )
 
 
 def test_the_library_never_imports_what_is_built_on_it():
@@ -148,9 +191,16 @@ def test_the_library_never_imports_what_is_built_on_it():
     ]  # optax transformations
     others = [module for module in in_package("jaxmem") if module not in adapters + optimizers]
     assert violations(others, lambda name: within(name, *above)) == []
-    assert violations(optimizers, lambda name: within(name, *above) and not within(name, "optax")) == []
-    assert violations(adapters, lambda name: within(name, *above) and not within(name, "flax")) == []
-    assert not any(within(name, "flax") for module in adapters for name, top in IMPORTS[module] if top)
+    assert (
+        violations(optimizers, lambda name: within(name, *above) and not within(name, "optax"))
+        == []
+    )
+    assert (
+        violations(adapters, lambda name: within(name, *above) and not within(name, "flax")) == []
+    )
+    assert not any(
+        within(name, "flax") for module in adapters for name, top in IMPORTS[module] if top
+    )
 
 
 @pytest.mark.parametrize("package", ["experiments"])
@@ -159,24 +209,34 @@ def test_users_of_the_library_import_only_its_public_names(package):
 
 
 def test_experiments_never_import_benchmarks_or_tests():
-    assert violations(in_package("experiments"), lambda name: within(name, "benchmarks", "tests")) == []
+    assert (
+        violations(in_package("experiments"), lambda name: within(name, "benchmarks", "tests"))
+        == []
+    )
 
 
 def test_few_files_touch_jax_internals():
     others = [module for module in in_package("jaxmem") if module not in JAX_INTERNALS]
-    others += [m for m in in_package("jaxmem_kernels") if m != "jaxmem_kernels.dispatch"]  # which makes primitives
+    others += [
+        m for m in in_package("jaxmem_kernels") if m != "jaxmem_kernels.dispatch"
+    ]  # which makes primitives
     others += in_package("experiments") + in_package("benchmarks")
     assert violations(others, lambda name: within(name, "jax.extend", "jax.interpreters")) == []
     assert violations(PATHS, lambda name: within(name, "jax._src", "jaxlib")) == []
 
 
 def test_no_import_cycles():
-    cycles = [m for m in PATHS for dependency in top_level_dependencies(m) if m in reached(dependency)]
+    cycles = [
+        m for m in PATHS for dependency in top_level_dependencies(m) if m in reached(dependency)
+    ]
     assert cycles == []
 
 
 def test_files_are_short():
-    lengths = {m: len(PATHS[m].read_text().splitlines()) for m in in_package("jaxmem") + in_package("jaxmem_kernels")}
+    lengths = {
+        m: len(PATHS[m].read_text().splitlines())
+        for m in in_package("jaxmem") + in_package("jaxmem_kernels")
+    }
     assert {module: length for module, length in lengths.items() if length > 300} == {}
     assert statistics.median(lengths.values()) <= 150
 
@@ -206,8 +266,18 @@ def test_imports_are_found(source, name, top):
 
 @pytest.mark.parametrize(
     ("name", "is_private"),
-    [("jaxmem", False), ("jaxmem.plan", False), ("jaxmem.codecs.parse", False), ("jaxmem._plan.plan", True)]
-    + [("jaxmem._plan.plan.plan", True), ("jaxmem.codecs._table", True), ("jaxmem.secret", True), ("jax._src", False)],
+    [
+        ("jaxmem", False),
+        ("jaxmem.plan", False),
+        ("jaxmem.codecs.parse", False),
+        ("jaxmem._plan.plan", True),
+    ]
+    + [
+        ("jaxmem._plan.plan.plan", True),
+        ("jaxmem.codecs._table", True),
+        ("jaxmem.secret", True),
+        ("jax._src", False),
+    ],
 )
 def test_private_names_are_known(name, is_private):
     assert private(name) == is_private

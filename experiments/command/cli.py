@@ -14,12 +14,19 @@ from experiments.errors import BAD_INPUT, DIVERGED, INTERRUPTED, DivergedError, 
 
 
 def parser(program: str, description: str) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog=f"python -m {program}", description=description, allow_abbrev=False)
+    made = argparse.ArgumentParser(
+        prog=f"python -m {program}", description=description, allow_abbrev=False
+    )
     made.add_argument("config", help="a TOML file, or the name of one in configs/")
     made.add_argument(
-        "overrides", nargs="*", metavar="section.key=value", help="settings on top, such as train.steps=20"
+        "overrides",
+        nargs="*",
+        metavar="section.key=value",
+        help="settings on top, such as train.steps=20",
     )
-    made.add_argument("--out", metavar="DIR", help="where results go (default: runs/ and the config's name)")
+    made.add_argument(
+        "--out", metavar="DIR", help="where results go (default: runs/ and the config's name)"
+    )
     return made
 
 

@@ -18,7 +18,9 @@ FOLDER = pathlib.Path(__file__).parents[2] / "configs"
 def load(name: str, overrides: typing.Sequence[str] = ()) -> Config: ...
 @typing.overload
 def load(name: str, overrides: typing.Sequence[str], schema: type[C]) -> C: ...
-def load(name: str, overrides: typing.Sequence[str] = (), schema: type[pydantic.BaseModel] = Config) -> Any:
+def load(
+    name: str, overrides: typing.Sequence[str] = (), schema: type[pydantic.BaseModel] = Config
+) -> Any:
     """The experiment `name`, a path or the name of a file in `configs/`, with `key.sub=value` settings on top.
 
     Fewer `train.steps` than the file's `optimizer.warmup` shorten that too, unless it is among the settings. `schema`: the
@@ -49,7 +51,9 @@ def find(name: str) -> pathlib.Path:
     path = pathlib.Path(name)
     if path.suffix == ".toml" or len(path.parts) > 1:
         if not path.is_file():
-            raise InputError(f"{name}: no such config file; give a TOML file, or a name: {', '.join(_names())}")
+            raise InputError(
+                f"{name}: no such config file; give a TOML file, or a name: {', '.join(_names())}"
+            )
         return path
     if name not in _names():
         raise InputError(
@@ -66,7 +70,9 @@ def parse_override(text: str) -> tuple[str, Any]:
     """`train.steps=20` -> ("train.steps", 20). Values are TOML; what is not TOML is a string."""
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not key or not all(part.isidentifier() for part in key.split(".")):
-        raise InputError(f"override {text!r}: got no setting; allowed: section.key=value, such as train.steps=20")
+        raise InputError(
+            f"override {text!r}: got no setting; allowed: section.key=value, such as train.steps=20"
+        )
     try:
         parsed = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
@@ -90,14 +96,18 @@ def _shorten_warmup(data: dict) -> None:
         optimizer["warmup"] = min(warmup, max(0, steps))
 
 
-def _explain(error: pydantic.ValidationError, data: dict, path: str, sources: dict[str, str], schema: Any) -> str:
+def _explain(
+    error: pydantic.ValidationError, data: dict, path: str, sources: dict[str, str], schema: Any
+) -> str:
     problems: dict[str, list[Any]] = {}  # a union reports one problem for each of its members
     for problem in error.errors(include_url=False):
         problems.setdefault(_key(problem["loc"], data), []).append(problem)
     lines = []
     for key, group in problems.items():
         line = _line(key, group, schema)
-        cause = next((text for k, text in sources.items() if k in line or k.startswith(f"{key}.")), None)
+        cause = next(
+            (text for k, text in sources.items() if k in line or k.startswith(f"{key}.")), None
+        )
         lines.append(f"{path}{f' with override {cause!r}' if cause else ''}: {line}")
     return "\n".join(lines)
 

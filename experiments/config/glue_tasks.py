@@ -37,7 +37,9 @@ TASKS: dict[TaskName, Task] = {
     "SST-2": Task(SENTENCE, NO_YES),
     "MRPC": Task(("#1 String", "#2 String"), NO_YES, ("accuracy", "f1"), label="Quality"),
     "STS-B": Task(PAIR, (), ("pearson", "spearman"), label="score"),
-    "QQP": Task(("question1", "question2"), NO_YES, ("accuracy", "f1"), label="is_duplicate", divided=True),
+    "QQP": Task(
+        ("question1", "question2"), NO_YES, ("accuracy", "f1"), label="is_duplicate", divided=True
+    ),
     "MNLI": Task(
         PAIR,
         ("entailment", "neutral", "contradiction"),

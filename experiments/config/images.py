@@ -15,11 +15,15 @@ class Model(Section):
     width: Count = 64  # channels after the stem; a stage ends with 4, 8, 16 and 32 times as many
     classes: Annotated[int, Field(ge=2)]
     stem: Literal["imagenet", "small"]
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the computation; parameters are float32 at least
+    dtype: Literal["float32", "bfloat16", "float64"] = (
+        "float32"  # of the computation; parameters are float32 at least
+    )
 
 
 class Data(Section):
-    path: Annotated[str, Field(min_length=1)] | None = None  # of CIFAR or ImageNet; left out: scikit-learn's digits
+    path: Annotated[str, Field(min_length=1)] | None = (
+        None  # of CIFAR or ImageNet; left out: scikit-learn's digits
+    )
     size: Count | None = None  # height and width; left out: the data's own, 224 for ImageNet
 
 
@@ -81,7 +85,9 @@ class ImageConfig(Section):
     def _agrees(self) -> Self:
         o, t = self.optimizer, self.train
         if o.warmup > t.steps:
-            raise ValueError(f"optimizer.warmup: got {o.warmup}; allowed: at most train.steps, {t.steps}")
+            raise ValueError(
+                f"optimizer.warmup: got {o.warmup}; allowed: at most train.steps, {t.steps}"
+            )
         if o.accumulation == "none" and t.microbatches > 1:
             raise ValueError(
                 f"train.microbatches: got {t.microbatches}; allowed with optimizer.accumulation = 'none': 1, since the"

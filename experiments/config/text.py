@@ -45,19 +45,27 @@ class Model(Section):
     layers: Count
     width: Count
     heads: Count
-    vocab: Annotated[int, Field(ge=256)] = 256  # text is read as bytes; a larger vocabulary only has its size
+    vocab: Annotated[int, Field(ge=256)] = (
+        256  # text is read as bytes; a larger vocabulary only has its size
+    )
     dropout: Probability = 0.0  # of both residual branches
     attention_dropout: Probability = 0.0
     attention: Literal["materialized", "fused"] = "materialized"
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the computation; parameters are float32 at least
+    dtype: Literal["float32", "bfloat16", "float64"] = (
+        "float32"  # of the computation; parameters are float32 at least
+    )
     loop: Literal["scan", "stack"] = "scan"  # over the layers: jax.lax.scan, or jaxmem.stack
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Self:
         if self.width % self.heads:
-            raise ValueError(f"model.width: got {self.width}; allowed: a multiple of model.heads, {self.heads}")
+            raise ValueError(
+                f"model.width: got {self.width}; allowed: a multiple of model.heads, {self.heads}"
+            )
         if self.kind == "bert" and self.vocab < 257:
-            raise ValueError(f"model.vocab: got {self.vocab}; allowed for a BERT: at least 257, bytes and [MASK]")
+            raise ValueError(
+                f"model.vocab: got {self.vocab}; allowed for a BERT: at least 257, bytes and [MASK]"
+            )
         if self.attention == "fused" and self.attention_dropout:
             raise ValueError(
                 f"model.attention_dropout: got {self.attention_dropout}; allowed with model.attention = 'fused': 0.0,"
@@ -67,7 +75,9 @@ class Model(Section):
 
 
 class Data(Section):
-    path: Annotated[str, Field(min_length=1)] | None = None  # a text file or a folder; left out: the standard library
+    path: Annotated[str, Field(min_length=1)] | None = (
+        None  # a text file or a folder; left out: the standard library
+    )
 
 
 class Train(Section):

@@ -54,7 +54,9 @@ class Array:
             raise ValueError("an array without its values")
         _, shape, dtype, by_columns, data = self.state
         if not isinstance(dtype, Dtype) or dtype.name not in ("u1", "uint8"):
-            raise ValueError(f"an array of {getattr(dtype, 'name', type(dtype).__name__)}, and only u1 is allowed")
+            raise ValueError(
+                f"an array of {getattr(dtype, 'name', type(dtype).__name__)}, and only u1 is allowed"
+            )
         if not isinstance(data, bytes):
             raise ValueError(f"an array whose values are a {type(data).__name__}")
         return np.frombuffer(data, np.uint8).reshape(shape, order="F" if by_columns else "C")
@@ -86,7 +88,10 @@ def _load(path: pathlib.Path) -> dict:
         with path.open("rb") as file:
             found = Arrays(file, encoding="bytes").load()
         if isinstance(found, dict):
-            found = {key: value.value() if isinstance(value, Array) else value for key, value in found.items()}
+            found = {
+                key: value.value() if isinstance(value, Array) else value
+                for key, value in found.items()
+            }
     except OSError as error:
         raise InputError(
             f"data.path: cannot read {path}: {error.strerror}; allowed: a folder with all of CIFAR's files"
@@ -103,7 +108,9 @@ def _load(path: pathlib.Path) -> dict:
 def _names(path: pathlib.Path, key: bytes) -> int:
     names = _load(path).get(key)
     if not isinstance(names, list) or len(names) < 2:
-        raise InputError(f"data.path: {path} has {names!r} for {key.decode()}; allowed: a list of names")
+        raise InputError(
+            f"data.path: {path} has {names!r} for {key.decode()}; allowed: a list of names"
+        )
     return len(names)
 
 
@@ -114,9 +121,15 @@ def _side(path: pathlib.Path, key: bytes, classes: int) -> Side:
     if not isinstance(data, np.ndarray) or data.shape[1:] != (width,) or not len(data):
         got = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
         raise InputError(f"data.path: {path} has {got} for data; allowed: uint8 (N, {width})")
-    if not isinstance(labels, list) or len(labels) != len(data) or not all(type(label) is int for label in labels):
+    if (
+        not isinstance(labels, list)
+        or len(labels) != len(data)
+        or not all(type(label) is int for label in labels)
+    ):
         got = f"{len(labels)} of them" if isinstance(labels, list) else type(labels).__name__
-        raise InputError(f"data.path: {path} has {got} for {key.decode()}; allowed: {len(data)} whole numbers")
+        raise InputError(
+            f"data.path: {path} has {got} for {key.decode()}; allowed: {len(data)} whole numbers"
+        )
     if wrong := [label for label in labels if not 0 <= label < classes]:
         raise InputError(f"data.path: {path} has a label {wrong[0]}; allowed: 0 to {classes - 1}")
     images = data.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)

@@ -48,15 +48,24 @@ def read(path: str, name: TaskName, side: str) -> Examples:
             divided += 1
             continue
         if len(fields) != len(header):
-            _refuse(file, number, f"{len(fields)} fields", f"{len(header)}, separated by tabs: {', '.join(header)}")
+            _refuse(
+                file,
+                number,
+                f"{len(fields)} fields",
+                f"{len(header)}, separated by tabs: {', '.join(header)}",
+            )
         found.append(tuple(fields[i] for i in texts))
         if label is not None:
             labels.append(_label(file, number, fields[label], task))
     if divided:
         warnings.warn(f"{file}: left out {divided} lines that a line break divides", stacklevel=2)
     if not found:
-        raise InputError(f"data.path: {file} has no examples; allowed: at least one row; get the file again")
-    return Examples(found, np.array(labels, np.int32 if task.labels else np.float32) if labelled else None)
+        raise InputError(
+            f"data.path: {file} has no examples; allowed: at least one row; get the file again"
+        )
+    return Examples(
+        found, np.array(labels, np.int32 if task.labels else np.float32) if labelled else None
+    )
 
 
 def _file(path: pathlib.Path, name: str, side: str) -> pathlib.Path:
@@ -64,7 +73,9 @@ def _file(path: pathlib.Path, name: str, side: str) -> pathlib.Path:
         raise InputError(f"data.path: got {str(path)!r}, which is no folder; allowed: {LAYOUT}")
     if not (path / name).is_dir():
         names = ", ".join(sorted(p.name for p in path.iterdir() if p.is_dir())) or "none"
-        raise InputError(f"data.path: got {str(path)!r}, which has no folder {name}, but {names}; allowed: {LAYOUT}")
+        raise InputError(
+            f"data.path: got {str(path)!r}, which has no folder {name}, but {names}; allowed: {LAYOUT}"
+        )
     return path / name / f"{side}.tsv"
 
 
@@ -80,7 +91,12 @@ def _lines(file: pathlib.Path) -> Iterator[tuple[int, list[bytes]]]:
         content.decode()
     except UnicodeDecodeError as error:
         number = content.count(b"\n", 0, error.start) + 1
-        _refuse(file, number, f"the byte {content[error.start]:#04x}, which is not UTF-8", "UTF-8; convert the file")
+        _refuse(
+            file,
+            number,
+            f"the byte {content[error.start]:#04x}, which is not UTF-8",
+            "UTF-8; convert the file",
+        )
     for number, line in enumerate(content.split(b"\n"), 1):
         if line := line.removesuffix(b"\r"):
             yield number, line.split(b"\t")
@@ -89,13 +105,20 @@ def _lines(file: pathlib.Path) -> Iterator[tuple[int, list[bytes]]]:
 def _header(file: pathlib.Path, lines: Iterator[tuple[int, list[bytes]]]) -> tuple[str, ...]:
     _, names = next(lines, (0, None))
     if names is None:
-        raise InputError(f"data.path: {file} is empty; allowed: a row of names, then examples; get the file again")
+        raise InputError(
+            f"data.path: {file} is empty; allowed: a row of names, then examples; get the file again"
+        )
     return tuple(name.decode() for name in names)
 
 
 def _column(file: pathlib.Path, header: Sequence[str], name: str) -> int:
     if header.count(name) != 1:
-        _refuse(file, 1, f"{header.count(name)} columns {name!r} among {', '.join(header)}", "1; get the file again")
+        _refuse(
+            file,
+            1,
+            f"{header.count(name)} columns {name!r} among {', '.join(header)}",
+            "1; get the file again",
+        )
     return header.index(name)
 
 
@@ -110,7 +133,9 @@ def _label(file: pathlib.Path, number: int, field: bytes, task: Task) -> float:
     except ValueError:
         score = math.nan
     if not LOWEST <= score <= HIGHEST:
-        _refuse(file, number, f"{text!r} for {task.label}", f"a number from {LOWEST:g} to {HIGHEST:g}")
+        _refuse(
+            file, number, f"{text!r} for {task.label}", f"a number from {LOWEST:g} to {HIGHEST:g}"
+        )
     return score
 
 

@@ -37,7 +37,10 @@ class Split:
         return len(self.labels)
 
     def __getitem__(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        return {"images": (self.pixels(indices) - self.mean) / self.std, "labels": self.labels[indices]}
+        return {
+            "images": (self.pixels(indices) - self.mean) / self.std,
+            "labels": self.labels[indices],
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +71,9 @@ def read(path: str | None, size: int | None = None) -> Images:
     if (folder / "train").is_dir():
         return _imagenet(folder, size or 224)
     names = ", ".join(sorted(p.name for p in folder.iterdir())[:5])
-    raise InputError(f"data.path: got {path!r}, a folder with {names or 'nothing'}; allowed: {LAYOUTS}")
+    raise InputError(
+        f"data.path: got {path!r}, a folder with {names or 'nothing'}; allowed: {LAYOUTS}"
+    )
 
 
 def sample(split: Split, seed: int, step: int, batch: int) -> dict[str, np.ndarray]:
@@ -94,7 +99,9 @@ def windows(split: Split, batches: int, batch: int) -> Iterator[dict[str, np.nda
 
 def _sized(images: Images, size: int | None) -> Images:
     if size not in (None, images.shape[0]):
-        raise InputError(f"data.size: got {size}; allowed for {images.source}: {images.shape[0]}, or leave it out")
+        raise InputError(
+            f"data.size: got {size}; allowed for {images.source}: {images.shape[0]}, or leave it out"
+        )
     return images
 
 
@@ -103,16 +110,22 @@ def _digits() -> Images:
 
     flat, labels = load_digits(return_X_y=True)
     gray = np.asarray(flat, np.float32).reshape(-1, 8, 8, 1).repeat(3, -1) * np.float32(255 / 16)
-    order = np.random.default_rng(0).permutation(len(gray))  # whatever the experiment's seed: the same for all
+    order = np.random.default_rng(0).permutation(
+        len(gray)
+    )  # whatever the experiment's seed: the same for all
     train, validation = np.split(order, [round((1 - VALIDATION) * len(gray))])
     of = lambda side: (gray[side], np.asarray(labels, np.int32)[side])
-    return _in_memory(of(train), of(validation), 10, "scikit-learn's digits (data.path is left out)")
+    return _in_memory(
+        of(train), of(validation), 10, "scikit-learn's digits (data.path is left out)"
+    )
 
 
 def _in_memory(train, validation, classes: int, source: str) -> Images:
     """Of (images (N, H, W, 3) from 0 to 255, labels (N,)) twice."""
     mean = train[0].mean((0, 1, 2), dtype=np.float64).astype(np.float32) / 255
-    std = np.maximum(train[0].std((0, 1, 2), dtype=np.float64).astype(np.float32) / 255, 1e-3)  # of a single colour
+    std = np.maximum(
+        train[0].std((0, 1, 2), dtype=np.float64).astype(np.float32) / 255, 1e-3
+    )  # of a single colour
 
     def split(images: np.ndarray, labels: np.ndarray) -> Split:
         return Split(labels, lambda indices: images[indices].astype(np.float32) / 255, mean, std)
@@ -130,7 +143,9 @@ def _imagenet(folder: pathlib.Path, size: int) -> Images:
         )
 
     def split(side: str) -> Split:
-        pairs = [(path, label) for label, name in enumerate(names) for path in found[side].get(name, [])]
+        pairs = [
+            (path, label) for label, name in enumerate(names) for path in found[side].get(name, [])
+        ]
         files, labels = zip(*pairs)
         return Split(
             np.array(labels, np.int32),
@@ -139,18 +154,24 @@ def _imagenet(folder: pathlib.Path, size: int) -> Images:
             np.array(IMAGENET_STD, np.float32),
         )
 
-    return Images(split("train"), split("val"), len(names), (size, size, 3), f"ImageNet's layout ({folder})")
+    return Images(
+        split("train"), split("val"), len(names), (size, size, 3), f"ImageNet's layout ({folder})"
+    )
 
 
 def _classes(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
     folders = [p for p in sorted(folder.glob("*")) if p.is_dir() and not p.name.startswith(".")]
     if not folders:
-        raise InputError(f"data.path: {folder} has no folders; allowed: one for each class, with its images")
+        raise InputError(
+            f"data.path: {folder} has no folders; allowed: one for each class, with its images"
+        )
     found = {}
     for one in folders:
         found[one.name] = sorted(p for p in one.iterdir() if p.suffix.lower() in SUFFIXES)
         if not found[one.name]:
-            raise InputError(f"data.path: {one} has no images; allowed: at least one of {', '.join(sorted(SUFFIXES))}")
+            raise InputError(
+                f"data.path: {one} has no images; allowed: at least one of {', '.join(sorted(SUFFIXES))}"
+            )
     return found
 
 
@@ -165,9 +186,13 @@ def _image(path: pathlib.Path, size: int) -> np.ndarray:
         with Image.open(path) as file:
             image = file.convert("RGB")
     except Exception as error:  # Pillow raises what its decoders do
-        raise InputError(f"data.path: cannot read {path}: {error}; allowed: a JPEG or PNG image") from error
+        raise InputError(
+            f"data.path: cannot read {path}: {error}; allowed: a JPEG or PNG image"
+        ) from error
     scale = size * 8 / 7 / min(image.size)
     wide, high = (max(size, round(side * scale)) for side in image.size)
     left, top = (wide - size) // 2, (high - size) // 2
-    image = image.resize((wide, high), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
+    image = image.resize((wide, high), Image.Resampling.BILINEAR).crop(
+        (left, top, left + size, top + size)
+    )
     return np.asarray(image, np.float32) / 255

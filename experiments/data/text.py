@@ -63,7 +63,9 @@ def _folder(folder: pathlib.Path, source: str, pattern: str) -> Text:
 
 def _file(path: str) -> Text:
     if not pathlib.Path(path).exists():
-        raise InputError(f"data.path: got {path!r}, which does not exist; allowed: a text file or a folder of them")
+        raise InputError(
+            f"data.path: got {path!r}, which does not exist; allowed: a text file or a folder of them"
+        )
     everything = np.frombuffer(_bytes(pathlib.Path(path)), np.uint8)
     cut = len(everything) * 9 // 10
     return Text(everything[:cut], everything[cut:], path)
@@ -84,5 +86,9 @@ def sample(text: np.ndarray, seed: int, step: int, batch: int, sequence: int) ->
 
 def windows(text: np.ndarray, batches: int, batch: int, sequence: int) -> list[np.ndarray]:
     """Up to `batches` batches spread evenly over `text`, for evaluation: int32 (batch, sequence + 1) each."""
-    starts = np.linspace(0, len(text) - sequence - 1, batches * batch).astype(int).reshape(batches, batch)
+    starts = (
+        np.linspace(0, len(text) - sequence - 1, batches * batch)
+        .astype(int)
+        .reshape(batches, batch)
+    )
     return [text[rows[:, None] + np.arange(sequence + 1)].astype(np.int32) for rows in starts]

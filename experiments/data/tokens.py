@@ -45,7 +45,9 @@ def batch(examples: Examples, indices: np.ndarray, sequence: int) -> dict[str, n
     return made if examples.labels is None else made | {"labels": examples.labels[indices]}
 
 
-def sample(examples: Examples, seed: int, step: int, size: int, sequence: int) -> dict[str, np.ndarray]:
+def sample(
+    examples: Examples, seed: int, step: int, size: int, sequence: int
+) -> dict[str, np.ndarray]:
     """Batch number `step`, from 1: the same whatever was drawn before; an epoch has each example once."""
     epochs, places = np.divmod((step - 1) * size + np.arange(size), len(examples))
     chosen = [_order(seed, int(e), len(examples))[places[epochs == e]] for e in np.unique(epochs)]

@@ -32,15 +32,27 @@ PARTS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m experiments.gpu_check", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        "python -m experiments.gpu_check", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("--out", required=True, metavar="DIR", help="where each part's file goes")
     parser.add_argument(
-        "--part", action="append", default=[], metavar="NAME", help=f"of {', '.join(PARTS)} (default: all)"
+        "--part",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help=f"of {', '.join(PARTS)} (default: all)",
     )
     parser.add_argument("--small", action="store_true", help="rehearse at tiny sizes, on a CPU")
-    parser.add_argument("--data", metavar="FILE", help="text for the part quality (default: the standard library)")
-    parser.add_argument("--cache", metavar="DIR", help="compiled programs and checkpoints (default: DIR/cache)")
-    parser.add_argument("--limit", type=float, default=440.0, metavar="SECONDS", help="of a part (default: 440)")
+    parser.add_argument(
+        "--data", metavar="FILE", help="text for the part quality (default: the standard library)"
+    )
+    parser.add_argument(
+        "--cache", metavar="DIR", help="compiled programs and checkpoints (default: DIR/cache)"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=440.0, metavar="SECONDS", help="of a part (default: 440)"
+    )
     parser.add_argument("--retry", action="store_true", help="measure again what failed")
     args = parser.parse_args(argv)
     try:
@@ -64,7 +76,9 @@ def _settings(args: argparse.Namespace) -> list[Settings]:
     out = check_folder(args.out)
     for name in args.part:
         if name not in PARTS:
-            raise InputError(f"--part: got {name!r}{nearest(name, PARTS)}; allowed: {', '.join(PARTS)}")
+            raise InputError(
+                f"--part: got {name!r}{nearest(name, PARTS)}; allowed: {', '.join(PARTS)}"
+            )
     if args.data is not None and not pathlib.Path(args.data).is_file():
         raise InputError(f"--data: got {args.data!r}, which is no file; allowed: a text file")
     if not args.limit > 0:
@@ -90,8 +104,12 @@ def _settings(args: argparse.Namespace) -> list[Settings]:
 def _line(part: str, results: Results) -> str:
     data, rows = results.data, results.rows
     said = [f"{len(rows) - len(data['failed'])} measured"]
-    said += [f"{len(data['failed'])} failed ({', '.join(data['failed'])})"] if data["failed"] else []
-    said += [f"{len(data['unfinished'])} missing: give the command again"] if data["unfinished"] else []
+    said += (
+        [f"{len(data['failed'])} failed ({', '.join(data['failed'])})"] if data["failed"] else []
+    )
+    said += (
+        [f"{len(data['unfinished'])} missing: give the command again"] if data["unfinished"] else []
+    )
     said += [data["problem"]] if data["problem"] else []
     return f"{part}: {'; '.join(said)}"
 

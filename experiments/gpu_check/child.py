@@ -11,7 +11,10 @@ from experiments.errors import BAD_INPUT, InputError
 from experiments.gpu_check.results import Results
 from experiments.gpu_check.settings import Settings
 
-UNFINISHED, AGAIN = 4, 5  # exit codes: no time for the next point; the next point wants a fresh process
+UNFINISHED, AGAIN = (
+    4,
+    5,
+)  # exit codes: no time for the next point; the next point wants a fresh process
 
 
 def main(text: str) -> int:
@@ -22,7 +25,8 @@ def main(text: str) -> int:
 
     try:
         results.describe(
-            {"command": settings.command, "part": settings.part, "small": settings.small} | about(settings)
+            {"command": settings.command, "part": settings.part, "small": settings.small}
+            | about(settings)
         )
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -38,7 +42,10 @@ def main(text: str) -> int:
         results.begin(point)
         row = measured(part, point, settings, results.rows)
         results.add(point, row)
-        print(f"{settings.part}: {point}: {row.get('error', 'measured')} ({row['took_seconds']:.1f} s)", flush=True)
+        print(
+            f"{settings.part}: {point}: {row.get('error', 'measured')} ({row['took_seconds']:.1f} s)",
+            flush=True,
+        )
         if "error" in row or getattr(part, "APART", False):
             return AGAIN
     return 0

@@ -45,7 +45,12 @@ def about(settings: Settings) -> dict:
             continue
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = (device.memory_stats() or {}).get("bytes_limit")
-    where = {"device": device.device_kind, "driver": driver(), "memory_bytes": memory, "cores": cores}
+    where = {
+        "device": device.device_kind,
+        "driver": driver(),
+        "memory_bytes": memory,
+        "cores": cores,
+    }
     return {"versions": versions} | where
 
 
@@ -53,11 +58,15 @@ def driver() -> str | None:
     """The GPU driver's version, where something here tells it."""
     try:
         asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=20).stdout.split()[0]
+        return subprocess.run(
+            asked, capture_output=True, text=True, check=True, timeout=20
+        ).stdout.split()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
         pass
     try:
-        found = re.search(r"\d+\.\d+(\.\d+)?", pathlib.Path("/proc/driver/nvidia/version").read_text())
+        found = re.search(
+            r"\d+\.\d+(\.\d+)?", pathlib.Path("/proc/driver/nvidia/version").read_text()
+        )
         return found and found[0]
     except OSError:
         return None
@@ -71,7 +80,9 @@ def check_cache() -> None:
 
     def temporaries() -> int:
         spec = jax.ShapeDtypeStruct((257, 129), jnp.float32)
-        memory: Any = jax.jit(lambda x: jnp.sort(x @ x.T, axis=0) @ x).lower(spec).compile().memory_analysis()
+        memory: Any = (
+            jax.jit(lambda x: jnp.sort(x @ x.T, axis=0) @ x).lower(spec).compile().memory_analysis()
+        )
         return memory.temp_size_in_bytes
 
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +90,10 @@ def check_cache() -> None:
         reset_cache()
         try:
             sound = temporaries() == temporaries() > 0
-        except (jax.errors.JaxRuntimeError, AttributeError):  # it cannot be read back, or tells no bytes at all
+        except (
+            jax.errors.JaxRuntimeError,
+            AttributeError,
+        ):  # it cannot be read back, or tells no bytes at all
             sound = False
     jax.config.update("jax_compilation_cache_dir", here if sound else None)
     reset_cache()
@@ -107,10 +121,17 @@ def seconds_of(run: Callable[[], Any], least: int = 10, most_seconds: float = 1.
 
 def quartiles(values: Sequence[float]) -> dict[str, float]:
     low, median, high = np.percentile(np.asarray(values), [25, 50, 75])
-    return {"median": float(median), "lower_quartile": float(low), "upper_quartile": float(high), "count": len(values)}
+    return {
+        "median": float(median),
+        "lower_quartile": float(low),
+        "upper_quartile": float(high),
+        "count": len(values),
+    }
 
 
 def normal(shape: tuple[int, ...], dtype, seed: int = 0) -> jax.Array:
     """Ordinary numbers, made on the device: zeros are faster than what a model holds."""
-    make = jax.jit(lambda: jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype))
+    make = jax.jit(
+        lambda: jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
+    )
     return make()

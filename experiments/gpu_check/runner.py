@@ -40,7 +40,9 @@ def run_part(settings: Settings, retry: bool = False, grace: float = GRACE) -> R
             if results.running is None:
                 problem = f"no process could measure (exit code {code}): {tail}"
                 break
-            results.add(results.running, {"error": f"its process ended with exit code {code}: {tail}"})
+            results.add(
+                results.running, {"error": f"its process ended with exit code {code}: {tail}"}
+            )
         if code in (0, UNFINISHED):
             break
     missing = [p for p in points if p not in results.rows]

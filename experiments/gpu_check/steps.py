@@ -32,7 +32,9 @@ def plan_row(config: Config, budget: int, actions: Sequence[str] | None = None) 
     start = time.perf_counter()
     try:
         chosen: Any = {} if actions is None else {"actions": actions}
-        plan = jaxmem.plan(lambda p: make_step(config, p), *abstract(config), budget=budget, **chosen)
+        plan = jaxmem.plan(
+            lambda p: make_step(config, p), *abstract(config), budget=budget, **chosen
+        )
     except jaxmem.BudgetError as error:
         return {"budget_bytes": budget, "infeasible": str(error)}
     with tempfile.TemporaryDirectory() as folder:
@@ -49,7 +51,12 @@ def plan_row(config: Config, budget: int, actions: Sequence[str] | None = None) 
         "time_source": plan.time_source,
         "compiles": plan.compiles,
         "planning_seconds": time.perf_counter() - start,
-        "stored": {t: str(c) for tags in plan.actions.values() for t, c in tags.items() if c.action != "recompute"},
+        "stored": {
+            t: str(c)
+            for tags in plan.actions.values()
+            for t, c in tags.items()
+            if c.action != "recompute"
+        },
         "plan": written,
     }
 
@@ -76,7 +83,10 @@ class Race:
     """Steps that are run in turns, those of one kind of state from one that they hand on."""
 
     def __init__(
-        self, config: Config, makers: Mapping[str, Callable[[], Any]], configs: Mapping[str, Config] | None = None
+        self,
+        config: Config,
+        makers: Mapping[str, Callable[[], Any]],
+        configs: Mapping[str, Config] | None = None,
     ):
         """Compiles and warms up each; one that fails is left out, and `failed` says why.
 

@@ -34,12 +34,20 @@ class Block(nnx.Module):
         keys = (None,) * 3 if key is None else jax.random.split(key, 3)
         rate, tag = self.model.dropout, jaxmem.tag
         x_BSD = tag(x_BSD, "resid_in", kind="norm")
-        a_BSD = tag(attention(self.model, self.qkv(x_BSD), keys[0], False, seen_BS), "attn", kind="linear")
-        sum_BSD = tag(x_BSD + dropout(self.proj(a_BSD), rate, keys[1], "attn_out_mask"), "mid", kind="residual")
+        a_BSD = tag(
+            attention(self.model, self.qkv(x_BSD), keys[0], False, seen_BS), "attn", kind="linear"
+        )
+        sum_BSD = tag(
+            x_BSD + dropout(self.proj(a_BSD), rate, keys[1], "attn_out_mask"),
+            "mid",
+            kind="residual",
+        )
         n_BSD = tag(self.ln1(sum_BSD), "ln1", kind="norm")
         u_BSF = tag(self.up(n_BSD), "up", kind="linear")
         g_BSF = tag(jax.nn.gelu(u_BSF, approximate=False), "gelu", kind="gelu")
-        sum_BSD = tag(n_BSD + dropout(self.down(g_BSF), rate, keys[2], "mlp_out_mask"), "out", kind="residual")
+        sum_BSD = tag(
+            n_BSD + dropout(self.down(g_BSF), rate, keys[2], "mlp_out_mask"), "out", kind="residual"
+        )
         return self.ln2(sum_BSD)
 
 
@@ -87,7 +95,8 @@ def split(config: Config) -> Split:
         hidden_BPD = jax.nn.gelu(call(dense, outer["transform"], chosen_BPD), approximate=False)
         hidden_BPD = call(norm, outer["last"], hidden_BPD)
         logits_BPV = (
-            jnp.einsum("bpd,vd->bpv", hidden_BPD, outer["embedding"].astype(dtype)).astype(wide) + outer["bias"]
+            jnp.einsum("bpd,vd->bpv", hidden_BPD, outer["embedding"].astype(dtype)).astype(wide)
+            + outer["bias"]
         )
         logs_BPV = jax.nn.log_softmax(logits_BPV)
         return -jnp.take_along_axis(logs_BPV, batch["targets"][..., None], -1).mean()
@@ -101,10 +110,14 @@ def batch(config: Config, rows: np.ndarray, seed: int, step: int) -> dict[str, n
     tokens_BS = rows[:, :-1].astype(np.int32)
     B, S = tokens_BS.shape
     P = max(1, round(CHOSEN * S))
-    positions_BP = np.sort(rng.permuted(np.tile(np.arange(S, dtype=np.int32), (B, 1)), axis=1)[:, :P], axis=1)
+    positions_BP = np.sort(
+        rng.permuted(np.tile(np.arange(S, dtype=np.int32), (B, 1)), axis=1)[:, :P], axis=1
+    )
     targets_BP = np.take_along_axis(tokens_BS, positions_BP, 1)
     fate_BP = rng.random((B, P))
     other_BP = rng.integers(0, MASK, (B, P), dtype=np.int32)
-    shown_BP = np.where(fate_BP < 0.8, np.int32(MASK), np.where(fate_BP < 0.9, other_BP, targets_BP))
+    shown_BP = np.where(
+        fate_BP < 0.8, np.int32(MASK), np.where(fate_BP < 0.9, other_BP, targets_BP)
+    )
     np.put_along_axis(tokens_BS, positions_BP, shown_BP, 1)
     return {"tokens": tokens_BS, "positions": positions_BP, "targets": targets_BP}

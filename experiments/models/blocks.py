@@ -32,7 +32,9 @@ class Norm(nnx.Module):
         return (x * self.scale[...] + self.bias[...]).astype(self.dtype)
 
 
-def linear(model: Model, fan_in: int, fan_out: int, rngs: nnx.Rngs, scale: float = 1.0) -> nnx.Linear:
+def linear(
+    model: Model, fan_in: int, fan_out: int, rngs: nnx.Rngs, scale: float = 1.0
+) -> nnx.Linear:
     return nnx.Linear(
         fan_in,
         fan_out,
@@ -63,7 +65,9 @@ def attention(model: Model, qkv, key, causal: bool, seen_BT=None):
     q_BSHK, k_BSHK, v_BSHK = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
     mask = None if seen_BT is None else seen_BT[:, None, None]
     if model.attention == "fused":
-        out = jax.nn.dot_product_attention(q_BSHK, k_BSHK, v_BSHK, mask=mask, is_causal=causal, implementation="xla")
+        out = jax.nn.dot_product_attention(
+            q_BSHK, k_BSHK, v_BSHK, mask=mask, is_causal=causal, implementation="xla"
+        )
         return out.reshape(B, S, D)
     scores_BHST = jnp.einsum("bshk,bthk->bhst", q_BSHK, k_BSHK) * K**-0.5
     if causal:
@@ -71,5 +75,7 @@ def attention(model: Model, qkv, key, causal: bool, seen_BT=None):
         scores_BHST = jnp.where(seen, scores_BHST, jnp.finfo(scores_BHST.dtype).min)
     if mask is not None:
         scores_BHST = jnp.where(mask, scores_BHST, jnp.finfo(scores_BHST.dtype).min)
-    probs_BHST = dropout(jaxmem.softmax(scores_BHST, "probs"), model.attention_dropout, key, "attn_mask")
+    probs_BHST = dropout(
+        jaxmem.softmax(scores_BHST, "probs"), model.attention_dropout, key, "attn_mask"
+    )
     return jnp.einsum("bhst,bthk->bshk", probs_BHST, v_BSHK).reshape(B, S, D)

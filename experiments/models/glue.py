@@ -28,7 +28,9 @@ def create(config: GlueConfig, key) -> dict:
     """Random parameters: a BERT's without its head, `pooler` and `classifier`."""
     encoder_key, head_key = jax.random.split(key)
     model, rngs = config.model, nnx.Rngs(params=head_key)
-    dense = lambda fan_out: nnx.to_pure_dict(nnx.state(linear(model, model.width, fan_out, rngs), nnx.Param))
+    dense = lambda fan_out: nnx.to_pure_dict(
+        nnx.state(linear(model, model.width, fan_out, rngs), nnx.Param)
+    )
     head = {"pooler": dense(model.width), "classifier": dense(TASKS[config.data.task].outputs)}
     return _encoder(bert.create(config, encoder_key)) | head
 

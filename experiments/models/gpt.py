@@ -27,7 +27,10 @@ class Block(nnx.Module):
 
     def __init__(self, model: Model, rngs: nnx.Rngs):
         self.model = model
-        width, depth_scale = model.width, (2 * model.layers) ** -0.5  # GPT-2 shrinks what feeds the residual stream
+        width, depth_scale = (
+            model.width,
+            (2 * model.layers) ** -0.5,
+        )  # GPT-2 shrinks what feeds the residual stream
         self.ln1, self.ln2 = Norm(model, rngs), Norm(model, rngs)
         self.qkv = linear(model, width, 3 * width, rngs)
         self.proj = linear(model, width, width, rngs, depth_scale)
@@ -39,8 +42,14 @@ class Block(nnx.Module):
         rate, tag = self.model.dropout, jaxmem.tag
         x_BSD = tag(x_BSD, "resid_in", kind="residual")
         n_BSD = tag(self.ln1(x_BSD), "ln1", kind="norm")
-        a_BSD = tag(attention(self.model, self.qkv(n_BSD), keys[0], causal=True), "attn", kind="linear")
-        x_BSD = tag(x_BSD + dropout(self.proj(a_BSD), rate, keys[1], "attn_out_mask"), "mid", kind="residual")
+        a_BSD = tag(
+            attention(self.model, self.qkv(n_BSD), keys[0], causal=True), "attn", kind="linear"
+        )
+        x_BSD = tag(
+            x_BSD + dropout(self.proj(a_BSD), rate, keys[1], "attn_out_mask"),
+            "mid",
+            kind="residual",
+        )
         n_BSD = tag(self.ln2(x_BSD), "ln2", kind="norm")
         u_BSF = tag(self.up(n_BSD), "up", kind="linear")
         g_BSF = tag(jax.nn.gelu(u_BSF, approximate=True), "gelu", kind="gelu")

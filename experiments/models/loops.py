@@ -15,7 +15,9 @@ Loop = Callable[..., Any]  # (layer, stacked parameters, x, key or None, *what l
 
 def stacked(plan=None) -> Loop:
     """`jaxmem.stack` under a plan, which may decide groups of layers apart."""
-    return lambda layer, parameters, x, key, *shared: jaxmem.stack(layer, parameters, x, *shared, key=key, plan=plan)
+    return lambda layer, parameters, x, key, *shared: jaxmem.stack(
+        layer, parameters, x, *shared, key=key, plan=plan
+    )
 
 
 def scanned(policy=None, every: int = 1) -> Loop:
@@ -31,7 +33,9 @@ def scanned(policy=None, every: int = 1) -> Loop:
             own = {} if key is None else {"key": jax.random.fold_in(key, index)}
             return layer(parameters, x, *shared, **own)
 
-        once = every == count  # no loop is left to keep XLA from taking recomputation for repetition
+        once = (
+            every == count
+        )  # no loop is left to keep XLA from taking recomputation for repetition
         under = lambda policy: jax.checkpoint(body, policy=policy, prevent_cse=once and every > 1)
         layers = parameters, jax.numpy.arange(count, dtype="uint32")
         if every == 1:

@@ -16,7 +16,11 @@ def cross_entropy(hidden_BSD, embedding_VD, targets_BS, chunk: int):
 
 
 def _forward(hidden_BSD, embedding_VD, targets_BS, chunk: int):
-    return cross_entropy(hidden_BSD, embedding_VD, targets_BS, chunk), (hidden_BSD, embedding_VD, targets_BS)
+    return cross_entropy(hidden_BSD, embedding_VD, targets_BS, chunk), (
+        hidden_BSD,
+        embedding_VD,
+        targets_BS,
+    )
 
 
 def _backward(chunk: int, residuals, d_loss):
@@ -32,7 +36,9 @@ def _backward(chunk: int, residuals, d_loss):
 
     zero, _ = jax.lax.optimization_barrier((jnp.zeros((), narrow_VD.dtype), d_loss))
     start_VD = jnp.broadcast_to(zero, narrow_VD.shape)
-    d_embedding_VD, d_chunks = jax.lax.scan(one, start_VD, _chunks(hidden_BSD, targets_BS, chunk), reverse=True)
+    d_embedding_VD, d_chunks = jax.lax.scan(
+        one, start_VD, _chunks(hidden_BSD, targets_BS, chunk), reverse=True
+    )
     d_hidden_BSD = d_chunks.swapaxes(0, 1).reshape(hidden_BSD.shape)
     return d_hidden_BSD, d_embedding_VD.astype(embedding_VD.dtype), None
 
@@ -45,7 +51,9 @@ def _wide(hidden):
 
 
 def _chunk_loss(hidden_BCD, targets_BC, embedding_VD):
-    logits_BCV = jnp.einsum("bcd,vd->bcv", hidden_BCD, embedding_VD.astype(hidden_BCD.dtype)).astype(_wide(hidden_BCD))
+    logits_BCV = jnp.einsum(
+        "bcd,vd->bcv", hidden_BCD, embedding_VD.astype(hidden_BCD.dtype)
+    ).astype(_wide(hidden_BCD))
     picked_BC = jnp.take_along_axis(logits_BCV, targets_BC[..., None], -1)[..., 0]
     return (jax.nn.logsumexp(logits_BCV, -1) - picked_BC).sum()
 

@@ -12,7 +12,11 @@ from flax import nnx
 
 from experiments.config.images import ImageConfig, Model
 
-STAGES = {14: (1, 1, 1, 1), 26: (2, 2, 2, 2), 50: (3, 4, 6, 3)}  # blocks, by the number of weight layers
+STAGES = {
+    14: (1, 1, 1, 1),
+    26: (2, 2, 2, 2),
+    50: (3, 4, 6, 3),
+}  # blocks, by the number of weight layers
 EXPANSION, MOMENTUM, EPSILON = 4, 0.9, 1e-5
 
 
@@ -88,7 +92,10 @@ class ResNet(nnx.Module):
     def __init__(self, model: Model, rngs: nnx.Rngs):
         self.model = model
         size, stride = (7, 2) if model.stem == "imagenet" else (3, 1)
-        self.stem, self.norm = conv(model, 3, model.width, size, rngs, stride), BatchNorm(model, model.width)
+        self.stem, self.norm = (
+            conv(model, 3, model.width, size, rngs, stride),
+            BatchNorm(model, model.width),
+        )
         into, names = model.width, []
         for stage, blocks in enumerate(STAGES[model.depth]):
             for block in range(blocks):
@@ -106,7 +113,9 @@ class ResNet(nnx.Module):
         x_BHWC = jax.nn.relu(self.norm(self.stem(x_BHWC), train))
         if self.model.stem == "imagenet":
             around = (0, 0), (1, 1), (1, 1), (0, 0)
-            x_BHWC = jax.lax.reduce_window(x_BHWC, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), around)
+            x_BHWC = jax.lax.reduce_window(
+                x_BHWC, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), around
+            )
         for name in self.names:
             x_BHWC = getattr(self, name)(x_BHWC, train)
         return self.head(x_BHWC.astype(parameter_dtype(self.model)).mean((1, 2)))
@@ -115,12 +124,16 @@ class ResNet(nnx.Module):
 def create(config: ImageConfig, key) -> tuple[dict, dict]:
     """(parameters, running averages) of a ResNet, nested dicts of arrays."""
     resnet = ResNet(config.model, nnx.Rngs(params=key))
-    return nnx.to_pure_dict(nnx.state(resnet, nnx.Param)), nnx.to_pure_dict(nnx.state(resnet, nnx.BatchStat))
+    return nnx.to_pure_dict(nnx.state(resnet, nnx.Param)), nnx.to_pure_dict(
+        nnx.state(resnet, nnx.BatchStat)
+    )
 
 
 def apply(config: ImageConfig, params, statistics, images_BHWC, train: bool):
     """(logits (B, classes), statistics after these images)."""
-    graph, *states = nnx.split(nnx.eval_shape(lambda: ResNet(config.model, nnx.Rngs(0))), nnx.Param, nnx.BatchStat)
+    graph, *states = nnx.split(
+        nnx.eval_shape(lambda: ResNet(config.model, nnx.Rngs(0))), nnx.Param, nnx.BatchStat
+    )
     for state, values in zip(states, (params, statistics)):
         nnx.replace_by_pure_dict(state, values)
     resnet = nnx.merge(graph, *states)
@@ -130,7 +143,9 @@ def apply(config: ImageConfig, params, statistics, images_BHWC, train: bool):
 
 def logits(config: ImageConfig):
     """logits(params, statistics, images (B, H, W, 3)) -> (B, classes), normalized by the running averages."""
-    return lambda params, statistics, images_BHWC: apply(config, params, statistics, images_BHWC, False)[0]
+    return lambda params, statistics, images_BHWC: apply(
+        config, params, statistics, images_BHWC, False
+    )[0]
 
 
 def loss(config: ImageConfig):
@@ -139,7 +154,10 @@ def loss(config: ImageConfig):
     def of_microbatch(params, statistics, batch):
         scores_BK, statistics = apply(config, params, statistics, batch["images"], True)
         right_B = scores_BK.argmax(-1) == batch["labels"]
-        return cross_entropy(scores_BK, batch["labels"]).mean(), (statistics, right_B.mean(dtype=scores_BK.dtype))
+        return cross_entropy(scores_BK, batch["labels"]).mean(), (
+            statistics,
+            right_B.mean(dtype=scores_BK.dtype),
+        )
 
     return of_microbatch
 

@@ -73,8 +73,12 @@ def prepare(config: Config) -> Ready:
         plan = new_plan(config, config.plan.budget, config.plan.target)
     if plan.target == "local":
         return Ready(plan.step, plan, plan.compiled_bytes)
-    here = jaxmem.verify(dataclasses.replace(plan, target="local", budget_bytes=sys.maxsize), build, *shapes)
-    return Ready(here.step, plan, here.compiled_bytes)  # of another target: its budget does not bind here
+    here = jaxmem.verify(
+        dataclasses.replace(plan, target="local", budget_bytes=sys.maxsize), build, *shapes
+    )
+    return Ready(
+        here.step, plan, here.compiled_bytes
+    )  # of another target: its budget does not bind here
 
 
 def named(config: Config) -> Ready:
@@ -85,7 +89,9 @@ def named(config: Config) -> Ready:
         compiled = compile_candidate(config, candidate)
         totals.append(total_bytes(compiled))
         if totals[-1] <= budget:
-            return Ready(compiled, None, totals[-1], config.remat.policy, candidate.found, len(totals))
+            return Ready(
+                compiled, None, totals[-1], config.remat.policy, candidate.found, len(totals)
+            )
     raise InputError(
         f"plan.budget: got {budget:,} bytes; the least of the {len(totals)} steps that remat.policy ="
         f" {config.remat.policy!r} compiled takes {min(totals):,}; give more, or let remat.policy = 'plan' choose"
@@ -106,7 +112,11 @@ def budget_bytes(config: Config) -> int:
     text, found = "100%" if budget is None else budget.strip(), 0.0
     try:
         share = float(text[:-1]) / 100 if text.endswith("%") else 0.0
-        found = 0.0 if text.endswith("%") else pydantic.TypeAdapter(pydantic.ByteSize).validate_python(text)
+        found = (
+            0.0
+            if text.endswith("%")
+            else pydantic.TypeAdapter(pydantic.ByteSize).validate_python(text)
+        )
     except ValueError:
         share = 0.0
     if 0 < share <= 1:
@@ -121,4 +131,9 @@ def budget_bytes(config: Config) -> int:
 def total_bytes(compiled) -> int:
     """Device bytes of a compiled step: arguments, temporaries and outputs, less what is aliased."""
     m = compiled.memory_analysis()
-    return m.argument_size_in_bytes + m.temp_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
+    return (
+        m.argument_size_in_bytes
+        + m.temp_size_in_bytes
+        + m.output_size_in_bytes
+        - m.alias_size_in_bytes
+    )

@@ -82,7 +82,11 @@ def own(kind: str | None) -> str:
 def without_outliers(kind: str | None) -> str:
     """The same, with plain grouped INT4 where outlier channels would be separated."""
     codec = jaxmem.codecs.default_for(kind)
-    return str(jaxmem.codecs.GroupedSymmetric() if isinstance(codec, jaxmem.codecs.OutlierSeparated) else codec)
+    return str(
+        jaxmem.codecs.GroupedSymmetric()
+        if isinstance(codec, jaxmem.codecs.OutlierSeparated)
+        else codec
+    )
 
 
 def compressed(codec_of: Callable[[str | None], str]) -> Choices:
@@ -102,7 +106,9 @@ ASSIGNMENTS: dict[str, Choices] = (
 JAX_POLICIES = {
     "nothing_saveable": jax.checkpoint_policies.nothing_saveable,
     "dots_with_no_batch_dims_saveable": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "offload_dot_with_no_batch_dims": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
+    "offload_dot_with_no_batch_dims": jax.checkpoint_policies.offload_dot_with_no_batch_dims(
+        "device", "pinned_host"
+    ),
 }
 FIXED = ("keep_everything", *JAX_POLICIES, *ASSIGNMENTS)
 SEARCHES = ("every_k", "estimator")
@@ -124,7 +130,9 @@ def candidates(config: Config) -> Iterator[Candidate]:
     elif name in JAX_POLICIES:
         yield Candidate(JAX_POLICIES[name])
     else:
-        yield Candidate(jaxmem.remat_policy(None) if name == "keep_everything" else policy_of(ASSIGNMENTS[name]))
+        yield Candidate(
+            jaxmem.remat_policy(None) if name == "keep_everything" else policy_of(ASSIGNMENTS[name])
+        )
 
 
 def every_kth(config: Config) -> Iterator[Candidate]:
@@ -141,7 +149,12 @@ def estimator(config: Config) -> Iterator[Candidate]:
     The order is MaxText's, of the products' sizes alone. Where the device is a CPU nothing can be offloaded.
     """
     width, sequence = config.model.width, config.train.sequence
-    sizes = {"attn": (sequence, width), "qkv": (width, 3 * width), "up": (width, 4 * width), "mid": (width, width)}
+    sizes = {
+        "attn": (sequence, width),
+        "qkv": (width, 3 * width),
+        "up": (width, 4 * width),
+        "mid": (width, width),
+    }
     order = sorted(sizes, key=lambda tag: [-size for size in sizes[tag]])
     cheaper = (RECOMPUTE,) if jax.default_backend() == "cpu" else (OFFLOAD, RECOMPUTE)
     actions = dict.fromkeys(order, KEEP)

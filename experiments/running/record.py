@@ -27,7 +27,9 @@ def check_folder(out: str | pathlib.Path) -> pathlib.Path:
             f"--out: got {str(out)!r}, and {place} is a file; allowed: a folder, or a path where one can be made"
         )
     if not os.access(place, os.W_OK):
-        raise InputError(f"--out: got {str(out)!r}, and {place} cannot be written to; allowed: a folder that can")
+        raise InputError(
+            f"--out: got {str(out)!r}, and {place} cannot be written to; allowed: a folder that can"
+        )
     return out
 
 
@@ -82,7 +84,9 @@ class Behind:
 
 
 @contextlib.contextmanager
-def recording(path: pathlib.Path, rows: list[dict], progress: "Progress", help: str) -> Iterator[Behind]:
+def recording(
+    path: pathlib.Path, rows: list[dict], progress: "Progress", help: str
+) -> Iterator[Behind]:
     """Each step's metrics that are numbers, a step behind the device: to `rows`, to the file at `path`, and to `progress`.
 
     Raises DivergedError, with `help`, where the loss or the gradient's norm is not finite; such a step is no row.
@@ -90,7 +94,9 @@ def recording(path: pathlib.Path, rows: list[dict], progress: "Progress", help: 
     with path.open("w") as file:
 
         def record(number: int, metrics) -> None:
-            row = {"step": number} | {name: float(value) for name, value in metrics.items() if not np.ndim(value)}
+            row = {"step": number} | {
+                name: float(value) for name, value in metrics.items() if not np.ndim(value)
+            }
             if not math.isfinite(row["loss"]) or not math.isfinite(row["grad_norm"]):
                 raise DivergedError(
                     f"step {number}: the loss is {row['loss']} and the gradient's norm {row['grad_norm']}; {help};"
@@ -131,7 +137,9 @@ class Progress:
         if self.done == 1:
             self.first = self.last
         speed = self.tokens_per_second
-        text = f"step {step}/{self.steps}  loss {loss:.4f}" + (f"  {speed:,.0f} tokens/s" if speed else "")
+        text = f"step {step}/{self.steps}  loss {loss:.4f}" + (
+            f"  {speed:,.0f} tokens/s" if speed else ""
+        )
         final = step == self.steps
         if self.terminal:
             print(f"\r\x1b[K{text}", end="\n" if final else "", file=sys.stderr, flush=True)

@@ -17,7 +17,9 @@ WATCHED = 256  # values of each array, by which the gradients of microbatches ar
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["params", "statistics", "moments", "step"], meta_fields=[]
+    jax.tree_util.register_dataclass,
+    data_fields=["params", "statistics", "moments", "step"],
+    meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
 class State:
@@ -116,7 +118,11 @@ def make_step(config: ImageConfig):
         def one(carry, part):
             held, statistics = carry
             (loss, (statistics, accuracy)), grads = gradient(held[0], statistics, part)
-            found = {"loss": loss, "accuracy": accuracy, "square": optax.tree.norm(grads, squared=True)}
+            found = {
+                "loss": loss,
+                "accuracy": accuracy,
+                "square": optax.tree.norm(grads, squared=True),
+            }
             return (way.fold(held, grads), statistics), (found, watched(grads))
 
         parts = jax.tree.map(lambda a: a.reshape(n, -1, *a.shape[1:]), batch)
@@ -132,7 +138,9 @@ def make_step(config: ImageConfig):
 
 def watched(gradient):
     """Up to `WATCHED` values of each array, spread evenly: what does not undo the memory that AdamA saves."""
-    return jnp.concatenate([g.reshape(-1)[:: -(-g.size // WATCHED)] for g in jax.tree.leaves(gradient)])
+    return jnp.concatenate(
+        [g.reshape(-1)[:: -(-g.size // WATCHED)] for g in jax.tree.leaves(gradient)]
+    )
 
 
 def signal_to_noise(gradients_NK):

@@ -42,12 +42,21 @@ def clipping(config: Config) -> optax.GradientTransformation:
 def optimizer(config: Config) -> optax.GradientTransformation:
     """AdamW after clipping, for whole gradients of a batch."""
     o = config.optimizer
-    adamw = optax.adamw(learning_rate(config), o.beta1, o.beta2, o.epsilon, weight_decay=o.weight_decay, mask=matrices)
+    adamw = optax.adamw(
+        learning_rate(config),
+        o.beta1,
+        o.beta2,
+        o.epsilon,
+        weight_decay=o.weight_decay,
+        mask=matrices,
+    )
     chained = optax.chain(clipping(config), adamw)
     if o.accumulation != "multi_steps":
         return chained
     wide = jnp.float64 if config.model.dtype == "float64" else jnp.float32
-    return optax.MultiSteps(chained, config.train.microbatches, accumulator_dtype=wide).gradient_transformation()
+    return optax.MultiSteps(
+        chained, config.train.microbatches, accumulator_dtype=wide
+    ).gradient_transformation()
 
 
 def adama(config: Config, axis_name: str | None = None):

@@ -17,7 +17,11 @@ from experiments.models.split import whole
 from experiments.steps.optimizer import adama, clipping, optimizer
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["params", "moments", "step", "key"], meta_fields=[])
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["params", "moments", "step", "key"],
+    meta_fields=[],
+)
 @dataclasses.dataclass(frozen=True)
 class State:
     """Everything that a step changes. `key`: uint32[2], the dropout's; a step's own key is folded from it."""
@@ -52,7 +56,10 @@ def make_step(config: Config, plan=None):
     by_layer = {"released": released, "in_place": added_in_place}
     if config.optimizer.accumulation in by_layer:
         return _step(config, by_layer[config.optimizer.accumulation](config, plan))
-    return step_over(config, stacked(plan) if config.model.loop == "stack" else scanned(jaxmem.remat_policy(plan)))
+    return step_over(
+        config,
+        stacked(plan) if config.model.loop == "stack" else scanned(jaxmem.remat_policy(plan)),
+    )
 
 
 def step_over(config: Config, loop: Loop):
@@ -62,7 +69,9 @@ def step_over(config: Config, loop: Loop):
     return _step(config, ways[config.optimizer.accumulation](config, loss))
 
 
-Update = Callable[[Any, Any, Any, Any], Any]  # (params, moments, batch, key or None) -> (params, moments, metrics)
+Update = Callable[
+    [Any, Any, Any, Any], Any
+]  # (params, moments, batch, key or None) -> (params, moments, metrics)
 
 
 def _step(config: Config, update: Update):
@@ -83,7 +92,11 @@ def added_up(config: Config, loss) -> Update:
     def update(params, moments, batch, key):
         value, grads = gradient(loss, params, batch, key, config.train.microbatches)
         updates, moments = tx.update(grads, moments, params)
-        return optax.apply_updates(params, updates), moments, {"loss": value, "grad_norm": optax.tree.norm(grads)}
+        return (
+            optax.apply_updates(params, updates),
+            moments,
+            {"loss": value, "grad_norm": optax.tree.norm(grads)},
+        )
 
     return update
 
@@ -109,7 +122,9 @@ def added_in_place(config: Config, plan=None) -> Update:
             rest = {k: v for k, v in total.items() if k != "blocks"}
             return add(rest, d_outer) | {"blocks": sums}, value
 
-        grads, values = jax.lax.scan(one, jax.tree.map(jnp.zeros_like, params), microbatches(batch, n))
+        grads, values = jax.lax.scan(
+            one, jax.tree.map(jnp.zeros_like, params), microbatches(batch, n)
+        )
         updates, moments = tx.update(grads, moments, params)
         found = {"loss": values.mean(), "grad_norm": optax.tree.norm(grads)}
         return optax.apply_updates(params, updates), moments, found
@@ -128,7 +143,9 @@ def by_multi_steps(config: Config, loss) -> Update:
             updates, moments = tx.update(grads, moments, params)
             return (optax.apply_updates(params, updates), moments), (value, optax.tree.norm(grads))
 
-        (params, moments), (values, norms) = jax.lax.scan(one, (params, moments), microbatches(batch, n))
+        (params, moments), (values, norms) = jax.lax.scan(
+            one, (params, moments), microbatches(batch, n)
+        )
         return params, moments, {"loss": values.mean(), "grad_norm": jnp.sqrt((norms**2).mean())}
 
     return update
@@ -170,7 +187,9 @@ def released_step(config: Config, plan=None, axis_name: str | None = None, dtype
     o, split = config.optimizer, models.split(config)
     clip = None if o.clip == "none" else (o.clip, o.clip_at)
     tx, layers = adama(config, axis_name), {"layers": "blocks", "dtype": dtype}
-    return jaxmem.released_step(tx, split.embed, split.layer, split.head, plan=plan, clip=clip, **layers)
+    return jaxmem.released_step(
+        tx, split.embed, split.layer, split.head, plan=plan, clip=clip, **layers
+    )
 
 
 def gradient(loss, params, batch, key, n: int):
@@ -194,7 +213,9 @@ def gradient(loss, params, batch, key, n: int):
 
 def microbatches(batch, n: int):
     """Numbers, and the batch's arrays with a leading axis of microbatches."""
-    return jnp.arange(n, dtype=jnp.uint32), jax.tree.map(lambda a: a.reshape(n, -1, *a.shape[1:]), batch)
+    return jnp.arange(n, dtype=jnp.uint32), jax.tree.map(
+        lambda a: a.reshape(n, -1, *a.shape[1:]), batch
+    )
 
 
 def _microbatch(indexed, key):

@@ -33,7 +33,9 @@ class Parts:
         """Raises OptimizerError unless `params` has stacked layers and something else, of floating-point arrays."""
         if not isinstance(params, dict) or self.layers not in params:
             is_dict = isinstance(params, dict)
-            got = f"has {', '.join(map(repr, params))}" if is_dict else f"is {type(params).__name__}"
+            got = (
+                f"has {', '.join(map(repr, params))}" if is_dict else f"is {type(params).__name__}"
+            )
             raise OptimizerError(
                 f"released_step: `params` {got}; expected a dict with {self.layers!r}, the layers' parameters stacked (name"
                 " another key with layers=...): a model that is no stack of layers takes jaxmem.adama as a transformation"
@@ -52,7 +54,10 @@ class Parts:
         """Moments with their tallies at 0: of each array outside the layers, and of the layers."""
         inner = jax.tree.leaves(params[self.layers])
         wide = jnp.promote_types(jnp.float32, jnp.result_type(*inner))
-        tally = lambda *shape: {"squares": jnp.zeros(shape, wide), "skipped": jnp.zeros(shape, wide)}
+        tally = lambda *shape: {
+            "squares": jnp.zeros(shape, wide),
+            "skipped": jnp.zeros(shape, wide),
+        }
         pairs = zip(jax.tree.leaves(self.outer(mu)), jax.tree.leaves(self.outer(nu)))
         layers = {"mu": mu[self.layers], "nu": nu[self.layers]} | tally(inner[0].shape[0])
         return [{"mu": m, "nu": v} | tally() for m, v in pairs], layers
@@ -71,15 +76,27 @@ def backward(parts: Parts, fold: Fold, params, moments, batch, key):
     embed, combine = _embedding(parts, batch, key, jax.tree.leaves(stacked)[0].shape[0])
     (x, floats), pull_embed, others = jax.vjp(embed, outer, has_aux=True)
     loops, split, common = loops_over(
-        parts.block, stacked, x, combine(floats, others), parts.plan, parts.label, key, parts.dtype, parts.has_aux
+        parts.block,
+        stacked,
+        x,
+        combine(floats, others),
+        parts.plan,
+        parts.label,
+        key,
+        parts.dtype,
+        parts.has_aux,
     )
     y, aux, saved = loops.forward((stacked, key), x, common)
-    loss, pull_head = jax.vjp(lambda outer, y, aux: _loss(parts, outer, y, aux, batch), outer, y, aux)
+    loss, pull_head = jax.vjp(
+        lambda outer, y, aux: _loss(parts, outer, y, aux, batch), outer, y, aux
+    )
     d_outer, d_y, d_aux = pull_head(jnp.ones_like(loss))
     d_outer = jax.tree.leaves(d_outer)
 
     def back(state, fold_layer):
-        into = lambda state, i, gradient: folded_at(fold_layer, state, i, split.whole(stacked, gradient))
+        into = lambda state, i, gradient: folded_at(
+            fold_layer, state, i, split.whole(stacked, gradient)
+        )
         return loops.backward((stacked, key), saved, d_y, d_aux, zeros(common[0]), state, into)
 
     def whole_gradients(d_x, d_common):
@@ -93,8 +110,12 @@ def backward(parts: Parts, fold: Fold, params, moments, batch, key):
         return (list(map(fold, outer_moments, gradients)), layer_moments), loss
 
     again = reads(jax.make_jaxpr(lambda outer: embed(outer)[0])(outer))
-    early = [None if is_read else fold(s, g) for s, g, is_read in zip(outer_moments, d_outer, again)]
-    d_y, early = jax.lax.optimization_barrier((d_y, early))  # what the head alone reads is let go before the loop
+    early = [
+        None if is_read else fold(s, g) for s, g, is_read in zip(outer_moments, d_outer, again)
+    ]
+    d_y, early = jax.lax.optimization_barrier(
+        (d_y, early)
+    )  # what the head alone reads is let go before the loop
     d_x, d_common, layer_moments = back(layer_moments, fold)
     late = zip(early, outer_moments, whole_gradients(d_x, d_common))
     return ([fold(s, g) if done is None else done for done, s, g in late], layer_moments), loss
@@ -105,7 +126,9 @@ def _embedding(parts: Parts, batch, key, layers: int):
     box: dict[str, Any] = {}
 
     def embed(outer):
-        out = parts.embed(outer, batch, **({} if key is None else {"key": jax.random.fold_in(key, layers)}))
+        out = parts.embed(
+            outer, batch, **({} if key is None else {"key": jax.random.fold_in(key, layers)})
+        )
         x, *shared = out if isinstance(out, tuple) else (out,)
         leaves, box["tree"] = jax.tree.flatten(tuple(shared))
         box["which"] = tuple(map(is_floating, leaves))

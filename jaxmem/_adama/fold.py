@@ -26,7 +26,12 @@ class Clip:
             return Clip()
         pair = clip if isinstance(clip, tuple) and len(clip) == 2 else (None, None)
         how, at = pair
-        if how not in CLIPS or isinstance(at, bool) or not isinstance(at, int | float) or not 0 < at < float("inf"):
+        if (
+            how not in CLIPS
+            or isinstance(at, bool)
+            or not isinstance(at, int | float)
+            or not 0 < at < float("inf")
+        ):
             raise OptimizerError(
                 f"released_step: `clip` is {clip!r}; expected None or a pair of one of {', '.join(map(repr, CLIPS))} and a"
                 " limit above 0: ('value', 1.0), or ('component', 1.0) for each layer's norm; ('norm', 1.0), the exact"
@@ -68,12 +73,19 @@ class Fold:
         as_stored = lambda new, name: jax.tree.map(lambda a, b: a.astype(b.dtype), new, state[name])
         counted = state["skipped"] + (1 - finite.astype(state["skipped"].dtype))
         squares = state["squares"] + jnp.where(finite, square, 0.0).astype(state["squares"].dtype)
-        return {"mu": as_stored(mu, "mu"), "nu": as_stored(nu, "nu"), "squares": squares, "skipped": counted}
+        return {
+            "mu": as_stored(mu, "mu"),
+            "nu": as_stored(nu, "nu"),
+            "squares": squares,
+            "skipped": counted,
+        }
 
     def _ready(self, g, v, square, finite):
         """One array's gradient as it is folded."""
         clip = self.clip
-        g = g.astype(jnp.promote_types(g.dtype, v.dtype))  # squares of a bfloat16 gradient are its moments' precision
+        g = g.astype(
+            jnp.promote_types(g.dtype, v.dtype)
+        )  # squares of a bfloat16 gradient are its moments' precision
         g = jnp.clip(g, -clip.at, clip.at) if clip.how == "value" else g
         if clip.how in ("component", "norm"):
             scale = clip.factor(square) if clip.how == "component" else self.factor

@@ -25,7 +25,9 @@ def whole(parts: Parts, params, like, axis_name: str | None):
     leaves, structure = jax.tree.flatten(params[parts.layers])
     stacked = assembled(leaves, jax.tree.leaves(like[parts.layers]), axis_name, parts.dtype)
     layers = jax.tree.unflatten(structure, stacked)
-    return {k: layers if k == parts.layers else jax.tree.map(one, v, like[k]) for k, v in params.items()}
+    return {
+        k: layers if k == parts.layers else jax.tree.map(one, v, like[k]) for k, v in params.items()
+    }
 
 
 def updated(layers: str, rule: Rule, params, state: AdamAState):
@@ -34,7 +36,11 @@ def updated(layers: str, rule: Rule, params, state: AdamAState):
     axis: str = rule.axis_name
     mine = jax.tree.map(lambda p, m: part_of(p, m, axis), params, state.mu)
     new: Any = optax.apply_updates(mine, rule.updates(state.mu, state.nu, state.count, mine))
-    outer = {k: jax.tree.map(lambda a, p: gathered(a, p, axis), new[k], v) for k, v in params.items() if k != layers}
+    outer = {
+        k: jax.tree.map(lambda a, p: gathered(a, p, axis), new[k], v)
+        for k, v in params.items()
+        if k != layers
+    }
     stacked = refilled(params[layers], new[layers], axis)
     params = {k: stacked if k == layers else outer[k] for k in params}
     return params, state._replace(count=optax.safe_increment(state.count))

@@ -45,11 +45,17 @@ def released_step(
             "released_step: `tx` has `nesterov`, whose update needs the whole gradient; use jaxmem.adama without"
         )
     if not isinstance(tx.rule.accumulation_steps, int):
-        raise OptimizerError("released_step: `tx` has a traced `accumulation_steps`; expected a Python int")
+        raise OptimizerError(
+            "released_step: `tx` has a traced `accumulation_steps`; expected a Python int"
+        )
     for name, function in (("embed", embed), ("block", block), ("head", head)):
         if not callable(function):
-            raise OptimizerError(f"released_step: `{name}` is {type(function).__name__}; expected a function")
-    return ReleasedStep(tx, Parts(embed, block, head, layers, plan, label, dtype, has_aux), Clip.of(clip))
+            raise OptimizerError(
+                f"released_step: `{name}` is {type(function).__name__}; expected a function"
+            )
+    return ReleasedStep(
+        tx, Parts(embed, block, head, layers, plan, label, dtype, has_aux), Clip.of(clip)
+    )
 
 
 def _named(tx) -> str:

@@ -37,17 +37,23 @@ class Rule:
         n = self.accumulation_steps
         if not isinstance(n, jax.Array):
             if not _known(n) or n != int(n) or n < 1:
-                raise OptimizerError(f"adama: `accumulation_steps` is {n!r}; expected a whole number of at least 1")
+                raise OptimizerError(
+                    f"adama: `accumulation_steps` is {n!r}; expected a whole number of at least 1"
+                )
             object.__setattr__(self, "accumulation_steps", int(n))
         for name in ("b1", "b2"):
             if _known(b := getattr(self, name)) and not 0 <= b < 1:
-                raise OptimizerError(f"adama: `{name}` is {b!r}; expected a decay rate of at least 0 and below 1")
+                raise OptimizerError(
+                    f"adama: `{name}` is {b!r}; expected a decay rate of at least 0 and below 1"
+                )
         if self.nesterov and not self.single:
             raise OptimizerError(
                 f"adama: `nesterov` with `accumulation_steps` {n}: Nesterov's update needs the minibatch's whole gradient,"
                 " which AdamA never holds; use one microbatch, or optax.MultiSteps(optax.nadam(...))"
             )
-        object.__setattr__(self, "mu_dtype", None if self.mu_dtype is None else jnp.dtype(self.mu_dtype))
+        object.__setattr__(
+            self, "mu_dtype", None if self.mu_dtype is None else jnp.dtype(self.mu_dtype)
+        )
 
     @property
     def single(self) -> bool:
@@ -72,7 +78,11 @@ class Rule:
                 "adamaw_a: `params` is None; expected the parameters, since they decay: update(updates, state, params)"
             )
         axis = self.axis_name
-        if axis is not None and is_checked(axis) and not all(axis in axes_of(g) for g in jax.tree.leaves(gradient)):
+        if (
+            axis is not None
+            and is_checked(axis)
+            and not all(axis in axes_of(g) for g in jax.tree.leaves(gradient))
+        ):
             raise OptimizerError(
                 f"adama: `updates` do not vary over {axis!r}: JAX has summed them over the devices already; expected each"
                 f" device's own gradient: differentiate by jax.lax.pcast(params, {axis!r}, to='varying')"
@@ -81,14 +91,20 @@ class Rule:
     @property
     def decays(self) -> tuple[Any, Any]:
         """By what mu and nu are multiplied as a minibatch starts."""
-        return self.b1, self.b2 if self.axis_name is None else self.b2 * jax.lax.axis_size(self.axis_name)
+        return self.b1, self.b2 if self.axis_name is None else self.b2 * jax.lax.axis_size(
+            self.axis_name
+        )
 
     def begin(self, mu, nu):
         (b1, b2), (mu, nu) = self.decays, varying((mu, nu), self.axis_name)
         return jax.tree.map(lambda m: b1 * m, mu), jax.tree.map(lambda v: b2 * v, nu)
 
     def fold(self, mu, nu, gradient):
-        g = gradient if self.single else jax.tree.map(lambda g: g / self.accumulation_steps, gradient)
+        g = (
+            gradient
+            if self.single
+            else jax.tree.map(lambda g: g / self.accumulation_steps, gradient)
+        )
         first = jax.tree.map(lambda g, m: (1 - self.b1) * g + m, g, mu)
         return first, jax.tree.map(lambda g, v: (1 - self.b2) * _square(g) + v, g, nu)
 
@@ -97,12 +113,17 @@ class Rule:
         if self.axis_name is None:
             return mu, nu
         squared = jax.lax.axis_size(self.axis_name) ** 2
-        return jax.lax.pmean(mu, self.axis_name), jax.tree.map(lambda v: v / squared, jax.lax.psum(nu, self.axis_name))
+        return jax.lax.pmean(mu, self.axis_name), jax.tree.map(
+            lambda v: v / squared, jax.lax.psum(nu, self.axis_name)
+        )
 
     def updates(self, mu, nu, count, params, gradient=None):
         """Adam's step with bias correction, with decay, times the rate. `gradient`, for Nesterov's, is the minibatch's."""
         done = optax.safe_increment(count)
-        m_hat, v_hat = optax.tree.bias_correction(mu, self.b1, done), optax.tree.bias_correction(nu, self.b2, done)
+        m_hat, v_hat = (
+            optax.tree.bias_correction(mu, self.b1, done),
+            optax.tree.bias_correction(nu, self.b2, done),
+        )
         if self.nesterov:
             ahead = optax.tree.bias_correction(mu, self.b1, optax.safe_increment(done))
             g_hat = optax.tree.bias_correction(gradient, self.b1, done)
@@ -113,7 +134,9 @@ class Rule:
             u, _ = decay.update(u, decay.init(params), params)
         if self.learning_rate is None:
             return u
-        rate: Any = self.learning_rate(count) if callable(self.learning_rate) else self.learning_rate
+        rate: Any = (
+            self.learning_rate(count) if callable(self.learning_rate) else self.learning_rate
+        )
         return jax.tree.map(lambda u: jnp.asarray(-rate, u.dtype) * u, u)
 
 

@@ -43,7 +43,9 @@ class ReleasedStep:
         params, old = state
         self.parts.check(like)
         rule, n = self.tx.rule, self.tx.rule.accumulation_steps
-        zero1 = any(a.shape != b.shape for a, b in zip(jax.tree.leaves(like), jax.tree.leaves(old.mu)))
+        zero1 = any(
+            a.shape != b.shape for a, b in zip(jax.tree.leaves(like), jax.tree.leaves(old.mu))
+        )
         begin = dataclasses.replace(rule, axis_name=None).decays if zero1 else rule.decays
         own = varying(whole(self.parts, params, like, rule.axis_name), rule.axis_name)
         moments = varying(self.parts.started(like, old.mu, old.nu), rule.axis_name)
@@ -51,8 +53,12 @@ class ReleasedStep:
         def one(moments, indexed):
             i, part = indexed
             own_key = None if key is None else jax.random.fold_in(key, i)
-            b1, b2 = (jnp.where(i == first, b, 1.0) for b in begin)  # within the first fold: no pass of its own
-            return backward(self.parts, Fold(rule, self.clip, (b1, b2)), own, moments, part, own_key)
+            b1, b2 = (
+                jnp.where(i == first, b, 1.0) for b in begin
+            )  # within the first fold: no pass of its own
+            return backward(
+                self.parts, Fold(rule, self.clip, (b1, b2)), own, moments, part, own_key
+            )
 
         first = 0 if rule.axis_name is None else jax.lax.axis_index(rule.axis_name) * n
         indices = first + jnp.arange(n, dtype=jnp.int32)
@@ -79,7 +85,9 @@ class ReleasedStep:
         }
         if (axis := self.tx.rule.axis_name) is not None:
             counts = skipped, layers["skipped"]
-            counts = counts if zero1 else jax.lax.psum(counts, axis)  # with divided moments all devices skip as one
+            counts = (
+                counts if zero1 else jax.lax.psum(counts, axis)
+            )  # with divided moments all devices skip as one
             found = dict(zip(found, (*jax.lax.pmean((found["loss"], squares), axis), *counts)))
         return {
             "loss": found["loss"],
@@ -114,8 +122,12 @@ class ReleasedStep:
             call = lambda state, batch, *key: self._step(like, state, batch, *key)
             keys = () if key is None else (key,)
             specs, out = (layout, over, *(everything for _ in keys)), (layout, everything)
-            checked = divided == "nothing"  # what is gathered is equal everywhere, which no type says
-            mapped = jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=out, check_vma=checked)
+            checked = (
+                divided == "nothing"
+            )  # what is gathered is equal everywhere, which no type says
+            mapped = jax.shard_map(
+                call, mesh=mesh, in_specs=specs, out_specs=out, check_vma=checked
+            )
             return mapped(*placed((state, batch, *keys), specs, mesh))
 
         return step
@@ -127,13 +139,22 @@ class ReleasedStep:
         """
         axis, everything = self.tx.rule.axis_name, jax.sharding.PartitionSpec()
         if divided not in ("nothing", "moments", "states"):
-            raise OptimizerError(f"specs: `divided` is {divided!r}; expected 'nothing', 'moments' or 'states'")
+            raise OptimizerError(
+                f"specs: `divided` is {divided!r}; expected 'nothing', 'moments' or 'states'"
+            )
         if axis is None:
-            raise OptimizerError("specs: the optimizer has no `axis_name`; expected the mesh axis to divide over")
-        parts = {k: shards(v, devices, axis, first=int(k == self.parts.layers)) for k, v in params.items()}
+            raise OptimizerError(
+                "specs: the optimizer has no `axis_name`; expected the mesh axis to divide over"
+            )
+        parts = {
+            k: shards(v, devices, axis, first=int(k == self.parts.layers))
+            for k, v in params.items()
+        }
         everywhere = jax.tree.map(lambda _: everything, params)
         moments = everywhere if divided == "nothing" else parts
-        return parts if divided == "states" else everywhere, AdamAState(everything, everything, moments, moments)
+        return parts if divided == "states" else everywhere, AdamAState(
+            everything, everything, moments, moments
+        )
 
 
 def _microbatches(batch, n: int):

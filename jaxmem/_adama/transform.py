@@ -63,14 +63,23 @@ class AdamA(optax.GradientTransformationExtraArgs):
 
 
 def _init(rule: Rule, params) -> AdamAState:
-    zero = lambda: jnp.zeros((), jnp.int32)  # each its own, or donating the state donates one buffer twice
-    return AdamAState(zero(), zero(), optax.tree.zeros_like(params, dtype=rule.mu_dtype), optax.tree.zeros_like(params))
+    zero = lambda: jnp.zeros(
+        (), jnp.int32
+    )  # each its own, or donating the state donates one buffer twice
+    return AdamAState(
+        zero(),
+        zero(),
+        optax.tree.zeros_like(params, dtype=rule.mu_dtype),
+        optax.tree.zeros_like(params),
+    )
 
 
 def _finish(rule: Rule, state: AdamAState, params, gradient=None) -> tuple[Any, AdamAState]:
     mu, nu = rule.reduced(state.mu, state.nu)
     updates = rule.updates(mu, nu, state.count, params, gradient)
-    return updates, AdamAState(optax.safe_increment(state.count), jnp.zeros_like(state.folded), mu, nu)
+    return updates, AdamAState(
+        optax.safe_increment(state.count), jnp.zeros_like(state.folded), mu, nu
+    )
 
 
 def _update(rule: Rule, updates, state: AdamAState, params=None, **_):
@@ -82,7 +91,11 @@ def _update(rule: Rule, updates, state: AdamAState, params=None, **_):
         begun = jax.tree.map(lambda new, old: jnp.where(state.folded == 0, new, old), begun, now)
     mu, nu = rule.fold(*begun, updates)
     folded = AdamAState(state.count, state.folded + 1, mu, nu)
-    whole = None if rule.axis_name is None or not rule.nesterov else jax.lax.pmean(updates, rule.axis_name)
+    whole = (
+        None
+        if rule.axis_name is None or not rule.nesterov
+        else jax.lax.pmean(updates, rule.axis_name)
+    )
 
     def finish():
         new, finished = _finish(rule, folded, params, updates if whole is None else whole)
@@ -98,7 +111,10 @@ def _update(rule: Rule, updates, state: AdamAState, params=None, **_):
 
 def _stored(rule: Rule, new: AdamAState, old: AdamAState) -> AdamAState:
     """In the old state's dtypes; moments are each device's own, whether they were just reduced or not."""
-    mu, nu = (jax.tree.map(lambda a, b: a.astype(b.dtype), *pair) for pair in ((new.mu, old.mu), (new.nu, old.nu)))
+    mu, nu = (
+        jax.tree.map(lambda a, b: a.astype(b.dtype), *pair)
+        for pair in ((new.mu, old.mu), (new.nu, old.nu))
+    )
     return new._replace(mu=varying(mu, rule.axis_name), nu=varying(nu, rule.axis_name))
 
 
@@ -168,4 +184,6 @@ def adamaw_a(
     makes one of them, is true. `update` needs `params`. The rest, and what is raised, as in `adama`.
     """
     rule = Rule(b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name)
-    return AdamA.of(dataclasses.replace(rule, learning_rate=learning_rate, weight_decay=weight_decay, mask=mask))
+    return AdamA.of(
+        dataclasses.replace(rule, learning_rate=learning_rate, weight_decay=weight_decay, mask=mask)
+    )

@@ -71,7 +71,11 @@ def report(args: argparse.Namespace) -> int:
     from jaxmem._report.report import report as write_report
 
     first = pathlib.Path(args.runs[0])
-    out = pathlib.Path(args.out) if args.out else (first if first.is_dir() else first.parent) / "report.html"
+    out = (
+        pathlib.Path(args.out)
+        if args.out
+        else (first if first.is_dir() else first.parent) / "report.html"
+    )
     _check_writable("--out", out)
     print(write_report(args.runs, out))
     return 0
@@ -92,7 +96,9 @@ def targets(args: argparse.Namespace) -> int:
             f"{t.name:11} {t.usable_bytes / 2**30:10.1f} {t.bandwidth / 1e12:12.2f} {t.matmul_flops / 1e12:15.0f}"
             f" {t.link / 1e9:15.0f}  {source}"
         )
-    print("`name:N` means N of them on one host; `local` is the device at hand, where times are measured")
+    print(
+        "`name:N` means N of them on one host; `local` is the device at hand, where times are measured"
+    )
     return 0
 
 
@@ -130,4 +136,6 @@ def _check_writable(option: str, path: str | pathlib.Path | None) -> None:
         raise JaxmemError(f"{option}: {str(path)!r} is a folder; expected the name of a file")
     parent = next(p for p in path.absolute().parents if p.exists())
     if not parent.is_dir():
-        raise JaxmemError(f"{option}: {str(path)!r}: {str(parent)!r} is no folder; expected a path where a file can be")
+        raise JaxmemError(
+            f"{option}: {str(path)!r}: {str(parent)!r} is no folder; expected a path where a file can be"
+        )

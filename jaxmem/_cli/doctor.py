@@ -54,7 +54,10 @@ def combinations(found: Mapping[str, str]) -> list[Check]:
             "note",
         )
     if "flax" in have and jax >= (0, 11, 2) and have["flax"] < (0, 12, 11):
-        amiss(f"flax {found['flax']} does not import with jax {found['jax']}", "pip install --upgrade 'flax>=0.12.11'")
+        amiss(
+            f"flax {found['flax']} does not import with jax {found['jax']}",
+            "pip install --upgrade 'flax>=0.12.11'",
+        )
     if "triton" in have and have["triton"] >= (3, 9):
         amiss(
             f"triton {found['triton']} writes PTX that a CUDA 13.0 driver cannot read",
@@ -66,7 +69,10 @@ def combinations(found: Mapping[str, str]) -> list[Check]:
             "pip install 'jax-triton<0.4'",
         )
     if jax[:2] != jaxlib[:2]:
-        amiss(f"jax {found.get('jax')} with jaxlib {found.get('jaxlib')}", f"pip install 'jaxlib=={found.get('jax')}'")
+        amiss(
+            f"jax {found.get('jax')} with jaxlib {found.get('jaxlib')}",
+            f"pip install 'jaxlib=={found.get('jax')}'",
+        )
     return bad or [Check("versions", "no combination that is known to fail")]
 
 
@@ -94,7 +100,12 @@ def settings(environment: Mapping[str, str], gpu: bool) -> list[Check]:
         )
     if "xla_disable_hlo_passes=rematerialization" in flags.replace(" ", ""):
         checks.append(
-            Check("XLA_FLAGS", flags, "XLA's own rematerialization is off: plans were made with it on", "note")
+            Check(
+                "XLA_FLAGS",
+                flags,
+                "XLA's own rematerialization is off: plans were made with it on",
+                "note",
+            )
         )
     if gpu:
         share = environment.get(FRACTION)
@@ -137,17 +148,29 @@ def _devices() -> list[Check]:
     try:
         devices = jax.local_devices()
     except RuntimeError as error:
-        return [Check("devices", f"JAX finds none: {error}", "unset JAX_PLATFORMS, or set it to what there is", "bad")]
+        return [
+            Check(
+                "devices",
+                f"JAX finds none: {error}",
+                "unset JAX_PLATFORMS, or set it to what there is",
+                "bad",
+            )
+        ]
     checks = []
     for device in devices[:8]:
         memories = ", ".join(sorted(m.kind for m in device.addressable_memories())) or "none"
         limit = (device.memory_stats() or {}).get("bytes_limit")
         size = f", {show_bytes(limit)} for programs" if limit else ""
-        checks.append(Check(f"device {device.id}", f"{device.device_kind}, memories: {memories}{size}"))
+        checks.append(
+            Check(f"device {device.id}", f"{device.device_kind}, memories: {memories}{size}")
+        )
     if getattr(jax.config, "jax_remat3", False):
         checks.append(
             Check(
-                "jax_remat3", "on: a tag would silently be recomputed", "jax.config.update('jax_remat3', False)", "bad"
+                "jax_remat3",
+                "on: a tag would silently be recomputed",
+                "jax.config.update('jax_remat3', False)",
+                "bad",
             )
         )
     return checks
@@ -167,9 +190,14 @@ def _deviceless() -> Check:
         require_wheels("h200")
     except TargetError as error:
         return Check(
-            "plans for GPUs that are not there", "no compiler", str(error).split("Install it")[-1].strip(" :"), "note"
+            "plans for GPUs that are not there",
+            "no compiler",
+            str(error).split("Install it")[-1].strip(" :"),
+            "note",
         )
-    return Check("plans for GPUs that are not there", "the compiler's two wheels are of jax's version")
+    return Check(
+        "plans for GPUs that are not there", "the compiler's two wheels are of jax's version"
+    )
 
 
 def _assembler() -> Check:
@@ -178,7 +206,9 @@ def _assembler() -> Check:
     if found is None and _version("nvidia-cuda-nvcc") is not None:
         found = "nvidia-cuda-nvcc " + str(_version("nvidia-cuda-nvcc"))
     if found is None:
-        return Check("CUDA 13 assembler", "none", install_command("nvidia-cuda-nvcc", "nvidia-nvvm"), "note")
+        return Check(
+            "CUDA 13 assembler", "none", install_command("nvidia-cuda-nvcc", "nvidia-nvvm"), "note"
+        )
     return Check("CUDA 13 assembler", found)
 
 
@@ -187,7 +217,10 @@ def _database() -> Check:
     place = next(p for p in (path, *path.parents) if p.exists())
     if not os.access(place, os.W_OK):
         return Check(
-            "database of times", f"{path} cannot be written", "set XDG_CACHE_HOME to a folder that can", "note"
+            "database of times",
+            f"{path} cannot be written",
+            "set XDG_CACHE_HOME to a folder that can",
+            "note",
         )
     size = f", {show_bytes(path.stat().st_size)}" if path.exists() else ", not yet made"
     return Check("database of times", f"{path}{size}")

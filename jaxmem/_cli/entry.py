@@ -32,7 +32,9 @@ def load_entry(name: str) -> tuple[Callable, tuple]:
     try:
         result = function()
     except Exception as error:
-        raise StepError(f"MODULE:FUNCTION: {name!r} raised {type(error).__name__}: {error}; {EXPECTED}") from error
+        raise StepError(
+            f"MODULE:FUNCTION: {name!r} raised {type(error).__name__}: {error}; {EXPECTED}"
+        ) from error
     if not isinstance(result, tuple) or not result or not callable(result[0]):
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
         raise StepError(f"MODULE:FUNCTION: {name!r} returned {got}; {EXPECTED}")
@@ -43,10 +45,18 @@ def _module(name: str, module: str) -> ModuleType:
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` does: modules of the current folder
     try:
-        return _from_file(pathlib.Path(module)) if module.endswith(".py") else importlib.import_module(module)
+        return (
+            _from_file(pathlib.Path(module))
+            if module.endswith(".py")
+            else importlib.import_module(module)
+        )
     except Exception as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == module.split(".")[0]
-        why = "there is no such module here" if missing else f"importing it raised {type(error).__name__}: {error}"
+        why = (
+            "there is no such module here"
+            if missing
+            else f"importing it raised {type(error).__name__}: {error}"
+        )
         raise StepError(f"MODULE:FUNCTION: {name!r}: {why}; {EXPECTED}") from error
 
 

@@ -49,11 +49,17 @@ class TextForm:
     def __str__(self) -> str:
         fields = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]
         values = [(f.name, getattr(self, f.name)) for f in fields]
-        shown = (f"{name}={'true' if value is True else value}" for name, value in values if value is not False)
+        shown = (
+            f"{name}={'true' if value is True else value}"
+            for name, value in values
+            if value is not False
+        )
         return f"{self.name}({','.join(shown)})"
 
     def check(self, shape: tuple[int, ...], dtype) -> None:
-        name = dtype.name if hasattr(dtype, "name") else jnp.dtype(dtype).name  # PRNG keys' dtypes are none of numpy's
+        name = (
+            dtype.name if hasattr(dtype, "name") else jnp.dtype(dtype).name
+        )  # PRNG keys' dtypes are none of numpy's
         if name not in self.takes:
             raise TagError(
                 f"{self.name}: `dtype` is {name} (shape {tuple(shape)}); expected one of {', '.join(self.takes)}:"
@@ -63,12 +69,21 @@ class TextForm:
 
 def check_integer(codec: str, field: str, value, least: int, multiple: int = 1) -> None:
     """Raises TagError unless `value` is a multiple of `multiple` and not below `least`."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= least and value % multiple == 0:
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and value >= least
+        and value % multiple == 0
+    ):
         return
-    number = value if isinstance(value, int | float) and value == value and abs(value) < 2**31 else least
+    number = (
+        value if isinstance(value, int | float) and value == value and abs(value) < 2**31 else least
+    )
     nearest = max(least, -int(-number // multiple) * multiple)
     even = "n even" if multiple == 2 else "n"
-    raise TagError(f"{codec}: `{field}` is {value!r}; expected a{even} integer of at least {least}; nearest: {nearest}")
+    raise TagError(
+        f"{codec}: `{field}` is {value!r}; expected a{even} integer of at least {least}; nearest: {nearest}"
+    )
 
 
 def check_flag(codec: str, field: str, value) -> None:

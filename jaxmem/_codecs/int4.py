@@ -147,7 +147,9 @@ class _ByRows(_Int4):
     def decode(self, codes, shape, dtype):
         packed, scales = codes
         width = self.rows(shape)[0][-1]
-        return dequantize_by(packed, self.spread(scales), width=width, dtype=jnp.dtype(dtype).name).reshape(shape)
+        return dequantize_by(
+            packed, self.spread(scales), width=width, dtype=jnp.dtype(dtype).name
+        ).reshape(shape)
 
     def counts(self, shape):
         rows, group = self.rows(shape)

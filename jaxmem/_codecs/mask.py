@@ -38,7 +38,9 @@ class BitMask(TextForm):
 
     def decode(self, codes, shape, dtype):
         zero, one = codes[1] if len(codes) > 1 else (jnp.zeros((), bool), jnp.ones((), bool))
-        return unpack_bits(codes[0], zero, one, width=folded(tuple(shape), GROUP)[-1]).reshape(shape)
+        return unpack_bits(codes[0], zero, one, width=folded(tuple(shape), GROUP)[-1]).reshape(
+            shape
+        )
 
     def nbytes(self, shape, dtype) -> int:
         self.check(shape, dtype)

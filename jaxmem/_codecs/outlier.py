@@ -58,17 +58,25 @@ class OutlierSeparated(TextForm):
         top = jnp.argsort(-sums, stable=True)[
             :slots
         ]  # lax.top_k of divided channels crashes XLA:GPU's compiler (jax 0.11.2)
-        index = jnp.where(outliers[top], top, channels).astype(jnp.int32)  # `channels`: an empty slot
+        index = jnp.where(outliers[top], top, channels).astype(
+            jnp.int32
+        )  # `channels`: an empty slot
         values = jnp.take(x, index, axis=-1, mode="fill", fill_value=0)
         rows, how = self._rest.encoding(x.shape)
-        return (*quantize_without(x.reshape(rows), _slot_of(index, channels) < slots, **how), values, index)
+        return (
+            *quantize_without(x.reshape(rows), _slot_of(index, channels) < slots, **how),
+            values,
+            index,
+        )
 
     def decode(self, codes, shape, dtype):
         if not self.slots(shape):
             return self._rest.decode(codes, shape, dtype)
         packed, scales, values, index = codes
         slots = _slot_of(index, shape[-1])
-        return dequantize_with(packed, scales, values, slots, **self._rest.decoding(shape, dtype)).reshape(shape)
+        return dequantize_with(
+            packed, scales, values, slots, **self._rest.decoding(shape, dtype)
+        ).reshape(shape)
 
     def nbytes(self, shape, dtype) -> int:
         self.check(shape, dtype)
@@ -99,4 +107,8 @@ def _outliers(x):
 def _slot_of(index, channels: int):
     """For each channel its slot, or the number of slots if it has none: int32 (C,)."""
     slots = index.shape[0]
-    return jnp.full(channels, slots, jnp.int32).at[index].set(jnp.arange(slots, dtype=jnp.int32), mode="drop")
+    return (
+        jnp.full(channels, slots, jnp.int32)
+        .at[index]
+        .set(jnp.arange(slots, dtype=jnp.int32), mode="drop")
+    )

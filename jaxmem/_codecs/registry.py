@@ -4,14 +4,26 @@ import dataclasses
 import re
 
 from jaxmem._codecs.base import Codec, nearest
-from jaxmem._codecs.int4 import ChannelwiseSymmetric, GroupedAsymmetric, GroupedSymmetric, NaivePerToken
+from jaxmem._codecs.int4 import (
+    ChannelwiseSymmetric,
+    GroupedAsymmetric,
+    GroupedSymmetric,
+    NaivePerToken,
+)
 from jaxmem._codecs.mask import BitMask
 from jaxmem._codecs.outlier import OutlierSeparated
 from jaxmem.errors import TagError
 
 CODECS = {
     c.name: c
-    for c in (OutlierSeparated, GroupedSymmetric, GroupedAsymmetric, ChannelwiseSymmetric, BitMask, NaivePerToken)
+    for c in (
+        OutlierSeparated,
+        GroupedSymmetric,
+        GroupedAsymmetric,
+        ChannelwiseSymmetric,
+        BitMask,
+        NaivePerToken,
+    )
 }
 
 # Adacc 3.2. The residual stream adds up the outputs of linear layers, and keeps their outlier channels.
@@ -37,7 +49,9 @@ def default_for(kind: str | None) -> Codec:
         return _OF_UNKNOWN
     if not isinstance(kind, str) or kind not in _BY_KIND:
         near = nearest(str(kind), KINDS)
-        raise TagError(f"`kind` is {kind!r}; expected None or one of {', '.join(KINDS)}; nearest: {near}")
+        raise TagError(
+            f"`kind` is {kind!r}; expected None or one of {', '.join(KINDS)}; nearest: {near}"
+        )
     return _BY_KIND[kind]
 
 

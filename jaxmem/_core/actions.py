@@ -114,7 +114,9 @@ class BlockClass:
     forward_seconds: float = 0.0  # of what the backward needs, all of it kept
     backward_seconds: float = 0.0  # of the derivative alone
     flops: float = 0.0  # of the matrix products of both
-    input_seconds: tuple[float, ...] = ()  # of keeping each of `inputs` raw: its writing and reading; empty: nothing
+    input_seconds: tuple[
+        float, ...
+    ] = ()  # of keeping each of `inputs` raw: its writing and reading; empty: nothing
     stacked: bool = False  # layers of jaxmem.stack, which a plan may divide into groups
 
     @property

@@ -43,15 +43,24 @@ class Database:
         """Seconds of those of `texts` that are known."""
         keys = {self._key(device, source, text): text for text in texts}
         rows = self._select("SELECT key, seconds FROM times WHERE key IN ({})", list(keys))
-        return {keys[key]: seconds for key, seconds in rows if isinstance(seconds, float) and seconds >= 0}
+        return {
+            keys[key]: seconds
+            for key, seconds in rows
+            if isinstance(seconds, float) and seconds >= 0
+        }
 
     def write_times(self, device: str, source: str, seconds: Mapping[str, float]) -> None:
-        rows = [(self._key(device, source, t), device, source, self._jaxlib, float(s)) for t, s in seconds.items()]
+        rows = [
+            (self._key(device, source, t), device, source, self._jaxlib, float(s))
+            for t, s in seconds.items()
+        ]
         self._insert("INSERT OR REPLACE INTO times VALUES (?, ?, ?, ?, ?)", rows)
 
     def read_compile(self, device: str, program: bytes) -> dict | None:
         """What a compile of `program` for `device` said, if it is known."""
-        rows = self._select("SELECT key, result FROM compiles WHERE key IN ({})", [self._key(device, program)])
+        rows = self._select(
+            "SELECT key, result FROM compiles WHERE key IN ({})", [self._key(device, program)]
+        )
         try:
             return json.loads(rows[0][1]) if rows else None
         except (TypeError, json.JSONDecodeError):

@@ -29,7 +29,9 @@ def ranges(labels: Iterable[str], block: str) -> list[tuple[int, int]]:
 def divisible(profile: Profile) -> BlockClass | None:
     """The block whose layers a plan may divide: of those that `jaxmem.stack` loops over, the one that can save most."""
     labels = [b.name for b in profile.blocks]
-    stacked = [b for b in profile.blocks if b.stacked and b.layers > 1 and labels.count(b.name) == 1]
+    stacked = [
+        b for b in profile.blocks if b.stacked and b.layers > 1 and labels.count(b.name) == 1
+    ]
     return max(stacked, key=lambda b: b.layers * b.everything_bytes, default=None)
 
 
@@ -48,4 +50,6 @@ def as_decided(blocks: Iterable[BlockClass], labels: Iterable[str]) -> tuple[Blo
 
 def _part(block: BlockClass, start: int, stop: int) -> BlockClass:
     runs, layers = block.runs * (stop - start) // block.layers, stop - start
-    return dataclasses.replace(block, name=group_label(block.name, start, stop), layers=layers, runs=runs)
+    return dataclasses.replace(
+        block, name=group_label(block.name, start, stop), layers=layers, runs=runs
+    )

@@ -25,7 +25,9 @@ class _Lines(logging.Handler):
             return
         filled = WIDTH * done // of if done is not None and of else 0
         bar = f"[{'#' * filled}{'.' * (WIDTH - filled)}] " if of else ""
-        print(f"\r\x1b[K{bar}{record.getMessage()} ({elapsed})", end="", file=self.stream, flush=True)
+        print(
+            f"\r\x1b[K{bar}{record.getMessage()} ({elapsed})", end="", file=self.stream, flush=True
+        )
 
     def clear(self) -> None:
         if self.terminal:

@@ -34,7 +34,9 @@ class Calibration:
     def __str__(self) -> str:
         lines = [f"{self.gpu}: measured, datasheet, share"]
         for name, rate in self.measured.items():
-            lines.append(f"  {name:12} {rate:.4g}  {self.datasheet[name]:.4g}  {rate / self.datasheet[name]:.1%}")
+            lines.append(
+                f"  {name:12} {rate:.4g}  {self.datasheet[name]:.4g}  {rate / self.datasheet[name]:.1%}"
+            )
         return "\n".join([*lines, f"written to {self.path}"])
 
 
@@ -66,14 +68,18 @@ def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -
                 f" expected {low:.0%} to {high:.0%} of it: measure again on an idle device"
             )
     target = pathlib.Path(out) if out is not None else MEASURED / f"{gpu.name}.json"
-    made = {"gpu": gpu.name} | measured | {k: data.get(k) for k in ("device", "versions", "command")}
+    made = (
+        {"gpu": gpu.name} | measured | {k: data.get(k) for k in ("device", "versions", "command")}
+    )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f".{target.name}.{os.getpid()}")
         part.write_text(json.dumps(made, indent=1) + "\n")
         os.replace(part, target)
     except OSError as error:
-        raise TargetError(f"calibrate: cannot write {str(target)!r}: {error}; name another file with --out") from error
+        raise TargetError(
+            f"calibrate: cannot write {str(target)!r}: {error}; name another file with --out"
+        ) from error
     return Calibration(gpu.name, datasheet, measured, str(target))
 
 
@@ -94,7 +100,11 @@ def _rate(data: dict, point: str, path: pathlib.Path) -> float:
     row = data["rows"].get(point)
     rate = row.get("rate") if isinstance(row, dict) else None
     value = rate.get("median") if isinstance(rate, dict) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not (math.isfinite(value) and value > 0)
+    ):
         raise TargetError(
             f"calibrate: {str(path)!r}: `rows.{point}.rate.median` is {value!r}; expected a rate above 0: measure that point"
             " again (--part ceilings --retry)"

@@ -10,7 +10,9 @@ from jaxmem.errors import TagError, TargetError
 OFFLOAD_SINCE = (0, 11, 1)
 
 
-def allowed_actions(actions: Sequence[Action], target: Target) -> tuple[tuple[Action, ...], tuple[str, ...]]:
+def allowed_actions(
+    actions: Sequence[Action], target: Target
+) -> tuple[tuple[Action, ...], tuple[str, ...]]:
     """The actions to plan with, and what to tell the user of those left out.
 
     Left out, or `jaxmem.LOSSLESS`, they leave out what the target cannot do; an action asked for by name that it cannot
@@ -19,7 +21,9 @@ def allowed_actions(actions: Sequence[Action], target: Target) -> tuple[tuple[Ac
     try:
         wanted = tuple(Action(a) for a in ([actions] if isinstance(actions, str) else actions))
     except ValueError as error:
-        raise TagError(f"plan: `actions` is {actions!r}: {error}; expected some of {', '.join(Action)}") from None
+        raise TagError(
+            f"plan: `actions` is {actions!r}: {error}; expected some of {', '.join(Action)}"
+        ) from None
     obstacle = offload_obstacle(target)
     if obstacle is None or not any(a.offloads for a in wanted):
         return wanted, ()

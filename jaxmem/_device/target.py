@@ -66,7 +66,9 @@ class Target:
         if isinstance(target, Target):
             return target
         if not isinstance(target, str):
-            raise TargetError(f"`target` must be text or a Target, got {type(target).__name__}: {_EXPECTED}")
+            raise TargetError(
+                f"`target` must be text or a Target, got {type(target).__name__}: {_EXPECTED}"
+            )
         name, colon, count = target.strip().lower().partition(":")
         if name == "local" and not colon:
             return _local()
@@ -132,9 +134,16 @@ def _local() -> Target:
             raise TargetError(
                 f"`target` 'local': {device.device_kind} does not report its memory; give `target` by name: {_EXPECTED}"
             )
-        gpu = gpu_of_kind(device.device_kind) or GPUS["a10g"]  # an unknown device: modest rates, and times are measured
+        gpu = (
+            gpu_of_kind(device.device_kind) or GPUS["a10g"]
+        )  # an unknown device: modest rates, and times are measured
         rates, cores = rates_of(gpu), gpu.cores
-        bandwidth, matmul, f32, link = rates.bandwidth, rates.flops_16bit, rates.flops_f32, rates.link
+        bandwidth, matmul, f32, link = (
+            rates.bandwidth,
+            rates.flops_16bit,
+            rates.flops_f32,
+            rates.link,
+        )
         rocm = "rocm" in device.client.platform_version.lower()
         platform = device.platform if device.platform != "gpu" else "rocm" if rocm else "cuda"
     shared = len(devices) if platform == "cpu" else 1  # JAX's CPU devices are slices of one memory
@@ -164,7 +173,9 @@ def host_memory_bytes(root: str = "/") -> int:
 
 
 def _meminfo_bytes(root: str) -> int:
-    if found := re.search(r"^MemTotal:\s*(\d+) kB", _read(pathlib.Path(root, "proc/meminfo")), re.M):
+    if found := re.search(
+        r"^MemTotal:\s*(\d+) kB", _read(pathlib.Path(root, "proc/meminfo")), re.M
+    ):
         return int(found[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # systems without /proc
 

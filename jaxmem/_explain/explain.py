@@ -32,7 +32,10 @@ _ADVICE = {  # what holds most, and what to do about it
         "the step's arguments",
         "no plan makes them smaller; divide them over devices, or use an optimizer with less state",
     ),
-    "outputs": ("outputs beside the arguments", "donate what they replace: jax.jit(step, donate_argnums=...)"),
+    "outputs": (
+        "outputs beside the arguments",
+        "donate what they replace: jax.jit(step, donate_argnums=...)",
+    ),
     "gradients": (
         "gradients",
         "no plan makes them smaller; divide them over devices, or update parameters as their gradients appear",
@@ -46,7 +49,10 @@ _ADVICE = {  # what holds most, and what to do about it
         "no tag's action makes it smaller; compute the loss in chunks of the positions, or use smaller microbatches",
     ),
     "other": ("memory outside the gradient", "look at the operations that are listed there"),
-    "packing": ("packing", "no buffer uses it at the peak: smaller microbatches, or another plan, pack differently"),
+    "packing": (
+        "packing",
+        "no buffer uses it at the peak: smaller microbatches, or another plan, pack differently",
+    ),
 }
 
 
@@ -134,7 +140,12 @@ def _blocks(build, args: tuple) -> list[BlockClass]:
 
 
 def _explanation(
-    full: Peak, compiled: Compiled, saved: list[Saved], arguments: Arguments, target: str, plan: Plan | None
+    full: Peak,
+    compiled: Compiled,
+    saved: list[Saved],
+    arguments: Arguments,
+    target: str,
+    plan: Plan | None,
 ) -> Explanation:
     names = name_saved(full, saved)
     layers = {loop for h in names for loop in h.handed_on if len(h.shape) > 1}
@@ -166,7 +177,9 @@ def _advice(parts: Iterable[Part], total: int) -> str:
     return f"{what} hold{'' if what.endswith('s') else 's'} most, {show_bytes(size)} or {100 * size / total:.0f}%: {remedy}"
 
 
-def _place(h: Held, names: dict[Held, tuple[str, str]], layers: set[str], arguments: Arguments) -> tuple[str, str, str]:
+def _place(
+    h: Held, names: dict[Held, tuple[str, str]], layers: set[str], arguments: Arguments
+) -> tuple[str, str, str]:
     """Kind, part and item of a buffer."""
     what = f"{operation(h)} {show_array(h)}".strip()
     if h.kind == "argument":
@@ -197,7 +210,9 @@ def _parts(rows: Iterable[tuple[str, str, str, int]]) -> tuple[Part, ...]:
         grouped[kind, part][item].append(size)
     parts = []
     for (kind, name), found in grouped.items():
-        items = sorted((Item(item, sum(s), len(s)) for item, s in found.items()), key=lambda i: -i.bytes)
+        items = sorted(
+            (Item(item, sum(s), len(s)) for item, s in found.items()), key=lambda i: -i.bytes
+        )
         parts.append(Part(kind, name, sum(i.bytes for i in items), tuple(items)))
     return tuple(sorted(parts, key=lambda p: -p.bytes))
 
@@ -207,7 +222,13 @@ def _where(full: Peak, layers: set[str]) -> str:
         return ""
     backward = "transpose(" in full.op
     again = "rematted_computation" in full.op
-    phase = "recomputing for the backward" if again else "in the backward" if backward else "in the forward"
+    phase = (
+        "recomputing for the backward"
+        if again
+        else "in the backward"
+        if backward
+        else "in the forward"
+    )
     if not backward and "jvp(" not in full.op:
         return f"outside the gradient, at {full.op.rpartition('/')[2]}"
     place = "of a layer" if layers & set(full.loops) else "outside the layers"
@@ -222,11 +243,19 @@ def _table(parts: tuple[Part, ...], total: int) -> list[str]:
             if len(part.items) == 1 and part.kind in ("saved", "untagged", "layer")
             else ""
         )
-        lines.append(f"{show_bytes(part.bytes):>12}  {100 * part.bytes / total:5.1f}%  {part.name}{one}")
-        shown = [i for i in part.items[:_SHOWN] if i.bytes >= 0.01 * total] if len(part.items) > 1 else []
+        lines.append(
+            f"{show_bytes(part.bytes):>12}  {100 * part.bytes / total:5.1f}%  {part.name}{one}"
+        )
+        shown = (
+            [i for i in part.items[:_SHOWN] if i.bytes >= 0.01 * total]
+            if len(part.items) > 1
+            else []
+        )
         lines += [f"{'':23}{show_bytes(i.bytes):>10}  {_times(i)}" for i in shown]
         if shown and (rest := part.items[len(shown) :]):
-            lines.append(f"{'':23}{show_bytes(sum(i.bytes for i in rest)):>10}  {sum(i.count for i in rest)} more")
+            lines.append(
+                f"{'':23}{show_bytes(sum(i.bytes for i in rest)):>10}  {sum(i.count for i in rest)} more"
+            )
     return [*lines, f"{show_bytes(total):>12}  100.0%  together"]
 
 

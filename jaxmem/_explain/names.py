@@ -12,7 +12,15 @@ from jaxmem._codecs.registry import parse
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, BlockClass
 from jaxmem._xla.buffers import Held, Peak
 
-_VIEWS = ("reshape", "transpose", "convert_element_type", "broadcast_in_dim", "squeeze", "copy", "reduce_precision")
+_VIEWS = (
+    "reshape",
+    "transpose",
+    "convert_element_type",
+    "broadcast_in_dim",
+    "squeeze",
+    "copy",
+    "reduce_precision",
+)
 _PARTS = 8  # of one argument that are told apart
 
 
@@ -59,11 +67,22 @@ def expected(blocks: Sequence[BlockClass], actions: Actions | None, shards: int)
             host, asked = choice.action.offloads, chosen.get(REST) != KEEP
             for a in arrays:
                 size = -(-a.size * a.dtype.itemsize // shards)
-                found.append(Saved(name, True, _xla_dtype(a.dtype), size, block.layers, primitive, host, asked))
+                found.append(
+                    Saved(
+                        name, True, _xla_dtype(a.dtype), size, block.layers, primitive, host, asked
+                    )
+                )
         for v in set(block.inputs) - covered if chosen.get(REST) != KEEP else ():
             found.append(
                 Saved(
-                    f"input of the layer{label}", False, "", block.values[v] // shards, block.layers, None, False, True
+                    f"input of the layer{label}",
+                    False,
+                    "",
+                    block.values[v] // shards,
+                    block.layers,
+                    None,
+                    False,
+                    True,
                 )
             )
     return found
@@ -77,7 +96,9 @@ def name_saved(full: Peak, saved: list[Saved]) -> dict[Held, tuple[str, str]]:
     backward = "transpose(" in full.op
     made = [h for h in full.held if h.kind == "temporary" and (h.host or _forward(h))]
     stacks = [(h, h.shape[0]) for h in made if _is_stack(h, {s.layers for s in saved})]
-    alone = [(h, 1) for h in made if backward and not h.loops and not h.handed_on]  # layers unrolled in Python
+    alone = [
+        (h, 1) for h in made if backward and not h.loops and not h.handed_on
+    ]  # layers unrolled in Python
     buckets: dict[tuple, list[Held]] = collections.defaultdict(list)
     for h, layers in stacks or alone:
         buckets[h.bytes // layers, h.dtype, h.host].append(h)
@@ -100,9 +121,13 @@ def _together(held: list[Held], saved: list[Saved]) -> dict[Held, tuple[str, str
     label = f"{', '.join(first)} or {last}" if first else last
     if not label:
         inputs = list(dict.fromkeys(s.name for s in saved))
-        return dict.fromkeys(held, ("untagged", f"saved: {inputs[0]}" if inputs else "saved without a tag"))
+        return dict.fromkeys(
+            held, ("untagged", f"saved: {inputs[0]}" if inputs else "saved without a tag")
+        )
     more = sum(h.bytes for h in held) > sum(s.layers * s.bytes for s in saved)
-    return dict.fromkeys(held, ("saved", f"saved: {label}{', and others without a tag' if more else ''}"))
+    return dict.fromkeys(
+        held, ("saved", f"saved: {label}{', and others without a tag' if more else ''}")
+    )
 
 
 def _is_stack(h: Held, layers: set[int]) -> bool:
@@ -116,7 +141,10 @@ def _forward(h: Held) -> bool:
 
 
 def _made_by(h: Held, primitive: str) -> bool:
-    return any(primitive in op.split("/") if "(" in primitive else op.endswith(f"/{primitive}") for op in h.sources)
+    return any(
+        primitive in op.split("/") if "(" in primitive else op.endswith(f"/{primitive}")
+        for op in h.sources
+    )
 
 
 def operation(h: Held) -> str:
@@ -130,7 +158,14 @@ def show_array(h: Held) -> str:
 
 
 def _xla_dtype(dtype) -> str:
-    words = (("bool", "pred"), ("float", "f"), ("uint", "u"), ("int", "s"), ("complex", "c"), ("_", ""))
+    words = (
+        ("bool", "pred"),
+        ("float", "f"),
+        ("uint", "u"),
+        ("int", "s"),
+        ("complex", "c"),
+        ("_", ""),
+    )
     return functools.reduce(lambda name, word: name.replace(*word), words, str(dtype))
 
 
@@ -141,17 +176,25 @@ class Arguments:
         leaves = jax.tree_util.tree_leaves_with_path(args)
         info = getattr(getattr(traced.jaxpr, "jaxpr", traced.jaxpr), "debug_info", None)
         avals = traced.jaxpr.in_avals
-        names = getattr(info, "arg_names", None) or [f"args{jax.tree_util.keystr(path)}" for path, _ in leaves]
-        self._names = list(names) if len(names) == len(avals) else [f"args[{i}]" for i in range(len(avals))]
+        names = getattr(info, "arg_names", None) or [
+            f"args{jax.tree_util.keystr(path)}" for path, _ in leaves
+        ]
+        self._names = (
+            list(names) if len(names) == len(avals) else [f"args[{i}]" for i in range(len(avals))]
+        )
         self._outputs = list(getattr(info, "result_paths", None) or ())
         flags = [i.donated for i in jax.tree.leaves(traced.args_info)]
-        self.donated = {(_xla_dtype(a.dtype), a.shape) for a, given in zip(avals, flags) if given and a.ndim > 1}
+        self.donated = {
+            (_xla_dtype(a.dtype), a.shape) for a, given in zip(avals, flags) if given and a.ndim > 1
+        }
         self._kept = {name for name, given in zip(self._names, flags) if not given}
         children: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
         for name in self._names:
             root, child = self._head(name)
             children[root][child] += 1
-        self._split = {r for r, c in children.items() if len(c) <= _PARTS and sum(c.values()) > len(c)}
+        self._split = {
+            r for r, c in children.items() if len(c) <= _PARTS and sum(c.values()) > len(c)
+        }
 
     def name_of(self, op: str) -> str:
         """An argument's path from its name in the program: a path already, or a place among the flat arguments."""
@@ -163,7 +206,9 @@ class Arguments:
     def part_of(self, name: str) -> str:
         root, child = self._head(name)
         held = child if root in self._split else root
-        words = set(re.findall(r"[a-z]+", held.lower().removeprefix("opt_state")) + [held.lower()[:9]])
+        words = set(
+            re.findall(r"[a-z]+", held.lower().removeprefix("opt_state")) + [held.lower()[:9]]
+        )
         if name in self._kept:
             role = "batch"
         elif words & {"params", "param", "parameters", "weights"}:

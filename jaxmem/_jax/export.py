@@ -48,7 +48,9 @@ def export_flat(
     """
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in _CUSTOM_CALLS]
     with compiling_for(capability) if capability else contextlib.nullcontext():
-        exported = export.export(_AlreadyTraced(traced), platforms=[platform], disabled_checks=checks)()
+        exported = export.export(
+            _AlreadyTraced(traced), platforms=[platform], disabled_checks=checks
+        )()
     flat = dataclasses.replace(
         exported,
         in_tree=jax.tree.structure(((0,) * len(exported.in_avals), {})),

@@ -55,7 +55,9 @@ def call_body(eqn: JaxprEqn):
     """The jaxpr that a call primitive runs, closed or open; None for every other primitive."""
     if eqn.primitive.name not in CALLS:
         return None
-    return next((eqn.params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in eqn.params), None)
+    return next(
+        (eqn.params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in eqn.params), None
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,8 +131,12 @@ def flatten(jaxpr: Jaxpr | ClosedJaxpr) -> Flat:
         return number
 
     def go(jaxpr, arguments):
-        inner, consts = (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, ClosedJaxpr) else (jaxpr, ())
-        env = {v: constant(c, v.aval) for v, c in zip(inner.constvars, consts)} | dict(zip(inner.invars, arguments))
+        inner, consts = (
+            (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, ClosedJaxpr) else (jaxpr, ())
+        )
+        env = {v: constant(c, v.aval) for v, c in zip(inner.constvars, consts)} | dict(
+            zip(inner.invars, arguments)
+        )
         read = lambda v: v if isinstance(v, Literal) else env[v]
         for eqn in inner.eqns:
             operands = tuple(read(v) for v in eqn.invars)
@@ -166,7 +172,9 @@ def run(equations: Sequence[FlatEquation], values: dict) -> dict:
     for e in equations:
         operands = [v.val if isinstance(v, Literal) else values[v] for v in e.inputs]
         bound = e.eqn.primitive.get_bind_params(e.eqn.params)
-        functions, params = bound if isinstance(bound, tuple) else ((), bound)  # a tuple in some versions of JAX
+        functions, params = (
+            bound if isinstance(bound, tuple) else ((), bound)
+        )  # a tuple in some versions of JAX
         try:
             results = e.eqn.primitive.bind(*functions, *operands, **params)
         except NameError:  # JAX's error for an axis name that no mesh binds
@@ -186,7 +194,11 @@ def _like(atom, operands):
 def describe(equation: FlatEquation, avals: list) -> str:
     """A text that is equal for equal work: primitive, shapes, parameters; free of addresses and of names."""
     operands = [avals[v].str_short() if isinstance(v, int) else f"{v.val}" for v in equation.inputs]
-    params = sorted((k, str(v)) for k, v in equation.eqn.params.items() if k not in ("name", "sharding", "layout"))
+    params = sorted(
+        (k, str(v))
+        for k, v in equation.eqn.params.items()
+        if k not in ("name", "sharding", "layout")
+    )
     text = f"{equation.eqn.primitive.name} {operands} {params}"
     return re.sub(r" at 0x[0-9a-f]+|0x[0-9a-f]{6,}", "", text)
 

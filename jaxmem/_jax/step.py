@@ -56,7 +56,12 @@ def shards_of(traced: jax.stages.Traced, devices: int) -> int:
         spec, mesh = getattr(sharding, "spec", None), getattr(sharding, "mesh", None)
         if info.donated or spec is None or mesh is None:
             continue
-        axes = [a for part in spec if part is not None for a in (part if isinstance(part, tuple) else (part,))]
+        axes = [
+            a
+            for part in spec
+            if part is not None
+            for a in (part if isinstance(part, tuple) else (part,))
+        ]
         most = max(most, math.prod(mesh.shape[a] for a in axes))
     return most
 

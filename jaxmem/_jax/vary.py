@@ -6,7 +6,9 @@ import jax.numpy as jnp
 
 def axes_of(a) -> frozenset[str]:
     """The mesh axes over which an array, or its shape, differs from device to device; none where nothing is checked."""
-    kind = getattr(a if isinstance(a, jax.ShapeDtypeStruct) else jax.typeof(a), "manual_axis_type", None)
+    kind = getattr(
+        a if isinstance(a, jax.ShapeDtypeStruct) else jax.typeof(a), "manual_axis_type", None
+    )
     return getattr(kind, "varying", frozenset())
 
 

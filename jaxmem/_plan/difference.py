@@ -15,14 +15,25 @@ def difference(first: Plan, second: Plan) -> str:
         for name in BYTES
         if (a := getattr(first, name)) != (b := getattr(second, name))
     ]
-    lines += [f"{name}: {a} -> {b}" for name in TEXTS if (a := getattr(first, name)) != (b := getattr(second, name))]
+    lines += [
+        f"{name}: {a} -> {b}"
+        for name in TEXTS
+        if (a := getattr(first, name)) != (b := getattr(second, name))
+    ]
     a, b = 1e3 * first.predicted_seconds, 1e3 * second.predicted_seconds
     if first.time_source == second.time_source and first.target == second.target:
         if a != b:
             lines.append(f"predicted_seconds: {a:.3f} ms -> {b:.3f} ms ({b - a:+.3f} ms)")
     else:
-        lines.append(f"predicted_seconds: {a:.3f} ms -> {b:.3f} ms, by other means: not to be compared")
-    places = [(label, tag) for plan in (first, second) for label, tags in plan.actions.items() for tag in tags]
+        lines.append(
+            f"predicted_seconds: {a:.3f} ms -> {b:.3f} ms, by other means: not to be compared"
+        )
+    places = [
+        (label, tag)
+        for plan in (first, second)
+        for label, tags in plan.actions.items()
+        for tag in tags
+    ]
     for label, tag in dict.fromkeys(places):
         old, new = (plan.actions.get(label, {}).get(tag) for plan in (first, second))
         if old != new:

@@ -42,7 +42,11 @@ def to_json(plan: Plan) -> dict:
         | {"actions": {b: {t: one(c) for t, c in tags.items()} for b, tags in plan.actions.items()}}
         | {k: dataclasses.asdict(getattr(plan, k)) for k in ("parts", "baseline_parts")}
         | ({} if plan.microbatches is None else {"microbatches": plan.microbatches})
-        | {"notes": list(plan.notes), "rows": rows, "points": [dataclasses.asdict(p) for p in plan.points]}
+        | {
+            "notes": list(plan.notes),
+            "rows": rows,
+            "points": [dataclasses.asdict(p) for p in plan.points],
+        }
     )
 
 
@@ -73,7 +77,15 @@ def from_json(data, path: str) -> Plan:
         for name, (expected, holds) in _ROW.items():
             if not holds(value[name]):
                 fail(f"{field}.{name}", value[name], expected)
-        return Row(**(value | {"choice": choice(value["choice"], f"{field}.choice"), "shape": tuple(value["shape"])}))
+        return Row(
+            **(
+                value
+                | {
+                    "choice": choice(value["choice"], f"{field}.choice"),
+                    "shape": tuple(value["shape"]),
+                }
+            )
+        )
 
     def sizes(value, field: str) -> Bytes:
         names = [f.name for f in dataclasses.fields(Bytes)]
@@ -82,7 +94,9 @@ def from_json(data, path: str) -> Plan:
         return Bytes(*(value[n] for n in names))
 
     def point(value, field: str) -> Point:
-        if not isinstance(value, dict) or not all(_is_number(value.get(n)) for n in ("bytes", "seconds")):
+        if not isinstance(value, dict) or not all(
+            _is_number(value.get(n)) for n in ("bytes", "seconds")
+        ):
             fail(field, value, "`bytes` and `seconds`, finite numbers of at least 0")
         return Point(int(value["bytes"]), float(value["seconds"]))
 
@@ -94,16 +108,27 @@ def from_json(data, path: str) -> Plan:
     for name, kind in _NUMBERS.items():
         value: Any = data.get(name)
         if not (_is_number(value) and isinstance(value, (int, kind))):
-            fail(name, value, "a whole number of at least 0" if kind is int else "a finite number of at least 0")
+            fail(
+                name,
+                value,
+                "a whole number of at least 0" if kind is int else "a finite number of at least 0",
+            )
         fields[name] = kind(value)
     for name in _TEXTS:
         if not isinstance(data.get(name), str) or not data[name]:
             fail(name, data.get(name), "a text")
         fields[name] = data[name]
     actions = data.get("actions")
-    if not isinstance(actions, dict) or not actions or not all(isinstance(v, dict) for v in actions.values()):
+    if (
+        not isinstance(actions, dict)
+        or not actions
+        or not all(isinstance(v, dict) for v in actions.values())
+    ):
         fail("actions", actions, "an object: block -> tag -> action")
-    parsed = {b: {t: choice(c, f"actions.{b}.{t}") for t, c in tags.items()} for b, tags in actions.items()}
+    parsed = {
+        b: {t: choice(c, f"actions.{b}.{t}") for t, c in tags.items()}
+        for b, tags in actions.items()
+    }
     notes, rows = data.get("notes", []), data.get("rows", [])
     if not isinstance(notes, list) or not all(isinstance(n, str) for n in notes):
         fail("notes", notes, "a list of texts")
@@ -123,4 +148,9 @@ def from_json(data, path: str) -> Plan:
 
 
 def _is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value >= 0
+    )

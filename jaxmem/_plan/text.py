@@ -12,10 +12,21 @@ def table(plan: Plan) -> str:
         codec = (row.choice.codec or "-").split("(")[0]
         sizes = show_bytes(row.bytes_before), show_bytes(row.bytes_after)
         lines.append(
-            (name, row.kind or "-", row.choice.action.value, codec, *sizes, f"{row.milliseconds:.3f}", row.why)
+            (
+                name,
+                row.kind or "-",
+                row.choice.action.value,
+                codec,
+                *sizes,
+                f"{row.milliseconds:.3f}",
+                row.why,
+            )
         )
     widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
-    text = ["  ".join([*(cell.ljust(w) for cell, w in zip(line, widths)), line[-1]]).rstrip() for line in lines]
+    text = [
+        "  ".join([*(cell.ljust(w) for cell, w in zip(line, widths)), line[-1]]).rstrip()
+        for line in lines
+    ]
     share = 100 * plan.compiled_bytes / plan.budget_bytes
     text += [
         "(bytes and ms of one layer)",

@@ -68,7 +68,9 @@ class Verifier:
             compiled = read_compiled(inner, cost=False, seconds=time.perf_counter() - start)
             done.set_result(Verified(actions or {}, compiled, executable))
             return done
-        exported, donated = export_flat(traced, self.target.platform, self.target.compute_capability)
+        exported, donated = export_flat(
+            traced, self.target.platform, self.target.compute_capability
+        )
         program = _program_text(exported, donated)
         if (known := self.database.read_compile(str(self.target), program)) is not None:
             done.set_result(Verified(actions or {}, Compiled(**known)))
@@ -78,7 +80,9 @@ class Verifier:
             if (error := future.exception()) is not None:
                 done.set_exception(error)
                 return
-            self.database.write_compile(str(self.target), program, dataclasses.asdict(future.result()))
+            self.database.write_compile(
+                str(self.target), program, dataclasses.asdict(future.result())
+            )
             done.set_result(Verified(actions or {}, future.result()))
 
         self.compiler.submit(exported, donated=donated).add_done_callback(finish)

@@ -21,7 +21,9 @@ class Division:
     bytes: int
 
 
-def best_division(profile: Profile, expected: Expected, room: int, host_room: int) -> Division | None:
+def best_division(
+    profile: Profile, expected: Expected, room: int, host_room: int
+) -> Division | None:
     """The fastest two groups of layers within `room`: bytes beside arguments and the model's reference.
 
     The last layers' backward runs while everything is saved; that of the first, when what the last saved is gone. So
@@ -37,8 +39,14 @@ def best_division(profile: Profile, expected: Expected, room: int, host_room: in
             continue
         split = divided(profile, block, at)
         first, last = (b.name for b in split.blocks if b.name.startswith(f"{block.name}["))
-        of = lambda label: {(label if b == block.name else b, t, c): s for (b, t, c), s in expected.transients.items()}
-        for transients in (of(last), of(first) | of(last)):  # the second is too careful, for where the first forgets
+        of = lambda label: {
+            (label if b == block.name else b, t, c): s
+            for (b, t, c), s in expected.transients.items()
+        }
+        for transients in (
+            of(last),
+            of(first) | of(last),
+        ):  # the second is too careful, for where the first forgets
             solution = solve(split, room=room, transients=transients, host_room=host_room)
             if solution is None:
                 break
@@ -49,8 +57,14 @@ def best_division(profile: Profile, expected: Expected, room: int, host_room: in
     return min(found, key=lambda d: (d.solution.seconds, d.bytes), default=None)
 
 
-def _peak(split: Profile, solution: Solution, first: str, last: str, of: Callable[[str], Mapping]) -> int:
+def _peak(
+    split: Profile, solution: Solution, first: str, last: str, of: Callable[[str], Mapping]
+) -> int:
     """The larger of the two groups' backward: with all that is saved, and without what the last group saved."""
     saved = {c.name: c.device_bytes * b.layers for c, b in zip(solution.cost.blocks, split.blocks)}
-    extra = lambda label: round(sum(of(label).get((label, t, c), 0.0) for t, c in solution.actions[label].items()))
-    return max(solution.saved_bytes + extra(last), solution.saved_bytes - saved[last] + extra(first))
+    extra = lambda label: round(
+        sum(of(label).get((label, t, c), 0.0) for t, c in solution.actions[label].items())
+    )
+    return max(
+        solution.saved_bytes + extra(last), solution.saved_bytes - saved[last] + extra(first)
+    )

@@ -36,11 +36,15 @@ class History:
         return found
 
     def remember(self, actions: Actions | None, compiled: Compiled) -> None:
-        self._database.write_tried(self._device, self._step, _text(actions), json.dumps(dataclasses.asdict(compiled)))
+        self._database.write_tried(
+            self._device, self._step, _text(actions), json.dumps(dataclasses.asdict(compiled))
+        )
 
 
 def _text(actions: Actions | None) -> str:
-    plain = actions and {b: {t: [c.action.value, c.codec] for t, c in sorted(a.items())} for b, a in actions.items()}
+    plain = actions and {
+        b: {t: [c.action.value, c.codec] for t, c in sorted(a.items())} for b, a in actions.items()
+    }
     return json.dumps(plain, sort_keys=True)
 
 
@@ -48,4 +52,7 @@ def _parse(text: str) -> Actions | None:
     plain = json.loads(text)
     if plain is None:
         return None
-    return {b: {t: Choice(Action(action), codec) for t, (action, codec) in a.items()} for b, a in plain.items()}
+    return {
+        b: {t: Choice(Action(action), codec) for t, (action, codec) in a.items()}
+        for b, a in plain.items()
+    }

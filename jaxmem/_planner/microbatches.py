@@ -16,7 +16,11 @@ def with_microbatches(build: Callable, number: int | None) -> Callable:
 
 def checked(numbers: Sequence[int]) -> list[int]:
     """In ascending order. Raises StepError if they are no numbers of microbatches."""
-    found = sorted(set(numbers)) if all(isinstance(n, int) and not isinstance(n, bool) for n in numbers) else []
+    found = (
+        sorted(set(numbers))
+        if all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)
+        else []
+    )
     if not found or found[0] < 1:
         raise StepError(
             f"plan: `microbatches` is {numbers!r}; expected whole numbers of at least 1, such as (1, 2, 4, 8)"

@@ -32,12 +32,19 @@ class Spent:
 
 
 def outcome(
-    evidence: Evidence, best: Tried, division: Division | None, target: Target, spent: Spent, notes: tuple[str, ...]
+    evidence: Evidence,
+    best: Tried,
+    division: Division | None,
+    target: Target,
+    spent: Spent,
+    notes: tuple[str, ...],
 ) -> Plan:
     """The plan that `best` is, of layers that are divided or not."""
     profile, baseline = evidence.profile, evidence.baseline
     base, ideal = _step_seconds(profile, baseline, target), baseline.cost.seconds
-    seconds = lambda more: base + max(0.0, more - ideal)  # never claimed to be faster than the step without a plan
+    seconds = lambda more: (
+        base + max(0.0, more - ideal)
+    )  # never claimed to be faster than the step without a plan
     decided = division.profile if division else profile
     actions: Actions = {b.name: dict(best.actions.get(b.name, {})) for b in decided.blocks}
     for block in decided.blocks:
@@ -64,7 +71,13 @@ def outcome(
         jax_version=jax.__version__,
         parts=_parts(evidence, best),
         baseline_parts=_parts(evidence, baseline),
-        rows=rows(decided, actions, room, division.transients if division else model.transients, evidence.host_room),
+        rows=rows(
+            decided,
+            actions,
+            room,
+            division.transients if division else model.transients,
+            evidence.host_room,
+        ),
         points=curve(
             profile,
             model.transients,
@@ -89,7 +102,11 @@ def infeasible(evidence: Evidence, target: Target) -> BudgetError:
         f" ({least.total} bytes) for target {str(target)!r}: "
         + ", ".join(f"{show_bytes(v)} {k}" for k, v in parts.items())
         + f"; the largest part is {holder}: {ADVICE[holder]}"
-        + (f"; {margin:.0%} of the budget is left for autotuning on the device" if margin > 1e-3 else "")
+        + (
+            f"; {margin:.0%} of the budget is left for autotuning on the device"
+            if margin > 1e-3
+            else ""
+        )
         + (f"; host memory needed: {show_bytes(least.host_bytes)}" if least.host_bytes else ""),
         least_bytes=least.total,
     )
@@ -101,8 +118,17 @@ def _parts(evidence: Evidence, tried: Tried) -> Bytes:
 
 def _step_seconds(profile: Profile, baseline: Tried, target: Target) -> float:
     """A step with everything kept: the blocks, the other products at the rate of theirs, the states read and written."""
-    products = [(e.flops, e.seconds) for b in profile.blocks for e in b.equations if e.matmuls and e.seconds > 0]
-    rate = sum(f for f, _ in products) / sum(s for _, s in products) if products else target.matmul_flops
+    products = [
+        (e.flops, e.seconds)
+        for b in profile.blocks
+        for e in b.equations
+        if e.matmuls and e.seconds > 0
+    ]
+    rate = (
+        sum(f for f, _ in products) / sum(s for _, s in products)
+        if products
+        else target.matmul_flops
+    )
     others = baseline.verified.compiled.matmul_flops - sum(b.runs * b.flops for b in profile.blocks)
     states = 2 * baseline.verified.compiled.argument_bytes / target.bandwidth
     return profile.step_seconds + max(0.0, others) / rate + states

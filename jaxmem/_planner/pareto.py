@@ -31,7 +31,9 @@ def curve(
     found: list[Solution] = [least, fastest]
     for i in range(1, POINTS - 1):
         room = least.bytes + (fastest.bytes - least.bytes) * i // (POINTS - 1)
-        if (between := solve(profile, room=room, transients=transients, host_room=host_room)) is not None:
+        if (
+            between := solve(profile, room=room, transients=transients, host_room=host_room)
+        ) is not None:
             found.append(between)
     points = [*map(point, found), Point(everything_bytes, seconds(everything(profile).seconds))]
     front: list[Point] = []

@@ -32,7 +32,9 @@ MOST_COMPILES = 6
 ENOUGH = 0.98  # of the budget: a plan that uses it is not improved on
 WORTH = 0.002  # of a step: what dividing the layers must gain
 GUESSED_HEAD = 0.15  # of the room beside the arguments: working memory, before a compile has told
-DEVICELESS_MARGIN = 0.02  # autotuning on the device picks other matrix kernels: up to 1.3 % of bytes seen
+DEVICELESS_MARGIN = (
+    0.02  # autotuning on the device picks other matrix kernels: up to 1.3 % of bytes seen
+)
 
 
 def plan(
@@ -109,13 +111,19 @@ class _Search:
     def _begin(self, arguments: int) -> None:
         """The step with everything kept and, unless that fits, a first guess, which knows bytes of arguments."""
         evidence, local = self.evidence, self.verifier.target.local
-        keep_all = {b.name: {t.name: KEEP for t in b.tags} | {REST: KEEP} for b in self.profile.blocks}
+        keep_all = {
+            b.name: {t.name: KEEP for t in b.tags} | {REST: KEEP} for b in self.profile.blocks
+        }
         whole = lambda v: Tried(
-            dataclasses.replace(v, actions=keep_all), everything(self.profile), v.compiled.total_bytes
+            dataclasses.replace(v, actions=keep_all),
+            everything(self.profile),
+            v.compiled.total_bytes,
         )
         known = self._recall(whole)
         guess = guessed = None
-        if known is not None and local and known.total > self.room:  # what does not fit need not be compiled again
+        if (
+            known is not None and local and known.total > self.room
+        ):  # what does not fit need not be compiled again
             evidence.tried.append(known)
         elif local:
             evidence.tried += map(whole, self._compile(None))
@@ -128,7 +136,9 @@ class _Search:
         if guess is None or guessed is None:
             guess = self._first_guess(evidence.static, 0)
             (guessed,) = self._compile(guess.actions)
-        predicted = int(evidence.static + guess.saved_bytes + evidence.model().predict(guess.actions))
+        predicted = int(
+            evidence.static + guess.saved_bytes + evidence.model().predict(guess.actions)
+        )
         evidence.tried.append(Tried(guessed, guess.cost, predicted))
 
     def _recall(self, whole) -> Tried | None:
@@ -138,16 +148,26 @@ class _Search:
             if actions is None:
                 baseline = whole(Verified({}, compiled))
             elif (cost := self._evaluate(actions)) is not None:
-                self.evidence.recalled.append(Tried(Verified(actions, compiled), cost, compiled.total_bytes))
+                self.evidence.recalled.append(
+                    Tried(Verified(actions, compiled), cost, compiled.total_bytes)
+                )
         return baseline
 
     def _compile(self, *many: Actions | None) -> list[Verified]:
         done = self.verifier.compiles
         numbers = " and ".join(str(done + i + 1) for i in range(len(many)))
         best = min((t.total for t in self.evidence.tried), default=None)
-        so_far = f"; least so far {show_bytes(best)}, the budget is {show_bytes(self.limit)}" if best else ""
+        so_far = (
+            f"; least so far {show_bytes(best)}, the budget is {show_bytes(self.limit)}"
+            if best
+            else ""
+        )
         LOG.info(
-            "compile %s of at most %d%s", numbers, MOST_COMPILES, so_far, extra={"done": done, "of": MOST_COMPILES}
+            "compile %s of at most %d%s",
+            numbers,
+            MOST_COMPILES,
+            so_far,
+            extra={"done": done, "of": MOST_COMPILES},
         )
         found = self.verifier.compile(*many)
         for actions, verified in zip(many, found):
@@ -187,14 +207,20 @@ class _Search:
             within = evidence.within_budget
             model = evidence.model()
             picks = self._recalled_plans(within, model.transients)
-            if not picks and any(t.total >= ENOUGH * self.room or t.cost.seconds <= fastest for t in within):
+            if not picks and any(
+                t.total >= ENOUGH * self.room or t.cost.seconds <= fastest for t in within
+            ):
                 return
             for share in (1.0, 0.985, 0.96)[: width + 1]:
                 room = int(self.room * share) - evidence.static - int(model.reference)
                 picks.append(self._solve(model.transients, room))
             if not within:
                 picks.insert(width - 1, least_bytes(self.profile, model.transients, self.host_room))
-                picks.append(priced(self.profile, {b.name: {} for b in self.profile.blocks}, model.transients))
+                picks.append(
+                    priced(
+                        self.profile, {b.name: {} for b in self.profile.blocks}, model.transients
+                    )
+                )
                 picks += self._neighbours(model.transients)
             fresh: list[Solution] = []
             for pick in picks:
@@ -210,9 +236,17 @@ class _Search:
     def _recalled_plans(self, within: list[Tried], transients) -> list[Solution | None]:
         """The fastest plan that an earlier search saw compile within this budget, if none so fast is `within` yet."""
         best = min((t.cost.seconds for t in within), default=math.inf)
-        fits = [t for t in self.evidence.recalled if t.total <= self.room and t.host_bytes <= self.host_room]
+        fits = [
+            t
+            for t in self.evidence.recalled
+            if t.total <= self.room and t.host_bytes <= self.host_room
+        ]
         faster = [t for t in fits if t.cost.seconds < best and not self._known(t.actions, [])]
-        return [priced(self.profile, min(faster, key=lambda t: t.cost.seconds).actions, transients)] if faster else []
+        return (
+            [priced(self.profile, min(faster, key=lambda t: t.cost.seconds).actions, transients)]
+            if faster
+            else []
+        )
 
     def _divide(self, best: Tried) -> tuple[Tried, Division | None]:
         """The best plan that decides two groups of layers apart, if it is faster than `best` and compiles within."""
@@ -224,7 +258,11 @@ class _Search:
             division = best_division(self.profile, model, self.room - base - short, self.host_room)
             self.solve_seconds += time.perf_counter() - start
             worth = best.cost.seconds - WORTH * self.profile.step_seconds
-            if division is None or division.solution.seconds > worth or division.solution.actions in seen:
+            if (
+                division is None
+                or division.solution.seconds > worth
+                or division.solution.actions in seen
+            ):
                 break
             seen.append(division.solution.actions)
             predicted = base + short + division.bytes
@@ -241,14 +279,22 @@ class _Search:
         found = []
         for (block, tag), choices in open_choices(self.profile).items():
             for choice in choices:
-                found.append(priced(self.profile, least | {block: least[block] | {tag: choice}}, transients))
-        return sorted((s for s in found if fits(s, None, self.host_room)), key=lambda s: (s.bytes, s.seconds))
+                found.append(
+                    priced(self.profile, least | {block: least[block] | {tag: choice}}, transients)
+                )
+        return sorted(
+            (s for s in found if fits(s, None, self.host_room)), key=lambda s: (s.bytes, s.seconds)
+        )
 
     def _solve(self, transients, room: int | None) -> Solution | None:
         start = time.perf_counter()
         solution = solve(self.profile, room=room, transients=transients, host_room=self.host_room)
         self.solve_seconds += time.perf_counter() - start
-        return None if solution is None else dataclasses.replace(solution, actions=self._settled(solution))
+        return (
+            None
+            if solution is None
+            else dataclasses.replace(solution, actions=self._settled(solution))
+        )
 
     def _settled(self, solution: Solution) -> Actions:
         """The same program, with a tag called kept where its tensor is the block's input, which is kept anyway."""
@@ -272,7 +318,10 @@ class _Search:
             return None
 
     def _known(self, actions: Actions, fresh: list[Solution]) -> bool:
-        return any(_same(actions, a) for a in [t.actions for t in self.evidence.tried] + [s.actions for s in fresh])
+        return any(
+            _same(actions, a)
+            for a in [t.actions for t in self.evidence.tried] + [s.actions for s in fresh]
+        )
 
 
 def _demanded(cost: Cost, label: str, tag: str) -> bool:
@@ -280,5 +329,7 @@ def _demanded(cost: Cost, label: str, tag: str) -> bool:
 
 
 def _same(a: Actions, b: Actions) -> bool:
-    strip = lambda x: {k: {t: c for t, c in v.items() if c.action is not Action.RECOMPUTE} for k, v in x.items()}
+    strip = lambda x: {
+        k: {t: c for t, c in v.items() if c.action is not Action.RECOMPUTE} for k, v in x.items()
+    }
     return strip(a) == strip(b)

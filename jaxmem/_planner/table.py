@@ -8,11 +8,15 @@ from jaxmem._solver.cost import evaluate
 from jaxmem._solver.solve import Solution, demanded, priced, runner_up
 
 
-def rows(profile: Profile, actions: Actions, room: int, transients: Mapping, host_room: int | None) -> tuple[Row, ...]:
+def rows(
+    profile: Profile, actions: Actions, room: int, transients: Mapping, host_room: int | None
+) -> tuple[Row, ...]:
     """One line a tag. `room`, `transients` and `host_room` are those that the plan was solved for (`solve`)."""
     made, seen = [], set()
     solution = priced(profile, actions, transients)
-    room = max(room, solution.bytes)  # the plan compiled within its budget, whatever is predicted of it
+    room = max(
+        room, solution.bytes
+    )  # the plan compiled within its budget, whatever is predicted of it
     for block in profile.blocks:
         chosen = actions.get(block.name, {})
         for tag in block.tags:
@@ -23,7 +27,11 @@ def rows(profile: Profile, actions: Actions, room: int, transients: Mapping, hos
             option = next((o for o in tag.options if o.choice == choice), None)
             everything = chosen.get(REST) == KEEP
             limits = (room, transients, host_room)
-            why = "everything fits" if everything else _why(profile, solution, block.name, tag.name, *limits)
+            why = (
+                "everything fits"
+                if everything
+                else _why(profile, solution, block.name, tag.name, *limits)
+            )
             made.append(
                 Row(
                     block=block.name,
@@ -43,28 +51,54 @@ def rows(profile: Profile, actions: Actions, room: int, transients: Mapping, hos
 
 
 def _with(actions: Actions, block: str, tag: str, choice: Choice) -> Actions:
-    return {b: dict(tags) for b, tags in actions.items()} | {block: actions.get(block, {}) | {tag: choice}}
+    return {b: dict(tags) for b, tags in actions.items()} | {
+        block: actions.get(block, {}) | {tag: choice}
+    }
 
 
 def _own_seconds(profile: Profile, actions: Actions, block: str, tag: str, choice: Choice) -> float:
     """Seconds a layer that this tag's action adds: its own option, or what is recomputed only because of it."""
     held = next(b for b in profile.blocks if b.name == block)
-    option = next((o for t in held.tags if t.name == tag for o in t.options if o.choice == choice), None)
+    option = next(
+        (o for t in held.tags if t.name == tag for o in t.options if o.choice == choice), None
+    )
     if option is not None:
         return option.seconds
-    kept = next((o for t in held.tags if t.name == tag for o in t.options if o.choice.action is Action.KEEP), None)
+    kept = next(
+        (
+            o
+            for t in held.tags
+            if t.name == tag
+            for o in t.options
+            if o.choice.action is Action.KEEP
+        ),
+        None,
+    )
     if kept is None:
         return 0.0
     runs = sum(b.runs for b in profile.blocks if b.name == block)
-    saved = evaluate(profile, actions).seconds - evaluate(profile, _with(actions, block, tag, KEEP)).seconds
+    saved = (
+        evaluate(profile, actions).seconds
+        - evaluate(profile, _with(actions, block, tag, KEEP)).seconds
+    )
     return max(0.0, saved / runs + kept.seconds)
 
 
-def _why(profile: Profile, solution: Solution, block: str, tag: str, room: int, transients: Mapping, host_room) -> str:
+def _why(
+    profile: Profile,
+    solution: Solution,
+    block: str,
+    tag: str,
+    room: int,
+    transients: Mapping,
+    host_room,
+) -> str:
     """What the best plan without this choice would take for the tag, and what that plan costs on top."""
     if not demanded(profile, solution, block, tag):
         return "nothing reads it again"
-    other = runner_up(profile, solution, block, tag, room=room, transients=transients, host_room=host_room)
+    other = runner_up(
+        profile, solution, block, tag, room=room, transients=transients, host_room=host_room
+    )
     if other is None:
         return "nothing else fits"
     choice, seconds = other

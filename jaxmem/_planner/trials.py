@@ -49,7 +49,9 @@ class Evidence:
     room: int
     host_room: int
     tried: list[Tried] = dataclasses.field(default_factory=list)  # the first keeps everything
-    recalled: list[Tried] = dataclasses.field(default_factory=list)  # of earlier searches, which only guide
+    recalled: list[Tried] = dataclasses.field(
+        default_factory=list
+    )  # of earlier searches, which only guide
 
     @property
     def baseline(self) -> Tried:
@@ -108,7 +110,9 @@ def repeated_bytes(profile: Profile) -> dict[Key, int]:
 def _in_whole_units(profile: Profile, sizes: Mapping[Key, float]) -> dict[Key, int]:
     """Rounded to what divides all that can be saved, so that the solver counts in the same units as before."""
     options = [o.device_bytes * b.layers for b in profile.blocks for t in b.tags for o in t.options]
-    unit = math.gcd(*options, *(b.layers * b.values[v] for b in profile.blocks for v in b.inputs)) or 1
+    unit = (
+        math.gcd(*options, *(b.layers * b.values[v] for b in profile.blocks for v in b.inputs)) or 1
+    )
     return {key: unit * round(size / unit) for key, size in sizes.items()}
 
 

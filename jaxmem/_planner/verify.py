@@ -37,7 +37,9 @@ def verify(plan: Plan, build, *args) -> Plan:
             least_bytes=total,
         )
     host = compiled.compiled.host_bytes
-    return dataclasses.replace(plan, compiled_bytes=total, host_bytes=host, _step=compiled.executable)
+    return dataclasses.replace(
+        plan, compiled_bytes=total, host_bytes=host, _step=compiled.executable
+    )
 
 
 def _check_model(plan: Plan, blocks: list[BlockClass]) -> None:
@@ -53,12 +55,26 @@ def _check_model(plan: Plan, blocks: list[BlockClass]) -> None:
     for label, choices in plan.actions.items():
         block = ungrouped(label)
         if block not in tags:
-            fail(f"actions.{label}", "a block", f"and the model's blocks are {', '.join(sorted(tags))}")
+            fail(
+                f"actions.{label}",
+                "a block",
+                f"and the model's blocks are {', '.join(sorted(tags))}",
+            )
         if block != label and block not in stacked:
-            fail(f"actions.{label}", "a group of layers", "and the model's layers are in no jaxmem.stack")
+            fail(
+                f"actions.{label}",
+                "a group of layers",
+                "and the model's layers are in no jaxmem.stack",
+            )
         for name in choices.keys() - tags[block] - {REST}:
-            fail(f"actions.{label}.{name}", "a tag", f"and the model's tags there are {', '.join(sorted(tags[block]))}")
+            fail(
+                f"actions.{label}.{name}",
+                "a tag",
+                f"and the model's tags there are {', '.join(sorted(tags[block]))}",
+            )
     if plan.fingerprint != (found := fingerprint(blocks)):
         fail(
-            "fingerprint", plan.fingerprint, f"and the model's is {found}: it has other layers, shapes, dtypes or tags"
+            "fingerprint",
+            plan.fingerprint,
+            f"and the model's is {found}: it has other layers, shapes, dtypes or tags",
         )

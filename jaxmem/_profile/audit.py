@@ -40,7 +40,9 @@ def audit(traced: jax.stages.Traced) -> Audit:
     device = host = matmuls = 0
     flops = 0.0
     for i in instances:
-        read = {v for e in i.flat.equations for v in e.reads} | {v for v in i.flat.outputs if isinstance(v, int)}
+        read = {v for e in i.flat.equations for v in e.reads} | {
+            v for v in i.flat.outputs if isinstance(v, int)
+        }
         for v in set(i.charged) & read:
             aval = i.flat.avals[v]
             if aval.memory_space == jax.memory.Space.Host:

@@ -10,7 +10,19 @@ from collections import Counter
 
 import jax.numpy as jnp
 
-from jaxmem._jax.jaxpr import REMAT, Flat, Jaxpr, JaxprEqn, Literal, Var, as_scan, body, call_body, flatten, subjaxprs
+from jaxmem._jax.jaxpr import (
+    REMAT,
+    Flat,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    as_scan,
+    body,
+    call_body,
+    flatten,
+    subjaxprs,
+)
 from jaxmem._tags.policy import Policy, name_p
 from jaxmem._tags.tag import tag_p
 
@@ -18,7 +30,13 @@ VIEWS = {
     "slice", "squeeze", "reshape", "transpose", "convert_element_type", "copy", "broadcast_in_dim", "dynamic_slice",
     "device_put", "sharding_constraint", "optimization_barrier", "expand_dims", "random_wrap", "random_unwrap", "pvary",
 }  # fmt: skip
-INDICES = {"iota", "add", "lt", "select_n", "random_fold_in"}  # what counts layers, and makes their keys
+INDICES = {
+    "iota",
+    "add",
+    "lt",
+    "select_n",
+    "random_fold_in",
+}  # what counts layers, and makes their keys
 MOST_INDICES = 4096
 
 
@@ -77,13 +95,17 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
         here = lambda v: "free" if isinstance(v, Literal) else origin.get(v, "local")
         defined = {o: i for i, e in enumerate(jaxpr.eqns) for o in e.outvars}
         first_use: dict[Var, int] = {}
-        block_uses = Counter(v for e in jaxpr.eqns if _is_block(e) for v in {*e.invars} if not isinstance(v, Literal))
+        block_uses = Counter(
+            v for e in jaxpr.eqns if _is_block(e) for v in {*e.invars} if not isinstance(v, Literal)
+        )
         for i, eqn in enumerate(jaxpr.eqns):
             for v in eqn.invars:
                 if not isinstance(v, Literal):
                     first_use.setdefault(v, i)
         for i, eqn in enumerate(jaxpr.eqns):
-            viewed = eqn.invars[:1] if eqn.primitive.name == "dynamic_slice" else eqn.invars  # whatever its indices
+            viewed = (
+                eqn.invars[:1] if eqn.primitive.name == "dynamic_slice" else eqn.invars
+            )  # whatever its indices
             cheap = eqn.primitive.name in VIEWS or (eqn.primitive.name in INDICES and _small(eqn))
             if cheap and all(here(v) == "free" for v in viewed):
                 origin.update(dict.fromkeys(eqn.outvars, "free"))
@@ -93,9 +115,16 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
                     continue
                 last = eqn.invars[-1]
                 born = len(jaxpr.eqns) if isinstance(last, Literal) else defined.get(last, -1)
-                early = {v for v in eqn.invars if not isinstance(v, Literal) and first_use[v] < min(born, i)}
+                early = {
+                    v
+                    for v in eqn.invars
+                    if not isinstance(v, Literal) and first_use[v] < min(born, i)
+                }
                 shared = {v for v in early if block_uses[v] > 1}
-                kinds = ["free" if not isinstance(v, Literal) and v in shared else here(v) for v in eqn.invars]
+                kinds = [
+                    "free" if not isinstance(v, Literal) and v in shared else here(v)
+                    for v in eqn.invars
+                ]
                 known = [k in ("free", "stacked") or v in early for v, k in zip(eqn.invars, kinds)]
                 instance = _instance(eqn, kinds, known, frames + ((jaxpr, 1),), sharded)
                 if instance is not None:
@@ -106,7 +135,11 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
                 for k, (outer, v) in enumerate(zip(eqn.invars, scan.jaxpr.invars)):
                     if scan.consts <= k < scan.consts + scan.carry:
                         inner[v] = "carry"
-                    elif k >= scan.consts and here(outer) != "free" and (here(outer) == "stacked" or stacked(outer)):
+                    elif (
+                        k >= scan.consts
+                        and here(outer) != "free"
+                        and (here(outer) == "stacked" or stacked(outer))
+                    ):
                         inner[v] = "stacked"
                     else:  # read by an earlier equation too: it is in memory whatever the plan
                         early = not isinstance(outer, Literal) and first_use[outer] < i
@@ -118,9 +151,16 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
                     loop = eqn.primitive.name == "while"
                     kinds = ["carry" if loop else here(v) for v in operands]
                     known = dict(zip(inner.invars, kinds))
-                    kinds = walk(inner, known, frames + ((jaxpr, 1),), sharded or eqn.primitive.name == "shard_map")
+                    kinds = walk(
+                        inner,
+                        known,
+                        frames + ((jaxpr, 1),),
+                        sharded or eqn.primitive.name == "shard_map",
+                    )
                     if call_body(eqn) is not None:
-                        origin.update({o: "free" for o, kind in zip(eqn.outvars, kinds) if kind == "free"})
+                        origin.update(
+                            {o: "free" for o, kind in zip(eqn.outvars, kinds) if kind == "free"}
+                        )
         return [here(v) for v in jaxpr.outvars]
 
     walk(jaxpr, dict.fromkeys(jaxpr.invars, "free"), (), False)
@@ -146,12 +186,16 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
     for depth in range(len(frames) - 1, -1, -1):
         length = frames[depth - 1][1] if depth else 1  # of the loop whose body this jaxpr is
         runs *= length
-        if inside and (names & _forward_names(jaxprs[depth]) or (not names and not _reversed(jaxprs, depth))):
+        if inside and (
+            names & _forward_names(jaxprs[depth]) or (not names and not _reversed(jaxprs, depth))
+        ):
             inside = False  # the forward is in here too: outer loops do not multiply what is alive
         if inside:
             layers *= length
     policy, cotangents = eqn.params["policy"], frozenset(cotangents)
-    return Instance(policy.block, flat, cotangents, boundary, charged, layers, runs, sharded, policy.stacked)
+    return Instance(
+        policy.block, flat, cotangents, boundary, charged, layers, runs, sharded, policy.stacked
+    )
 
 
 def _reversed(jaxprs, depth) -> bool:

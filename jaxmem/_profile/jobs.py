@@ -8,7 +8,10 @@ import jax.numpy as jnp
 
 from jaxmem._profile.times import Job
 
-LAYERS, LAYER_BYTES = 32, 2**22  # of the loop that tells what keeping costs: more than any cache, or allocator, holds
+LAYERS, LAYER_BYTES = (
+    32,
+    2**22,
+)  # of the loop that tells what keeping costs: more than any cache, or allocator, holds
 
 
 class Jobs:

@@ -29,7 +29,14 @@ NO_BLOCK = (
 
 
 def profile(
-    jaxpr, target: Target, *, actions: Sequence[Action], codecs=None, shards: int = 1, compiler=None, database=None
+    jaxpr,
+    target: Target,
+    *,
+    actions: Sequence[Action],
+    codecs=None,
+    shards: int = 1,
+    compiler=None,
+    database=None,
 ) -> Profile:
     """What was learned of a step from its jaxpr, traced with every tag recomputed.
 
@@ -39,7 +46,11 @@ def profile(
     """
     classes, tag_names = _classes(jaxpr)
     jobs = Jobs(target.local)
-    unrolled = _unrolled(classes) if target.platform == "cuda" and any(a.offloads for a in actions) else set()
+    unrolled = (
+        _unrolled(classes)
+        if target.platform == "cuda" and any(a.offloads for a in actions)
+        else set()
+    )
     drafts = []
     for number, (graph, instances) in enumerate(classes):
         carried_out = [a for a in actions if not (a.offloads and instances[0].label in unrolled)]
@@ -102,7 +113,9 @@ def block_classes(jaxpr) -> list[BlockClass]:
 
 def fingerprint(blocks: Iterable[BlockClass]) -> str:
     """Of what a plan is tied to: labels, layers, and each tag's name, shape and dtype. The same on every JAX version."""
-    lines = sorted(f"{b.name} {b.layers} {t.name} {t.shape} {t.dtype}" for b in blocks for t in b.tags)
+    lines = sorted(
+        f"{b.name} {b.layers} {t.name} {t.shape} {t.dtype}" for b in blocks for t in b.tags
+    )
     lines += sorted(f"{b.name} {b.layers}" for b in blocks)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
@@ -116,7 +129,9 @@ class _Draft:
     shares: dict[int, tuple]  # equation -> (job key, share)
     tags: tuple[tuple[Tag, tuple[tuple[Option, tuple], ...]], ...]  # option, job keys
     inputs: tuple[tuple[int, tuple], ...]  # charged input, job key of keeping it
-    whole: tuple[tuple, tuple]  # job keys of the forward that keeps everything, and of the derivative
+    whole: tuple[
+        tuple, tuple
+    ]  # job keys of the forward that keeps everything, and of the derivative
     fingerprint: str
 
 
@@ -124,7 +139,13 @@ def _group(found) -> list[tuple[Graph, list]]:
     """Graphs that are equal, under one label, with all their instances."""
     classes: dict[tuple, tuple[Graph, list]] = {}
     for instance, graph in found:
-        key = (instance.label, _fingerprint(graph), instance.layers, instance.runs, instance.charged)
+        key = (
+            instance.label,
+            _fingerprint(graph),
+            instance.layers,
+            instance.runs,
+            instance.charged,
+        )
         classes.setdefault(key, (graph, []))[1].append(instance)
     return list(classes.values())
 
@@ -139,14 +160,18 @@ def _fingerprint(graph: Graph) -> str:
             if v not in number:
                 number[v] = next(order)
         name = e.eqn.params["name"] if is_tag(e.eqn) else ""
-        lines.append(f"{name} {describe(e, avals)} {[number[v] for v in e.reads]} {[number[v] for v in e.outputs]}")
+        lines.append(
+            f"{name} {describe(e, avals)} {[number[v] for v in e.reads]} {[number[v] for v in e.outputs]}"
+        )
     lines.append(f"{sorted(number.get(v, -1) for v in graph.needed)}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def _draft(graph: Graph, index: int, actions, codecs, jobs: Jobs) -> _Draft:
     avals = graph.instance.flat.avals
-    values = sorted({v for e in graph.equations for v in (*e.reads, *e.outputs)} | set(graph.needed))
+    values = sorted(
+        {v for e in graph.equations for v in (*e.reads, *e.outputs)} | set(graph.needed)
+    )
     number = {v: i for i, v in enumerate(values)}
     shares = {}
     for k, segment in enumerate(segments(graph)):
@@ -165,7 +190,9 @@ def _draft(graph: Graph, index: int, actions, codecs, jobs: Jobs) -> _Draft:
                 f"profile: tag {name!r} stands twice in block {graph.instance.label!r}; names are unique within a block: rename one"
             )
         seen.add(name)
-        tags.append(_tag(e, avals[e.outputs[0]], number[e.outputs[0]], index, actions, codecs, jobs))
+        tags.append(
+            _tag(e, avals[e.outputs[0]], number[e.outputs[0]], index, actions, codecs, jobs)
+        )
     inputs = tuple((v, jobs.keep(nbytes(avals[v]))) for v in graph.instance.charged if v in number)
     whole = (index, "forward"), (index, "backward")
     jobs.add(whole[0], Job(*forward(graph)))

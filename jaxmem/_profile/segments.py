@@ -15,7 +15,9 @@ class Graph:
     instance: Instance
     equations: tuple[FlatEquation, ...]
     needed: tuple[int, ...]
-    materialized: frozenset[int]  # needed by a matrix product or a loop, which reads them from memory
+    materialized: frozenset[
+        int
+    ]  # needed by a matrix product or a loop, which reads them from memory
 
     @functools.cached_property
     def fixed(self) -> frozenset[int]:
@@ -46,7 +48,9 @@ def graph_of(instance: Instance) -> Graph:
     needed = {v for e in backward for v in e.reads if v in readable}
     needed |= {v for v in flat.outputs if isinstance(v, int) and v in made}
     big = ("dot_general", "conv_general_dilated", "scan", "while", "cond")
-    materialized = {v for e in backward if e.eqn.primitive.name in big for v in e.reads if v in needed}
+    materialized = {
+        v for e in backward if e.eqn.primitive.name in big for v in e.reads if v in needed
+    }
     live, kept = set(needed), []
     for e in reversed(forward):
         if live & set(e.outputs):
@@ -99,7 +103,9 @@ def segments(graph: Graph) -> list[Segment]:
             # What the backward fuses into its own loops is computed, and reduced instead of written.
             return [values[v] for v in outputs], [_reduced(values[v]) for v in fused]
 
-        weights = [0.0 if graph.fixed.issuperset(e.outputs) else _weight(e, flat.avals) for e in equations]
+        weights = [
+            0.0 if graph.fixed.issuperset(e.outputs) else _weight(e, flat.avals) for e in equations
+        ]
         total = sum(weights) or 1.0
         avals = tuple(flat.avals[v] for v in inputs)
         result.append(Segment(tuple(members), function, avals, tuple(w / total for w in weights)))
@@ -119,7 +125,9 @@ def backward(graph: Graph) -> tuple[Callable, tuple]:
     return _piece(graph, equations, [v for v in flat.outputs if v in made])
 
 
-def _piece(graph: Graph, equations: Sequence[FlatEquation], outputs: list[int]) -> tuple[Callable, tuple]:
+def _piece(
+    graph: Graph, equations: Sequence[FlatEquation], outputs: list[int]
+) -> tuple[Callable, tuple]:
     flat = graph.instance.flat
     made = {o for e in equations for o in e.outputs}
     inputs = sorted({v for e in equations for v in e.reads} - made - set(flat.constants))
@@ -132,7 +140,11 @@ def _piece(graph: Graph, equations: Sequence[FlatEquation], outputs: list[int]) 
 
 
 def _reduced(x):
-    return x.sum() if (hasattr(x, "sum") and x.dtype.kind in "fiubc") or str(x.dtype) == "bfloat16" else x
+    return (
+        x.sum()
+        if (hasattr(x, "sum") and x.dtype.kind in "fiubc") or str(x.dtype) == "bfloat16"
+        else x
+    )
 
 
 def _weight(equation: FlatEquation, avals) -> float:

@@ -43,14 +43,20 @@ def job_seconds(
     unique = dict(zip(texts, jobs))
     codec = rates_of(target.gpu).codec if target.gpu else target.bandwidth
     roofline = {text: _roofline(jaxpr, target, codec) for text, jaxpr in zip(texts, traced)}
-    priced = compiler is not None and target.gpu is not None and target.gpu.priced  # XLA has a price list for this GPU
+    priced = (
+        compiler is not None and target.gpu is not None and target.gpu.priced
+    )  # XLA has a price list for this GPU
     source = "measured" if target.local else "xla" if priced else "roofline"
     device = f"{target.name} {target.kind}" + (f" codec {codec:.4g}" if target.gpu else "")
     if source == "roofline":
         return [roofline[t] for t in texts], source
     known = database.read_times(device, source, list(unique))
     missing = {t: j for t, j in unique.items() if t not in known}
-    found = {t: _measure(j) for t, j in missing.items()} if target.local else _estimate(missing, target, compiler)
+    found = (
+        {t: _measure(j) for t, j in missing.items()}
+        if target.local
+        else _estimate(missing, target, compiler)
+    )
     if found is None:  # this XLA gives no estimates: one source for all, or none compare
         return [roofline[t] for t in texts], "roofline"
     database.write_times(device, source, found)
@@ -63,7 +69,9 @@ def _estimate(jobs: dict[str, Job], target: Target, compiler) -> dict[str, float
 
     futures = {}
     for text, job in jobs.items():
-        exported, donated = export_flat(jax.jit(job.function).trace(*job.specs), "cuda", target.compute_capability)
+        exported, donated = export_flat(
+            jax.jit(job.function).trace(*job.specs), "cuda", target.compute_capability
+        )
         futures[text] = compiler.submit(exported, donated=donated, cost=True)
     seconds = {text: future.result().xla_seconds for text, future in futures.items()}
     return None if None in seconds.values() else seconds
@@ -77,7 +85,9 @@ def _roofline(jaxpr, target: Target, codec: float) -> float:
 
     `codec`: B/s where that is a codec's kernel.
     """
-    traffic = sum(nbytes(v.aval) for v in (*jaxpr.jaxpr.invars, *jaxpr.jaxpr.outvars) if hasattr(v, "aval"))
+    traffic = sum(
+        nbytes(v.aval) for v in (*jaxpr.jaxpr.invars, *jaxpr.jaxpr.outvars) if hasattr(v, "aval")
+    )
     products = 0.0
     for eqn in jaxpr.jaxpr.eqns:
         flops = matmul_flops(eqn)[0]

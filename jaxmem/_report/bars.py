@@ -86,9 +86,13 @@ def strip_figure(plan: Plan) -> str:
             (f"<h4>block {escape(block)}</h4>" if len(blocks) > 1 else "")
             + '<div class="strip"><div class="tensor head"><span></span><span class="name">tensor</span>'
             f'<span class="cells">{axis_text}</span><span class="held">bytes saved in all layers</span><span'
-            ' class="sizes">before → after</span></div>' + "".join(_tensor(row, most) for row in rows) + "</div>"
+            ' class="sizes">before → after</span></div>'
+            + "".join(_tensor(row, most) for row in rows)
+            + "</div>"
         )
-    return "".join(made) + legend((chip(a), f"{a.value.replace('_', '+')}: {MEANINGS[a]}") for a in Action)
+    return "".join(made) + legend(
+        (chip(a), f"{a.value.replace('_', '+')}: {MEANINGS[a]}") for a in Action
+    )
 
 
 def _tensor(row: Row, most: int) -> str:

@@ -30,7 +30,9 @@ MEAN, LEAST, GREATEST = 1, 2, 3  # of a point of a loss curve
 
 def loss_figure(runs: Sequence[Run]) -> str:
     """Loss against step, a line a run, and the validation loss where a run has one; nothing where there is no row."""
-    drawn = [(run, i) for i, run in enumerate(runs) if any(math.isfinite(loss) for _, loss in run.losses)]
+    drawn = [
+        (run, i) for i, run in enumerate(runs) if any(math.isfinite(loss) for _, loss in run.losses)
+    ]
     if not drawn:
         return ""
     finite = [point for run, _ in drawn for point in run.losses if math.isfinite(point[1])]
@@ -39,23 +41,40 @@ def loss_figure(runs: Sequence[Run]) -> str:
         for run, i in drawn
         if (value := run.number("val_loss")) is not None
     ]
-    x = axis(min(step for step, _ in finite), max(step for run, _ in drawn for step, _ in run.losses))
+    x = axis(
+        min(step for step, _ in finite), max(step for run, _ in drawn for step, _ in run.losses)
+    )
     y = axis(*padded([loss for _, loss in finite] + [value for *_, value in ends]))
     marks = [_curve(run, _series(i), x, y) for run, i in drawn]
     for run, i, step, value in ends:
         title = f"{run.name}: validation loss {value:.4f}"
         marks.append(dot(x.percent(step), y.percent(value), f"hollow {_series(i)}", title))
-    key = [(f'<i class="key {_series(i)}"></i>', run.name) for run, i in drawn] if len(runs) > 1 else []
+    key = (
+        [(f'<i class="key {_series(i)}"></i>', run.name) for run, i in drawn]
+        if len(runs) > 1
+        else []
+    )
     key += [('<i class="key ring"></i>', "validation loss at the end")] if ends else []
-    figure = chart(x, y, "".join(marks), name="Training loss against step", x_title="step", y_title="training loss")
+    figure = chart(
+        x,
+        y,
+        "".join(marks),
+        name="Training loss against step",
+        x_title="step",
+        y_title="training loss",
+    )
     return (
-        figure + legend(key) + "".join(f'<p class="fine">{escape(text)}</p>' for text in _told(run for run, _ in drawn))
+        figure
+        + legend(key)
+        + "".join(f'<p class="fine">{escape(text)}</p>' for text in _told(run for run, _ in drawn))
     )
 
 
 def _curve(run: Run, css: str, x: Axis, y: Axis) -> str:
     pieces = _pieces(run.losses)
-    across = lambda which: [[(x.percent(p[0]), y.percent(p[which])) for p in piece] for piece in pieces]
+    across = lambda which: [
+        [(x.percent(p[0]), y.percent(p[which])) for p in piece] for piece in pieces
+    ]
     if len(pieces) == len(pieces[0]) == 1:
         return dot(*across(MEAN)[0][0], css, run.name)
     shade = band(zip(across(LEAST), across(GREATEST)), css) if len(run.losses) > 2 * BUCKETS else ""
@@ -74,19 +93,34 @@ def time_figure(plan: Plan) -> str:
     sizes = [p.bytes for p in points] + [size for size, *_ in marked]
     near = plan.budget_bytes <= 1.5 * max(sizes)
     x = bytes_axis(*padded([*sizes, *([plan.budget_bytes] if near else [])]))
-    y = axis(*padded(1e3 * s for s in [*(p.seconds for p in points), *(seconds for _, seconds, *_ in marked)]))
+    y = axis(
+        *padded(
+            1e3 * s for s in [*(p.seconds for p in points), *(seconds for _, seconds, *_ in marked)]
+        )
+    )
     steps = [(x.percent(points[0].bytes), 100.0)]
     for p in points:
-        steps += [(x.percent(p.bytes), steps[-1][1]), (x.percent(p.bytes), y.percent(1e3 * p.seconds))]
+        steps += [
+            (x.percent(p.bytes), steps[-1][1]),
+            (x.percent(p.bytes), y.percent(1e3 * p.seconds)),
+        ]
     steps.append((100.0, steps[-1][1]))
-    marks = box(0, steps[0][0], "nothing", f"no plan is predicted to take less than {show_bytes(points[0].bytes)}")
+    marks = box(
+        0,
+        steps[0][0],
+        "nothing",
+        f"no plan is predicted to take less than {show_bytes(points[0].bytes)}",
+    )
     marks += upright(x.percent(plan.budget_bytes), "budget", "budget") if near else ""
     marks += line([steps], "s0")
     for size, seconds, css, text in reversed(marked):
         title = f"{text}: {show_bytes(size)}, {show_ms(1e3 * seconds)}"
         marks += dot(x.percent(size), y.percent(1e3 * seconds), css, title)
     budget = f"budget: {show_bytes(plan.budget_bytes)}" + ("" if near else ", beyond the scale")
-    key = [('<i class="key s0"></i>', "least predicted step time"), ('<i class="key budget"></i>', budget)]
+    key = [
+        ('<i class="key s0"></i>', "least predicted step time"),
+        ('<i class="key budget"></i>', budget),
+    ]
     key += [
         (
             f'<i class="key {"disc" if css == "chosen" else "ring"}"></i>',
@@ -95,10 +129,15 @@ def time_figure(plan: Plan) -> str:
         for size, s, css, text in marked
     ]
     key.append(
-        ('<i class="key block nothing"></i>', f"below {show_bytes(points[0].bytes)}: no plan is predicted to fit")
+        (
+            '<i class="key block nothing"></i>',
+            f"below {show_bytes(points[0].bytes)}: no plan is predicted to fit",
+        )
     )
     name = "Least predicted step time against bytes on the device"
-    return chart(x, y, marks, name=name, x_title="bytes on the device", y_title="step, ms") + legend(key)
+    return chart(
+        x, y, marks, name=name, x_title="bytes on the device", y_title="step, ms"
+    ) + legend(key)
 
 
 def _series(i: int) -> str:
@@ -124,7 +163,9 @@ def _pieces(losses: Sequence[tuple[float, float]]) -> list[list[tuple[float, ...
 def _told(runs: Iterable[Run]) -> Iterable[str]:
     """What the curves do not show."""
     runs = list(runs)
-    if many := [f"{run.name} ({len(run.losses):,})" for run in runs if len(run.losses) > 2 * BUCKETS]:
+    if many := [
+        f"{run.name} ({len(run.losses):,})" for run in runs if len(run.losses) > 2 * BUCKETS
+    ]:
         yield (
             f"Of more than {2 * BUCKETS} rows, each of {BUCKETS} equal ranges is drawn: the line is its mean, the shade"
             f" reaches from its least to its greatest loss. Rows of {', '.join(many)}."

@@ -31,7 +31,9 @@ def page(runs: Sequence[Run], again: str) -> str:
         f'<header><p class="brand">jaxmem report</p><h1>{escape(title)}</h1><p class="lead">{_lead(runs)}</p></header>',
         _compared(runs) if many else _tiles(runs[0]),
         _section("Loss", loss),
-        _section("Memory of each run", runs_figure(runs), "Device bytes of the compiled step.") if many else "",
+        _section("Memory of each run", runs_figure(runs), "Device bytes of the compiled step.")
+        if many
+        else "",
     ]
     for run in runs:
         body += [f'<h2 class="run">{escape(run.name)}</h2>' + _tiles(run)] if many else []
@@ -55,7 +57,9 @@ def _lead(runs: Sequence[Run]) -> str:
     p = run.plan
     less = 100 * (1 - p.compiled_bytes / p.baseline_bytes) if p.baseline_bytes else 0.0
     slower = 100 * (p.predicted_seconds / p.baseline_seconds - 1) if p.baseline_seconds else 0.0
-    takes = f"{less:.0f} % less than everything kept" if less >= 0.5 else "as much as everything kept"
+    takes = (
+        f"{less:.0f} % less than everything kept" if less >= 0.5 else "as much as everything kept"
+    )
     pace = f"{slower:.1f} % more step time" if slower >= 0.05 else "no more step time"
     said = f"A step on {p.target} in {show_bytes(p.compiled_bytes)} of {show_bytes(p.budget_bytes)}: {takes}, for {pace} as predicted."
     return escape(said).replace(" %", "&nbsp;%")
@@ -68,7 +72,11 @@ def _facts(run: Run) -> list[Tile]:
         source = SOURCES.get(p.time_source, p.time_source)
         seconds = p.profile_seconds + p.solve_seconds + p.compile_seconds
         found += [
-            ("Compiled", show_bytes(p.compiled_bytes), f"{_share(p.compiled_bytes, p.budget_bytes)} of the budget"),
+            (
+                "Compiled",
+                show_bytes(p.compiled_bytes),
+                f"{_share(p.compiled_bytes, p.budget_bytes)} of the budget",
+            ),
             ("Budget", show_bytes(p.budget_bytes), f"target {p.target}"),
             ("Predicted", show_bytes(p.predicted_bytes), _difference(p)),
             ("Everything kept", show_bytes(p.baseline_bytes), "compiled without a plan"),
@@ -81,7 +89,9 @@ def _facts(run: Run) -> list[Tile]:
         found.append(("Compiled", show_bytes(size), _without_a_plan(run)))
     if (value := run.number("final_loss")) is not None:
         steps = run.number("steps")
-        found.append(("Final loss", f"{value:.4f}", "" if steps is None else f"after {steps:,.0f} steps"))
+        found.append(
+            ("Final loss", f"{value:.4f}", "" if steps is None else f"after {steps:,.0f} steps")
+        )
     if (value := run.number("val_loss")) is not None:
         found.append(("Validation loss", f"{value:.4f}", "at the end"))
     if (value := run.number("tokens_per_second")) is not None:
@@ -108,7 +118,11 @@ def _compared(runs: Sequence[Run]) -> str:
     def facts(run: Run) -> dict[str, str]:
         off = {"Prediction off by": f"{_error(run.plan):+.1f} %"} if run.plan else {}
         target = run.plan.target if run.plan else run.summary.get("target") or "–"
-        return {"Run": run.name, "Target": target} | {what: size for what, size, _ in _facts(run)} | off
+        return (
+            {"Run": run.name, "Target": target}
+            | {what: size for what, size, _ in _facts(run)}
+            | off
+        )
 
     told = [facts(run) for run in runs]
     names = list(dict.fromkeys(what for fact in told for what in fact))
@@ -120,7 +134,9 @@ def _about(run: Run) -> Iterable[str]:
     if (plan := run.plan) is not None:
         yield '<div class="pair">'
         yield _section(
-            "Memory", memory_figure(plan), f"Device bytes of the whole step. {_difference(plan, whole=True)}"
+            "Memory",
+            memory_figure(plan),
+            f"Device bytes of the whole step. {_difference(plan, whole=True)}",
         )
         text = "The fastest plan at every budget, as the planner predicts it."
         yield _section("Time against budget", time_figure(plan), text) + "</div>"
@@ -129,14 +145,14 @@ def _about(run: Run) -> Iterable[str]:
             strip_figure(plan),
             "What becomes of each named tensor between the forward and the backward pass, in the order of the block.",
         )
-        text = (
-            "Bytes and milliseconds of one layer. Why: what the best other plan would do with the tensor, and its cost."
-        )
+        text = "Bytes and milliseconds of one layer. Why: what the best other plan would do with the tensor, and its cost."
         yield _section("Why", _why(plan.rows), text)
     elif not run.losses:
         yield "<p>This run has no plan and no steps.</p>"
     if notes := plan.notes if plan else ():
-        yield _section("Notes", "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>")
+        yield _section(
+            "Notes", "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>"
+        )
     yield _section("To make it again", _again(run))
 
 
@@ -150,7 +166,9 @@ def _why(rows: Sequence[Row]) -> str:
             escape(" × ".join(map(str, row.shape)) or "scalar"),
             escape(row.dtype),
             f'<span class="action">{chip(row.choice.action)}{escape(row.choice.action.value.replace("_", "+"))}</span>',
-            escape((row.choice.codec or "–").replace("()", "")).replace("(", "<wbr>(").replace(",", ", "),
+            escape((row.choice.codec or "–").replace("()", ""))
+            .replace("(", "<wbr>(")
+            .replace(",", ", "),
             show_bytes(row.bytes_before),
             show_bytes(row.bytes_after),
             show_ms(row.milliseconds),
@@ -180,7 +198,9 @@ def _again(run: Run) -> str:
     if run.summary.get("jax_version"):
         facts["ran with"] = f"jax {run.summary['jax_version']}"
     lines = (f'<tr><th scope="row">{k}</th><td>{escape(v)}</td></tr>' for k, v in facts.items())
-    parts.append(f'<table class="small facts"><tbody>{"".join(lines)}</tbody></table>' if facts else "")
+    parts.append(
+        f'<table class="small facts"><tbody>{"".join(lines)}</tbody></table>' if facts else ""
+    )
     if settings := run.summary.get("settings"):
         text = json.dumps(settings, indent=1)
         text = text if len(text) <= _SETTINGS else text[:_SETTINGS] + " …"
@@ -206,7 +226,8 @@ def _section(title: str, content: str, text: str = "") -> str:
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], css: str) -> str:
     """A table whose cells know their column, so that it can fold where it is narrow. Cells are HTML."""
     line = lambda cells: "".join(
-        f'<td data-label="{escape(h)}"{" class=none" * (c == "–")}>{c}</td>' for h, c in zip(head, cells)
+        f'<td data-label="{escape(h)}"{" class=none" * (c == "–")}>{c}</td>'
+        for h, c in zip(head, cells)
     )
     tops = "".join(f'<th scope="col">{escape(h)}</th>' for h in head)
     body = "".join(f"<tr>{line(cells)}</tr>" for cells in rows)
@@ -224,10 +245,16 @@ def _error(plan: Plan) -> float:
 
 def _difference(plan: Plan, whole: bool = False) -> str:
     off = _error(plan)
-    said = f"{abs(off):.1f} % {'above' if off > 0 else 'below'} what compiled" if abs(off) >= 0.05 else "as compiled"
+    said = (
+        f"{abs(off):.1f} % {'above' if off > 0 else 'below'} what compiled"
+        if abs(off) >= 0.05
+        else "as compiled"
+    )
     if not whole:
         return said
-    return f"Predicted were {plan.predicted_bytes:,}, compiled {plan.compiled_bytes:,} bytes: {said}."
+    return (
+        f"Predicted were {plan.predicted_bytes:,}, compiled {plan.compiled_bytes:,} bytes: {said}."
+    )
 
 
 _TEXTURES = {

@@ -46,7 +46,9 @@ def bytes_axis(low: float, high: float) -> Axis:
     while abs(high) / unit >= 1024 and unit < 2**30:
         unit *= 1024
     name = show_bytes(unit).split()[1]
-    return Axis(low, high, tuple((v * unit, f"{v:,.10g} {name}") for v in _nice(low / unit, high / unit)))
+    return Axis(
+        low, high, tuple((v * unit, f"{v:,.10g} {name}") for v in _nice(low / unit, high / unit))
+    )
 
 
 def padded(values: Iterable[float]) -> tuple[float, float]:
@@ -63,7 +65,8 @@ def chart(x: Axis, y: Axis, marks: str, *, name: str, x_title: str, y_title: str
             f'<text class="tick end" x="-8" y="{100 - y.percent(v):.2f}%" dy=".32em">{escape(t)}</text>'
             for v, t in y.ticks]  # fmt: skip
     grid += [
-        f'<text class="tick mid" x="{x.percent(v):.2f}%" y="100%" dy="1.6em">{escape(t)}</text>' for v, t in x.ticks
+        f'<text class="tick mid" x="{x.percent(v):.2f}%" y="100%" dy="1.6em">{escape(t)}</text>'
+        for v, t in x.ticks
     ]
     return (
         f'<div class="axis-title">{escape(y_title)}</div><div class="plot">'
@@ -83,10 +86,14 @@ def line(pieces: Iterable[Iterable[tuple[float, float]]], css: str) -> str:
     )
 
 
-def band(edges: Iterable[tuple[list[tuple[float, float]], list[tuple[float, float]]]], css: str) -> str:
+def band(
+    edges: Iterable[tuple[list[tuple[float, float]], list[tuple[float, float]]]], css: str
+) -> str:
     """Areas between a lower and an upper line through points in percent."""
     outlines = [lower + upper[::-1] for lower, upper in edges]
-    path = "".join("M" + "L".join(f"{x:.2f} {100 - y:.2f}" for x, y in outline) + "Z" for outline in outlines)
+    path = "".join(
+        "M" + "L".join(f"{x:.2f} {100 - y:.2f}" for x, y in outline) + "Z" for outline in outlines
+    )
     return (
         '<svg class="stretch" viewBox="0 0 100 100" preserveAspectRatio="none">'
         f'<path class="band {css}" d="{path}"/></svg>'
@@ -94,9 +101,7 @@ def band(edges: Iterable[tuple[list[tuple[float, float]], list[tuple[float, floa
 
 
 def dot(x: float, y: float, css: str, title: str) -> str:
-    return (
-        f'<circle class="dot {css}" cx="{x:.2f}%" cy="{100 - y:.2f}%" r="5.5"><title>{escape(title)}</title></circle>'
-    )
+    return f'<circle class="dot {css}" cx="{x:.2f}%" cy="{100 - y:.2f}%" r="5.5"><title>{escape(title)}</title></circle>'
 
 
 def upright(x: float, css: str, title: str) -> str:

@@ -78,7 +78,9 @@ def _losses(path: pathlib.Path) -> tuple[tuple[float, float], ...]:
             _fail(path, f"line {number}, field `step`", step, "a number")
         if loss is not None and not _is_number(loss):
             _fail(path, f"line {number}, field `loss`", loss, "a number or null")
-        found.append((float(step), float(loss) if loss is not None and abs(loss) < _LARGEST else math.nan))
+        found.append(
+            (float(step), float(loss) if loss is not None and abs(loss) < _LARGEST else math.nan)
+        )
     return tuple(found)
 
 
@@ -97,7 +99,13 @@ def _summary(path: pathlib.Path) -> dict[str, Any]:
 
 def checked(plan: Plan, path: pathlib.Path) -> Plan:
     """The plan, if it can be drawn; errors name the file at `path`, where there is one."""
-    for name in ("budget_bytes", "predicted_bytes", "compiled_bytes", "baseline_bytes", "host_bytes"):
+    for name in (
+        "budget_bytes",
+        "predicted_bytes",
+        "compiled_bytes",
+        "baseline_bytes",
+        "host_bytes",
+    ):
         if not _is_size(getattr(plan, name)):
             _fail(path, f"field `{name}`", getattr(plan, name), "a whole number of bytes")
     times = {"predicted_seconds": plan.predicted_seconds, "baseline_seconds": plan.baseline_seconds}
@@ -112,7 +120,9 @@ def _text(path: pathlib.Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanFileError(f"report: cannot read {str(path)!r}: {error}; expected a text that a run wrote") from error
+        raise PlanFileError(
+            f"report: cannot read {str(path)!r}: {error}; expected a text that a run wrote"
+        ) from error
 
 
 def _parse(text: str, path: pathlib.Path, line: int | None = None) -> Any:
@@ -120,7 +130,9 @@ def _parse(text: str, path: pathlib.Path, line: int | None = None) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         at = f", line {line}" if line else ""
-        raise PlanFileError(f"report: {str(path)!r}{at}: {error}; expected JSON; mend or remove it") from error
+        raise PlanFileError(
+            f"report: {str(path)!r}{at}: {error}; expected JSON; mend or remove it"
+        ) from error
 
 
 def _fail(path: pathlib.Path, where: str, got: Any, expected: str) -> NoReturn:

@@ -20,7 +20,10 @@ def check_profile(profile: Profile) -> None:
                 for what in ("device_bytes", "host_bytes", "seconds"):
                     where = f"`{what}` of option `{option.choice}` of tag {tag.name!r} of block {block.name!r}"
                     _check_number(getattr(option, what), where)
-        if any(o.host_bytes for t in block.tags for o in t.options) and not profile.link_bytes_per_second > 0:
+        if (
+            any(o.host_bytes for t in block.tags for o in t.options)
+            and not profile.link_bytes_per_second > 0
+        ):
             raise SolverError(
                 f"`link_bytes_per_second` is {profile.link_bytes_per_second}, and block {block.name!r} has choices that"
                 " offload; expected a positive number: measure the host link, or leave offload out of the actions"
@@ -33,7 +36,9 @@ def check_limits(room, host_room, transients: Mapping) -> None:
             raise SolverError(f"`{name}` is {limit}; expected bytes, or None for no limit")
     for key, size in transients.items():
         if not math.isfinite(size):
-            raise SolverError(f"`transients` of {key} is {size}; expected finite bytes: fit them again")
+            raise SolverError(
+                f"`transients` of {key} is {size}; expected finite bytes: fit them again"
+            )
 
 
 def _check_graph(block: BlockClass) -> None:
@@ -49,12 +54,18 @@ def _check_graph(block: BlockClass) -> None:
         where = f"equation {i} ({equation.primitive}) of block {block.name!r}"
         _check_number(equation.seconds, f"seconds of {where}")
         if lost := [v for v in equation.inputs if v not in known]:
-            raise SolverError(f"{where} reads value {lost[0]}, which nothing before it makes; sort the equations")
+            raise SolverError(
+                f"{where} reads value {lost[0]}, which nothing before it makes; sort the equations"
+            )
         known.update(equation.outputs)
     if lost := [v for v in block.needed if v not in known]:
-        raise SolverError(f"block {block.name!r} needs value {lost[0]}, which no equation makes and no input brings")
+        raise SolverError(
+            f"block {block.name!r} needs value {lost[0]}, which no equation makes and no input brings"
+        )
 
 
 def _check_number(number: float, where: str) -> None:
     if not (math.isfinite(number) and number >= 0):
-        raise SolverError(f"{where} is {number}; expected a finite number, zero or more: profile the step again")
+        raise SolverError(
+            f"{where} is {number}; expected a finite number, zero or more: profile the step again"
+        )

@@ -2,7 +2,18 @@
 
 import dataclasses
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, BlockClass, Choice, Equation, Option, Profile, Tag
+from jaxmem._core.actions import (
+    KEEP,
+    RECOMPUTE,
+    REST,
+    Actions,
+    BlockClass,
+    Choice,
+    Equation,
+    Option,
+    Profile,
+    Tag,
+)
 from jaxmem.errors import SolverError, TagError
 
 
@@ -12,7 +23,9 @@ class BlockCost:
 
     name: str
     recomputed: tuple[int, ...]  # equations that the backward repeats, in order
-    saved: tuple[tuple[str, Choice], ...]  # tags whose tensor the backward reads from where it was stored
+    saved: tuple[
+        tuple[str, Choice], ...
+    ]  # tags whose tensor the backward reads from where it was stored
     raw_inputs: tuple[int, ...]  # of `BlockClass.inputs`: kept as they are
     wasted: tuple[str, ...]  # saved tags whose tensor is recomputed, or kept raw, all the same
     device_bytes: int
@@ -127,9 +140,13 @@ def _check_names(profile: Profile, actions: Actions) -> None:
         known.setdefault(b.name, {REST}).update((t.name for t in b.tags), b.idle_tags)
     for label, choices in actions.items():
         if label not in known:
-            raise TagError(f"`actions` names block {label!r}; the profiled step has {sorted(known)}")
+            raise TagError(
+                f"`actions` names block {label!r}; the profiled step has {sorted(known)}"
+            )
         if missing := sorted(choices.keys() - known[label]):
-            raise TagError(f"`actions` names tags {missing} of block {label!r}; it has {sorted(known[label] - {REST})}")
+            raise TagError(
+                f"`actions` names tags {missing} of block {label!r}; it has {sorted(known[label] - {REST})}"
+            )
 
 
 def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> BlockCost:
@@ -201,7 +218,9 @@ def _wasted(block: BlockClass, recomputed, raw, saved) -> tuple[str, ...]:
                 lead.add(e)
                 todo += block.equations[e].inputs
         products = [block.equations[e] for e in lead & again if block.equations[e].matmuls]
-        if any(needed.isdisjoint(e.outputs) for e in products):  # else the backward reads the product itself
+        if any(
+            needed.isdisjoint(e.outputs) for e in products
+        ):  # else the backward reads the product itself
             names.append(tag.name)
     return tuple(names)
 

@@ -24,7 +24,9 @@ class MemoryModel:
     """
 
     reference: float  # transient bytes of the first plan of the history that has choices
-    transients: Mapping[Key, float]  # against the reference plan; choices not here: as in the reference plan
+    transients: Mapping[
+        Key, float
+    ]  # against the reference plan; choices not here: as in the reference plan
     profile: Profile
     observed: Mapping[frozenset[Key], float]
 
@@ -42,12 +44,18 @@ class MemoryModel:
         observed: dict[frozenset[Key], float] = {}
         for actions, size in history:
             if not np.isfinite(size):
-                raise SolverError(f"MemoryModel.fit: `history` has transient bytes {size}; expected a finite number")
+                raise SolverError(
+                    f"MemoryModel.fit: `history` has transient bytes {size}; expected a finite number"
+                )
             key = _keys(profile, actions)
             observed[key] = max(size, observed.get(key, size))
         if not observed:
-            raise SolverError("MemoryModel.fit: `history` is empty; expected at least one compiled plan")
-        with_choices = {k: v for k, v in observed.items() if not any(tag == REST for _, tag, _ in k)}
+            raise SolverError(
+                "MemoryModel.fit: `history` is empty; expected at least one compiled plan"
+            )
+        with_choices = {
+            k: v for k, v in observed.items() if not any(tag == REST for _, tag, _ in k)
+        }
         rows = with_choices or observed
         (base, reference), *others = rows.items()
         keys = sorted(set().union(*(k for k, _ in others)) - base)
@@ -68,13 +76,17 @@ class MemoryModel:
 
 
 def _keys(profile: Profile, actions: Actions) -> frozenset[Key]:
-    return frozenset((b, t, c) for b, tags in effective(profile, actions).items() for t, c in tags.items())
+    return frozenset(
+        (b, t, c) for b, tags in effective(profile, actions).items() for t, c in tags.items()
+    )
 
 
 def _deviations(profile: Profile, keys: Sequence[Key]) -> np.ndarray:
     sizes: dict[tuple[str, str], int] = {}
     for block in profile.blocks:
         for tag in block.tags:
-            sizes[block.name, tag.name] = max(block.values[tag.value], sizes.get((block.name, tag.name), 0))
+            sizes[block.name, tag.name] = max(
+                block.values[tag.value], sizes.get((block.name, tag.name), 0)
+            )
     size = np.array([sizes.get(k[:2], 0) for k in keys], float)
     return np.maximum(size, FLOOR * max(size.max(), 1.0))

@@ -28,8 +28,12 @@ class Scale:
     def of(profile: Profile, choices: Choices, transients) -> "Scale":
         size = seconds = 0.0
         for b in profile.blocks:
-            options = [[o for o in t.options if o.choice in choices[b.name, t.name]] for t in b.tags]
-            device, host, keeping = (_most(options, what) for what in ("device_bytes", "host_bytes", "seconds"))
+            options = [
+                [o for o in t.options if o.choice in choices[b.name, t.name]] for t in b.tags
+            ]
+            device, host, keeping = (
+                _most(options, what) for what in ("device_bytes", "host_bytes", "seconds")
+            )
             transfer = 2 * host / profile.link_bytes_per_second if host else 0.0
             recompute = sum(e.seconds for e in b.equations)
             size += b.layers * (device + host + sum(b.values[v] for v in b.inputs))
@@ -50,19 +54,27 @@ class Program:
         self.problem = pulp.LpProblem("plan", pulp.LpMinimize)
         self._scale, self._profile = scale, profile
         self._count = 0
-        self._one = self._variable(low=1.0)  # an expression of constants alone is no constraint to PuLP
-        self._pick = {(*key, c): self._variable(binary=True) for key, open_ in choices.items() for c in open_}
+        self._one = self._variable(
+            low=1.0
+        )  # an expression of constants alone is no constraint to PuLP
+        self._pick = {
+            (*key, c): self._variable(binary=True) for key, open_ in choices.items() for c in open_
+        }
         self._choices = choices
         self._saved, self._host = [], []  # (bytes, variable)
         self._recompute, self._other = [], []  # (scaled seconds, variable)
-        self._transient = [(size, self._pick[key]) for key, size in transients.items() if key in self._pick]
+        self._transient = [
+            (size, self._pick[key]) for key, size in transients.items() if key in self._pick
+        ]
         for key, open_ in choices.items():
             self._add(pulp.lpSum(self._pick[*key, c] for c in open_) == 1)
         demanded: dict[tuple[str, str], list] = {key: [] for key in choices}
         for block in profile.blocks:
             self._add_block(block, demand_of(block), demanded)
         for key, when in demanded.items():  # an action that would do nothing is not taken
-            if not any(w is self._one for w in when):  # `in` would compare, which makes a constraint in PuLP 3
+            if not any(
+                w is self._one for w in when
+            ):  # `in` would compare, which makes a constraint in PuLP 3
                 stored = pulp.lpSum(self._pick[*key, c] for c in choices[key] if c != RECOMPUTE)
                 self._add(stored <= pulp.lpSum(when))
         self._bytes = _sum((size / scale.bytes, v) for size, v in self._saved + self._transient)
@@ -92,7 +104,9 @@ class Program:
     def actions(self) -> Actions:
         result: Actions = {b.name: {} for b in self._profile.blocks}
         for (label, name), open_ in self._choices.items():
-            result[label][name] = max(open_, key=lambda c: self._pick[label, name, c].varValue or 0.0)
+            result[label][name] = max(
+                open_, key=lambda c: self._pick[label, name, c].varValue or 0.0
+            )
         return result
 
     def agree(self, cost: Cost) -> None:
@@ -133,7 +147,9 @@ class Program:
                     self._other.append((option.seconds * run, variable))
                     self._host.append((option.host_bytes * layers, variable))
                     transfer.append((option.host_bytes, variable))
-        recompute = [(s, self._any(w, passes, known)) for w, s in demand.recompute_seconds.items() if s]
+        recompute = [
+            (s, self._any(w, passes, known)) for w, s in demand.recompute_seconds.items() if s
+        ]
         self._recompute += [(s * run, v) for s, v in recompute]
         for when, size in demand.input_bytes.items():
             self._saved.append((size * layers, self._any(when, passes, known)))
@@ -177,7 +193,9 @@ class Program:
                     self._add(either <= pulp.lpSum(variables))
         return known[when]
 
-    def _variable(self, *, low: float = 0.0, high: float | None = 1.0, binary: bool = False) -> pulp.LpVariable:
+    def _variable(
+        self, *, low: float = 0.0, high: float | None = 1.0, binary: bool = False
+    ) -> pulp.LpVariable:
         self._count += 1
         category = pulp.LpBinary if binary else pulp.LpContinuous
         return self.problem.add_variable(f"v{self._count}", low, high, cat=category)

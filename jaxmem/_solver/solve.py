@@ -105,7 +105,9 @@ def runner_up(
     None if no other choice fits, or if nothing demands the tag, so that every choice is the same.
     """
     if tag not in solution.actions.get(block, {}):
-        raise TagError(f"runner_up: `tag` {tag!r} of block {block!r} is not in the solution: {solution.actions}")
+        raise TagError(
+            f"runner_up: `tag` {tag!r} of block {block!r} is not in the solution: {solution.actions}"
+        )
     chosen = solution.actions[block][tag]
     if not demanded(profile, solution, block, tag):
         return None
@@ -117,10 +119,16 @@ def runner_up(
         host_room=host_room,
         allowed=lambda *key: key != refused and (allowed is None or allowed(*key)),
     )
-    return None if other is None else (other.actions[block][tag], max(0.0, other.seconds - solution.seconds))
+    return (
+        None
+        if other is None
+        else (other.actions[block][tag], max(0.0, other.seconds - solution.seconds))
+    )
 
 
-def open_choices(profile: Profile, allowed: Allowed | None = None) -> dict[tuple[str, str], tuple[Choice, ...]]:
+def open_choices(
+    profile: Profile, allowed: Allowed | None = None
+) -> dict[tuple[str, str], tuple[Choice, ...]]:
     """(block, tag) -> the choices that every class of that label has a price for; RECOMPUTE first, if allowed."""
     result: dict[tuple[str, str], tuple[Choice, ...]] = {}
     for block in profile.blocks:
@@ -132,11 +140,15 @@ def open_choices(profile: Profile, allowed: Allowed | None = None) -> dict[tuple
     return {key: tuple(c for c in choices if refused(*key, c)) for key, choices in result.items()}
 
 
-def priced(profile: Profile, actions: Actions, transients: Transients, solve_seconds=0.0, gap=0.0) -> Solution:
+def priced(
+    profile: Profile, actions: Actions, transients: Transients, solve_seconds=0.0, gap=0.0
+) -> Solution:
     """Any assignment as a Solution."""
     cost = evaluate(profile, actions)
     actions = effective(profile, actions, cost)
-    extra = math.fsum(transients.get((b, t, c), 0.0) for b, tags in actions.items() for t, c in tags.items())
+    extra = math.fsum(
+        transients.get((b, t, c), 0.0) for b, tags in actions.items() for t, c in tags.items()
+    )
     return Solution(actions, cost, round(extra), solve_seconds, gap)
 
 
@@ -145,7 +157,9 @@ def fits(solution: Solution, room: int | None, host_room: int | None) -> bool:
     return not over and (host_room is None or solution.host_bytes <= host_room)
 
 
-def _search(profile, goal, room, transients, host_room, allowed, exclude, time_limit) -> Solution | None:
+def _search(
+    profile, goal, room, transients, host_room, allowed, exclude, time_limit
+) -> Solution | None:
     check_profile(profile)
     check_limits(room, host_room, transients)
     choices = open_choices(profile, allowed)

@@ -43,7 +43,10 @@ class Split:
         params, key = stacked
         floating, others = separated(at(jax.tree.leaves(params), i), self.which)
         if self.dtype is not None:
-            floating = [a.astype(self.dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a for a in floating]
+            floating = [
+                a.astype(self.dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a
+                for a in floating
+            ]
         return floating, (others, None if key is None else jax.random.fold_in(key, i))
 
     def join(self, own) -> tuple[Any, Any]:
@@ -59,7 +62,9 @@ class Split:
         leaves = jax.tree.leaves(params)
         sources = merged((gradients, [None] * len(leaves)), self.which)
         pairs = zip(sources, leaves)
-        return jax.tree.unflatten(self.structure, [None if g is None else g.astype(a.dtype) for g, a in pairs])
+        return jax.tree.unflatten(
+            self.structure, [None if g is None else g.astype(a.dtype) for g, a in pairs]
+        )
 
 
 def check(params, x) -> int:
@@ -82,7 +87,9 @@ def check_moments(moments, params) -> None:
                 " arrays, since the new moments are handed out as a gradient"
             )
     if (got := _leading("moments", moments)) != (layers := _leading("params", params)):
-        raise StackError(f"stack: `moments` holds {got} layers, and `params` {layers}; expected as many")
+        raise StackError(
+            f"stack: `moments` holds {got} layers, and `params` {layers}; expected as many"
+        )
 
 
 def _leading(name: str, tree) -> int:
@@ -100,7 +107,9 @@ def _leading(name: str, tree) -> int:
                 f"stack: {here} holds {jnp.shape(a)[0]} layers, and {first[0]} {first[1]}; expected one leading axis for all"
             )
     if first is None:
-        raise StackError(f"stack: `{name}` holds no array; expected each layer's, stacked along a leading axis")
+        raise StackError(
+            f"stack: `{name}` holds no array; expected each layer's, stacked along a leading axis"
+        )
     return first[1]
 
 
@@ -114,7 +123,9 @@ def lifted(block, split: Split, params, x, shared, key, has_aux: bool):
 
     def once(own, x, leaves):
         p, k = split.join(own)
-        out = block(p, x, *jax.tree.unflatten(structure, leaves), **({} if k is None else {"key": k}))
+        out = block(
+            p, x, *jax.tree.unflatten(structure, leaves), **({} if k is None else {"key": k})
+        )
         if has_aux and not (isinstance(out, tuple) and len(out) == 2):
             raise StackError(
                 f"stack: `block` returned {type(out).__name__}; with has_aux=True it must return a pair (x, aux)"

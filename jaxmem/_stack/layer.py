@@ -33,14 +33,21 @@ class Residuals:
 
     def shared(self, common) -> list:
         """What is the same in every layer, from the values of `common`."""
-        known = run(_upstream(self.flat, self.once), dict(zip(self.common, common)) | self.flat.constants)
+        known = run(
+            _upstream(self.flat, self.once), dict(zip(self.common, common)) | self.flat.constants
+        )
         return [known[v] for v in self.once]
 
     def closure(self, own, saved, shared):
         """The `jax.vjp` closure of one layer."""
         again = _upstream(self.flat, [value for how, value in self.leaves if how == "own"])
         known = run(again, dict(zip(self.own, own)) | self.flat.constants)
-        take = {"saved": lambda k: saved[k], "own": known.get, "shared": lambda k: shared[k], "literal": lambda x: x}
+        take = {
+            "saved": lambda k: saved[k],
+            "own": known.get,
+            "shared": lambda k: shared[k],
+            "literal": lambda x: x,
+        }
         return jax.tree.unflatten(self.tree, [take[how](what) for how, what in self.leaves])
 
 
@@ -68,7 +75,11 @@ def forward(layer: Callable, own, x, common) -> tuple[Any, list, Residuals]:
     shared = tuple(flat.inputs[len(mine) : len(mine) + len(jax.tree.leaves(common))])
     leaves, saved, once = _origins(flat, flat.outputs[outputs:], mine, shared)
     residuals = Residuals(trees["pull"], leaves, flat, mine, shared, once)
-    return jax.tree.unflatten(trees["out"], values[:outputs]), [values[outputs + k] for k in saved], residuals
+    return (
+        jax.tree.unflatten(trees["out"], values[:outputs]),
+        [values[outputs + k] for k in saved],
+        residuals,
+    )
 
 
 def _origins(flat: Flat, leaves, mine, common):

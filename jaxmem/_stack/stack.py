@@ -45,7 +45,9 @@ def stack(
     """
     if (moments is None) != (fold is None):
         missing, given = ("moments", "fold") if moments is None else ("fold", "moments")
-        raise StackError(f"stack: `{given}` is given and `{missing}` is not; expected both, or neither")
+        raise StackError(
+            f"stack: `{given}` is given and `{missing}` is not; expected both, or neither"
+        )
     if moments is not None:
         check_moments(moments, params)
     loops, split, common = loops_over(block, params, x, shared, plan, label, key, dtype, has_aux)
@@ -62,11 +64,19 @@ def stack(
         params, common, moments, key, saved = residuals
         d_x, d_aux = cotangents
         if fold is None:
-            state, into = zeros(split.floating(params)), lambda state, i, gradient: put(state, gradient, i)
+            state, into = (
+                zeros(split.floating(params)),
+                lambda state, i, gradient: put(state, gradient, i),
+            )
         else:
-            state, into = moments, lambda m, i, g, fold=fold: folded_at(fold, m, i, split.whole(params, g))
+            state, into = (
+                moments,
+                lambda m, i, g, fold=fold: folded_at(fold, m, i, split.whole(params, g)),
+            )
         d_common = zeros(common[0])
-        d_x, d_common, state = loops.backward((params, key), saved, d_x, d_aux, d_common, state, into)
+        d_x, d_common, state = loops.backward(
+            (params, key), saved, d_x, d_aux, d_common, state, into
+        )
         d_params, d_moments = (split.whole(params, state), None) if fold is None else (None, state)
         return d_params, d_x, (d_common, None), d_moments, None
 
@@ -75,7 +85,9 @@ def stack(
     return (y, aux) if has_aux else y
 
 
-def loops_over(block: Callable, params, x, shared: tuple, plan, label: str, key, dtype, has_aux: bool):
+def loops_over(
+    block: Callable, params, x, shared: tuple, plan, label: str, key, dtype, has_aux: bool
+):
     """What `stack` and the released step run: the loops, how parameters are told apart, and what layers share."""
     groups = groups_of(plan, label, check(params, x))
     split = Split.of(params, dtype)

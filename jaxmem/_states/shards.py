@@ -35,7 +35,9 @@ def placed(tree, layout, mesh):
 
 def scattered(gradient, like, axis_name: str | None):
     """The mean gradient over the devices, each with its part, where the shapes of `like` are parts; else the same."""
-    if axis_name is None or all(a.shape == b.shape for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(like))):
+    if axis_name is None or all(
+        a.shape == b.shape for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(like))
+    ):
         return gradient
     size = jax.lax.axis_size(axis_name)
 
@@ -51,7 +53,9 @@ def total(own, gradient, axis_name: str | None):
     """The squared norm of a gradient of which `own` is this device's part."""
     pairs = list(zip(jax.tree.leaves(own), jax.tree.leaves(gradient)))
     wide = lambda g: g.astype(jnp.promote_types(jnp.float32, g.dtype))
-    norm = lambda arrays: sum((jnp.sum(jnp.square(jnp.abs(wide(a)))) for a in arrays), jnp.zeros((), jnp.float32))
+    norm = lambda arrays: sum(
+        (jnp.sum(jnp.square(jnp.abs(wide(a)))) for a in arrays), jnp.zeros((), jnp.float32)
+    )
     whole = norm([a for a, g in pairs if a.shape == g.shape])
     parts = [a for a, g in pairs if a.shape != g.shape]
     return whole + jax.lax.psum(norm(parts), axis_name) if parts else whole
@@ -61,7 +65,9 @@ def part_of(a, like, axis_name: str):
     """This device's part of an array, of the shape of `like`."""
     if (d := divided(a.shape, like.shape)) is None:
         return a
-    return jax.lax.dynamic_slice_in_dim(a, jax.lax.axis_index(axis_name) * like.shape[d], like.shape[d], d)
+    return jax.lax.dynamic_slice_in_dim(
+        a, jax.lax.axis_index(axis_name) * like.shape[d], like.shape[d], d
+    )
 
 
 def gathered(part, like, axis_name: str):
@@ -77,7 +83,9 @@ def refilled(stacked, parts, axis_name: str):
         return parts
 
     def one(stacked, i):
-        new = jax.tree.map(lambda p, a: gathered(p.astype(a.dtype), a, axis_name), at(parts, i), at(stacked, i))
+        new = jax.tree.map(
+            lambda p, a: gathered(p.astype(a.dtype), a, axis_name), at(parts, i), at(stacked, i)
+        )
         return put(stacked, new, i), None
 
     return jax.lax.scan(one, stacked, jnp.arange(jax.tree.leaves(stacked)[0].shape[0]))[0]
@@ -86,6 +94,12 @@ def refilled(stacked, parts, axis_name: str):
 def assembled(parts: list, shapes: list, axis_name: str, dtype) -> list:
     """Stacked arrays of these shapes, in `dtype`, out of the devices' parts; those that are whole are as they were."""
     which = [a.shape != like.shape for a, like in zip(parts, shapes)]
-    empty = [jnp.zeros(like.shape, dtype or a.dtype) for a, like, part in zip(parts, shapes, which) if part]
-    filled = iter(refilled(empty, [a for a, part in zip(parts, which) if part], axis_name) if empty else ())
+    empty = [
+        jnp.zeros(like.shape, dtype or a.dtype)
+        for a, like, part in zip(parts, shapes, which)
+        if part
+    ]
+    filled = iter(
+        refilled(empty, [a for a, part in zip(parts, which) if part], axis_name) if empty else ()
+    )
     return [next(filled) if part else a for a, part in zip(parts, which)]

@@ -35,7 +35,9 @@ class _Stored:
     def encode(self, x):
         codes = (x,) if self._codec is None else self._codec.encode(differentiable_once(x, TWICE))
         return (
-            tuple(jax.device_put(c, HOST, src=DEVICE) for c in codes) if self.choice.action.offloads else tuple(codes)
+            tuple(jax.device_put(c, HOST, src=DEVICE) for c in codes)
+            if self.choice.action.offloads
+            else tuple(codes)
         )
 
     def decode(self, codes, shape, dtype):
@@ -46,7 +48,9 @@ class _Stored:
 
 @functools.cache
 def _verdict(choice: Choice):
-    return {Action.KEEP: Saveable, Action.RECOMPUTE: Recompute}.get(choice.action) or _Stored(choice)
+    return {Action.KEEP: Saveable, Action.RECOMPUTE: Recompute}.get(choice.action) or _Stored(
+        choice
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +80,11 @@ class Policy:
                 f"remat_policy: tag {params['name']!r} of block {self.block!r} is named by jax.ad_checkpoint.checkpoint_name,"
                 f" and its action is {choice}; such a value can be kept, recomputed or offloaded: use jaxmem.tag to compress it"
             )
-        return Offloadable(src="device", dst="pinned_host") if choice.action.offloads else _verdict(choice)
+        return (
+            Offloadable(src="device", dst="pinned_host")
+            if choice.action.offloads
+            else _verdict(choice)
+        )
 
 
 def check_remat3() -> None:
@@ -102,8 +110,12 @@ def remat_policy(plan, *, block: str | None = None) -> Policy:
     if plan is None:
         return Policy(block)
     if not hasattr(plan, "choices_for"):
-        raise TagError(f"remat_policy: `plan` is {type(plan).__name__}; expected a jaxmem.Plan or None")
+        raise TagError(
+            f"remat_policy: `plan` is {type(plan).__name__}; expected a jaxmem.Plan or None"
+        )
     choices = plan.choices_for(block)
     if choices is None:
         return Policy(block)
-    return Policy(block, tuple(sorted((tag, Choice(c.action, c.codec)) for tag, c in choices.items())))
+    return Policy(
+        block, tuple(sorted((tag, Choice(c.action, c.codec)) for tag, c in choices.items()))
+    )

@@ -46,8 +46,12 @@ def compress_residuals(
             f"compress_residuals: `codec` is {codec!r}; expected a codec, its text form, or a function from"
             " jax.ShapeDtypeStruct to a codec or None"
         )
-    if keep_args is not None and not (isinstance(keep_args, tuple) and all(isinstance(i, int) for i in keep_args)):
-        raise TagError(f"compress_residuals: `keep_args` is {keep_args!r}; expected a tuple of positions, or None")
+    if keep_args is not None and not (
+        isinstance(keep_args, tuple) and all(isinstance(i, int) for i in keep_args)
+    ):
+        raise TagError(
+            f"compress_residuals: `keep_args` is {keep_args!r}; expected a tuple of positions, or None"
+        )
 
     @functools.wraps(f)
     def compressed(*args, **kwargs):
@@ -57,7 +61,9 @@ def compress_residuals(
 
         def of_arrays(*arrays):
             arrays = iter(arrays)
-            args, kwargs = jax.tree.unflatten(tree, [next(arrays) if t else a for t, a in zip(traced, leaves)])
+            args, kwargs = jax.tree.unflatten(
+                tree, [next(arrays) if t else a for t, a in zip(traced, leaves)]
+            )
             return f(*args, **kwargs)
 
         arrays = [a for a, t in zip(leaves, traced) if t]
@@ -82,7 +88,9 @@ def _with_codes(function, codec, raw: list[bool]):
         value, pullback = jax.vjp(of_floating, *(a for a, d in zip(arrays, floating) if d))
         leaves, tree = jax.tree.flatten(pullback)
         slots, stored = _store(leaves, {id(a) for a, r in zip(arrays, raw) if r}, codec)
-        return value, jax.tree_util.Partial(functools.partial(_pull, tree, slots, tuple(floating)), stored)
+        return value, jax.tree_util.Partial(
+            functools.partial(_pull, tree, slots, tuple(floating)), stored
+        )
 
     custom.defvjp(forward, lambda pull, cotangent: pull(cotangent))
     return custom
@@ -90,7 +98,9 @@ def _with_codes(function, codec, raw: list[bool]):
 
 def _pull(tree, slots, floating: tuple[bool, ...], stored, cotangent):
     """The cotangents of all arrays, None for those that are not floating."""
-    gradients = iter(jax.tree.unflatten(tree, [s.load(c) for s, c in zip(slots, stored)])(cotangent))
+    gradients = iter(
+        jax.tree.unflatten(tree, [s.load(c) for s, c in zip(slots, stored)])(cotangent)
+    )
     return tuple(next(gradients) if d else None for d in floating)
 
 
@@ -109,7 +119,11 @@ class _Slot:
 def _store(leaves, held: set[int], codec) -> tuple[tuple[_Slot, ...], list[tuple]]:
     slots, stored = [], []
     for leaf in leaves:  # JAX lists each residual once
-        chosen = None if id(leaf) in held else _chosen(codec, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+        chosen = (
+            None
+            if id(leaf) in held
+            else _chosen(codec, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+        )
         slots.append(_Slot(chosen, leaf.shape, leaf.dtype))
         stored.append((leaf,) if chosen is None else _encode(chosen, leaf))
     return tuple(slots), stored
@@ -138,6 +152,8 @@ def _held(args, keep_args, leaves) -> list[bool]:
     if keep_args is None:
         return [True] * len(leaves)
     if not all(0 <= i < len(args) for i in keep_args):
-        raise TagError(f"compress_residuals: `keep_args` is {keep_args}; the call has {len(args)} positional arguments")
+        raise TagError(
+            f"compress_residuals: `keep_args` is {keep_args}; the call has {len(args)} positional arguments"
+        )
     kept = [i in keep_args for i, a in enumerate(args) for _ in jax.tree.leaves(a)]
     return kept + [False] * (len(leaves) - len(kept))

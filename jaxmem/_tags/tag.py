@@ -21,14 +21,20 @@ tag_p.def_impl(lambda x, **_: x)
 tag_p.def_abstract_eval(lambda x, **_: x)
 mlir.register_lowering(tag_p, lambda ctx, x, **_: [x])
 ad.primitive_jvps[tag_p] = lambda p, t, **params: (tag_p.bind(p[0], **params), t[0])
-batching.primitive_batchers[tag_p] = lambda args, dims, **params: (tag_p.bind(args[0], **params), dims[0])
+batching.primitive_batchers[tag_p] = lambda args, dims, **params: (
+    tag_p.bind(args[0], **params),
+    dims[0],
+)
 
 # An identity without a derivative. A primitive, since a custom_jvp rule is dropped by the partial evaluation of a scan.
 once_p = Primitive("jaxmem_differentiable_once")
 once_p.def_impl(lambda x, **_: x)
 once_p.def_abstract_eval(lambda x, **_: x)
 mlir.register_lowering(once_p, lambda ctx, x, **_: [x])
-batching.primitive_batchers[once_p] = lambda args, dims, **params: (once_p.bind(args[0], **params), dims[0])
+batching.primitive_batchers[once_p] = lambda args, dims, **params: (
+    once_p.bind(args[0], **params),
+    dims[0],
+)
 
 
 def _no_derivative(primals, tangents, *, message):
@@ -53,7 +59,9 @@ def tag(x, name: str, *, kind: str | None = None, codec: str | None = None):
     Raises TagError if `name` is not a non-empty string, or `kind` or `codec` is unknown.
     """
     if not isinstance(name, str) or not name or name == "*":
-        raise TagError(f"tag: `name` is {name!r}; expected a non-empty string other than '*', unique within its block")
+        raise TagError(
+            f"tag: `name` is {name!r}; expected a non-empty string other than '*', unique within its block"
+        )
     if kind is not None:
         default_for(kind)
     if codec is not None:
@@ -77,7 +85,9 @@ def _partial_eval(policy, unknown_in, inst_in, eqn):
         encode = _traced(lambda a: (a, *verdict.encode(a)), [aval], f"{name}_encode")
         codes = [Var(v.aval) for v in encode.outvars[1:]]
         decode = _traced(
-            lambda *c: verdict.decode(c, aval.shape, aval.dtype), [c.aval for c in codes], f"{name}_decode"
+            lambda *c: verdict.decode(c, aval.shape, aval.dtype),
+            [c.aval for c in codes],
+            f"{name}_decode",
         )
         return (
             encode.replace(invars=[x], outvars=[y, *codes]),

@@ -48,7 +48,10 @@ class Peak:
     @staticmethod
     def of(data: Mapping[str, Any]) -> "Peak":
         """From what `dataclasses.asdict` made of it and JSON did to that."""
-        held = [Held(**h | {k: tuple(h[k]) for k in ("shape", "sources", "loops", "handed_on")}) for h in data["held"]]
+        held = [
+            Held(**h | {k: tuple(h[k]) for k in ("shape", "sources", "loops", "handed_on")})
+            for h in data["held"]
+        ]
         return Peak(data["op"], tuple(data["loops"]), tuple(held))
 
 
@@ -88,7 +91,9 @@ def _peak(module: Module, assignment: "_Assignment") -> Peak:
             if a.number(11):
                 held.append(Held("output", size, host, "tuple", op="the table of outputs"))
             else:
-                held.append(_held(module, "output", size, host, places[-1:], outputs[0] if outputs else -1))
+                held.append(
+                    _held(module, "output", size, host, places[-1:], outputs[0] if outputs else -1)
+                )
         if a.number(5) or a.number(7):
             continue
         live, instruction = assignment.fullest(a.number(1))
@@ -96,7 +101,11 @@ def _peak(module: Module, assignment: "_Assignment") -> Peak:
             at, fullest = instruction, size
         free = size
         for got, buffers in _disjoint((slices[b], b) for b in live):
-            held.append(_held(module, "temporary", got, host, [assignment.places[b] for b in sorted(buffers)]))
+            held.append(
+                _held(
+                    module, "temporary", got, host, [assignment.places[b] for b in sorted(buffers)]
+                )
+            )
             free -= got
         if free:
             held.append(Held("packing", free, host))
@@ -106,7 +115,9 @@ def _peak(module: Module, assignment: "_Assignment") -> Peak:
     return Peak(module.instructions[where].op, tuple(module.loops(where)), tuple(held))
 
 
-def _held(module: Module, kind: str, size: int, host: bool, places: list[Place], index: int = -1) -> Held:
+def _held(
+    module: Module, kind: str, size: int, host: bool, places: list[Place], index: int = -1
+) -> Held:
     """One buffer by the places that share it, named after the last of them that has a name."""
     origins = [o for place in places for o in module.origins(place)]
     dtype, shape = module.shape(places[-1])
@@ -120,7 +131,9 @@ def _held(module: Module, kind: str, size: int, host: bool, places: list[Place],
         op=next((op for op in reversed(ops) if op), ""),
         sources=tuple(dict.fromkeys(o.op for o in origins if o.op)),
         loops=tuple(module.loops(places[-1][0])),
-        handed_on=tuple(dict.fromkeys(loop for place in places for loop in module.handed_on(place))),
+        handed_on=tuple(
+            dict.fromkeys(loop for place in places for loop in module.handed_on(place))
+        ),
         index=index,
     )
 
@@ -148,10 +161,12 @@ class _Assignment:
             self.places[b.number(1)] = where.number(4), tuple(where.numbers(3))
         self.allocations = list(message.messages(3))
         self.slices = {
-            a.number(1): {s.number(1): (s.number(2), s.number(3)) for s in a.messages(9)} for a in self.allocations
+            a.number(1): {s.number(1): (s.number(2), s.number(3)) for s in a.messages(9)}
+            for a in self.allocations
         }
         self._traces = [
-            [(e.number(1), e.number(2), e.text(4)) for e in trace.messages(1)] for trace in message.messages(4)
+            [(e.number(1), e.number(2), e.text(4)) for e in trace.messages(1)]
+            for trace in message.messages(4)
         ]
 
     def fullest(self, allocation: int) -> tuple[set[int], str]:

@@ -34,7 +34,9 @@ class Compiled:
     compile_seconds: float
 
 
-def read_compiled(compiled: jax.stages.Compiled, cost: bool, seconds: float, rates: Rates | None = None) -> Compiled:
+def read_compiled(
+    compiled: jax.stages.Compiled, cost: bool, seconds: float, rates: Rates | None = None
+) -> Compiled:
     """Reads `compiled`; with `cost` its estimate too, mended by `rates`. `seconds` is what compiling took.
 
     `peak_memory_in_bytes` is not used: it leaves temporaries out on a CPU and mixes host memory in on a GPU.
@@ -73,8 +75,12 @@ def compile_dumped(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, by
     Raises StepError if XLA dumps none.
     """
     with tempfile.TemporaryDirectory(prefix="jaxmem-") as folder, _without_cache():
-        compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_proto": True})
-        found = sorted(pathlib.Path(folder).glob("*after_optimizations.hlo.pb"), key=lambda f: f.stat().st_size)
+        compiled = lowered.compile(
+            compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_proto": True}
+        )
+        found = sorted(
+            pathlib.Path(folder).glob("*after_optimizations.hlo.pb"), key=lambda f: f.stat().st_size
+        )
         if not found:
             raise StepError(
                 "explain: XLA dumped no buffer assignment of the compiled step on this platform; explain it for a named"

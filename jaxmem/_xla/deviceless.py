@@ -102,7 +102,9 @@ class Compiler:
             "donated": list(donated),
             "cost": cost and gpu.priced,
             "options": dict(options or {}),
-            "rates": dataclasses.asdict(Rates(gpu.flops_16bit, gpu.flops_f32, gpu.bandwidth, rates_of(gpu).codec)),
+            "rates": dataclasses.asdict(
+                Rates(gpu.flops_16bit, gpu.flops_f32, gpu.bandwidth, rates_of(gpu).codec)
+            ),
         }
         return self._pool.submit(lambda: Compiled(**self._compile(header, exported)["compiled"]))
 
@@ -142,7 +144,10 @@ class Compiler:
                 f"Install CUDA 13, or its two wheels: {install_command('nvidia-cuda-nvcc', 'nvidia-nvvm')}"
             )
         lines = message.strip().splitlines()
-        return StepError(f"XLA could not compile the step for `target` {str(self.target)!r}: " + "\n".join(lines[:20]))
+        return StepError(
+            f"XLA could not compile the step for `target` {str(self.target)!r}: "
+            + "\n".join(lines[:20])
+        )
 
 
 class _Child:
@@ -183,19 +188,35 @@ class _Child:
             with contextlib.suppress(OSError):  # what was not sent cannot be any more
                 pipe.close()
         code = self._process.wait()
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        how = (
+            f"was ended by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with status {code}"
+        )
         advice = "; the machine may be out of memory" if code == -signal.SIGKILL else ""
         with self._stderr as stderr:
             stderr.seek(0)
-            lines = [line for line in stderr.read().decode(errors="replace").splitlines() if line.strip()]
+            lines = [
+                line for line in stderr.read().decode(errors="replace").splitlines() if line.strip()
+            ]
         return f"the compiling process {how}{advice}. Its last words:\n" + "\n".join(lines[-12:])
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The child's environment: no accelerator, none of the user's XLA flags but CUDA's place, and these very packages."""
-    flags = [f for f in environment.get("XLA_FLAGS", "").split() if f.startswith("--xla_gpu_cuda_data_dir")]
-    here = [str(pathlib.Path(package.__file__).absolute().parent.parent) for package in (jaxmem, jaxmem_kernels)]
-    path = [*dict.fromkeys(here), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    flags = [
+        f
+        for f in environment.get("XLA_FLAGS", "").split()
+        if f.startswith("--xla_gpu_cuda_data_dir")
+    ]
+    here = [
+        str(pathlib.Path(package.__file__).absolute().parent.parent)
+        for package in (jaxmem, jaxmem_kernels)
+    ]
+    path = [
+        *dict.fromkeys(here),
+        *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)),
+    ]
     own = {
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_COMPILATION_CACHE": "0",  # it is written here, but never hit
@@ -212,7 +233,9 @@ def require_wheels(target: str) -> None:
     found = {name: _version(name) for name in ("jaxlib", *_PLUGIN_WHEELS)}
     if all(version == wanted for version in found.values()):
         return
-    got = ", ".join(f"{name} {version or 'missing'}" for name, version in found.items() if version != wanted)
+    got = ", ".join(
+        f"{name} {version or 'missing'}" for name, version in found.items() if version != wanted
+    )
     command = install_command(*(f"{name}=={wanted}" for name in _PLUGIN_WHEELS))
     raise TargetError(
         f"`target` {target!r} is compiled for by XLA's CUDA plugin, which must be of jax's own version, "

@@ -22,7 +22,9 @@ _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
 _MATMUL_CALLS = ("__cublas$", "__onednn$matmul")
 _ITEM_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8}
-_LIBRARY_EFFICIENCY = 0.79  # the most of an H100's peak that XLA's own table of measured products has
+_LIBRARY_EFFICIENCY = (
+    0.79  # the most of an H100's peak that XLA's own table of measured products has
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +82,9 @@ def hlo_costs(text: str, rates: Rates | None = None) -> HloCosts:
 
     def cost(name: str) -> HloCosts:
         if name not in done:
-            done[name] = _total([_instruction_cost(i, cost, rates) for i in computations.get(name, [])])
+            done[name] = _total(
+                [_instruction_cost(i, cost, rates) for i in computations.get(name, [])]
+            )
         return done[name]
 
     return cost(entry)
@@ -96,7 +100,11 @@ def executed(text: str, opcodes: tuple[str, ...]) -> dict[str, int]:
             total: collections.Counter = collections.Counter()
             for instruction in computations.get(name, []):
                 total[instruction.opcode] += instruction.opcode in opcodes
-                trips = m[1] if instruction.opcode == "while" and (m := _TRIPS.search(instruction.text)) else 1
+                trips = (
+                    m[1]
+                    if instruction.opcode == "while" and (m := _TRIPS.search(instruction.text))
+                    else 1
+                )
                 for called in _CALLED.findall(instruction.text):
                     total.update({opcode: int(trips) * n for opcode, n in count(called).items()})
             done[name] = total
@@ -114,7 +122,9 @@ def _total(costs: list[HloCosts], times: int = 1) -> HloCosts:
     )
 
 
-def _instruction_cost(instruction: _Instruction, cost: Callable[[str], HloCosts], rates: Rates | None) -> HloCosts:
+def _instruction_cost(
+    instruction: _Instruction, cost: Callable[[str], HloCosts], rates: Rates | None
+) -> HloCosts:
     text, own = instruction.text, _own_seconds(instruction.text)
     if instruction.opcode == "while":
         trips = int(m[1]) if (m := _TRIPS.search(text)) else 1
@@ -133,7 +143,9 @@ def _instruction_cost(instruction: _Instruction, cost: Callable[[str], HloCosts]
         own = sum(a.nbytes for a in (*instruction.operands, instruction.output)) / rates.codec
     priced = [s for s in (own, inner.seconds) if s is not None]
     return HloCosts(
-        inner.matmul_flops + (flops or 0), inner.matmuls + (flops is not None), max(priced) if priced else None
+        inner.matmul_flops + (flops or 0),
+        inner.matmuls + (flops is not None),
+        max(priced) if priced else None,
     )
 
 
@@ -169,8 +181,12 @@ def _flops(i: _Instruction) -> int | None:
     if m := _CONTRACTING.search(i.text):
         dims = [int(d) for d in re.findall(r"\d+", m[1])]
         return 2 * math.prod(i.output.shape) * math.prod(i.operands[0].shape[d] for d in dims)
-    batch = math.prod(i.output.shape[:-2])  # [b,m,k] x [b,k,n]: (b m k)(b k n)(b m n) / b = (b m k n)²
-    return 2 * math.isqrt(math.prod(math.prod(a.shape) for a in (*i.operands[:2], i.output)) // max(batch, 1))
+    batch = math.prod(
+        i.output.shape[:-2]
+    )  # [b,m,k] x [b,k,n]: (b m k)(b k n)(b m n) / b = (b m k n)²
+    return 2 * math.isqrt(
+        math.prod(math.prod(a.shape) for a in (*i.operands[:2], i.output)) // max(batch, 1)
+    )
 
 
 def _convolution_flops(i: _Instruction, target: str) -> int | None:
@@ -215,7 +231,11 @@ def _computations(text: str) -> Iterator[tuple[bool, str, list[str]]]:
 
 def _instruction(body: str, arrays: dict[str, _Array]) -> _Instruction:
     first = _ARRAY.search(body)
-    output = _Array(first[1], tuple(int(d) for d in first[2].split(",") if d)) if first else _Array("", ())
+    output = (
+        _Array(first[1], tuple(int(d) for d in first[2].split(",") if d))
+        if first
+        else _Array("", ())
+    )
     called = _OPCODE.search(body)
     if not called:
         return _Instruction("", output, (), body)

@@ -27,10 +27,31 @@ _PRIMITIVE_TYPES = (  # xla.PrimitiveType, from 1
         "c64",
         "bf16",
     ),
-    *("token", "c128", "f8e5m2", "f8e4m3fn", "s4", "u4", "f8e4m3b11fnuz", "f8e5m2fnuz", "f8e4m3fnuz", "s2", "u2"),
+    *(
+        "token",
+        "c128",
+        "f8e5m2",
+        "f8e4m3fn",
+        "s4",
+        "u4",
+        "f8e4m3b11fnuz",
+        "f8e5m2fnuz",
+        "f8e4m3fnuz",
+        "s2",
+        "u2",
+    ),
     *("f8e4m3", "f8e3m4", "s1", "u1", "f4e2m1fn", "f8e8m0fnu"),
 )
-_VIEWS = ("bitcast", "copy", "reshape", "transpose", "convert", "reduce-precision", "copy-start", "copy-done")
+_VIEWS = (
+    "bitcast",
+    "copy",
+    "reshape",
+    "transpose",
+    "convert",
+    "reduce-precision",
+    "copy-start",
+    "copy-done",
+)
 
 Place = tuple[int, tuple[int, ...]]  # an instruction's id, and an index into its result
 
@@ -147,7 +168,9 @@ class Module:
                 for called in made.called:
                     self.callers[called].append(found.number(35))
         self.parameters = {
-            at for at, i in self.instructions.items() if i.opcode == "parameter" and i.computation == self.entry
+            at
+            for at, i in self.instructions.items()
+            if i.opcode == "parameter" and i.computation == self.entry
         }
         self.by_name = {i.name: at for at, i in self.instructions.items()}
         root = self.instructions.get(self.roots.get(self.entry, 0))
@@ -155,7 +178,9 @@ class Module:
         self.outputs: list[Place] = [self._handed_on(o, ()) for o in outputs]
         self._readers: dict[Place, list[int]] = collections.defaultdict(list)
         for at, i in self.instructions.items():
-            init = self.instructions.get(i.operands[0]) if i.opcode == "while" and i.operands else None
+            init = (
+                self.instructions.get(i.operands[0]) if i.opcode == "while" and i.operands else None
+            )
             if init is not None and init.opcode == "tuple":
                 for operand in init.operands:
                     self._readers[self._handed_on(operand, ())].append(at)
@@ -190,7 +215,13 @@ class Module:
         """The loops that hand on what lies at `place`, from one turn to the next or to the loops after them."""
         at, index = self._handed_on(*place)
         here = self.instructions[at]
-        own = [at] if here.opcode == "while" else self.callers[here.computation] if here.opcode == "parameter" else []
+        own = (
+            [at]
+            if here.opcode == "while"
+            else self.callers[here.computation]
+            if here.opcode == "parameter"
+            else []
+        )
         found = [*own, *self._readers.get((at, index), [])]
         return [self.instructions[i].name for i in found if self.instructions[i].opcode == "while"]
 
@@ -214,10 +245,17 @@ class Module:
         """Where the value comes from; None where the instruction computes it."""
         i = self.instructions[at]
         if i.opcode == "while":
-            bodies = [self.roots[c] for c in i.called if self.instructions[self.roots[c]].opcode == "tuple"]
+            bodies = [
+                self.roots[c]
+                for c in i.called
+                if self.instructions[self.roots[c]].opcode == "tuple"
+            ]
             return [(root, index) for root in bodies] if index else None
         if i.opcode == "parameter" and i.computation != self.entry:
-            return [self._argument(self.instructions[c], c, i.parameter, index) for c in self.callers[i.computation]]
+            return [
+                self._argument(self.instructions[c], c, i.parameter, index)
+                for c in self.callers[i.computation]
+            ]
         if i.opcode == "dynamic-update-slice":
             return [(i.operands[1], ())]
         if i.opcode == "async-start" and i.called:  # its result is (operands, result, ...)
@@ -238,7 +276,9 @@ class Module:
         if i.opcode == "get-tuple-element":
             return i.operands[0], (i.element, *index)
         if i.opcode == "tuple":
-            return (i.operands[index[0]], index[1:]) if index and index[0] < len(i.operands) else None
+            return (
+                (i.operands[index[0]], index[1:]) if index and index[0] < len(i.operands) else None
+            )
         return (i.operands[0], index) if i.opcode in _VIEWS and i.operands else None
 
     def _handed_on(self, at: int, index: tuple[int, ...]) -> Place:

@@ -39,14 +39,18 @@ def deviceless_mesh(devices: list[Any], exported: jax.export.Exported) -> Mesh:
     if not named:
         return Mesh(np.array(devices[:1]), ("data",))
     like = named[0].mesh
-    return Mesh(np.array(devices).reshape(like.axis_sizes), like.axis_names, axis_types=like.axis_types)
+    return Mesh(
+        np.array(devices).reshape(like.axis_sizes), like.axis_names, axis_types=like.axis_types
+    )
 
 
 def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) -> dict[str, Any]:
     """The answer: what was read from the compiled step, and where `header` asks for it what its buffers hold."""
     exported = jax.export.deserialize(bytearray(exported_bytes))
     if exported.nr_devices not in (1, len(devices)):
-        raise ValueError(f"the step is sharded over {exported.nr_devices} devices, but the target has {len(devices)}")
+        raise ValueError(
+            f"the step is sharded over {exported.nr_devices} devices, but the target has {len(devices)}"
+        )
     mesh = deviceless_mesh(devices, exported)
     start = time.perf_counter()
     step = jax.jit(exported.call, donate_argnums=tuple(header["donated"]))
@@ -57,9 +61,13 @@ def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) ->
         return {"compiled": dataclasses.asdict(read), "peak": dataclasses.asdict(peak(dumped))}
     options, cost = dict(header["options"]), header["cost"]
     try:
-        compiled = lowered.compile(compiler_options=(COST_OPTIONS | options if cost else options) or None)
+        compiled = lowered.compile(
+            compiler_options=(COST_OPTIONS | options if cost else options) or None
+        )
     except jax.errors.JaxRuntimeError as error:
-        if not (cost and "Cannot find key" in str(error)):  # XLA has no table of rates for this device
+        if not (
+            cost and "Cannot find key" in str(error)
+        ):  # XLA has no table of rates for this device
             raise
         cost, compiled = False, lowered.compile(compiler_options=options or None)
     read = read_compiled(compiled, cost, time.perf_counter() - start, Rates(**header["rates"]))

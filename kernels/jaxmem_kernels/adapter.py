@@ -35,6 +35,12 @@ def call(kernel, arrays, results, grid, capability: int, warps: int, **constants
     else:
         spelled = {"out_shape": results, "enable_fp_fusion": False}
     found = jax_triton.triton_call(
-        *arrays, kernel=kernel, grid=grid, compute_capability=capability, num_warps=warps, **spelled, **constants
+        *arrays,
+        kernel=kernel,
+        grid=grid,
+        compute_capability=capability,
+        num_warps=warps,
+        **spelled,
+        **constants,
     )
     return tuple(found)

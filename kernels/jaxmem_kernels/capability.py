@@ -17,8 +17,12 @@ class Wanted(NamedTuple):
 
 
 _ANYTHING = Wanted()
-_wanted: contextvars.ContextVar[Wanted] = contextvars.ContextVar("jaxmem_kernels_wanted", default=_ANYTHING)
-_key = jax.make_user_context(None)  # part of the keys of JAX's caches: what was lowered under another wish is not taken
+_wanted: contextvars.ContextVar[Wanted] = contextvars.ContextVar(
+    "jaxmem_kernels_wanted", default=_ANYTHING
+)
+_key = jax.make_user_context(
+    None
+)  # part of the keys of JAX's caches: what was lowered under another wish is not taken
 
 
 @contextlib.contextmanager
@@ -54,7 +58,9 @@ def wants_kernels() -> bool:
 def wants_devices() -> bool:
     """Whether a program that is traced now may be one that GPUs divide."""
     wanted = _wanted.get()
-    return wanted.devices and (wanted.capability is not None or jax.default_backend() in ("gpu", "cuda"))
+    return wanted.devices and (
+        wanted.capability is not None or jax.default_backend() in ("gpu", "cuda")
+    )
 
 
 def of(ctx) -> int | None:
@@ -63,9 +69,13 @@ def of(ctx) -> int | None:
         return chosen
     module = ctx.module_context
     for device in (
-        () if module.lowering_parameters.for_export else (*_devices(module.axis_context), *jax.local_devices())
+        ()
+        if module.lowering_parameters.for_export
+        else (*_devices(module.axis_context), *jax.local_devices())
     ):
-        if device.platform in ("gpu", "cuda") and (found := getattr(device, "compute_capability", None)):
+        if device.platform in ("gpu", "cuda") and (
+            found := getattr(device, "compute_capability", None)
+        ):
             major, minor = str(found).split(".")
             return 10 * int(major) + int(minor)
     return None
@@ -82,8 +92,15 @@ def is_whole(ctx) -> bool:
 def asks(ctx) -> bool:
     """Whether XLA, where it divides arrays, asks a kernel how: not of an exported program, nor along axes that a `shard_map` left."""
     axes, parameters = ctx.module_context.axis_context, ctx.module_context.lowering_parameters
-    known = getattr(axes, "device_assignment", None) is not None and getattr(axes, "abstract_mesh", None) is not None
-    return known and not parameters.for_export and getattr(jax.config, "jax_use_shardy_partitioner", True)
+    known = (
+        getattr(axes, "device_assignment", None) is not None
+        and getattr(axes, "abstract_mesh", None) is not None
+    )
+    return (
+        known
+        and not parameters.for_export
+        and getattr(jax.config, "jax_use_shardy_partitioner", True)
+    )
 
 
 def mesh_sizes(ctx) -> tuple[int, ...]:

@@ -14,13 +14,17 @@ def tensor(op: str, x) -> None:
             " tensors of two values, other integers are to be kept as they are"
         )
     if not x.ndim:
-        raise ValueError(f"{op}: `x` has no axis; expected at least one, along which groups lie: reshape it to (1,)")
+        raise ValueError(
+            f"{op}: `x` has no axis; expected at least one, along which groups lie: reshape it to (1,)"
+        )
 
 
 def group(op: str, size: int, parts: int) -> None:
     """Raises ValueError unless a group is of so many equal parts."""
     if isinstance(size, bool) or not isinstance(size, int) or size < parts or size % parts:
-        raise ValueError(f"{op}: `group` is {size!r}; expected a multiple of {parts}, whose parts share bytes")
+        raise ValueError(
+            f"{op}: `group` is {size!r}; expected a multiple of {parts}, whose parts share bytes"
+        )
 
 
 def scale(op: str, dtype) -> None:

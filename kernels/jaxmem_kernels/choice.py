@@ -6,7 +6,9 @@ import jax.numpy as jnp
 
 FLOATS = ("bfloat16", "float16", "float32")
 INTEGERS = "int8", "uint8", "int16", "uint16", "int32", "uint32"
-GROUPS = tuple(2**i for i in range(4, 14))  # a thread has 16 bytes of neighbours, a program a few thousand values
+GROUPS = tuple(
+    2**i for i in range(4, 14)
+)  # a thread has 16 bytes of neighbours, a program a few thousand values
 # A launch takes a few microseconds, in which memory moves this much; and XLA fuses a reference with what is around it.
 LEAST_SIZE = 2**16
 MOST_SLOTS = 255
@@ -14,7 +16,11 @@ MOST_SLOTS = 255
 
 def _takes(shape, group: int, dtype, dtypes=FLOATS) -> bool:
     """Rows of whole groups; or a flat tensor, of which the last may lack values."""
-    if not all(isinstance(n, int) for n in shape) or math.prod(shape) < LEAST_SIZE or group not in GROUPS:
+    if (
+        not all(isinstance(n, int) for n in shape)
+        or math.prod(shape) < LEAST_SIZE
+        or group not in GROUPS
+    ):
         return False
     return jnp.dtype(dtype).name in dtypes and (shape[-1] % group == 0 or len(shape) == 1)
 
@@ -34,7 +40,11 @@ def encodes_by(x, channels, *, group: int, **__) -> bool:
 
 def decodes_by(codes, *arrays, width: int, dtype: str) -> bool:
     channels, group = arrays[-1], 2 * codes.shape[-1]
-    return decodes(codes, width=width, dtype=dtype) and channels.shape == (width,) and width % group == 0
+    return (
+        decodes(codes, width=width, dtype=dtype)
+        and channels.shape == (width,)
+        and width % group == 0
+    )
 
 
 def decodes_with(codes, scales, values, slots, *, width: int, dtype: str) -> bool:

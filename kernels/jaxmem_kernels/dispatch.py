@@ -49,7 +49,9 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
         tangents = tuple(map(ad.instantiate_zeros, tangents))
         found = primitive.bind(*primals, **params)
         moved = jax.jvp(functools.partial(results, **params), primals, tangents)[1]
-        none = lambda y, t: ad.Zero(jax.typeof(y).to_tangent_aval()) if t.dtype == jax.dtypes.float0 else t
+        none = lambda y, t: (
+            ad.Zero(jax.typeof(y).to_tangent_aval()) if t.dtype == jax.dtypes.float0 else t
+        )
         return found, list(map(none, found, moved))
 
     def mapped(arrays, dims, **params):
@@ -62,12 +64,18 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
 
     def on_cuda(ctx, *arrays, divided, **params):
         at, whole = capability.of(ctx), capability.is_whole(ctx)
-        possible = at is not None and (whole or capability.asks(ctx)) and kernel.takes(*ctx.avals_in, **params)
+        possible = (
+            at is not None
+            and (whole or capability.asks(ctx))
+            and kernel.takes(*ctx.avals_in, **params)
+        )
         if not (possible and capability.wants_kernels() and adapter.is_there()):
             return default(ctx, *arrays, **params)
         launch = functools.partial(kernel.launch, at, **params)
         if not whole:
-            launch = partitioned(launch, kernel.rule(*ctx.avals_in, **params), capability.mesh_sizes(ctx))
+            launch = partitioned(
+                launch, kernel.rule(*ctx.avals_in, **params), capability.mesh_sizes(ctx)
+            )
         return mlir.lower_fun(launch, multiple_results=True)(ctx, *arrays)
 
     def now(*arrays, **params):
@@ -78,7 +86,9 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
     default = mlir.lower_fun(results, multiple_results=True)
     primitive.def_impl(now)
     primitive.def_abstract_eval(
-        lambda *avals, divided, **params: typed(avals, hashable(params), jax.sharding.get_abstract_mesh())
+        lambda *avals, divided, **params: typed(
+            avals, hashable(params), jax.sharding.get_abstract_mesh()
+        )
     )
     ad.primitive_jvps[primitive] = derivative
     batching.primitive_batchers[primitive] = mapped
@@ -87,7 +97,9 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
 
     @functools.wraps(reference)
     def public(*arrays, **params):
-        found = primitive.bind(*arrays, divided=needs_devices() if capability.wants_devices() else None, **params)
+        found = primitive.bind(
+            *arrays, divided=needs_devices() if capability.wants_devices() else None, **params
+        )
         return tuple(found) if len(found) > 1 else found[0]
 
     public.__module__ = "jaxmem_kernels"

@@ -65,7 +65,9 @@ def quantize_offset(x, *, group: int, scale: str, stochastic: bool):
     high, low = jnp.max(b, (-2, -1), initial=-jnp.inf), jnp.min(b, (-2, -1), initial=jnp.inf)
     finite = greatest(b, (-2, -1)) < jnp.inf
     o = jnp.where(finite, _stored_offset(high / 2 + low / 2, scale), jnp.nan)
-    s = scale_of(jnp.where(finite, jnp.maximum(high - o, o - low), jnp.nan), scale, stochastic, EXACT_DIGITS)
+    s = scale_of(
+        jnp.where(finite, jnp.maximum(high - o, o - low), jnp.nan), scale, stochastic, EXACT_DIGITS
+    )
     return _codes(b - o[..., None, None], b, s[..., None, None], stochastic), s, o.astype(scale)
 
 
@@ -130,5 +132,7 @@ def _decoded(packed, scale, offset, width: int, dtype: str):
     wide = wide_dtype(dtype)
     x = unpack_int4(packed).astype(wide) * scale.astype(wide)
     x = x if offset is None else x + offset.astype(wide)
-    limit = float(jnp.finfo(dtype).max)  # -8·s can pass it, where the scale was rounded up; NaN stays
+    limit = float(
+        jnp.finfo(dtype).max
+    )  # -8·s can pass it, where the scale was rounded up; NaN stays
     return unblocked(jnp.clip(x, -limit, limit).astype(dtype), width)

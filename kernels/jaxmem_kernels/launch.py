@@ -7,13 +7,23 @@ import jax.numpy as jnp
 
 from jaxmem_kernels import adapter
 
-TILE, WARPS = 4096, 4  # values of a program, and its warps: 32 values to a thread, loaded 16 bytes at a time
+TILE, WARPS = (
+    4096,
+    4,
+)  # values of a program, and its warps: 32 values to a thread, loaded 16 bytes at a time
 
 
 def quantize(capability, x, *, group, scale, stochastic):
     results, ragged = (_codes(x, group), _scales(x, group, scale)), _ragged(x.shape, group)
     return _int4(
-        "encode", capability, (x, x.size), results, group, K=_groups(x, group), STOCHASTIC=stochastic, RAGGED=ragged
+        "encode",
+        capability,
+        (x, x.size),
+        results,
+        group,
+        K=_groups(x, group),
+        STOCHASTIC=stochastic,
+        RAGGED=ragged,
     )
 
 
@@ -33,29 +43,48 @@ def quantize_offset(capability, x, *, group, scale, stochastic):
 
 
 def quantize_without(capability, x, taken, *, group, scale, stochastic):
-    arrays, results = (x, taken.astype(jnp.uint8), x.size), (_codes(x, group), _scales(x, group, scale))
-    return _int4("encode_without", capability, arrays, results, group, C=taken.size, STOCHASTIC=stochastic)
+    arrays, results = (
+        (x, taken.astype(jnp.uint8), x.size),
+        (_codes(x, group), _scales(x, group, scale)),
+    )
+    return _int4(
+        "encode_without", capability, arrays, results, group, C=taken.size, STOCHASTIC=stochastic
+    )
 
 
 def quantize_by(capability, x, scales, *, group, stochastic):
     width = x.shape[-1]
     arrays = x, scales, x.size
-    return _int4("encode_by", capability, arrays, (_codes(x, group),), group, W=width, STOCHASTIC=stochastic)
+    return _int4(
+        "encode_by", capability, arrays, (_codes(x, group),), group, W=width, STOCHASTIC=stochastic
+    )
 
 
 def dequantize(capability, codes, scales, *, width, dtype):
-    return _decode("decode", capability, (codes, scales), width, dtype, RAGGED=_is_ragged(codes, width))
+    return _decode(
+        "decode", capability, (codes, scales), width, dtype, RAGGED=_is_ragged(codes, width)
+    )
 
 
 def dequantize_offset(capability, codes, scales, offsets, *, width, dtype):
     ragged = _is_ragged(codes, width)
-    return _decode("decode_offset", capability, (codes, scales, offsets), width, dtype, RAGGED=ragged)
+    return _decode(
+        "decode_offset", capability, (codes, scales, offsets), width, dtype, RAGGED=ragged
+    )
 
 
 def dequantize_with(capability, codes, scales, values, slots, *, width, dtype):
     room = values.shape[-1]
     which = jnp.where(slots < room, slots + 1, 0).astype(jnp.uint8)
-    return _decode("decode_with", capability, (codes, scales, values, which), width, dtype, S=room, C=slots.size)
+    return _decode(
+        "decode_with",
+        capability,
+        (codes, scales, values, which),
+        width,
+        dtype,
+        S=room,
+        C=slots.size,
+    )
 
 
 def dequantize_by(capability, codes, scales, *, width, dtype):
@@ -64,13 +93,23 @@ def dequantize_by(capability, codes, scales, *, width, dtype):
 
 def pack_bits(capability, x, zero, *, group):
     codes = jax.ShapeDtypeStruct((*x.shape[:-1], -(-x.shape[-1] // group), group // 8), jnp.uint8)
-    return _run("triton_bits", "pack", capability, (x, zero, x.size), (codes,), group, RAGGED=_ragged(x.shape, group))
+    return _run(
+        "triton_bits",
+        "pack",
+        capability,
+        (x, zero, x.size),
+        (codes,),
+        group,
+        RAGGED=_ragged(x.shape, group),
+    )
 
 
 def unpack_bits(capability, packed, zero, one, *, width):
     group, x = 8 * packed.shape[-1], _rows(packed, 8, width, zero.dtype)
     ragged = _ragged(x.shape, group)
-    return _run("triton_bits", "unpack", capability, (packed, zero, one, x.size), (x,), group, RAGGED=ragged)
+    return _run(
+        "triton_bits", "unpack", capability, (packed, zero, one, x.size), (x,), group, RAGGED=ragged
+    )
 
 
 def _int4(name, capability, arrays, results, group, **constants):
@@ -79,7 +118,9 @@ def _int4(name, capability, arrays, results, group, **constants):
 
 def _decode(name, capability, arrays, width, dtype, **constants):
     x, limit = _rows(arrays[0], 2, width, dtype), float(jnp.finfo(dtype).max)
-    return _int4(name, capability, (*arrays, x.size), (x,), 2 * arrays[0].shape[-1], LIMIT=limit, **constants)
+    return _int4(
+        name, capability, (*arrays, x.size), (x,), 2 * arrays[0].shape[-1], LIMIT=limit, **constants
+    )
 
 
 def _run(file, name, capability, arrays, results, group, **constants):
@@ -94,7 +135,9 @@ def _run(file, name, capability, arrays, results, group, **constants):
     else:
         grid = (-(-size // group // rows),)
     warps = max(WARPS, group * WARPS // TILE)
-    return adapter.call(kernel, arrays, results, grid, capability, warps, G=group, R=rows, **constants)
+    return adapter.call(
+        kernel, arrays, results, grid, capability, warps, G=group, R=rows, **constants
+    )
 
 
 def _groups(x, group) -> int:
@@ -114,7 +157,9 @@ def _rows(codes, parts, width, dtype):
     """What is decoded: rows of whole groups, as many as there are here (a device may have a part of them), or of `width`."""
     *lead, groups, packed = codes.shape
     whole = groups * parts * packed
-    return jax.ShapeDtypeStruct((*lead, width if width % (parts * packed) else whole), jnp.dtype(dtype))
+    return jax.ShapeDtypeStruct(
+        (*lead, width if width % (parts * packed) else whole), jnp.dtype(dtype)
+    )
 
 
 def _ragged(shape, group) -> bool:

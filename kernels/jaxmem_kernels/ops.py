@@ -48,23 +48,38 @@ def _lead(rank: int) -> Axes:
 
 
 quantize = operation(int4.quantize, Kernel(launch.quantize, choice.encodes, _encoding(1)))
-quantize_offset = operation(int4.quantize_offset, Kernel(launch.quantize_offset, choice.encodes, _encoding(2)))
+quantize_offset = operation(
+    int4.quantize_offset, Kernel(launch.quantize_offset, choice.encodes, _encoding(2))
+)
 quantize_without = operation(
-    int4.quantize_without, Kernel(launch.quantize_without, choice.encodes_by, _encoding(1, channels=True), shared=(1,))
+    int4.quantize_without,
+    Kernel(launch.quantize_without, choice.encodes_by, _encoding(1, channels=True), shared=(1,)),
 )
 quantize_by = operation(
-    int4.quantize_by, Kernel(launch.quantize_by, choice.encodes_by, _encoding(0, channels=True), shared=(1,))
+    int4.quantize_by,
+    Kernel(launch.quantize_by, choice.encodes_by, _encoding(0, channels=True), shared=(1,)),
 )
-dequantize = operation(int4.dequantize, Kernel(launch.dequantize, choice.decodes, _decoding(("k",))))
+dequantize = operation(
+    int4.dequantize, Kernel(launch.dequantize, choice.decodes, _decoding(("k",)))
+)
 dequantize_offset = operation(
-    int4.dequantize_offset, Kernel(launch.dequantize_offset, choice.decodes, _decoding(("k",), ("k",)))
+    int4.dequantize_offset,
+    Kernel(launch.dequantize_offset, choice.decodes, _decoding(("k",), ("k",))),
 )
 dequantize_with = operation(
     int4.dequantize_with,
-    Kernel(launch.dequantize_with, choice.decodes_with, _decoding(("k",), ("s",), (GROUPED,)), shared=(3,)),
+    Kernel(
+        launch.dequantize_with,
+        choice.decodes_with,
+        _decoding(("k",), ("s",), (GROUPED,)),
+        shared=(3,),
+    ),
 )
 dequantize_by = operation(
-    int4.dequantize_by, Kernel(launch.dequantize_by, choice.decodes_by, _decoding((GROUPED,)), shared=(1,))
+    int4.dequantize_by,
+    Kernel(launch.dequantize_by, choice.decodes_by, _decoding((GROUPED,)), shared=(1,)),
 )
 pack_bits = operation(bits.pack_bits, Kernel(launch.pack_bits, choice.packs, _packing, shared=(1,)))
-unpack_bits = operation(bits.unpack_bits, Kernel(launch.unpack_bits, choice.never, _unpacking, shared=(1, 2)))
+unpack_bits = operation(
+    bits.unpack_bits, Kernel(launch.unpack_bits, choice.never, _unpacking, shared=(1, 2))
+)

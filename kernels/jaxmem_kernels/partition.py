@@ -33,29 +33,49 @@ class Rule(NamedTuple):
     @property
     def names(self) -> list[str]:
         """Of all axes, in the order of their first appearance; that of groups is k."""
-        found = dict.fromkeys(_outer(name) for axes in (*self.operands, *self.results) for name in axes)
+        found = dict.fromkeys(
+            _outer(name) for axes in (*self.operands, *self.results) for name in axes
+        )
         return list(found)
 
     def with_whole_rows(self) -> "Rule":
         """The same, with no row divided."""
-        rename = lambda arrays: tuple(tuple("n" if a == GROUPED else a for a in axes) for axes in arrays)
-        return Rule(rename(self.operands), rename(self.results), self.whole | {"n", "k"}, self.groups, self.group)
+        rename = lambda arrays: tuple(
+            tuple("n" if a == GROUPED else a for a in axes) for axes in arrays
+        )
+        return Rule(
+            rename(self.operands),
+            rename(self.results),
+            self.whole | {"n", "k"},
+            self.groups,
+            self.group,
+        )
 
 
-def partitioned(function: Callable[..., tuple], rule: Rule, mesh_sizes: Iterable[int]) -> Callable[..., tuple]:
+def partitioned(
+    function: Callable[..., tuple], rule: Rule, mesh_sizes: Iterable[int]
+) -> Callable[..., tuple]:
     """`function` of arrays, divided by `rule` wherever XLA divides them over a mesh with axes of `mesh_sizes`."""
     if not _divides(rule.groups, tuple(mesh_sizes)):
         rule = rule.with_whole_rows()
 
     def partition(mesh, arguments, answers):
         axes = _divided(mesh, arguments, rule)
-        layout = lambda names: NamedSharding(mesh, PartitionSpec(*(axes.get(_outer(name)) for name in names)))
+        layout = lambda names: NamedSharding(
+            mesh, PartitionSpec(*(axes.get(_outer(name)) for name in names))
+        )
         return mesh, function, tuple(map(layout, rule.results)), tuple(map(layout, rule.operands))
 
     divisible = custom_partitioning(lambda *arrays: function(*arrays))
-    sizes: Any = {"g": rule.group} if any(GROUPED in axes for axes in (*rule.operands, *rule.results)) else {}
+    sizes: Any = (
+        {"g": rule.group}
+        if any(GROUPED in axes for axes in (*rule.operands, *rule.results))
+        else {}
+    )
     whole = tuple(name for name in rule.names if name in rule.whole)
-    divisible.def_partition(partition, sharding_rule=str(rule), need_replication_factors=whole, **sizes)
+    divisible.def_partition(
+        partition, sharding_rule=str(rule), need_replication_factors=whole, **sizes
+    )
     return divisible
 
 
@@ -89,9 +109,16 @@ def _divided(mesh, arguments, rule: Rule) -> dict[str, tuple]:
     for argument, names in zip(arguments, rule.operands):
         for size, divided, name in zip(argument.shape, argument.sharding.spec, names):
             axes = divided if isinstance(divided, tuple) else (divided,) if divided else ()
-            parts = math.prod(mesh.shape[axis] for axis in axes) * (rule.group if name == GROUPED else 1)
+            parts = math.prod(mesh.shape[axis] for axis in axes) * (
+                rule.group if name == GROUPED else 1
+            )
             taken = {axis for known in found.values() for axis in known}
-            if axes and _outer(name) not in {*found, *rule.whole} and size % parts == 0 and not taken & {*axes}:
+            if (
+                axes
+                and _outer(name) not in {*found, *rule.whole}
+                and size % parts == 0
+                and not taken & {*axes}
+            ):
                 found[_outer(name)] = axes
     return found
 

@@ -27,7 +27,22 @@ def encode(
     """`quantize`; RAGGED: `x` is flat, and its last group lacks values."""
     first = tl.program_id(0).to(tl.int64) * R
     low, high = _halves(x, n, first, G, R, RAGGED)
-    _encode(low, high, low, high, greatest_of(low, high), n, first, codes, scales, K, G, R, STOCHASTIC, 0)
+    _encode(
+        low,
+        high,
+        low,
+        high,
+        greatest_of(low, high),
+        n,
+        first,
+        codes,
+        scales,
+        K,
+        G,
+        R,
+        STOCHASTIC,
+        0,
+    )
 
 
 @triton.jit
@@ -51,14 +66,24 @@ def encode_offset(
     offset = rounded_offset(most * 0.5 + least * 0.5, offsets.dtype.element_ty == tl.bfloat16)
     offset = tl.where(finite, offset, float("nan"))
     r, o = tl.arange(0, R), offset[:, None]
-    tl.store(offsets + first + r, offset.to(offsets.dtype.element_ty), mask=r < tl.cdiv(n, G) - first)
+    tl.store(
+        offsets + first + r, offset.to(offsets.dtype.element_ty), mask=r < tl.cdiv(n, G) - first
+    )
     ends = tl.where(finite, tl.maximum(most - offset, offset - least), float("nan"))
     _encode(low - o, high - o, low, high, ends, n, first, codes, scales, K, G, R, STOCHASTIC, 7)
 
 
 @triton.jit
 def encode_without(
-    x, taken, n, codes, scales, C: tl.constexpr, G: tl.constexpr, R: tl.constexpr, STOCHASTIC: tl.constexpr
+    x,
+    taken,
+    n,
+    codes,
+    scales,
+    C: tl.constexpr,
+    G: tl.constexpr,
+    R: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
 ):
     """`quantize_without`; C is a multiple of G, and `taken` is of bytes."""
     first = tl.program_id(0).to(tl.int64) * R
@@ -67,11 +92,28 @@ def encode_without(
     channel = ((first % (C // G)).to(tl.int32) + r) % (C // G) * G + h
     low = tl.where(tl.load(taken + channel) != 0, 0.0, low)
     high = tl.where(tl.load(taken + channel + G // 2) != 0, 0.0, high)
-    _encode(low, high, low, high, greatest_of(low, high), n, first, codes, scales, C // G, G, R, STOCHASTIC, 0)
+    _encode(
+        low,
+        high,
+        low,
+        high,
+        greatest_of(low, high),
+        n,
+        first,
+        codes,
+        scales,
+        C // G,
+        G,
+        R,
+        STOCHASTIC,
+        0,
+    )
 
 
 @triton.jit
-def encode_by(x, scales, n, codes, W: tl.constexpr, G: tl.constexpr, R: tl.constexpr, STOCHASTIC: tl.constexpr):
+def encode_by(
+    x, scales, n, codes, W: tl.constexpr, G: tl.constexpr, R: tl.constexpr, STOCHASTIC: tl.constexpr
+):
     """`quantize_by` with the scale of each of W channels: a program takes one group of them, of R rows."""
     row, group = (tl.program_id(0) // (W // G)).to(tl.int64) * R, tl.program_id(0) % (W // G)
     H: tl.constexpr = G // 2
@@ -86,7 +128,9 @@ def encode_by(x, scales, n, codes, W: tl.constexpr, G: tl.constexpr, R: tl.const
 
 
 @triton.jit
-def decode(codes, scales, n, x, G: tl.constexpr, R: tl.constexpr, LIMIT: tl.constexpr, RAGGED: tl.constexpr):
+def decode(
+    codes, scales, n, x, G: tl.constexpr, R: tl.constexpr, LIMIT: tl.constexpr, RAGGED: tl.constexpr
+):
     """`dequantize`; LIMIT: the greatest number of `x`'s dtype."""
     first = tl.program_id(0).to(tl.int64) * R
     low, high = _decoded(codes, scales, n, first, G, R)
@@ -95,13 +139,23 @@ def decode(codes, scales, n, x, G: tl.constexpr, R: tl.constexpr, LIMIT: tl.cons
 
 @triton.jit
 def decode_offset(
-    codes, scales, offsets, n, x, G: tl.constexpr, R: tl.constexpr, LIMIT: tl.constexpr, RAGGED: tl.constexpr
+    codes,
+    scales,
+    offsets,
+    n,
+    x,
+    G: tl.constexpr,
+    R: tl.constexpr,
+    LIMIT: tl.constexpr,
+    RAGGED: tl.constexpr,
 ):
     """`dequantize_offset`."""
     first = tl.program_id(0).to(tl.int64) * R
     low, high = _decoded(codes, scales, n, first, G, R)
     r = tl.arange(0, R)
-    o = tl.load(offsets + first + r, mask=r < tl.cdiv(n, G) - first, other=0).to(tl.float32)[:, None]
+    o = tl.load(offsets + first + r, mask=r < tl.cdiv(n, G) - first, other=0).to(tl.float32)[
+        :, None
+    ]
     _store(x, _limited(low + o, LIMIT), _limited(high + o, LIMIT), n, first, G, R, RAGGED)
 
 
@@ -127,21 +181,29 @@ def decode_with(
     there, token = r < tl.cdiv(n, G) - first, (first + r) // (C // G)
     for_low = tl.load(slots + channel).to(tl.int32)
     for_high = tl.load(slots + channel + G // 2).to(tl.int32)
-    exact_low = tl.load(values + token * S + for_low - 1, mask=there & (for_low > 0), other=0).to(tl.float32)
-    exact_high = tl.load(values + token * S + for_high - 1, mask=there & (for_high > 0), other=0).to(tl.float32)
+    exact_low = tl.load(values + token * S + for_low - 1, mask=there & (for_low > 0), other=0).to(
+        tl.float32
+    )
+    exact_high = tl.load(
+        values + token * S + for_high - 1, mask=there & (for_high > 0), other=0
+    ).to(tl.float32)
     low = tl.where(for_low > 0, exact_low, _limited(low, LIMIT))
     high = tl.where(for_high > 0, exact_high, _limited(high, LIMIT))
     _store(x, low, high, n, first, G, R, False)
 
 
 @triton.jit
-def decode_by(codes, scales, n, x, W: tl.constexpr, G: tl.constexpr, R: tl.constexpr, LIMIT: tl.constexpr):
+def decode_by(
+    codes, scales, n, x, W: tl.constexpr, G: tl.constexpr, R: tl.constexpr, LIMIT: tl.constexpr
+):
     """`dequantize_by` with the scale of each of W channels: a program takes one group of them, of R rows."""
     row, group = (tl.program_id(0) // (W // G)).to(tl.int64) * R, tl.program_id(0) % (W // G)
     H: tl.constexpr = G // 2
     r, h = tl.arange(0, R)[:, None], tl.arange(0, H)[None, :]
     there = r < n // W - row
-    packed = tl.load(codes + row * (W // 2) + group * H + r * (W // 2) + h, mask=there, other=0).to(tl.int32)
+    packed = tl.load(codes + row * (W // 2) + group * H + r * (W // 2) + h, mask=there, other=0).to(
+        tl.int32
+    )
     low, high = _unpacked(packed)
     low *= tl.load(scales + group * G + h).to(tl.float32)
     high *= tl.load(scales + group * G + H + h).to(tl.float32)
@@ -159,12 +221,18 @@ def _halves(x, n, first, G: tl.constexpr, R: tl.constexpr, RAGGED: tl.constexpr)
     if RAGGED:
         if left < R * G:
             last = (left - 1).to(tl.int32)
-            low, high = tl.load(start + tl.minimum(at, last)), tl.load(start + tl.minimum(at + H, last))
+            low, high = (
+                tl.load(start + tl.minimum(at, last)),
+                tl.load(start + tl.minimum(at + H, last)),
+            )
         else:
             low, high = tl.load(start + at), tl.load(start + at + H)
     else:
         there = tl.arange(0, R)[:, None] < left // G
-        low, high = tl.load(start + at, mask=there, other=0), tl.load(start + at + H, mask=there, other=0)
+        low, high = (
+            tl.load(start + at, mask=there, other=0),
+            tl.load(start + at + H, mask=there, other=0),
+        )
     return low.to(tl.float32), high.to(tl.float32)
 
 
@@ -213,7 +281,10 @@ def _packed(y_low, y_high, low, high, index, STOCHASTIC: tl.constexpr):
         a = (y_low + noise_low).to(tl.int32, bitcast=True) >> 16
         b = (y_high + noise_high).to(tl.int32, bitcast=True) >> 16
     else:
-        a, b = (y_low + SHIFT).to(tl.int32, bitcast=True), (y_high + SHIFT).to(tl.int32, bitcast=True)
+        a, b = (
+            (y_low + SHIFT).to(tl.int32, bitcast=True),
+            (y_high + SHIFT).to(tl.int32, bitcast=True),
+        )
     return ((a & 15) | (b << 4)).to(tl.uint8)
 
 
@@ -227,7 +298,9 @@ def _decoded(codes, scales, n, first, G: tl.constexpr, R: tl.constexpr):
     H: tl.constexpr = G // 2
     r = tl.arange(0, R)
     at, there = r[:, None] * H + tl.arange(0, H)[None, :], r < tl.cdiv(n, G) - first
-    low, high = _unpacked(tl.load(codes + first * H + at, mask=there[:, None], other=0).to(tl.int32))
+    low, high = _unpacked(
+        tl.load(codes + first * H + at, mask=there[:, None], other=0).to(tl.int32)
+    )
     s = tl.load(scales + first + r, mask=there, other=0).to(tl.float32)[:, None]
     return low * s, high * s
 

@@ -13,9 +13,18 @@ from jaxmem._plan.plan import Draft
 from jaxmem.errors import OptimizerError, StackError
 from tests.shared import adama_oracle, tiny_lm
 
-pytestmark = [pytest.mark.core, pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = [
+    pytest.mark.core,
+    pytest.mark.standard_promotion,
+    pytest.mark.usefixtures("quick_compiles"),
+]
 recomputed = Draft({"block": dict.fromkeys(("in", "up"), Choice("recompute"))})
-grouped = Draft({"block[0:1]": recomputed.actions["block"], "block[1:3]": {"in": Choice("keep"), "up": Choice("keep")}})
+grouped = Draft(
+    {
+        "block[0:1]": recomputed.actions["block"],
+        "block[1:3]": {"in": Choice("keep"), "up": Choice("keep")},
+    }
+)
 
 
 def schedule(count):
@@ -57,7 +66,9 @@ def test_it_agrees_with_algorithm_1_over_50_steps_tied_embeddings_decay_and_sche
             gradient(jax.tree.unflatten(structure, list(map(jnp.asarray, leaves))), part)
         )
 
-    microbatches = [[of(part) for part in batch.reshape(n, -1, batch.shape[1])] for batch in batches]
+    microbatches = [
+        [of(part) for part in batch.reshape(n, -1, batch.shape[1])] for batch in batches
+    ]
     want = adama_oracle.adama(leaves, microbatches, schedule, 0.8, 0.97, decay=0.05)[-1]
     (got, state), _ = run(tiny_lm.released(tx), params, batches)
     close(jax.tree.leaves(got), want)
@@ -74,13 +85,18 @@ def test_a_state_that_was_just_made_can_be_donated():
 
 @pytest.mark.parametrize("plan", [None, recomputed, grouped])
 def test_a_plan_and_dropout_change_nothing_else(plan):
-    params, batches, key = tiny_lm.parameters(), [tiny_lm.tokens(4, seed) for seed in range(2)], jax.random.key(5)
+    params, batches, key = (
+        tiny_lm.parameters(),
+        [tiny_lm.tokens(4, seed) for seed in range(2)],
+        jax.random.key(5),
+    )
     tx = jaxmem.adama(0.01, accumulation_steps=2)
     got, found = run(tiny_lm.released(tx, plan=plan), params, batches, key)
     close(got, by_transform(tx, params, batches, 2, key))
     assert float(found[-1]["loss"]) < 3
     first = [
-        tiny_lm.loss(params, part, jax.random.fold_in(key, i)) for i, part in enumerate(batches[0].reshape(2, 2, -1))
+        tiny_lm.loss(params, part, jax.random.fold_in(key, i))
+        for i, part in enumerate(batches[0].reshape(2, 2, -1))
     ]
     np.testing.assert_allclose(found[0]["loss"], np.mean(first))
     norms = [
@@ -97,9 +113,15 @@ def clip_components(at):
         shrink = lambda norm: jnp.minimum(1.0, at / norm)
         per_layer = jnp.sqrt(sum((g**2).sum((1, 2)) for g in jax.tree.leaves(updates["blocks"])))
         new = {
-            k: jax.tree.map(lambda g: g * shrink(jnp.linalg.norm(g)), v) for k, v in updates.items() if k != "blocks"
+            k: jax.tree.map(lambda g: g * shrink(jnp.linalg.norm(g)), v)
+            for k, v in updates.items()
+            if k != "blocks"
         }
-        return new | {"blocks": jax.tree.map(lambda g: g * shrink(per_layer)[:, None, None], updates["blocks"])}, state
+        return new | {
+            "blocks": jax.tree.map(
+                lambda g: g * shrink(per_layer)[:, None, None], updates["blocks"]
+            )
+        }, state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
@@ -115,7 +137,9 @@ def clip_components(at):
 )
 def test_clipping_is_that_of_whole_gradients(clip, chained):
     params, batches = tiny_lm.parameters(), [tiny_lm.tokens(4, seed) for seed in range(3)]
-    tx = jaxmem.adama(0.01, eps=1e-3, accumulation_steps=2)  # a larger eps, so that the gradient's size matters
+    tx = jaxmem.adama(
+        0.01, eps=1e-3, accumulation_steps=2
+    )  # a larger eps, so that the gradient's size matters
     (got, _), found = run(tiny_lm.released(tx, clip=clip), params, batches)
     want, _ = by_transform(optax.chain(chained, tx), params, batches, 2)
     close(got, want)
@@ -133,7 +157,12 @@ def test_what_is_not_finite_is_left_out_a_layer_at_a_time_and_counted(clip):
     params = tiny_lm.parameters()
     params["blocks"]["root"] = jnp.asarray([1.0, 0.0, 1.0])
     step = jaxmem.released_step(
-        jaxmem.adama(0.01, accumulation_steps=2), tiny_lm.embed, rooted, tiny_lm.head, layers="blocks", clip=clip
+        jaxmem.adama(0.01, accumulation_steps=2),
+        tiny_lm.embed,
+        rooted,
+        tiny_lm.head,
+        layers="blocks",
+        clip=clip,
     )
     (new, state), (metrics,) = run(step, params, [tiny_lm.tokens(4)])
     assert metrics["skipped_layers"].tolist() == [0, 2, 0]
@@ -162,7 +191,11 @@ def test_auxiliary_outputs_reach_the_head():
             found.append(aux)
         return head(params, x, jnp.stack(found), batch)
 
-    params, batches, tx = tiny_lm.parameters(), [tiny_lm.tokens(4)], jaxmem.adama(0.01, accumulation_steps=2)
+    params, batches, tx = (
+        tiny_lm.parameters(),
+        [tiny_lm.tokens(4)],
+        jaxmem.adama(0.01, accumulation_steps=2),
+    )
     step = jaxmem.released_step(tx, tiny_lm.embed, block, head, layers="blocks", has_aux=True)
     got, _ = run(step, params, batches)
     close(got, by_transform(tx, params, batches, 2, loss=loss))
@@ -197,7 +230,10 @@ def test_layers_may_compute_in_bfloat16_and_moments_be_stored_in_it():
             "a chain with optax.clip_by_global_norm.*expected",
         ),
         (optax.adam(0.1), "expected what jaxmem.adama"),
-        (optax.chain(jaxmem.scale_by_adama(), optax.scale(-0.1)), "rates, schedules and decay are its arguments"),
+        (
+            optax.chain(jaxmem.scale_by_adama(), optax.scale(-0.1)),
+            "rates, schedules and decay are its arguments",
+        ),
         (None, "`tx` is NoneType"),
         (jaxmem.adama(0.1, nesterov=True), "`nesterov`"),
     ],
@@ -208,7 +244,8 @@ def test_an_optimizer_that_cannot_release_is_refused(tx, message):
 
 
 @pytest.mark.parametrize(
-    "clip", [1.0, ("norm",), ("global", 1.0), ("value", 0.0), ("value", float("nan")), ("norm", "1")]
+    "clip",
+    [1.0, ("norm",), ("global", 1.0), ("value", 0.0), ("value", float("nan")), ("norm", "1")],
 )
 def test_bad_clips_are_refused(clip):
     with pytest.raises(OptimizerError, match="`clip` is .*expected None or a pair"):
@@ -221,12 +258,17 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(OptimizerError, match="`block` is int; expected a function"):
         jaxmem.released_step(tx, tiny_lm.embed, 3, tiny_lm.head)
     with pytest.raises(
-        OptimizerError, match=r"`batch` has shape \(4, 6\); expected a leading axis that accumulation_steps = 3"
+        OptimizerError,
+        match=r"`batch` has shape \(4, 6\); expected a leading axis that accumulation_steps = 3",
     ):
         step(step.init(params), tiny_lm.tokens(4))
-    with pytest.raises(OptimizerError, match="`params` has 'embedding'; expected a dict with 'blocks'.*no stack"):
+    with pytest.raises(
+        OptimizerError, match="`params` has 'embedding'; expected a dict with 'blocks'.*no stack"
+    ):
         step.init({"embedding": params["embedding"]})
-    with pytest.raises(OptimizerError, match="`params` is FrozenDict; expected a dict with 'blocks'"):
+    with pytest.raises(
+        OptimizerError, match="`params` is FrozenDict; expected a dict with 'blocks'"
+    ):
         step.init(FrozenDict(params))
     with pytest.raises(OptimizerError, match=r"`params\['n'\]` is int64; expected floating-point"):
         step.init(params | {"n": jnp.arange(3)})
@@ -236,7 +278,9 @@ def test_what_does_not_fit_is_refused():
     vector = jaxmem.released_step(
         tx, tiny_lm.embed, tiny_lm.block, lambda outer, x, batch: x[0, 0, :3], layers="blocks"
     )
-    with pytest.raises(OptimizerError, match=r"`head` returned f.*\[3\]; expected the microbatch's mean loss"):
+    with pytest.raises(
+        OptimizerError, match=r"`head` returned f.*\[3\]; expected the microbatch's mean loss"
+    ):
         vector(step.init(params), tiny_lm.tokens(3))
     with pytest.raises(OptimizerError, match="`axis_name` is None, and `mesh` has 'data'"):
         step.data_parallel(jax.make_mesh((1,), ("data",)))

@@ -24,7 +24,12 @@ def environment(devices: int) -> dict[str, str]:
 def outputs(devices: int, *arguments: tuple) -> list[dict]:
     """What the processes print, one for each of `arguments`."""
     command = [sys.executable, "-m", "tests.programs.sharded_adama"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment(devices)}
+    pipes = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "env": environment(devices),
+    }
     running = [subprocess.Popen([*command, *map(str, own)], **pipes) for own in arguments]
     done = [(process, *process.communicate(timeout=500)) for process in running]
     for process, _, err in done:
@@ -53,7 +58,13 @@ def collectives(devices: int) -> dict[str, dict[str, int]]:
     """Executed in a step compiled for GPUs that are not there, by "devices divided microbatches"."""
     command = [sys.executable, "-m", "tests.programs.deviceless_adama", str(devices)]
     path = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run(command, env=child_environment(os.environ | path), capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        command,
+        env=child_environment(os.environ | path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr[-3000:]
     return json.loads(run.stdout.splitlines()[-1])
 
@@ -63,7 +74,9 @@ def test_microbatches_add_no_collective_unless_moments_are_divided(devices):
     found = collectives(devices)
     once = {"all-reduce": 1, "reduce-scatter": 0, "all-gather": 0}
     assert found[f"{devices} nothing 2"] == found[f"{devices} nothing 8"] == once
-    components = tiny_lm.LAYERS + 2  # each layer's two arrays in one; embedding and scale; the last is the head's
+    components = (
+        tiny_lm.LAYERS + 2
+    )  # each layer's two arrays in one; embedding and scale; the last is the head's
     for n in (2, 8):
         divided = found[f"{devices} moments {n}"]
         assert divided["reduce-scatter"] == n * components

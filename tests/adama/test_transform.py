@@ -18,13 +18,17 @@ pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
 
 def parameters(dtype=np.float64):
     rng = np.random.default_rng(0)
-    return {"w": jnp.asarray(rng.standard_normal((3, 4)), dtype), "b": jnp.asarray(rng.standard_normal(4), dtype)}
+    return {
+        "w": jnp.asarray(rng.standard_normal((3, 4)), dtype),
+        "b": jnp.asarray(rng.standard_normal(4), dtype),
+    }
 
 
 def gradients(count, dtype=np.float64, seed=1):
     rng = np.random.default_rng(seed)
     return [
-        jax.tree.map(lambda p: jnp.asarray(rng.standard_normal(p.shape), dtype), parameters()) for _ in range(count)
+        jax.tree.map(lambda p: jnp.asarray(rng.standard_normal(p.shape), dtype), parameters())
+        for _ in range(count)
     ]
 
 
@@ -43,10 +47,26 @@ def schedule(count):
 CASES = {
     "adam": (functools.partial(jaxmem.adama, 0.1), functools.partial(optax.adam, 0.1), {}),
     "scale": (jaxmem.scale_by_adama, optax.scale_by_adam, {}),
-    "schedule": (functools.partial(jaxmem.adama, schedule), functools.partial(optax.adam, schedule), {"b1": 0.8}),
-    "eps_root": (functools.partial(jaxmem.adama, 0.1), functools.partial(optax.adam, 0.1), {"eps_root": 1e-3}),
-    "nesterov": (functools.partial(jaxmem.adama, 0.1), functools.partial(optax.adam, 0.1), {"nesterov": True}),
-    "mu_dtype": (functools.partial(jaxmem.adama, 0.1), functools.partial(optax.adam, 0.1), {"mu_dtype": "bfloat16"}),
+    "schedule": (
+        functools.partial(jaxmem.adama, schedule),
+        functools.partial(optax.adam, schedule),
+        {"b1": 0.8},
+    ),
+    "eps_root": (
+        functools.partial(jaxmem.adama, 0.1),
+        functools.partial(optax.adam, 0.1),
+        {"eps_root": 1e-3},
+    ),
+    "nesterov": (
+        functools.partial(jaxmem.adama, 0.1),
+        functools.partial(optax.adam, 0.1),
+        {"nesterov": True},
+    ),
+    "mu_dtype": (
+        functools.partial(jaxmem.adama, 0.1),
+        functools.partial(optax.adam, 0.1),
+        {"mu_dtype": "bfloat16"},
+    ),
     "adamw": (
         functools.partial(jaxmem.adamaw_a, schedule),
         functools.partial(optax.adamw, schedule),
@@ -62,10 +82,14 @@ def test_with_one_microbatch_it_is_optaxs_adam(name):
     got, state = run(ours(**arguments), params, grads)
     want, _ = run(theirs(**arguments), params, grads)
     # an update differs by 1 ulp, of which each of twelve steps may leave some in a parameter
-    jax.tree.map(lambda a, b: np.testing.assert_array_max_ulp(np.asarray(a), np.asarray(b), 4), got, want)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_max_ulp(np.asarray(a), np.asarray(b), 4), got, want
+    )
     once, _ = run(ours(**arguments), params, grads[:1])
     first, _ = run(theirs(**arguments), params, grads[:1])
-    jax.tree.map(lambda a, b: np.testing.assert_array_max_ulp(np.asarray(a), np.asarray(b), 1), once, first)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_max_ulp(np.asarray(a), np.asarray(b), 1), once, first
+    )
     assert int(state.count) == 12
     assert state.mu["w"].dtype == arguments.get("mu_dtype", np.float32)
 
@@ -74,8 +98,13 @@ def test_with_one_microbatch_it_is_optaxs_adam(name):
 def test_it_agrees_with_algorithm_1_over_50_minibatches(n):
     names, params = ("w", "b"), parameters()
     grads = gradients(50 * n)
-    tx = jaxmem.adamaw_a(schedule, 0.8, 0.97, weight_decay=0.05, mask={"w": True, "b": False}, accumulation_steps=n)
-    batches = [[lambda _, g=g: [g[k] for k in names] for g in grads[i * n : (i + 1) * n]] for i in range(50)]
+    tx = jaxmem.adamaw_a(
+        schedule, 0.8, 0.97, weight_decay=0.05, mask={"w": True, "b": False}, accumulation_steps=n
+    )
+    batches = [
+        [lambda _, g=g: [g[k] for k in names] for g in grads[i * n : (i + 1) * n]]
+        for i in range(50)
+    ]
     want = adama_oracle.adama(
         [params[k] for k in names], batches, schedule, 0.8, 0.97, decay=0.05, decayed=[True, False]
     )
@@ -104,12 +133,16 @@ def test_begin_fold_and_finish_are_update_in_parts():
     updates, state = tx.finish(state._replace(mu=mu, nu=nu), params)
     got = optax.apply_updates(params, updates)
     want, expected = run(tx, params, grads)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-14), (got, state), (want, expected))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-14), (got, state), (want, expected)
+    )
 
 
 def test_clipping_chained_before_it_clips_microbatches():
     grads, params = gradients(4), parameters()
-    chained, _ = run(optax.chain(optax.clip(0.2), jaxmem.adama(0.1, accumulation_steps=2)), params, grads)
+    chained, _ = run(
+        optax.chain(optax.clip(0.2), jaxmem.adama(0.1, accumulation_steps=2)), params, grads
+    )
     clipped = [jax.tree.map(lambda a: a.clip(-0.2, 0.2), g) for g in grads]
     alone, _ = run(jaxmem.adama(0.1, accumulation_steps=2), params, clipped)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-14), chained, alone)
@@ -125,7 +158,9 @@ def test_injected_hyperparameters_can_be_changed_between_steps():
         updates, state = jax.jit(tx.update)(g, state, params)
         params = optax.apply_updates(params, updates)
     want, _ = run(
-        jaxmem.adama(lambda count: jnp.where(count < 1, 0.1, 0.01), accumulation_steps=2), parameters(), grads
+        jaxmem.adama(lambda count: jnp.where(count < 1, 0.1, 0.01), accumulation_steps=2),
+        parameters(),
+        grads,
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), params, want)
 
@@ -133,13 +168,20 @@ def test_injected_hyperparameters_can_be_changed_between_steps():
 def test_multi_transform_and_masks_give_it_a_part_of_the_tree():
     params, grads = parameters(), gradients(4)
     tx = optax.multi_transform(
-        {"a": jaxmem.adama(0.1, accumulation_steps=2), "none": optax.set_to_zero()}, {"w": "a", "b": "none"}
+        {"a": jaxmem.adama(0.1, accumulation_steps=2), "none": optax.set_to_zero()},
+        {"w": "a", "b": "none"},
     )
     got, _ = run(tx, params, grads)
-    alone, _ = run(jaxmem.adama(0.1, accumulation_steps=2), {"w": params["w"]}, [{"w": g["w"]} for g in grads])
+    alone, _ = run(
+        jaxmem.adama(0.1, accumulation_steps=2), {"w": params["w"]}, [{"w": g["w"]} for g in grads]
+    )
     np.testing.assert_allclose(got["w"], alone["w"], rtol=1e-14)
     np.testing.assert_array_equal(got["b"], params["b"])
-    masked, _ = run(optax.masked(jaxmem.adama(0.1, accumulation_steps=2), {"w": True, "b": False}), params, grads)
+    masked, _ = run(
+        optax.masked(jaxmem.adama(0.1, accumulation_steps=2), {"w": True, "b": False}),
+        params,
+        grads,
+    )
     np.testing.assert_allclose(masked["w"], alone["w"], rtol=1e-14)
 
 
@@ -151,7 +193,9 @@ def test_the_state_is_stored_by_orbax(tmp_path):
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "step", (half, state))
         checkpointer.wait_until_finished()
-        half, state = checkpointer.restore(tmp_path / "step", jax.eval_shape(lambda: (params, tx.init(params))))
+        half, state = checkpointer.restore(
+            tmp_path / "step", jax.eval_shape(lambda: (params, tx.init(params)))
+        )
     assert isinstance(state, AdamAState)
     for g in grads[3:]:
         updates, state = tx.update(g, state, half)
@@ -163,7 +207,10 @@ def test_the_state_is_stored_by_orbax(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"accumulation_steps": 0}, "`accumulation_steps` is 0; expected a whole number of at least 1"),
+        (
+            {"accumulation_steps": 0},
+            "`accumulation_steps` is 0; expected a whole number of at least 1",
+        ),
         ({"accumulation_steps": 2.5}, "`accumulation_steps` is 2.5"),
         ({"accumulation_steps": True}, "`accumulation_steps` is True"),
         ({"accumulation_steps": "2"}, "`accumulation_steps` is '2'"),
@@ -173,7 +220,12 @@ def test_the_state_is_stored_by_orbax(tmp_path):
     ],
 )
 @pytest.mark.parametrize(
-    "make", [jaxmem.scale_by_adama, functools.partial(jaxmem.adama, 0.1), functools.partial(jaxmem.adamaw_a, 0.1)]
+    "make",
+    [
+        jaxmem.scale_by_adama,
+        functools.partial(jaxmem.adama, 0.1),
+        functools.partial(jaxmem.adamaw_a, 0.1),
+    ],
 )
 def test_bad_settings_are_refused(make, arguments, message):
     with pytest.raises(OptimizerError, match=message):
@@ -183,7 +235,9 @@ def test_bad_settings_are_refused(make, arguments, message):
 def test_other_gradients_than_the_states_are_refused():
     tx, params = jaxmem.adamaw_a(0.1, accumulation_steps=2), parameters()
     state = tx.init(params)
-    with pytest.raises(OptimizerError, match=r"`updates\['w'\]` has shape \(4, 4\), and its moments \(3, 4\)"):
+    with pytest.raises(
+        OptimizerError, match=r"`updates\['w'\]` has shape \(4, 4\), and its moments \(3, 4\)"
+    ):
         tx.update({"w": jnp.zeros((4, 4)), "b": params["b"]}, state, params)
     with pytest.raises(OptimizerError, match="expected the gradient of the parameters"):
         tx.update({"w": params["w"]}, state, params)

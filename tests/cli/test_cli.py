@@ -84,7 +84,10 @@ WRONG = [
     ("plan steps:", "MODULE:FUNCTION: got 'steps:'"),
     ("plan stpes:small", "'stpes:small': there is no such module"),
     ("plan stpes.py:small", "'stpes.py:small': importing it raised FileNotFoundError"),
-    ("plan broken:small", "importing it raised ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+    (
+        "plan broken:small",
+        "importing it raised ModuleNotFoundError: No module named 'nothing_of_this_name'",
+    ),
     ("plan steps:smal", "'smal' is not in it; did you mean small"),
     ("plan steps:number", "'number' is no function"),
     ("plan steps:nothing", "returned NoneType; expected"),
@@ -226,17 +229,25 @@ def test_the_doctor_misses_kernels():
 
 
 def test_the_doctor_is_content_with_what_goes_together():
-    assert [c.level for c in combinations({"jax": "0.11.2", "jaxlib": "0.11.2", "flax": "0.12.12"})] == ["ok"]
+    assert [
+        c.level for c in combinations({"jax": "0.11.2", "jaxlib": "0.11.2", "flax": "0.12.12"})
+    ] == ["ok"]
     assert [c.level for c in settings({}, gpu=False)] == ["ok"]
-    assert [c.level for c in settings({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".95"}, gpu=True)] == ["ok"]
+    assert [c.level for c in settings({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".95"}, gpu=True)] == [
+        "ok"
+    ]
     assert {c.level for c in settings({}, gpu=True)} == {"note"}
-    assert {c.level for c in settings({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, gpu=True)} == {"note"}
+    assert {c.level for c in settings({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, gpu=True)} == {
+        "note"
+    }
     assert release("0.11.2.dev3") == (0, 11, 2)
 
 
 def test_help_imports_no_jax():
     script = "import sys; from jaxmem.cli import main\ntry: main(['plan', '--help'])\nexcept SystemExit: pass\n"
     script += "print(sorted({'jax', 'numpy', 'pulp'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert "MODULE:FUNCTION" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"

@@ -35,7 +35,10 @@ BY_ROWS = (
     ChannelwiseSymmetric("float32", stochastic=True),
     NaivePerToken(),
 )
-SEPARATED = (OutlierSeparated(group=8, capacity=2), OutlierSeparated(scale="float32", stochastic=True))
+SEPARATED = (
+    OutlierSeparated(group=8, capacity=2),
+    OutlierSeparated(scale="float32", stochastic=True),
+)
 INT4 = (*GROUPED, *BY_ROWS, *SEPARATED)
 EVERY = (*INT4, BitMask())
 ONE_OF_EACH = (GROUPED[2], GROUPED[3], *BY_ROWS[::2], SEPARATED[0], BitMask())
@@ -56,7 +59,14 @@ def round_trip(codec):
 def arrays(shape, dtype):
     """Values whose sizes differ little, mostly; zeros, ties, denormals and the greatest are among them."""
     info = ml_dtypes.finfo(dtype)
-    edges = [0.0, -0.0, float(info.smallest_subnormal), float(info.tiny), float(info.max), -float(info.max)]
+    edges = [
+        0.0,
+        -0.0,
+        float(info.smallest_subnormal),
+        float(info.tiny),
+        float(info.max),
+        -float(info.max),
+    ]
     plain = st.one_of(st.floats(-100, 100), st.integers(-8, 8).map(float))
     values = st.one_of(plain, plain, plain, st.sampled_from(edges))
     if dtype == "float64":  # past float32's range a scale overflows: a test of its own
@@ -85,8 +95,14 @@ def test_error_is_within_the_bound(codec):
         exact, got = np.asarray(x, np.float64), np.asarray(decoded, np.float64)
         assert np.isfinite(got).all(), "finite values stay finite"
         s = spread(codec, codes[1], x.shape)
-        o = spread(codec, codes[2], x.shape) if isinstance(codec, GroupedAsymmetric) else np.zeros(x.shape)
-        assert (np.abs(exact - o) <= 8 * s * (1 + 1e-6) + 2.0**-122).all() or isinstance(codec, OutlierSeparated)
+        o = (
+            spread(codec, codes[2], x.shape)
+            if isinstance(codec, GroupedAsymmetric)
+            else np.zeros(x.shape)
+        )
+        assert (np.abs(exact - o) <= 8 * s * (1 + 1e-6) + 2.0**-122).all() or isinstance(
+            codec, OutlierSeparated
+        )
         clipped = exact - o > 7.5 * s * (1 - 1e-6)
         bound = s if getattr(codec, "stochastic", False) else np.where(clipped, s, s / 2)
         rounding = float(ml_dtypes.finfo(x.dtype).eps) / 2 * np.abs(got) + float(
@@ -162,19 +178,25 @@ def test_under_jit_vmap_scan_and_shard_map(codec):
     jitted = jax.jit(one)
     want = np.stack([jitted(row) for row in x])
     np.testing.assert_array_equal(jax.vmap(jitted)(x), want)
-    np.testing.assert_array_equal(jax.lax.scan(lambda carry, row: (carry, one(row)), None, x)[1], want)
+    np.testing.assert_array_equal(
+        jax.lax.scan(lambda carry, row: (carry, one(row)), None, x)[1], want
+    )
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("data")
     sharded = jax.shard_map(jax.vmap(one), mesh=mesh, in_specs=spec, out_specs=spec)
     np.testing.assert_array_equal(jax.jit(sharded)(x), want)
 
 
-@pytest.mark.parametrize("codec", [c for c in EVERY if not isinstance(c, OutlierSeparated)], ids=str)
+@pytest.mark.parametrize(
+    "codec", [c for c in EVERY if not isinstance(c, OutlierSeparated)], ids=str
+)
 def test_sizes_that_fit_are_encoded_without_moving_data(codec):
     x = jax.ShapeDtypeStruct((4, 16, 192), "bfloat16")
     codec = GroupedSymmetric() if codec.__dict__.get("group") == 6 else codec
     program = str(jax.make_jaxpr(codec.encode)(x))
-    moved = [word for word in ("pad[", "gather[", "scatter", "transpose[", "sort") if word in program]
+    moved = [
+        word for word in ("pad[", "gather[", "scatter", "transpose[", "sort") if word in program
+    ]
     assert not moved
     if not isinstance(codec, BitMask):  # which stacks its two values
         assert "concatenate[" not in program

@@ -91,16 +91,30 @@ def test_asymmetric_halves_the_step_of_values_on_one_side():
     x = np.random.default_rng(0).uniform(0, 1, (16, 64)).astype(np.float32)
     error = lambda codec: np.abs(back(codec, x) - x).mean()
     assert error(GroupedAsymmetric()) < 0.6 * error(GroupedSymmetric())
-    assert not back(GroupedAsymmetric(), np.zeros((4, 64), np.float32)).any(), "probabilities that are masked stay zero"
+    assert not back(GroupedAsymmetric(), np.zeros((4, 64), np.float32)).any(), (
+        "probabilities that are masked stay zero"
+    )
 
 
-MASKS = [("bool", (False, True)), ("int8", (0, 1)), ("uint64", (0, 2**63)), ("int32", (-5, 7)), ("bfloat16", (0, 1))]
-MASKS += [("float16", (0, 1 / 0.9)), ("float32", (-np.inf, 0)), ("float64", (0.1, 0.3)), ("float32", (0, np.inf))]
+MASKS = [
+    ("bool", (False, True)),
+    ("int8", (0, 1)),
+    ("uint64", (0, 2**63)),
+    ("int32", (-5, 7)),
+    ("bfloat16", (0, 1)),
+]
+MASKS += [
+    ("float16", (0, 1 / 0.9)),
+    ("float32", (-np.inf, 0)),
+    ("float64", (0.1, 0.3)),
+    ("float32", (0, np.inf)),
+]
 
 
 @pytest.mark.parametrize(
     ("dtype", "values", "shape"),
-    [(*mask, (7, 9)) for mask in MASKS] + [(*mask, shape) for mask in MASKS[:6:5] for shape in ((), (0,), (4, 256))],
+    [(*mask, (7, 9)) for mask in MASKS]
+    + [(*mask, shape) for mask in MASKS[:6:5] for shape in ((), (0,), (4, 256))],
 )
 def test_masks_are_lossless(dtype, values, shape):
     chosen = np.random.default_rng(0).integers(0, 2, shape)
@@ -160,7 +174,9 @@ described = st.one_of(
 @settings(max_examples=40)
 def test_text_is_read_back(codec):
     assert codecs.parse(str(codec)) == codec
-    assert str(codecs.parse(str(codec).replace(",", " , ").replace("(", " ( "))) == str(codec), "canonical"
+    assert str(codecs.parse(str(codec).replace(",", " , ").replace("(", " ( "))) == str(codec), (
+        "canonical"
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,7 +184,10 @@ def test_text_is_read_back(codec):
     [
         ("grouped_symmetric", "grouped_symmetric(group=64,scale=bfloat16)"),
         ("grouped_asymmetric(scale=float32)", "grouped_asymmetric(group=64,scale=float32)"),
-        ("outlier_separated(stochastic=true)", "outlier_separated(group=64,scale=bfloat16,capacity=8,stochastic=true)"),
+        (
+            "outlier_separated(stochastic=true)",
+            "outlier_separated(group=64,scale=bfloat16,capacity=8,stochastic=true)",
+        ),
         ("channelwise_symmetric()", "channelwise_symmetric(scale=bfloat16)"),
         ("bit_mask", "bit_mask()"),
     ],
@@ -196,7 +215,10 @@ def test_a_scale_may_be_given_as_a_dtype():
         ("grouped_symmetric(groups=64)", "nearest: group"),
         ("grouped_symmetric(group)", "expected field=value"),
         ("grouped_symmetric(group=64,group=32)", "at most once"),
-        ("grouped_symmetric(group=63)", "`group` is 63; expected an even integer of at least 2; nearest: 64"),
+        (
+            "grouped_symmetric(group=63)",
+            "`group` is 63; expected an even integer of at least 2; nearest: 64",
+        ),
         ("grouped_symmetric(group=-4)", "nearest: 2"),
         ("grouped_symmetric(group=all)", "`group` is 'all'"),
         (
@@ -216,11 +238,23 @@ def test_wrong_text(text, message):
 
 
 @pytest.mark.parametrize(
-    "name", ["grouped_symmetric", "grouped_asymmetric", "outlier_separated", "channelwise_symmetric", "naive_per_token"]
+    "name",
+    [
+        "grouped_symmetric",
+        "grouped_asymmetric",
+        "outlier_separated",
+        "channelwise_symmetric",
+        "naive_per_token",
+    ],
 )
 def test_what_int4_cannot_take(name):
     codec = codecs.parse(name)
-    for x in (jnp.zeros(3, jnp.int32), jnp.zeros(3, bool), jnp.zeros(3, jnp.complex64), jax.random.key(0)):
+    for x in (
+        jnp.zeros(3, jnp.int32),
+        jnp.zeros(3, bool),
+        jnp.zeros(3, jnp.complex64),
+        jax.random.key(0),
+    ):
         for call in (
             lambda x=x: codec.encode(x),
             lambda x=x: codec.nbytes(x.shape, x.dtype),

@@ -46,4 +46,9 @@ def test_refused(text):
 
 
 def test_shown():
-    assert [show_bytes(n) for n in (5, 1536, 3 * 2**20, 5 * 2**40)] == ["5 B", "1.5 KiB", "3.0 MiB", "5120.0 GiB"]
+    assert [show_bytes(n) for n in (5, 1536, 3 * 2**20, 5 * 2**40)] == [
+        "5 B",
+        "1.5 KiB",
+        "3.0 MiB",
+        "5120.0 GiB",
+    ]

@@ -11,10 +11,22 @@ from jaxmem._planner.divide import best_division
 from jaxmem._planner.trials import Expected
 from jaxmem._solver.memory import MemoryModel
 from jaxmem._solver.solve import solve
-from tests.shared.profiles import assignments, block, chain, flat, nested, options, oracle, prices, profile
+from tests.shared.profiles import (
+    assignments,
+    block,
+    chain,
+    flat,
+    nested,
+    options,
+    oracle,
+    prices,
+    profile,
+)
 
 pytestmark = pytest.mark.core
-few = hypothesis.settings(max_examples=25, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+few = hypothesis.settings(
+    max_examples=25, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+)
 
 
 def test_labels():
@@ -37,24 +49,41 @@ def test_a_divided_profile_is_the_same_step():
 @pytest.mark.parametrize("change", [{"stacked": False}, {"layers": 1}])
 def test_only_a_stack_of_layers_is_divided(change):
     assert divisible(profile(chain(**({"layers": 4, "stacked": True} | change)))) is None
-    assert divisible(profile(chain(layers=4, stacked=True), chain(layers=2))) is None, "two classes of one label"
+    assert divisible(profile(chain(layers=4, stacked=True), chain(layers=2))) is None, (
+        "two classes of one label"
+    )
 
 
 def expected(made, transients) -> Expected:
     """A model that knows these transients, and a reference of nothing."""
     first = nested(next(assignments(made)), made)
     assert all(c == RECOMPUTE for tags in first.values() for c in tags.values())
-    return Expected(MemoryModel.fit([(first, 0.0)], made), {k: s for k, s in transients.items() if s})
+    return Expected(
+        MemoryModel.fit([(first, 0.0)], made), {k: s for k, s in transients.items() if s}
+    )
 
 
 @st.composite
 def stacks(draw):
     """A chain of two tags with options of random prices, several layers deep."""
     u, v = draw(options(40)), draw(options(80))
-    equations = [([0], [1], 1.0, None), ([1], [2], 0.0, "u"), ([2], [3], 2.0, None), ([3], [4], 0.0, "v")]
+    equations = [
+        ([0], [1], 1.0, None),
+        ([1], [2], 0.0, "u"),
+        ([2], [3], 2.0, None),
+        ([3], [4], 0.0, "v"),
+    ]
     layers = draw(st.integers(2, 5))
     return profile(
-        block(equations, [2, 4], [20, 40, 40, 80, 80], {"u": u, "v": v}, layers=layers, runs=layers, stacked=True)
+        block(
+            equations,
+            [2, 4],
+            [20, 40, 40, 80, 80],
+            {"u": u, "v": v},
+            layers=layers,
+            runs=layers,
+            stacked=True,
+        )
     )
 
 
@@ -82,14 +111,24 @@ def test_the_best_division_is_that_of_brute_force(data):
 def test_working_memory_is_that_of_the_last_group_or_of_the_first_alone(data):
     made = data.draw(stacks())
     model = expected(made, {("block", t, RECOMPUTE): 40 for t in ("u", "v")})
-    size = {t: model.transients.get(("block", t, RECOMPUTE), 0) for t in ("u", "v")}  # in whole units
+    size = {
+        t: model.transients.get(("block", t, RECOMPUTE), 0) for t in ("u", "v")
+    }  # in whole units
     room = data.draw(st.integers(0, 170 * made.blocks[0].layers))
     two = best_division(made, model, room, 10**6)
     if two is not None:
         chosen = [(b, two.solution.actions[b.name]) for b in two.profile.blocks]
-        first, last = (oracle(profile(b), {(b.name, t): c for t, c in tags.items()}) for b, tags in chosen)
-        extra = lambda price: sum(size[t] for (_, t), c in price.effective.items() if c == RECOMPUTE)
-        assert two.bytes == max(first.saved + last.saved + extra(last), first.saved + extra(first)) <= room
+        first, last = (
+            oracle(profile(b), {(b.name, t): c for t, c in tags.items()}) for b, tags in chosen
+        )
+        extra = lambda price: sum(
+            size[t] for (_, t), c in price.effective.items() if c == RECOMPUTE
+        )
+        assert (
+            two.bytes
+            == max(first.saved + last.saved + extra(last), first.saved + extra(first))
+            <= room
+        )
     one = solve(made, room=room - sum(size.values()), transients=model.transients, host_room=10**6)
     if one is not None:  # with room for the plan that is too careful
         assert two is not None

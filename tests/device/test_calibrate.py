@@ -13,14 +13,25 @@ from jaxmem.errors import TargetError
 
 pytestmark = pytest.mark.core
 
-RATES = {"copy": 4.3e12, "matmul_bfloat16": 790e12, "matmul_float32": 400e12, "matmul_float32_highest": 50e12}
+RATES = {
+    "copy": 4.3e12,
+    "matmul_bfloat16": 790e12,
+    "matmul_float32": 400e12,
+    "matmul_float32_highest": 50e12,
+}
 RATES |= {"link_to_host": 50e9, "link_to_device": 55e9, "link_both": 40e9}
 RATES |= {"codec_encode": 3.7e12, "codec_decode": 3.5e12}
 
 
 def check(**changes) -> dict:
     rows = {point: {"rate": {"median": rate}} for point, rate in RATES.items()}
-    return {"small": False, "device": "NVIDIA H200", "versions": {}, "command": "c", "rows": rows} | changes
+    return {
+        "small": False,
+        "device": "NVIDIA H200",
+        "versions": {},
+        "command": "c",
+        "rows": rows,
+    } | changes
 
 
 @pytest.fixture
@@ -40,7 +51,12 @@ def test_a_target_takes_what_was_measured(folder):
     write(folder, check())
     made = calibrate(folder)
     after = Target.parse("h200")
-    assert (after.bandwidth, after.matmul_flops, after.flops_f32, after.link) == (4.3e12, 790e12, 400e12, 50e9)
+    assert (after.bandwidth, after.matmul_flops, after.flops_f32, after.link) == (
+        4.3e12,
+        790e12,
+        400e12,
+        50e9,
+    )
     assert Target.parse("h100-80gb").bandwidth == GPUS["h100-80gb"].bandwidth
     assert "bandwidth    4.3e+12  4.8e+12  89.6%" in str(made)
     saved = json.loads((folder / "measured" / "h200.json").read_text())
@@ -97,4 +113,6 @@ def test_no_results_or_no_place(folder):
 def test_what_the_package_holds_is_whole():
     for path in _rates.MEASURED.glob("*.json"):
         assert path.stem in GPUS
-        assert {"device", "versions", "command", *_rates.NAMES} <= json.loads(path.read_text()).keys()
+        assert {"device", "versions", "command", *_rates.NAMES} <= json.loads(
+            path.read_text()
+        ).keys()

@@ -93,7 +93,9 @@ def test_local_cpu_is_this_machine():
     assert target.platform == jax.devices()[0].platform == "cpu"
     assert target.kind == jax.devices()[0].device_kind
     assert target.devices == jax.local_device_count()
-    assert target.memory_bytes * target.devices == pytest.approx(0.9 * host_memory_bytes(), abs=target.devices)
+    assert target.memory_bytes * target.devices == pytest.approx(
+        0.9 * host_memory_bytes(), abs=target.devices
+    )
     assert str(target) == "local"
 
 
@@ -134,7 +136,9 @@ def test_host_memory_is_the_least_limit(tmp_path, files, expected):
 
 def test_child_environment_drops_the_users_xla_flags():
     flags = "--xla_gpu_cuda_data_dir=/cuda --xla_force_host_platform_device_count=8"
-    child = child_environment({"XLA_FLAGS": flags, "JAX_PLATFORMS": "cuda", "PYTHONPATH": "/mine", "HOME": "/home"})
+    child = child_environment(
+        {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cuda", "PYTHONPATH": "/mine", "HOME": "/home"}
+    )
     assert child["XLA_FLAGS"] == "--xla_gpu_cuda_data_dir=/cuda"
     assert child["JAX_PLATFORMS"] == "cpu"
     assert child["HOME"] == "/home"

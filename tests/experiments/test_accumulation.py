@@ -24,7 +24,15 @@ WAYS = ("scan", "in_place", "multi_steps", "adama", "released")
 def config_of(way, kind="gpt", *overrides):
     loop = ("model.loop=stack",) if way in ("in_place", "released") else ()
     return load(
-        "gpt_nano", (*SMALL, *KINDS[kind], *loop, f"optimizer.accumulation={way}", "optimizer.clip=value", *overrides)
+        "gpt_nano",
+        (
+            *SMALL,
+            *KINDS[kind],
+            *loop,
+            f"optimizer.accumulation={way}",
+            "optimizer.clip=value",
+            *overrides,
+        ),
     )
 
 
@@ -62,7 +70,12 @@ def test_whole_and_released_gradients_give_the_same_parameters(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_adding_up_and_multi_steps_are_adam_on_the_batchs_gradient(kind):
     jax.config.update("jax_enable_x64", True)
-    plain = "model.dtype=float64", "model.dropout=0.0", "model.attention_dropout=0.0", "optimizer.epsilon=0.01"
+    plain = (
+        "model.dtype=float64",
+        "model.dropout=0.0",
+        "model.attention_dropout=0.0",
+        "optimizer.epsilon=0.01",
+    )
     config = config_of("scan", kind, *plain)
     start, batch, tx = init_state(config), batch_of(config), optimizer(config)
     grads = jax.jit(jax.grad(make_loss(config)))(start.params, batch)
@@ -92,17 +105,21 @@ def test_each_way_learns(kind, way):
 @pytest.mark.slow  # test_microbatches plans a released step too
 @pytest.mark.parametrize("way", ["adama", "released"])
 def test_a_plan_fits_a_step_that_folds(way):
-    config = config_of(way, "gpt", "model.width=64", "train.batch=32", "train.sequence=64", "model.loop=stack")
+    config = config_of(
+        way, "gpt", "model.width=64", "train.batch=32", "train.sequence=64", "model.loop=stack"
+    )
     build = lambda plan: make_step(config, plan)
     plan = jaxmem.plan(build, *abstract(config), actions=jaxmem.LOSSLESS)
-    tight = jaxmem.plan(build, *abstract(config), actions=jaxmem.LOSSLESS, budget=int(0.75 * plan.baseline_bytes))
+    tight = jaxmem.plan(
+        build, *abstract(config), actions=jaxmem.LOSSLESS, budget=int(0.75 * plan.baseline_bytes)
+    )
     assert tight.compiled_bytes <= 0.75 * plan.baseline_bytes
     state, metrics = tight.step(init_state(config), batch_of(config))
     want, expected = jax.jit(make_step(config))(init_state(config), batch_of(config))
     np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-5)
-    assert optax.tree.norm(jax.tree.map(lambda a, b: a - b, state.params, want.params)) < 0.05 * optax.tree.norm(
-        want.params
-    )
+    assert optax.tree.norm(
+        jax.tree.map(lambda a, b: a - b, state.params, want.params)
+    ) < 0.05 * optax.tree.norm(want.params)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,9 @@ MICRO = (
 EVERY = ("every_k=1", "every_k=2", "every_k=5")  # of five layers: with one left over, and with none
 NAMED = (*FIXED, *EVERY)
 QUICK = ("nothing_saveable", "compress_tags", "every_k=2")
-every_name = lambda names: [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in names]
+every_name = lambda names: [
+    n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in names
+]
 
 
 def micro(name: str, *overrides) -> Config:
@@ -49,14 +51,18 @@ def loss_and_gradient(name: str, *overrides):
     config = micro(name, *overrides)
     (candidate,) = baselines.candidates(config)
     loss = make_loss(config, scanned(candidate.policy, candidate.every))
-    return jax.jit(jax.value_and_grad(loss))(init_state(config).params, tokens(config), jax.random.key(3))
+    return jax.jit(jax.value_and_grad(loss))(
+        init_state(config).params, tokens(config), jax.random.key(3)
+    )
 
 
 @functools.cache
 def unplanned(*overrides):
     config = micro("keep_everything", *overrides)
     loss = make_loss(config, scanned(jaxmem.remat_policy(None)))
-    return jax.jit(jax.value_and_grad(loss))(init_state(config).params, tokens(config), jax.random.key(3))
+    return jax.jit(jax.value_and_grad(loss))(
+        init_state(config).params, tokens(config), jax.random.key(3)
+    )
 
 
 @functools.cache
@@ -86,7 +92,9 @@ def test_the_loss_in_float32_is_the_unplanned_one_bit_for_bit(name, optimized):
 @pytest.mark.standard_promotion
 @pytest.mark.parametrize("name", every_name([n for n in NAMED if n not in LOSSY]))
 def test_the_gradient_in_float64_is_the_unplanned_one(name):
-    jax.config.update("jax_enable_x64", True)  # beside the module's marker; the fixture sets it back
+    jax.config.update(
+        "jax_enable_x64", True
+    )  # beside the module's marker; the fixture sets it back
     value, gradient = loss_and_gradient(name, "model.dtype=float64")
     expected, reference = unplanned("model.dtype=float64")
     assert value.dtype == jnp.float64
@@ -106,15 +114,31 @@ def test_what_compresses_changes_the_gradient_a_little_and_outliers_or_tokens_ch
 
 def test_policies_save_what_they_name():
     n = saved_bytes
-    assert n("nothing_saveable") < n("save_out_proj") < n("save_qkv_proj") < n("save_dot_except_mlp")
-    assert n("save_dot_except_mlp") < n("minimal") < n("minimal_with_context") < n("keep_tags") < n("keep_everything")
+    assert (
+        n("nothing_saveable") < n("save_out_proj") < n("save_qkv_proj") < n("save_dot_except_mlp")
+    )
+    assert (
+        n("save_dot_except_mlp")
+        < n("minimal")
+        < n("minimal_with_context")
+        < n("keep_tags")
+        < n("keep_everything")
+    )
     assert n("qkv_proj_offloaded") == n("save_qkv_proj")  # on this device or on the host
     assert n("minimal_offloaded") == n("minimal")
-    assert n("nothing_saveable") < n("dots_with_no_batch_dims_saveable") == n("offload_dot_with_no_batch_dims")
+    assert (
+        n("nothing_saveable")
+        < n("dots_with_no_batch_dims_saveable")
+        == n("offload_dot_with_no_batch_dims")
+    )
     config = micro("minimal")
-    value = config.train.batch * config.train.sequence * config.model.width * 4 * config.model.layers
+    value = (
+        config.train.batch * config.train.sequence * config.model.width * 4 * config.model.layers
+    )
     for name, values in (("save_out_proj", 1), ("save_qkv_proj", 3), ("minimal", 3 + 1 + 4)):
-        more = n(name) - n("nothing_saveable")  # a bias that only recomputation reads is not handed on
+        more = n(name) - n(
+            "nothing_saveable"
+        )  # a bias that only recomputation reads is not handed on
         assert 0.98 * values * value < more <= values * value
     assert max(n(name) for name in LOSSY) < n("keep_tags") / 2
 
@@ -143,11 +167,16 @@ def test_a_search_ends_within_its_budget_at_its_first_candidate_that_fits(name, 
     budget = totals[0] - 1
     ready = planning.prepare(micro(name, f"plan.budget={budget}"))
     first = next(i for i, total in enumerate(totals) if total <= budget)
-    assert (ready.compiled_bytes, ready.compiles, ready.found) == (totals[first], first + 1, tried[first].found)
+    assert (ready.compiled_bytes, ready.compiles, ready.found) == (
+        totals[first],
+        first + 1,
+        tried[first].found,
+    )
     assert ready.policy == name
     assert first > 0
     with pytest.raises(
-        InputError, match=rf"plan\.budget: got {min(totals) - 1:,} bytes; the least of the {len(tried)} s"
+        InputError,
+        match=rf"plan\.budget: got {min(totals) - 1:,} bytes; the least of the {len(tried)} s",
     ):
         planning.prepare(micro(name, f"plan.budget={min(totals) - 1}"))
 
@@ -155,7 +184,12 @@ def test_a_search_ends_within_its_budget_at_its_first_candidate_that_fits(name, 
 def test_the_estimators_order_is_that_of_sizes_alone(monkeypatch):
     monkeypatch.setattr(baselines.jax, "default_backend", lambda: "gpu")
     steps = [one.found["actions"] for one in baselines.estimator(micro("estimator"))]
-    assert steps[0] == {"up": "keep", "qkv": "keep", "attn": "keep", "mid": "keep"}  # width and sequence are equal
+    assert steps[0] == {
+        "up": "keep",
+        "qkv": "keep",
+        "attn": "keep",
+        "mid": "keep",
+    }  # width and sequence are equal
     assert steps[4] == dict.fromkeys(steps[0], "offload")
     assert steps[5] == steps[4] | {"up": "recompute"}
     assert steps[-1] == dict.fromkeys(steps[0], "recompute")
@@ -173,9 +207,13 @@ def test_the_table_of_tags_is_the_gpts():
     config = micro("nothing_saveable")
     text = str(jax.make_jaxpr(make_step(config))(*abstract(config)))
     found = {
-        re.search(rf"{key}=(\w+)", one)[1]: one for one in re.findall(r"jaxmem_tag\[[^\]]*\]", text) for key in ["name"]
+        re.search(rf"{key}=(\w+)", one)[1]: one
+        for one in re.findall(r"jaxmem_tag\[[^\]]*\]", text)
+        for key in ["name"]
     }
-    assert {name: re.search(r"kind=(\w+)", one)[1] for name, one in found.items()} == baselines.KINDS
+    assert {
+        name: re.search(r"kind=(\w+)", one)[1] for name, one in found.items()
+    } == baselines.KINDS
 
 
 def test_every_policy_has_a_name_in_the_config():
@@ -188,34 +226,75 @@ def test_a_run_says_its_policy_and_its_bytes(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be " * 200)
     settings = ["model.layers=2", "train.steps=2", "train.eval_batches=1", f"data.path={text}"]
-    run = lambda *more: train.main(["gpt_nano", *MICRO, *settings, *more, "--out", str(tmp_path / "out")])
+    run = lambda *more: train.main(
+        ["gpt_nano", *MICRO, *settings, *more, "--out", str(tmp_path / "out")]
+    )
     read = lambda: json.loads((tmp_path / "out" / "summary.json").read_text())
     assert run("remat.policy=nothing_saveable") == 0
     fixed = read()
-    assert (fixed["policy"], fixed["steps"], fixed["found"], fixed["compiles"]) == ("nothing_saveable", 2, {}, 1)
+    assert (fixed["policy"], fixed["steps"], fixed["found"], fixed["compiles"]) == (
+        "nothing_saveable",
+        2,
+        {},
+        1,
+    )
     assert fixed["baseline_bytes"] is None
     assert fixed["settings"]["optimizer"]["warmup"] == 2  # the file's 30, shortened with the run
     assert run("remat.policy=every_k", f"plan.budget={fixed['compiled_bytes'] + 1}") == 0
     searched = read()
-    assert (searched["policy"], searched["found"], searched["compiles"]) == ("every_k", {"every_k": 1}, 2)
+    assert (searched["policy"], searched["found"], searched["compiles"]) == (
+        "every_k",
+        {"every_k": 1},
+        2,
+    )
     assert searched["compiled_bytes"] == fixed["compiled_bytes"]
     assert searched["first_loss"] == fixed["first_loss"]
     assert run("plan.budget=none") == 0
-    assert (read()["policy"], read()["baseline_bytes"]) == ("keep_everything", read()["compiled_bytes"])
+    assert (read()["policy"], read()["baseline_bytes"]) == (
+        "keep_everything",
+        read()["compiled_bytes"],
+    )
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["remat.policy=nothing_savable"], r"remat\.policy: got 'nothing_savable'; did you mean nothing_saveable\?"),
-        (["remat.policy=every_n"], r"did you mean every_k\?; allowed: one of 'plan', 'keep_everything'"),
-        (["remat.polcy=minimal"], r"remat\.polcy: unknown key, got 'minimal'; did you mean remat\.policy\?"),
-        (["remat.policy=every_k", "remat.every_k=0"], r"remat\.every_k: got 0; allowed: at least 1"),
-        (["remat.policy=every_k", "remat.every_k=6"], r"remat\.every_k: got 6; allowed: at most model\.layers, 5"),
-        (["remat.every_k=2"], r"remat\.every_k: got 2; allowed with remat\.policy = 'every_k' only"),
-        (["remat.policy=minimal", "plan.path=x.json"], r"remat\.policy: got 'minimal' beside plan\.path"),
-        (["remat.policy=minimal", "model.loop=stack"], r"model\.loop: got 'stack' beside remat\.policy = 'minimal'"),
-        (["remat.policy=estimator", "plan.budget=none"], r"plan\.budget: got 'none'; allowed with .* 'estimator'"),
+        (
+            ["remat.policy=nothing_savable"],
+            r"remat\.policy: got 'nothing_savable'; did you mean nothing_saveable\?",
+        ),
+        (
+            ["remat.policy=every_n"],
+            r"did you mean every_k\?; allowed: one of 'plan', 'keep_everything'",
+        ),
+        (
+            ["remat.polcy=minimal"],
+            r"remat\.polcy: unknown key, got 'minimal'; did you mean remat\.policy\?",
+        ),
+        (
+            ["remat.policy=every_k", "remat.every_k=0"],
+            r"remat\.every_k: got 0; allowed: at least 1",
+        ),
+        (
+            ["remat.policy=every_k", "remat.every_k=6"],
+            r"remat\.every_k: got 6; allowed: at most model\.layers, 5",
+        ),
+        (
+            ["remat.every_k=2"],
+            r"remat\.every_k: got 2; allowed with remat\.policy = 'every_k' only",
+        ),
+        (
+            ["remat.policy=minimal", "plan.path=x.json"],
+            r"remat\.policy: got 'minimal' beside plan\.path",
+        ),
+        (
+            ["remat.policy=minimal", "model.loop=stack"],
+            r"model\.loop: got 'stack' beside remat\.policy = 'minimal'",
+        ),
+        (
+            ["remat.policy=estimator", "plan.budget=none"],
+            r"plan\.budget: got 'none'; allowed with .* 'estimator'",
+        ),
     ],
 )
 def test_a_mistake_is_told(overrides, message):
@@ -224,7 +303,8 @@ def test_a_mistake_is_told(overrides, message):
 
 
 @pytest.mark.parametrize(
-    ("budget", "found"), [("12GiB", 12 * 2**30), ("'800 MB'", 800 * 10**6), ("123", 123), ("'5000'", 5000)]
+    ("budget", "found"),
+    [("12GiB", 12 * 2**30), ("'800 MB'", 800 * 10**6), ("123", 123), ("'5000'", 5000)],
 )
 def test_budgets_are_read_as_the_planner_reads_them(budget, found):
     config = load("gpt_nano", [f"plan.budget={budget}"])
@@ -236,5 +316,7 @@ def test_budgets_are_read_as_the_planner_reads_them(budget, found):
 
 @pytest.mark.parametrize("budget", ["lots", "0%", "101%", "x%", "0MB", "-1GB"])
 def test_a_budget_that_is_none(budget):
-    with pytest.raises(InputError, match=rf"plan\.budget: got '{budget}'; allowed: bytes, a text such as '12GiB'"):
+    with pytest.raises(
+        InputError, match=rf"plan\.budget: got '{budget}'; allowed: bytes, a text such as '12GiB'"
+    ):
         budget_bytes(load("gpt_nano", [f"plan.budget={budget}"]))

@@ -28,7 +28,9 @@ def rows(config, seed=0):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(("name", "count"), [("bert_base", 109_514_298), ("bert_large", 335_174_458)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("bert_base", 109_514_298), ("bert_large", 335_174_458)]
+)
 def test_sizes_are_berts(name, count):
     state, _ = abstract(load(name, ["train.sequence=512"]))
     assert sum(math.prod(a.shape) for a in jax.tree.leaves(state.params)) == count
@@ -51,7 +53,10 @@ def plain_loss(params, model, batch):
     dense = lambda x, p: x @ p["kernel"] + p["bias"]
     heads = lambda a: a.reshape(*a.shape[:2], model.heads, -1).swapaxes(1, 2)
     S = batch["tokens"].shape[1]
-    x = norm(params["embedding"][batch["tokens"]] + params["positions"][:S] + params["segments"][0], params["first"])
+    x = norm(
+        params["embedding"][batch["tokens"]] + params["positions"][:S] + params["segments"][0],
+        params["first"],
+    )
     for i in range(model.layers):
         p = jax.tree.map(lambda a, i=i: a[i], params["blocks"])
         q, k, v = map(heads, jnp.split(dense(x, p["qkv"]), 3, -1))
@@ -60,7 +65,9 @@ def plain_loss(params, model, batch):
         x = norm(x + dense(gelu(dense(x, p["up"])), p["down"]), p["ln2"])
     hidden = norm(gelu(dense(x, params["transform"])), params["last"])
     logs = jax.nn.log_softmax(hidden @ params["embedding"].T + params["bias"])
-    pairs = [(b, s, t) for b in range(len(x)) for s, t in zip(batch["positions"][b], batch["targets"][b])]
+    pairs = [
+        (b, s, t) for b in range(len(x)) for s, t in zip(batch["positions"][b], batch["targets"][b])
+    ]
     return -sum(logs[b, s, t] for b, s, t in pairs) / len(pairs)
 
 
@@ -71,7 +78,9 @@ def test_the_loss_is_the_plain_spelling(attention):
     params = init_state(config).params
     params = jax.tree.map(lambda a: a + 0.1 * jax.random.normal(jax.random.key(1), a.shape), params)
     batch = bert.batch(config, rows(config), 0, 1)
-    np.testing.assert_allclose(make_loss(config)(params, batch), plain_loss(params, config.model, batch), rtol=1e-5)
+    np.testing.assert_allclose(
+        make_loss(config)(params, batch), plain_loss(params, config.model, batch), rtol=1e-5
+    )
 
 
 def test_what_is_masked_is_what_is_predicted():
@@ -83,7 +92,9 @@ def test_what_is_masked_is_what_is_predicted():
     np.testing.assert_array_equal(np.take_along_axis(text, batch["positions"], 1), batch["targets"])
     shown = np.take_along_axis(batch["tokens"], batch["positions"], 1)
     assert (shown == bert.MASK).mean() == pytest.approx(0.8, abs=0.02)
-    assert (shown == batch["targets"]).mean() == pytest.approx(0.1, abs=0.02)  # and 10 % / 256 by chance
+    assert (shown == batch["targets"]).mean() == pytest.approx(
+        0.1, abs=0.02
+    )  # and 10 % / 256 by chance
     changed = batch["tokens"] != text[:, :-1]
     assert not changed[~np.isin(np.arange(100), batch["positions"]) * np.ones((500, 1), bool)].any()
     again, other = bert.batch(config, text, 3, 7), bert.batch(config, text, 3, 8)

@@ -23,7 +23,9 @@ learning_rate = 1e-3
 
 
 TEXT = [
-    path for path in sorted(FOLDER.glob("*.toml")) if not path.stem.startswith(("resnet", "bert_glue"))
+    path
+    for path in sorted(FOLDER.glob("*.toml"))
+    if not path.stem.startswith(("resnet", "bert_glue"))
 ]  # see test_image_data.py
 
 
@@ -48,27 +50,54 @@ def micro(tmp_path):
             ["model.widht=32"],
             r"model\.widht: unknown key, got 32; did you mean model\.width\?; allowed: kind, layers, width",
         ),
-        (["modle.width=32"], r"modle: unknown key, got \{'width': 32\}; did you mean model\?; allowed: model, data"),
+        (
+            ["modle.width=32"],
+            r"modle: unknown key, got \{'width': 32\}; did you mean model\?; allowed: model, data",
+        ),
         (["steps=7"], r"steps: unknown key, got 7.*; allowed: model, data, train, optimizer, plan"),
-        (["optimizer.learning_rate=nan"], r"optimizer\.learning_rate: got nan; allowed: (more than 0|a finite number)"),
-        (["optimizer.learning_rate=inf"], r"optimizer\.learning_rate: got inf; allowed: a finite number"),
-        (["optimizer.weight_decay=-0.1"], r"optimizer\.weight_decay: got -0\.1; allowed: at least 0"),
-        (["optimizer.learning_rate='fast'"], r"optimizer\.learning_rate: got 'fast'; allowed: a number"),
+        (
+            ["optimizer.learning_rate=nan"],
+            r"optimizer\.learning_rate: got nan; allowed: (more than 0|a finite number)",
+        ),
+        (
+            ["optimizer.learning_rate=inf"],
+            r"optimizer\.learning_rate: got inf; allowed: a finite number",
+        ),
+        (
+            ["optimizer.weight_decay=-0.1"],
+            r"optimizer\.weight_decay: got -0\.1; allowed: at least 0",
+        ),
+        (
+            ["optimizer.learning_rate='fast'"],
+            r"optimizer\.learning_rate: got 'fast'; allowed: a number",
+        ),
         (["train.steps=5.0"], r"train\.steps: got 5\.0; allowed: a whole number"),
         (["train.steps=true"], r"train\.steps: got True; allowed: a whole number"),
         (["train.steps=0"], r"train\.steps: got 0; allowed: at least 1"),
         (["train.seed=-1"], r"train\.seed: got -1; allowed: at least 0"),
         (["model.dropout=1.0"], r"model\.dropout: got 1\.0; allowed: less than 1"),
-        (["model.dtype=bfloat"], r"model\.dtype: got 'bfloat'; did you mean bfloat16\?; allowed: one of 'float32'"),
-        (["model.attention=flash"], r"model\.attention: got 'flash'; allowed: one of 'materialized' or 'fused'"),
+        (
+            ["model.dtype=bfloat"],
+            r"model\.dtype: got 'bfloat'; did you mean bfloat16\?; allowed: one of 'float32'",
+        ),
+        (
+            ["model.attention=flash"],
+            r"model\.attention: got 'flash'; allowed: one of 'materialized' or 'fused'",
+        ),
         (["model.heads=3"], r"model\.width: got 32; allowed: a multiple of model\.heads, 3"),
         (["model.vocab=100"], r"model\.vocab: got 100; allowed: at least 256"),
         (
             ["model.attention=fused", "model.attention_dropout=0.1"],
             r"model\.attention_dropout: got 0\.1; allowed .* 0\.0",
         ),
-        (["train.microbatches=3"], r"train\.microbatches: got 3; allowed: a divisor of train\.batch, 4"),
-        (["train.loss_chunk=5"], r"train\.loss_chunk: got 5; allowed: a divisor of train\.sequence, 32"),
+        (
+            ["train.microbatches=3"],
+            r"train\.microbatches: got 3; allowed: a divisor of train\.batch, 4",
+        ),
+        (
+            ["train.loss_chunk=5"],
+            r"train\.loss_chunk: got 5; allowed: a divisor of train\.sequence, 32",
+        ),
         (["optimizer.warmup=6"], r"optimizer\.warmup: got 6; allowed: at most train\.steps, 5"),
         (["plan.budget=0"], r"plan\.budget: got 0; allowed: at least 1"),
         (["plan.budget=true"], r"plan\.budget: got True; allowed: a whole number or a text"),
@@ -82,9 +111,15 @@ def micro(tmp_path):
             ["plan.actions=loseless"],
             r"plan\.actions: got 'loseless'; did you mean lossless\?; allowed: a list of texts or",
         ),
-        (["plan.actions=[]"], r"plan\.actions: got \[\]; allowed: a list that is not empty or one of 'all'"),
+        (
+            ["plan.actions=[]"],
+            r"plan\.actions: got \[\]; allowed: a list that is not empty or one of 'all'",
+        ),
         (["plan=5"], r"plan: got 5; allowed: a section"),
-        (["train.steps.more=5"], r"override 'train\.steps\.more=5': steps is a value, not a section"),
+        (
+            ["train.steps.more=5"],
+            r"override 'train\.steps\.more=5': steps is a value, not a section",
+        ),
         (["train.steps"], r"override 'train\.steps': got no setting; allowed: section\.key=value"),
         (["=5"], r"override '=5': got no setting"),
     ],
@@ -103,8 +138,14 @@ def test_a_mistake_is_told_with_file_key_value_and_what_is_allowed(micro, overri
         (("layers = 2", "layers = 2\nlayers = 3"), r"micro\.toml: not TOML: .*line 4"),
         (("layers = 2\n", ""), r"micro\.toml: model\.layers: missing key"),
         (("[optimizer]\nlearning_rate = 1e-3\n", ""), r"micro\.toml: optimizer: missing section"),
-        (("heads = 2", "heads = '2'"), r"micro\.toml: model\.heads: got '2'; allowed: a whole number"),
-        (("steps = 5", "stepps = 5"), r"micro\.toml: train\.stepps: unknown key, got 5; did you mean train\.steps\?"),
+        (
+            ("heads = 2", "heads = '2'"),
+            r"micro\.toml: model\.heads: got '2'; allowed: a whole number",
+        ),
+        (
+            ("steps = 5", "stepps = 5"),
+            r"micro\.toml: train\.stepps: unknown key, got 5; did you mean train\.steps\?",
+        ),
         (("1e-3", "nan"), r"micro\.toml: optimizer\.learning_rate: got nan"),
     ],
 )
@@ -123,7 +164,10 @@ def test_several_mistakes_are_told_at_once(micro):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gpt_nanno", r"'gpt_nanno': no such config; did you mean gpt_nano\?; there are: bert_4b, .*gpt_117m"),
+        (
+            "gpt_nanno",
+            r"'gpt_nanno': no such config; did you mean gpt_nano\?; there are: bert_4b, .*gpt_117m",
+        ),
         ("nowhere/x.toml", r"nowhere/x\.toml: no such config file"),
     ],
 )
@@ -160,4 +204,8 @@ def test_overrides_are_toml_values_or_else_texts(text, parsed):
 
 def test_overrides_win_and_make_sections(micro):
     config = load(str(micro), ["train.steps=9", "plan.budget=64MiB", "optimizer.learning_rate=1"])
-    assert (config.train.steps, config.plan.budget, config.optimizer.learning_rate) == (9, "64MiB", 1.0)
+    assert (config.train.steps, config.plan.budget, config.optimizer.learning_rate) == (
+        9,
+        "64MiB",
+        1.0,
+    )

@@ -34,7 +34,9 @@ def test_a_folder_is_split_by_file_and_adding_files_moves_none(tmp_path):
         assert (mark in before.train.tobytes()) != inside[i]
     (tmp_path / "more.txt").write_text("more" * 20)
     after = data.read(str(tmp_path), 32)
-    assert len(after.train) + len(after.validation) == len(before.train) + len(before.validation) + 81
+    assert (
+        len(after.train) + len(after.validation) == len(before.train) + len(before.validation) + 81
+    )
 
 
 def test_binary_and_hidden_files_and_tests_are_left_out(tmp_path):
@@ -58,8 +60,14 @@ def test_a_file_is_split_at_nine_tenths(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"data\.path: got '.*text\.txt', which does not exist; allowed: a text file or a folder"),
-        (b"", r"too short: got 0 bytes for train; allowed: at least 33, one more than train\.sequence"),
+        (
+            None,
+            r"data\.path: got '.*text\.txt', which does not exist; allowed: a text file or a folder",
+        ),
+        (
+            b"",
+            r"too short: got 0 bytes for train; allowed: at least 33, one more than train\.sequence",
+        ),
         (b"x" * 300, r"too short: got 30 bytes for validation; allowed: at least 33"),
     ],
 )

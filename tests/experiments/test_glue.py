@@ -69,7 +69,9 @@ RTE = "index\tsentence1\tsentence2\tlabel\n"
 
 def put(folder, task, side, content):
     (folder / task).mkdir(exist_ok=True)
-    (folder / task / f"{side}.tsv").write_bytes(content if isinstance(content, bytes) else content.encode())
+    (folder / task / f"{side}.tsv").write_bytes(
+        content if isinstance(content, bytes) else content.encode()
+    )
 
 
 def read(folder, content, task="RTE", side="train"):
@@ -86,7 +88,11 @@ def expected(texts):
 @pytest.mark.parametrize("task", TASKS)
 def test_each_task_is_read_as_it_is_laid_out(task, test, tmp_path):
     content, texts, labels = LAYOUTS[task][test]
-    sides = [side.replace("dev", "test") for side in TASKS[task].dev] if test else ["train", *TASKS[task].dev]
+    sides = (
+        [side.replace("dev", "test") for side in TASKS[task].dev]
+        if test
+        else ["train", *TASKS[task].dev]
+    )
     for side in sides:
         found = read(tmp_path, content, task, side)
         assert list(found.texts) == expected(texts)
@@ -110,7 +116,16 @@ def test_each_task_is_read_as_it_is_laid_out(task, test, tmp_path):
         ("label\tsentence2\tmore\tsentence1\nentailment\tb\tx\ta\n", "a+b"),
         (RTE + "0\t\tb\tentailment\n", "+b"),
     ],
-    ids=["BOM", "CRLF", "no last break", "empty lines", "quotes", "other breaks", "other order", "empty text"],
+    ids=[
+        "BOM",
+        "CRLF",
+        "no last break",
+        "empty lines",
+        "quotes",
+        "other breaks",
+        "other order",
+        "empty text",
+    ],
 )
 def test_what_a_file_may_have(content, texts, tmp_path):
     found = read(tmp_path, content)
@@ -157,16 +172,20 @@ def test_what_is_no_glue_file_is_told_with_its_line(task, content, message, tmp_
 
 def test_what_is_not_there_is_told(tmp_path):
     with pytest.raises(
-        InputError, match=r"data\.path: got '.*/none', which is no folder; allowed: the folder of the GLUE"
+        InputError,
+        match=r"data\.path: got '.*/none', which is no folder; allowed: the folder of the GLUE",
     ):
         glue_data.read(str(tmp_path / "none"), "RTE", "train")
-    with pytest.raises(InputError, match=r"data\.path: got '.*', which has no folder RTE, but none; allowed"):
+    with pytest.raises(
+        InputError, match=r"data\.path: got '.*', which has no folder RTE, but none; allowed"
+    ):
         glue_data.read(str(tmp_path), "RTE", "train")
     read(tmp_path, LAYOUTS["RTE"][0][0])
     with pytest.raises(InputError, match=r"which has no folder MNLI, but RTE"):
         glue_data.read(str(tmp_path), "MNLI", "train")
     with pytest.raises(
-        InputError, match=r"data\.path: cannot read .*/RTE/dev\.tsv: No such file or directory; allowed"
+        InputError,
+        match=r"data\.path: cannot read .*/RTE/dev\.tsv: No such file or directory; allowed",
     ):
         glue_data.read(str(tmp_path), "RTE", "dev")
 
@@ -174,7 +193,9 @@ def test_what_is_not_there_is_told(tmp_path):
 def test_lines_that_a_text_divides_are_left_out_of_qqp_alone(tmp_path):
     content, _, _ = LAYOUTS["QQP"][0]
     divided = '8\t1\t2\t"Why\n"\tBecause?\t0\n9\t1\t2\tA?\tB?\t1\n'
-    with pytest.warns(UserWarning, match=r"QQP/train\.tsv: left out 2 lines that a line break divides"):
+    with pytest.warns(
+        UserWarning, match=r"QQP/train\.tsv: left out 2 lines that a line break divides"
+    ):
         found = read(tmp_path, content + divided, "QQP")
     assert list(found.texts) == expected("Why?+How?|A?+B?")
     assert found.labels.tolist() == [0, 1]
@@ -210,7 +231,9 @@ def numbered(n):
 
 
 def test_a_batch_is_a_function_of_seed_and_step_and_an_epoch_has_each_example_once():
-    draw = lambda seed, step, n=10: glue_text.sample(numbered(n), seed, step, 4, 8)["labels"].tolist()
+    draw = lambda seed, step, n=10: glue_text.sample(numbered(n), seed, step, 4, 8)[
+        "labels"
+    ].tolist()
     drawn = [label for step in range(1, 6) for label in draw(0, step)]
     assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
     assert drawn[:10] != drawn[10:]
@@ -230,7 +253,10 @@ def test_evaluation_has_every_example_once():
 def test_each_task_is_measured_as_glue_has_it():
     wanted, got = np.array([1, 1, 1, 0, 0, 0]), np.array([1, 1, 0, 0, 0, 1])
     assert measure(TASKS["RTE"], wanted, got) == {"accuracy": pytest.approx(4 / 6)}
-    assert measure(TASKS["MRPC"], wanted, got) == {"accuracy": pytest.approx(4 / 6), "f1": pytest.approx(2 / 3)}
+    assert measure(TASKS["MRPC"], wanted, got) == {
+        "accuracy": pytest.approx(4 / 6),
+        "f1": pytest.approx(2 / 3),
+    }
     assert measure(TASKS["CoLA"], wanted, got) == {"matthews": pytest.approx(1 / 3)}
     scores = np.array([0.0, 1.0, 2.0, 5.0])
     found = measure(TASKS["STS-B"], scores, scores**3)
@@ -243,7 +269,9 @@ def test_each_task_is_measured_as_glue_has_it():
 @pytest.mark.parametrize("task", ["CoLA", "QQP", "STS-B"])
 def test_what_does_not_vary_measures_zero_without_a_warning(task):
     found = measure(TASKS[task], np.array([0, 1, 1]), np.zeros(3, int))
-    assert [value for name, value in found.items() if name != "accuracy"] == [0.0] * (2 if task == "STS-B" else 1)
+    assert [value for name, value in found.items() if name != "accuracy"] == [0.0] * (
+        2 if task == "STS-B" else 1
+    )
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*glue*.toml")), ids=lambda p: p.stem)
@@ -251,7 +279,8 @@ def test_committed_configs_are_valid_and_say_how_to_run_them(path):
     config = load(path.stem, (), GlueConfig)
     assert config == load(str(path), (), GlueConfig)
     assert (
-        f"python -m experiments.train_glue {path.stem} --out runs/{path.stem}" in path.read_text().split("[model]")[0]
+        f"python -m experiments.train_glue {path.stem} --out runs/{path.stem}"
+        in path.read_text().split("[model]")[0]
     )
     for task in TASKS:
         load(path.stem, [f"data.task={task}"], GlueConfig)
@@ -268,8 +297,14 @@ def test_committed_configs_are_valid_and_say_how_to_run_them(path):
         ("model.kind=gpt", r"model\.kind: got 'gpt'"),
         ("train.sequence=7", r"train\.sequence: got 7; allowed: at least 8"),
         ("train.loss_chunk=4", r"train\.loss_chunk: unknown key"),
-        ("train.microbatches=5", r"train\.microbatches: got 5; allowed: a divisor of train\.batch, 32"),
-        ("model.loop=scan", r"model\.loop: got 'scan'; allowed with optimizer\.accumulation = 'released': 'stack'"),
+        (
+            "train.microbatches=5",
+            r"train\.microbatches: got 5; allowed: a divisor of train\.batch, 32",
+        ),
+        (
+            "model.loop=scan",
+            r"model\.loop: got 'scan'; allowed with optimizer\.accumulation = 'released': 'stack'",
+        ),
     ],
 )
 def test_a_mistake_in_the_settings_is_told(override, message):

@@ -41,10 +41,14 @@ def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("glue_data")
     three = ("entailment", "neutral", "contradiction")
     files = {
-        "SST-2/train": "sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows_of(64)),
-        "SST-2/dev": "sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows_of(21)),
-        "STS-B/train": "sentence1\tsentence2\tscore\n" + "alike\talike\t4.8\nnotnot\tlikely\t0.2\n" * 16,
-        "STS-B/dev": "sentence1\tsentence2\tscore\n" + "alike\talike\t4.8\nnotnot\tlikely\t0.2\n" * 2,
+        "SST-2/train": "sentence\tlabel\n"
+        + "".join(f"{text}\t{label}\n" for text, label in rows_of(64)),
+        "SST-2/dev": "sentence\tlabel\n"
+        + "".join(f"{text}\t{label}\n" for text, label in rows_of(21)),
+        "STS-B/train": "sentence1\tsentence2\tscore\n"
+        + "alike\talike\t4.8\nnotnot\tlikely\t0.2\n" * 16,
+        "STS-B/dev": "sentence1\tsentence2\tscore\n"
+        + "alike\talike\t4.8\nnotnot\tlikely\t0.2\n" * 2,
     }
     for side in ("train", "dev_matched", "dev_mismatched"):
         files[f"MNLI/{side}"] = "sentence1\tsentence2\tgold_label\n" + "".join(
@@ -57,7 +61,11 @@ def folder(tmp_path_factory):
 
 
 def config_of(way="released", *overrides):
-    return load("bert_glue", (*TINY, f"optimizer.accumulation={way}", "data.task=SST-2", *overrides), GlueConfig)
+    return load(
+        "bert_glue",
+        (*TINY, f"optimizer.accumulation={way}", "data.task=SST-2", *overrides),
+        GlueConfig,
+    )
 
 
 def batch_of(config, step=1, n=64):
@@ -69,7 +77,9 @@ def batch_of(config, step=1, n=64):
 def first(config):
     """The first state, its parameters drawn by NumPy, which need not be compiled."""
     random, fixed = np.random.default_rng(0).normal, {"scale": np.ones, "bias": np.zeros}
-    draw = lambda path, a: fixed.get(path[-1].key, lambda shape: random(0, 0.02, shape))(a.shape).astype(a.dtype)
+    draw = lambda path, a: fixed.get(path[-1].key, lambda shape: random(0, 0.02, shape))(
+        a.shape
+    ).astype(a.dtype)
     shapes = jax.eval_shape(functools.partial(glue_model.create, config), jax.random.key(0))
     params = jax.tree.map(jnp.array, jax.tree_util.tree_map_with_path(draw, shapes))
     folds = config.optimizer.accumulation in ("adama", "released")
@@ -109,7 +119,9 @@ def test_a_mask_that_hides_nothing_changes_nothing(kind, causal):
     qkv = jax.random.normal(jax.random.key(0), (2, 5, 48))
     everywhere = attention(model, qkv, None, causal, jnp.ones((2, 5), bool))
     np.testing.assert_array_equal(everywhere, attention(model, qkv, None, causal))
-    assert (attention(model, qkv, None, causal, jnp.arange(5) < 3 * jnp.ones((2, 1))) != everywhere).any()
+    assert (
+        attention(model, qkv, None, causal, jnp.arange(5) < 3 * jnp.ones((2, 1))) != everywhere
+    ).any()
 
 
 def test_the_second_text_is_told_from_the_first():
@@ -134,7 +146,9 @@ def test_released_adama_is_adama(rate):
             state, metrics = step(state, batch_of(config, i))
         return state, metrics
 
-    (whole, whole_metrics), (released, metrics) = (trained(config_of(way, *exact)) for way in ("adama", "released"))
+    (whole, whole_metrics), (released, metrics) = (
+        trained(config_of(way, *exact)) for way in ("adama", "released")
+    )
     close = functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12)
     jax.tree.map(close, released.params, whole.params)
     jax.tree.map(close, released.moments, whole.moments)
@@ -157,7 +171,9 @@ def test_each_way_learns_what_can_be_told_apart(way):
 
 
 def run(folder, out, *overrides):
-    return train_glue.main(["bert_glue", *TINY, f"data.path={folder}", *overrides, "--out", str(out)])
+    return train_glue.main(
+        ["bert_glue", *TINY, f"data.path={folder}", *overrides, "--out", str(out)]
+    )
 
 
 def found(out):
@@ -173,14 +189,19 @@ def test_a_run_leaves_what_glue_measures(folder, tmp_path, capsys):
     assert summary["validation"]["dev"]["accuracy"] == 1.0
     assert summary["validation"]["dev"]["loss"] == summary["val_loss"] < 0.2
     assert (summary["steps"], summary["interrupted"], summary["config"]) == (30, False, "bert_glue")
-    assert summary["command"].startswith("python -m experiments.train_glue bert_glue model.layers=2")
+    assert summary["command"].startswith(
+        "python -m experiments.train_glue bert_glue model.layers=2"
+    )
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"metrics.jsonl", "summary.json"}
     assert "64 examples to train on, 21 for validation" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_scores_are_regressed(folder, tmp_path):
-    assert run(folder, tmp_path, "data.task=STS-B", "optimizer.accumulation=adama", "train.steps=60") == 0
+    assert (
+        run(folder, tmp_path, "data.task=STS-B", "optimizer.accumulation=adama", "train.steps=60")
+        == 0
+    )
     summary, rows = found(tmp_path)
     assert summary["validation"]["dev"].keys() == {"loss", "pearson", "spearman"}
     assert summary["validation"]["dev"]["pearson"] > 0.99
@@ -223,7 +244,12 @@ def test_an_interrupted_run_leaves_what_it_has(losses, folder, tmp_path):
     losses[2] = KeyboardInterrupt
     assert run(folder, tmp_path, "data.task=SST-2", "train.steps=3") == 130
     summary, rows = found(tmp_path)
-    assert (summary["steps"], summary["interrupted"], summary["validation"], summary["val_loss"]) == (2, True, {}, None)
+    assert (
+        summary["steps"],
+        summary["interrupted"],
+        summary["validation"],
+        summary["val_loss"],
+    ) == (2, True, {}, None)
     assert [row["step"] for row in rows] == [1, 2]
 
 
@@ -235,7 +261,9 @@ def test_an_interrupted_run_leaves_what_it_has(losses, folder, tmp_path):
         ("data.path=/nowhere", "data.path: got '/nowhere', which is no folder"),
     ],
 )
-def test_bad_input_is_exit_code_2_one_message_and_no_file(override, message, folder, tmp_path, capsys):
+def test_bad_input_is_exit_code_2_one_message_and_no_file(
+    override, message, folder, tmp_path, capsys
+):
     assert run(folder, tmp_path / "out", override) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("error: ")
@@ -256,8 +284,13 @@ def test_a_bert_may_be_given_to_start_from():
     params = first(config).params
     longer = params | {"positions": jnp.zeros((32, 16))}
     with pytest.raises(
-        InputError, match=r"`pretrained`: got \(16, 16\) for positions; allowed: \(32, 16\); give .*train\.sequence"
+        InputError,
+        match=r"`pretrained`: got \(16, 16\) for positions; allowed: \(32, 16\); give .*train\.sequence",
     ):
         glue_model.onto(longer, pretrained)
-    with pytest.raises(InputError, match=r"`pretrained`: got no segments, first; allowed: a BERT's parameters"):
-        glue_model.onto(params, {k: v for k, v in pretrained.items() if k not in ("first", "segments")})
+    with pytest.raises(
+        InputError, match=r"`pretrained`: got no segments, first; allowed: a BERT's parameters"
+    ):
+        glue_model.onto(
+            params, {k: v for k, v in pretrained.items() if k not in ("first", "segments")}
+        )

@@ -22,7 +22,13 @@ from experiments.steps.step import abstract, gradient, init_state, make_loss, ma
 
 pytestmark = pytest.mark.jax_defaults
 
-MICRO = ("model.layers=2", "model.width=32", "train.batch=4", "train.sequence=16", "train.loss_chunk=4")
+MICRO = (
+    "model.layers=2",
+    "model.width=32",
+    "train.batch=4",
+    "train.sequence=16",
+    "train.loss_chunk=4",
+)
 DROPS = ("model.dropout=0.2", "model.attention_dropout=0.2")
 TAGS = {"resid_in", "ln1", "qkv", "probs", "attn", "mid", "ln2", "up", "gelu"}
 MASKS = {"attn_mask", "attn_out_mask", "mlp_out_mask"}
@@ -39,7 +45,8 @@ def tokens(config, seed=0):
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    ("name", "count"), [("gpt_117m", 124_439_808), ("gpt_345m", 354_823_168), ("gpt_4b7", 4_688_987_136)]
+    ("name", "count"),
+    [("gpt_117m", 124_439_808), ("gpt_345m", 354_823_168), ("gpt_4b7", 4_688_987_136)],
 )
 def test_sizes_are_gpt_2s_and_nothing_is_allocated_to_know_them(name, count):
     state, shape = abstract(load(name))
@@ -52,7 +59,9 @@ def test_the_abstract_state_is_the_states_own():
     config = micro(*DROPS)
     state, _ = abstract(config)
     real = init_state(config)
-    assert jax.tree.map(lambda a: (a.shape, a.dtype), state) == jax.tree.map(lambda a: (a.shape, a.dtype), real)
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), state) == jax.tree.map(
+        lambda a: (a.shape, a.dtype), real
+    )
 
 
 def reference(params, model, x_BS):
@@ -109,7 +118,10 @@ def test_no_position_sees_a_later_one(attention):
 
 def test_tags_are_those_of_adaccs_table():
     names = lambda config: set(
-        re.findall(r"jaxmem_tag\[[^\]]*?name=(\w+)", str(jax.make_jaxpr(make_step(config))(*abstract(config))))
+        re.findall(
+            r"jaxmem_tag\[[^\]]*?name=(\w+)",
+            str(jax.make_jaxpr(make_step(config))(*abstract(config))),
+        )
     )
     assert names(micro(*DROPS)) == TAGS | MASKS
     assert names(micro()) == TAGS
@@ -121,8 +133,12 @@ def test_the_chunk_of_the_loss_does_not_matter(chunk):
     k = jax.random.split(jax.random.key(0), 3)
     hidden, embedding = jax.random.normal(k[0], (2, 16, 8)), jax.random.normal(k[1], (300, 8))
     targets = jax.random.randint(k[2], (2, 16), 0, 300)
-    both = lambda chunk: jax.value_and_grad(cross_entropy, (0, 1))(hidden, embedding, targets, chunk)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7), both(chunk), both(8))
+    both = lambda chunk: jax.value_and_grad(cross_entropy, (0, 1))(
+        hidden, embedding, targets, chunk
+    )
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7), both(chunk), both(8)
+    )
 
 
 @pytest.mark.core
@@ -141,7 +157,9 @@ def test_dropout_is_a_function_of_its_key_and_recomputation_repeats_it():
     config = micro(*DROPS)
     params, text = init_state(config).params, tokens(config)
     policies = jaxmem.remat_policy(None), jax.checkpoint_policies.nothing_saveable
-    keep, recompute = (jax.jit(jax.value_and_grad(make_loss(config, scanned(policy)))) for policy in policies)
+    keep, recompute = (
+        jax.jit(jax.value_and_grad(make_loss(config, scanned(policy)))) for policy in policies
+    )
     key, other = jax.random.split(jax.random.key(0))
     value, grads = keep(params, text, key)
     again, same = recompute(params, text, key)
@@ -157,7 +175,9 @@ def recomputing(*, but=()):
 @pytest.mark.core
 def test_the_stack_is_the_scan_and_a_plan_may_change_in_mid_training():
     config = micro(*DROPS)
-    on_stack = config.model_copy(update={"model": config.model.model_copy(update={"loop": "stack"})})
+    on_stack = config.model_copy(
+        update={"model": config.model.model_copy(update={"loop": "stack"})}
+    )
     plans = (recomputing(), recomputing(but=TAGS))
     state, other = init_state(config), init_state(config)
     scan = jax.jit(make_step(config))
@@ -167,7 +187,11 @@ def test_the_stack_is_the_scan_and_a_plan_may_change_in_mid_training():
         other, same = jax.jit(make_step(on_stack, plan))(other, text)
         assert metrics["loss"] == same["loss"] or number, "the first loss is bit-equal"
         np.testing.assert_allclose(metrics["loss"], same["loss"], rtol=1e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), state.params, other.params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        state.params,
+        other.params,
+    )
 
 
 def test_layers_and_masks_have_keys_of_their_own():
@@ -196,7 +220,8 @@ def test_microbatches_give_the_whole_batchs_gradient():
 
 
 @pytest.mark.parametrize(
-    ("clip", "expected"), [("none", [3.0, -4.0, 0.0]), ("value", [1.0, -1.0, 0.0]), ("norm", [0.6, -0.8, 0.0])]
+    ("clip", "expected"),
+    [("none", [3.0, -4.0, 0.0]), ("value", [1.0, -1.0, 0.0]), ("norm", [0.6, -0.8, 0.0])],
 )
 def test_clipping_comes_before_the_moments(clip, expected):
     tx = optimizer(micro(f"optimizer.clip={clip}", "optimizer.clip_at=1.0"))
@@ -206,7 +231,9 @@ def test_clipping_comes_before_the_moments(clip, expected):
 
 
 def test_the_rate_warms_up_and_falls_as_a_cosine():
-    rate = learning_rate(micro("train.steps=110", "optimizer.warmup=10", "optimizer.learning_rate=1.0"))
+    rate = learning_rate(
+        micro("train.steps=110", "optimizer.warmup=10", "optimizer.learning_rate=1.0")
+    )
     at = [float(rate(jnp.int32(i))) for i in (0, 9, 10, 60, 110, 500)]
     np.testing.assert_allclose(at, [0.1, 1.0, 1.0, 0.55, 0.1, 0.1], rtol=1e-5)
 

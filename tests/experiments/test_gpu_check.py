@@ -23,12 +23,21 @@ def test_ceilings_and_codecs(tmp_path, capsys):
     assert run(tmp_path, "--part", "ceilings", "--part", "codecs") == 0
     rows = read(tmp_path, "ceilings")["rows"]
     assert rows["copy"]["rate"]["median"] > 1e6
-    assert rows["matmul_float32"]["rate"]["lower_quartile"] <= rows["matmul_float32"]["rate"]["median"]
+    assert (
+        rows["matmul_float32"]["rate"]["lower_quartile"] <= rows["matmul_float32"]["rate"]["median"]
+    )
     assert all("rate" in row or "absent" in row for row in rows.values())
     data = read(tmp_path, "codecs")
     speeds = [row for row in data["rows"].values() if "of_copy" in row]
-    assert {row["codec"].split("(")[0] for row in speeds} >= {"outlier_separated", "bit_mask", "channelwise_symmetric"}
-    assert all(row["seconds"] > 0 and row["bytes"] > row["values"] / 8 and not row["is_kernel"] for row in speeds)
+    assert {row["codec"].split("(")[0] for row in speeds} >= {
+        "outlier_separated",
+        "bit_mask",
+        "channelwise_symmetric",
+    }
+    assert all(
+        row["seconds"] > 0 and row["bytes"] > row["values"] / 8 and not row["is_kernel"]
+        for row in speeds
+    )
     assert len(data["summary"]["table"]) == 2 + len(speeds)
     assert len(data["summary"]["differ"]) == 6
     assert not any(data["summary"]["differ"].values()), "here, both are references"
@@ -60,9 +69,14 @@ def test_adama_runs_beside_accumulation(tmp_path):
     assert run(tmp_path, "--part", "adama_117m") == 0
     data = read(tmp_path, "adama_117m")
     found = data["summary"]["to accumulation in place"]
-    assert found.keys() == {f"{way} {plan}" for way in ("in_place", "released") for plan in ("everything", "recompute")}
+    assert found.keys() == {
+        f"{way} {plan}" for way in ("in_place", "released") for plan in ("everything", "recompute")
+    }
     assert found["released recompute"]["bytes"] < 0.95
-    first, last = data["summary"]["losses"]["released"][0], data["summary"]["losses"]["released"][-1]
+    first, last = (
+        data["summary"]["losses"]["released"][0],
+        data["summary"]["losses"]["released"][-1],
+    )
     assert last < first
 
 
@@ -80,7 +94,9 @@ def test_the_parts_that_plan(part, tmp_path):
         assert summary["rounds"] == 2
         assert len(summary["plans"]) == 4
         assert all(one["against_best"]["median"] > 0 for one in summary["plans"].values())
-        assert all(data["rows"][p]["bytes"] <= one["budget_bytes"] for p, one in summary["plans"].items())
+        assert all(
+            data["rows"][p]["bytes"] <= one["budget_bytes"] for p, one in summary["plans"].items()
+        )
     else:
         distinct = {str(row["stored"]) for row in data["rows"].values() if "plan" in row}
         assert summary["plans"] == len(distinct) >= 1
@@ -92,14 +108,36 @@ def test_the_parts_that_plan(part, tmp_path):
 def test_quality_trains_both_and_goes_on_from_what_was_saved(tmp_path, capfd):
     text = tmp_path / "text.txt"
     text.write_text("".join(f"a line, number {i}\n" for i in range(500)))
-    assert run(tmp_path / "out", "--part", "quality", "--data", str(text), "--cache", str(tmp_path / "cache")) == 0
+    assert (
+        run(
+            tmp_path / "out",
+            "--part",
+            "quality",
+            "--data",
+            str(text),
+            "--cache",
+            str(tmp_path / "cache"),
+        )
+        == 0
+    )
     data = read(tmp_path / "out", "quality")
     assert data["rows"].keys() == {"unplanned", "compressed"}
     assert [number for number, *_ in data["rows"]["unplanned"]["step_loss_seconds"]] == [2, 4, 6]
     assert abs(data["summary"]["relative_difference"]) < 0.05
     assert data["rows"]["compressed"]["text"] == "text.txt"
     (tmp_path / "out" / "quality.json").unlink()
-    assert run(tmp_path / "out", "--part", "quality", "--data", str(text), "--cache", str(tmp_path / "cache")) == 0
+    assert (
+        run(
+            tmp_path / "out",
+            "--part",
+            "quality",
+            "--data",
+            str(text),
+            "--cache",
+            str(tmp_path / "cache"),
+        )
+        == 0
+    )
     again = read(tmp_path / "out", "quality")["rows"]["unplanned"]["step_loss_seconds"]
     first = data["rows"]["unplanned"]["step_loss_seconds"]
     assert again[:2] == first[:2]  # read, not run: the seconds too
@@ -122,7 +160,10 @@ def test_every_part_says_its_points_without_a_device():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--part", "codex"], "--part: got 'codex'; did you mean codecs?; allowed: ceilings, codecs"),
+        (
+            ["--part", "codex"],
+            "--part: got 'codex'; did you mean codecs?; allowed: ceilings, codecs",
+        ),
         (["--data", "/nowhere"], "--data: got '/nowhere', which is no file"),
         (["--limit", "0"], "--limit: got 0.0; allowed: more than 0"),
     ],
@@ -141,7 +182,10 @@ def test_without_a_gpu_only_a_rehearsal_runs(tmp_path, capsys):
 
 def test_budgets_are_those_of_baselines_that_fit():
     row = lambda size, fits=True: {"bytes": size, "fits": fits}
-    rows = {f"baseline {i}": row(10 * i) for i in range(1, 8)} | {"baseline big": row(65, False), "plan 0": row(1)}
+    rows = {f"baseline {i}": row(10 * i) for i in range(1, 8)} | {
+        "baseline big": row(65, False),
+        "plan 0": row(1),
+    }
     assert times.budgets(rows | {"baseline keep_everything": row(70)}) == [10, 30, 40, 60]
     assert times.budgets(rows | {"baseline keep_everything": row(999, False)}) == [10, 30, 50, 70]
     assert times.budgets({"baseline a": row(10), "baseline b": row(40)}) == [10, 20, 30, 40]
@@ -157,7 +201,9 @@ def test_a_plan_is_compared_in_pairs_with_what_fits_its_budget():
     rows = {f"round {i}": {"seconds": one} for i, one in enumerate(seconds)}
     rows |= {"baseline a": {"bytes": 10}, "baseline b": {"bytes": 20}}
     rows["plan 0"] = {"bytes": 9, "budget_bytes": 10, "predicted_seconds": 1.0}
-    found = times.summary(rows, Settings("times", "times", "a", "a", 1.0, small=True, model="gpt_117m"))
+    found = times.summary(
+        rows, Settings("times", "times", "a", "a", 1.0, small=True, model="gpt_117m")
+    )
     (plan,) = found["plans"].values()
     assert plan["best_baseline"] == "baseline a"
     assert plan["ratios"].keys() == {"baseline a"}  # b is over the budget

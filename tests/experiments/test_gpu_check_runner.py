@@ -44,7 +44,9 @@ def summary(rows, settings):
 @pytest.fixture
 def settings(tmp_path):
     (tmp_path / "a_part.py").write_text(PART)
-    yield Settings("a", "a_part", str(tmp_path / "out" / "a.json"), str(tmp_path / "cache"), 120.0, small=True)
+    yield Settings(
+        "a", "a_part", str(tmp_path / "out" / "a.json"), str(tmp_path / "cache"), 120.0, small=True
+    )
     sys.modules.pop("a_part", None)
 
 
@@ -79,9 +81,7 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(settings, tmp_path):
     settings.path.parent.mkdir()
     hang = settings.path.with_name("hang")
     hang.touch()
-    code = (
-        "import sys; from experiments.gpu_check.runner import run_part, Settings; run_part(Settings.read(sys.argv[1]))"
-    )
+    code = "import sys; from experiments.gpu_check.runner import run_part, Settings; run_part(Settings.read(sys.argv[1]))"
     process = subprocess.Popen([sys.executable, "-c", code, settings.text()])
     try:
         for _ in range(600):
@@ -117,13 +117,17 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_point_that_outlasts_the_limit_is_cut_and_given_up_after_a_second_try(settings, monkeypatch):
+def test_a_point_that_outlasts_the_limit_is_cut_and_given_up_after_a_second_try(
+    settings, monkeypatch
+):
     monkeypatch.setenv("POINTS", "hangs last")
     settings.path.parent.mkdir()
     settings.path.with_name("hang").touch()
     brief = dataclasses.replace(settings, seconds=8.0)
     for tries in (1, 2):
-        while Results(settings.path).data.get("cuts", {}).get("hangs", 0) < tries:  # a slow machine may not get so far
+        while (
+            Results(settings.path).data.get("cuts", {}).get("hangs", 0) < tries
+        ):  # a slow machine may not get so far
             data = run_part(brief, grace=0.0).data
         assert data["running"] is None
         assert ("hangs" in data["rows"]) == (tries == 2)
@@ -138,7 +142,10 @@ def test_results_of_another_machine_are_not_mixed(settings):
     results.begin("one")
     results.add("one", {"value": 1})
     data = run_part(settings).data
-    assert "--out: a.json holds results with small False, and this is True; name another folder" in data["problem"]
+    assert (
+        "--out: a.json holds results with small False, and this is True; name another folder"
+        in data["problem"]
+    )
     assert list(data["rows"]) == ["one"]
     settings.path.write_text("{")
     with pytest.raises(InputError, match=r"a\.json is no file of results"):

@@ -31,13 +31,31 @@ def test_committed_configs_are_valid_and_say_how_to_run_them(path):
     ("overrides", "message"),
     [
         (["model.depth=18"], r"model\.depth: got 18; allowed: one of 14, 26 or 50"),
-        (["model.widht=8"], r"model\.widht: unknown key, got 8; did you mean model\.width\?; allowed: depth, width"),
-        (["plan.budget=1"], r"plan: unknown key, got \{'budget': 1\}.*; allowed: model, data, train, optimizer"),
-        (["train.microbatches=5"], r"train\.microbatches: got 5; allowed: a divisor of train\.batch, 64"),
-        (["train.microbatches=64"], r"train\.microbatches: got 64; allowed: at most half of train\.batch, 64"),
+        (
+            ["model.widht=8"],
+            r"model\.widht: unknown key, got 8; did you mean model\.width\?; allowed: depth, width",
+        ),
+        (
+            ["plan.budget=1"],
+            r"plan: unknown key, got \{'budget': 1\}.*; allowed: model, data, train, optimizer",
+        ),
+        (
+            ["train.microbatches=5"],
+            r"train\.microbatches: got 5; allowed: a divisor of train\.batch, 64",
+        ),
+        (
+            ["train.microbatches=64"],
+            r"train\.microbatches: got 64; allowed: at most half of train\.batch, 64",
+        ),
         (["optimizer.accumulation=none"], r"train\.microbatches: got 4; allowed with .* 'none': 1"),
-        (["optimizer.final_rate=1.0"], r"optimizer\.final_rate: got 1\.0; allowed: at most optimizer\.learning_rate"),
-        (["optimizer.warmup=999"], r"optimizer\.warmup: got 999; allowed: at most train\.steps, 300"),
+        (
+            ["optimizer.final_rate=1.0"],
+            r"optimizer\.final_rate: got 1\.0; allowed: at most optimizer\.learning_rate",
+        ),
+        (
+            ["optimizer.warmup=999"],
+            r"optimizer\.warmup: got 999; allowed: at most train\.steps, 300",
+        ),
     ],
 )
 def test_a_mistake_in_the_settings_is_told(overrides, message):
@@ -54,14 +72,20 @@ def test_digits_are_the_default():
     np.testing.assert_allclose(everything["images"].mean((0, 1, 2)), 0, atol=1e-3)
     np.testing.assert_allclose(everything["images"].std((0, 1, 2)), 1, atol=1e-3)
     assert set(images.validation.labels) == set(range(10))
-    with pytest.raises(InputError, match=r"data\.size: got 224; allowed for scikit-learn's digits .*: 8, or leave"):
+    with pytest.raises(
+        InputError, match=r"data\.size: got 224; allowed for scikit-learn's digits .*: 8, or leave"
+    ):
         image_data.read(None, 224)
 
 
 def numbered(n):
     """Images whose first value is their number."""
-    pixels = lambda indices: np.float32(indices)[:, None, None, None] * np.ones((1, 2, 2, 3), np.float32)
-    return image_data.Split(np.arange(n, dtype=np.int32), pixels, np.zeros(3, np.float32), np.ones(3, np.float32))
+    pixels = lambda indices: (
+        np.float32(indices)[:, None, None, None] * np.ones((1, 2, 2, 3), np.float32)
+    )
+    return image_data.Split(
+        np.arange(n, dtype=np.int32), pixels, np.zeros(3, np.float32), np.ones(3, np.float32)
+    )
 
 
 def test_a_batch_is_a_function_of_seed_and_step():
@@ -75,7 +99,9 @@ def test_a_batch_is_a_function_of_seed_and_step():
 
 
 def test_an_epoch_has_each_image_once():
-    drawn = np.concatenate([image_data.sample(numbered(10), 0, step, 4)["labels"] for step in range(5)])
+    drawn = np.concatenate(
+        [image_data.sample(numbered(10), 0, step, 4)["labels"] for step in range(5)]
+    )
     assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
     assert (drawn[:10] != drawn[10:]).any()
     assert len(image_data.sample(numbered(10), 0, 0, 25)["labels"]) == 25
@@ -122,10 +148,19 @@ def pickled(x) -> bytes:
     if isinstance(x, np.ndarray):
         return pickled(State(x.shape, x.dtype.str[1:].encode(), 0, x.tobytes()))
     dtype = (
-        pickled(Names("numpy", "dtype", x.dtype, 0, 1)) + pickled((3, b"|", None, None, None, -1, -1, x.flags)) + b"b"
+        pickled(Names("numpy", "dtype", x.dtype, 0, 1))
+        + pickled((3, b"|", None, None, None, -1, -1, x.flags))
+        + b"b"
     )
-    empty = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n" + pickled((0,)) + pickled(b"b") + b"tR"
-    return empty + b"(" + pickled(1) + pickled(x.shape) + dtype + pickled(0) + pickled(x.data) + b"tb"
+    empty = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n"
+        + pickled((0,))
+        + pickled(b"b")
+        + b"tR"
+    )
+    return (
+        empty + b"(" + pickled(1) + pickled(x.shape) + dtype + pickled(0) + pickled(x.data) + b"tb"
+    )
 
 
 def write(path, data):
@@ -135,7 +170,11 @@ def write(path, data):
 def side(n, seed, classes, key=b"labels"):
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, classes, n).tolist()
-    return {b"data": rng.integers(0, 256, (n, 3072), dtype=np.uint8), key: labels, b"batch_label": b"of tests"}
+    return {
+        b"data": rng.integers(0, 256, (n, 3072), dtype=np.uint8),
+        key: labels,
+        b"batch_label": b"of tests",
+    }
 
 
 @pytest.fixture
@@ -155,11 +194,16 @@ def test_cifar_10(cifar_10):
     got = images.train[np.array([5])]  # the second file's second image
     assert got["labels"] == second[b"labels"][1]
     pixels = (got["images"] * images.train.std + images.train.mean) * 255
-    np.testing.assert_allclose(pixels[0, 3, 7], second[b"data"][1].reshape(3, 32, 32)[:, 3, 7], atol=1e-3)
+    np.testing.assert_allclose(
+        pixels[0, 3, 7], second[b"data"][1].reshape(3, 32, 32)[:, 3, 7], atol=1e-3
+    )
 
 
 def test_cifar_100_has_fine_labels(tmp_path):
-    write(tmp_path / "meta", {b"fine_label_names": [b"class"] * 100, b"coarse_label_names": [b"class"] * 20})
+    write(
+        tmp_path / "meta",
+        {b"fine_label_names": [b"class"] * 100, b"coarse_label_names": [b"class"] * 20},
+    )
     for name, n in (("train", 6), ("test", 2)):
         write(tmp_path / name, side(n, n, 100, b"fine_labels") | {b"coarse_labels": [0] * n})
     images = image_data.read(str(tmp_path))
@@ -170,11 +214,20 @@ def test_cifar_100_has_fine_labels(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda p: p.unlink(), r"data\.path: cannot read .*data_batch_3: No such file.*; allowed: a folder with all"),
-        (lambda p: p.write_bytes(p.read_bytes()[:5000]), r"data_batch_3 is not CIFAR's: .*; allowed: a pickle of"),
+        (
+            lambda p: p.unlink(),
+            r"data\.path: cannot read .*data_batch_3: No such file.*; allowed: a folder with all",
+        ),
+        (
+            lambda p: p.write_bytes(p.read_bytes()[:5000]),
+            r"data_batch_3 is not CIFAR's: .*; allowed: a pickle of",
+        ),
         (lambda p: p.write_bytes(b""), r"data_batch_3 is not CIFAR's: .*; allowed: a pickle of"),
         (lambda p: write(p, [1]), r"data_batch_3 holds a list; allowed: a dict"),
-        (lambda p: write(p, {b"labels": [1]}), r"data_batch_3 has NoneType for data; allowed: uint8 \(N, 3072\)"),
+        (
+            lambda p: write(p, {b"labels": [1]}),
+            r"data_batch_3 has NoneType for data; allowed: uint8 \(N, 3072\)",
+        ),
         (
             lambda p: write(p, side(4, 3, 10) | {b"data": np.zeros((4, 3000), np.uint8)}),
             r"data_batch_3 has uint8 \(4, 3000\) for data; allowed: uint8 \(N, 3072\)",
@@ -183,10 +236,22 @@ def test_cifar_100_has_fine_labels(tmp_path):
             lambda p: write(p, side(4, 3, 10) | {b"data": np.zeros((4, 3072), np.int32)}),
             r"data_batch_3 is not CIFAR's: an array of i4, and only u1 is allowed",
         ),
-        (lambda p: write(p, side(4, 3, 10) | {b"labels": [0, 1, 10, 2]}), r"has a label 10; allowed: 0 to 9"),
-        (lambda p: write(p, side(4, 3, 10) | {b"labels": [0, 1]}), r"has 2 of them for labels; allowed: 4 whole"),
-        (lambda p: write(p, side(4, 3, 10) | {b"labels": [b"a"] * 4}), r"for labels; allowed: 4 whole numbers"),
-        (lambda p: write(p.with_name("batches.meta"), {}), r"batches\.meta has None for label_names; allowed: a list"),
+        (
+            lambda p: write(p, side(4, 3, 10) | {b"labels": [0, 1, 10, 2]}),
+            r"has a label 10; allowed: 0 to 9",
+        ),
+        (
+            lambda p: write(p, side(4, 3, 10) | {b"labels": [0, 1]}),
+            r"has 2 of them for labels; allowed: 4 whole",
+        ),
+        (
+            lambda p: write(p, side(4, 3, 10) | {b"labels": [b"a"] * 4}),
+            r"for labels; allowed: 4 whole numbers",
+        ),
+        (
+            lambda p: write(p.with_name("batches.meta"), {}),
+            r"batches\.meta has None for label_names; allowed: a list",
+        ),
     ],
 )
 def test_a_broken_cifar_is_told(cifar_10, change, message):
@@ -206,8 +271,13 @@ def test_what_is_written_is_what_python_reads(tmp_path):
 
 
 def test_a_pickle_cannot_run_code(cifar_10, tmp_path):
-    write(cifar_10 / "data_batch_1", {b"data": Names("posix", "mkdir", str(tmp_path / "made").encode())})
-    with pytest.raises(InputError, match=r"data_batch_1 is not CIFAR's: it names posix\.mkdir, and only arrays"):
+    write(
+        cifar_10 / "data_batch_1",
+        {b"data": Names("posix", "mkdir", str(tmp_path / "made").encode())},
+    )
+    with pytest.raises(
+        InputError, match=r"data_batch_1 is not CIFAR's: it names posix\.mkdir, and only arrays"
+    ):
         image_data.read(str(cifar_10))
     assert not (tmp_path / "made").exists()
 
@@ -215,7 +285,10 @@ def test_a_pickle_cannot_run_code(cifar_10, tmp_path):
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        (State((1,), b"O8", 0, b"\1" * 8), "an array of O8, and only u1 is allowed"),  # bytes as pointers, by the flags
+        (
+            State((1,), b"O8", 0, b"\1" * 8),
+            "an array of O8, and only u1 is allowed",
+        ),  # bytes as pointers, by the flags
         (State((1,), b"O8", 63, [3]), "an array of O8"),
         (State((4, 3072), b"u1", 0, b"short"), "cannot reshape"),
         (State((4, 3072), b"u1", 0, [1, 2]), "an array whose values are a list"),
@@ -229,7 +302,9 @@ def test_an_array_that_numpy_should_not_make_is_refused(state, message, cifar_10
         image_data.read(str(cifar_10))
 
 
-@hypothesis.settings(max_examples=300, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(
+    max_examples=300, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
 @hypothesis.given(st.data())
 def test_damaged_bytes_are_an_error_or_still_cifar(cifar_10, data):
     path = cifar_10 / "batches.meta"
@@ -244,9 +319,16 @@ def test_damaged_bytes_are_an_error_or_still_cifar(cifar_10, data):
 
 @pytest.fixture
 def imagenet(tmp_path):
-    for place, colour in (("train/b/1.JPEG", 0), ("train/a/1.png", 100), ("train/a/2.jpg", 50), ("val/b/1.jpeg", 200)):
+    for place, colour in (
+        ("train/b/1.JPEG", 0),
+        ("train/a/1.png", 100),
+        ("train/a/2.jpg", 50),
+        ("val/b/1.jpeg", 200),
+    ):
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB" if colour else "L", (40, 20 + colour // 10), colour and (colour, 0, 0)).save(tmp_path / place)
+        Image.new(
+            "RGB" if colour else "L", (40, 20 + colour // 10), colour and (colour, 0, 0)
+        ).save(tmp_path / place)
     (tmp_path / "train/a/notes.txt").write_text("no image")
     return tmp_path
 
@@ -260,7 +342,9 @@ def test_imagenet(imagenet):
     assert got["images"].shape == (2, 16, 16, 3)
     pixels = got["images"] * images.train.std + images.train.mean
     np.testing.assert_allclose(pixels[0], 0, atol=1e-6)
-    np.testing.assert_allclose(pixels[1], np.broadcast_to([100 / 255, 0, 0], (16, 16, 3)), atol=1e-6)
+    np.testing.assert_allclose(
+        pixels[1], np.broadcast_to([100 / 255, 0, 0], (16, 16, 3)), atol=1e-6
+    )
 
 
 def test_an_image_is_cropped_in_the_centre(tmp_path):
@@ -274,11 +358,23 @@ def test_an_image_is_cropped_in_the_centre(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: (f / "val/c").mkdir(), r"val/c has no images; allowed: at least one of \.jpeg, \.jpg, \.png"),
+        (
+            lambda f: (f / "val/c").mkdir(),
+            r"val/c has no images; allowed: at least one of \.jpeg, \.jpg, \.png",
+        ),
         (lambda f: (f / "train/c").mkdir(), r"train/c has no images"),
-        (lambda f: (f / "val/b").rename(f / "val/c"), r"got .*val/c, a class that is not in .*train; allowed: classes"),
-        (lambda f: (f / "val").rename(f / "test"), r"val has no folders; allowed: one for each class"),
-        (lambda f: (f / "train").rename(f / "training"), r"a folder with training, val; allowed: a folder with CIFAR"),
+        (
+            lambda f: (f / "val/b").rename(f / "val/c"),
+            r"got .*val/c, a class that is not in .*train; allowed: classes",
+        ),
+        (
+            lambda f: (f / "val").rename(f / "test"),
+            r"val has no folders; allowed: one for each class",
+        ),
+        (
+            lambda f: (f / "train").rename(f / "training"),
+            r"a folder with training, val; allowed: a folder with CIFAR",
+        ),
     ],
 )
 def test_a_broken_imagenet_is_told(imagenet, change, message):
@@ -291,10 +387,14 @@ def test_a_broken_imagenet_is_told(imagenet, change, message):
 def test_an_unreadable_image_is_told_when_it_is_asked_for(imagenet, content):
     (imagenet / "train/b/1.JPEG").write_bytes(content)
     images = image_data.read(str(imagenet), 16)
-    with pytest.raises(InputError, match=r"data\.path: cannot read .*train/b/1\.JPEG: .*; allowed: a JPEG or PNG"):
+    with pytest.raises(
+        InputError, match=r"data\.path: cannot read .*train/b/1\.JPEG: .*; allowed: a JPEG or PNG"
+    ):
         images.train[np.array([2])]
 
 
 def test_a_folder_that_is_not_there():
-    with pytest.raises(InputError, match=r"data\.path: got '/nowhere', which is no folder; allowed: a folder with"):
+    with pytest.raises(
+        InputError, match=r"data\.path: got '/nowhere', which is no folder; allowed: a folder with"
+    ):
         image_data.read("/nowhere")

@@ -35,7 +35,11 @@ def shallow(monkeypatch):
 
 
 def config_of(way, *overrides):
-    settings = f"optimizer.accumulation={way}", f"train.microbatches={N[way]}", "optimizer.weight_decay=0.1"
+    settings = (
+        f"optimizer.accumulation={way}",
+        f"train.microbatches={N[way]}",
+        "optimizer.weight_decay=0.1",
+    )
     return load("resnet50_digits", (*SMALL, *settings, *overrides), ImageConfig)
 
 
@@ -82,7 +86,9 @@ def expected(config, params, found):
         settings = o.beta1, o.beta2, o.epsilon, o.weight_decay, decayed
         (after,) = adama_oracle.adama(leaves, [parts], lambda _: o.learning_rate, *settings)
         return jax.tree.unflatten(structure, after)
-    tx = optax.adamw(o.learning_rate, o.beta1, o.beta2, o.epsilon, weight_decay=o.weight_decay, mask=matrices)
+    tx = optax.adamw(
+        o.learning_rate, o.beta1, o.beta2, o.epsilon, weight_decay=o.weight_decay, mask=matrices
+    )
     mean = jax.tree.map(lambda *gs: sum(gs) / len(gs), *grads)
     return optax.apply_updates(params, tx.update(mean, tx.init(params), params)[0])
 
@@ -101,8 +107,14 @@ def test_each_way_is_its_oracle_and_learns(way):
     close(metrics["loss"], np.mean([one[0] for one in found]))
     close(metrics["accuracy"], np.mean([one[1] for one in found]))
     seen = np.stack([image_step.watched(one[-1]) for one in found])
-    close(metrics["snr"], (seen.mean(0) ** 2).sum() / seen.var(0, ddof=1).sum() if len(found) > 1 else 0)
-    close(metrics["grad_norm"], np.sqrt(np.mean([optax.tree.norm(one[-1], squared=True) for one in found])))
+    close(
+        metrics["snr"],
+        (seen.mean(0) ** 2).sum() / seen.var(0, ddof=1).sum() if len(found) > 1 else 0,
+    )
+    close(
+        metrics["grad_norm"],
+        np.sqrt(np.mean([optax.tree.norm(one[-1], squared=True) for one in found])),
+    )
     losses = [float(metrics["loss"])]
     for _ in range(12):
         state, metrics = step(state, batch)
@@ -137,7 +149,9 @@ def test_signal_to_noise_is_told_without_nan():
 
 
 def run(out, *overrides):
-    return train_images.main(["resnet50_digits", *SMALL, "train.steps=3", *overrides, "--out", str(out)])
+    return train_images.main(
+        ["resnet50_digits", *SMALL, "train.steps=3", *overrides, "--out", str(out)]
+    )
 
 
 def read(out):
@@ -149,14 +163,22 @@ def test_a_run_leaves_its_files(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train_images, "init_state", state_of)
     assert run(tmp_path / "new" / "out") == 0
     summary, rows = read(tmp_path / "new" / "out")
-    assert {p.name for p in (tmp_path / "new" / "out").iterdir()} == {"metrics.jsonl", "summary.json"}
+    assert {p.name for p in (tmp_path / "new" / "out").iterdir()} == {
+        "metrics.jsonl",
+        "summary.json",
+    }
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert rows[0].keys() == {"step", "loss", "accuracy", "grad_norm", "snr"}
     assert (summary["first_loss"], summary["final_loss"]) == (rows[0]["loss"], rows[-1]["loss"])
     assert np.isfinite(summary["val_loss"])
     assert 0 <= summary["val_accuracy"] <= 1
-    assert summary["command"].startswith("python -m experiments.train_images resnet50_digits model.depth=14")
-    assert (summary["interrupted"], summary["settings"]["optimizer"]["accumulation"]) == (False, "adama")
+    assert summary["command"].startswith(
+        "python -m experiments.train_images resnet50_digits model.depth=14"
+    )
+    assert (summary["interrupted"], summary["settings"]["optimizer"]["accumulation"]) == (
+        False,
+        "adama",
+    )
     assert "1,438 images to train on, 359 for validation" in capsys.readouterr().err
 
 
@@ -185,7 +207,10 @@ def test_an_interrupted_run_leaves_what_it_has(tmp_path, monkeypatch):
 def test_a_loss_that_is_not_finite_is_exit_code_3(tmp_path, monkeypatch, capsys):
     stub(monkeypatch, 2.0, float("nan"), 1.0)
     assert run(tmp_path) == 3
-    assert re.search(r"error: step 2: the loss is nan .*; lower optimizer\.learning_rate", capsys.readouterr().err)
+    assert re.search(
+        r"error: step 2: the loss is nan .*; lower optimizer\.learning_rate",
+        capsys.readouterr().err,
+    )
     assert not (tmp_path / "summary.json").exists()
 
 

@@ -39,9 +39,17 @@ class LinenBlock(nn.Module):
         qkv = tag(nn.Dense(3 * D, name="qkv")(n_BSD), "qkv", kind="qkv")
         q, k, v = jnp.moveaxis(qkv.reshape(*x_BSD.shape[:2], 3, self.model.heads, -1), 2, 0)
         scores = jnp.einsum("bshk,bthk->bhst", q, k) * (D // self.model.heads) ** -0.5
-        scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, jnp.finfo(scores.dtype).min)
-        a_BSD = jnp.einsum("bhst,bthk->bshk", jaxmem.softmax(scores, "probs"), v).reshape(x_BSD.shape)
-        x_BSD = tag(x_BSD + nn.Dense(D, name="proj")(tag(a_BSD, "attn", kind="linear")), "mid", kind="residual")
+        scores = jnp.where(
+            jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, jnp.finfo(scores.dtype).min
+        )
+        a_BSD = jnp.einsum("bhst,bthk->bshk", jaxmem.softmax(scores, "probs"), v).reshape(
+            x_BSD.shape
+        )
+        x_BSD = tag(
+            x_BSD + nn.Dense(D, name="proj")(tag(a_BSD, "attn", kind="linear")),
+            "mid",
+            kind="residual",
+        )
         n_BSD = tag(norm("ln2")(x_BSD), "ln2", kind="norm")
         u_BSF = tag(nn.Dense(4 * D, name="up")(n_BSD), "up", kind="linear")
         return x_BSD + nn.Dense(D, name="down")(tag(nn.gelu(u_BSF), "gelu", kind="gelu")), None
@@ -64,7 +72,9 @@ def linen(params, x_BSD, policy):
 
 
 def block(params) -> nnx.Module:
-    return nnx.merge(nnx.graphdef(nnx.eval_shape(lambda: gpt.Block(MODEL, nnx.Rngs(0)))), nnx.State(params))
+    return nnx.merge(
+        nnx.graphdef(nnx.eval_shape(lambda: gpt.Block(MODEL, nnx.Rngs(0)))), nnx.State(params)
+    )
 
 
 def nnx_scan(params, x_BSD, policy):
@@ -118,8 +128,8 @@ def test_the_spellings_are_one_model_under_every_plan(spelling):
 
 @pytest.mark.parametrize("spelling", [linen, nnx_scan])
 def test_a_recomputed_block_repeats_its_products_and_a_kept_one_does_not(spelling):
-    products = lambda action: str(jax.make_jaxpr(jax.grad(loss(spelling, policy(action))))(*inputs())).count(
-        "dot_general"
-    )
+    products = lambda action: str(
+        jax.make_jaxpr(jax.grad(loss(spelling, policy(action))))(*inputs())
+    ).count("dot_general")
     assert products("keep") == 6 + 12  # forward, and two for each in the backward
     assert products("recompute") == 6 + 12 + 5  # the last product's result is not needed

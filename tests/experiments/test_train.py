@@ -71,7 +71,10 @@ def compiled(text):
 @pytest.fixture(scope="module")
 def runs(compiled, text, tmp_path_factory):
     """Three runs: unplanned, planned for 70 % of its bytes, and under that plan's file."""
-    outs = {name: tmp_path_factory.mktemp("runs") / name for name in ("unplanned", "planned", "replayed")}
+    outs = {
+        name: tmp_path_factory.mktemp("runs") / name
+        for name in ("unplanned", "planned", "replayed")
+    }
     with defaults(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "prepare", lambda _: compiled)
         assert run(text, UNPLANNED, out=outs["unplanned"]) == 0
@@ -102,19 +105,31 @@ def test_a_planned_run_keeps_its_budget_and_the_unplanned_losses(runs, name):
     (plain, plain_rows), (summary, rows) = read(outs["unplanned"]), read(outs[name])
     assert summary.keys() >= KEYS
     assert summary["budget_bytes"] == budget
-    assert summary["compiled_bytes"] <= budget < summary["baseline_bytes"] == plain["baseline_bytes"]
+    assert (
+        summary["compiled_bytes"] <= budget < summary["baseline_bytes"] == plain["baseline_bytes"]
+    )
     assert (summary["target"], summary["config"], summary["steps"]) == ("local", "gpt_nano", 5)
     assert summary["plan_seconds"].keys() == {"profile", "solve", "compile"}
     losses = lambda rows: [row["loss"] for row in rows]
     np.testing.assert_allclose(losses(rows), losses(plain_rows), rtol=1e-5)
     np.testing.assert_allclose(summary["val_loss"], plain["val_loss"], rtol=1e-5)
-    assert {p.name for p in outs[name].iterdir()} == {"metrics.jsonl", "summary.json", "plan.json", "report.html"}
+    assert {p.name for p in outs[name].iterdir()} == {
+        "metrics.jsonl",
+        "summary.json",
+        "plan.json",
+        "report.html",
+    }
 
 
 def test_a_planned_run_leaves_a_page_about_itself(runs):
     outs, _ = runs
     page = (outs["planned"] / "report.html").read_text()
-    for text in ("Training loss against step", "Validation loss", "Time against budget", "attn_out_mask"):
+    for text in (
+        "Training loss against step",
+        "Validation loss",
+        "Time against budget",
+        "attn_out_mask",
+    ):
         assert text in page
     assert f"python -m experiments.train gpt_nano {MICRO[0]}" in page
 
@@ -131,7 +146,9 @@ def test_a_plan_for_another_target_trains_here_and_says_if_it_is_over(runs, text
     outs, _ = runs
     made = jaxmem.Plan.load(outs["planned"] / "plan.json")
     dataclasses.replace(made, target="h200", budget_bytes=1000).save(tmp_path / "plan.json")
-    assert run(text, f"plan.path={tmp_path / 'plan.json'}", "train.steps=1", out=tmp_path / "out") == 0
+    assert (
+        run(text, f"plan.path={tmp_path / 'plan.json'}", "train.steps=1", out=tmp_path / "out") == 0
+    )
     summary, (row,) = read(tmp_path / "out")
     assert (summary["target"], summary["budget_bytes"]) == ("h200", 1000)
     assert row["loss"] == read(outs["planned"])[1][0]["loss"]
@@ -142,12 +159,19 @@ def test_a_plan_for_another_model_is_exit_code_2(runs, text, tmp_path, capsys):
     outs, _ = runs
     path = f"plan.path={outs['planned'] / 'plan.json'}"
     assert run(text, path, "model.width=64", out=tmp_path / "out") == 2
-    assert re.search(r"error: verify: the plan is for another model: its `\w+", capsys.readouterr().err)
+    assert re.search(
+        r"error: verify: the plan is for another model: its `\w+", capsys.readouterr().err
+    )
     assert not (tmp_path / "out").exists()
 
 
 def test_planning_alone_writes_a_plan_and_prints_it(text, tmp_path, capsys):
-    assert plan.main(["gpt_nano", *MICRO, text, "--budget", "2GB", "--out", str(tmp_path / "new" / "out")]) == 0
+    assert (
+        plan.main(
+            ["gpt_nano", *MICRO, text, "--budget", "2GB", "--out", str(tmp_path / "new" / "out")]
+        )
+        == 0
+    )
     made = jaxmem.Plan.load(tmp_path / "new" / "out" / "plan.json")
     assert (made.budget_bytes, made.target) == (2 * 10**9, "local")
     assert made.compiled_bytes == made.baseline_bytes
@@ -162,7 +186,10 @@ def test_planning_alone_writes_a_plan_and_prints_it(text, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["gpt_nanno"], "did you mean gpt_nano"),
-        (["gpt_nano", "train.stepps=5"], "train.stepps: unknown key, got 5; did you mean train.steps"),
+        (
+            ["gpt_nano", "train.stepps=5"],
+            "train.stepps: unknown key, got 5; did you mean train.steps",
+        ),
         (["gpt_nano", "optimizer.learning_rate=nan"], "optimizer.learning_rate: got nan"),
         (["gpt_nano", "data.path=/nowhere"], "data.path: got '/nowhere', which does not exist"),
         (["gpt_nano", "plan.budget=lots"], "`budget` is 'lots'"),
@@ -174,7 +201,9 @@ def test_planning_alone_writes_a_plan_and_prints_it(text, tmp_path, capsys):
     ids=lambda v: v[-1] if isinstance(v, list) else "",
 )
 @pytest.mark.parametrize("program", [train, plan], ids=["train", "plan"])
-def test_bad_input_is_exit_code_2_one_message_and_no_file(program, arguments, message, tmp_path, capsys):
+def test_bad_input_is_exit_code_2_one_message_and_no_file(
+    program, arguments, message, tmp_path, capsys
+):
     if program is plan and arguments[-1].startswith(("data.path", "plan.path")):
         arguments = ["gpt_nano", "plan.budget=none"]  # planning reads neither
         message = "plan.budget: got 'none'"
@@ -204,8 +233,18 @@ def test_a_place_that_is_a_file_is_exit_code_2(text, tmp_path, capsys):
 
 
 def test_a_command_line_fails_without_a_traceback(tmp_path):
-    command = [sys.executable, "-m", "experiments.train", "gpt_nano", "model.widht=4", "--out", str(tmp_path / "out")]
-    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # whether or not the packages are installed
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.train",
+        "gpt_nano",
+        "model.widht=4",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    paths = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path)
+    }  # whether or not the packages are installed
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=paths)
     assert done.returncode == 2
     assert "did you mean model.width?" in done.stderr
@@ -213,7 +252,9 @@ def test_a_command_line_fails_without_a_traceback(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_loss_that_is_not_finite_stops_with_exit_code_3(compiled, text, tmp_path, monkeypatch, capsys):
+def test_a_loss_that_is_not_finite_stops_with_exit_code_3(
+    compiled, text, tmp_path, monkeypatch, capsys
+):
     steps = iter(range(1, 6))
 
     def spoilt(state, tokens):
@@ -222,9 +263,14 @@ def test_a_loss_that_is_not_finite_stops_with_exit_code_3(compiled, text, tmp_pa
 
     monkeypatch.setattr(train, "prepare", lambda _: dataclasses.replace(compiled, step=spoilt))
     assert run(text, UNPLANNED, out=tmp_path / "out") == 3
-    assert re.search(r"error: step 3: the loss is nan .*; lower optimizer\.learning_rate", capsys.readouterr().err)
+    assert re.search(
+        r"error: step 3: the loss is nan .*; lower optimizer\.learning_rate",
+        capsys.readouterr().err,
+    )
     assert not (tmp_path / "out" / "summary.json").exists()
-    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [row["step"] for row in rows] == [1, 2]
 
 

@@ -53,7 +53,9 @@ def plan_of(step, choices, target="local") -> Plan:
 
 def compiled_total(step, actions) -> int:
     build, *args = step
-    return Verifier(build, tuple(args), Target.parse("local")).compile(actions)[0].compiled.total_bytes
+    return (
+        Verifier(build, tuple(args), Target.parse("local")).compile(actions)[0].compiled.total_bytes
+    )
 
 
 def part(found: Explanation, name: str) -> Part:
@@ -84,7 +86,10 @@ def test_classes_add_up_to_what_a_plan_compiles_to():
     assert p.bytes == 2 * LAYERS * 4 * WIDTH * WIDTH * 4
     assert {i.name for i in p.items} == {"p['up'] f32[3,32,128]", "p['down'] f32[3,128,32]"}
     assert part(found, "batch: x").bytes == BATCH * SEQUENCE * WIDTH * 4
-    assert json.loads(json.dumps(dataclasses.asdict(found)))["parts"][0]["bytes"] == found.parts[0].bytes
+    assert (
+        json.loads(json.dumps(dataclasses.asdict(found)))["parts"][0]["bytes"]
+        == found.parts[0].bytes
+    )
 
 
 @pytest.mark.core
@@ -158,13 +163,17 @@ def test_a_step_without_blocks_and_without_donation_is_explained():
 
 def test_a_plan_for_another_model_is_refused():
     plan = dataclasses.replace(plan_of(STEP, {"up": KEEP}), fingerprint="0")
-    with pytest.raises(PlanFileError, match="explain: the plan is for another model: its `fingerprint` is 0"):
+    with pytest.raises(
+        PlanFileError, match="explain: the plan is for another model: its `fingerprint` is 0"
+    ):
         explain(*STEP, plan=plan)
 
 
 def test_a_message_of_another_format_is_a_clear_error(monkeypatch):
     whole = _explain.compile_dumped
-    monkeypatch.setattr(_explain, "compile_dumped", lambda lowered: (whole(lowered)[0], b"\x0b\x0c"))
+    monkeypatch.setattr(
+        _explain, "compile_dumped", lambda lowered: (whole(lowered)[0], b"\x0b\x0c")
+    )
     with pytest.raises(StepError, match="buffer assignment .2 bytes. cannot be read"):
         explain(*STEP)
 
@@ -189,7 +198,10 @@ def test_a_gpu_that_is_not_there():
     add_up(found)
     assert found.target == "h200"
     assert saved(found) == {"saved: up": UP_BYTES}
-    assert {i.name for i in part(found, "arguments: p").items} == {"p['up'] f32[3,32,128]", "p['down'] f32[3,128,32]"}
+    assert {i.name for i in part(found, "arguments: p").items} == {
+        "p['up'] f32[3,32,128]",
+        "p['down'] f32[3,128,32]",
+    }
     build, *args = STEP
     with Compiler("h200", workers=1) as compiler:
         verifier = Verifier(build, tuple(args), Target.parse("h200"), compiler)

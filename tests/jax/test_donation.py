@@ -22,12 +22,16 @@ def state_and_step():
 
 def test_its_bytes_are_those_that_the_compile_shows():
     step, state, batch = state_and_step()
-    total = lambda compiled: (m := compiled.memory_analysis()).output_size_in_bytes - m.alias_size_in_bytes
+    total = lambda compiled: (
+        (m := compiled.memory_analysis()).output_size_in_bytes - m.alias_size_in_bytes
+    )
     kept, donated = jax.jit(step), jax.jit(step, donate_argnums=0)
     found = held_twice(kept.trace(state, batch))
     assert found.keys() == {"0"}
     assert held_twice(donated.trace(state, batch)) == {}
-    difference = total(kept.lower(state, batch).compile()) - total(donated.lower(state, batch).compile())
+    difference = total(kept.lower(state, batch).compile()) - total(
+        donated.lower(state, batch).compile()
+    )
     assert found["0"] == pytest.approx(difference, rel=0.01)
     assert found["0"] >= 3 * sum(a.nbytes for a in jax.tree.leaves(state[0]))
 
@@ -43,10 +47,14 @@ def test_plan_warns_of_a_step_that_is_jitted_without_donation():
     _, state, batch = state_and_step()
 
     def build(plan, **donated):
-        return jax.jit(tiny_lm.released(jaxmem.adama(1e-3, accumulation_steps=2), plan=plan), **donated)
+        return jax.jit(
+            tiny_lm.released(jaxmem.adama(1e-3, accumulation_steps=2), plan=plan), **donated
+        )
 
     ask = lambda build: jaxmem.plan(build, state, batch)
-    with pytest.warns(JaxmemWarning, match=r"plan: the step replaces .* of its argument 0 .*donate_argnums=0"):
+    with pytest.warns(
+        JaxmemWarning, match=r"plan: the step replaces .* of its argument 0 .*donate_argnums=0"
+    ):
         ask(build)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -31,7 +31,10 @@ def shape(*axes, dtype="uint8"):
 def cases(dtype: str, stochastic: bool) -> dict:
     """Functions and their arguments, by the kernel they are to become."""
     x, channels = shape(*LEAD, WIDTH, dtype=dtype), shape(WIDTH, dtype="bfloat16")
-    codes, scales = shape(*LEAD, WIDTH // GROUP, GROUP // 2), shape(*LEAD, WIDTH // GROUP, dtype="bfloat16")
+    codes, scales = (
+        shape(*LEAD, WIDTH // GROUP, GROUP // 2),
+        shape(*LEAD, WIDTH // GROUP, dtype="bfloat16"),
+    )
     how, back = {"group": GROUP, "stochastic": stochastic}, {"width": WIDTH, "dtype": dtype}
     flat = shape(2**18 + 3, dtype=dtype)
     values, slots = shape(*LEAD, 8, dtype=dtype), shape(WIDTH, dtype="int32")
@@ -49,7 +52,10 @@ def cases(dtype: str, stochastic: bool) -> dict:
         "decode_offset": (lambda *c: jk.dequantize_offset(*c, **back), codes, scales, scales),
         "decode_with": (lambda *c: jk.dequantize_with(*c, **back), codes, scales, values, slots),
         "decode_by": (lambda *c: jk.dequantize_by(*c, **back), codes, channels),
-        "pack": (lambda x: jk.pack_bits(x, jnp.zeros((), bool), group=256), shape(*LEAD, WIDTH, dtype="bool")),
+        "pack": (
+            lambda x: jk.pack_bits(x, jnp.zeros((), bool), group=256),
+            shape(*LEAD, WIDTH, dtype="bool"),
+        ),
     }
 
 
@@ -64,14 +70,20 @@ def compiled(name: str, function, *arguments, capability: int) -> dict:
     target = re.search(r"\.target (\w+)", ptx.read_text())[1]  # pyright: ignore[reportOptionalSubscript]
     newer = TOOLS / "ptxas-blackwell"
     assembler = newer if capability >= 100 and newer.exists() else TOOLS / "ptxas"
-    done = subprocess.run([assembler, "-v", f"-arch={target}", ptx, "-o", cubin], capture_output=True, text=True)
+    done = subprocess.run(
+        [assembler, "-v", f"-arch={target}", ptx, "-o", cubin], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
-    text = subprocess.run([TOOLS / "nvdisasm", "-c", cubin], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(
+        [TOOLS / "nvdisasm", "-c", cubin], capture_output=True, text=True, check=True
+    ).stdout
     widths = {}
     for way in ("LDG", "STG"):
         # [.E[.U8|.U16|.64|.128]]: an access of 4 bytes names no width
         found = re.findall(rf"\b{way}((?:\.\w+)*)\s", text)
-        widths[way] = [int(m[1]) // 8 if (m := re.search(r"\.[US]?(8|16|64|128)\b", f)) else 4 for f in found]
+        widths[way] = [
+            int(m[1]) // 8 if (m := re.search(r"\.[US]?(8|16|64|128)\b", f)) else 4 for f in found
+        ]
     return {
         "kernel": name,
         "capability": capability,
@@ -89,10 +101,15 @@ def main() -> None:
         for name, (function, *arguments) in cases("bfloat16", False).items():
             row = compiled(name, function, *arguments, capability=capability)
             print(json.dumps(row | {"case": f"{name} sm_{capability} bfloat16"}), flush=True)
-        for name, (function, *arguments) in cases("float32", True).items() if len(sys.argv) > 3 else ():
+        for name, (function, *arguments) in (
+            cases("float32", True).items() if len(sys.argv) > 3 else ()
+        ):
             if name != "pack":
                 row = compiled(name, function, *arguments, capability=capability)
-                print(json.dumps(row | {"case": f"{name} sm_{capability} float32 stochastic"}), flush=True)
+                print(
+                    json.dumps(row | {"case": f"{name} sm_{capability} float32 stochastic"}),
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

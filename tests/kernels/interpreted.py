@@ -25,7 +25,15 @@ def hard(shape, dtype, group: int):
     x = rng.normal(size=shape).astype(np.float32)
     flat = x.reshape(-1)
     info = jnp.finfo(dtype)
-    fills = [1.5, 0.0, -0.0, float(info.smallest_subnormal), float(info.max), -float(info.max), float(info.tiny)]
+    fills = [
+        1.5,
+        0.0,
+        -0.0,
+        float(info.smallest_subnormal),
+        float(info.max),
+        -float(info.max),
+        float(info.tiny),
+    ]
     with np.errstate(over="ignore"):
         for number, start in enumerate(range(group, flat.size - group + 1, 2 * group)):
             part, which = flat[start : start + group], number % 14
@@ -71,16 +79,28 @@ def of_int4(shape: str, dtype: str, scale: str, stochastic: bool) -> None:
     size, group = eval(shape), SHAPES[shape]
     case = f"{shape} {dtype} {scale}{' stochastic' * stochastic}"
     x, width = hard(size, dtype, group), size[-1]
-    back, how = {"width": width, "dtype": dtype}, {"group": group, "scale": scale, "stochastic": stochastic}
+    back, how = (
+        {"width": width, "dtype": dtype},
+        {"group": group, "scale": scale, "stochastic": stochastic},
+    )
     both("dequantize", case, both("quantize", case, (x,), **how), **back)
     both("dequantize_offset", case, both("quantize_offset", case, (x,), **how), **back)
     if shape in FLAT:
         return
-    channels = jnp.abs(jnp.nan_to_num(x.astype(jnp.float32), posinf=1, neginf=1)).max(tuple(range(x.ndim - 1))) / 8
+    channels = (
+        jnp.abs(jnp.nan_to_num(x.astype(jnp.float32), posinf=1, neginf=1)).max(
+            tuple(range(x.ndim - 1))
+        )
+        / 8
+    )
     scales = channels.at[:3].set(jnp.array([0, jnp.nan, 1e30])).astype(scale)
     codes = both("quantize_by", case, (x, scales), group=group, stochastic=stochastic)
     both("dequantize_by", case, (*codes, scales), **back)
-    slots = jnp.full(width, 3, jnp.int32).at[jnp.array([0, width // 2, width - 1])].set(jnp.arange(3, dtype=jnp.int32))
+    slots = (
+        jnp.full(width, 3, jnp.int32)
+        .at[jnp.array([0, width // 2, width - 1])]
+        .set(jnp.arange(3, dtype=jnp.int32))
+    )
     codes = both("quantize_without", case, (x, slots < 3), **how)
     values = x[..., jnp.array([0, width // 2, width - 1])]
     values = jnp.where(
@@ -111,18 +131,29 @@ def traffic(op: str, arrays, **params):
     whole = [a for a in arrays if a.ndim > 1]
     values = max(a.size for a in whole)
     moved = sum(m.touched * a.dtype.itemsize for m, a in zip(seen, whole, strict=True)) / values
-    row = {"case": f"traffic of {op}", "moved": moved, "least": sum(a.nbytes for a in whole) / values}
+    row = {
+        "case": f"traffic of {op}",
+        "moved": moved,
+        "least": sum(a.nbytes for a in whole) / values,
+    }
     print(json.dumps(row), flush=True)
     return results
 
 
 def all_traffic() -> None:
     x = jax.random.normal(jax.random.key(0), (128, 1024), jnp.bfloat16)
-    how, back = {"group": 64, "scale": "bfloat16", "stochastic": False}, {"width": 1024, "dtype": "bfloat16"}
+    how, back = (
+        {"group": 64, "scale": "bfloat16", "stochastic": False},
+        {"width": 1024, "dtype": "bfloat16"},
+    )
     traffic("dequantize", traffic("quantize", (x,), **how), **back)
     traffic("dequantize_offset", traffic("quantize_offset", (x,), **how), **back)
     scales, slots = jnp.ones(1024, jnp.bfloat16), jnp.full(1024, 8, jnp.int32).at[5].set(0)
-    traffic("dequantize_by", (*traffic("quantize_by", (x, scales), group=64, stochastic=False), scales), **back)
+    traffic(
+        "dequantize_by",
+        (*traffic("quantize_by", (x, scales), group=64, stochastic=False), scales),
+        **back,
+    )
     codes = traffic("quantize_without", (x, slots < 8), **how)
     traffic("dequantize_with", (*codes, x[:, :1], slots), **back)
     mask = x > 0

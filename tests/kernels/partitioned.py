@@ -38,7 +38,9 @@ CODECS = (
     codecs.OutlierSeparated(),
     codecs.BitMask(),
 )
-_COLLECTIVE = re.compile(r"= (\(?\w+\[.*?) (?:all-gather|all-to-all|collective-permute|all-reduce)(?:-start)?\(")
+_COLLECTIVE = re.compile(
+    r"= (\(?\w+\[.*?) (?:all-gather|all-to-all|collective-permute|all-reduce)(?:-start)?\("
+)
 _ITEM = {"bf16": 2, "f32": 4, "u8": 1, "s32": 4, "u32": 4, "pred": 1}
 
 
@@ -47,7 +49,12 @@ def collectives(text: str) -> list[int]:
     found = []
     for shapes in _COLLECTIVE.findall(text):
         sizes = re.findall(r"(\w+)\[([\d,]*)\]", shapes)
-        found.append(max(_ITEM[kind] * int(np.prod([int(n) for n in dims.split(",") if n])) for kind, dims in sizes))
+        found.append(
+            max(
+                _ITEM[kind] * int(np.prod([int(n) for n in dims.split(",") if n]))
+                for kind, dims in sizes
+            )
+        )
     return found
 
 
@@ -74,8 +81,17 @@ def report(codec, name: str, shape: tuple[int, ...], sharding: NamedSharding) ->
         return jax.lax.scan(layer, x, None, length=3)
 
     with jk.compiling_for(90):
-        text = jax.jit(there_and_back).lower(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)).compile().as_text()
-    row = {"codec": codec.name, "spec": name, "kernels": len(re.findall(r"custom-call\(.*?triton_kernel_call", text))}
+        text = (
+            jax.jit(there_and_back)
+            .lower(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
+            .compile()
+            .as_text()
+        )
+    row = {
+        "codec": codec.name,
+        "spec": name,
+        "kernels": len(re.findall(r"custom-call\(.*?triton_kernel_call", text)),
+    }
     row |= {"collectives": collectives(text), "shard": int(np.prod(shape)) * dtype.itemsize // 8}
     print(json.dumps(row), flush=True)
 

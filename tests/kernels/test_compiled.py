@@ -28,7 +28,10 @@ def check(rows: list[dict], count: int) -> None:
         assert sum(n for n in row["stores"] if n < 16) <= 8, (
             f"{row['case']}: more than scales and offsets in small stores"
         )
-        if row["kernel"] not in ("encode flat", "decode_with"):  # a flat tensor's last values, and single channels' own
+        if row["kernel"] not in (
+            "encode flat",
+            "decode_with",
+        ):  # a flat tensor's last values, and single channels' own
             assert sum(n for n in row["loads"] if n < 16) <= 40, row["case"]
 
 

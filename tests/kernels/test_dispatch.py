@@ -44,8 +44,13 @@ def test_under_scan_vmap_remat_and_shard_map_it_is_the_kernel():
     mapped = jax.vmap(quantize, 2)
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     over = {"mesh": mesh, "in_specs": PartitionSpec("data"), "out_specs": PartitionSpec("data")}
-    sharded, unchecked = jax.shard_map(quantize, **over), jax.shard_map(quantize, **over, check_vma=False)
-    remat = lambda x: jax.grad(jax.checkpoint(lambda x: (x * jk.quantize(x, **HOW)[1].sum()).sum()))(x)
+    sharded, unchecked = (
+        jax.shard_map(quantize, **over),
+        jax.shard_map(quantize, **over, check_vma=False),
+    )
+    remat = lambda x: jax.grad(
+        jax.checkpoint(lambda x: (x * jk.quantize(x, **HOW)[1].sum()).sum())
+    )(x)
     assert lowered(scanned, ((3, 512, 256), "bfloat16")).count("triton_kernel_call") == 1
     assert lowered(mapped, ((64, 256, 16), "bfloat16")).count("triton_kernel_call") == 1
     assert lowered(sharded, ((512, 256), "bfloat16")).count("triton_kernel_call") == 1
@@ -94,7 +99,10 @@ def test_triton_is_not_imported_for_a_cpu():
 
 @pytest.mark.usefixtures("kernels")
 def test_a_kernel_is_for_the_gpu_that_is_named():
-    texts = {at: lowered(lambda x: jk.quantize(x, **HOW), ((512, 256), "bfloat16"), at=at) for at in (80, 90)}
+    texts = {
+        at: lowered(lambda x: jk.quantize(x, **HOW), ((512, 256), "bfloat16"), at=at)
+        for at in (80, 90)
+    }
     assert texts[80] != texts[90]
 
 
@@ -104,17 +112,32 @@ X, CODES = jnp.ones((4, 128), jnp.float32), jnp.zeros((4, 2, 32), jnp.uint8)
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (lambda: jk.quantize(X > 0, **HOW), r"quantize: `x` is bool \(4, 128\); expected .*: pack_bits takes bool"),
-        (lambda: jk.quantize_by(X.astype(jnp.int32), X[0], group=64, stochastic=False), "`x` is int32"),
+        (
+            lambda: jk.quantize(X > 0, **HOW),
+            r"quantize: `x` is bool \(4, 128\); expected .*: pack_bits takes bool",
+        ),
+        (
+            lambda: jk.quantize_by(X.astype(jnp.int32), X[0], group=64, stochastic=False),
+            "`x` is int32",
+        ),
         (lambda: jk.quantize(X[0, 0], **HOW), r"`x` has no axis; .* reshape it to \(1,\)"),
         (
             lambda: jk.quantize_offset(X, **HOW | {"group": 7}),
             "quantize_offset: `group` is 7; expected a multiple of 2",
         ),
         (lambda: jk.pack_bits(X > 0, False, group=12), "`group` is 12; expected a multiple of 8"),
-        (lambda: jk.dequantize(CODES, X, width=200, dtype="float32"), "`width` is 200, .* expected 4 groups"),
-        (lambda: jk.dequantize(X, X, width=128, dtype="float32"), r"`packed` is float32 \(4, 128\); expected uint8"),
-        (lambda: jk.quantize_without(X, jnp.zeros(100, bool), **HOW), "`taken` is of 100 channels, .* of 128 values"),
+        (
+            lambda: jk.dequantize(CODES, X, width=200, dtype="float32"),
+            "`width` is 200, .* expected 4 groups",
+        ),
+        (
+            lambda: jk.dequantize(X, X, width=128, dtype="float32"),
+            r"`packed` is float32 \(4, 128\); expected uint8",
+        ),
+        (
+            lambda: jk.quantize_without(X, jnp.zeros(100, bool), **HOW),
+            "`taken` is of 100 channels, .* of 128 values",
+        ),
     ],
 )
 def test_what_an_operation_cannot_take(run, message):
@@ -124,7 +147,9 @@ def test_what_an_operation_cannot_take(run, message):
 
 @pytest.mark.usefixtures("kernels")
 def test_what_is_lowered_again_for_another_gpu_or_without_kernels_is_not_taken_from_a_cache():
-    traced = jax.jit(lambda x: jk.quantize(x, **HOW)).trace(jax.ShapeDtypeStruct((512, 256), "bfloat16"))
+    traced = jax.jit(lambda x: jk.quantize(x, **HOW)).trace(
+        jax.ShapeDtypeStruct((512, 256), "bfloat16")
+    )
     text = lambda: traced.lower(lowering_platforms=("cuda",)).as_text()
     with jk.compiling_for(90):
         hopper = text()
@@ -141,7 +166,9 @@ def test_an_exported_program_runs_anywhere():
     function = jax.jit(lambda x: jk.quantize(x, **HOW))
     rows = jax.export.symbolic_shape("b")[0]
     for shape in ((512, 256), (rows, 256)):
-        exported = jax.export.export(function, platforms=["cuda", "cpu"])(jax.ShapeDtypeStruct(shape, "bfloat16"))
+        exported = jax.export.export(function, platforms=["cuda", "cpu"])(
+            jax.ShapeDtypeStruct(shape, "bfloat16")
+        )
         x = jax.random.normal(jax.random.key(0), (512, 256), jnp.bfloat16)
         for got, want in zip(jax.export.deserialize(exported.serialize()).call(x), function(x)):
             assert (got == want).all()

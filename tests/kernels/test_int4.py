@@ -22,7 +22,9 @@ def rows(dtype):
     """(3, 16), two groups a row, of a few magnitudes, zeros and ties among them."""
     width = 8 * np.dtype(dtype).itemsize
     plain = st.floats(-1e4, 1e4, width=width)
-    values = st.one_of(plain, st.integers(-8, 8).map(float), st.sampled_from([0.0, -0.0, 0.5, 1e-40, 1e-30, 3e38]))
+    values = st.one_of(
+        plain, st.integers(-8, 8).map(float), st.sampled_from([0.0, -0.0, 0.5, 1e-40, 1e-30, 3e38])
+    )
     return hnp.arrays(dtype, (3, 16), elements=values.map(lambda v: np.dtype(dtype).type(v)))
 
 
@@ -64,7 +66,9 @@ def test_symmetric_is_the_oracle(dtype, scale):
         codes, scales = encode(x)
         decoded = groups(jk.dequantize(codes, scales, width=16, dtype=dtype))
         assert (codes.shape, scales.shape) == ((3, 2, 4), (3, 2))
-        for values, s, got, back in zip(groups(x), np.asarray(scales, np.float64).ravel(), codes_of(codes), decoded):
+        for values, s, got, back in zip(
+            groups(x), np.asarray(scales, np.float64).ravel(), codes_of(codes), decoded
+        ):
             q, want = oracle.symmetric(values, scale)
             assert s == want
             np.testing.assert_array_equal(got, q)
@@ -101,10 +105,14 @@ def test_given_scales_are_used_and_taken_channels_are_left_out(x, channel):
     codes = jk.quantize_by(x, scales, **HOW)
     want = np.clip(np.rint(x / scales), -8, 7)
     np.testing.assert_array_equal(codes_of(codes), groups(want))
-    np.testing.assert_array_equal(jk.dequantize_by(codes, scales, width=16, dtype="float32"), want * scales)
+    np.testing.assert_array_equal(
+        jk.dequantize_by(codes, scales, width=16, dtype="float32"), want * scales
+    )
     taken = np.arange(16) == channel
     without = jk.quantize_without(x, taken, scale="float32", **HOW)
-    for got, plain in zip(without, jk.quantize(np.where(taken, np.float32(0), x), scale="float32", **HOW)):
+    for got, plain in zip(
+        without, jk.quantize(np.where(taken, np.float32(0), x), scale="float32", **HOW)
+    ):
         np.testing.assert_array_equal(got, plain)
     slots = np.where(taken, 1, 2).astype(np.int32)
     values = np.stack([x[:, channel] + 1, x[:, channel]], -1)
@@ -122,7 +130,9 @@ def test_what_shares_a_scale_with_a_value_that_is_not_finite_is_nan(shape, scale
     x.flat[21] = bad
     back = {"width": shape[-1], "dtype": "float32"}
     symmetric = jax.jit(lambda x: jk.dequantize(*jk.quantize(x, scale=scale, **HOW), **back))
-    offset = jax.jit(lambda x: jk.dequantize_offset(*jk.quantize_offset(x, scale=scale, **HOW), **back))
+    offset = jax.jit(
+        lambda x: jk.dequantize_offset(*jk.quantize_offset(x, scale=scale, **HOW), **back)
+    )
     for decoded in (symmetric(x), offset(x)):
         assert np.flatnonzero(np.isnan(decoded)).tolist() == list(range(16, 24))
 
@@ -141,11 +151,15 @@ def test_the_greatest_is_nan_where_one_is(dtype):
 def test_under_vmap_and_in_derivatives_an_operation_is_its_reference():
     x = jax.random.normal(jax.random.key(0), (3, 5, 32), jnp.float32)
     how = {"group": 16, "scale": "bfloat16", "stochastic": True}
-    for one, whole in zip(jax.vmap(lambda x: jk.quantize(x, **how), 1, 1)(x), jk.quantize(x, **how)):
+    for one, whole in zip(
+        jax.vmap(lambda x: jk.quantize(x, **how), 1, 1)(x), jk.quantize(x, **how)
+    ):
         np.testing.assert_array_equal(one, whole)
     scales = 1 + jnp.arange(3 * 32, dtype=jnp.float32).reshape(3, 32)
     by = lambda x, s: jk.quantize_by(x, s, group=16, stochastic=False)
-    np.testing.assert_array_equal(jax.vmap(by)(x, scales), jnp.stack([by(*row) for row in zip(x, scales)]))
+    np.testing.assert_array_equal(
+        jax.vmap(by)(x, scales), jnp.stack([by(*row) for row in zip(x, scales)])
+    )
     codes, s = jk.quantize(x, **how)
     decode = lambda s: jk.dequantize(codes, s, width=32, dtype="float32").sum()
     plain = lambda s: int4.dequantize(codes, s, width=32, dtype="float32").sum()

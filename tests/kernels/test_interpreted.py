@@ -20,9 +20,15 @@ def rows():
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("op", [*OPS, *(op.replace("quantize", "dequantize").replace("pack", "unpack") for op in OPS)])
+@pytest.mark.parametrize(
+    "op", [*OPS, *(op.replace("quantize", "dequantize").replace("pack", "unpack") for op in OPS)]
+)
 def test_a_kernel_is_its_reference_bit_for_bit(rows, op):
-    found = [row for row in rows if row["case"].split()[0] == op.replace("dequantize_without", "dequantize_with")]
+    found = [
+        row
+        for row in rows
+        if row["case"].split()[0] == op.replace("dequantize_without", "dequantize_with")
+    ]
     assert len(found) >= 7
     assert [row["case"] for row in found if not row["equal"]] == []
     dtypes = ("bool", "int32", "bfloat16") if "pack" in op else ("bfloat16", "float16", "float32")
@@ -32,5 +38,11 @@ def test_a_kernel_is_its_reference_bit_for_bit(rows, op):
 def test_kernels_move_each_byte_once(rows):
     moved = {row["case"].split()[-1]: row for row in rows if "moved" in row}
     assert len(moved) == 2 * len(OPS)
-    assert moved["quantize"]["least"] == moved["dequantize"]["least"] == pytest.approx(2.53, abs=0.01)
-    assert {op: row for op, row in moved.items() if not row["least"] <= row["moved"] <= 1.02 * row["least"]} == {}
+    assert (
+        moved["quantize"]["least"] == moved["dequantize"]["least"] == pytest.approx(2.53, abs=0.01)
+    )
+    assert {
+        op: row
+        for op, row in moved.items()
+        if not row["least"] <= row["moved"] <= 1.02 * row["least"]
+    } == {}

@@ -25,9 +25,13 @@ def test_blocks_are_inverted(shape, parts):
     assert blocks.shape == (*shape[:-1], -(-shape[-1] // group), parts, group // parts)
     np.testing.assert_array_equal(layout.unblocked(blocks, shape[-1]), x)
     for row, whole in (
-        zip(np.reshape(blocks, (-1, math.prod(blocks.shape[-3:]))), x.reshape(-1, shape[-1])) if x.size else ()
+        zip(np.reshape(blocks, (-1, math.prod(blocks.shape[-3:]))), x.reshape(-1, shape[-1]))
+        if x.size
+        else ()
     ):
-        assert set(np.unique(row)) <= set(np.unique(whole)), "nothing but a row's own values enters its groups"
+        assert set(np.unique(row)) <= set(np.unique(whole)), (
+            "nothing but a row's own values enters its groups"
+        )
 
 
 @pytest.mark.parametrize(

@@ -31,20 +31,27 @@ def test_a_scale_is_the_least_number_not_below(wide, dtype, digits):
     assert (up - exact < exact * 2.0 ** (1 - digits)).all()
     assert (up[-4:] == exact[-4:]).all()
     products = up[up < 1e37][:, None] * np.arange(-8, 8)
-    assert digits > 21 or (products.astype(np.float32) == products).all(), "a code times a scale is exact"
+    assert digits > 21 or (products.astype(np.float32) == products).all(), (
+        "a code times a scale is exact"
+    )
 
 
 @pytest.mark.parametrize("wide", ["float32", "float64"])
 @pytest.mark.parametrize(
-    ("exact", "want"), [(0, 0), (1e-42, 0), (3.4e38, np.nan), (np.inf, np.nan), (np.nan, np.nan), (2.0**-127, 0)]
+    ("exact", "want"),
+    [(0, 0), (1e-42, 0), (3.4e38, np.nan), (np.inf, np.nan), (np.nan, np.nan), (2.0**-127, 0)],
 )
 def test_a_scale_without_a_bfloat16_is_zero_or_nan(exact, want, wide):
-    np.testing.assert_array_equal(rounding.round_up(jnp.asarray(exact, wide), jnp.bfloat16).astype(wide), want)
+    np.testing.assert_array_equal(
+        rounding.round_up(jnp.asarray(exact, wide), jnp.bfloat16).astype(wide), want
+    )
 
 
 def rounded(fraction, x):
     """Where a fraction (a number, or one for each of `x`) goes: 0 or 1."""
-    return np.asarray(jax.jit(rounding.round_stochastic)(jnp.broadcast_to(jnp.float32(fraction), x.shape), x))
+    return np.asarray(
+        jax.jit(rounding.round_stochastic)(jnp.broadcast_to(jnp.float32(fraction), x.shape), x)
+    )
 
 
 def test_random_rounding_is_fair_and_depends_on_values_and_place():
@@ -54,16 +61,26 @@ def test_random_rounding_is_fair_and_depends_on_values_and_place():
         assert set(np.unique(up)) == {0, 1}
         z = (up.mean() - fraction) / np.sqrt(fraction * (1 - fraction) / up.size)
         assert abs(z) < 4
-        for neighbour in (np.roll(up, 1, 0), np.roll(up, 1, 2), np.roll(up, 1, 3), np.asarray(x), np.asarray(x) ** 2):
+        for neighbour in (
+            np.roll(up, 1, 0),
+            np.roll(up, 1, 2),
+            np.roll(up, 1, 3),
+            np.asarray(x),
+            np.asarray(x) ** 2,
+        ):
             assert abs(np.corrcoef(up.ravel(), neighbour.ravel())[0, 1]) < 0.03
     up = rounded(0.5, x)
     np.testing.assert_array_equal(rounded(0.5, x), up)
     touched = rounded(0.5, x * (1 + 2.0**-20)) != up
     assert 0.45 < touched.mean() < 0.55, "a value's last bits decide"
     constant = rounded(0.5, jnp.ones((1, 512, 2, 32), jnp.float32))
-    assert abs(constant.mean() - 0.5) < 4 * 0.5 / constant.size**0.5, "equal values round differently along a row"
+    assert abs(constant.mean() - 0.5) < 4 * 0.5 / constant.size**0.5, (
+        "equal values round differently along a row"
+    )
     few = jnp.round(x).reshape(1, 512, 2, 32)
-    assert abs(rounded(0.5, few).mean() - 0.5) < 4 * 0.5 / few.size**0.5, "and so do values of few bits"
+    assert abs(rounded(0.5, few).mean() - 0.5) < 4 * 0.5 / few.size**0.5, (
+        "and so do values of few bits"
+    )
 
 
 @pytest.mark.parametrize("integer", range(-8, 8))

@@ -20,11 +20,15 @@ def test_gpt_117m_with_every_tag_in_int4():
         kept = case.keep_tags
         compressed = {}
         for block, tags in kept.items():
-            codec = lambda tag: codecs.default_for("mask" if tag.endswith("_mask") else KINDS.get(tag, "linear"))
+            codec = lambda tag: codecs.default_for(
+                "mask" if tag.endswith("_mask") else KINDS.get(tag, "linear")
+            )
             compressed[block] = {tag: Choice(Action.COMPRESS, str(codec(tag))) for tag in tags}
         exported, donated = export_flat(case.trace(compressed), "cuda", 90)
         small = compiler.submit(exported, donated=donated).result()
         program = jax.export.deserialize(bytearray(exported)).mlir_module()
-        masks = sum(tag.endswith("_mask") for tag in kept["block"])  # XLA unpacks them where they are used
+        masks = sum(
+            tag.endswith("_mask") for tag in kept["block"]
+        )  # XLA unpacks them where they are used
         assert program.count("triton_kernel_call") >= 2 * len(kept["block"]) - masks
         assert small.total_bytes < 0.75 * case.verifier.compile(kept)[0].compiled.total_bytes

@@ -9,9 +9,33 @@ from jaxmem._core.actions import Choice
 from jaxmem._plan.plan import Bytes, Plan, Point
 
 pytestmark = pytest.mark.core
-ACTIONS = {"block": {"h": Choice("keep"), "up": Choice("compress", "grouped_symmetric(group=64,scale=bfloat16)")}}
+ACTIONS = {
+    "block": {
+        "h": Choice("keep"),
+        "up": Choice("compress", "grouped_symmetric(group=64,scale=bfloat16)"),
+    }
+}
 PARTS, POINTS = (Bytes(4, 3, 2), Bytes(4, 14, 2)), (Point(8, 1.5), Point(20, 0.9))
-PLAN = Plan(ACTIONS, 10, 9, 9, 20, 0, 1.0, 0.9, 0.1, 0.1, 0.1, 3, "measured", "local", "abc", "0.0", *PARTS, POINTS)
+PLAN = Plan(
+    ACTIONS,
+    10,
+    9,
+    9,
+    20,
+    0,
+    1.0,
+    0.9,
+    0.1,
+    0.1,
+    0.1,
+    3,
+    "measured",
+    "local",
+    "abc",
+    "0.0",
+    *PARTS,
+    POINTS,
+)
 
 
 def saved(tmp_path):
@@ -63,7 +87,12 @@ def drop(key):
         (put("actions", "block", "h", {"action": "forget"}), r"actions\.block\.h\.action"),
         (put("actions", "block", "h", {"action": "compress"}), r"actions\.block\.h"),
         (
-            put("actions", "block", "h", {"action": "keep", "codec": "naive_per_token(scale=float32)"}),
+            put(
+                "actions",
+                "block",
+                "h",
+                {"action": "keep", "codec": "naive_per_token(scale=float32)"},
+            ),
             r"actions\.block\.h",
         ),
         (put("actions", "block", "up", "codec", "groped()"), r"actions\.block\.up\.codec"),

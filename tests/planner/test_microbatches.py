@@ -51,7 +51,9 @@ def test_under_a_budget_more_are_taken_and_the_file_says_how_many(tmp_path):
     assert loaded.microbatches == plan.microbatches
     assert jaxmem.verify(loaded, build, *arguments()).compiled_bytes == plan.compiled_bytes
     assert jaxmem.explain(build, *arguments(), plan=loaded).total_bytes == plan.compiled_bytes
-    path.write_text(path.read_text().replace(f'"microbatches": {plan.microbatches}', '"microbatches": 0'))
+    path.write_text(
+        path.read_text().replace(f'"microbatches": {plan.microbatches}', '"microbatches": 0')
+    )
     with pytest.raises(PlanFileError, match="field `microbatches`: got 0"):
         jaxmem.Plan.load(path)
 

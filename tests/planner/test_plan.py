@@ -14,7 +14,9 @@ from jaxmem._core.actions import KEEP, REST
 from tests.shared import models
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
-SHAPES = jax.eval_shape(lambda: (models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32)))
+SHAPES = jax.eval_shape(
+    lambda: (models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32))
+)
 build = models.build_with(models.scanned)
 
 
@@ -56,7 +58,9 @@ def test_a_plan_compiles_within_its_budget(halved, unplanned):
     assert halved.compiled_bytes <= halved.budget_bytes == int(0.4 * unplanned.baseline_bytes)
     assert compiled_bytes(halved) == halved.compiled_bytes
     assert halved.compiles <= 6
-    assert abs(halved.predicted_bytes / halved.compiled_bytes - 1) < 0.25  # of a toy; benchmarks/budgets.py measures it
+    assert (
+        abs(halved.predicted_bytes / halved.compiled_bytes - 1) < 0.25
+    )  # of a toy; benchmarks/budgets.py measures it
     assert halved.predicted_seconds >= unplanned.predicted_seconds > 0
     assert halved.time_source == "measured"
 
@@ -70,7 +74,9 @@ def test_the_step_runs_and_trains_as_the_plain_one(halved):
 
 def test_a_lossless_plan_steps_as_the_plain_one(unplanned):
     p, x = models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32)
-    plan = jaxmem.plan(build, *SHAPES, budget=int(0.4 * unplanned.baseline_bytes), actions=jaxmem.LOSSLESS)
+    plan = jaxmem.plan(
+        build, *SHAPES, budget=int(0.4 * unplanned.baseline_bytes), actions=jaxmem.LOSSLESS
+    )
     want, _ = jax.jit(build(None))(p, x)
     got, _ = plan.step(p, x)
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-5), got, want)
@@ -87,7 +93,9 @@ def test_nothing_of_the_models_size_is_allocated(own_database, defaults):
 
 
 def test_more_budget_is_never_slower(unplanned, halved):
-    plans = [jaxmem.plan(build, *SHAPES, budget=int(f * unplanned.baseline_bytes)) for f in (0.36, 0.6)]
+    plans = [
+        jaxmem.plan(build, *SHAPES, budget=int(f * unplanned.baseline_bytes)) for f in (0.36, 0.6)
+    ]
     seconds = [p.predicted_seconds for p in (plans[0], halved, plans[1], unplanned)]
     assert seconds == sorted(seconds, reverse=True)
 
@@ -99,7 +107,9 @@ def test_the_curve_goes_from_the_least_bytes_to_everything(halved, unplanned):
         assert [p.seconds for p in points] == sorted({p.seconds for p in points}, reverse=True)
         assert points[0].bytes < 0.4 * plan.baseline_bytes
         assert points[-1].bytes <= plan.baseline_bytes
-        assert points[-1].seconds == plan.baseline_seconds, "nothing is said to be faster than everything kept"
+        assert points[-1].seconds == plan.baseline_seconds, (
+            "nothing is said to be faster than everything kept"
+        )
     within = [p.seconds for p in halved.pareto() if p.bytes <= 1.1 * halved.compiled_bytes]
     assert min(within) <= halved.predicted_seconds
 
@@ -130,7 +140,9 @@ def test_table_names_every_tag_and_why(halved):
 
 
 def test_lossless_plans_use_no_codec(unplanned):
-    plan = jaxmem.plan(build, *SHAPES, budget=int(0.4 * unplanned.baseline_bytes), actions=jaxmem.LOSSLESS)
+    plan = jaxmem.plan(
+        build, *SHAPES, budget=int(0.4 * unplanned.baseline_bytes), actions=jaxmem.LOSSLESS
+    )
     assert not any(c.action.compresses for c in plan.actions["block"].values())
     assert plan.compiled_bytes <= plan.budget_bytes
 
@@ -155,7 +167,9 @@ def test_save_load_verify(halved, tmp_path):
     verified = jaxmem.verify(loaded, build, *SHAPES)
     assert verified.compiled_bytes == halved.compiled_bytes
     p, x = models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32)
-    assert verified.step(p, x)[1] == jax.jit(build(None))(models.parameters(4, 64, jnp.float32), x)[1]
+    assert (
+        verified.step(p, x)[1] == jax.jit(build(None))(models.parameters(4, 64, jnp.float32), x)[1]
+    )
     keys = {
         "schema",
         "budget_bytes",
@@ -165,7 +179,10 @@ def test_save_load_verify(halved, tmp_path):
         "predicted_seconds",
         "solve_seconds",
     }
-    assert keys | {"compiles", "time_source", "target", "actions"} <= json.loads(path.read_text()).keys()
+    assert (
+        keys | {"compiles", "time_source", "target", "actions"}
+        <= json.loads(path.read_text()).keys()
+    )
 
 
 def test_a_plan_for_another_model_is_refused(halved):
@@ -173,14 +190,21 @@ def test_a_plan_for_another_model_is_refused(halved):
         jaxmem.verify(
             halved,
             build,
-            *jax.eval_shape(lambda: (models.parameters(5, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32))),
+            *jax.eval_shape(
+                lambda: (
+                    models.parameters(5, 64, jnp.float32),
+                    models.batch(8, 128, 64, jnp.float32),
+                )
+            ),
         )
 
     def renamed(x, p, key):
         return x + jnp.sin(jaxmem.tag(jnp.sin(x @ p["a"]), "other"))
 
     with pytest.raises(jaxmem.errors.PlanFileError, match=r"actions\.block\.\w+"):
-        jaxmem.verify(halved, models.build_with(functools.partial(models.scanned, block=renamed)), *SHAPES)
+        jaxmem.verify(
+            halved, models.build_with(functools.partial(models.scanned, block=renamed)), *SHAPES
+        )
     with pytest.raises(jaxmem.errors.TagError, match="knows no block 'decoder'"):
         jaxmem.remat_policy(halved, block="decoder")
 
@@ -189,7 +213,9 @@ def test_steps_are_taken_as_they_are(unplanned):
     jitted = lambda plan: jax.jit(build(plan))
     with pytest.warns(jaxmem.errors.JaxmemWarning, match="does not donate them"):
         plan = jaxmem.plan(jitted, *SHAPES)
-    assert plan.compiled_bytes > unplanned.compiled_bytes, "nothing is donated where the step says so"
+    assert plan.compiled_bytes > unplanned.compiled_bytes, (
+        "nothing is donated where the step says so"
+    )
 
 
 def test_a_step_planned_before_is_planned_from_what_it_compiled_to(unplanned, halved, monkeypatch):

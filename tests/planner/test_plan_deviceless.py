@@ -13,7 +13,9 @@ from jaxmem._core.actions import Action
 from tests.shared import models
 
 pytestmark = pytest.mark.jax_defaults
-SHAPES = jax.eval_shape(lambda: (models.parameters(4, 64, jnp.float32), models.batch(16, 128, 64, jnp.float32)))
+SHAPES = jax.eval_shape(
+    lambda: (models.parameters(4, 64, jnp.float32), models.batch(16, 128, 64, jnp.float32))
+)
 build = models.build_with(models.scanned)
 OFFLOADS = tuple(int(p) for p in version("jaxlib").split(".")[:3]) >= (0, 11, 1)
 
@@ -66,14 +68,21 @@ def test_offload_moves_bytes_to_the_host(unplanned, wanted):
     plan = jaxmem.plan(build, *SHAPES, target="h200", budget=budget, actions=wanted)
     sent = [row for row in plan.rows if row.choice.action.offloads]
     assert sent
-    assert plan.host_bytes >= sum(map(least_on_the_host, sent)) > 0, "XLA's own count of host memory"
+    assert plan.host_bytes >= sum(map(least_on_the_host, sent)) > 0, (
+        "XLA's own count of host memory"
+    )
     assert plan.compiled_bytes <= plan.budget_bytes
-    without = jaxmem.plan(build, *SHAPES, target="h200", budget=budget, host_budget=1000, actions=wanted)
+    without = jaxmem.plan(
+        build, *SHAPES, target="h200", budget=budget, host_budget=1000, actions=wanted
+    )
     assert without.host_bytes <= 1000, "recomputation is always open"
 
 
 def test_planning_again_costs_no_compile(unplanned, monkeypatch):
-    monkeypatch.setattr("jaxmem._xla.deviceless.Compiler.submit", lambda *_, **__: pytest.fail("a compile was asked for"))
+    monkeypatch.setattr(
+        "jaxmem._xla.deviceless.Compiler.submit",
+        lambda *_, **__: pytest.fail("a compile was asked for"),
+    )
     again = jaxmem.plan(build, *SHAPES, target="h200")
     assert again.compiled_bytes == unplanned.compiled_bytes
 
@@ -82,7 +91,10 @@ def test_several_devices_divide_the_batch(unplanned):
     mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     P = jax.sharding.PartitionSpec
     place = lambda tree, spec: jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=jax.sharding.NamedSharding(mesh, spec)), tree
+        lambda a: jax.ShapeDtypeStruct(
+            a.shape, a.dtype, sharding=jax.sharding.NamedSharding(mesh, spec)
+        ),
+        tree,
     )
     args = place(SHAPES[0], P()), place(SHAPES[1], P("data"))
     plan = jaxmem.plan(build, *args, target="h200:2")

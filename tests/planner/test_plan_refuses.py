@@ -11,7 +11,9 @@ from jaxmem._core.actions import Action
 from tests.shared import models
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
-SHAPES = jax.eval_shape(lambda: (models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32)))
+SHAPES = jax.eval_shape(
+    lambda: (models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32))
+)
 build = models.build_with(models.scanned)
 
 
@@ -27,7 +29,9 @@ def test_wasted_tags_are_told():
         return x + jaxmem.tag(jax.nn.softmax(x @ p["a"]), "late") @ p["a"]
 
     late = models.build_with(functools.partial(models.scanned, block=block))
-    with pytest.warns(jaxmem.errors.JaxmemWarning, match="'late' of block 'block'.*derivative rule"):
+    with pytest.warns(
+        jaxmem.errors.JaxmemWarning, match="'late' of block 'block'.*derivative rule"
+    ):
         jaxmem.plan(late, *SHAPES)
 
 
@@ -36,7 +40,9 @@ def test_idle_tags_are_told():
         return x + jaxmem.tag(jnp.sin(jaxmem.tag(x @ p["a"], "h")) @ p["a"], "last")
 
     plain = models.build_with(functools.partial(models.scanned, block=block))
-    sum_of = models.build_with(lambda policy: lambda p, x: jaxmem.tag(models.scanned(policy, block)(p, x), "loss"))
+    sum_of = models.build_with(
+        lambda policy: lambda p, x: jaxmem.tag(models.scanned(policy, block)(p, x), "loss")
+    )
     with pytest.warns(jaxmem.errors.JaxmemWarning, match="'last'"):
         jaxmem.plan(plain, *SHAPES)
     with pytest.warns(jaxmem.errors.JaxmemWarning, match="'loss'"):

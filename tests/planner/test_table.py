@@ -24,7 +24,9 @@ def test_why_is_the_dearer_plan_without_the_choice(room):
     priced = oracle(made, flat(got.actions))
     for row in rows(made, got.actions, room, {}, None):
         key = (row.block, row.tag)
-        others = [p for p in every_assignment(made) if p.bytes <= room and p.effective[key] != row.choice]
+        others = [
+            p for p in every_assignment(made) if p.bytes <= room and p.effective[key] != row.choice
+        ]
         if row.why == "nothing reads it again":
             assert {p.effective[key] for p in others if p.saved == priced.saved} <= {row.choice}
         elif row.why == "nothing else fits":
@@ -33,7 +35,9 @@ def test_why_is_the_dearer_plan_without_the_choice(room):
             choice, seconds = re.fullmatch(r"(\w+): \+([\d.]+) ms a step", row.why).groups()
             best = min(others, key=lambda p: p.priced)
             assert float(seconds) / 1e3 == pytest.approx(best.seconds - priced.seconds, abs=1e-3)
-            assert choice in {p.effective[key].action.value for p in others if p.priced <= best.priced + 1e-3}
+            assert choice in {
+                p.effective[key].action.value for p in others if p.priced <= best.priced + 1e-3
+            }
 
 
 def test_no_choice_is_explained_where_everything_fits():

@@ -27,11 +27,18 @@ BYTES = {
     "up": 2 * FLOATS,
     "gelu": 2 * FLOATS,
 }
-ARGS = (models.parameters(LAYERS, WIDTH, "float32"), models.batch(BATCH, SEQUENCE, WIDTH, "float32"))
+ARGS = (
+    models.parameters(LAYERS, WIDTH, "float32"),
+    models.batch(BATCH, SEQUENCE, WIDTH, "float32"),
+)
 
 
 def traced(choices, loss=models.scanned, args=ARGS, microbatches=1):
-    return trace(models.build_with(loss, microbatches), None if choices is None else Draft({"block": choices}), args)[1]
+    return trace(
+        models.build_with(loss, microbatches),
+        None if choices is None else Draft({"block": choices}),
+        args,
+    )[1]
 
 
 @pytest.mark.parametrize("tag", models.TAGS)
@@ -52,7 +59,9 @@ def test_the_input_is_held_where_no_tag_is_kept():
 
 def test_products_that_are_recomputed_are_counted_by_layer():
     """Forward: n @ a, scores, probs @ n, up, down. No tag names the first, and nothing in the block reads the last."""
-    everything, kept, recomputed = (audit(traced(c)) for c in ({REST: KEEP}, models.actions("keep"), {}))
+    everything, kept, recomputed = (
+        audit(traced(c)) for c in ({REST: KEEP}, models.actions("keep"), {})
+    )
     assert kept.matmuls - everything.matmuls == LAYERS
     assert recomputed.matmuls - kept.matmuls == 3 * LAYERS
     flops = BATCH * SEQUENCE * 2 * WIDTH * (2 * SEQUENCE + 2 * WIDTH)  # scores, probs @ n and up
@@ -62,9 +71,16 @@ def test_products_that_are_recomputed_are_counted_by_layer():
 @pytest.mark.parametrize("loss", [models.scanned, models.unrolled])
 @pytest.mark.parametrize("action", [*ALL, "everything"])
 def test_what_the_profile_predicts_is_what_is_traced(loss, action):
-    target = dataclasses.replace(Target.parse("h200"), platform="tpu")  # CUDA leaves offload out of unrolled layers
+    target = dataclasses.replace(
+        Target.parse("h200"), platform="tpu"
+    )  # CUDA leaves offload out of unrolled layers
     made = profile(traced({}, loss).jaxpr, target, actions=ALL)
-    priced = {t.name: o.choice for t in made.blocks[0].tags for o in t.options if o.choice.action == action}
+    priced = {
+        t.name: o.choice
+        for t in made.blocks[0].tags
+        for o in t.options
+        if o.choice.action == action
+    }
     assert bool(priced) == (action not in ("recompute", "everything"))
     choices = {REST: KEEP} if action == "everything" else priced
     predicted, found = evaluate(made, {"block": choices}), audit(traced(choices, loss))
@@ -75,7 +91,10 @@ def test_what_the_profile_predicts_is_what_is_traced(loss, action):
 
 def test_microbatches_run_more_often_and_hold_no_more():
     one, four = (
-        audit(traced({}, args=(ARGS[0], models.batch(4, SEQUENCE, WIDTH, "float32")), microbatches=n)) for n in (1, 4)
+        audit(
+            traced({}, args=(ARGS[0], models.batch(4, SEQUENCE, WIDTH, "float32")), microbatches=n)
+        )
+        for n in (1, 4)
     )
     assert (one.saved_bytes, one.matmuls) == (4 * four.saved_bytes, four.matmuls // 4)
 

@@ -33,9 +33,9 @@ def linear(_):
         layer = jax.checkpoint(models.block, policy=policy, prevent_cse=False)
 
         def loss(p, x):
-            return jax.lax.scan(lambda x, one: (layer(x, *one), None), x, (p, jnp.arange(3, dtype=jnp.float32)))[
-                0
-            ].sum()
+            return jax.lax.scan(
+                lambda x, one: (layer(x, *one), None), x, (p, jnp.arange(3, dtype=jnp.float32))
+            )[0].sum()
 
         return loss
 
@@ -44,7 +44,9 @@ def linear(_):
 
 def cast_outside(policy):
     inner = models.scanned(policy)
-    return lambda p, x: inner(jax.tree.map(lambda a: a.astype(jnp.bfloat16).astype(jnp.float32), p), x)
+    return lambda p, x: inner(
+        jax.tree.map(lambda a: a.astype(jnp.bfloat16).astype(jnp.float32), p), x
+    )
 
 
 def auxiliary(policy):
@@ -77,15 +79,21 @@ def test_one_class_and_its_repeats(loss_of, microbatches, layers, runs):
     assert (block.layers, block.runs) == (layers, runs)
     assert [t.name for t in block.tags] == list(models.TAGS)
     x = 4 // microbatches * 8 * 16 * 4
-    assert [block.values[v] for v in block.inputs if block.values[v] > 4] == [x], "the block's input, and no parameter"
-    assert sum(e.matmuls for e in block.equations) == 4, "all but the last product, which no backward needs again"
+    assert [block.values[v] for v in block.inputs if block.values[v] > 4] == [x], (
+        "the block's input, and no parameter"
+    )
+    assert sum(e.matmuls for e in block.equations) == 4, (
+        "all but the last product, which no backward needs again"
+    )
 
 
 def test_unrolled_layers_share_a_label():
     blocks = classes(models.build_with(models.unrolled), *SHAPES)
     assert sum(b.layers for b in blocks) == 3
     assert {b.name for b in blocks} == {"block"}
-    assert len(blocks) == 2, "the first layer reads the step's own argument, which is in memory anyway"
+    assert len(blocks) == 2, (
+        "the first layer reads the step's own argument, which is in memory anyway"
+    )
 
 
 def two_classes(policy_of):
@@ -134,8 +142,12 @@ def test_fingerprint_changes_with_shapes_alone():
     of = lambda build, *args: fingerprint(classes(build, *args))
     build = models.build_with(models.scanned)
     assert of(build, *SHAPES) == of(models.build_with(linear(models.scanned)), *SHAPES)
-    assert of(build, *SHAPES) != of(build, *jax.eval_shape(lambda: (models.parameters(3), models.batch(8))))
-    assert of(build, *SHAPES) != of(build, *jax.eval_shape(lambda: (models.parameters(4), models.batch(4))))
+    assert of(build, *SHAPES) != of(
+        build, *jax.eval_shape(lambda: (models.parameters(3), models.batch(8)))
+    )
+    assert of(build, *SHAPES) != of(
+        build, *jax.eval_shape(lambda: (models.parameters(4), models.batch(4)))
+    )
 
 
 def test_a_step_without_blocks_says_what_to_wrap():

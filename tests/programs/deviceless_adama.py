@@ -19,7 +19,14 @@ from jaxmem._xla.hlo import executed
 from jaxmem._xla.worker import deviceless_devices
 from tests.shared import tiny_lm
 
-OPCODES = ("all-reduce", "all-reduce-start", "reduce-scatter", "reduce-scatter-start", "all-gather", "all-gather-start")
+OPCODES = (
+    "all-reduce",
+    "all-reduce-start",
+    "reduce-scatter",
+    "reduce-scatter-start",
+    "all-gather",
+    "all-gather-start",
+)
 WIDTH, VOCAB = 128, 512
 
 
@@ -27,14 +34,18 @@ def counts(mesh, n: int, divided: str) -> dict:
     step = tiny_lm.released(jaxmem.adama(1e-3, accumulation_steps=n, axis_name="data"))
     make = functools.partial(tiny_lm.parameters, np.float32, width=WIDTH, vocab=VOCAB)
     state = jax.eval_shape(lambda: step.init(make()))
-    place = lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec))
+    place = lambda a, spec: jax.ShapeDtypeStruct(
+        a.shape, a.dtype, sharding=NamedSharding(mesh, spec)
+    )
     devices = mesh.shape["data"]
     args = jax.tree.map(place, state, step.specs(state[0], devices, divided))
     batch = jax.ShapeDtypeStruct((8 * devices, 33), np.int32)
     call = jax.jit(step.data_parallel(mesh, divided), donate_argnums=0)
     text = call.trace(args, place(batch, P("data"))).lower().compile().as_text()
     found = executed(text, OPCODES)
-    return {name: found[name] + found[f"{name}-start"] for name in OPCODES if not name.endswith("start")}
+    return {
+        name: found[name] + found[f"{name}-start"] for name in OPCODES if not name.endswith("start")
+    }
 
 
 def main():

@@ -17,8 +17,12 @@ LAYERS, BATCH, SEQUENCE, WIDTH = 6, 16, 128, 64
 def main():
     (device,) = deviceless_devices(target_config(Target.parse("h200").gpu), 1)
     sharding = NamedSharding(Mesh([device], ("data",)), PartitionSpec())
-    spec = lambda tree: jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree)
-    shapes = jax.eval_shape(lambda: (models.parameters(LAYERS, WIDTH), models.batch(BATCH, SEQUENCE, WIDTH)))
+    spec = lambda tree: jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree
+    )
+    shapes = jax.eval_shape(
+        lambda: (models.parameters(LAYERS, WIDTH), models.batch(BATCH, SEQUENCE, WIDTH))
+    )
     plan = Draft({"block": models.actions("offload")})
 
     def loss(params, x):

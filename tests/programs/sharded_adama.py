@@ -26,7 +26,8 @@ def worst(got, want) -> float:
     fetch = lambda a: np.asarray(a.addressable_data(0))
     pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
     return max(
-        float(np.abs(fetch(a) - np.asarray(b)).max() / max(np.abs(np.asarray(b)).max(), 1e-30)) for a, b in pairs
+        float(np.abs(fetch(a) - np.asarray(b)).max() / max(np.abs(np.asarray(b)).max(), 1e-30))
+        for a, b in pairs
     )
 
 
@@ -44,7 +45,9 @@ def alone(n: int, size: int, key=None, order=lambda batch: batch):
 
 
 def over(mesh, size: int, divided: str, key=None):
-    step = tiny_lm.released(jaxmem.adamaw_a(0.01, weight_decay=0.1, accumulation_steps=N, axis_name="data"))
+    step = tiny_lm.released(
+        jaxmem.adamaw_a(0.01, weight_decay=0.1, accumulation_steps=N, axis_name="data")
+    )
     params, opt = step.init(tiny_lm.parameters())
     specs = step.specs(params, mesh.shape["data"], divided)
     place = lambda a, spec: jax.make_array_from_callback(
@@ -65,12 +68,15 @@ def by_transform(mesh, size: int, checked: bool):
         own = jax.lax.pcast(params, "data", to="varying")
         if checked:
             state = state._replace(
-                mu=jax.lax.pcast(state.mu, "data", to="varying"), nu=jax.lax.pcast(state.nu, "data", to="varying")
+                mu=jax.lax.pcast(state.mu, "data", to="varying"),
+                nu=jax.lax.pcast(state.nu, "data", to="varying"),
             )
         for part in batch.reshape(N, -1, batch.shape[1]):
             updates, state = tx.update(jax.grad(tiny_lm.loss)(own, part), state, params)
             params = optax.apply_updates(params, updates)
-        mean = functools.partial(jax.lax.pmean, axis_name="data")  # a state's own moments, equal on all devices by now
+        mean = functools.partial(
+            jax.lax.pmean, axis_name="data"
+        )  # a state's own moments, equal on all devices by now
         return params, state._replace(mu=mean(state.mu), nu=mean(state.nu))
 
     specs = {"in_specs": (P(), P(), P("data")), "out_specs": (P(), P()), "check_vma": checked}
@@ -85,7 +91,9 @@ def by_transform(mesh, size: int, checked: bool):
 def summed_already(mesh) -> str:
     """The error for gradients that JAX has summed over the devices."""
     tx = jaxmem.adama(0.01, axis_name="data")
-    update = lambda params, batch: tx.update(jax.grad(tiny_lm.loss)(params, batch), tx.init(params), params)[0]
+    update = lambda params, batch: tx.update(
+        jax.grad(tiny_lm.loss)(params, batch), tx.init(params), params
+    )[0]
     try:
         jax.shard_map(update, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())(
             tiny_lm.parameters(), tiny_lm.tokens(8)
@@ -108,7 +116,9 @@ def main():
         want, expected = alone(N * devices, size, own)
         found[f"data parallel{name}"] = worst(state, want)
         found[f"metrics{name}"] = worst(metrics, expected)
-    together = lambda batch: batch.reshape(devices, N, -1, batch.shape[1]).swapaxes(0, 1).reshape(batch.shape)
+    together = lambda batch: (
+        batch.reshape(devices, N, -1, batch.shape[1]).swapaxes(0, 1).reshape(batch.shape)
+    )
     want, expected = alone(N, size, order=together)  # microbatch i is every device's i-th
     for divided in ("moments", "states"):
         state, metrics = over(mesh, size, divided)
@@ -119,8 +129,13 @@ def main():
         want, _ = alone(N * devices, size)
         explicit = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Explicit,))
         for divided in ("nothing", "states"):
-            step = tiny_lm.released(jaxmem.adamaw_a(0.01, weight_decay=0.1, accumulation_steps=N, axis_name="data"))
-            state, call = step.init(tiny_lm.parameters()), jax.jit(step.data_parallel(explicit, divided))
+            step = tiny_lm.released(
+                jaxmem.adamaw_a(0.01, weight_decay=0.1, accumulation_steps=N, axis_name="data")
+            )
+            state, call = (
+                step.init(tiny_lm.parameters()),
+                jax.jit(step.data_parallel(explicit, divided)),
+            )
             for batch in batches(size):  # placed nowhere by the caller
                 state, _ = call(state, batch)
             same, _ = over(mesh, size, divided)

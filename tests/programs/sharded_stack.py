@@ -22,7 +22,9 @@ PLANS = {
     "none": None,
     "recompute": models.draft("recompute"),
     "compress": models.draft("compress"),
-    "groups": Draft({"block[0:1]": models.actions("recompute"), "block[1:4]": models.actions("keep")}),
+    "groups": Draft(
+        {"block[0:1]": models.actions("recompute"), "block[1:4]": models.actions("keep")}
+    ),
 }
 
 
@@ -44,7 +46,9 @@ def folded(plan):
     def gradient(weights, shift, x):
         def loss(moments, shift, x):
             fold = lambda m, g: jax.tree.map(jnp.add, m, g[0])
-            y = jaxmem.stack(block, (weights, numbers), x, shift, plan=plan, moments=moments, fold=fold)
+            y = jaxmem.stack(
+                block, (weights, numbers), x, shift, plan=plan, moments=moments, fold=fold
+            )
             return (y * y).mean()
 
         moments = jax.tree.map(lambda w: w * 0, weights)
@@ -56,7 +60,10 @@ def folded(plan):
 def accumulated(gradient):
     def total(weights, shift, x):
         parts = x.reshape(4, 2, *x.shape[1:]).swapaxes(0, 1)  # each microbatch over all devices
-        one = lambda sums, part: (jax.tree.map(jnp.add, sums, gradient(weights, shift, part)[:2]), None)
+        one = lambda sums, part: (
+            jax.tree.map(jnp.add, sums, gradient(weights, shift, part)[:2]),
+            None,
+        )
         return jax.lax.scan(one, jax.tree.map(jnp.zeros_like, (weights, shift)), parts)[0]
 
     return total
@@ -65,7 +72,9 @@ def accumulated(gradient):
 def per_device(loss, gradient):
     """Under shard_map: the mean over devices, differentiated outside it; and moments that stay with their device."""
     mean = lambda w, s, x: jax.lax.pmean(loss(w, s, x), "data")
-    outside = jax.grad(jax.shard_map(mean, mesh=mesh, in_specs=(P(), P(), P("data")), out_specs=P()), (0, 1, 2))
+    outside = jax.grad(
+        jax.shard_map(mean, mesh=mesh, in_specs=(P(), P(), P("data")), out_specs=P()), (0, 1, 2)
+    )
     inside = lambda w, s, x: jax.lax.pmean(gradient(w, s, x)[:2], "data")
     specs = {"in_specs": (P(), P(), P("data")), "out_specs": (P(), P())}
     return outside, jax.shard_map(inside, mesh=mesh, check_vma=False, **specs)
@@ -73,14 +82,20 @@ def per_device(loss, gradient):
 
 def worst(got, want) -> float:
     pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
-    return max(float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(np.asarray(b)).max()) for a, b in pairs)
+    return max(
+        float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(np.asarray(b)).max())
+        for a, b in pairs
+    )
 
 
 def main():
     shift = jnp.linspace(0.0, 0.3, 16)
     place = lambda a, spec: jax.device_put(a, NamedSharding(mesh, spec))
     whole = (place(weights, P()), place(shift, P()), place(x, P("data")))
-    divided = (jax.tree.map(lambda a: place(a, P(None, None, "data")), weights), *whole[1:])  # as FSDP would
+    divided = (
+        jax.tree.map(lambda a: place(a, P(None, None, "data")), weights),
+        *whole[1:],
+    )  # as FSDP would
     found = {}
     for name in sys.argv[1:]:
         plan = PLANS[name]
@@ -90,7 +105,9 @@ def main():
         found[f"{name} divided"] = worst(jax.jit(gradient)(*divided), want)
         found[f"{name} folded, divided"] = worst(jax.jit(folded(plan))(*divided), want)
         twice = jax.jit(accumulated(gradient))
-        found[f"{name} accumulated"] = worst(twice(*divided), jax.tree.map(lambda a: 2 * a, want[:2]))
+        found[f"{name} accumulated"] = worst(
+            twice(*divided), jax.tree.map(lambda a: 2 * a, want[:2])
+        )
         outside, inside = per_device(stacked(plan), folded(plan))
         found[f"{name} shard_map"] = worst(jax.jit(outside)(*whole), want)
         found[f"{name} shard_map, folded"] = worst(jax.jit(inside)(*whole), want[:2])

@@ -36,7 +36,13 @@ def test_a_run_with_everything(tmp_path):
         "offload is dear here",
     ):
         assert said in text
-    for said in ("python -m experiments.train nano", "jax 0.10.2", "keep: +1 ms a step", "8 × 256", "page.html"):
+    for said in (
+        "python -m experiments.train nano",
+        "jax 0.10.2",
+        "keep: +1 ms a step",
+        "8 × 256",
+        "page.html",
+    ):
         assert said in text
 
 
@@ -46,7 +52,9 @@ def test_every_action_has_a_colour_a_letter_and_an_entry(tmp_path):
     text = (tmp_path / "page.html").read_text()
     check(text)
     style = text[text.index("<style>") : text.index("</style>")]
-    entries = re.findall(r'<li><span class="chip a-(\w+)"><b>(\w+)</b></span><span>([\w+]+): ', text)
+    entries = re.findall(
+        r'<li><span class="chip a-(\w+)"><b>(\w+)</b></span><span>([\w+]+): ', text
+    )
     assert entries == [(a.value, LETTERS[a], a.value.replace("_", "+")) for a in Action]
     assert len(set(LETTERS.values())) == len(Action)
     for action in Action:
@@ -66,7 +74,13 @@ def test_a_plan_file_and_the_default_place(tmp_path, capsys):
 def test_several_runs_share_a_plot_and_have_a_section_each(tmp_path):
     runs = [
         write_run(tmp_path / "a" / "run", made(), [5.0, 4.0], val_loss=4.5),
-        write_run(tmp_path / "b" / "run", None, [5.0, 3.0], compiled_bytes=220 * MIB, policy="keep_everything"),
+        write_run(
+            tmp_path / "b" / "run",
+            None,
+            [5.0, 3.0],
+            compiled_bytes=220 * MIB,
+            policy="keep_everything",
+        ),
         write_run(tmp_path / "c", made(target="h200")),
     ]
     text = page_of(tmp_path, *runs)
@@ -79,15 +93,28 @@ def test_several_runs_share_a_plot_and_have_a_section_each(tmp_path):
 
 def test_the_same_run_twice_is_told_apart(tmp_path):
     run = write_run(tmp_path / "run", made())
-    assert re.findall(r'<h2 class="run">(.*?)</h2>', page_of(tmp_path, run, run)) == [f"{run} (1)", f"{run} (2)"]
+    assert re.findall(r'<h2 class="run">(.*?)</h2>', page_of(tmp_path, run, run)) == [
+        f"{run} (1)",
+        f"{run} (2)",
+    ]
 
 
 def test_names_from_files_are_text(tmp_path):
     hostile = row(KEEP, HOSTILE, HOSTILE, kind=HOSTILE, dtype=HOSTILE, why=HOSTILE)
     plan = made(
-        hostile, notes=(HOSTILE,), target=HOSTILE, time_source=HOSTILE, fingerprint=HOSTILE, jax_version=HOSTILE
+        hostile,
+        notes=(HOSTILE,),
+        target=HOSTILE,
+        time_source=HOSTILE,
+        fingerprint=HOSTILE,
+        jax_version=HOSTILE,
     )
-    text = {"config": HOSTILE, "command": HOSTILE, "jax_version": HOSTILE, "settings": {HOSTILE: HOSTILE}}
+    text = {
+        "config": HOSTILE,
+        "command": HOSTILE,
+        "jax_version": HOSTILE,
+        "settings": {HOSTILE: HOSTILE},
+    }
     run = write_run(tmp_path / "run", plan, [1.0, None] * 500, **text)
     page = page_of(tmp_path, run, write_run(tmp_path / "other", None, [1.0], target=HOSTILE))
     assert "<script" not in page
@@ -98,13 +125,18 @@ def test_many_rows_are_drawn_by_their_means_and_extremes_and_the_page_says_so(tm
     losses = [5.0 + i % 7 / 10 for i in range(100_000)]
     losses[54_321] = 50.0
     text = page_of(tmp_path, write_run(tmp_path / "run", made(), losses))
-    assert "the line is its mean, the shade reaches from its least to its greatest loss. Rows of run (100,000)." in text
+    assert (
+        "the line is its mean, the shade reaches from its least to its greatest loss. Rows of run (100,000)."
+        in text
+    )
     line, band = (re.search(f'class="{name} s0" d="([^"]*)"', text) for name in ("line", "band"))
     assert line
     assert band
     heights = lambda path: [float(y) for y in re.findall(r" ([\d.]+)", path[1])]
     assert len(heights(line)) == len(heights(band)) / 2 == BUCKETS
-    assert min(heights(band)) < 10 < 80 < min(heights(line))  # the spike is in the shade, near the top
+    assert (
+        min(heights(band)) < 10 < 80 < min(heights(line))
+    )  # the spike is in the shade, near the top
 
 
 @pytest.mark.parametrize("gap", [None, float("nan"), float("inf"), 1e300])
@@ -115,10 +147,14 @@ def test_rows_without_a_loss_are_gaps(gap, count, tmp_path):
     assert len(re.findall(r'class="line s0" d="M\d+', text)) == 1
 
 
-@pytest.mark.parametrize("losses", [[], [None], [float("nan")] * 3, [2.0], [0.0, 0.0], [-1.0, -1.0]])
+@pytest.mark.parametrize(
+    "losses", [[], [None], [float("nan")] * 3, [2.0], [0.0, 0.0], [-1.0, -1.0]]
+)
 def test_few_losses_and_flat_ones(losses, tmp_path):
     text = page_of(tmp_path, write_run(tmp_path / "run", None, losses, final_loss=float("nan")))
-    assert ("Training loss against step" in text) == any(loss in (2.0, 0.0, -1.0) for loss in losses)
+    assert ("Training loss against step" in text) == any(
+        loss in (2.0, 0.0, -1.0) for loss in losses
+    )
     assert "Final loss" not in text
 
 

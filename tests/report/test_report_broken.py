@@ -19,7 +19,12 @@ pytestmark = pytest.mark.core
     "change",
     [
         {"points": ()},
-        {"points": (Point(0, 0.0),), "compiled_bytes": 0, "baseline_bytes": 0, "predicted_bytes": 0},
+        {
+            "points": (Point(0, 0.0),),
+            "compiled_bytes": 0,
+            "baseline_bytes": 0,
+            "predicted_bytes": 0,
+        },
         {"points": (Point(5, 0.1),), "budget_bytes": 2**63 - 1},
         {"budget_bytes": 0, "predicted_seconds": 0.0, "baseline_seconds": 0.0},
         {"parts": Bytes(0, 0, 0), "baseline_parts": Bytes(0, 0, 0)},
@@ -37,11 +42,19 @@ def test_what_is_missing_or_odd_does_not_break_the_page(change, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("metrics.jsonl", '{"step": 1, "loss": 2}\n{"step": 2, "lo', "metrics.jsonl', line 2: .*expected JSON"),
+        (
+            "metrics.jsonl",
+            '{"step": 1, "loss": 2}\n{"step": 2, "lo',
+            "metrics.jsonl', line 2: .*expected JSON",
+        ),
         ("metrics.jsonl", "3\n", "line 1: got 3, expected an object"),
         ("metrics.jsonl", '\n{"loss": 2}\n', "line 2, field `step`: got None"),
         ("metrics.jsonl", '{"step": NaN, "loss": 2}', "line 1, field `step`: got nan"),
-        ("metrics.jsonl", '{"step": 1, "loss": "<b>"}', "field `loss`: got '<b>', expected a number or null"),
+        (
+            "metrics.jsonl",
+            '{"step": 1, "loss": "<b>"}',
+            "field `loss`: got '<b>', expected a number or null",
+        ),
         ("metrics.jsonl", '{"step": 1, "loss": true}', "field `loss`: got True"),
         ("metrics.jsonl", b"\xff\xfe", "cannot read .*metrics.jsonl"),
         ("summary.json", "{", "summary.json': .*expected JSON"),
@@ -54,7 +67,9 @@ def test_what_is_missing_or_odd_does_not_break_the_page(change, tmp_path):
 )
 def test_a_broken_file_is_named(name, content, told, tmp_path):
     run = write_run(tmp_path / "run", made(), [1.0], config="nano")
-    (tmp_path / "run" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (tmp_path / "run" / name).write_bytes(
+        content if isinstance(content, bytes) else content.encode()
+    )
     with pytest.raises(PlanFileError, match=told):
         report([run], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
@@ -78,12 +93,17 @@ def test_a_broken_line_of_the_table_is_named(field, value, tmp_path):
     data = json.loads((tmp_path / "run" / "plan.json").read_text())
     data["rows"][1][field] = value
     (tmp_path / "run" / "plan.json").write_text(json.dumps(data))
-    with pytest.raises(PlanFileError, match=rf"plan\.json', field `rows\[1\]\.{field}`: got {re.escape(repr(value))}"):
+    with pytest.raises(
+        PlanFileError,
+        match=rf"plan\.json', field `rows\[1\]\.{field}`: got {re.escape(repr(value))}",
+    ):
         report([run], tmp_path / "page.html")
 
 
 def test_a_folder_without_results_and_no_folder(tmp_path):
-    with pytest.raises(PlanFileError, match=r"holds none of plan\.json, metrics\.jsonl, summary\.json"):
+    with pytest.raises(
+        PlanFileError, match=r"holds none of plan\.json, metrics\.jsonl, summary\.json"
+    ):
         report([str(tmp_path)], tmp_path / "page.html")
     with pytest.raises(PlanFileError, match="cannot read .*nothing"):
         report([str(tmp_path / "nothing")], tmp_path / "page.html")

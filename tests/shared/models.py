@@ -98,7 +98,10 @@ def build_with(loss_of, microbatches: int = 1):
             else:
                 parts = x.reshape(microbatches, -1, *x.shape[1:])
                 zeros = jnp.zeros((), x.dtype), jax.tree.map(jnp.zeros_like, p)
-                add = lambda total, part: (jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(p, part)), None)
+                add = lambda total, part: (
+                    jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(p, part)),
+                    None,
+                )
                 (value, grads), _ = jax.lax.scan(add, zeros, parts)
             return jax.tree.map(lambda w, g: w - jnp.asarray(0.1, w.dtype) * g, p, grads), value
 

@@ -5,7 +5,18 @@ import itertools
 
 from hypothesis import strategies as st
 
-from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Action, BlockClass, Choice, Equation, Option, Profile, Tag
+from jaxmem._core.actions import (
+    KEEP,
+    OFFLOAD,
+    RECOMPUTE,
+    Action,
+    BlockClass,
+    Choice,
+    Equation,
+    Option,
+    Profile,
+    Tag,
+)
 
 INT4, INT8 = Choice(Action.COMPRESS, "int4"), Choice(Action.COMPRESS, "int8")
 INT4_OFFLOAD = Choice(Action.COMPRESS_OFFLOAD, "int4")
@@ -15,9 +26,14 @@ MOST_ASSIGNMENTS = 1000
 
 def block(equations, needed, sizes, tags=(), inputs=(0,), free=(), **other) -> BlockClass:
     """`equations`: (inputs, outputs, seconds, tag name or None); `tags`: name -> options."""
-    made = tuple(Equation("op" if t is None else "tag", tuple(i), tuple(o), s, tag=t) for i, o, s, t in equations)
+    made = tuple(
+        Equation("op" if t is None else "tag", tuple(i), tuple(o), s, tag=t)
+        for i, o, s, t in equations
+    )
     value = {e.tag: e.outputs[0] for e in made if e.tag}
-    named = tuple(Tag(n, None, (1,), "uint8", value[n], tuple(options)) for n, options in dict(tags).items())
+    named = tuple(
+        Tag(n, None, (1,), "uint8", value[n], tuple(options)) for n, options in dict(tags).items()
+    )
     fields = {"name": "block", "fingerprint": "", "layers": 1, "runs": 1} | other
     return BlockClass(
         values=tuple(sizes), inputs=tuple(inputs), free=tuple(free), needed=tuple(needed), equations=made, tags=named,
@@ -44,7 +60,12 @@ def chain(**other):
     """x -> a (1 s) -> tag "u" -> b (2 s, twice the bytes) -> tag "v"; the backward reads "v" and "u"."""
     tags = {"u": [Option(KEEP, 10, 0, 0.1), Option(INT4, 3, 0, 0.4), Option(OFFLOAD, 0, 10, 0.2)]}
     tags["v"] = [Option(KEEP, 20, 0, 0.2), Option(INT4, 6, 0, 0.8)]
-    equations = [([0], [1], 1.0, None), ([1], [2], 0.0, "u"), ([2], [3], 2.0, None), ([3], [4], 0.0, "v")]
+    equations = [
+        ([0], [1], 1.0, None),
+        ([1], [2], 0.0, "u"),
+        ([2], [3], 2.0, None),
+        ([3], [4], 0.0, "v"),
+    ]
     return block(equations, [2, 4], [5, 10, 10, 20, 20], tags, **other)
 
 
@@ -58,10 +79,16 @@ def deep(tags=10, depth=14):
             equations.append((operands, (new,), 1e-5 * (1 + (7 * t + 3 * d) % 11), None))
             sizes.append((1 + (5 * t + d) % 13) * 2**20)
         size = sizes[-1]
-        codecs = [(Choice(a, f"c{k}"), size // (k + 1), 1e-5 * (k + t % 3)) for k in (1, 2, 3) for a in ("compress",)]
+        codecs = [
+            (Choice(a, f"c{k}"), size // (k + 1), 1e-5 * (k + t % 3))
+            for k in (1, 2, 3)
+            for a in ("compress",)
+        ]
         named[f"t{t}"] = [Option(KEEP, size, 0, size / 2e12), Option(OFFLOAD, 0, size, size / 1e12)]
         named[f"t{t}"] += [Option(c, n, 0, s) for c, n, s in codecs]
-        named[f"t{t}"] += [Option(Choice("compress_offload", c.codec), 0, n, 1.5 * s) for c, n, s in codecs]
+        named[f"t{t}"] += [
+            Option(Choice("compress_offload", c.codec), 0, n, 1.5 * s) for c, n, s in codecs
+        ]
         equations.append(((len(sizes) - 1,), (len(sizes),), 0.0, f"t{t}"))
         sizes.append(size)
     return block(
@@ -119,7 +146,11 @@ def oracle(profile: Profile, assignment: dict, transients=()) -> Price:
             choice = assignment[b.name, e.tag] if e.tag else RECOMPUTE
             if choice != RECOMPUTE:
                 option = options[e.tag, choice]
-                device, moved, kept = device + option.device_bytes, moved + option.host_bytes, kept + option.seconds
+                device, moved, kept = (
+                    device + option.device_bytes,
+                    moved + option.host_bytes,
+                    kept + option.seconds,
+                )
                 effective[b.name, e.tag] = choice
                 return
             if e.tag is None:
@@ -178,7 +209,9 @@ def blocks(draw, name: str, most_tags: int) -> BlockClass:
     sizes = [draw(st.integers(0, 100)) for _ in range(3)]  # two inputs, and one value that is free
     equations, tags = [], {}
     for _ in range(draw(st.integers(1, 14))):
-        operands = draw(st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=3, unique=True))
+        operands = draw(
+            st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=3, unique=True)
+        )
         outputs = range(len(sizes), len(sizes) + draw(st.sampled_from((1, 1, 1, 2))))
         sizes += [draw(st.integers(0, 100)) for _ in outputs]
         equations.append((operands, outputs, draw(st.integers(0, 50)) / 10, None))
@@ -208,7 +241,10 @@ def _thinned(made: Profile) -> Profile:
     """Drops options, the last ones first, until all assignments can be tried."""
     while _count(made) > MOST_ASSIGNMENTS:
         most = max(len(t.options) for b in made.blocks for t in b.tags)
-        tags = [tuple(dataclasses.replace(t, options=t.options[: most - 1]) for t in b.tags) for b in made.blocks]
+        tags = [
+            tuple(dataclasses.replace(t, options=t.options[: most - 1]) for t in b.tags)
+            for b in made.blocks
+        ]
         shorter = tuple(dataclasses.replace(b, tags=t) for b, t in zip(made.blocks, tags))
         made = dataclasses.replace(made, blocks=shorter)
     return made
@@ -224,4 +260,8 @@ def _count(made: Profile) -> int:
 def transients_of(profile: Profile):
     """A strategy for corrections of either sign to some of the choices."""
     keys = [(*k, c) for k, choices in open_to(profile).items() for c in choices]
-    return st.dictionaries(st.sampled_from(keys), st.integers(-60, 60), max_size=6) if keys else st.just({})
+    return (
+        st.dictionaries(st.sampled_from(keys), st.integers(-60, 60), max_size=6)
+        if keys
+        else st.just({})
+    )

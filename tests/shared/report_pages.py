@@ -9,7 +9,13 @@ from jaxmem._plan.plan import Bytes, Plan, Point, Row
 from jaxmem._report.report import report
 
 CODEC = "bit_mask()"
-CHOICES = (KEEP, RECOMPUTE, Choice(Action.COMPRESS, CODEC), OFFLOAD, Choice(Action.COMPRESS_OFFLOAD, CODEC))
+CHOICES = (
+    KEEP,
+    RECOMPUTE,
+    Choice(Action.COMPRESS, CODEC),
+    OFFLOAD,
+    Choice(Action.COMPRESS_OFFLOAD, CODEC),
+)
 MIB = 2**20
 HOSTILE = "\"'><script>alert(1)</script>&\ud800"
 VOID = {"meta", "wbr", "br"}
@@ -24,7 +30,15 @@ def row(choice, tag="up", block="block", layers=4, **other):
         "milliseconds": 0.25,
         "why": "keep: +1 ms a step",
     }
-    return Row(block, tag, choice=choice, bytes_before=8 * MIB, bytes_after=after, layers=layers, **(fields | other))
+    return Row(
+        block,
+        tag,
+        choice=choice,
+        bytes_before=8 * MIB,
+        bytes_after=after,
+        layers=layers,
+        **(fields | other),
+    )
 
 
 def made(*rows, **other):
@@ -75,7 +89,11 @@ class Reader(html.parser.HTMLParser):
         self.tags.append(tag)
         self.opened += [tag] if tag not in VOID else []
         values = dict(attrs)
-        self.wrong += [(tag, k, v) for k, v in attrs if k in ("src", "href", "xlink:href") or k.startswith("on")]
+        self.wrong += [
+            (tag, k, v)
+            for k, v in attrs
+            if k in ("src", "href", "xlink:href") or k.startswith("on")
+        ]
         for name in ("x", "y", "width", "x1", "x2", "cx", "cy"):
             number = values.get(name, "0").removesuffix("%")
             assert re.fullmatch(r"-?\d+(\.\d+)?", number), (tag, name, number)
@@ -94,6 +112,8 @@ def check(text):
     assert reader.opened == reader.wrong == []
     assert not {"script", "link", "img", "iframe", "object"} & set(reader.tags)
     assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", text)
-    assert not re.search(r"\bnan\b|\binf\b", re.sub(r"<pre>.*?</pre>", "", text, flags=re.DOTALL), re.IGNORECASE)
+    assert not re.search(
+        r"\bnan\b|\binf\b", re.sub(r"<pre>.*?</pre>", "", text, flags=re.DOTALL), re.IGNORECASE
+    )
     assert len(text.encode()) < 2 * 10**6
     return reader

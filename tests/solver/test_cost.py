@@ -15,7 +15,9 @@ from tests.shared import profiles
 from tests.shared.profiles import INT4, INT8, block, chain, flat, nested, oracle, profile
 
 pytestmark = pytest.mark.core
-few = hypothesis.settings(max_examples=100, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+few = hypothesis.settings(
+    max_examples=100, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+)
 
 
 @few
@@ -40,7 +42,13 @@ def test_evaluate_is_the_oracle(data):
         (RECOMPUTE, RECOMPUTE, 5, 0, 3.0),
         (INT4, INT4, 9, 0, 1.2),
         (OFFLOAD, KEEP, 20, 10, 0.4 + 10 - 4 + 10 - 6),
-        (OFFLOAD, RECOMPUTE, 0, 10, 2.2 + 10 - 4 + 10 - 6 - 2),  # what is recomputed hides the transfer
+        (
+            OFFLOAD,
+            RECOMPUTE,
+            0,
+            10,
+            2.2 + 10 - 4 + 10 - 6 - 2,
+        ),  # what is recomputed hides the transfer
     ],
 )
 def test_evaluate_by_hand(u, v, device, host, seconds):
@@ -64,7 +72,9 @@ def test_a_tag_that_nothing_demands_is_not_saved():
     cost = evaluate(made, {"block": {"u": KEEP, "v": KEEP}})
     assert cost.saved_bytes == 20
     assert cost.blocks[0].saved == (("v", KEEP),)
-    assert effective(made, {"block": {"u": KEEP, "v": KEEP}}) == {"block": {"u": RECOMPUTE, "v": KEEP}}
+    assert effective(made, {"block": {"u": KEEP, "v": KEEP}}) == {
+        "block": {"u": RECOMPUTE, "v": KEEP}
+    }
 
 
 def test_a_tag_after_an_operation_that_is_recomputed_all_the_same_is_told():
@@ -87,7 +97,8 @@ def test_names_and_choices_that_the_profile_lacks():
     with pytest.raises(TagError, match="names block 'blok'"):
         evaluate(made, {"blok": {}})
     with pytest.raises(
-        TagError, match="choice `compress int8` has no price; expected recompute or one of: keep, compress int4"
+        TagError,
+        match="choice `compress int8` has no price; expected recompute or one of: keep, compress int4",
     ):
         evaluate(made, {"block": {"v": INT8}})
     with pytest.raises(SolverError, match="value 2 is demanded, and no equation makes it"):

@@ -23,7 +23,11 @@ def step():
         raw = len(sizes)
         sizes += [size, size]
         equations += [([0], [raw], 1.0, None), ([raw], [raw + 1], 0.0, name)]
-        tags[name] = [Option(KEEP, size, 0, 0.1), Option(INT4, size // 4, 0, 0.2), Option(OFFLOAD, 0, size, 0.3)]
+        tags[name] = [
+            Option(KEEP, size, 0, 0.1),
+            Option(INT4, size // 4, 0, 0.2),
+            Option(OFFLOAD, 0, size, 0.3),
+        ]
     return profile(block(equations, range(2, len(sizes), 2), sizes, tags))
 
 
@@ -38,7 +42,10 @@ def additive(model, actions):
 
 plans = st.tuples(*[st.sampled_from(CHOICES)] * len(SIZES)).map(lambda c: plan(*c))
 histories = st.lists(
-    st.tuples(plans, st.integers(100 * MiB, 2000 * MiB)), min_size=1, max_size=8, unique_by=lambda h: str(h[0])
+    st.tuples(plans, st.integers(100 * MiB, 2000 * MiB)),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda h: str(h[0]),
 )
 
 
@@ -57,7 +64,9 @@ def test_the_corrections_alone_give_the_history_wherever_a_sum_can(history):
     model = MemoryModel.fit(history, step())
     first = history[0][0]["block"]
     keys = [(t, c) for t in SIZES for c in CHOICES if c != first[t]]
-    design = np.array([[actions["block"][t] == c for t, c in keys] for actions, _ in history[1:]], float)
+    design = np.array(
+        [[actions["block"][t] == c for t, c in keys] for actions, _ in history[1:]], float
+    )
     hypothesis.assume(len(history) == 1 or np.linalg.matrix_rank(design) == len(history) - 1)
     for actions, size in history:
         assert additive(model, actions) == pytest.approx(size, rel=1e-3)
@@ -76,8 +85,12 @@ def test_a_change_is_put_down_to_the_largest_tags_first(change):
     model = MemoryModel.fit([(base, 500 * MiB), (plan(*[INT4] * 4), 500 * MiB + change)], step())
     shares = [model.transients["block", tag, INT4] / change for tag in SIZES]
     assert shares == sorted(shares, reverse=True)
-    assert shares[0] == pytest.approx(100**2 / (100**2 + 40**2 + 4**2), rel=1e-3)  # prior variance: bytes squared
-    assert model.predict(plan(INT4, KEEP, KEEP, KEEP)) == pytest.approx(500 * MiB + shares[0] * change)
+    assert shares[0] == pytest.approx(
+        100**2 / (100**2 + 40**2 + 4**2), rel=1e-3
+    )  # prior variance: bytes squared
+    assert model.predict(plan(INT4, KEEP, KEEP, KEEP)) == pytest.approx(
+        500 * MiB + shares[0] * change
+    )
 
 
 def test_additive_working_sets_are_recovered():

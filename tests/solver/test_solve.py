@@ -18,7 +18,9 @@ from tests.shared import profiles
 from tests.shared.profiles import INT4, INT8, block, chain, flat, oracle, prices, profile
 
 pytestmark = pytest.mark.core
-few = hypothesis.settings(max_examples=60, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+few = hypothesis.settings(
+    max_examples=60, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+)
 
 
 def best(options, room, host_room=None, key=lambda p: p.priced):
@@ -37,7 +39,9 @@ def test_solve_is_the_optimum_of_all_assignments(data):
     made = data.draw(profiles.profiles())
     transients = data.draw(profiles.transients_of(made))
     known = prices(made, transients)
-    room = data.draw(st.sampled_from(sorted({p.bytes for p in known}))) - data.draw(st.sampled_from((0, 0, 1)))
+    room = data.draw(st.sampled_from(sorted({p.bytes for p in known}))) - data.draw(
+        st.sampled_from((0, 0, 1))
+    )
     host_room = data.draw(st.sampled_from((None, *sorted({p.host for p in known}))))
     got = solve(made, room=room, transients=transients, host_room=host_room)
     want = best(known, room, host_room)
@@ -59,7 +63,9 @@ def test_solve_is_the_optimum_of_all_assignments(data):
 def test_more_room_never_costs_time_and_greedy_is_never_better(data):
     made = data.draw(profiles.profiles())
     known = prices(made)
-    rooms = sorted(data.draw(st.lists(st.sampled_from([p.bytes for p in known]), min_size=2, max_size=4)))
+    rooms = sorted(
+        data.draw(st.lists(st.sampled_from([p.bytes for p in known]), min_size=2, max_size=4))
+    )
     slack, last = tolerance(known), math.inf
     for room in rooms:
         got, baseline = solve(made, room=room), greedy(made, room=room)
@@ -99,7 +105,9 @@ def test_runner_up_is_the_optimum_without_the_choice(data):
     others = [p for p in known if p.effective[key] != chosen]
     want = best(others, room)
     found = runner_up(made, got, *key, room=room)
-    if found is None and want is not None:  # nothing demands the tag: no other choice alone would do anything
+    if (
+        found is None and want is not None
+    ):  # nothing demands the tag: no other choice alone would do anything
         changed = {oracle(made, flat(got.actions) | {key: c}).effective[key] for c in choices[key]}
         assert changed == {RECOMPUTE}
         return
@@ -113,10 +121,15 @@ def test_runner_up_is_the_optimum_without_the_choice(data):
 
 def test_classes_of_one_label_share_their_choices_and_need_a_price_in_each():
     cheap, dear = chain(), chain(layers=4, runs=4)
-    other = dataclasses.replace(dear.tags[1], options=(Option(KEEP, 20, 0, 0.2), Option(INT8, 11, 0, 0.1)))
+    other = dataclasses.replace(
+        dear.tags[1], options=(Option(KEEP, 20, 0, 0.2), Option(INT8, 11, 0, 0.1))
+    )
     made = profile(cheap, dataclasses.replace(dear, tags=(dear.tags[0], other)))
     solution = solve(made, room=5 * 25)
-    assert solution.actions["block"]["v"] in (KEEP, RECOMPUTE)  # int4 and int8 are each missing in one class
+    assert solution.actions["block"]["v"] in (
+        KEEP,
+        RECOMPUTE,
+    )  # int4 and int8 are each missing in one class
     assert solution.saved_bytes <= 5 * 25
 
 
@@ -128,7 +141,9 @@ def test_host_room_limits_what_is_offloaded():
 
 def test_ties_take_fewer_bytes():
     equal = Option(KEEP, 20, 0, 0.5), Option(INT4, 6, 0, 0.5)
-    made = profile(block([([0], [1], 3.0, None), ([1], [2], 0.0, "u")], [2], [5, 20, 20], {"u": equal}))
+    made = profile(
+        block([([0], [1], 3.0, None), ([1], [2], 0.0, "u")], [2], [5, 20, 20], {"u": equal})
+    )
     assert solve(made, room=None).actions == {"block": {"u": INT4}}
 
 
@@ -148,14 +163,24 @@ def test_thousands_of_assignments_a_hair_over_the_room():
 
 def test_a_correction_is_not_earned_by_a_tag_that_nothing_demands():
     made = profile(dataclasses.replace(chain(), needed=(4,)))
-    solution = solve(made, room=10, transients={("block", "u", KEEP): -50, ("block", "u", INT4): -50})
+    solution = solve(
+        made, room=10, transients={("block", "u", KEEP): -50, ("block", "u", INT4): -50}
+    )
     assert solution.actions == {"block": {"u": RECOMPUTE, "v": INT4}}
     assert solution.bytes == 6
 
 
 def test_recomputation_is_not_taken_to_hide_a_transfer():
-    tags = {"u": [Option(KEEP, 50, 0, 0.0), Option(OFFLOAD, 0, 50, 0.0)], "v": [Option(KEEP, 1, 0, 0.0)]}
-    equations = [([0], [1], 1e3, None), ([1], [2], 0.0, "u"), ([2], [3], 10.0, None), ([3], [4], 0.0, "v")]
+    tags = {
+        "u": [Option(KEEP, 50, 0, 0.0), Option(OFFLOAD, 0, 50, 0.0)],
+        "v": [Option(KEEP, 1, 0, 0.0)],
+    }
+    equations = [
+        ([0], [1], 1e3, None),
+        ([1], [2], 0.0, "u"),
+        ([2], [3], 10.0, None),
+        ([3], [4], 0.0, "v"),
+    ]
     made = profile(block(equations, [2, 4], [0, 50, 50, 1, 1], tags, forward_seconds=50.0))
     solution = solve(made, room=1)
     assert solution.actions == {"block": {"u": OFFLOAD, "v": KEEP}}
@@ -169,7 +194,9 @@ def test_refused_choices_and_assignments_are_not_returned():
         seen.append(found.actions)
     fitting = {tuple(p.effective.items()) for p in prices(made) if p.bytes <= 25}
     assert len(seen) == len(fitting) > 3
-    assert [oracle(made, flat(a)).priced for a in seen] == sorted(oracle(made, flat(a)).priced for a in seen)
+    assert [oracle(made, flat(a)).priced for a in seen] == sorted(
+        oracle(made, flat(a)).priced for a in seen
+    )
     lossless = solve(made, room=10, allowed=lambda block, tag, choice: not choice.action.compresses)
     assert all(not c.action.compresses for c in lossless.actions["block"].values())
     assert solve(made, room=25, allowed=lambda *_: False) is None
@@ -187,10 +214,14 @@ def test_a_step_without_choices(room):
 def broken(field, value):
     b = chain()
     if field == "equation":
-        return dataclasses.replace(b, equations=(dataclasses.replace(b.equations[0], seconds=value), *b.equations[1:]))
+        return dataclasses.replace(
+            b, equations=(dataclasses.replace(b.equations[0], seconds=value), *b.equations[1:])
+        )
     if field == "option":
         worse = dataclasses.replace(b.tags[0].options[1], seconds=value)
-        return dataclasses.replace(b, tags=(dataclasses.replace(b.tags[0], options=(worse,)), b.tags[1]))
+        return dataclasses.replace(
+            b, tags=(dataclasses.replace(b.tags[0], options=(worse,)), b.tags[1])
+        )
     return dataclasses.replace(b, **{field: value})
 
 
@@ -198,13 +229,25 @@ def broken(field, value):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("equation", math.nan, r"seconds of equation 0 \(op\) of block 'block' is nan; expected a finite number"),
+        (
+            "equation",
+            math.nan,
+            r"seconds of equation 0 \(op\) of block 'block' is nan; expected a finite number",
+        ),
         ("equation", -1.0, "seconds of equation 0"),
-        ("option", math.inf, r"`seconds` of option `compress int4` of tag 'u' of block 'block' is inf"),
+        (
+            "option",
+            math.inf,
+            r"`seconds` of option `compress int4` of tag 'u' of block 'block' is inf",
+        ),
         ("values", (5, -10, 10, 20, 20), "bytes of value 1 of block 'block' is -10"),
         ("forward_seconds", math.nan, "`forward_seconds` of block 'block' is nan"),
         ("needed", (2, 9), "needs value 9, which no equation makes"),
-        ("inputs", (), r"equation 0 \(op\) of block 'block' reads value 0, which nothing before it makes"),
+        (
+            "inputs",
+            (),
+            r"equation 0 \(op\) of block 'block' reads value 0, which nothing before it makes",
+        ),
         ("input_seconds", (1.0, 2.0), "has 2 entries for 1 inputs"),
         ("input_seconds", (-1.0,), "`input_seconds` of block 'block' is -1.0"),
     ],

@@ -24,14 +24,21 @@ OP_1 = {"T0": (42, math.inf, 0.16, 11.8)}
 
 def table_1(compress_input: bool):
     """Each tensor made from the block's input, which the backward reads too; keeping is free, as in eq. 4."""
-    equations, sizes, named = [([0], [1], 0.0, "T0")], [42 * MB, 42 * MB], {"T0": [Option(KEEP, 42 * MB, 0, 0.0)]}
+    equations, sizes, named = (
+        [([0], [1], 0.0, "T0")],
+        [42 * MB, 42 * MB],
+        {"T0": [Option(KEEP, 42 * MB, 0, 0.0)]},
+    )
     if compress_input:
         named["T0"].append(Option(INT4, round(11.8 * MB), 0, 0.16e-3))
     for name, (size, recompute, compress, small) in TABLE_1.items():
         raw = len(sizes)
         sizes += [round(size * MB)] * 2
         equations += [([1], [raw], recompute * 1e-3, None), ([raw], [raw + 1], 0.0, name)]
-        named[name] = [Option(KEEP, round(size * MB), 0, 0.0), Option(INT4, round(small * MB), 0, compress * 1e-3)]
+        named[name] = [
+            Option(KEEP, round(size * MB), 0, 0.0),
+            Option(INT4, round(small * MB), 0, compress * 1e-3),
+        ]
     return profile(block(equations, [1, *range(3, len(sizes), 2)], sizes, named))
 
 
@@ -41,7 +48,8 @@ def eq_4_to_8(room_mb: float) -> float | None:
     feasible = [
         sum((recompute, compress, 0.0)[r] for r, (_, recompute, compress, _) in zip(rs, tensors))
         for rs in itertools.product((0, 1, 2), repeat=len(tensors))
-        if rs[0] != 0 and sum((0, small, size)[r] for r, (size, _, _, small) in zip(rs, tensors)) <= room_mb
+        if rs[0] != 0
+        and sum((0, small, size)[r] for r, (size, _, _, small) in zip(rs, tensors)) <= room_mb
     ]
     return min(feasible, default=None)
 
@@ -58,4 +66,6 @@ def test_adacc_equations_4_to_8_at_every_budget():
     for room_mb in range(0, 240, 4):
         solution, want = solve(made, room=room_mb * MB), eq_4_to_8(room_mb)
         assert (solution is None) == (want is None)
-        assert solution is None or solution.seconds == pytest.approx(want * 1e-3, rel=1e-6, abs=1e-12)
+        assert solution is None or solution.seconds == pytest.approx(
+            want * 1e-3, rel=1e-6, abs=1e-12
+        )

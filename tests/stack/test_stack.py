@@ -43,7 +43,9 @@ def scan_loss(policy):
 
 
 def stack_loss(plan):
-    return lambda weights, numbers, x: mean_square(jaxmem.stack(block, (weights, numbers), x, plan=plan))
+    return lambda weights, numbers, x: mean_square(
+        jaxmem.stack(block, (weights, numbers), x, plan=plan)
+    )
 
 
 def close(got, want, rtol=1e-12):
@@ -53,7 +55,9 @@ def close(got, want, rtol=1e-12):
 def grouped(ends, actions):
     """A plan of groups [0:e0], [e0:e1] ... with an action each."""
     names = itertools.pairwise((0, *ends))
-    return Draft({f"block[{a}:{b}]": models.actions(action) for (a, b), action in zip(names, actions)})
+    return Draft(
+        {f"block[{a}:{b}]": models.actions(action) for (a, b), action in zip(names, actions)}
+    )
 
 
 @pytest.mark.parametrize("layers", [1, 3])
@@ -61,7 +65,9 @@ def grouped(ends, actions):
 def test_gradients_are_those_of_a_scan(action, layers):
     plan = None if action is None else models.draft(action)
     (weights, numbers), x = parameters(layers), models.batch(2, 8, 16, jnp.float64)
-    want = jax.jit(jax.value_and_grad(scan_loss(jaxmem.remat_policy(plan)), (0, 2)))(weights, numbers, x)
+    want = jax.jit(jax.value_and_grad(scan_loss(jaxmem.remat_policy(plan)), (0, 2)))(
+        weights, numbers, x
+    )
     got = jax.jit(jax.value_and_grad(stack_loss(plan), (0, 2)))(weights, numbers, x)
     close(got, want)
 
@@ -70,7 +76,11 @@ def test_gradients_are_those_of_a_scan(action, layers):
 @pytest.mark.parametrize("layers", range(1, 25))
 def test_gradients_are_those_of_a_scan_at_every_depth(layers):
     for action in ACTIONS:
-        plan, (weights, numbers), x = models.draft(action), parameters(layers), models.batch(1, 4, 16, jnp.float64)
+        plan, (weights, numbers), x = (
+            models.draft(action),
+            parameters(layers),
+            models.batch(1, 4, 16, jnp.float64),
+        )
         want = jax.jit(jax.grad(scan_loss(jaxmem.remat_policy(plan)), (0, 2)))(weights, numbers, x)
         close(jax.jit(jax.grad(stack_loss(plan), (0, 2)))(weights, numbers, x), want)
 
@@ -88,7 +98,9 @@ def test_groups_give_the_gradients_of_layers_in_turn(ends):
         return mean_square(x)
 
     want = jax.jit(jax.value_and_grad(loop, (0, 1)))(weights, x)
-    got = jax.jit(jax.value_and_grad(stack_loss(grouped(ends, actions)), (0, 2)))(weights, numbers, x)
+    got = jax.jit(jax.value_and_grad(stack_loss(grouped(ends, actions)), (0, 2)))(
+        weights, numbers, x
+    )
     close(got, want, 1e-11)
 
 
@@ -112,7 +124,9 @@ def test_a_layers_parameters_in_another_dtype_are_not_saved(action):
     kinds = {(a.shape, a.dtype) for a in jax.tree.leaves(pull)}
     stacks = {a.shape for a in jax.tree.leaves(weights)}
     assert {dtype for shape, dtype in kinds if shape in stacks} <= {jnp.dtype("float32")}
-    assert any(shape[:1] == (5,) and dtype == jnp.bfloat16 for shape, dtype in kinds), "activations are"
+    assert any(shape[:1] == (5,) and dtype == jnp.bfloat16 for shape, dtype in kinds), (
+        "activations are"
+    )
 
 
 def dropping(p, x, mask, scale, *, key):
@@ -124,10 +138,20 @@ def dropping(p, x, mask, scale, *, key):
 
 @pytest.mark.parametrize("action", ["keep", "recompute", "everything"])
 def test_keys_shared_arrays_and_auxiliary_outputs(action):
-    plan = Draft({"block": {REST: KEEP} if action == "everything" else dict.fromkeys(("mask", "y"), Choice(action))})
+    plan = Draft(
+        {
+            "block": {REST: KEEP}
+            if action == "everything"
+            else dict.fromkeys(("mask", "y"), Choice(action))
+        }
+    )
     rng = np.random.default_rng(0)
     p = {"w": jnp.asarray(rng.standard_normal((4, 8, 8)) / 3)}
-    x, mask, scale = jnp.asarray(rng.standard_normal((3, 8))), jnp.asarray(rng.random(8) > 0.2), jnp.asarray(1.5)
+    x, mask, scale = (
+        jnp.asarray(rng.standard_normal((3, 8))),
+        jnp.asarray(rng.random(8) > 0.2),
+        jnp.asarray(1.5),
+    )
     key = jax.random.key(3)
 
     def mine(p, x, scale):
@@ -153,7 +177,9 @@ def test_what_a_block_closes_over_is_differentiated_too():
         return mean_square(jaxmem.stack(lambda p, x: block(p, x) + shift, (weights, numbers), x))
 
     def plain(shift, x):
-        return mean_square(jax.lax.scan(lambda x, p: (block(p, x) + shift, None), x, (weights, numbers))[0])
+        return mean_square(
+            jax.lax.scan(lambda x, p: (block(p, x) + shift, None), x, (weights, numbers))[0]
+        )
 
     shift = jnp.linspace(0.0, 1.0, 16)
     close(jax.grad(jax.jit(loss), (0, 1))(shift, x), jax.grad(plain, (0, 1))(shift, x))
@@ -173,7 +199,9 @@ def test_a_fold_gathers_gradients_in_place_of_handing_them_out(ends):
         y = jaxmem.stack(block, (weights, numbers), x, plan=plan, moments=moments, fold=fold)
         return mean_square(y)
 
-    gradient = jax.grad(scan_loss(jaxmem.remat_policy(models.draft("recompute"))))(weights, numbers, x)
+    gradient = jax.grad(scan_loss(jaxmem.remat_policy(models.draft("recompute"))))(
+        weights, numbers, x
+    )
     want = jax.tree.map(lambda a, g: (0.5 * a + g, 2.0 + g * g), weights, gradient)
     got, d_x = jax.jit(jax.grad(loss, (0, 1)))(moments, x)
     close(got, want, 1e-11)
@@ -186,13 +214,19 @@ def test_accumulation_over_microbatches_carries_the_moments():
     fold = lambda m, g: jax.tree.map(jnp.add, m, g[0])
 
     def loss(moments, part):
-        return mean_square(jaxmem.stack(block, (weights, numbers), part, moments=moments, fold=fold))
+        return mean_square(
+            jaxmem.stack(block, (weights, numbers), part, moments=moments, fold=fold)
+        )
 
     def step(x):
-        return jax.lax.scan(lambda m, part: (jax.grad(loss)(m, part), None), zeros, x.reshape(2, 2, 8, 16))[0]
+        return jax.lax.scan(
+            lambda m, part: (jax.grad(loss)(m, part), None), zeros, x.reshape(2, 2, 8, 16)
+        )[0]
 
     reference = jax.grad(scan_loss(jaxmem.remat_policy(None)))
-    want = jax.tree.map(jnp.add, *(reference(weights, numbers, part) for part in x.reshape(2, 2, 8, 16)))
+    want = jax.tree.map(
+        jnp.add, *(reference(weights, numbers, part) for part in x.reshape(2, 2, 8, 16))
+    )
     close(jax.jit(step)(x), want)
 
 
@@ -216,7 +250,9 @@ def test_layers_are_given_parameters_in_the_dtype_asked_for():
 
 def test_the_derivative_of_a_derivative():
     (weights, numbers), x = parameters(2), models.batch(1, 4, 16, jnp.float64)
-    inner = lambda loss: lambda x: sum(map(jnp.sum, jax.tree.leaves(jax.grad(loss, 2)(weights, numbers, x))))
+    inner = lambda loss: (
+        lambda x: sum(map(jnp.sum, jax.tree.leaves(jax.grad(loss, 2)(weights, numbers, x))))
+    )
     want = jax.jit(jax.grad(inner(scan_loss(jaxmem.remat_policy(None)))))(x)
     close(jax.jit(jax.grad(inner(stack_loss(None))))(x), want, 1e-9)
 
@@ -253,15 +289,24 @@ def test_what_does_not_differ_by_layer_is_saved_once():
 WRONG = {
     "no array": ({"params": {}}, "`params` holds no array"),
     "scalar leaf": ({"params": {"w": jnp.zeros(())}}, r"`params\['w'\]` has shape \(\)"),
-    "depths": ({"params": {"w": jnp.zeros((3, 2)), "b": jnp.zeros((4, 2))}}, "holds 3 layers, and .* 4"),
+    "depths": (
+        {"params": {"w": jnp.zeros((3, 2)), "b": jnp.zeros((4, 2))}},
+        "holds 3 layers, and .* 4",
+    ),
     "integer x": ({"x": jnp.zeros(2, int)}, "`x` is int.*floating"),
     "fold alone": ({"fold": lambda m, g: m}, "`fold` is given and `moments` is not"),
-    "moments alone": ({"moments": {"w": jnp.zeros((3, 2))}}, "`moments` is given and `fold` is not"),
+    "moments alone": (
+        {"moments": {"w": jnp.zeros((3, 2))}},
+        "`moments` is given and `fold` is not",
+    ),
     "moments' depth": (
         {"moments": jnp.zeros((2, 2)), "fold": lambda m, g: m},
         "`moments` holds 2 layers, and `params` 3",
     ),
-    "integer moments": ({"moments": jnp.zeros((3, 2), int), "fold": lambda m, g: m}, "`moments` is int"),
+    "integer moments": (
+        {"moments": jnp.zeros((3, 2), int), "fold": lambda m, g: m},
+        "`moments` is int",
+    ),
     "shape": ({"block": lambda p, x: x[:1]}, r"returned `x` as float64\[1\], and got float64\[2\]"),
     "dtype": ({"block": lambda p, x: x.astype(jnp.float32)}, r"returned `x` as float32\[2\]"),
     "tree": ({"block": lambda p, x: (x, x)}, "has_aux=True"),
@@ -272,7 +317,11 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments(name):
     change, message = WRONG[name]
-    given = {"block": lambda p, x: x * p["w"], "params": {"w": jnp.ones((3, 2))}, "x": jnp.ones(2)} | change
+    given = {
+        "block": lambda p, x: x * p["w"],
+        "params": {"w": jnp.ones((3, 2))},
+        "x": jnp.ones(2),
+    } | change
     with pytest.raises(jaxmem.errors.StackError, match=f"(?s)stack: .*{message}"):
         jaxmem.stack(given.pop("block"), given.pop("params"), given.pop("x"), **given)
 

@@ -32,7 +32,13 @@ def offloading(test):
 def offloaded() -> str:
     command = [sys.executable, "-m", "tests.programs.offloaded_stack"]
     path = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run(command, env=child_environment(os.environ | path), capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        command,
+        env=child_environment(os.environ | path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr[-3000:]
     return run.stdout
 
@@ -77,12 +83,18 @@ def stacks_of_parameters(step, *args, target: str) -> list[str]:
 
 @pytest.mark.jax_defaults
 @pytest.mark.parametrize(
-    ("action", "target"), [("keep", "local"), ("recompute", "local"), (None, "local"), ("recompute", "h200")]
+    ("action", "target"),
+    [("keep", "local"), ("recompute", "local"), (None, "local"), ("recompute", "h200")],
 )
 def test_no_loop_holds_a_copy_of_the_parameters(action, target):
     plan = None if action is None else models.draft(action)
-    params, x = jax.eval_shape(lambda: (models.parameters(LAYERS, WIDTH), models.batch(BATCH, SEQUENCE, WIDTH)))
-    assert stacks_of_parameters(folding_step(plan), params, params, x, target=target) == ["argument"] * 6
+    params, x = jax.eval_shape(
+        lambda: (models.parameters(LAYERS, WIDTH), models.batch(BATCH, SEQUENCE, WIDTH))
+    )
+    assert (
+        stacks_of_parameters(folding_step(plan), params, params, x, target=target)
+        == ["argument"] * 6
+    )
     gradients = stacks_of_parameters(plain_step(plan), params, x, target=target)
     assert gradients.count("argument") == 3
     assert gradients.count("temporary") <= 3, "the gradient, once"
@@ -96,7 +108,11 @@ def loops(hlo: str) -> list[list[str]]:
 
 def pairs(body: list[str]):
     """(start line, done line) of each asynchronous copy."""
-    starts = {m[1]: i for i, line in enumerate(body) if (m := re.match(r"\s*%(\S+-start\S*) = .*S\(5\)", line))}
+    starts = {
+        m[1]: i
+        for i, line in enumerate(body)
+        if (m := re.match(r"\s*%(\S+-start\S*) = .*S\(5\)", line))
+    }
     for i, line in enumerate(body):
         if (m := re.match(r"\s*%\S+-done\S* = .*?-done\(%(\S+?)\)", line)) and m[1] in starts:
             yield starts[m[1]], i

@@ -33,5 +33,7 @@ def test_gradients_over_a_mesh_are_those_of_one_device():
 def test_gradients_over_a_mesh_under_other_plans():
     found = errors("none", "recompute")
     assert found == pytest.approx(dict.fromkeys(found, 0.0), abs=1e-12)
-    lossy = errors("compress")  # a codec that sees one device's part of a tensor, in other groups, gives other codes
+    lossy = errors(
+        "compress"
+    )  # a codec that sees one device's part of a tensor, in other groups, gives other codes
     assert lossy == pytest.approx(dict.fromkeys(lossy, 0.0), abs=0.2)

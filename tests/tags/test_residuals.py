@@ -44,7 +44,10 @@ def layer(p, x, key, rate=0.1):
 
 
 def arguments(dtype=jnp.float64, tokens=16, width=32):
-    p = {"w": jax.random.normal(jax.random.key(1), (width, width), dtype) / jnp.asarray(width**0.5, dtype)}
+    p = {
+        "w": jax.random.normal(jax.random.key(1), (width, width), dtype)
+        / jnp.asarray(width**0.5, dtype)
+    }
     x = jax.random.normal(jax.random.key(2), (tokens, width), dtype)
     return p, x, {"dropout": jax.random.key(3), "layer": 0}
 
@@ -55,11 +58,18 @@ def squares(f):
 
 def held(f, *args):
     """(shape, dtype) of each array that f's backward keeps, for floating arguments."""
-    return [(a.shape, a.dtype.name) for a in jax.tree.leaves(jax.eval_shape(lambda *a: jax.vjp(f, *a)[1], *args))]
+    return [
+        (a.shape, a.dtype.name)
+        for a in jax.tree.leaves(jax.eval_shape(lambda *a: jax.vjp(f, *a)[1], *args))
+    ]
 
 
 def close(got, want, rtol):
-    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * np.abs(w).max()), got, want)
+    jax.tree.map(
+        lambda g, w: np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * np.abs(w).max()),
+        got,
+        want,
+    )
 
 
 def plain(f):
@@ -67,13 +77,17 @@ def plain(f):
 
 
 def jitted(f):
-    return lambda p, x, key: jax.jit(jax.value_and_grad(lambda p, x: squares(f)(p, x, key), (0, 1)))(p, x)
+    return lambda p, x, key: jax.jit(
+        jax.value_and_grad(lambda p, x: squares(f)(p, x, key), (0, 1))
+    )(p, x)
 
 
 def vmapped(f):
     def loss(p, x, key):
         keys = jax.random.split(key["dropout"], 3)
-        return jax.vmap(lambda x, k: squares(f)(p, x, {"dropout": k}))(jnp.stack([x, 2 * x, 3 * x]), keys).sum()
+        return jax.vmap(lambda x, k: squares(f)(p, x, {"dropout": k}))(
+            jnp.stack([x, 2 * x, 3 * x]), keys
+        ).sum()
 
     return lambda p, x, key: jax.jit(jax.value_and_grad(lambda p, x: loss(p, x, key), (0, 1)))(p, x)
 
@@ -97,9 +111,9 @@ def scanned(f):
 
 
 def checkpointed(f):
-    return lambda p, x, key: jax.jit(jax.value_and_grad(jax.checkpoint(lambda p, x: squares(f)(p, x, key)), (0, 1)))(
-        p, x
-    )
+    return lambda p, x, key: jax.jit(
+        jax.value_and_grad(jax.checkpoint(lambda p, x: squares(f)(p, x, key)), (0, 1))
+    )(p, x)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +129,11 @@ def checkpointed(f):
 )
 def test_a_lossless_codec_gives_the_exact_gradient(under, keep_args):
     args = arguments()
-    close(under(compress_residuals(layer, LOSSLESS, keep_args=keep_args))(*args), under(layer)(*args), 1e-13)
+    close(
+        under(compress_residuals(layer, LOSSLESS, keep_args=keep_args))(*args),
+        under(layer)(*args),
+        1e-13,
+    )
 
 
 def test_the_value_is_exact_under_a_lossy_codec_and_the_gradient_near():
@@ -143,15 +161,23 @@ def test_the_gradient_is_taken_at_what_was_decoded():
 
 def test_a_dropout_mask_is_held_as_one_bit_a_value():
     _, x, key = arguments(jnp.float32)
-    dropout = lambda x: jnp.where(jax.random.bernoulli(key["dropout"], 0.9, x.shape), x / 0.9, jnp.zeros((), x.dtype))
+    dropout = lambda x: jnp.where(
+        jax.random.bernoulli(key["dropout"], 0.9, x.shape), x / 0.9, jnp.zeros((), x.dtype)
+    )
     assert held(dropout, x).count((x.shape, "bool")) == 1
     for codec in (INT4, lambda aval: None):
         kept = held(compress_residuals(dropout, codec), x)
         assert not [a for a in kept if a[1] == "bool"]
-        assert [shape for shape, dtype in kept if dtype == "uint8" and np.prod(shape) == x.size // 8]
-    masked = compress_residuals(lambda x, mask: x * mask.astype(x.dtype), lambda aval: codecs.BitMask())
+        assert [
+            shape for shape, dtype in kept if dtype == "uint8" and np.prod(shape) == x.size // 8
+        ]
+    masked = compress_residuals(
+        lambda x, mask: x * mask.astype(x.dtype), lambda aval: codecs.BitMask()
+    )
     mask = jax.random.bernoulli(key["dropout"], 0.9, x.shape)
-    np.testing.assert_array_equal(jax.grad(lambda x: masked(x, mask).sum())(x), mask.astype(x.dtype))
+    np.testing.assert_array_equal(
+        jax.grad(lambda x: masked(x, mask).sum())(x), mask.astype(x.dtype)
+    )
 
 
 @jax.custom_vjp
@@ -198,16 +224,22 @@ def test_arguments_stay_as_they_are_and_are_held_once():
     w = p["w"]
     product = lambda w, x: jnp.sin(x @ w)
     float32 = lambda keep: [
-        s for s, d in held(compress_residuals(product, INT4, keep_args=keep), w, x) if d == "float32"
+        s
+        for s, d in held(compress_residuals(product, INT4, keep_args=keep), w, x)
+        if d == "float32"
     ]
     assert sorted(float32(None)) == [x.shape, w.shape]
     assert float32((0,)) == [w.shape]
     assert float32((1,)) == [x.shape]
     assert float32(()) == []
-    stacked = jax.eval_shape(lambda p, x: jax.vjp(scan_loss(compress_residuals(layer, INT4), key), p, x)[1], p, x)
+    stacked = jax.eval_shape(
+        lambda p, x: jax.vjp(scan_loss(compress_residuals(layer, INT4), key), p, x)[1], p, x
+    )
     shapes = [a.shape for a in jax.tree.leaves(stacked) if a.dtype == jnp.float32]
     assert shapes.count((3, 32, 32)) == 1
-    assert shapes.count((3, 16, 32)) == 1, "what enters a layer; its mask, sine and cosine are codes"
+    assert shapes.count((3, 16, 32)) == 1, (
+        "what enters a layer; its mask, sine and cosine are codes"
+    )
 
 
 def test_what_the_backward_holds_twice_is_encoded_once():
@@ -215,7 +247,9 @@ def test_what_the_backward_holds_twice_is_encoded_once():
     def sine(x):
         return jnp.sin(x)
 
-    sine.defvjp(lambda x: (jnp.sin(x), (jnp.cos(x),) * 2), lambda res, g: ((res[0] + res[1]) / 2 * g,))
+    sine.defvjp(
+        lambda x: (jnp.sin(x), (jnp.cos(x),) * 2), lambda res, g: ((res[0] + res[1]) / 2 * g,)
+    )
     f = compress_residuals(sine, LOSSLESS)
     x = jnp.linspace(0, 1, 16, dtype=jnp.float64)
     assert held(f, x) == [((16, 8), "uint8")]
@@ -272,9 +306,9 @@ def test_a_second_derivative_is_refused():
         (lambda f: compress_residuals(f, INT4, keep_args=("x",)), "`keep_args` is"),
         (lambda f: compress_residuals(f, INT4, keep_args=(1,))(jnp.ones(3)), "1 positional"),
         (
-            lambda f: jax.grad(compress_residuals(lambda x: jnp.where(x > 0, x, 0.0).sum(), lambda a: INT4))(
-                jnp.ones(3)
-            ),
+            lambda f: jax.grad(
+                compress_residuals(lambda x: jnp.where(x > 0, x, 0.0).sum(), lambda a: INT4)
+            )(jnp.ones(3)),
             "bool",
         ),
     ],

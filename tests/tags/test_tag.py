@@ -20,7 +20,11 @@ LOSSY = ("compress", "compress_offload")
 
 
 def close(got, want, rtol):
-    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * np.abs(w).max()), got, want)
+    jax.tree.map(
+        lambda g, w: np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * np.abs(w).max()),
+        got,
+        want,
+    )
 
 
 @pytest.mark.parametrize("form", [models.scanned, models.unrolled])
@@ -36,12 +40,16 @@ def test_lossless_gradient_is_the_plain_one(form, action):
 def test_lossy_forward_is_exact_and_gradient_near(action):
     p, x = models.parameters(dtype=jnp.float64), models.batch(dtype=jnp.float64)
     want = jax.jit(jax.value_and_grad(models.scanned(None)))(p, x)
-    got = jax.jit(jax.value_and_grad(models.scanned(jaxmem.remat_policy(models.draft(action)))))(p, x)
+    got = jax.jit(jax.value_and_grad(models.scanned(jaxmem.remat_policy(models.draft(action)))))(
+        p, x
+    )
     close(got[0], want[0], 1e-14)
     flat = lambda tree: jnp.concatenate([a.ravel() for a in jax.tree.leaves(tree)])
     g, w = flat(got[1]), flat(want[1])
     cosine = g @ w / jnp.linalg.norm(g) / jnp.linalg.norm(w)
-    assert 0.9 < cosine < 1 - 1e-9, "near the plain gradient, and not it: the codes are what the backward reads"
+    assert 0.9 < cosine < 1 - 1e-9, (
+        "near the plain gradient, and not it: the codes are what the backward reads"
+    )
 
 
 def residual_bytes(policy, block=models.block):
@@ -49,7 +57,10 @@ def residual_bytes(policy, block=models.block):
     p = jax.tree.map(lambda a: a[0], models.parameters())
     layer = jax.checkpoint(block, policy=policy, prevent_cse=False)
     saved = jax.eval_shape(
-        lambda x, p, k: jax.vjp(lambda x, p: layer(x, p, k), x, p)[1], models.batch(), p, jnp.float32(0)
+        lambda x, p, k: jax.vjp(lambda x, p: layer(x, p, k), x, p)[1],
+        models.batch(),
+        p,
+        jnp.float32(0),
     )
     leaves = [a for a in jax.tree.leaves(saved) if a.shape not in {q.shape for q in p.values()}]
     return sum(a.size * a.dtype.itemsize for a in leaves)
@@ -57,7 +68,10 @@ def residual_bytes(policy, block=models.block):
 
 def test_each_action_saves_its_own_bytes():
     x = models.batch()
-    full = {a: residual_bytes(jaxmem.remat_policy(models.draft(a))) for a in ("keep", "compress", "recompute")}
+    full = {
+        a: residual_bytes(jaxmem.remat_policy(models.draft(a)))
+        for a in ("keep", "compress", "recompute")
+    }
     assert full["recompute"] <= x.nbytes + 16  # the block's input, and its number
     assert 0 < full["compress"] < 0.3 * full["keep"]
     assert residual_bytes(jaxmem.remat_policy(None)) > full["keep"]
@@ -100,14 +114,24 @@ def test_vmap_of_gradients(action):
     p, x = models.parameters(dtype=jnp.float64), models.batch(4, dtype=jnp.float64)
     loss = models.scanned(jaxmem.remat_policy(models.draft(action)))
     one = lambda x: jax.grad(loss)(p, x[None])
-    close(jax.jit(jax.vmap(one))(x), jax.tree.map(lambda *g: jnp.stack(g), *map(jax.jit(one), x)), 1e-9)
+    close(
+        jax.jit(jax.vmap(one))(x),
+        jax.tree.map(lambda *g: jnp.stack(g), *map(jax.jit(one), x)),
+        1e-9,
+    )
 
 
 @pytest.mark.parametrize("action", ["keep", "offload"])
 def test_gradient_of_gradient(action):
     p, x = models.parameters(layers=2, dtype=jnp.float64), models.batch(dtype=jnp.float64)
-    second = lambda loss: jax.jit(jax.grad(lambda x: (jax.grad(loss, argnums=1)(p, x) ** 2).sum()))(x)
-    close(second(models.scanned(jaxmem.remat_policy(models.draft(action)))), second(models.scanned(None)), 1e-11)
+    second = lambda loss: jax.jit(jax.grad(lambda x: (jax.grad(loss, argnums=1)(p, x) ** 2).sum()))(
+        x
+    )
+    close(
+        second(models.scanned(jaxmem.remat_policy(models.draft(action)))),
+        second(models.scanned(None)),
+        1e-11,
+    )
 
 
 def test_gradient_of_gradient_through_codes_is_refused():
@@ -119,8 +143,14 @@ def test_gradient_of_gradient_through_codes_is_refused():
 
 def test_forward_over_reverse():
     p, x = models.parameters(layers=2, dtype=jnp.float64), models.batch(dtype=jnp.float64)
-    product = lambda loss: jax.jit(lambda x: jax.jvp(jax.grad(loss, argnums=1), (p, x), (p, x))[1])(x)
-    close(product(models.scanned(jaxmem.remat_policy(models.draft("offload")))), product(models.scanned(None)), 1e-11)
+    product = lambda loss: jax.jit(lambda x: jax.jvp(jax.grad(loss, argnums=1), (p, x), (p, x))[1])(
+        x
+    )
+    close(
+        product(models.scanned(jaxmem.remat_policy(models.draft("offload")))),
+        product(models.scanned(None)),
+        1e-11,
+    )
 
 
 @pytest.mark.parametrize("action", [*LOSSLESS, *LOSSY])
@@ -165,12 +195,19 @@ def test_self_tagged_operations(ours, plain):
     close(jax.jvp(mine, (x, w), (x, w)), jax.jvp(f(plain), (x, w), (x, w)), 1e-11)
     products = lambda op: str(
         jax.make_jaxpr(
-            jax.grad(jax.checkpoint(f(op), policy=jaxmem.remat_policy(Draft({"block": {"y": KEEP}}))), argnums=(0, 1))
+            jax.grad(
+                jax.checkpoint(f(op), policy=jaxmem.remat_policy(Draft({"block": {"y": KEEP}}))),
+                argnums=(0, 1),
+            )
         )(x, w)
     ).count("dot_general")
     tag_after = lambda x: jaxmem.tag(plain(x), "y")
-    assert products(functools.partial(ours, name="y")) == 3, "x @ w once, and the two of its derivative"
-    assert products(tag_after) == 4, "a tag after the operation leaves x @ w to be recomputed: why these exist"
+    assert products(functools.partial(ours, name="y")) == 3, (
+        "x @ w once, and the two of its derivative"
+    )
+    assert products(tag_after) == 4, (
+        "a tag after the operation leaves x @ w to be recomputed: why these exist"
+    )
 
 
 def test_policies_are_equal_by_value_and_hash():

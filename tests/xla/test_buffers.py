@@ -40,10 +40,20 @@ def shape(dtype=F32, dims=(256,), space=0) -> bytes:
     return encode(_2=dtype, _3=tuple(dims), _5=encode(_8=space))
 
 
-def instruction(at, name, opcode, *, op="", of=None, operands=(), called=(), parameter=0, element=0) -> bytes:
+def instruction(
+    at, name, opcode, *, op="", of=None, operands=(), called=(), parameter=0, element=0
+) -> bytes:
     of = shape() if of is None else of
     return encode(
-        _1=name, _2=opcode, _3=of, _7=encode(_2=op), _9=parameter, _13=element, _35=at, _36=operands, _38=called
+        _1=name,
+        _2=opcode,
+        _3=of,
+        _7=encode(_2=op),
+        _9=parameter,
+        _13=element,
+        _35=at,
+        _36=operands,
+        _38=called,
     )
 
 
@@ -67,7 +77,9 @@ def program() -> bytes:
         instruction(10, "p", "parameter", op="params['w']"),
         instruction(11, "zeros", "broadcast", op="jit(f)/zeros", of=stack),
         instruction(12, "init", "tuple", of=pair, operands=(11, 10)),
-        instruction(13, "loop", "while", op="jit(f)/while", of=pair, operands=(12,), called=(BODY,)),
+        instruction(
+            13, "loop", "while", op="jit(f)/while", of=pair, operands=(12,), called=(BODY,)
+        ),
         instruction(14, "stack", "get-tuple-element", of=stack, operands=(13,), element=0),
         instruction(15, "early", "add", op="jit(f)/early"),
         instruction(16, "late", "multiply", op="jit(f)/late", operands=(14,)),
@@ -79,11 +91,22 @@ def program() -> bytes:
         instruction(21, "so_far", "get-tuple-element", of=stack, operands=(20,), element=0),
         instruction(22, "one", "tanh", op="jit(f)/while/body/tanh"),
         instruction(23, "cast", "bitcast", operands=(22,)),
-        instruction(24, "put", "dynamic-update-slice", op="jit(f)/while/body/put", of=stack, operands=(21, 23)),
+        instruction(
+            24,
+            "put",
+            "dynamic-update-slice",
+            op="jit(f)/while/body/put",
+            of=stack,
+            operands=(21, 23),
+        ),
         instruction(25, "next", "tuple", of=pair, operands=(24, 22)),
     ]
     module = encode(
-        _3=[encode(_1="main", _2=entry, _5=ENTRY, _6=18), encode(_1="body", _2=body, _5=BODY, _6=25)], _6=ENTRY
+        _3=[
+            encode(_1="main", _2=entry, _5=ENTRY, _6=18),
+            encode(_1="body", _2=body, _5=BODY, _6=25),
+        ],
+        _6=ENTRY,
     )
     buffers = [
         buffer(1, 10),
@@ -118,7 +141,11 @@ def program() -> bytes:
 def test_numbers_and_nested_messages_are_read():
     message = read(encode(_1=[1, 300, 2**63 - 1], _2="né", _4=(1, 128, 3), _5=encode(_1=7)))
     assert message.numbers(1) == [1, 300, 2**63 - 1]
-    assert (message.text(2), message.numbers(4), message.message(5).number(1)) == ("né", [1, 128, 3], 7)
+    assert (message.text(2), message.numbers(4), message.message(5).number(1)) == (
+        "né",
+        [1, 128, 3],
+        7,
+    )
     assert (message.number(9), message.text(9), message.numbers(9)) == (0, "", [])
 
 

@@ -52,7 +52,11 @@ def test_bytes_add_up_and_donation_aliases(h200):
     args = spec(4, D, D), spec(M, D)
     plain, donated = result(h200, stack_step, *args), result(h200, stack_step, *args, donate=0)
     weights, x = 4 * 4 * D * D, 4 * M * D
-    assert (plain.argument_bytes, plain.output_bytes, plain.alias_bytes) == (weights + x, weights, 0)
+    assert (plain.argument_bytes, plain.output_bytes, plain.alias_bytes) == (
+        weights + x,
+        weights,
+        0,
+    )
     assert donated.alias_bytes == weights
     for c in (plain, donated):
         assert c.total_bytes == c.temp_bytes + c.argument_bytes + c.output_bytes - c.alias_bytes
@@ -64,14 +68,19 @@ def test_bytes_add_up_and_donation_aliases(h200):
 
 def test_products_are_counted_through_the_loop(h200):
     for layers in (3, 6):
-        compiled = result(h200, stack_step, spec(layers, D, D, dtype=jnp.bfloat16), spec(M, D, dtype=jnp.bfloat16))
+        compiled = result(
+            h200, stack_step, spec(layers, D, D, dtype=jnp.bfloat16), spec(M, D, dtype=jnp.bfloat16)
+        )
         assert compiled.matmuls == 3 * layers
         assert compiled.matmul_flops == 3 * layers * 2 * M * D * D
 
 
 def test_xla_seconds_grow_with_layers(h200):
     size = spec(1024, 1024, dtype=jnp.bfloat16)
-    few, many = (result(h200, stack_step, spec(n, 1024, 1024, dtype=jnp.bfloat16), size, cost=True) for n in (4, 16))
+    few, many = (
+        result(h200, stack_step, spec(n, 1024, 1024, dtype=jnp.bfloat16), size, cost=True)
+        for n in (4, 16)
+    )
     assert 3.5 < many.xla_seconds / few.xla_seconds < 4.5
     assert many.matmuls == 48
     peak = 989e12
@@ -89,7 +98,9 @@ def test_offload_in_a_scan_uses_host_memory(h200):
             offload_src="device",
             offload_dst="pinned_host",
         )
-        return (jax.lax.scan(jax.checkpoint(body, policy=policy, prevent_cse=False), x, weights)[0] ** 2).mean()
+        return (
+            jax.lax.scan(jax.checkpoint(body, policy=policy, prevent_cse=False), x, weights)[0] ** 2
+        ).mean()
 
     compiled = result(h200, jax.grad(loss), spec(8, D, D), spec(1024, D))
     assert compiled.host_bytes == 8 * 4 * 1024 * D
@@ -101,9 +112,12 @@ def test_put_in_host_space_inside_a_scan(h200):
             return jnp.tanh(x @ w), jax.device_put(x, jax.memory.Space.Host)
 
         y, kept = jax.lax.scan(body, x, weights)
-        back = jax.lax.scan(lambda s, k: (s + jax.device_put(k, jax.memory.Space.Device), None), y, kept, reverse=True)[
-            0
-        ]
+        back = jax.lax.scan(
+            lambda s, k: (s + jax.device_put(k, jax.memory.Space.Device), None),
+            y,
+            kept,
+            reverse=True,
+        )[0]
         return back.sum()
 
     assert result(h200, loss, spec(8, D, D), spec(1024, D)).host_bytes == 8 * 4 * 1024 * D
@@ -111,7 +125,9 @@ def test_put_in_host_space_inside_a_scan(h200):
 
 def test_arguments_in_host_memory_are_host_bytes(h200):
     mesh = AbstractMesh((1,), ("data",))
-    device, host = (NamedSharding(mesh, PartitionSpec(), memory_kind=kind) for kind in ("device", "pinned_host"))
+    device, host = (
+        NamedSharding(mesh, PartitionSpec(), memory_kind=kind) for kind in ("device", "pinned_host")
+    )
 
     def step(moments, x):
         new = jax.device_put(moments, jax.memory.Space.Device) * 2 + x.sum()
@@ -128,7 +144,11 @@ def test_keys_constants_doubles_and_unused_arguments(h200):
     def step(state, key):
         key, use = jax.random.split(key)
         noise = jax.random.normal(use, (D,), jnp.float32)
-        return {"w": state["w"] + noise * table, "double": state["double"] * 2.0, "unused": state["unused"]}, key
+        return {
+            "w": state["w"] + noise * table,
+            "double": state["double"] * 2.0,
+            "unused": state["unused"],
+        }, key
 
     state = {"w": spec(D), "double": spec(3, dtype=jnp.float64), "unused": spec(7, dtype=jnp.int8)}
     traced = jax.jit(step, donate_argnums=0).trace(state, jax.random.key(0))
@@ -143,7 +163,9 @@ def test_a_step_that_xla_refuses_is_a_step_error(h200):
         return jax.ffi.ffi_call("no_such_kernel", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
     exporting = jax.export.DisabledSafetyCheck.custom_call("no_such_kernel")
-    exported = jax.export.export(jax.jit(refused), platforms=["cuda"], disabled_checks=[exporting])(spec(8))
+    exported = jax.export.export(jax.jit(refused), platforms=["cuda"], disabled_checks=[exporting])(
+        spec(8)
+    )
     with pytest.raises(StepError, match="XLA could not compile the step for `target` 'h200'"):
         h200.submit(bytes(exported.serialize())).result(timeout=120)
     with pytest.raises(StepError, match="could not compile"):
@@ -165,7 +187,12 @@ def test_four_devices_share_the_batch():
 
     with Compiler("h200:4", workers=1) as compiler:
         compiled = result(
-            compiler, step, spec(D, D, sharding=whole), spec(4 * M, D, sharding=split), donate=0, cost=True
+            compiler,
+            step,
+            spec(D, D, sharding=whole),
+            spec(4 * M, D, sharding=split),
+            donate=0,
+            cost=True,
         )
         assert compiled.argument_bytes == 4 * D * D + 4 * M * D
         assert compiled.alias_bytes == 4 * D * D
@@ -173,16 +200,26 @@ def test_four_devices_share_the_batch():
         assert compiled.xla_seconds > 0
         alone = result(compiler, step, spec(D, D), spec(4 * M, D))
         assert alone.argument_bytes == 4 * D * D + 4 * 4 * M * D
-    with Compiler("h200:2", workers=1) as compiler, pytest.raises(StepError, match=r"sharded over 4 devices.*has 2"):
+    with (
+        Compiler("h200:2", workers=1) as compiler,
+        pytest.raises(StepError, match=r"sharded over 4 devices.*has 2"),
+    ):
         result(compiler, step, spec(D, D, sharding=whole), spec(4 * M, D, sharding=split))
 
 
 @pytest.mark.parametrize(
-    ("dtype", "result_dtype"), [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float16", "float16")]
+    ("dtype", "result_dtype"),
+    [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float16", "float16")],
 )
 def test_estimates_of_16_bit_products_are_within_the_peak(h200, dtype, result_dtype):
     size = spec(4096, 4096, dtype=jnp.dtype(dtype))
-    compiled = result(h200, lambda x, y: jax.lax.dot(x, y, preferred_element_type=result_dtype), size, size, cost=True)
+    compiled = result(
+        h200,
+        lambda x, y: jax.lax.dot(x, y, preferred_element_type=result_dtype),
+        size,
+        size,
+        cost=True,
+    )
     assert 0.5 * 989e12 < compiled.matmul_flops / compiled.xla_seconds < 989e12
 
 
@@ -235,7 +272,10 @@ print(next(iter(compiler._children)).pid, flush=True)
 time.sleep(60)
 """
     parent = subprocess.Popen(
-        [sys.executable, "-c", script], env=parent_environment(JAX_PLATFORMS="cpu"), stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script],
+        env=parent_environment(JAX_PLATFORMS="cpu"),
+        stdout=subprocess.PIPE,
+        text=True,
     )
     pid = int(parent.stdout.readline())
     assert alive(pid)
@@ -249,13 +289,19 @@ time.sleep(60)
 
 def parent_environment(**changes):
     environment = _deviceless.child_environment(os.environ)
-    return {k: v for k, v in environment.items() if k not in ("JAX_PLATFORMS", "XLA_FLAGS")} | changes
+    return {
+        k: v for k, v in environment.items() if k not in ("JAX_PLATFORMS", "XLA_FLAGS")
+    } | changes
 
 
 def test_the_plugins_complaint_about_a_missing_driver_is_dropped():
     script = "from jaxmem._core.quiet import quiet_plugin_noise as q; q(); import jax; print(jax.devices()[0].platform)"
     run = subprocess.run(
-        [sys.executable, "-c", script], env=parent_environment(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", script],
+        env=parent_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert run.stderr == ""
     assert run.stdout.strip() == jax.devices()[0].platform
@@ -295,6 +341,13 @@ def test_local_is_not_compiled_for_here():
 def test_local_compiles_read_the_same():
     compiled = jax.jit(stack_step, donate_argnums=0).lower(spec(4, D, D), spec(M, D)).compile()
     read = read_compiled(compiled, cost=True, seconds=1.5)
-    assert (read.matmuls, read.matmul_flops, read.alias_bytes) == (12, 12 * 2 * M * D * D, 4 * 4 * D * D)
+    assert (read.matmuls, read.matmul_flops, read.alias_bytes) == (
+        12,
+        12 * 2 * M * D * D,
+        4 * 4 * D * D,
+    )
     assert (read.xla_seconds, read.compile_seconds, read.host_bytes) == (None, 1.5, 0)
-    assert read.total_bytes == read.temp_bytes + read.argument_bytes + read.output_bytes - read.alias_bytes
+    assert (
+        read.total_bytes
+        == read.temp_bytes + read.argument_bytes + read.output_bytes - read.alias_bytes
+    )

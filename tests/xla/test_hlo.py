@@ -39,16 +39,24 @@ def test_gradient_is_three_products_a_layer():
 def test_nested_loops_multiply():
     def twice(weights, x):
         return jax.lax.scan(
-            lambda x, _: (jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0], None), x, length=3
+            lambda x, _: (jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0], None),
+            x,
+            length=3,
         )[0]
 
     assert costs_of(twice, (L, D, D), (M, D)) == HloCosts(3 * L * 2 * M * D * D, 3 * L, None)
 
 
 def test_batched_and_multiply_contracted_products():
-    attention = costs_of(lambda q, k: jax.nn.softmax(jnp.einsum("bhqd,bhkd->bhqk", q, k)), (2, 3, 16, 8), (2, 3, 24, 8))
+    attention = costs_of(
+        lambda q, k: jax.nn.softmax(jnp.einsum("bhqd,bhkd->bhqk", q, k)),
+        (2, 3, 16, 8),
+        (2, 3, 24, 8),
+    )
     assert attention == HloCosts(2 * 2 * 3 * 16 * 24 * 8, 1, None)
-    merged = costs_of(lambda a, b: jnp.tanh(jnp.einsum("mhd,hdn->mn", a, b)), (16, 3, 8), (3, 8, 24))
+    merged = costs_of(
+        lambda a, b: jnp.tanh(jnp.einsum("mhd,hdn->mn", a, b)), (16, 3, 8), (3, 8, 24)
+    )
     assert merged == HloCosts(2 * 16 * 24 * 3 * 8, 1, None)
 
 
@@ -61,7 +69,9 @@ def test_conditional_counts_its_dearest_branch():
 
 def test_convolution_and_its_gradients():
     def conv(x, k):
-        return jax.lax.conv_general_dilated(x, k, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jax.lax.conv_general_dilated(
+            x, k, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
 
     x, k, outputs = (2, 10, 10, 4), (3, 3, 4, 8), 2 * 8 * 8 * 8
     assert costs_of(conv, x, k) == HloCosts(2 * outputs * 3 * 3 * 4, 1, None)
@@ -127,25 +137,36 @@ def test_library_calls_and_their_estimates():
 
 def test_unnamed_estimates_are_not_believed():
     only_unnamed = (
-        LIBRARY_CALLS.replace("SOL7", COST.split(",{")[0] % 7 + "]").replace("SOL1", '"a":1').replace("SOL3", '"a":1')
+        LIBRARY_CALLS.replace("SOL7", COST.split(",{")[0] % 7 + "]")
+        .replace("SOL1", '"a":1')
+        .replace("SOL3", '"a":1')
     )
     assert hlo_costs(only_unnamed).seconds is None
 
 
 def test_triton_fusions_use_the_model_made_for_them():
     named = LIBRARY_CALLS.replace(
-        "SOL3", '"reification_cost":[{"exec_time_us":5,"name":"sol"},{"exec_time_us":2,"name":"indexing-cost-model"}]'
+        "SOL3",
+        '"reification_cost":[{"exec_time_us":5,"name":"sol"},{"exec_time_us":2,"name":"indexing-cost-model"}]',
     )
     assert hlo_costs(named).seconds == pytest.approx(2e-6)
 
 
-@pytest.mark.parametrize(("dtypes", "seconds"), [("f16 f16", 3), ("bf16 f32", 3), ("bf16 bf16", 7), ("f32 f32", 7)])
+@pytest.mark.parametrize(
+    ("dtypes", "seconds"), [("f16 f16", 3), ("bf16 f32", 3), ("bf16 bf16", 7), ("f32 f32", 7)]
+)
 def test_products_that_xla_misprices_are_priced_by_the_rates(dtypes, seconds):
     operand, output = dtypes.split()
-    text = with_costs(LIBRARY_CALLS).replace("bf16", operand).replace(f"({operand}[8,32]", f"({output}[8,32]")
+    text = (
+        with_costs(LIBRARY_CALLS)
+        .replace("bf16", operand)
+        .replace(f"({operand}[8,32]", f"({output}[8,32]")
+    )
     flops = 2 * 8 * 32 * 16
     rates = Rates(matmul_flops=flops / 0.79 / 3e-6, flops_f32=1e30, bandwidth=1e30)
     assert hlo_costs(text, rates).seconds == pytest.approx((4 * seconds + 3) * 1e-6)
-    moved = (8 * 16 + 16 * 32) * (4 if operand == "f32" else 2) + 8 * 32 * (4 if output == "f32" else 2)
+    moved = (8 * 16 + 16 * 32) * (4 if operand == "f32" else 2) + 8 * 32 * (
+        4 if output == "f32" else 2
+    )
     slow = Rates(matmul_flops=1e30, flops_f32=1e30, bandwidth=moved / 3e-6)
     assert hlo_costs(text, slow).seconds == pytest.approx((4 * seconds + 3) * 1e-6)

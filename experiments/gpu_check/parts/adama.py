@@ -90,6 +90,8 @@ def summary(rows: dict[str, dict], settings: Settings) -> dict:
             for n in names
             if base[n] in names
         },
-        "losses": {p.split()[1]: row["losses"] for p, row in rows.items() if p.startswith("losses ")},
+        "losses": {
+            p.split()[1]: row["losses"] for p, row in rows.items() if p.startswith("losses ")
+        },
         "steps": {n: rows[n] | {"seconds": quartiles([one[n] for one in rounds])} for n in names},
     }

@@ -37,7 +37,9 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
 
 
 def summary(rows: dict[str, dict], settings: Settings) -> dict:
-    return {point: row.get("rate", {}).get("median", row.get("absent")) for point, row in rows.items()}
+    return {
+        point: row.get("rate", {}).get("median", row.get("absent")) for point, row in rows.items()
+    }
 
 
 def copy(size: int) -> dict:

@@ -33,7 +33,9 @@ def equality(name: str, shape: tuple[int, ...]) -> dict:
     kernel = jax.jit(both)(x)
     with references():
         reference = jax.jit(functools.partial(both))(x)
-    differ = [int((a != b).sum()) for a, b in zip(jax.tree.leaves(kernel), jax.tree.leaves(reference))]
+    differ = [
+        int((a != b).sum()) for a, b in zip(jax.tree.leaves(kernel), jax.tree.leaves(reference))
+    ]
     return {"codec": str(codec), "shape": list(shape), "values": x.size, "differ": differ}
 
 
@@ -43,11 +45,18 @@ def summary(rows: dict[str, dict], settings: Settings) -> dict:
     found: dict = {"table": bench.table(list(measured.values())).splitlines()}
     for name in bench.CODECS:
         for way in bench.WAYS:
-            own = [row for point, row in measured.items() if point.rsplit(" ", 1)[0] == f"{name} {way}"]
+            own = [
+                row for point, row in measured.items() if point.rsplit(" ", 1)[0] == f"{name} {way}"
+            ]
             if own:
                 pays = [row["values"] for row in own if row["of_reference"] < 1]
-                found[f"{name} {way}"] = {"of_copy": own[-1]["of_copy"], "pays_from": min(pays, default=None)}
-    seconds = lambda name, way: [r["seconds"] for p, r in measured.items() if p.rsplit(" ", 1)[0] == f"{name} {way}"]
+                found[f"{name} {way}"] = {
+                    "of_copy": own[-1]["of_copy"],
+                    "pays_from": min(pays, default=None),
+                }
+    seconds = lambda name, way: [
+        r["seconds"] for p, r in measured.items() if p.rsplit(" ", 1)[0] == f"{name} {way}"
+    ]
     plain = {way: seconds("grouped_symmetric", way) for way in bench.WAYS}
     for name in ("grouped_symmetric stochastic", "outlier_separated"):
         pairs = {way: [a / b for a, b in zip(seconds(name, way), plain[way])] for way in bench.WAYS}

@@ -26,10 +26,18 @@ NEAR, CLOSE, ALIKE = 1e-6, 1e-10, 0.1
 def points(settings: Settings) -> list[str]:
     if settings.small:
         return ["action offload", "action compress_offload", "stack groups"]
-    named = [n for n in baselines.FIXED if n not in ("keep_everything", "keep_tags", "compress_tags")]
+    named = [
+        n for n in baselines.FIXED if n not in ("keep_everything", "keep_tags", "compress_tags")
+    ]
     tags = [f"offload {tag}" for tag in baselines.KINDS]
     stacks = [f"stack {a}" for a in ("everything", *ACTIONS, "groups")]
-    return [*(f"action {a}" for a in ACTIONS), *stacks, *(f"policy {n}" for n in named), "policy every_k=2", *tags]
+    return [
+        *(f"action {a}" for a in ACTIONS),
+        *stacks,
+        *(f"policy {n}" for n in named),
+        "policy every_k=2",
+        *tags,
+    ]
 
 
 def choose(point: str, layers: int) -> tuple[Loop, bool]:
@@ -41,7 +49,9 @@ def choose(point: str, layers: int) -> tuple[Loop, bool]:
         return scanned(jaxmem.remat_policy(plan_of(name, layers))), "compress" not in name
     if what == "offload":
         others = dict.fromkeys(baselines.KINDS, baselines.Choice(baselines.KEEP))
-        return scanned(baselines.policy_of(others | {name: baselines.Choice(baselines.OFFLOAD)})), True
+        return scanned(
+            baselines.policy_of(others | {name: baselines.Choice(baselines.OFFLOAD)})
+        ), True
     if name == "every_k=2":
         return scanned(jax.checkpoint_policies.nothing_saveable, 2), True
     fixed = baselines.JAX_POLICIES.get(name) or baselines.policy_of(baselines.ASSIGNMENTS[name])
@@ -105,5 +115,8 @@ def farthest(gradient, plain) -> float:
 
 
 def one_less_cosine(gradient, plain) -> float:
-    g, p = (np.concatenate([a.ravel().astype(np.float64) for a in arrays]) for arrays in (gradient, plain))
+    g, p = (
+        np.concatenate([a.ravel().astype(np.float64) for a in arrays])
+        for arrays in (gradient, plain)
+    )
     return float(1 - g @ p / np.sqrt((g @ g) * (p @ p)))

@@ -63,7 +63,11 @@ def racing(settings: Settings, rows: dict[str, dict]) -> Race:
 
 def summary(rows: dict[str, dict], settings: Settings) -> dict:
     rounds = [row["seconds"] for point, row in rows.items() if point.startswith("round ")]
-    plans = [n for n in (rounds[0] if rounds else {}) if n.startswith("plan ") and all(n in one for one in rounds)]
+    plans = [
+        n
+        for n in (rounds[0] if rounds else {})
+        if n.startswith("plan ") and all(n in one for one in rounds)
+    ]
     if len(plans) < 2:
         return {"plans": len(plans)}
     measured = {n: quartiles([one[n] for one in rounds]) for n in ("end keep_everything", *plans)}
@@ -72,12 +76,18 @@ def summary(rows: dict[str, dict], settings: Settings) -> dict:
     apart = {n: predicted[n] / measured[n]["median"] - 1 for n in measured}
     ranked: Any = spearmanr([predicted[n] for n in plans], [measured[n]["median"] for n in plans])
     base = "end keep_everything"
-    more = {n: [predicted[n] / predicted[base], measured[n]["median"] / measured[base]["median"]] for n in plans}
+    more = {
+        n: [predicted[n] / predicted[base], measured[n]["median"] / measured[base]["median"]]
+        for n in plans
+    }
     return {
         "plans": len(plans),
         "rounds": len(rounds),
         "spearman": None if math.isnan(ranked.statistic) else float(ranked.statistic),
         "relative_error": quartiles([abs(a) for a in apart.values()]),
         "against_keeping_everything_predicted_and_measured": more,
-        "steps": {n: {"predicted_seconds": predicted[n], "seconds": measured[n], "apart": apart[n]} for n in measured},
+        "steps": {
+            n: {"predicted_seconds": predicted[n], "seconds": measured[n], "apart": apart[n]}
+            for n in measured
+        },
     }

@@ -37,7 +37,9 @@ def points(settings: Settings) -> list[str]:
 
 
 def config_of(settings: Settings, point: str) -> Config:
-    return settings.config("gpt_nano", *SIZES, *(TINY if settings.small else ()), f"remat.policy={RUNS[point]}")
+    return settings.config(
+        "gpt_nano", *SIZES, *(TINY if settings.small else ()), f"remat.policy={RUNS[point]}"
+    )
 
 
 def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
@@ -54,12 +56,17 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
         "best_validation_loss": min(loss for _, loss, _ in history),
         "last_validation_loss": history[-1][1],
         "steps": history[-1][0],
-        "tokens_per_second": config.train.batch * config.train.sequence * history[-1][0] / sum(s for *_, s in history),
+        "tokens_per_second": config.train.batch
+        * config.train.sequence
+        * history[-1][0]
+        / sum(s for *_, s in history),
         "step_loss_seconds": history,
     }
 
 
-def train(config: Config, step, text: data.Text, saved: pathlib.Path, often: tuple[int, int]) -> list[tuple]:
+def train(
+    config: Config, step, text: data.Text, saved: pathlib.Path, often: tuple[int, int]
+) -> list[tuple]:
     """Step, validation loss there, and seconds of training since the one before, now and then and at the end."""
     every, save = often
     state, history = restore(saved, jax.jit(init_state, static_argnums=0)(config))
@@ -70,7 +77,13 @@ def train(config: Config, step, text: data.Text, saved: pathlib.Path, often: tup
         if number % every == 0 or number == t.steps:
             jax.block_until_ready(state)
             seconds = time.perf_counter() - start
-            history.append((number, float(np.mean([float(loss(state.params, one)) for one in held_out])), seconds))
+            history.append(
+                (
+                    number,
+                    float(np.mean([float(loss(state.params, one)) for one in held_out])),
+                    seconds,
+                )
+            )
             if number % save == 0:
                 store(saved, state, history)
             start = time.perf_counter()
@@ -93,7 +106,9 @@ def restore(path: pathlib.Path, first) -> tuple:
     leaves, structure = jax.tree.flatten(first)
     with np.load(path) as file:
         arrays = [jax.device_put(file[f"arr_{i}"]) for i in range(len(leaves))]
-        history = [(int(number), float(loss), float(seconds)) for number, loss, seconds in file["history"]]
+        history = [
+            (int(number), float(loss), float(seconds)) for number, loss, seconds in file["history"]
+        ]
     return jax.tree.unflatten(structure, arrays), history
 
 

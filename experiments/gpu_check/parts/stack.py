@@ -39,7 +39,9 @@ def points(settings: Settings) -> list[str]:
 
 
 def every_tag(name: str) -> dict[str, Choice]:
-    return {tag: Choice(name, own(kind) if "compress" in name else None) for tag, kind in KINDS.items()}
+    return {
+        tag: Choice(name, own(kind) if "compress" in name else None) for tag, kind in KINDS.items()
+    }
 
 
 def plan_of(action: str, layers: int):
@@ -47,7 +49,9 @@ def plan_of(action: str, layers: int):
         return None
     if action == "groups":
         half = layers // 2
-        return Groups({f"block[0:{half}]": every_tag("offload"), f"block[{half}:{layers}]": every_tag("keep")})
+        return Groups(
+            {f"block[0:{half}]": every_tag("offload"), f"block[{half}:{layers}]": every_tag("keep")}
+        )
     return Assignment(every_tag(action))
 
 

@@ -27,7 +27,9 @@ RACES: dict[tuple, Race] = {}
 
 
 def points(settings: Settings) -> list[str]:
-    names, rounds, estimated = (TINY, 2, ESTIMATED[:1]) if settings.small else (NAMES, ROUNDS, ESTIMATED)
+    names, rounds, estimated = (
+        (TINY, 2, ESTIMATED[:1]) if settings.small else (NAMES, ROUNDS, ESTIMATED)
+    )
     found = [f"baseline {n}" for n in names] + [f"plan {i}" for i in range(BUDGETS)]
     return found + [f"estimator {i}" for i in estimated] + [f"round {i}" for i in range(rounds)]
 
@@ -44,18 +46,27 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
         remat = config.remat.model_copy(update={"policy": "estimator"})
         plan = config.plan.model_copy(update={"budget": budgets(rows)[int(name)]})
         ready = named(config.model_copy(update={"remat": remat, "plan": plan}))
-        return {"bytes": ready.compiled_bytes, "fits": True, "found": ready.found, "compiles": ready.compiles}
+        return {
+            "bytes": ready.compiled_bytes,
+            "fits": True,
+            "found": ready.found,
+            "compiles": ready.compiles,
+        }
     race = racing(settings, rows)
     return {"seconds": race.round(int(name)), "left_out": race.failed}
 
 
 def budgets(rows: dict[str, dict]) -> list[int]:
     """Bytes of baselines that fit, from the least to the most that is less than everything kept."""
-    fitting = {p: r["bytes"] for p, r in rows.items() if p.startswith("baseline ") and r.get("fits")}
+    fitting = {
+        p: r["bytes"] for p, r in rows.items() if p.startswith("baseline ") and r.get("fits")
+    }
     everything = fitting.get("baseline keep_everything", usable_bytes() + 1)
     sizes = sorted({b for b in fitting.values() if b < everything})
     if not sizes:
-        raise ValueError("no baseline fits into this device, so there is nothing to compare a plan with")
+        raise ValueError(
+            "no baseline fits into this device, so there is nothing to compare a plan with"
+        )
     places = np.linspace(0, len(sizes) - 1, BUDGETS)
     if len(sizes) >= BUDGETS:
         places = places.round()
@@ -103,7 +114,11 @@ def summary(rows: dict[str, dict], settings: Settings) -> dict:
     }
     found = {}
     for plan in (n for n in names if n.startswith("plan ")):
-        others = [n for n in names if not n.startswith("plan ") and rows[n]["bytes"] <= rows[plan]["budget_bytes"]]
+        others = [
+            n
+            for n in names
+            if not n.startswith("plan ") and rows[n]["bytes"] <= rows[plan]["budget_bytes"]
+        ]
         ratios = {n: quartiles([one[plan] / one[n] for one in rounds]) for n in others}
         best = min(others, key=lambda n: seconds[n]["median"], default=None)
         found[plan] = {
