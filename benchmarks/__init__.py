@@ -1,1 +1,3 @@
-"""Scripts that measure what the project claims: `python -m benchmarks.NAME` writes benchmarks/results/NAME.json."""
+"""Scripts that measure what the project claims: `python -m benchmarks.NAME` writes
+benchmarks/results/NAME.json.
+"""

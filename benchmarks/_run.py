@@ -1,4 +1,6 @@
-"""What the benchmarks share: gpt_nano's profile, interleaved timing of compiled steps, and the results' file."""
+"""What the benchmarks share: gpt_nano's profile, interleaved timing of compiled steps, and the
+results' file.
+"""
 
 import argparse
 import functools
@@ -71,7 +73,9 @@ def compile_step(config: Config, policy):
 
 
 def cache_compiles() -> None:
-    """Programs that are compiled again are read back: in this process, or with JAX_COMPILATION_CACHE_DIR ever."""
+    """Programs that are compiled again are read back: in this process, or with
+    JAX_COMPILATION_CACHE_DIR ever.
+    """
     if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
         jax.config.update(
             "jax_compilation_cache_dir", tempfile.mkdtemp(prefix="jaxmem-benchmarks-")
@@ -86,10 +90,12 @@ def interleaved(
     rounds: int,
     configs: Mapping[str, Config] | None = None,
 ) -> tuple[Seconds, Seconds]:
-    """Seconds of each step in each round, by the clock and of all cores' work, which other programs disturb less.
+    """Seconds of each step in each round, by the clock and of all cores' work, which other programs
+    disturb less.
 
-    A round runs every step once: the groups, and in each its steps, shuffled. What is compared closely stands in one
-    group, so that it runs within a second or two. `configs`: of steps whose state is not that of `config`.
+    A round runs every step once: the groups, and in each its steps, shuffled. What is compared
+    closely stands in one group, so that it runs within a second or two. `configs`: of steps whose
+    state is not that of `config`.
     """
     way = {
         name: (configs or {}).get(name, config).optimizer.accumulation
@@ -138,7 +144,8 @@ def about() -> dict:
         for name in ("jax", "jaxlib", "flax", "optax", "numpy", "pulp")
     }
     return {
-        "command": f"python -m {__package__}.{pathlib.Path(sys.argv[0]).stem} {' '.join(sys.argv[1:])}".strip(),
+        "command": f"python -m {__package__}.{pathlib.Path(sys.argv[0]).stem}"
+        f" {' '.join(sys.argv[1:])}".strip(),
         "versions": {"python": platform.python_version()} | versions,
         "device": f"{jax.devices()[0].device_kind}, {len(os.sched_getaffinity(0))} cores",
     }

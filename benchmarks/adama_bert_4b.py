@@ -1,11 +1,12 @@
-"""BERT-4B, minibatch 64 in 8 microbatches: device bytes of AdamA beside accumulation in place (AdamA, Fig. 6; M11).
+"""BERT-4B, minibatch 64 in 8 microbatches: device bytes of AdamA beside accumulation in place
+(AdamA, Fig. 6; M11).
 
     python -m benchmarks.adama_bert_4b
 
-One H200, and eight with moments divided over them (ZeRO-1), compiled deviceless; parameters, moments and gradient sums in
-float32, computed in bfloat16. The bound of what can be saved is the gradient sum: 4 bytes a parameter, of what accumulation
-takes. The paper saves 23.2 % on one device; over eight, 20.1 GB against divided moments alone, 7.6 GB against divided
-moments and gradients.
+One H200, and eight with moments divided over them (ZeRO-1), compiled deviceless; parameters,
+moments and gradient sums in float32, computed in bfloat16. The bound of what can be saved is the
+gradient sum: 4 bytes a parameter, of what accumulation takes. The paper saves 23.2 % on one device;
+over eight, 20.1 GB against divided moments alone, 7.6 GB against divided moments and gradients.
 """
 
 from benchmarks.adama_devices import accumulation, adama, compiled, count

@@ -1,10 +1,12 @@
-"""Final losses of AdamA with 2, 4 and 8 microbatches beside Adam's, over seeds (AdamA, Fig. 2 and 3; M6, M7).
+"""Final losses of AdamA with 2, 4 and 8 microbatches beside Adam's, over seeds (AdamA, Fig. 2 and
+3; M6, M7).
 
     python -m benchmarks.adama_convergence
 
-A GPT and a BERT on text, two layers of width 64, 250 steps of 32 sequences of 32 bytes; a ResNet of 14 layers on scikit-learn's
-digits, 200 steps of 64 images. Adam takes the batch at once. AdamA's steps are released in the GPT and the BERT, and the unreleased
-transformation in the ResNet. The spread of seeds is Adam's largest final loss less its smallest; a difference is of means.
+A GPT and a BERT on text, two layers of width 64, 250 steps of 32 sequences of 32 bytes; a ResNet of
+14 layers on scikit-learn's digits, 200 steps of 64 images. Adam takes the batch at once. AdamA's
+steps are released in the GPT and the BERT, and the unreleased transformation in the ResNet. The
+spread of seeds is Adam's largest final loss less its smallest; a difference is of means.
 """
 
 import statistics

@@ -1,6 +1,8 @@
-"""Steps of a BERT over several devices that are not there: AdamA beside accumulation in place, by what is divided.
+"""Steps of a BERT over several devices that are not there: AdamA beside accumulation in place, by
+what is divided.
 
-Shared by adama_bert_4b.py and adama_largest.py. Layers keep nothing in both, so that what differs is the gradient.
+Shared by adama_bert_4b.py and adama_largest.py. Layers keep nothing in both, so that what differs
+is the gradient.
 """
 
 import functools
@@ -49,9 +51,11 @@ def adama(config: Config, devices: int, divided: str, dtype=None):
 
 
 def accumulation(config: Config, devices: int, divided: str, dtype=None, gradients: str = "whole"):
-    """The same, with Adam on gradients that are added up in place: each device's "whole", or its part ("divided").
+    """The same, with Adam on gradients that are added up in place: each device's "whole", or its
+    part ("divided").
 
-    `divided` as for `data_parallel`. Divided gradients are reduce-scattered a layer and microbatch at a time (ZeRO-2).
+    `divided` as for `data_parallel`. Divided gradients are reduce-scattered a layer and microbatch
+    at a time (ZeRO-2).
     """
     tx, split, n = optax.scale_by_adam(), models.split(config), config.train.microbatches
     params = parameters(config)
@@ -131,7 +135,9 @@ def accumulation(config: Config, devices: int, divided: str, dtype=None, gradien
 
 
 def _reduced(total):
-    """The devices' mean, the layers' one after the other: XLA's all-reduce of whole stacks is not in place."""
+    """The devices' mean, the layers' one after the other: XLA's all-reduce of whole stacks is not
+    in place.
+    """
     mean = lambda a: jax.lax.pmean(a, AXIS)
     one = lambda stacked, i: (put(stacked, jax.tree.map(mean, at(stacked, i)), i), None)
     layers = jnp.arange(jax.tree.leaves(total["blocks"])[0].shape[0])

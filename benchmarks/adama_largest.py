@@ -1,13 +1,15 @@
-"""The largest BERT that eight devices train, minibatch 256 in 8 microbatches: AdamA beside accumulation (AdamA, Table 3; M12).
+"""The largest BERT that eight devices train, minibatch 256 in 8 microbatches: AdamA beside
+accumulation (AdamA, Table 3; M12).
 
     python -m benchmarks.adama_largest
 
-Compiled deviceless for eight H200s capped to 16, 32 and 80 GB (no compiler here still speaks to a V100). Depth and width as
-in GPT-3's table, between its rows by interpolation; sequence 128; layers recomputed in all. "whole": states in float32 on
-every device, 12 bytes a parameter and 4 more for the gradient's sum. "states divided": float32 parameters and moments
-divided over the devices, with a bfloat16 copy of the parameters on each, 3.5 bytes a parameter and 4 more for the sum. The
-bound is the cap over these; `of the bound` is the largest model found over it. Sizes are found by compiling; widths are
-multiples of 16, so that a model is 1 to 2 % larger than the next.
+Compiled deviceless for eight H200s capped to 16, 32 and 80 GB (no compiler here still speaks to a
+V100). Depth and width as in GPT-3's table, between its rows by interpolation; sequence 128; layers
+recomputed in all. "whole": states in float32 on every device, 12 bytes a parameter and 4 more for
+the gradient's sum. "states divided": float32 parameters and moments divided over the devices, with
+a bfloat16 copy of the parameters on each, 3.5 bytes a parameter and 4 more for the sum. The bound
+is the cap over these; `of the bound` is the largest model found over it. Sizes are found by
+compiling; widths are multiples of 16, so that a model is 1 to 2 % larger than the next.
 """
 
 import math

@@ -1,13 +1,16 @@
-"""How far AdamA's second moment is from Adam's while a ResNet trains: the mean of sqrt(v) / sqrt(v') (AdamA, Fig. 4; M8).
+"""How far AdamA's second moment is from Adam's while a ResNet trains: the mean of sqrt(v) /
+sqrt(v') (AdamA, Fig. 4; M8).
 
     python -m benchmarks.adama_ratio
 
-A ResNet of 14 layers on scikit-learn's digits, 200 steps of 64 images in N = 2, 4 and 8 microbatches, trained by AdamA. v
-gathers the squares of the microbatches' gradients g_i / N, v' the square of their sum, both along the same run and corrected
-for their start. Beside it the signal-to-noise ratio of the microbatches' gradients: |mean|² over the sum of variances, less
-1 / N, which is the noise in the mean itself; where noise rules it is 0 and may come out below. An array of ratio s everywhere
-has sqrt(v) / sqrt(v') of sqrt((1 + s) / (1 + N s)): 1 where noise rules. Draws adama_ratio.svg beside the JSON, whose first
-steps, far above 1 while gradients of blocks that start as the identity are nearly 0, are cut off.
+A ResNet of 14 layers on scikit-learn's digits, 200 steps of 64 images in N = 2, 4 and 8
+microbatches, trained by AdamA. v gathers the squares of the microbatches' gradients g_i / N, v' the
+square of their sum, both along the same run and corrected for their start. Beside it the
+signal-to-noise ratio of the microbatches' gradients: |mean|² over the sum of variances, less 1 / N,
+which is the noise in the mean itself; where noise rules it is 0 and may come out below. An array of
+ratio s everywhere has sqrt(v) / sqrt(v') of sqrt((1 + s) / (1 + N s)): 1 where noise rules. Draws
+adama_ratio.svg beside the JSON, whose first steps, far above 1 while gradients of blocks that start
+as the identity are nearly 0, are cut off.
 """
 
 import jax
@@ -48,7 +51,8 @@ def watched_step(config):
             lambda v, g: o.beta2 * v + (1 - o.beta2) * g * g, other, whole_gradient(state, batch)
         )
         state, metrics = train(state, batch)
-        # both are divided by 1 - beta2^t, which cancels; an array that has seen no gradient has no ratio
+        # both are divided by 1 - beta2^t, which cancels; an array that has seen no gradient has no
+        # ratio
         pairs = zip(jax.tree.leaves(state.moments.nu), jax.tree.leaves(other))
         ratios = [
             (jnp.where(w > 0, jnp.sqrt(v / jnp.where(w > 0, w, 1)), 0).sum(), (w > 0).sum())
@@ -72,7 +76,9 @@ def follow(n: int) -> dict[str, list[float]]:
 
 
 def figure(rows: dict[int, dict[str, list[float]]]) -> str:
-    """Two panels over steps, the ratio with 1 marked and signal-to-noise with 0; what is beyond a frame lies on it."""
+    """Two panels over steps, the ratio with 1 marked and signal-to-noise with 0; what is beyond a
+    frame lies on it.
+    """
     panels = [
         panel(
             "mean of √v / √v′", {n: row["ratio"] for n, row in rows.items()}, 0, (0.95, 1.15), 1.0
@@ -89,7 +95,10 @@ def figure(rows: dict[int, dict[str, list[float]]]) -> str:
         f'<text x="{LEFT + 70 * i}" y="14" fill="{c}">N = {n}</text>'
         for i, (n, c) in enumerate(zip(rows, COLOURS))
     )
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {2 * HEIGHT}" font-family="sans-serif" font-size="12">'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {2 * HEIGHT}"'
+        ' font-family="sans-serif" font-size="12">'
+    )
     return f'{head}<rect width="100%" height="100%" fill="white"/>{names}{"".join(panels)}</svg>\n'
 
 
@@ -119,7 +128,8 @@ def panel(
         f'<text x="{(LEFT + WIDTH) / 2}" y="{top + HEIGHT - 6}" text-anchor="middle">step</text>'
     )
     marks.append(
-        f'<line x1="{LEFT}" x2="{WIDTH - 16}" y1="{y(mark):.1f}" y2="{y(mark):.1f}" stroke="#555" stroke-dasharray="4"/>'
+        f'<line x1="{LEFT}" x2="{WIDTH - 16}" y1="{y(mark):.1f}" y2="{y(mark):.1f}" stroke="#555"'
+        ' stroke-dasharray="4"/>'
     )
     for line, colour in zip(lines.values(), COLOURS):
         points = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(line))

@@ -1,10 +1,11 @@
-"""BERT-Large, 8 sequences of 128: device bytes of Adam, Adafactor, SM3 and AdamA (AdamA, Table 2; M10).
+"""BERT-Large, 8 sequences of 128: device bytes of Adam, Adafactor, SM3 and AdamA (AdamA, Table 2;
+M10).
 
     python -m benchmarks.adama_table2
 
-One H200, compiled deviceless; states in float32, computed in bfloat16, everything kept. AdamA takes the 8 sequences as 8
-microbatches; the others, which cannot without a buffer for the gradient, take them at once. The paper, in GB on one GPU:
-Adam 6.15, Adafactor 4.83, SM3 4.90, AdamA 4.18.
+One H200, compiled deviceless; states in float32, computed in bfloat16, everything kept. AdamA takes
+the 8 sequences as 8 microbatches; the others, which cannot without a buffer for the gradient, take
+them at once. The paper, in GB on one GPU: Adam 6.15, Adafactor 4.83, SM3 4.90, AdamA 4.18.
 """
 
 import functools

@@ -1,10 +1,11 @@
-"""Step time of a GPT on this CPU by how its 8 microbatches become one step: AdamA against accumulation in place.
+"""Step time of a GPT on this CPU by how its 8 microbatches become one step: AdamA against
+accumulation in place.
 
     python -m benchmarks.adama_time [--rounds N]
 
-gpt_nano, and the same at width 512 where the states' traffic weighs more; layers recomputed, in jaxmem.stack in all. Steps run
-in turns, in every round in another order; ratios are to "in_place", paired by round: median and quartiles, by the clock and
-by all cores' work.
+gpt_nano, and the same at width 512 where the states' traffic weighs more; layers recomputed, in
+jaxmem.stack in all. Steps run in turns, in every round in another order; ratios are to "in_place",
+paired by round: median and quartiles, by the clock and by all cores' work.
 """
 
 import jax

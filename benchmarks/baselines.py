@@ -1,7 +1,9 @@
-"""The experiments' named policies (`experiments/running/policies.py`) as actions in the planner's cost model.
+"""The experiments' named policies (`experiments/running/policies.py`) as actions in the planner's
+cost model.
 
-JAX's own policies are run as they are, and priced as the nearest keep-set. Left out: full recomputation of every k-th
-layer, since a profile gives all layers of a block one decision; `experiments.gpu_check` times it.
+JAX's own policies are run as they are, and priced as the nearest keep-set. Left out: full
+recomputation of every k-th layer, since a profile gives all layers of a block one decision;
+`experiments.gpu_check` times it.
 """
 
 import dataclasses
@@ -21,7 +23,8 @@ DOTS = ("qkv", "mid", "up")  # products without batch dimensions that the backwa
 class Baseline:
     """`policy`: for `jax.checkpoint`. `actions`: the nearest assignment that the profile prices.
 
-    `exact`: whether the policy is those actions, or JAX's own that comes near them. `lossy`: compresses.
+    `exact`: whether the policy is those actions, or JAX's own that comes near them. `lossy`:
+    compresses.
     """
 
     name: str
@@ -32,7 +35,9 @@ class Baseline:
 
 
 def baselines(profile: Profile) -> list[Baseline]:
-    """The baselines that `profile` prices: those that offload, or use naive INT4, only if it was made with them."""
+    """The baselines that `profile` prices: those that offload, or use naive INT4, only if it was
+    made with them.
+    """
     near = lambda name, *keep: Baseline(
         name, JAX_POLICIES[name], keep_set(profile, *keep), exact=False
     )

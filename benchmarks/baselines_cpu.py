@@ -1,8 +1,9 @@
 """A plan at exactly the bytes of each baseline, against it by the clock: gpt_nano on this CPU.
 
-Each baseline's step is compiled; its bytes are the budget of a plan. Where that plan compresses, a lossless one is made
-too. Then rounds run every baseline and its plans one after the other, in an order of the round's own. What is reported
-is the ratio of times plan / baseline within a round (below 1: the plan is faster): median and quartiles over rounds.
+Each baseline's step is compiled; its bytes are the budget of a plan. Where that plan compresses, a
+lossless one is made too. Then rounds run every baseline and its plans one after the other, in an
+order of the round's own. What is reported is the ratio of times plan / baseline within a round
+(below 1: the plan is faster): median and quartiles over rounds.
 
 Command:  python -m benchmarks.baselines_cpu [--out FILE] [--rounds N]
 """
@@ -22,7 +23,9 @@ LEFT_OUT = ("keep_everything",)  # a plan at its bytes is the same program
 
 
 def plans_at(config: Config, budget: int) -> dict[str, jaxmem.Plan | str]:
-    """The plan for `budget` bytes, and a lossless one if it compresses; a text says why there is none."""
+    """The plan for `budget` bytes, and a lossless one if it compresses; a text says why there is
+    none.
+    """
     found: dict[str, jaxmem.Plan | str] = {}
     for name, actions in (("plan", ALL), ("lossless_plan", jaxmem.LOSSLESS)):
         if name == "plan" or not lossless(found["plan"]):
@@ -62,7 +65,9 @@ def describe(plan: jaxmem.Plan | str) -> dict:
 def timed(
     config: Config, found: dict[Baseline, tuple], rounds: int
 ) -> list[dict[str, _run.Seconds]]:
-    """By the clock and of the cores' work: baseline -> "baseline", "plan", "lossless_plan" -> seconds by round."""
+    """By the clock and of the cores' work: baseline -> "baseline", "plan", "lossless_plan" ->
+    seconds by round.
+    """
     groups = [
         {f"{b.name}/baseline": step}
         | {f"{b.name}/{k}": p.step for k, p in plans.items() if not isinstance(p, str)}
@@ -123,13 +128,15 @@ def main() -> None:
     _run.write(args.out, {"rounds": args.rounds, "summary": wins, "rows": rows})
     for r in rows:
         print(
-            f"{r['baseline']:34} {r['bytes'] / 2**20:6.1f} MiB  {r['seconds']['median'] * 1e3:5.0f} ms",
+            f"{r['baseline']:34} {r['bytes'] / 2**20:6.1f} MiB  {r['seconds']['median'] * 1e3:5.0f}"
+            " ms",
             end="",
         )
         for name, q in r["ratios"].items():
             share = r["plans"][name]["compiled_bytes"] / r["bytes"]
             print(
-                f"  {name} x{q['median']:.3f} ({q['lower_quartile']:.3f} to {q['upper_quartile']:.3f})",
+                f"  {name} x{q['median']:.3f} ({q['lower_quartile']:.3f} to"
+                f" {q['upper_quartile']:.3f})",
                 end="",
             )
             print(f" at {share:.1%} of the bytes", end="")

@@ -1,12 +1,14 @@
-"""What a JAX user would pick today against plans of the same bytes, compiled for an H200 that is not there.
+"""What a JAX user would pick today against plans of the same bytes, compiled for an H200 that is
+not there.
 
     python -m benchmarks.baselines_h200
 
-Each baseline of `benchmarks/baselines.py` is compiled: its bytes by XLA's buffer assignment, its time in the planner's
-cost model (seconds on top of an ideal step that neither writes nor repeats anything), and XLA's own estimate of the
-step. Then a plan at its bytes, and one 8 % below the least of them all. Both times are models: no step ran. XLA's
-estimate leaves out host copies and whatever it does not price, so it says nothing of offload. Bytes are of a compile
-without estimates, since asking for them changes the matrix kernels. A plan wins where its time is less by more than
+Each baseline of `benchmarks/baselines.py` is compiled: its bytes by XLA's buffer assignment, its
+time in the planner's cost model (seconds on top of an ideal step that neither writes nor repeats
+anything), and XLA's own estimate of the step. Then a plan at its bytes, and one 8 % below the least
+of them all. Both times are models: no step ran. XLA's estimate leaves out host copies and whatever
+it does not price, so it says nothing of offload. Bytes are of a compile without estimates, since
+asking for them changes the matrix kernels. A plan wins where its time is less by more than
 0.5 % of the step.
 """
 
@@ -75,7 +77,9 @@ def of_baseline(case: Case, baseline: Baseline, kept_flops: float) -> dict:
 
 
 def of_plan(case: Case, at_bytes: int, lossless: bool, kept_flops: float) -> dict:
-    """A plan of no more than `at_bytes` as compiled: the planner's margin for autotuning is added to the budget."""
+    """A plan of no more than `at_bytes` as compiled: the planner's margin for autotuning is added
+    to the budget.
+    """
     budget = int(at_bytes / (1 - DEVICELESS_MARGIN)) + 1
     try:
         plan = jaxmem.plan(

@@ -1,14 +1,16 @@
-"""Plans over the range of budgets: whether one is found, in how many compiles, what it uses, how well it was predicted.
+"""Plans over the range of budgets: whether one is found, in how many compiles, what it uses, how
+well it was predicted.
 
     python -m benchmarks.budgets
 
-The range is from the least that compiled (what the planner says of a budget that is too small) to keep-all, which is
-every tag kept and the rest recomputed; the budgets divide it evenly, its ends left out. Three more: keep-all itself,
-halfway from there to everything kept, and everything kept with the planner's margin, where the plan has to be
-`build(None)`'s program, compared as the text of its jaxpr. Deviceless, the planner leaves 2 % of a budget free, so
-bytes are also given as a share of the rest. `compiles` counts those asked for, whether or not one was remembered.
-Every second budget between is planned from nothing; the others, as any later plan of a step is, from what earlier
-searches compiled.
+The range is from the least that compiled (what the planner says of a budget that is too small) to
+keep-all, which is every tag kept and the rest recomputed; the budgets divide it evenly, its ends
+left out. Three more: keep-all itself, halfway from there to everything kept, and everything kept
+with the planner's margin, where the plan has to be
+`build(None)`'s program, compared as the text of its jaxpr. Deviceless, the planner leaves 2 % of a
+budget free, so bytes are also given as a share of the rest. `compiles` counts those asked for,
+whether or not one was remembered. Every second budget between is planned from nothing; the others,
+as any later plan of a step is, from what earlier searches compiled.
 """
 
 import contextlib
@@ -85,7 +87,9 @@ def at(case: Case, budget: int, from_nothing: bool) -> dict:
 
 
 def program(case: Case, plan) -> str:
-    """The step's jaxpr as text, without the policy and addresses of functions, which are no part of what runs."""
+    """The step's jaxpr as text, without the policy and addresses of functions, which are no part of
+    what runs.
+    """
     text = str(case.verifier.trace(None if plan is None else Draft(plan.actions)).jaxpr)
     return re.sub(r"Policy\(.*?\)+\s|0x[0-9a-f]+", "", re.sub(r"policy=[^\n]*", "", text))
 

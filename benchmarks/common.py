@@ -1,4 +1,6 @@
-"""What the planning benchmarks share: a config's step, its profile on a target, and results that appear whole."""
+"""What the planning benchmarks share: a config's step, its profile on a target, and results that
+appear whole.
+"""
 
 import argparse
 import functools
@@ -30,7 +32,9 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 class Case:
-    """A config's training step, as `jaxmem.plan` gets it, for one target. `compiler`: None profiles by a roofline."""
+    """A config's training step, as `jaxmem.plan` gets it, for one target. `compiler`: None profiles
+    by a roofline.
+    """
 
     def __init__(
         self, config: str, target: str, compiler=None, database=None, overrides: Sequence[str] = ()
@@ -63,7 +67,9 @@ class Case:
 
 
 class OtherTimes(Database):
-    """Times of another target where they are known, for profiles of which only bytes and counts are looked at."""
+    """Times of another target where they are known, for profiles of which only bytes and counts are
+    looked at.
+    """
 
     def __init__(self, target: str):
         super().__init__()
@@ -74,7 +80,9 @@ class OtherTimes(Database):
 
 
 class Report:
-    """Results that are written after each one, and read again by a run that goes on where another stopped."""
+    """Results that are written after each one, and read again by a run that goes on where another
+    stopped.
+    """
 
     def __init__(self, module: str, argv: Sequence[str] | None = None):
         parser = argparse.ArgumentParser(

@@ -1,11 +1,13 @@
-"""Is training under a plan the same training? Loss and gradient of gpt_nano, both dropouts on, under plans of every kind.
+"""Is training under a plan the same training? Loss and gradient of gpt_nano, both dropouts on,
+under plans of every kind.
 
     python -m benchmarks.exactness
 
-Plans: one action for every tag, and random mixtures of all five. The float32 loss must be that of no plan bit for bit,
-since no action changes the forward; in bfloat16, where XLA rounds as it fuses, within 1e-3. Under plans of keep,
-recompute and offload the float64 gradient must be that of no plan to a relative 1e-12 of each parameter's largest
-entry. On a CPU an offload moves nothing, but runs the same program.
+Plans: one action for every tag, and random mixtures of all five. The float32 loss must be that of
+no plan bit for bit, since no action changes the forward; in bfloat16, where XLA rounds as it fuses,
+within 1e-3. Under plans of keep, recompute and offload the float64 gradient must be that of no plan
+to a relative 1e-12 of each parameter's largest entry. On a CPU an offload moves nothing, but runs
+the same program.
 """
 
 import random
@@ -92,7 +94,8 @@ def main() -> None:
     report.summarise(
         {
             "plans": len(chosen),
-            "float32 losses bit-equal": f"{sum(of('float32', 'bit_equal'))} of {len(of('float32', 'bit_equal'))}",
+            "float32 losses bit-equal": f"{sum(of('float32', 'bit_equal'))} of"
+            f" {len(of('float32', 'bit_equal'))}",
             "bfloat16 loss, farthest (target 1e-3)": max(of("bfloat16", "relative")),
             "float64 gradient, farthest (target 1e-12)": max(of("float64", "farthest")),
             "actions": {name: show(actions) for name, actions in chosen.items()},

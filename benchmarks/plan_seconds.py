@@ -1,9 +1,11 @@
-"""How long planning gpt_345m for an H200 takes from nothing: no time database, no compile remembered, a new process.
+"""How long planning gpt_345m for an H200 takes from nothing: no time database, no compile
+remembered, a new process.
 
     python -m benchmarks.plan_seconds
 
-Wall seconds depend on what else the machine runs, so the processor's seconds (planner and its compiling processes) and
-the load are reported beside them: on n idle cores a plan cannot take less than processor seconds / n.
+Wall seconds depend on what else the machine runs, so the processor's seconds (planner and its
+compiling processes) and the load are reported beside them: on n idle cores a plan cannot take less
+than processor seconds / n.
 """
 
 import json

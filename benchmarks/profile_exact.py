@@ -1,12 +1,14 @@
-"""Predicted saved bytes and recomputed matrix products against the traced program's and the compiled one's, by plan.
+"""Predicted saved bytes and recomputed matrix products against the traced program's and the
+compiled one's, by plan.
 
     python -m benchmarks.profile_exact
 
-Plans: uniform, random and solved ones of gpt_117m, gpt_345m and gpt_4b7 for h200, a100-80gb and local. Of each, the
-profile's prediction is compared with what the traced step's backward gets from its forward (`jaxmem._profile.audit`), with the
-stacks that the loops of the forward hand to those of the backward (which knows nothing of blocks), and with the matrix
-products that the backward repeats. Of some, with the optimized HLO's products and FLOPs, loops times trip counts.
-No step is run, and the times of `local` are those of h200: neither changes a byte.
+Plans: uniform, random and solved ones of gpt_117m, gpt_345m and gpt_4b7 for h200, a100-80gb and
+local. Of each, the profile's prediction is compared with what the traced step's backward gets from
+its forward (`jaxmem._profile.audit`), with the stacks that the loops of the forward hand to those
+of the backward (which knows nothing of blocks), and with the matrix products that the backward
+repeats. Of some, with the optimized HLO's products and FLOPs, loops times trip counts. No step is
+run, and the times of `local` are those of h200: neither changes a byte.
 """
 
 import contextlib
@@ -64,7 +66,9 @@ def _nested(entries) -> Actions:
 
 
 def stacks(jaxpr) -> int:
-    """Bytes that loops stack up and later reversed loops read: an audit that knows nothing of blocks and policies."""
+    """Bytes that loops stack up and later reversed loops read: an audit that knows nothing of
+    blocks and policies.
+    """
     made = {}
     for eqn in jaxpr.eqns:
         if (scan := as_scan(eqn)) is not None and not eqn.params["reverse"]:
@@ -111,7 +115,9 @@ def compare(case: Case, actions: Actions, keep) -> dict:
 
 
 def compiled(case: Case, actions: Actions) -> dict:
-    """[predicted, in the HLO]; what is predicted for the step's FLOPs is its trace with all kept, and what is recomputed."""
+    """[predicted, in the HLO]; what is predicted for the step's FLOPs is its trace with all kept,
+    and what is recomputed.
+    """
     base, under = (v.compiled for v in case.verifier.compile(None, actions))
     said = evaluate(case.profile, actions)
     matmuls = sum(b.runs * c.matmuls for b, c in zip(case.profile.blocks, said.blocks))

@@ -1,10 +1,11 @@
-"""What compression costs in quality: gpt_nano trained with and without it, and gradients by kind of tensor.
+"""What compression costs in quality: gpt_nano trained with and without it, and gradients by kind of
+tensor.
 
-Validation loss after training from each of three seeds: unplanned, under the config's plan, with every tag
-compressed by the codec of its kind (Adacc 3.2), and with naive per-token INT4 instead. Then, on the unplanned model of
-the first seed, the gradient with one tag compressed against the exact one, by the tag's own codec and by the naive one:
-1 - cosine of the whole gradient, as the mean over batches. Targets: within 0.5 % of the unplanned loss; own codecs
-nearer than naive.
+Validation loss after training from each of three seeds: unplanned, under the config's plan, with
+every tag compressed by the codec of its kind (Adacc 3.2), and with naive per-token INT4 instead.
+Then, on the unplanned model of the first seed, the gradient with one tag compressed against the
+exact one, by the tag's own codec and by the naive one: 1 - cosine of the whole gradient, as the
+mean over batches. Targets: within 0.5 % of the unplanned loss; own codecs nearer than naive.
 
 The file is written as results come, and what stands in it is not run again.
 
@@ -198,7 +199,8 @@ def main() -> None:
     gradients(config, profile, params, text, args.batches, report)
     for name, row in summary(report.results)["validation_loss"].items():
         print(
-            f"{name:12} {row['relative_difference']:+.3%} of the unplanned loss, by seed {row['by_seed']}"
+            f"{name:12} {row['relative_difference']:+.3%} of the unplanned loss, by seed"
+            f" {row['by_seed']}"
         )
     for kind, row in summary(report.results)["gradient_one_less_cosine_by_kind"].items():
         print(f"{kind:10} 1 - cosine: own {row['own']:.3g}, naive {row['naive']:.3g}")

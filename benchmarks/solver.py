@@ -1,11 +1,13 @@
-"""The solver: its time on real profiles, its optimum against brute force on random graphs, and against greedy.
+"""The solver: its time on real profiles, its optimum against brute force on random graphs, and
+against greedy.
 
     python -m benchmarks.solver
 
-Profiles: gpt_117m, gpt_345m and gpt_4b7 on h200 and a100-80gb, at rooms from the least bytes to those of all tags kept.
-Random graphs of up to 8 tags: the same that the tests draw, every assignment tried and priced by an oracle that shares
-no code with the solver. A solve's time has all of it: building the program, HiGHS, and the exact count afterwards;
-processor seconds are those of the process, which other work on the machine does not lengthen as much.
+Profiles: gpt_117m, gpt_345m and gpt_4b7 on h200 and a100-80gb, at rooms from the least bytes to
+those of all tags kept. Random graphs of up to 8 tags: the same that the tests draw, every
+assignment tried and priced by an oracle that shares no code with the solver. A solve's time has all
+of it: building the program, HiGHS, and the exact count afterwards; processor seconds are those of
+the process, which other work on the machine does not lengthen as much.
 """
 
 import random

@@ -1,10 +1,12 @@
-"""Compiled bytes of a GPT's step with its layers in jaxmem.stack, beside jax.lax.scan + jax.checkpoint, by plan.
+"""Compiled bytes of a GPT's step with its layers in jaxmem.stack, beside jax.lax.scan +
+jax.checkpoint, by plan.
 
     python -m benchmarks.stack_bytes
 
-gpt_117m and gpt_345m, for h200 and for this machine's CPU: every tag under one action, everything kept, a plan solved
-for, and (in the stack alone) that plan for the first half of the layers with every tag kept in the other. Bytes are of
-the whole step, with host bytes beside them. No step is run.
+gpt_117m and gpt_345m, for h200 and for this machine's CPU: every tag under one action, everything
+kept, a plan solved for, and (in the stack alone) that plan for the first half of the layers with
+every tag kept in the other. Bytes are of the whole step, with host bytes beside them. No step is
+run.
 """
 
 import contextlib

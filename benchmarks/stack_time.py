@@ -1,9 +1,11 @@
-"""Step time of gpt_nano on this CPU with its layers in jaxmem.stack, against jax.lax.scan + jax.checkpoint, by plan.
+"""Step time of gpt_nano on this CPU with its layers in jaxmem.stack, against jax.lax.scan +
+jax.checkpoint, by plan.
 
     python -m benchmarks.stack_time [--rounds N]
 
-Both loops of one plan run within a second or two of each other, in every round in another order. The ratio is of the
-stack's time to the scan's, paired by round: its median and quartiles, by the clock and by all cores' work.
+Both loops of one plan run within a second or two of each other, in every round in another order.
+The ratio is of the stack's time to the scan's, paired by round: its median and quartiles, by the
+clock and by all cores' work.
 """
 
 import jax

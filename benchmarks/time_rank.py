@@ -1,11 +1,14 @@
-"""Do predicted step times rank plans as a clock does? gpt_nano on this CPU, plans spread over the range of bytes.
+"""Do predicted step times rank plans as a clock does? gpt_nano on this CPU, plans spread over the
+range of bytes.
 
-Plans: the planner's own at budgets spread over the range, greedy ones, random assignments, everything kept, recomputed
-or compressed, and name policies. Each is compiled; then rounds run every step once, in an order of the round's own. A
-plan's time is the median over rounds of its ratio to the round's step with everything kept; predictions are the cost
-model's seconds on top of that step. Target: Spearman's correlation of at least 0.9. It is also given for the least
-seconds of any round, and for the seconds that the cores worked, both of which other programs on the machine disturb
-less. Times that the profile needs are read from jaxmem's database where they are known (XDG_CACHE_HOME moves it).
+Plans: the planner's own at budgets spread over the range, greedy ones, random assignments,
+everything kept, recomputed or compressed, and name policies. Each is compiled; then rounds run
+every step once, in an order of the round's own. A plan's time is the median over rounds of its
+ratio to the round's step with everything kept; predictions are the cost model's seconds on top of
+that step. Target: Spearman's correlation of at least 0.9. It is also given for the least seconds of
+any round, and for the seconds that the cores worked, both of which other programs on the machine
+disturb less. Times that the profile needs are read from jaxmem's database where they are known
+(XDG_CACHE_HOME moves it).
 
 Command:  python -m benchmarks.time_rank [--out FILE] [--rounds N]
 """
@@ -120,12 +123,15 @@ def main() -> None:
         )
         size = f"{r['compiled_bytes'] / 2**20:.0f} MiB"
         print(
-            f"{r['plan']:20} predicted {r['predicted_extra_seconds'] * 1e3:+8.1f} ms   measured x{mid:.3f}"
+            f"{r['plan']:20} predicted {r['predicted_extra_seconds'] * 1e3:+8.1f} ms   measured"
+            f" x{mid:.3f}"
             f" ({low:.3f} to {high:.3f}), cores x{r['core_ratio']['median']:.3f}, {size}"
         )
     print(
-        f"Spearman {results['spearman']:.3f} over {len(rows)} plans, {args.rounds} rounds (target 0.9); of the least"
-        f" seconds {results['spearman_of_least_seconds']:.3f}, of the cores' {results['spearman_of_core_seconds']:.3f}"
+        f"Spearman {results['spearman']:.3f} over {len(rows)} plans, {args.rounds} rounds (target"
+        " 0.9); of the least"
+        f" seconds {results['spearman_of_least_seconds']:.3f}, of the cores'"
+        f" {results['spearman_of_core_seconds']:.3f}"
     )
 
 

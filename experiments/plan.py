@@ -1,4 +1,6 @@
-"""python -m experiments.plan CONFIG --budget B --target T --out DIR: plans, prints the table, writes DIR/plan.json."""
+"""python -m experiments.plan CONFIG --budget B --target T --out DIR: plans, prints the table,
+writes DIR/plan.json.
+"""
 
 import pathlib
 import sys
@@ -36,11 +38,13 @@ def plan_only(config: Config, budget: str | None, target: str | None, out: pathl
     wanted = config.plan.budget if budget is None else int(budget) if budget.isdecimal() else budget
     if wanted == UNPLANNED:
         raise InputError(
-            "plan.budget: got 'none'; allowed here: a number of bytes, a text such as '12GiB' or '90%'"
+            "plan.budget: got 'none'; allowed here: a number of bytes, a text such as '12GiB' or"
+            " '90%'"
         )
     if config.remat.policy != "plan":
         raise InputError(
-            f"remat.policy: got {config.remat.policy!r}; allowed here: 'plan', since nothing else is planned"
+            f"remat.policy: got {config.remat.policy!r}; allowed here: 'plan', since nothing else"
+            " is planned"
         )
     plan = new_plan(config, wanted, target or config.plan.target)
     print(plan)

@@ -1,8 +1,10 @@
-"""python -m experiments.train CONFIG [section.key=value ...] --out DIR: plans for the budget, trains, evaluates.
+"""python -m experiments.train CONFIG [section.key=value ...] --out DIR: plans for the budget,
+trains, evaluates.
 
-Writes DIR/metrics.jsonl (a row a step), DIR/plan.json, DIR/summary.json and, where there is a plan, a page about the run,
-DIR/report.html. Exit codes: 0; 2 for input that cannot be used; 3 where the loss is no longer finite; 130 where
-interrupted (the summary and the page then tell of the steps done).
+Writes DIR/metrics.jsonl (a row a step), DIR/plan.json, DIR/summary.json and, where there is a plan,
+a page about the run, DIR/report.html. Exit codes: 0; 2 for input that cannot be used; 3 where the
+loss is no longer finite; 130 where interrupted (the summary and the page then tell of the steps
+done).
 """
 
 import functools
@@ -103,7 +105,9 @@ def loop(
     rows: list[dict],
     path: pathlib.Path,
 ) -> State:
-    """Trains from the first state; appends to `rows` and to the file at `path`, a step behind the device."""
+    """Trains from the first state; appends to `rows` and to the file at `path`, a step behind the
+    device.
+    """
     state = jax.jit(functools.partial(init_state, config))()
     t = config.train
 

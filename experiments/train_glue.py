@@ -1,12 +1,15 @@
-"""python -m experiments.train_glue CONFIG [section.key=value ...] --out DIR: fine-tunes a BERT on a GLUE task.
+"""python -m experiments.train_glue CONFIG [section.key=value ...] --out DIR: fine-tunes a BERT on a
+GLUE task.
 
-`data.path` is the folder of the GLUE download, `data.task` one of its tasks. Plans for the budget as `train.py` does,
-trains, then measures on all validation examples what GLUE measures of the task. Parameters start at random: experiments
-save none. `train` takes a BERT's for whoever has them (`pretrained`).
+`data.path` is the folder of the GLUE download, `data.task` one of its tasks. Plans for the budget
+as `train.py` does, trains, then measures on all validation examples what GLUE measures of the task.
+Parameters start at random: experiments save none. `train` takes a BERT's for whoever has them
+(`pretrained`).
 
-Writes DIR/metrics.jsonl (a row a step), DIR/summary.json and, where there is a plan, DIR/plan.json and DIR/report.html.
-Exit codes: 0; 2 for input that cannot be used; 3 where the loss is no longer finite; 130 where interrupted (the summary
-then tells of the steps done).
+Writes DIR/metrics.jsonl (a row a step), DIR/summary.json and, where there is a plan, DIR/plan.json
+and DIR/report.html.
+Exit codes: 0; 2 for input that cannot be used; 3 where the loss is no longer finite; 130 where
+interrupted (the summary then tells of the steps done).
 """
 
 import dataclasses
@@ -81,7 +84,10 @@ def train(
     path, task = config.data.path, config.data.task
     examples = glue_data.read(path, task, "train")
     validation = {side: glue_data.read(path, task, side) for side in TASKS[task].dev}
-    sizes = f"{len(examples):,} examples to train on, {sum(map(len, validation.values())):,} for validation"
+    sizes = (
+        f"{len(examples):,} examples to train on, {sum(map(len, validation.values())):,} for"
+        " validation"
+    )
     print(f"{task} ({path}): {sizes}", file=sys.stderr)
     state = first_state(config, pretrained)
     ready = prepare(config)
@@ -150,7 +156,9 @@ def loop(
 def evaluate(
     config: GlueConfig, params: dict, validation: dict[str, Examples]
 ) -> dict[str, dict[str, float]]:
-    """Of each file: mean loss, in nats or a score squared, and the task's metrics, over all examples, without dropout."""
+    """Of each file: mean loss, in nats or a score squared, and the task's metrics, over all
+    examples, without dropout.
+    """
     t, task, scores = config.train, TASKS[config.data.task], jax.jit(glue_model.scores(config))
 
     def measured(examples: Examples) -> dict[str, float]:
@@ -159,7 +167,8 @@ def evaluate(
         loss = float(glue_model.losses(task, scores_NK, examples.labels).mean())
         if not math.isfinite(loss):
             raise DivergedError(
-                f"the validation loss is {loss} after {t.steps} steps; lower optimizer.learning_rate"
+                f"the validation loss is {loss} after {t.steps} steps; lower"
+                " optimizer.learning_rate"
             )
         predicted_N = scores_NK.argmax(-1) if task.labels else scores_NK[:, 0]
         assert examples.labels is not None, "no test file is measured"

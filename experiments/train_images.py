@@ -1,7 +1,9 @@
-"""python -m experiments.train_images CONFIG [section.key=value ...] --out DIR: trains a ResNet, evaluates it.
+"""python -m experiments.train_images CONFIG [section.key=value ...] --out DIR: trains a ResNet,
+evaluates it.
 
-Writes DIR/metrics.jsonl (a row a step) and DIR/summary.json. Exit codes: 0; 2 for input that cannot be used; 3 where the
-loss is no longer finite; 130 where interrupted (the summary then tells of the steps done).
+Writes DIR/metrics.jsonl (a row a step) and DIR/summary.json. Exit codes: 0; 2 for input that cannot
+be used; 3 where the loss is no longer finite; 130 where interrupted (the summary then tells of the
+steps done).
 """
 
 import functools
@@ -91,7 +93,8 @@ def read(config: ImageConfig) -> image_data.Images:
     images = image_data.read(config.data.path, config.data.size)
     if images.classes != config.model.classes:
         raise InputError(
-            f"model.classes: got {config.model.classes}; allowed for {images.source}: {images.classes}"
+            f"model.classes: got {config.model.classes}; allowed for {images.source}:"
+            f" {images.classes}"
         )
     return images
 
@@ -99,7 +102,9 @@ def read(config: ImageConfig) -> image_data.Images:
 def loop(
     config: ImageConfig, images: image_data.Images, rows: list[dict], path: pathlib.Path
 ) -> State:
-    """Trains from the first state; appends to `rows` and to the file at `path`, a step behind the device."""
+    """Trains from the first state; appends to `rows` and to the file at `path`, a step behind the
+    device.
+    """
     state, step = (
         jax.jit(functools.partial(init_state, config))(),
         jax.jit(make_step(config), donate_argnums=0),
@@ -134,7 +139,8 @@ def evaluate(config: ImageConfig, state: State, images: image_data.Images) -> di
         )
     if not math.isfinite(loss):
         raise DivergedError(
-            f"the validation loss is {loss / count} after {t.steps} steps; lower optimizer.learning_rate"
+            f"the validation loss is {loss / count} after {t.steps} steps; lower"
+            " optimizer.learning_rate"
         )
     return {"val_loss": loss / count, "val_accuracy": right / count}
 

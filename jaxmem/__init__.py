@@ -1,4 +1,6 @@
-"""Make a JAX training step fit a byte budget at the least cost in time, confirmed by XLA before a step runs."""
+"""Make a JAX training step fit a byte budget at the least cost in time, confirmed by XLA before a
+step runs.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,6 @@
-"""The public names, each where it lives. `import jaxmem` itself imports no JAX: the first use of a name does."""
+"""The public names, each where it lives. `import jaxmem` itself imports no JAX: the first use of a
+name does.
+"""
 
 from jaxmem import codecs as codecs
 from jaxmem import errors as errors

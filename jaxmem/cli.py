@@ -1,7 +1,8 @@
-"""The `jaxmem` command: reads its line, hands it to `jaxmem/_cli/commands.py`, and tells errors in one message.
+"""The `jaxmem` command: reads its line, hands it to `jaxmem/_cli/commands.py`, and tells errors in
+one message.
 
-Exit codes: 0; 1 where `doctor` found something amiss; 2 for input that cannot be used; 130 where interrupted. JAX is
-imported by the commands that need it, so that `--help` is quick.
+Exit codes: 0; 1 where `doctor` found something amiss; 2 for input that cannot be used; 130 where
+interrupted. JAX is imported by the commands that need it, so that `--help` is quick.
 """
 
 import argparse
@@ -14,9 +15,18 @@ from collections.abc import Sequence
 from jaxmem._core.progress import progress as progress
 
 BAD_INPUT, INTERRUPTED = 2, 130
-STEP = "where FUNCTION takes nothing and returns (build, *args), as jaxmem.plan gets them; FILE.py:FUNCTION will do too"
-BUDGET = 'bytes of the whole step on one device, "12GiB", or "90%%" of the usable memory (default: all of it)'
-TARGET = 'the device to plan for: "local" (default), a GPU such as h200, or a100-80gb:8 (`jaxmem targets`)'
+STEP = (
+    "where FUNCTION takes nothing and returns (build, *args), as jaxmem.plan gets them;"
+    " FILE.py:FUNCTION will do too"
+)
+BUDGET = (
+    'bytes of the whole step on one device, "12GiB", or "90%%" of the usable memory (default: all'
+    " of it)"
+)
+TARGET = (
+    'the device to plan for: "local" (default), a GPU such as h200, or a100-80gb:8 (`jaxmem'
+    " targets`)"
+)
 
 
 class Parser(argparse.ArgumentParser):

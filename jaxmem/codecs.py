@@ -1,4 +1,6 @@
-"""Codecs: how a tensor is compressed, in what text form a plan names them, and which kind of tensor takes which."""
+"""Codecs: how a tensor is compressed, in what text form a plan names them, and which kind of tensor
+takes which.
+"""
 
 from jaxmem._codecs.base import Codec as Codec
 from jaxmem._codecs.int4 import ChannelwiseSymmetric as ChannelwiseSymmetric

@@ -1,4 +1,6 @@
-"""The errors that jaxmem raises, each with what failed, what was got, what was expected and what to do."""
+"""The errors that jaxmem raises, each with what failed, what was got, what was expected and what to
+do.
+"""
 
 
 class JaxmemError(ValueError):
@@ -29,7 +31,9 @@ class StepError(JaxmemError):
 
 
 class StackError(JaxmemError):
-    """Layers that cannot run as one loop: their arrays or what they return differ; names the argument."""
+    """Layers that cannot run as one loop: their arrays or what they return differ; names the
+    argument.
+    """
 
 
 class OptimizerError(JaxmemError):

@@ -1,4 +1,6 @@
-"""Layers for `jaxmem.stack`: parameters stacked and taken apart, and Flax modules as functions of theirs."""
+"""Layers for `jaxmem.stack`: parameters stacked and taken apart, and Flax modules as functions of
+theirs.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +12,8 @@ from jaxmem.errors import StackError
 
 
 def stacked(layers: Sequence):
-    """One tree for L layers' trees of equal structure, shapes and dtypes: its arrays have a leading axis L.
+    """One tree for L layers' trees of equal structure, shapes and dtypes: its arrays have a leading
+    axis L.
 
     Raises StackError if a layer differs from the first, naming both.
     """
@@ -22,13 +25,16 @@ def stacked(layers: Sequence):
     for i, layer in enumerate(layers):
         if (got := jax.tree.structure(layer)) != (expected := jax.tree.structure(layers[0])):
             raise StackError(
-                f"stacked: layer {i} of `layers` is {got}, and layer 0 {expected}; expected the same tree"
+                f"stacked: layer {i} of `layers` is {got}, and layer 0 {expected}; expected the"
+                " same tree"
             )
         for (path, a), b in zip(first, jax.tree.leaves(layer)):
             if (jnp.shape(a), jnp.result_type(a)) != (jnp.shape(b), jnp.result_type(b)):
                 raise StackError(
-                    f"stacked: `{jax.tree_util.keystr(path)}` of layer {i} is {jax.typeof(b).str_short()}, and of layer 0"
-                    f" {jax.typeof(a).str_short()}; expected the same shape and dtype: layers that differ cannot be one loop"
+                    f"stacked: `{jax.tree_util.keystr(path)}` of layer {i} is"
+                    f" {jax.typeof(b).str_short()}, and of layer 0"
+                    f" {jax.typeof(a).str_short()}; expected the same shape and dtype: layers that"
+                    " differ cannot be one loop"
                 )
     return jax.tree.map(lambda *a: jnp.stack(a), *layers)
 
@@ -42,7 +48,8 @@ def unstacked(params) -> list:
 def linen(module, *, collection: str = "params", rng: str = "dropout"):
     """A `flax.linen` module as `block(params, x, *shared, key=None)` of its own parameters.
 
-    `key` becomes the random stream `rng`. Raises StackError if the module changes a variable, as BatchNorm does.
+    `key` becomes the random stream `rng`. Raises StackError if the module changes a variable, as
+    BatchNorm does.
     """
 
     def block(params, x, *shared, key=None):
@@ -50,7 +57,8 @@ def linen(module, *, collection: str = "params", rng: str = "dropout"):
         out, changed = module.apply({collection: params}, x, *shared, rngs=streams, mutable=True)
         if changed := _changed(changed, {collection: params}):
             raise StackError(
-                f"linen: module {type(module).__name__} changes {changed} when it runs; a loop over layers hands on `x`"
+                f"linen: module {type(module).__name__} changes {changed} when it runs; a loop over"
+                " layers hands on `x`"
                 " alone: return what changes with has_aux=True, or leave it out of the layers"
             )
         return out
@@ -61,8 +69,9 @@ def linen(module, *, collection: str = "params", rng: str = "dropout"):
 def nnx(graphdef):
     """A `flax.nnx` module's graph as `block(state, x, *shared, key=None)` of its own state.
 
-    From `graphdef, state = nnx.split(module)`. `key` is given to the module as `rngs=nnx.Rngs(key)`. Raises StackError
-    if the module changes its state, as BatchNorm or a Dropout with a stream of its own does.
+    From `graphdef, state = nnx.split(module)`. `key` is given to the module as
+    `rngs=nnx.Rngs(key)`. Raises StackError if the module changes its state, as BatchNorm or a
+    Dropout with a stream of its own does.
     """
     from flax import nnx
 
@@ -72,7 +81,8 @@ def nnx(graphdef):
         out = module(x, *shared, **({} if key is None else {"rngs": nnx.Rngs(key)}))
         if changed := _changed(nnx.to_pure_dict(nnx.state(module)), before):
             raise StackError(
-                f"nnx: the module changes its {changed} when it runs; a loop over layers hands on `x` alone: give it"
+                f"nnx: the module changes its {changed} when it runs; a loop over layers hands on"
+                " `x` alone: give it"
                 " `key`, return what changes with has_aux=True, or leave it out of the layers"
             )
         return out

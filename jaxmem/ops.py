@@ -1,7 +1,7 @@
 """Operations whose derivative reads their own output, with the tag inside the derivative rule.
 
-`jaxmem.tag(jax.nn.softmax(x), name)` saves the output and still recomputes it, because softmax's derivative reads the
-output from before the tag. Here forward and derivative read the tagged one.
+`jaxmem.tag(jax.nn.softmax(x), name)` saves the output and still recomputes it, because softmax's
+derivative reads the output from before the tag. Here forward and derivative read the tagged one.
 """
 
 import functools
@@ -17,7 +17,9 @@ def _wide(dtype):
 
 
 def _self_tagged(forward, tangent):
-    """A tagged `forward(x, *static)` whose tangent is `tangent(y, t, *static)`, both computed in float32 at least."""
+    """A tagged `forward(x, *static)` whose tangent is `tangent(y, t, *static)`, both computed in
+    float32 at least.
+    """
 
     def tagged(x, name, kind, codec, static):
         wide = _wide(x.dtype)
@@ -38,9 +40,11 @@ def _self_tagged(forward, tangent):
 
 
 def _softmax_tangent(y, t, axis):
-    """y (t - mean of t under y), the mean divided by y's sum: 1, but for what a codec left out of y.
+    """y (t - mean of t under y), the mean divided by y's sum: 1, but for what a codec left out of
+    y.
 
-    On a peak this is a difference of near equals, and an error of 6 % in y would otherwise be one of 100 % here.
+    On a peak this is a difference of near equals, and an error of 6 % in y would otherwise be one
+    of 100 % here.
     """
     return y * (t - (y * t).sum(axis, keepdims=True) / y.sum(axis, keepdims=True))
 
@@ -55,7 +59,9 @@ _exp = _self_tagged(jnp.exp, lambda y, t: y * t)
 
 
 def softmax(x, name: str, *, axis: int = -1, codec=None):
-    """Softmax of `x` (floating, any shape) along `axis`, in `x`'s dtype, tagged as `name` with kind `softmax`."""
+    """Softmax of `x` (floating, any shape) along `axis`, in `x`'s dtype, tagged as `name` with kind
+    `softmax`.
+    """
     return _softmax(jnp.asarray(x), name, "softmax", codec and str(codec), (axis,))
 
 

@@ -1,9 +1,11 @@
-"""Speed of every codec on the device at hand, against a copy in the same run and against XLA's own fusion of the reference.
+"""Speed of every codec on the device at hand, against a copy in the same run and against XLA's own
+fusion of the reference.
 
     python -m kernels.bench [--out FILE] [--small]
 
-Each size is a tensor of rows of 4096 values, or of several of them one after the other in one program: a round of encoding, its
-reference and the copy passes through more than a cache. Bytes are the tensor's and its codes', once: what a codec reads twice lowers its rate. --small: a rehearsal.
+Each size is a tensor of rows of 4096 values, or of several of them one after the other in one
+program: a round of encoding, its reference and the copy passes through more than a cache. Bytes are
+the tensor's and its codes', once: what a codec reads twice lowers its rate. --small: a rehearsal.
 """
 
 import argparse
@@ -48,7 +50,9 @@ def points(small: bool = False) -> list[str]:
 
 
 def measure(point: str) -> dict:
-    """Of a point: seconds a tensor, GB/s, shares of a copy's rate in the same run, and times the reference's seconds."""
+    """Of a point: seconds a tensor, GB/s, shares of a copy's rate in the same run, and times the
+    reference's seconds.
+    """
     name, way, size = *point.rsplit(" ", 2)[:2], int(point.rsplit(" ", 1)[1])
     codec, shape = CODECS[name], (size // WIDTH, WIDTH)
     dtype = jnp.dtype(bool if name == "bit_mask" else "bfloat16")

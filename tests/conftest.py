@@ -1,4 +1,6 @@
-"""Every test runs in float64 with strict promotion, on the CPU, unless its markers or `JAX_PLATFORMS` say otherwise."""
+"""Every test runs in float64 with strict promotion, on the CPU, unless its markers or
+`JAX_PLATFORMS` say otherwise.
+"""
 
 import os
 

@@ -45,7 +45,9 @@ def runs_at_import(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def imports(source: str) -> set[Import]:
-    """Modules and names that a source imports, and the attributes it reaches through them, as `jax.extend.core`."""
+    """Modules and names that a source imports, and the attributes it reaches through them, as
+    `jax.extend.core`.
+    """
     tree = ast.parse(source)
     top = {id(node) for node in runs_at_import(tree)}
     found, names = set(), {}
@@ -103,7 +105,9 @@ def in_package(package: str) -> list[str]:
 
 
 def ours(name: str) -> str | None:
-    """The file that an imported name lives in: jaxmem._core.actions.KEEP lives in jaxmem._core.actions."""
+    """The file that an imported name lives in: jaxmem._core.actions.KEEP lives in
+    jaxmem._core.actions.
+    """
     while name and name not in PATHS:
         name = name.rpartition(".")[0]
     return name or None
@@ -131,7 +135,9 @@ def violations(modules, forbidden) -> list[str]:
 
 
 def private(name: str) -> bool:
-    """A name of jaxmem that is neither public nor an attribute of a public one; the command's module is public too."""
+    """A name of jaxmem that is neither public nor an attribute of a public one; the command's
+    module is public too.
+    """
     head, _, rest = name.partition(".")
     return (
         head == "jaxmem"

@@ -1,4 +1,6 @@
-"""docs/: each model runs before and after its five changed lines, to the same loss; the stack's and AdamA's examples run."""
+"""docs/: each model runs before and after its five changed lines, to the same loss; the stack's and
+AdamA's examples run.
+"""
 
 import pathlib
 import re

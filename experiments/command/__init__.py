@@ -1,1 +1,3 @@
-"""The command lines' common part: settings read from TOML and overrides, errors in one line, exit codes."""
+"""The command lines' common part: settings read from TOML and overrides, errors in one line, exit
+codes.
+"""

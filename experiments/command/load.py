@@ -1,4 +1,6 @@
-"""A TOML file and `key.sub=value` overrides -> Config, or an InputError with file, key, value and what is allowed."""
+"""A TOML file and `key.sub=value` overrides -> Config, or an InputError with file, key, value and
+what is allowed.
+"""
 
 import pathlib
 import tomllib
@@ -21,10 +23,11 @@ def load(name: str, overrides: typing.Sequence[str], schema: type[C]) -> C: ...
 def load(
     name: str, overrides: typing.Sequence[str] = (), schema: type[pydantic.BaseModel] = Config
 ) -> Any:
-    """The experiment `name`, a path or the name of a file in `configs/`, with `key.sub=value` settings on top.
+    """The experiment `name`, a path or the name of a file in `configs/`, with `key.sub=value`
+    settings on top.
 
-    Fewer `train.steps` than the file's `optimizer.warmup` shorten that too, unless it is among the settings. `schema`: the
-    kind of experiment.
+    Fewer `train.steps` than the file's `optimizer.warmup` shorten that too, unless it is among the
+    settings. `schema`: the kind of experiment.
     """
     path = find(name)
     try:
@@ -57,7 +60,8 @@ def find(name: str) -> pathlib.Path:
         return path
     if name not in _names():
         raise InputError(
-            f"{name!r}: no such config{nearest(name, _names())}; there are: {', '.join(_names())}; or give a TOML file"
+            f"{name!r}: no such config{nearest(name, _names())}; there are: {', '.join(_names())};"
+            " or give a TOML file"
         )
     return FOLDER / f"{name}.toml"
 
@@ -113,7 +117,9 @@ def _explain(
 
 
 def _key(location: tuple, data: Any) -> str:
-    """The dotted key of a problem: its location in the data, less the names pydantic gives to a union's members."""
+    """The dotted key of a problem: its location in the data, less the names pydantic gives to a
+    union's members.
+    """
     parts: list[str] = []
     for part in location:
         if isinstance(part, int) and isinstance(data, list):
@@ -133,7 +139,10 @@ def _line(key: str, group: list[Any], schema: Any) -> str:
         section, _, _ = key.rpartition(".")
         names = _fields(section, schema)
         full = [f"{section}.{n}" if section else n for n in names]
-        return f"{key}: unknown key, got {problem['input']!r}{nearest(key, full)}; allowed: {', '.join(names)}"
+        return (
+            f"{key}: unknown key, got {problem['input']!r}{nearest(key, full)}; allowed:"
+            f" {', '.join(names)}"
+        )
     if problem["type"] == "missing":
         what = "section" if "." not in key else "key"
         return f"{key}: missing {what}; it has no default"
@@ -145,7 +154,10 @@ def _line(key: str, group: list[Any], schema: Any) -> str:
         if p["type"] == "literal_error"
         for c in p["ctx"]["expected"].replace(" or ", ", ").split(", ")
     ]
-    return f"{key}: got {got!r}{nearest(got, choices) if isinstance(got, str) else ''}; allowed: {allowed}"
+    return (
+        f"{key}: got {got!r}{nearest(got, choices) if isinstance(got, str) else ''}; allowed:"
+        f" {allowed}"
+    )
 
 
 _TYPES = {

@@ -1,1 +1,3 @@
-"""What a TOML file of `configs/` may say, by kind of experiment. Imports `experiments.errors` alone."""
+"""What a TOML file of `configs/` may say, by kind of experiment. Imports `experiments.errors`
+alone.
+"""

@@ -1,4 +1,6 @@
-"""GLUE's tasks (Wang et al., 2018): the columns that are read of their files, their labels, and what is measured."""
+"""GLUE's tasks (Wang et al., 2018): the columns that are read of their files, their labels, and
+what is measured.
+"""
 
 import dataclasses
 from typing import Literal
@@ -9,10 +11,13 @@ LOWEST, HIGHEST = 0.0, 5.0  # a regression's scores
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """`texts`: the columns of one text or two. `labels`: the classes in order; none: the label is a score.
+    """`texts`: the columns of one text or two. `labels`: the classes in order; none: the label is a
+    score.
 
-    `columns`: of the labelled files where they have no header. `dev`: the labelled files that are not trained on.
-    `divided`: the download has rows that a line break in a text divides, which cannot be put together again.
+    `columns`: of the labelled files where they have no header. `dev`: the labelled files that are
+    not trained on.
+    `divided`: the download has rows that a line break in a text divides, which cannot be put
+    together again.
     """
 
     texts: tuple[str, ...]

@@ -1,4 +1,6 @@
-"""The typed experiment of image classification: as strict as `config.py`, whose kinds of values it takes."""
+"""The typed experiment of image classification: as strict as `config.py`, whose kinds of values it
+takes.
+"""
 
 from typing import Annotated, Literal, Self
 
@@ -9,7 +11,9 @@ from experiments.config.text import Count, NonNegative, Positive, Probability, S
 
 
 class Model(Section):
-    """A ResNet. `stem`: "imagenet" divides the resolution by four before the first block, "small" leaves it."""
+    """A ResNet. `stem`: "imagenet" divides the resolution by four before the first block, "small"
+    leaves it.
+    """
 
     depth: Literal[14, 26, 50]
     width: Count = 64  # channels after the stem; a stage ends with 4, 8, 16 and 32 times as many
@@ -39,11 +43,13 @@ class Train(Section):
     def _divides(self) -> Self:
         if self.batch % self.microbatches:
             raise ValueError(
-                f"train.microbatches: got {self.microbatches}; allowed: a divisor of train.batch, {self.batch}"
+                f"train.microbatches: got {self.microbatches}; allowed: a divisor of train.batch,"
+                f" {self.batch}"
             )
         if self.batch == self.microbatches:
             raise ValueError(
-                f"train.microbatches: got {self.microbatches}; allowed: at most half of train.batch, {self.batch}, since"
+                f"train.microbatches: got {self.microbatches}; allowed: at most half of"
+                f" train.batch, {self.batch}, since"
                 " one image has no batch statistics"
             )
         return self
@@ -52,8 +58,9 @@ class Train(Section):
 class Optimizer(Section):
     """AdamW; the rate rises over `warmup` steps, then falls as a cosine to `final_rate`.
 
-    `accumulation`: how a batch's microbatches become one step. "scan" adds their gradients up; "multi_steps" is
-    optax.MultiSteps; "adama" is jaxmem.adamaw_a; "none" is AdamW on the whole batch at once.
+    `accumulation`: how a batch's microbatches become one step. "scan" adds their gradients up;
+    "multi_steps" is optax.MultiSteps; "adama" is jaxmem.adamaw_a; "none" is AdamW on the whole
+    batch at once.
     """
 
     accumulation: Literal["none", "multi_steps", "scan", "adama"] = "scan"
@@ -69,7 +76,8 @@ class Optimizer(Section):
     def _falls(self) -> Self:
         if self.final_rate > self.learning_rate:
             raise ValueError(
-                f"optimizer.final_rate: got {self.final_rate}; allowed: at most optimizer.learning_rate,"
+                f"optimizer.final_rate: got {self.final_rate}; allowed: at most"
+                " optimizer.learning_rate,"
                 f" {self.learning_rate}"
             )
         return self
@@ -90,7 +98,8 @@ class ImageConfig(Section):
             )
         if o.accumulation == "none" and t.microbatches > 1:
             raise ValueError(
-                f"train.microbatches: got {t.microbatches}; allowed with optimizer.accumulation = 'none': 1, since the"
+                f"train.microbatches: got {t.microbatches}; allowed with optimizer.accumulation ="
+                " 'none': 1, since the"
                 " whole batch is one"
             )
         return self

@@ -1,4 +1,6 @@
-"""The typed experiment: what a TOML file of `configs/` may say. Strict: no unknown keys, no conversions, no nan."""
+"""The typed experiment: what a TOML file of `configs/` may say. Strict: no unknown keys, no
+conversions, no nan.
+"""
 
 from typing import Annotated, Literal, Self
 
@@ -39,7 +41,9 @@ class Section(pydantic.BaseModel):
 
 
 class Model(Section):
-    """GPT-2's architecture: pre-layer-norm, learned positions, biases, the head tied to the embedding; or BERT's."""
+    """GPT-2's architecture: pre-layer-norm, learned positions, biases, the head tied to the
+    embedding; or BERT's.
+    """
 
     kind: Literal["gpt", "bert"] = "gpt"
     layers: Count
@@ -68,7 +72,8 @@ class Model(Section):
             )
         if self.attention == "fused" and self.attention_dropout:
             raise ValueError(
-                f"model.attention_dropout: got {self.attention_dropout}; allowed with model.attention = 'fused': 0.0,"
+                f"model.attention_dropout: got {self.attention_dropout}; allowed with"
+                " model.attention = 'fused': 0.0,"
                 " since a fused attention shows no probabilities to drop"
             )
         return self
@@ -94,11 +99,13 @@ class Train(Section):
     def _divides(self) -> Self:
         if self.batch % self.microbatches:
             raise ValueError(
-                f"train.microbatches: got {self.microbatches}; allowed: a divisor of train.batch, {self.batch}"
+                f"train.microbatches: got {self.microbatches}; allowed: a divisor of train.batch,"
+                f" {self.batch}"
             )
         if self.sequence % self.loss_chunk:
             raise ValueError(
-                f"train.loss_chunk: got {self.loss_chunk}; allowed: a divisor of train.sequence, {self.sequence}"
+                f"train.loss_chunk: got {self.loss_chunk}; allowed: a divisor of train.sequence,"
+                f" {self.sequence}"
             )
         return self
 
@@ -106,10 +113,11 @@ class Train(Section):
 class Optimizer(Section):
     """AdamW; the rate rises over `warmup` steps, then falls as a cosine to `final_ratio` of itself.
 
-    `accumulation`: how a batch's microbatches become one step. "scan" adds their gradients up, "in_place" each layer's in
-    the backward; "multi_steps" is optax.MultiSteps; "adama" folds each microbatch's whole gradient into the moments,
-    "released" each layer's in the backward.
-    `clip`: of the batch's gradient, and of each microbatch's in AdamA. "component", released alone, is each layer's norm.
+    `accumulation`: how a batch's microbatches become one step. "scan" adds their gradients up,
+    "in_place" each layer's in the backward; "multi_steps" is optax.MultiSteps; "adama" folds each
+    microbatch's whole gradient into the moments, "released" each layer's in the backward.
+    `clip`: of the batch's gradient, and of each microbatch's in AdamA. "component", released alone,
+    is each layer's norm.
     """
 
     accumulation: Literal["scan", "in_place", "multi_steps", "adama", "released"] = "scan"
@@ -126,7 +134,9 @@ class Optimizer(Section):
 
 
 class Plan(Section):
-    """Left out, `budget` is the target's usable memory; "none" trains without a plan, everything kept."""
+    """Left out, `budget` is the target's usable memory; "none" trains without a plan, everything
+    kept.
+    """
 
     budget: Budget | None = None
     host_budget: Budget | None = None
@@ -136,9 +146,11 @@ class Plan(Section):
 
 
 class Remat(Section):
-    """What the layers' checkpoint keeps: "plan" asks jaxmem; the others are what is done without it (baselines.py).
+    """What the layers' checkpoint keeps: "plan" asks jaxmem; the others are what is done without it
+    (baselines.py).
 
-    "every_k" and "estimator" search for what fits `plan.budget`; every other named policy takes the bytes it takes.
+    "every_k" and "estimator" search for what fits `plan.budget`; every other named policy takes the
+    bytes it takes.
     """
 
     policy: PolicyName = "plan"
@@ -148,7 +160,8 @@ class Remat(Section):
     def _belongs(self) -> Self:
         if self.every_k is not None and self.policy != "every_k":
             raise ValueError(
-                f"remat.every_k: got {self.every_k}; allowed with remat.policy = 'every_k' only, and it is {self.policy!r}"
+                f"remat.every_k: got {self.every_k}; allowed with remat.policy = 'every_k' only,"
+                f" and it is {self.policy!r}"
             )
         return self
 
@@ -169,34 +182,41 @@ class Config(Section):
     def _agrees(self) -> Self:
         if self.optimizer.warmup > self.train.steps:
             raise ValueError(
-                f"optimizer.warmup: got {self.optimizer.warmup}; allowed: at most train.steps, {self.train.steps}"
+                f"optimizer.warmup: got {self.optimizer.warmup}; allowed: at most train.steps,"
+                f" {self.train.steps}"
             )
         way = self.optimizer.accumulation
         if way in ("in_place", "released") and self.model.loop != "stack":
             raise ValueError(
-                f"model.loop: got {self.model.loop!r}; allowed with optimizer.accumulation = {way!r}: 'stack', whose"
+                f"model.loop: got {self.model.loop!r}; allowed with optimizer.accumulation ="
+                f" {way!r}: 'stack', whose"
                 " backward lets a layer's gradient go"
             )
         if self.optimizer.clip == "component" and way != "released":
             raise ValueError(
-                f"optimizer.clip: got 'component'; allowed with optimizer.accumulation = {self.optimizer.accumulation!r}:"
+                "optimizer.clip: got 'component'; allowed with optimizer.accumulation ="
+                f" {self.optimizer.accumulation!r}:"
                 " 'none', 'value', 'norm'"
             )
         if self.remat.every_k is not None and self.remat.every_k > self.model.layers:
             raise ValueError(
-                f"remat.every_k: got {self.remat.every_k}; allowed: at most model.layers, {self.model.layers}"
+                f"remat.every_k: got {self.remat.every_k}; allowed: at most model.layers,"
+                f" {self.model.layers}"
             )
         if self.remat.policy != "plan" and self.model.loop == "stack":
             raise ValueError(
-                f"model.loop: got 'stack' beside remat.policy = {self.remat.policy!r}; allowed there: 'scan', since a"
+                f"model.loop: got 'stack' beside remat.policy = {self.remat.policy!r}; allowed"
+                " there: 'scan', since a"
                 " policy other than a plan's goes with jax.checkpoint"
             )
         if self.remat.policy != "plan" and self.plan.path is not None:
             raise ValueError(
-                f"remat.policy: got {self.remat.policy!r} beside plan.path; allowed there: 'plan', since the file decides"
+                f"remat.policy: got {self.remat.policy!r} beside plan.path; allowed there: 'plan',"
+                " since the file decides"
             )
         if self.remat.searches and self.plan.budget == "none":
             raise ValueError(
-                f"plan.budget: got 'none'; allowed with remat.policy = {self.remat.policy!r}: bytes to search within"
+                f"plan.budget: got 'none'; allowed with remat.policy = {self.remat.policy!r}: bytes"
+                " to search within"
             )
         return self

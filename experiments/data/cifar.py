@@ -1,4 +1,6 @@
-"""CIFAR-10's and CIFAR-100's folders as they are distributed: pickles of Python 2, read without running their code."""
+"""CIFAR-10's and CIFAR-100's folders as they are distributed: pickles of Python 2, read without
+running their code.
+"""
 
 import pathlib
 import pickle
@@ -28,7 +30,9 @@ def cifar_100(folder: pathlib.Path) -> tuple[Side, Side, int]:
 
 
 class Dtype:
-    """What stands for a NumPy dtype: its name. What else the pickle says of it could make NumPy read bytes as pointers."""
+    """What stands for a NumPy dtype: its name. What else the pickle says of it could make NumPy
+    read bytes as pointers.
+    """
 
     def __init__(self, name, *_):
         self.name = name.decode("ascii", "replace") if isinstance(name, bytes) else str(name)
@@ -38,7 +42,9 @@ class Dtype:
 
 
 class Array:
-    """What stands for a NumPy array: the state that the pickle gives it, looked at before NumPy sees it."""
+    """What stands for a NumPy array: the state that the pickle gives it, looked at before NumPy
+    sees it.
+    """
 
     state: Any = None
 
@@ -55,7 +61,8 @@ class Array:
         _, shape, dtype, by_columns, data = self.state
         if not isinstance(dtype, Dtype) or dtype.name not in ("u1", "uint8"):
             raise ValueError(
-                f"an array of {getattr(dtype, 'name', type(dtype).__name__)}, and only u1 is allowed"
+                f"an array of {getattr(dtype, 'name', type(dtype).__name__)}, and only u1 is"
+                " allowed"
             )
         if not isinstance(data, bytes):
             raise ValueError(f"an array whose values are a {type(data).__name__}")
@@ -94,11 +101,13 @@ def _load(path: pathlib.Path) -> dict:
             }
     except OSError as error:
         raise InputError(
-            f"data.path: cannot read {path}: {error.strerror}; allowed: a folder with all of CIFAR's files"
+            f"data.path: cannot read {path}: {error.strerror}; allowed: a folder with all of"
+            " CIFAR's files"
         ) from error
     except BROKEN as error:
         raise InputError(
-            f"data.path: {path} is not CIFAR's: {str(error) or type(error).__name__}; allowed: a pickle of a dict of arrays"
+            f"data.path: {path} is not CIFAR's: {str(error) or type(error).__name__}; allowed: a"
+            " pickle of a dict of arrays"
         ) from error
     if not isinstance(found, dict):
         raise InputError(f"data.path: {path} holds a {type(found).__name__}; allowed: a dict")

@@ -1,6 +1,8 @@
-"""Files of the GLUE download: a folder for each task, in it train.tsv, dev.tsv and test.tsv, tab-separated, unquoted.
+"""Files of the GLUE download: a folder for each task, in it train.tsv, dev.tsv and test.tsv,
+tab-separated, unquoted.
 
-MNLI has dev_matched.tsv and dev_mismatched.tsv, and test files named likewise. Test files have no labels.
+MNLI has dev_matched.tsv and dev_mismatched.tsv, and test files named likewise. Test files have no
+labels.
 """
 
 import dataclasses
@@ -20,7 +22,9 @@ LAYOUT = "the folder of the GLUE download, with one for each task"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Examples:
-    """N examples. `texts`: UTF-8, one or two of each. `labels`: classes, int32 (N,), or scores, float32 (N,)."""
+    """N examples. `texts`: UTF-8, one or two of each. `labels`: classes, int32 (N,), or scores,
+    float32 (N,).
+    """
 
     texts: Sequence[tuple[bytes, ...]]
     labels: np.ndarray | None  # None: of a test file
@@ -30,7 +34,8 @@ class Examples:
 
 
 def read(path: str, name: TaskName, side: str) -> Examples:
-    """The examples of `path`/`name`/`side`.tsv. Raises InputError with file and line for what is not a GLUE file's.
+    """The examples of `path`/`name`/`side`.tsv. Raises InputError with file and line for what is
+    not a GLUE file's.
 
     Columns are found by their names; others are passed over.
     """
@@ -74,18 +79,22 @@ def _file(path: pathlib.Path, name: str, side: str) -> pathlib.Path:
     if not (path / name).is_dir():
         names = ", ".join(sorted(p.name for p in path.iterdir() if p.is_dir())) or "none"
         raise InputError(
-            f"data.path: got {str(path)!r}, which has no folder {name}, but {names}; allowed: {LAYOUT}"
+            f"data.path: got {str(path)!r}, which has no folder {name}, but {names}; allowed:"
+            f" {LAYOUT}"
         )
     return path / name / f"{side}.tsv"
 
 
 def _lines(file: pathlib.Path) -> Iterator[tuple[int, list[bytes]]]:
-    """Numbers and fields of the lines that are not empty. A text may hold any other line break that Unicode knows."""
+    """Numbers and fields of the lines that are not empty. A text may hold any other line break that
+    Unicode knows.
+    """
     try:
         content = file.read_bytes().removeprefix(BOM)
     except OSError as error:
         raise InputError(
-            f"data.path: cannot read {file}: {error.strerror}; allowed: {LAYOUT}, which has this file"
+            f"data.path: cannot read {file}: {error.strerror}; allowed: {LAYOUT}, which has this"
+            " file"
         ) from error
     try:
         content.decode()
@@ -106,7 +115,8 @@ def _header(file: pathlib.Path, lines: Iterator[tuple[int, list[bytes]]]) -> tup
     _, names = next(lines, (0, None))
     if names is None:
         raise InputError(
-            f"data.path: {file} is empty; allowed: a row of names, then examples; get the file again"
+            f"data.path: {file} is empty; allowed: a row of names, then examples; get the file"
+            " again"
         )
     return tuple(name.decode() for name in names)
 

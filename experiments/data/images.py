@@ -1,4 +1,5 @@
-"""Images with a class each: scikit-learn's digits, CIFAR's or ImageNet's folder, each in its standard layout.
+"""Images with a class each: scikit-learn's digits, CIFAR's or ImageNet's folder, each in its
+standard layout.
 
 Shapes: N images, B of a batch, H height, W width; three channels, gray repeated.
 """
@@ -19,7 +20,8 @@ VALIDATION = 0.2  # of the digits
 SUFFIXES = {".jpg", ".jpeg", ".png"}
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LAYOUTS = (
-    "a folder with CIFAR-10's data_batch_1 to 5, test_batch and batches.meta, CIFAR-100's train, test and meta, or"
+    "a folder with CIFAR-10's data_batch_1 to 5, test_batch and batches.meta, CIFAR-100's train,"
+    " test and meta, or"
     " ImageNet's train/<class>/ and val/<class>/"
 )
 
@@ -57,7 +59,8 @@ class Images:
 def read(path: str | None, size: int | None = None) -> Images:
     """The images of `path` (None: scikit-learn's digits, shuffled, the last 20 % for validation).
 
-    `size`: height and width, ImageNet's to choose (224): the shorter side is resized to 8/7 of it, the centre is kept.
+    `size`: height and width, ImageNet's to choose (224): the shorter side is resized to 8/7 of it,
+    the centre is kept.
     """
     if path is None:
         return _sized(_digits(), size)
@@ -77,7 +80,8 @@ def read(path: str | None, size: int | None = None) -> Images:
 
 
 def sample(split: Split, seed: int, step: int, batch: int) -> dict[str, np.ndarray]:
-    """Batch number `step`: the same for the same numbers whatever was drawn before; an epoch has each image once.
+    """Batch number `step`: the same for the same numbers whatever was drawn before; an epoch has
+    each image once.
 
     images, float32 (B, H, W, 3), standardized by the training images; labels, int32 (B,).
     """
@@ -92,7 +96,9 @@ def _order(seed: int, epoch: int, n: int) -> np.ndarray:
 
 
 def windows(split: Split, batches: int, batch: int) -> Iterator[dict[str, np.ndarray]]:
-    """Up to `batches` batches, for evaluation: images spread evenly, none twice, so that the last batch may be short."""
+    """Up to `batches` batches, for evaluation: images spread evenly, none twice, so that the last
+    batch may be short.
+    """
     chosen = np.linspace(0, len(split) - 1, min(batches * batch, len(split))).round().astype(int)
     return (split[chosen[i : i + batch]] for i in range(0, len(chosen), batch))
 
@@ -100,7 +106,8 @@ def windows(split: Split, batches: int, batch: int) -> Iterator[dict[str, np.nda
 def _sized(images: Images, size: int | None) -> Images:
     if size not in (None, images.shape[0]):
         raise InputError(
-            f"data.size: got {size}; allowed for {images.source}: {images.shape[0]}, or leave it out"
+            f"data.size: got {size}; allowed for {images.source}: {images.shape[0]}, or leave it"
+            " out"
         )
     return images
 
@@ -138,7 +145,8 @@ def _imagenet(folder: pathlib.Path, size: int) -> Images:
     names = sorted(found["train"])
     if strange := sorted(set(found["val"]) - set(names)):
         raise InputError(
-            f"data.path: got {folder / 'val' / strange[0]}, a class that is not in {folder / 'train'}; allowed: classes"
+            f"data.path: got {folder / 'val' / strange[0]}, a class that is not in"
+            f" {folder / 'train'}; allowed: classes"
             f" to train on, such as {names[0]}"
         )
 
@@ -170,7 +178,8 @@ def _classes(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
         found[one.name] = sorted(p for p in one.iterdir() if p.suffix.lower() in SUFFIXES)
         if not found[one.name]:
             raise InputError(
-                f"data.path: {one} has no images; allowed: at least one of {', '.join(sorted(SUFFIXES))}"
+                f"data.path: {one} has no images; allowed: at least one of"
+                f" {', '.join(sorted(SUFFIXES))}"
             )
     return found
 

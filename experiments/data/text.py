@@ -1,4 +1,6 @@
-"""Text as bytes: the standard library's sources, or any file or folder, split into train and validation."""
+"""Text as bytes: the standard library's sources, or any file or folder, split into train and
+validation.
+"""
 
 import dataclasses
 import hashlib
@@ -23,7 +25,9 @@ class Text:
 
 
 def read(path: str | None, sequence: int) -> Text:
-    """The text of `path` (None: Python's standard library), with at least `sequence` + 1 bytes on either side."""
+    """The text of `path` (None: Python's standard library), with at least `sequence` + 1 bytes on
+    either side.
+    """
     if path is None:
         folder = pathlib.Path(sysconfig.get_path("stdlib"))
         text = _folder(folder, f"Python's standard library ({folder})", "*.py")
@@ -35,14 +39,17 @@ def read(path: str | None, sequence: int) -> Text:
         got = len(getattr(text, side))
         if got <= sequence:
             raise InputError(
-                f"data.path: {text.source} is too short: got {got} bytes for {side}; allowed: at least {sequence + 1},"
+                f"data.path: {text.source} is too short: got {got} bytes for {side}; allowed: at"
+                f" least {sequence + 1},"
                 f" one more than train.sequence"
             )
     return text
 
 
 def in_validation(relative: str) -> bool:
-    """Whether a file is for validation: a hash of its path below the folder, so that adding files moves none."""
+    """Whether a file is for validation: a hash of its path below the folder, so that adding files
+    moves none.
+    """
     digest = hashlib.sha256(relative.encode(errors="surrogateescape")).digest()
     return int.from_bytes(digest[:8], "big") < VALIDATION * 2**64
 
@@ -64,7 +71,8 @@ def _folder(folder: pathlib.Path, source: str, pattern: str) -> Text:
 def _file(path: str) -> Text:
     if not pathlib.Path(path).exists():
         raise InputError(
-            f"data.path: got {path!r}, which does not exist; allowed: a text file or a folder of them"
+            f"data.path: got {path!r}, which does not exist; allowed: a text file or a folder of"
+            " them"
         )
     everything = np.frombuffer(_bytes(pathlib.Path(path)), np.uint8)
     cut = len(everything) * 9 // 10
@@ -79,13 +87,17 @@ def _bytes(path: pathlib.Path) -> bytes:
 
 
 def sample(text: np.ndarray, seed: int, step: int, batch: int, sequence: int) -> np.ndarray:
-    """Batch number `step`: int32 (batch, sequence + 1), the same for the same numbers whatever was drawn before."""
+    """Batch number `step`: int32 (batch, sequence + 1), the same for the same numbers whatever was
+    drawn before.
+    """
     starts = np.random.default_rng((seed, step)).integers(0, len(text) - sequence, batch)
     return text[starts[:, None] + np.arange(sequence + 1)].astype(np.int32)
 
 
 def windows(text: np.ndarray, batches: int, batch: int, sequence: int) -> list[np.ndarray]:
-    """Up to `batches` batches spread evenly over `text`, for evaluation: int32 (batch, sequence + 1) each."""
+    """Up to `batches` batches spread evenly over `text`, for evaluation: int32 (batch, sequence +
+    1) each.
+    """
     starts = (
         np.linspace(0, len(text) - sequence - 1, batches * batch)
         .astype(int)

@@ -1,4 +1,5 @@
-"""Examples as BERT reads them: [CLS] text [SEP], or [CLS] text [SEP] text [SEP], then [PAD]; and batches of them.
+"""Examples as BERT reads them: [CLS] text [SEP], or [CLS] text [SEP] text [SEP], then [PAD]; and
+batches of them.
 
 Text is bytes, 0 to 255; [MASK] is token 256 (`bert.py`), and the others follow it.
 Shapes: B batch, S sequence.
@@ -17,9 +18,11 @@ VOCAB = PAD + 1
 
 
 def encode(texts: tuple[bytes, ...], sequence: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens, int32 (S,), and segments: 0 to the first [SEP], 1 after it to the second, 0 of padding.
+    """Tokens, int32 (S,), and segments: 0 to the first [SEP], 1 after it to the second, 0 of
+    padding.
 
-    What is too long loses its end, of two texts the longer one's, a byte at a time, as in Devlin et al.'s code.
+    What is too long loses its end, of two texts the longer one's, a byte at a time, as in Devlin et
+    al.'s code.
     """
     tokens, segments = np.full(sequence, PAD, np.int32), np.zeros(sequence, np.int32)
     tokens[0], end = CLS, 1
@@ -48,7 +51,9 @@ def batch(examples: Examples, indices: np.ndarray, sequence: int) -> dict[str, n
 def sample(
     examples: Examples, seed: int, step: int, size: int, sequence: int
 ) -> dict[str, np.ndarray]:
-    """Batch number `step`, from 1: the same whatever was drawn before; an epoch has each example once."""
+    """Batch number `step`, from 1: the same whatever was drawn before; an epoch has each example
+    once.
+    """
     epochs, places = np.divmod((step - 1) * size + np.arange(size), len(examples))
     chosen = [_order(seed, int(e), len(examples))[places[epochs == e]] for e in np.unique(epochs)]
     return batch(examples, np.concatenate(chosen), sequence)

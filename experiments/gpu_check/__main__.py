@@ -1,8 +1,10 @@
-"""python -m experiments.gpu_check --out DIR [--part NAME ...] [--small]: measures a GPU part by part into DIR.
+"""python -m experiments.gpu_check --out DIR [--part NAME ...] [--small]: measures a GPU part by
+part into DIR.
 
-For a machine with one GPU and no network. Each part writes DIR/NAME.json row by row and stays under --limit seconds; a
-part that was cut goes on where it stopped when the command is given again. --small rehearses on a CPU. Exit codes: 0;
-1 if a point failed or is missing; 2 for input that cannot be used.
+For a machine with one GPU and no network. Each part writes DIR/NAME.json row by row and stays under
+--limit seconds; a part that was cut goes on where it stopped when the command is given again.
+--small rehearses on a CPU. Exit codes: 0; 1 if a point failed or is missing; 2 for input that
+cannot be used.
 """
 
 import argparse

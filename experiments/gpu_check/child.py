@@ -1,4 +1,6 @@
-"""The process that measures: a part's points one after the other, until one fails, time is up, or all are there."""
+"""The process that measures: a part's points one after the other, until one fails, time is up, or
+all are there.
+"""
 
 import importlib
 import os
@@ -43,7 +45,8 @@ def main(text: str) -> int:
         row = measured(part, point, settings, results.rows)
         results.add(point, row)
         print(
-            f"{settings.part}: {point}: {row.get('error', 'measured')} ({row['took_seconds']:.1f} s)",
+            f"{settings.part}: {point}: {row.get('error', 'measured')} ({row['took_seconds']:.1f}"
+            " s)",
             flush=True,
         )
         if "error" in row or getattr(part, "APART", False):

@@ -73,7 +73,9 @@ def driver() -> str | None:
 
 
 def check_cache() -> None:
-    """Stops reading compiled programs back, if what is read back no longer tells its bytes: plans rest on those."""
+    """Stops reading compiled programs back, if what is read back no longer tells its bytes: plans
+    rest on those.
+    """
     here = getattr(jax.config, "jax_compilation_cache_dir", None)
     if here is None:
         return
@@ -108,7 +110,9 @@ def reset_cache() -> None:
 
 
 def seconds_of(run: Callable[[], Any], least: int = 10, most_seconds: float = 1.0) -> list[float]:
-    """Seconds of each call until the device is done; the first two calls, which compile and warm up, are left out."""
+    """Seconds of each call until the device is done; the first two calls, which compile and warm
+    up, are left out.
+    """
     for _ in range(2):
         jax.block_until_ready(run())
     taken: list[float] = []

@@ -1,4 +1,6 @@
-"""A part's file: rows by point, each written at once, and which point is being measured, so that a part can go on."""
+"""A part's file: rows by point, each written at once, and which point is being measured, so that a
+part can go on.
+"""
 
 import json
 import math
@@ -34,7 +36,8 @@ class Results:
         for key in SAME:
             if self.rows and self.data.get(key) != about[key]:
                 raise InputError(
-                    f"--out: {self.path.name} holds results with {key} {self.data.get(key)!r}, and this is {about[key]!r};"
+                    f"--out: {self.path.name} holds results with {key} {self.data.get(key)!r}, and"
+                    f" this is {about[key]!r};"
                     " name another folder"
                 )
         self.data = about | {k: v for k, v in self.data.items() if k not in about}

@@ -56,7 +56,9 @@ def run_part(settings: Settings, retry: bool = False, grace: float = GRACE) -> R
 
 
 def launch(settings: Settings, timeout: float) -> tuple[int | None, str]:
-    """One process: its exit code, None if it had to be stopped, and the end of what it complained of."""
+    """One process: its exit code, None if it had to be stopped, and the end of what it complained
+    of.
+    """
     caches = {
         "JAX_COMPILATION_CACHE_DIR": os.path.join(settings.cache, "programs"),
         "XDG_CACHE_HOME": settings.cache,

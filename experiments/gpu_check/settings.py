@@ -15,9 +15,11 @@ TINY = (
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Of one part. `module` measures it and `out` is its file; `seconds`: how long it may go on starting points.
+    """Of one part. `module` measures it and `out` is its file; `seconds`: how long it may go on
+    starting points.
 
-    `small` rehearses it on a CPU. `model`: the config that it is about, where it could be about several. `data`: a
+    `small` rehearses it on a CPU. `model`: the config that it is about, where it could be about
+    several. `data`: a
     text file. `cache`: where compiled programs, measured times and checkpoints lie, to go on with.
     """
 
@@ -38,7 +40,10 @@ class Settings:
     def command(self) -> str:
         """How to run it again; where files lie is left out."""
         data = " --data FILE" if self.data else ""
-        return f"python -m experiments.gpu_check --out DIR --part {self.part}{data}{' --small' if self.small else ''}"
+        return (
+            "python -m experiments.gpu_check --out DIR --part"
+            f" {self.part}{data}{' --small' if self.small else ''}"
+        )
 
     def config(self, name: str | None = None, *overrides: str) -> Config:
         """The config `name`, else the part's model; tiny in a rehearsal, whatever `overrides` say."""

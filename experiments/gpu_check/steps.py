@@ -28,7 +28,9 @@ def under(config: Config, name: str):
 
 
 def plan_row(config: Config, budget: int, actions: Sequence[str] | None = None) -> dict:
-    """A plan for `budget` bytes here (`actions` None: all that there are), with its file's content; that there is none is a result too."""
+    """A plan for `budget` bytes here (`actions` None: all that there are), with its file's content;
+    that there is none is a result too.
+    """
     start = time.perf_counter()
     try:
         chosen: Any = {} if actions is None else {"actions": actions}

@@ -1,9 +1,12 @@
-"""BERT in Flax NNX: layer norm after each residual sum, every position sees every other, masked tokens predicted.
+"""BERT in Flax NNX: layer norm after each residual sum, every position sees every other, masked
+tokens predicted.
 
-As Devlin et al. (2018) but for next-sentence prediction, which RoBERTa and AdamA's runs leave out: 15 % of the positions
-are chosen; of these 80 % become [MASK], 10 % another token, 10 % stay. Text is read as bytes, so [MASK] is token 256.
+As Devlin et al. (2018) but for next-sentence prediction, which RoBERTa and AdamA's runs leave out:
+15 % of the positions are chosen; of these 80 % become [MASK], 10 % another token, 10 % stay. Text
+is read as bytes, so [MASK] is token 256.
 
-Shapes: B batch, S sequence, P predictions, D width, H heads, K = D / H, F = 4 D, V vocabulary, L layers.
+Shapes: B batch, S sequence, P predictions, D width, H heads, K = D / H, F = 4 D, V vocabulary, L
+layers.
 """
 
 import jax
@@ -20,7 +23,9 @@ MASK, CHOSEN = 256, 0.15
 
 
 class Block(nnx.Module):
-    """One layer. The same key gives the same masks, so that recomputing the block repeats it exactly."""
+    """One layer. The same key gives the same masks, so that recomputing the block repeats it
+    exactly.
+    """
 
     def __init__(self, model: Model, rngs: nnx.Rngs):
         self.model = model
@@ -73,7 +78,9 @@ def create(config: Config, key) -> dict:
 
 
 def split(config: Config) -> Split:
-    """The BERT of masked language modelling. A batch is a dict, as `batch` makes it; `segments` (B, S) are 0 if left out."""
+    """The BERT of masked language modelling. A batch is a dict, as `batch` makes it; `segments` (B,
+    S) are 0 if left out.
+    """
     model, dtype, wide = config.model, jnp.dtype(config.model.dtype), parameter_dtype(config.model)
     graph = lambda make: nnx.graphdef(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
     block, norm = graph(lambda rngs: Block(model, rngs)), graph(lambda rngs: Norm(model, rngs))
@@ -105,7 +112,9 @@ def split(config: Config) -> Split:
 
 
 def batch(config: Config, rows: np.ndarray, seed: int, step: int) -> dict[str, np.ndarray]:
-    """tokens (B, S); positions and targets (B, P) of those to predict; int32. Of rows of text (B, S + 1), the last is left."""
+    """tokens (B, S); positions and targets (B, P) of those to predict; int32. Of rows of text (B, S
+    + 1), the last is left.
+    """
     rng = np.random.default_rng((seed, step, 1))
     tokens_BS = rows[:, :-1].astype(np.int32)
     B, S = tokens_BS.shape

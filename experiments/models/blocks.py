@@ -55,7 +55,8 @@ def dropout(x, rate: float, key, name: str):
 
 
 def attention(model: Model, qkv, key, causal: bool, seen_BT=None):
-    """(B, S, D) of queries, keys and values side by side (B, S, 3 D), tagged; `causal`: none sees a later position.
+    """(B, S, D) of queries, keys and values side by side (B, S, 3 D), tagged; `causal`: none sees a
+    later position.
 
     `seen_BT`: True where a position is seen by the others; left out: everywhere.
     """

@@ -1,4 +1,5 @@
-"""BERT with GLUE's head: the first position, through a tanh layer and a linear one, gives a score for each class, or one.
+"""BERT with GLUE's head: the first position, through a tanh layer and a linear one, gives a score
+for each class, or one.
 
 The head has no dropout: a released step's head is given no key.
 
@@ -41,8 +42,10 @@ def onto(params: dict, pretrained: dict) -> dict:
     def copied(path, own, given):
         if own.shape != given.shape:
             raise InputError(
-                f"`pretrained`: got {given.shape} for {jax.tree_util.keystr(path, simple=True, separator='.')}; allowed:"
-                f" {own.shape}; give model.vocab, model.layers, model.width and train.sequence of the BERT"
+                f"`pretrained`: got {given.shape} for"
+                f" {jax.tree_util.keystr(path, simple=True, separator='.')}; allowed:"
+                f" {own.shape}; give model.vocab, model.layers, model.width and train.sequence of"
+                " the BERT"
             )
         return jnp.array(given, own.dtype)  # a copy: the step is given its state to keep
 

@@ -1,11 +1,13 @@
 """GPT-2 in Flax NNX, with a tag on every tensor of Adacc's table.
 
-NNX, not linen: it is the interface that Flax documents and develops in 2026, and its modules are plain objects that
-hold their arrays, so the layers' parameters can be stacked once and scanned. Linen is as good a home for the tags:
-`tests/experiments/test_other_flax.py` has this block in linen's `nn.scan(nn.remat(...))`, and in `nnx.scan`.
-The layer loop (`loops.py`) runs over the stacked parameters, since `nnx.scan` also carries every parameter out of the
-loop, which costs nothing under jit and clutters a profile; and the model is three functions (`split.py`), since a step
-that releases gradients runs layers and the rest apart.
+NNX, not linen: it is the interface that Flax documents and develops in 2026, and its modules are
+plain objects that hold their arrays, so the layers' parameters can be stacked once and scanned.
+Linen is as good a home for the tags:
+`tests/experiments/test_other_flax.py` has this block in linen's `nn.scan(nn.remat(...))`, and in
+`nnx.scan`. The layer loop (`loops.py`) runs over the stacked parameters, since `nnx.scan` also
+carries every parameter out of the loop, which costs nothing under jit and clutters a profile; and
+the model is three functions (`split.py`), since a step that releases gradients runs layers and the
+rest apart.
 
 Shapes: B batch, S sequence, D width, H heads, K = D / H, F = 4 D, V vocabulary, L layers.
 """
@@ -23,7 +25,9 @@ from experiments.models.split import Split
 
 
 class Block(nnx.Module):
-    """One layer. The same key gives the same masks, so that recomputing the block repeats it exactly."""
+    """One layer. The same key gives the same masks, so that recomputing the block repeats it
+    exactly.
+    """
 
     def __init__(self, model: Model, rngs: nnx.Rngs):
         self.model = model
@@ -57,7 +61,9 @@ class Block(nnx.Module):
 
 
 class GPT(nnx.Module):
-    """Holds the parameters: `embedding` is also the head, `blocks` have a leading axis L. `sequence`: the longest input."""
+    """Holds the parameters: `embedding` is also the head, `blocks` have a leading axis L.
+    `sequence`: the longest input.
+    """
 
     def __init__(self, model: Model, sequence: int, rngs: nnx.Rngs):
         wide, normal = parameter_dtype(model), nnx.initializers.normal(INIT)

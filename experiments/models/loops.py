@@ -1,6 +1,8 @@
-"""Loops over a model's layers: x = layer(parameters of layer i, x, *shared, key=layer i's), for stacked parameters.
+"""Loops over a model's layers: x = layer(parameters of layer i, x, *shared, key=layer i's), for
+stacked parameters.
 
-`scanned` is `jax.lax.scan` round `jax.checkpoint`, which any policy goes with; `stacked` is jaxmem's own loop.
+`scanned` is `jax.lax.scan` round `jax.checkpoint`, which any policy goes with; `stacked` is
+jaxmem's own loop.
 """
 
 from collections.abc import Callable
@@ -23,7 +25,8 @@ def stacked(plan=None) -> Loop:
 def scanned(policy=None, every: int = 1) -> Loop:
     """`jax.lax.scan` with `policy` for each layer's checkpoint.
 
-    `every` k: `policy` governs layers 0, k, 2k and so on of the first k * (L // k); the others keep everything.
+    `every` k: `policy` governs layers 0, k, 2k and so on of the first k * (L // k); the others keep
+    everything.
     """
 
     def loop(layer, parameters, x, key, *shared):
@@ -51,9 +54,11 @@ def _over(layer, x, layers):
 
 
 def _over_groups(first, other, size: int, x, layers):
-    """The same in groups of `size`: `first` for a group's first layer, `other` for its others and for what is left.
+    """The same in groups of `size`: `first` for a group's first layer, `other` for its others and
+    for what is left.
 
-    A loop over groups, whose layers are spelled out: a loop within it would hold what a group keeps twice.
+    A loop over groups, whose layers are spelled out: a loop within it would hold what a group keeps
+    twice.
     """
     count = len(jax.tree.leaves(layers)[0]) // size
     part = lambda start, stop: jax.tree.map(lambda a: a[start:stop], layers)

@@ -1,4 +1,6 @@
-"""Next-token cross entropy without the whole logits: a loop over chunks of positions, forward and backward."""
+"""Next-token cross entropy without the whole logits: a loop over chunks of positions, forward and
+backward.
+"""
 
 import functools
 
@@ -8,7 +10,9 @@ import jax.numpy as jnp
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def cross_entropy(hidden_BSD, embedding_VD, targets_BS, chunk: int):
-    """Mean loss in nats a position. Logits of `chunk` positions are alive at once, forward and backward."""
+    """Mean loss in nats a position. Logits of `chunk` positions are alive at once, forward and
+    backward.
+    """
     chunks = _chunks(hidden_BSD, targets_BS, chunk)
     add = lambda total, one: (total + _chunk_loss(one[0], one[1], embedding_VD), None)
     total, _ = jax.lax.scan(add, jnp.zeros((), _wide(hidden_BSD)), chunks)
@@ -24,7 +28,9 @@ def _forward(hidden_BSD, embedding_VD, targets_BS, chunk: int):
 
 
 def _backward(chunk: int, residuals, d_loss):
-    """Written out, since XLA would hold the zeros from which the derivative of a scan starts through a microbatch loop."""
+    """Written out, since XLA would hold the zeros from which the derivative of a scan starts
+    through a microbatch loop.
+    """
     hidden_BSD, embedding_VD, targets_BS = residuals
     narrow_VD = embedding_VD.astype(hidden_BSD.dtype)
 

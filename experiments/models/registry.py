@@ -1,4 +1,6 @@
-"""The models that a config may name: each a module with `create` and `split`, and `batch` if it trains on plain text."""
+"""The models that a config may name: each a module with `create` and `split`, and `batch` if it
+trains on plain text.
+"""
 
 import types
 
@@ -23,7 +25,9 @@ def split(config: Config) -> Split:
 
 
 def batch(config: Config, rows, step: int):
-    """What the model trains on, of rows of text, int32 (B, S + 1): step `step`'s, the same whatever came before."""
+    """What the model trains on, of rows of text, int32 (B, S + 1): step `step`'s, the same whatever
+    came before.
+    """
     return MODELS[config.model.kind].batch(config, rows, config.train.seed, step)
 
 

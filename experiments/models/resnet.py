@@ -1,7 +1,9 @@
-"""ResNet in Flax NNX: bottleneck blocks (He et al., 2015), the stride in the 3x3 convolution (version 1.5).
+"""ResNet in Flax NNX: bottleneck blocks (He et al., 2015), the stride in the 3x3 convolution
+(version 1.5).
 
-Batch normalization is what accumulating gradients makes of it, AdamA's runs included: a microbatch is normalized by its
-own statistics, the running averages move once a microbatch, and evaluation uses them.
+Batch normalization is what accumulating gradients makes of it, AdamA's runs included: a microbatch
+is normalized by its own statistics, the running averages move once a microbatch, and evaluation
+uses them.
 
 Shapes: B images, H height, W width, C channels.
 """
@@ -25,7 +27,9 @@ def parameter_dtype(model: Model):
 
 
 class BatchNorm(nnx.Module):
-    """Computed in the parameters' dtype, returned in the computation's. Flax's own keeps float32 averages in float64."""
+    """Computed in the parameters' dtype, returned in the computation's. Flax's own keeps float32
+    averages in float64.
+    """
 
     def __init__(self, model: Model, channels: int, scale: float = 1.0):
         self.dtype, self.wide = jnp.dtype(model.dtype), parameter_dtype(model)
@@ -63,9 +67,11 @@ def conv(model: Model, into: int, out: int, size: int, rngs: nnx.Rngs, stride: i
 
 
 class Bottleneck(nnx.Module):
-    """1x1 to `width` channels, 3x3, 1x1 to four times as many, added to the input, which is projected where it must be.
+    """1x1 to `width` channels, 3x3, 1x1 to four times as many, added to the input, which is
+    projected where it must be.
 
-    The last norm's scale starts at zero, so that a block starts as the identity (Goyal et al., 2017).
+    The last norm's scale starts at zero, so that a block starts as the identity (Goyal et al.,
+    2017).
     """
 
     def __init__(self, model: Model, into: int, width: int, stride: int, rngs: nnx.Rngs):
@@ -87,7 +93,9 @@ class Bottleneck(nnx.Module):
 
 
 class ResNet(nnx.Module):
-    """Stem, four stages of bottlenecks, each after the first at half the resolution, mean over positions, classes."""
+    """Stem, four stages of bottlenecks, each after the first at half the resolution, mean over
+    positions, classes.
+    """
 
     def __init__(self, model: Model, rngs: nnx.Rngs):
         self.model = model
@@ -142,14 +150,18 @@ def apply(config: ImageConfig, params, statistics, images_BHWC, train: bool):
 
 
 def logits(config: ImageConfig):
-    """logits(params, statistics, images (B, H, W, 3)) -> (B, classes), normalized by the running averages."""
+    """logits(params, statistics, images (B, H, W, 3)) -> (B, classes), normalized by the running
+    averages.
+    """
     return lambda params, statistics, images_BHWC: apply(
         config, params, statistics, images_BHWC, False
     )[0]
 
 
 def loss(config: ImageConfig):
-    """loss(params, statistics, batch) -> (mean cross entropy in nats, (statistics, accuracy)), of one microbatch."""
+    """loss(params, statistics, batch) -> (mean cross entropy in nats, (statistics, accuracy)), of
+    one microbatch.
+    """
 
     def of_microbatch(params, statistics, batch):
         scores_BK, statistics = apply(config, params, statistics, batch["images"], True)

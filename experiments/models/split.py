@@ -11,10 +11,13 @@ from experiments.models.loops import Loop, scanned
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Parameters are a dict: "blocks", the layers', stacked along a leading axis L; the others are `outer`.
+    """Parameters are a dict: "blocks", the layers', stacked along a leading axis L; the others are
+    `outer`.
 
-    `embed(outer, batch, key=None) -> x`, or a tuple of x and what layers share; `layer(p_i, x, *shared, key=None) -> x`;
-    `head(outer, x, batch) -> mean loss`. The forms that `jaxmem.released_step` takes. A key means dropout.
+    `embed(outer, batch, key=None) -> x`, or a tuple of x and what layers share; `layer(p_i, x,
+    *shared, key=None) -> x`;
+    `head(outer, x, batch) -> mean loss`. The forms that `jaxmem.released_step` takes. A key means
+    dropout.
     """
 
     embed: Callable[..., Any]

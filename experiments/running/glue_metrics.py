@@ -1,7 +1,7 @@
 """What GLUE measures of a task's predictions, by scikit-learn and SciPy.
 
-A correlation with what does not vary is undefined, and 0 here, as scikit-learn has it for Matthews'; so is F1 without a
-positive prediction or label.
+A correlation with what does not vary is undefined, and 0 here, as scikit-learn has it for
+Matthews'; so is F1 without a positive prediction or label.
 """
 
 import functools

@@ -22,7 +22,8 @@ UNPLANNED, KEPT = "none", "keep_everything"
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """A compiled step on this device. `plan` None: under a named `policy`. `compiled_bytes` are of this `step`.
+    """A compiled step on this device. `plan` None: under a named `policy`. `compiled_bytes` are of
+    this `step`.
 
     `found` is what a search over named policies decided, after `compiles` of them.
     """
@@ -58,7 +59,9 @@ def new_plan(config: Config, budget: int | str | None, target: str) -> jaxmem.Pl
 
 
 def prepare(config: Config) -> Ready:
-    """The step to train with, as the config says: under a named policy, a plan's file, a new plan, or none."""
+    """The step to train with, as the config says: under a named policy, a plan's file, a new plan,
+    or none.
+    """
     if config.remat.policy != "plan":
         return named(config)
     build, shapes = functools.partial(make_step, config), abstract(config)
@@ -82,7 +85,9 @@ def prepare(config: Config) -> Ready:
 
 
 def named(config: Config) -> Ready:
-    """The step under `config.remat`; a search takes its first candidate that compiles within `plan.budget`."""
+    """The step under `config.remat`; a search takes its first candidate that compiles within
+    `plan.budget`.
+    """
     budget = budget_bytes(config) if config.remat.searches else sys.maxsize
     totals: list[int] = []
     for candidate in candidates(config):
@@ -93,8 +98,10 @@ def named(config: Config) -> Ready:
                 compiled, None, totals[-1], config.remat.policy, candidate.found, len(totals)
             )
     raise InputError(
-        f"plan.budget: got {budget:,} bytes; the least of the {len(totals)} steps that remat.policy ="
-        f" {config.remat.policy!r} compiled takes {min(totals):,}; give more, or let remat.policy = 'plan' choose"
+        f"plan.budget: got {budget:,} bytes; the least of the {len(totals)} steps that remat.policy"
+        " ="
+        f" {config.remat.policy!r} compiled takes {min(totals):,}; give more, or let remat.policy ="
+        " 'plan' choose"
     )
 
 
@@ -105,7 +112,9 @@ def compile_candidate(config: Config, candidate: Candidate):
 
 
 def budget_bytes(config: Config) -> int:
-    """`plan.budget` in bytes: a number, "12GiB", or "90%" of the target's usable memory; left out: all of that."""
+    """`plan.budget` in bytes: a number, "12GiB", or "90%" of the target's usable memory; left out:
+    all of that.
+    """
     budget = config.plan.budget
     if isinstance(budget, int):
         return budget
@@ -123,7 +132,8 @@ def budget_bytes(config: Config) -> int:
         found = share * jaxmem.Target.parse(config.plan.target).usable_bytes
     if found < 1:
         raise InputError(
-            f"plan.budget: got {budget!r}; allowed: bytes, a text such as '12GiB', or a share such as '90%'"
+            f"plan.budget: got {budget!r}; allowed: bytes, a text such as '12GiB', or a share such"
+            " as '90%'"
         )
     return int(found)
 

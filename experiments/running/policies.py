@@ -1,13 +1,17 @@
-"""What a JAX user would pick today, by name: policies for the GPT's `jax.checkpoint`, and two searches over them.
+"""What a JAX user would pick today, by name: policies for the GPT's `jax.checkpoint`, and two
+searches over them.
 
-Names of the GPT's tags against those of MaxText's policies: `qkv` is query_proj, key_proj and value_proj; `attn` is
-context; `mid` stands for out_proj (the residual stream after it: as many bytes, and what is recomputed is the same but
-for an addition); `up` is mlpwi. mlpwo is read by no backward, so saving it changes nothing. A MaxText policy is run as
-the keep-set of these tags, which is `save_only_these_names` on them; JAX's own policies are run as they are.
-`nothing_saveable` is MaxText's `full` and Adacc's full recomputation. `compress_tags` is Adacc with nothing but
-compression, each tag under the codec of its kind; without outliers, its ablation; `naive_int4`, the scheme it beats.
+Names of the GPT's tags against those of MaxText's policies: `qkv` is query_proj, key_proj and
+value_proj; `attn` is context; `mid` stands for out_proj (the residual stream after it: as many
+bytes, and what is recomputed is the same but for an addition); `up` is mlpwi. mlpwo is read by no
+backward, so saving it changes nothing. A MaxText policy is run as the keep-set of these tags, which
+is `save_only_these_names` on them; JAX's own policies are run as they are.
+`nothing_saveable` is MaxText's `full` and Adacc's full recomputation. `compress_tags` is Adacc with
+nothing but compression, each tag under the codec of its kind; without outliers, its ablation;
+`naive_int4`, the scheme it beats.
 
-XLA's own rematerialization is on by default and so in every one of them; `keep_everything` is what it has alone.
+XLA's own rematerialization is on by default and so in every one of them; `keep_everything` is what
+it has alone.
 """
 
 import dataclasses
@@ -37,7 +41,9 @@ KEEP, RECOMPUTE, COMPRESS, OFFLOAD = "keep", "recompute", "compress", "offload"
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What becomes of a tag: one of jaxmem's actions, with the codec's text form where it compresses."""
+    """What becomes of a tag: one of jaxmem's actions, with the codec's text form where it
+    compresses.
+    """
 
     action: str
     codec: str | None = None
@@ -61,7 +67,9 @@ class Assignment:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A policy for the layers' checkpoint; `every` k: for each k-th alone. `found` is what a search decided."""
+    """A policy for the layers' checkpoint; `every` k: for each k-th alone. `found` is what a search
+    decided.
+    """
 
     policy: Callable[..., Any]
     every: int = 1
@@ -121,7 +129,9 @@ def policy_of(choices: Choices):
 
 
 def candidates(config: Config) -> Iterator[Candidate]:
-    """What `config.remat` names: one policy, or those that a search tries, in its order, until one fits."""
+    """What `config.remat` names: one policy, or those that a search tries, in its order, until one
+    fits.
+    """
     name = config.remat.policy
     if name == "every_k":
         yield from every_kth(config)
@@ -136,7 +146,9 @@ def candidates(config: Config) -> Iterator[Candidate]:
 
 
 def every_kth(config: Config) -> Iterator[Candidate]:
-    """Full recomputation of every k-th layer, as FSDP's selective checkpointing: of one layer, then of ever more."""
+    """Full recomputation of every k-th layer, as FSDP's selective checkpointing: of one layer, then
+    of ever more.
+    """
     layers = config.model.layers
     counts = dict.fromkeys(layers // count for count in range(1, layers + 1))
     for k in counts if config.remat.every_k is None else (config.remat.every_k,):
@@ -144,9 +156,11 @@ def every_kth(config: Config) -> Iterator[Candidate]:
 
 
 def estimator(config: Config) -> Iterator[Candidate]:
-    """MaxText's search for a batch size: in a fixed order each tensor is offloaded, then in that order recomputed.
+    """MaxText's search for a batch size: in a fixed order each tensor is offloaded, then in that
+    order recomputed.
 
-    The order is MaxText's, of the products' sizes alone. Where the device is a CPU nothing can be offloaded.
+    The order is MaxText's, of the products' sizes alone. Where the device is a CPU nothing can be
+    offloaded.
     """
     width, sequence = config.model.width, config.train.sequence
     sizes = {

@@ -1,4 +1,6 @@
-"""What a run leaves behind: files that appear whole or not at all, rows that are flushed, a line of progress."""
+"""What a run leaves behind: files that appear whole or not at all, rows that are flushed, a line of
+progress.
+"""
 
 import collections
 import contextlib
@@ -24,7 +26,8 @@ def check_folder(out: str | pathlib.Path) -> pathlib.Path:
     place = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
     if not place.is_dir():
         raise InputError(
-            f"--out: got {str(out)!r}, and {place} is a file; allowed: a folder, or a path where one can be made"
+            f"--out: got {str(out)!r}, and {place} is a file; allowed: a folder, or a path where"
+            " one can be made"
         )
     if not os.access(place, os.W_OK):
         raise InputError(
@@ -58,7 +61,8 @@ def write_row(file: TextIO, row: dict) -> None:
 
 
 class Behind:
-    """`with Behind(record) as behind: behind(number, metrics)`: records a step behind the device, which need not wait.
+    """`with Behind(record) as behind: behind(number, metrics)`: records a step behind the device,
+    which need not wait.
 
     The rest is recorded at the end, also where the user interrupts; an error leaves it out.
     """
@@ -87,9 +91,11 @@ class Behind:
 def recording(
     path: pathlib.Path, rows: list[dict], progress: "Progress", help: str
 ) -> Iterator[Behind]:
-    """Each step's metrics that are numbers, a step behind the device: to `rows`, to the file at `path`, and to `progress`.
+    """Each step's metrics that are numbers, a step behind the device: to `rows`, to the file at
+    `path`, and to `progress`.
 
-    Raises DivergedError, with `help`, where the loss or the gradient's norm is not finite; such a step is no row.
+    Raises DivergedError, with `help`, where the loss or the gradient's norm is not finite; such a
+    step is no row.
     """
     with path.open("w") as file:
 
@@ -99,7 +105,8 @@ def recording(
             }
             if not math.isfinite(row["loss"]) or not math.isfinite(row["grad_norm"]):
                 raise DivergedError(
-                    f"step {number}: the loss is {row['loss']} and the gradient's norm {row['grad_norm']}; {help};"
+                    f"step {number}: the loss is {row['loss']} and the gradient's norm"
+                    f" {row['grad_norm']}; {help};"
                     f" rows until then are in {path}"
                 )
             rows.append(row)
@@ -117,7 +124,9 @@ def course(rows: list[dict]) -> dict:
 
 
 class Progress:
-    """Step, loss and speed on standard error: one line, rewritten; where that is a pipe, a line now and then."""
+    """Step, loss and speed on standard error: one line, rewritten; where that is a pipe, a line now
+    and then.
+    """
 
     def __init__(self, steps: int, every: int, tokens_per_step: int):
         self.steps, self.every, self.tokens = steps, every, tokens_per_step

@@ -1,4 +1,6 @@
-"""The state of an image experiment, and `make_step(config) -> step(state, batch) -> (state, metrics)`."""
+"""The state of an image experiment, and `make_step(config) -> step(state, batch) -> (state,
+metrics)`.
+"""
 
 import dataclasses
 import functools
@@ -52,7 +54,9 @@ def learning_rate(config: ImageConfig):
 
 
 def optimizer(config: ImageConfig) -> optax.GradientTransformation:
-    """What is called once a microbatch ("adama", "multi_steps"), or once a batch; weights of convolutions decay."""
+    """What is called once a microbatch ("adama", "multi_steps"), or once a batch; weights of
+    convolutions decay.
+    """
     o, n = config.optimizer, config.train.microbatches
     rates, decay = (learning_rate(config), o.beta1, o.beta2, o.epsilon), o.weight_decay
     if o.accumulation == "adama":
@@ -65,7 +69,8 @@ def optimizer(config: ImageConfig) -> optax.GradientTransformation:
 
 
 class Way(NamedTuple):
-    """`begin(params, moments) -> held`, `fold(held, gradient) -> held` a microbatch, `finish(held) -> (params, moments)`.
+    """`begin(params, moments) -> held`, `fold(held, gradient) -> held` a microbatch, `finish(held)
+    -> (params, moments)`.
 
     The microbatches' gradients are of the parameters that the batch began with.
     """
@@ -105,7 +110,8 @@ def added_up(tx, n: int) -> Way:
 
 
 def make_step(config: ImageConfig):
-    """step(state, batch) -> (state, metrics), `batch` a dict of images (B, H, W, 3) and labels (B,).
+    """step(state, batch) -> (state, metrics), `batch` a dict of images (B, H, W, 3) and labels
+    (B,).
 
     Metrics: `loss`, `accuracy`, `grad_norm`, the root mean square over the microbatches, and `snr`.
     """
@@ -137,14 +143,18 @@ def make_step(config: ImageConfig):
 
 
 def watched(gradient):
-    """Up to `WATCHED` values of each array, spread evenly: what does not undo the memory that AdamA saves."""
+    """Up to `WATCHED` values of each array, spread evenly: what does not undo the memory that AdamA
+    saves.
+    """
     return jnp.concatenate(
         [g.reshape(-1)[:: -(-g.size // WATCHED)] for g in jax.tree.leaves(gradient)]
     )
 
 
 def signal_to_noise(gradients_NK):
-    """|mean|² / (sum of variances) of N microbatches' gradients; 0 of a single one, or where they do not vary."""
+    """|mean|² / (sum of variances) of N microbatches' gradients; 0 of a single one, or where they
+    do not vary.
+    """
     n = len(gradients_NK)
     mean_K = gradients_NK.mean(0)
     signal, noise = (mean_K**2).sum(), ((gradients_NK - mean_K) ** 2).sum() / max(1, n - 1)

@@ -9,7 +9,9 @@ from experiments.config.text import Config
 
 
 def learning_rate(config: Config):
-    """Step (int32) -> rate (float32): linear warm-up, then a cosine down to `final_ratio` at the last step."""
+    """Step (int32) -> rate (float32): linear warm-up, then a cosine down to `final_ratio` at the
+    last step.
+    """
     o, steps = config.optimizer, config.train.steps
 
     def rate(count):

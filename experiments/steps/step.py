@@ -1,4 +1,6 @@
-"""The state, and `make_step(config, plan) -> step(state, batch) -> (state, metrics)`: what `jaxmem.plan` is given."""
+"""The state, and `make_step(config, plan) -> step(state, batch) -> (state, metrics)`: what
+`jaxmem.plan` is given.
+"""
 
 import dataclasses
 import functools
@@ -24,7 +26,9 @@ from experiments.steps.optimizer import adama, clipping, optimizer
 )
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Everything that a step changes. `key`: uint32[2], the dropout's; a step's own key is folded from it."""
+    """Everything that a step changes. `key`: uint32[2], the dropout's; a step's own key is folded
+    from it.
+    """
 
     params: dict[str, Any]
     moments: Any
@@ -63,7 +67,9 @@ def make_step(config: Config, plan=None):
 
 
 def step_over(config: Config, loop: Loop):
-    """The same with the layers under any loop: under any policy of `jax.checkpoint`, jaxmem's or JAX's own."""
+    """The same with the layers under any loop: under any policy of `jax.checkpoint`, jaxmem's or
+    JAX's own.
+    """
     loss = make_loss(config, loop)
     ways = {"scan": added_up, "multi_steps": by_multi_steps, "adama": folded}
     return _step(config, ways[config.optimizer.accumulation](config, loss))
@@ -102,7 +108,9 @@ def added_up(config: Config, loss) -> Update:
 
 
 def added_in_place(config: Config, plan=None) -> Update:
-    """The same with each layer's gradient added to the sum in the backward, so that there is never a second one."""
+    """The same with each layer's gradient added to the sum in the backward, so that there is never
+    a second one.
+    """
     tx, split, n = optimizer(config), models.split(config), config.train.microbatches
     add = lambda total, gradient: jax.tree.map(lambda t, g: t + g / n, total, gradient)
 

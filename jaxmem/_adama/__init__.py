@@ -1,1 +1,3 @@
-"""AdamA: gradients folded into Adam's moments and released. Imports `_core`, `_jax`, `_states`, `_stack`, optax."""
+"""AdamA: gradients folded into Adam's moments and released. Imports `_core`, `_jax`, `_states`,
+`_stack`, optax.
+"""

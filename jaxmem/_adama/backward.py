@@ -1,4 +1,6 @@
-"""One microbatch of a released step: forward through embed, layers and head, and back with every gradient folded."""
+"""One microbatch of a released step: forward through embed, layers and head, and back with every
+gradient folded.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -30,20 +32,25 @@ class Parts:
     has_aux: bool
 
     def check(self, params) -> None:
-        """Raises OptimizerError unless `params` has stacked layers and something else, of floating-point arrays."""
+        """Raises OptimizerError unless `params` has stacked layers and something else, of
+        floating-point arrays.
+        """
         if not isinstance(params, dict) or self.layers not in params:
             is_dict = isinstance(params, dict)
             got = (
                 f"has {', '.join(map(repr, params))}" if is_dict else f"is {type(params).__name__}"
             )
             raise OptimizerError(
-                f"released_step: `params` {got}; expected a dict with {self.layers!r}, the layers' parameters stacked (name"
-                " another key with layers=...): a model that is no stack of layers takes jaxmem.adama as a transformation"
+                f"released_step: `params` {got}; expected a dict with {self.layers!r}, the layers'"
+                " parameters stacked (name"
+                " another key with layers=...): a model that is no stack of layers takes"
+                " jaxmem.adama as a transformation"
             )
         for path, a in jax.tree.leaves_with_path(params):
             if not jnp.issubdtype(jnp.result_type(a), jnp.inexact):
                 raise OptimizerError(
-                    f"released_step: `params{jax.tree_util.keystr(path)}` is {jnp.result_type(a)}; expected floating-point"
+                    f"released_step: `params{jax.tree_util.keystr(path)}` is {jnp.result_type(a)};"
+                    " expected floating-point"
                     " arrays, which gradients are folded for"
                 )
 
@@ -70,7 +77,9 @@ class Parts:
 
 
 def backward(parts: Parts, fold: Fold, params, moments, batch, key):
-    """(moments, loss) after one microbatch, whose gradients are folded as they appear and never returned."""
+    """(moments, loss) after one microbatch, whose gradients are folded as they appear and never
+    returned.
+    """
     outer, stacked = parts.outer(params), params[parts.layers]
     outer_moments, layer_moments = moments
     embed, combine = _embedding(parts, batch, key, jax.tree.leaves(stacked)[0].shape[0])
@@ -122,7 +131,9 @@ def backward(parts: Parts, fold: Fold, params, moments, batch, key):
 
 
 def _embedding(parts: Parts, batch, key, layers: int):
-    """`embed(outer) -> (x, floats), others`, and `combine(floats, others)`: what layers share, as one tuple."""
+    """`embed(outer) -> (x, floats), others`, and `combine(floats, others)`: what layers share, as
+    one tuple.
+    """
     box: dict[str, Any] = {}
 
     def embed(outer):
@@ -142,14 +153,17 @@ def _loss(parts: Parts, outer, y, aux, batch):
     loss = parts.head(outer, y, *((aux,) if parts.has_aux else ()), batch)
     if jnp.shape(loss) or not is_floating(loss):
         raise OptimizerError(
-            f"released_step: `head` returned {jax.typeof(loss).str_short()}; expected the microbatch's mean loss, a"
+            f"released_step: `head` returned {jax.typeof(loss).str_short()}; expected the"
+            " microbatch's mean loss, a"
             " floating-point scalar"
         )
     return loss
 
 
 def _global_factor(fold: Fold, moments, back: Callable, whole_gradients: Callable):
-    """By what a microbatch's gradient is scaled, from a backward that keeps each layer's norm; and the outer gradients."""
+    """By what a microbatch's gradient is scaled, from a backward that keeps each layer's norm; and
+    the outer gradients.
+    """
     outer_moments, layer_moments = moments
     axis = fold.rule.axis_name
     like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), layer_moments["mu"])

@@ -1,4 +1,6 @@
-"""What becomes of one component's gradient, a layer's or an array's: checked, clipped, folded, let go."""
+"""What becomes of one component's gradient, a layer's or an array's: checked, clipped, folded, let
+go.
+"""
 
 import dataclasses
 from typing import Any
@@ -33,8 +35,10 @@ class Clip:
             or not 0 < at < float("inf")
         ):
             raise OptimizerError(
-                f"released_step: `clip` is {clip!r}; expected None or a pair of one of {', '.join(map(repr, CLIPS))} and a"
-                " limit above 0: ('value', 1.0), or ('component', 1.0) for each layer's norm; ('norm', 1.0), the exact"
+                f"released_step: `clip` is {clip!r}; expected None or a pair of one of"
+                f" {', '.join(map(repr, CLIPS))} and a"
+                " limit above 0: ('value', 1.0), or ('component', 1.0) for each layer's norm;"
+                " ('norm', 1.0), the exact"
                 " global norm, takes a second backward"
             )
         return Clip(how, float(at))
@@ -46,16 +50,19 @@ class Clip:
 
 
 def squared(gradient, like, axis_name: str | None):
-    """A gradient's squared norm, as a float32 (or float64) scalar. `like`: of its moments, whose shards decide."""
+    """A gradient's squared norm, as a float32 (or float64) scalar. `like`: of its moments, whose
+    shards decide.
+    """
     return total(scattered(gradient, like, axis_name), gradient, axis_name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fold:
-    """`fold(state, gradient)`: the state of one component after one microbatch, whose moments decay by `decays` before.
+    """`fold(state, gradient)`: the state of one component after one microbatch, whose moments decay
+    by `decays` before.
 
-    `state`: moments mu, nu; the sum of squared norms; what was skipped. A gradient that is not finite is left out, and
-    counted. `factor`, of the exact global norm, scales every component.
+    `state`: moments mu, nu; the sum of squared norms; what was skipped. A gradient that is not
+    finite is left out, and counted. `factor`, of the exact global norm, scales every component.
     """
 
     rule: Rule

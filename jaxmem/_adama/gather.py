@@ -1,4 +1,6 @@
-"""A released step's parameters where devices have parts of them, or of their moments: gathered, and updated part by part."""
+"""A released step's parameters where devices have parts of them, or of their moments: gathered, and
+updated part by part.
+"""
 
 from typing import Any
 
@@ -12,7 +14,9 @@ from jaxmem._states.shards import assembled, gathered, part_of, refilled
 
 
 def whole(parts: Parts, params, like, axis_name: str | None):
-    """The parameters, of the shapes of `like`, gathered in the layers' dtype where each device has a part of them."""
+    """The parameters, of the shapes of `like`, gathered in the layers' dtype where each device has
+    a part of them.
+    """
     if all(a.shape == b.shape for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(like))):
         return params
     assert axis_name is not None, "arrays are parts, and there is no axis"
@@ -31,7 +35,9 @@ def whole(parts: Parts, params, like, axis_name: str | None):
 
 
 def updated(layers: str, rule: Rule, params, state: AdamAState):
-    """(params, state) after a minibatch: each device updates its part, and all gather what each holds whole (ZeRO-1)."""
+    """(params, state) after a minibatch: each device updates its part, and all gather what each
+    holds whole (ZeRO-1).
+    """
     assert rule.axis_name is not None, "arrays are parts, and there is no axis"
     axis: str = rule.axis_name
     mine = jax.tree.map(lambda p, m: part_of(p, m, axis), params, state.mu)

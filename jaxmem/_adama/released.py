@@ -1,4 +1,6 @@
-"""released_step(): a training step whose backward folds each layer's gradient into Adam's moments and lets it go."""
+"""released_step(): a training step whose backward folds each layer's gradient into Adam's moments
+and lets it go.
+"""
 
 from collections.abc import Callable
 
@@ -22,27 +24,32 @@ def released_step(
     has_aux: bool = False,
     clip: tuple[str, float] | None = None,
 ) -> ReleasedStep:
-    """A training step that never holds a model's gradient: each layer's is folded as it appears (AdamA §3.2).
+    """A training step that never holds a model's gradient: each layer's is folded as it appears
+    (AdamA §3.2).
 
-    `tx`: from `jaxmem.adama` or its kin. Parameters are a dict; those under `layers` are stacked, as for `jaxmem.stack`,
-    and the others are `outer`. `embed(outer, microbatch) -> x`, or a tuple of x and what all layers share;
-    `block(p_i, x, *shared) -> x`; `head(outer, x, microbatch) -> loss`, a mean. With a key, `embed` and `block` are called
-    with `key=` too. `has_aux`: `block` returns (x, aux), and `head` is called with every layer's aux after x. `plan`,
+    `tx`: from `jaxmem.adama` or its kin. Parameters are a dict; those under `layers` are stacked,
+    as for `jaxmem.stack`, and the others are `outer`. `embed(outer, microbatch) -> x`, or a tuple
+    of x and what all layers share;
+    `block(p_i, x, *shared) -> x`; `head(outer, x, microbatch) -> loss`, a mean. With a key, `embed`
+    and `block` are called with `key=` too. `has_aux`: `block` returns (x, aux), and `head` is
+    called with every layer's aux after x. `plan`,
     `label` and `dtype` are those of `jaxmem.stack`.
 
-    Outside the layers an array is folded when its whole gradient exists: what `head` alone reads, before the layers'
-    backward; what both read, such as tied embeddings, at the end. `clip`: None; ("value", c); ("component", c), the norm of
-    each layer and of each array outside; or ("norm", c), the exact global norm of a microbatch's gradient, for which
-    the layers' backward runs twice: 1.5 to 1.7 times the step (benchmarks/adama_time.py).
+    Outside the layers an array is folded when its whole gradient exists: what `head` alone reads,
+    before the layers' backward; what both read, such as tied embeddings, at the end. `clip`: None;
+    ("value", c); ("component", c), the norm of each layer and of each array outside; or ("norm",
+    c), the exact global norm of a microbatch's gradient, for which the layers' backward runs twice:
+    1.5 to 1.7 times the step (benchmarks/adama_time.py).
 
-    Raises OptimizerError if `tx` is no AdamA, such as a chain, or needs the whole gradient; for arguments that are not
-    callable; when called, for parameters or a batch that do not fit.
+    Raises OptimizerError if `tx` is no AdamA, such as a chain, or needs the whole gradient; for
+    arguments that are not callable; when called, for parameters or a batch that do not fit.
     """
     if not isinstance(tx, AdamA):
         raise OptimizerError(f"released_step: `tx` is {_named(tx)}")
     if tx.rule.nesterov:
         raise OptimizerError(
-            "released_step: `tx` has `nesterov`, whose update needs the whole gradient; use jaxmem.adama without"
+            "released_step: `tx` has `nesterov`, whose update needs the whole gradient; use"
+            " jaxmem.adama without"
         )
     if not isinstance(tx.rule.accumulation_steps, int):
         raise OptimizerError(
@@ -63,12 +70,15 @@ def _named(tx) -> str:
     names = _transformations(getattr(tx, "update", None))
     if "clip_by_global_norm" in names:
         return (
-            "a chain with optax.clip_by_global_norm; a global norm needs every layer's gradient at once, and each is let go"
-            " as it appears: expected jaxmem.adama(...) alone, with clip=('value', c), clip=('component', c), or"
+            "a chain with optax.clip_by_global_norm; a global norm needs every layer's gradient at"
+            " once, and each is let go"
+            " as it appears: expected jaxmem.adama(...) alone, with clip=('value', c),"
+            " clip=('component', c), or"
             " clip=('norm', c), which is exact and takes a second backward"
         )
     return (
-        f"{type(tx).__name__}; expected what jaxmem.adama, adamaw_a or scale_by_adama returned, alone: rates, schedules and"
+        f"{type(tx).__name__}; expected what jaxmem.adama, adamaw_a or scale_by_adama returned,"
+        " alone: rates, schedules and"
         " decay are its arguments, and clipping is `clip`"
     )
 

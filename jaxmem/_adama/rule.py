@@ -19,7 +19,9 @@ def _known(value) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Settings of one AdamA. `learning_rate` None: updates are not scaled, as optax's scale_by_ transformations."""
+    """Settings of one AdamA. `learning_rate` None: updates are not scaled, as optax's scale_by_
+    transformations.
+    """
 
     b1: Any
     b2: Any
@@ -48,8 +50,10 @@ class Rule:
                 )
         if self.nesterov and not self.single:
             raise OptimizerError(
-                f"adama: `nesterov` with `accumulation_steps` {n}: Nesterov's update needs the minibatch's whole gradient,"
-                " which AdamA never holds; use one microbatch, or optax.MultiSteps(optax.nadam(...))"
+                f"adama: `nesterov` with `accumulation_steps` {n}: Nesterov's update needs the"
+                " minibatch's whole gradient,"
+                " which AdamA never holds; use one microbatch, or"
+                " optax.MultiSteps(optax.nadam(...))"
             )
         object.__setattr__(
             self, "mu_dtype", None if self.mu_dtype is None else jnp.dtype(self.mu_dtype)
@@ -61,21 +65,26 @@ class Rule:
         return isinstance(self.accumulation_steps, int) and self.accumulation_steps == 1
 
     def check(self, gradient, mu, params) -> None:
-        """Raises OptimizerError if a gradient is not of the moments' tree and shapes, or is of all devices already."""
+        """Raises OptimizerError if a gradient is not of the moments' tree and shapes, or is of all
+        devices already.
+        """
         if jax.tree.structure(gradient) != jax.tree.structure(mu):
             raise OptimizerError(
-                f"adama: `updates` is {jax.tree.structure(gradient)}, and the state was made for {jax.tree.structure(mu)};"
+                f"adama: `updates` is {jax.tree.structure(gradient)}, and the state was made for"
+                f" {jax.tree.structure(mu)};"
                 " expected the gradient of the parameters that `init` was given"
             )
         for (path, g), m in zip(jax.tree.leaves_with_path(gradient), jax.tree.leaves(mu)):
             if jnp.shape(g) != jnp.shape(m):
                 raise OptimizerError(
-                    f"adama: `updates{jax.tree_util.keystr(path)}` has shape {jnp.shape(g)}, and its moments"
+                    f"adama: `updates{jax.tree_util.keystr(path)}` has shape {jnp.shape(g)}, and"
+                    " its moments"
                     f" {jnp.shape(m)}; parameters that change shape need a new state: `init` again"
                 )
         if self.weight_decay is not None and params is None:
             raise OptimizerError(
-                "adamaw_a: `params` is None; expected the parameters, since they decay: update(updates, state, params)"
+                "adamaw_a: `params` is None; expected the parameters, since they decay:"
+                " update(updates, state, params)"
             )
         axis = self.axis_name
         if (
@@ -84,8 +93,10 @@ class Rule:
             and not all(axis in axes_of(g) for g in jax.tree.leaves(gradient))
         ):
             raise OptimizerError(
-                f"adama: `updates` do not vary over {axis!r}: JAX has summed them over the devices already; expected each"
-                f" device's own gradient: differentiate by jax.lax.pcast(params, {axis!r}, to='varying')"
+                f"adama: `updates` do not vary over {axis!r}: JAX has summed them over the devices"
+                " already; expected each"
+                f" device's own gradient: differentiate by jax.lax.pcast(params, {axis!r},"
+                " to='varying')"
             )
 
     @property
@@ -118,7 +129,9 @@ class Rule:
         )
 
     def updates(self, mu, nu, count, params, gradient=None):
-        """Adam's step with bias correction, with decay, times the rate. `gradient`, for Nesterov's, is the minibatch's."""
+        """Adam's step with bias correction, with decay, times the rate. `gradient`, for Nesterov's,
+        is the minibatch's.
+        """
         done = optax.safe_increment(count)
         m_hat, v_hat = (
             optax.tree.bias_correction(mu, self.b1, done),

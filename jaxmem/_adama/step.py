@@ -1,4 +1,6 @@
-"""The released step: a minibatch's microbatches one after the other, on one device or on each of several."""
+"""The released step: a minibatch's microbatches one after the other, on one device or on each of
+several.
+"""
 
 import dataclasses
 from typing import Any
@@ -18,12 +20,15 @@ from jaxmem.errors import OptimizerError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ReleasedStep:
-    """`step(state, batch, key=None) -> (state, metrics)`, with `state` a pair (params, AdamAState). Donate it.
+    """`step(state, batch, key=None) -> (state, metrics)`, with `state` a pair (params, AdamAState).
+    Donate it.
 
-    Made by `jaxmem.released_step`. `batch`: a tree of arrays with a leading axis that `accumulation_steps` divides.
-    `key`: a random key; microbatch i is given `fold_in(key, i)`, and its layer j `fold_in` of that and j. Metrics: `loss`,
-    the mean over microbatches; `grad_norm`, the root mean square of the microbatches' gradient norms; `skipped`, how many
-    folds were left out since a gradient was not finite, and `skipped_layers`, of these the layers', int32 (L,).
+    Made by `jaxmem.released_step`. `batch`: a tree of arrays with a leading axis that
+    `accumulation_steps` divides.
+    `key`: a random key; microbatch i is given `fold_in(key, i)`, and its layer j `fold_in` of that
+    and j. Metrics: `loss`, the mean over microbatches; `grad_norm`, the root mean square of the
+    microbatches' gradient norms; `skipped`, how many folds were left out since a gradient was not
+    finite, and `skipped_layers`, of these the layers', int32 (L,).
     """
 
     tx: AdamA
@@ -99,19 +104,22 @@ class ReleasedStep:
     def data_parallel(self, mesh, divided: str = "nothing"):
         """The step over the devices of `mesh`'s axis `axis_name`, with the batch divided over them.
 
-        `divided`: what else is. "nothing": moments are each device's own until one all-reduce a minibatch, whatever the
-        number of microbatches; the result is that of one device with as many times more microbatches (AdamA §3.3).
-        "moments" (ZeRO-1): each device has a part of the moments, along an axis of theirs that the devices divide; each
-        layer's mean gradient is reduce-scattered each microbatch, and parameters are all-gathered once; the result is
-        that of one device with microbatches as many times larger. "states": parameters too; they are all-gathered
-        as a minibatch starts, in `dtype` where the step was made with one. `specs` gives the state's layout. Microbatches
-        are counted on from device to device, so that each has a key of its own.
-        Raises OptimizerError if the optimizer was made without `axis_name`, or for another axis.
+        `divided`: what else is. "nothing": moments are each device's own until one all-reduce a
+        minibatch, whatever the number of microbatches; the result is that of one device with as
+        many times more microbatches (AdamA §3.3). "moments" (ZeRO-1): each device has a part of the
+        moments, along an axis of theirs that the devices divide; each layer's mean gradient is
+        reduce-scattered each microbatch, and parameters are all-gathered once; the result is that
+        of one device with microbatches as many times larger. "states": parameters too; they are
+        all-gathered as a minibatch starts, in `dtype` where the step was made with one. `specs`
+        gives the state's layout. Microbatches are counted on from device to device, so that each
+        has a key of its own. Raises OptimizerError if the optimizer was made without `axis_name`,
+        or for another axis.
         """
         axis = self.tx.rule.axis_name
         if axis is None or axis not in mesh.shape:
             raise OptimizerError(
-                f"data_parallel: the optimizer's `axis_name` is {axis!r}, and `mesh` has {', '.join(map(repr, mesh.shape))};"
+                f"data_parallel: the optimizer's `axis_name` is {axis!r}, and `mesh` has"
+                f" {', '.join(map(repr, mesh.shape))};"
                 " expected one of them: jaxmem.adama(..., axis_name=...)"
             )
         everything, over = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(axis)
@@ -133,9 +141,11 @@ class ReleasedStep:
         return step
 
     def specs(self, params, devices: int, divided: str = "nothing"):
-        """The PartitionSpecs of a state (params, AdamAState) of which this is divided over so many devices.
+        """The PartitionSpecs of a state (params, AdamAState) of which this is divided over so many
+        devices.
 
-        Raises OptimizerError for another `divided` than `data_parallel` takes, or without `axis_name`.
+        Raises OptimizerError for another `divided` than `data_parallel` takes, or without
+        `axis_name`.
         """
         axis, everything = self.tx.rule.axis_name, jax.sharding.PartitionSpec()
         if divided not in ("nothing", "moments", "states"):
@@ -163,7 +173,8 @@ def _microbatches(batch, n: int):
     def one(path, a):
         if not jnp.ndim(a) or jnp.shape(a)[0] % n:
             raise OptimizerError(
-                f"released_step: `batch{jax.tree_util.keystr(path)}` has shape {jnp.shape(a)}; expected a leading axis that"
+                f"released_step: `batch{jax.tree_util.keystr(path)}` has shape {jnp.shape(a)};"
+                " expected a leading axis that"
                 f" accumulation_steps = {n} divides"
             )
         return a.reshape(n, a.shape[0] // n, *a.shape[1:])

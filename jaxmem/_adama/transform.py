@@ -1,4 +1,6 @@
-"""AdamA as an optax transformation: gradients folded into Adam's moments a microbatch at a time, never accumulated."""
+"""AdamA as an optax transformation: gradients folded into Adam's moments a microbatch at a time,
+never accumulated.
+"""
 
 import dataclasses
 import functools
@@ -15,7 +17,8 @@ from jaxmem.errors import OptimizerError
 
 
 class AdamAState(NamedTuple):
-    """`count`, int32: minibatches that are finished. `folded`, int32: microbatches of the current one.
+    """`count`, int32: minibatches that are finished. `folded`, int32: microbatches of the current
+    one.
 
     `mu`, `nu`: Adam's moments, trees like the parameters.
     """
@@ -29,8 +32,9 @@ class AdamAState(NamedTuple):
 class AdamA(optax.GradientTransformationExtraArgs):
     """An optax transformation whose parts other training loops may call: `begin`, `fold`, `finish`.
 
-    A minibatch is `begin` once, `fold` for each of its `accumulation_steps` microbatches, `finish` once (AdamA,
-    Algorithm 1). `begin` and `fold` take moments of the whole model or of any part of it, such as one layer.
+    A minibatch is `begin` once, `fold` for each of its `accumulation_steps` microbatches, `finish`
+    once (AdamA, Algorithm 1). `begin` and `fold` take moments of the whole model or of any part of
+    it, such as one layer.
     """
 
     rule: Rule
@@ -43,21 +47,28 @@ class AdamA(optax.GradientTransformationExtraArgs):
         return made
 
     def begin(self, mu, nu):
-        """The moments as a minibatch starts: b1 mu, and b2 nu or, with `axis_name`, devices * b2 nu (AdamA §3.3)."""
+        """The moments as a minibatch starts: b1 mu, and b2 nu or, with `axis_name`, devices * b2 nu
+        (AdamA §3.3).
+        """
         return self.rule.begin(mu, nu)
 
     def fold(self, mu, nu, gradient):
-        """mu + (1 - b1) g and nu + (1 - b2) g², where g is a microbatch's mean gradient / `accumulation_steps`."""
+        """mu + (1 - b1) g and nu + (1 - b2) g², where g is a microbatch's mean gradient /
+        `accumulation_steps`.
+        """
         return self.rule.fold(mu, nu, gradient)
 
     def finish(self, state: AdamAState, params=None) -> tuple[Any, AdamAState]:
-        """The minibatch's updates, and the state that the next one begins with; all-reduced over `axis_name`.
+        """The minibatch's updates, and the state that the next one begins with; all-reduced over
+        `axis_name`.
 
-        Raises OptimizerError with `nesterov`, whose update needs the gradient: `update` alone has it.
+        Raises OptimizerError with `nesterov`, whose update needs the gradient: `update` alone has
+        it.
         """
         if self.rule.nesterov:
             raise OptimizerError(
-                "finish: `nesterov` needs the minibatch's gradient; expected `update` to be called instead"
+                "finish: `nesterov` needs the minibatch's gradient; expected `update` to be called"
+                " instead"
             )
         return _finish(self.rule, state, params)
 
@@ -110,7 +121,9 @@ def _update(rule: Rule, updates, state: AdamAState, params=None, **_):
 
 
 def _stored(rule: Rule, new: AdamAState, old: AdamAState) -> AdamAState:
-    """In the old state's dtypes; moments are each device's own, whether they were just reduced or not."""
+    """In the old state's dtypes; moments are each device's own, whether they were just reduced or
+    not.
+    """
     mu, nu = (
         jax.tree.map(lambda a, b: a.astype(b.dtype), *pair)
         for pair in ((new.mu, old.mu), (new.nu, old.nu))
@@ -129,16 +142,20 @@ def scale_by_adama(
     accumulation_steps: int = 1,
     axis_name: str | None = None,
 ) -> AdamA:
-    """`optax.scale_by_adam` over minibatches of `accumulation_steps` microbatches, without a gradient buffer (AdamA).
+    """`optax.scale_by_adam` over minibatches of `accumulation_steps` microbatches, without a
+    gradient buffer (AdamA).
 
-    `update` is called with each microbatch's mean gradient, and returns zeros until the minibatch's last. nu gathers
-    the sum of the microbatches' squared gradients, not the square of their sum; with one microbatch it is Adam.
-    What follows it in `optax.chain` runs every microbatch, so rates, schedules and decay belong in `adama` or
-    `adamaw_a`. `axis_name`: of `jax.shard_map`, for data parallelism with each device's own gradient: moments stay local
-    until the minibatch's last microbatch, and are then reduced once (AdamA §3.3).
+    `update` is called with each microbatch's mean gradient, and returns zeros until the minibatch's
+    last. nu gathers the sum of the microbatches' squared gradients, not the square of their sum;
+    with one microbatch it is Adam. What follows it in `optax.chain` runs every microbatch, so
+    rates, schedules and decay belong in `adama` or
+    `adamaw_a`. `axis_name`: of `jax.shard_map`, for data parallelism with each device's own
+    gradient: moments stay local until the minibatch's last microbatch, and are then reduced once
+    (AdamA §3.3).
 
-    Raises OptimizerError for `accumulation_steps` below 1, `b1` or `b2` outside [0, 1), or `nesterov` with more than one
-    microbatch; `update` does for gradients whose tree or shapes are not those of the state.
+    Raises OptimizerError for `accumulation_steps` below 1, `b1` or `b2` outside [0, 1), or
+    `nesterov` with more than one microbatch; `update` does for gradients whose tree or shapes are
+    not those of the state.
     """
     return AdamA.of(Rule(b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name))
 
@@ -155,10 +172,11 @@ def adama(
     accumulation_steps: int = 1,
     axis_name: str | None = None,
 ) -> AdamA:
-    """`optax.adam` over minibatches of `accumulation_steps` microbatches, without a gradient buffer (AdamA, Algorithm 1).
+    """`optax.adam` over minibatches of `accumulation_steps` microbatches, without a gradient buffer
+    (AdamA, Algorithm 1).
 
-    `learning_rate`: a number, or a schedule of the number of finished minibatches. The rest, and what is raised, as
-    in `scale_by_adama`.
+    `learning_rate`: a number, or a schedule of the number of finished minibatches. The rest, and
+    what is raised, as in `scale_by_adama`.
     """
     rule = Rule(b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name)
     return AdamA.of(dataclasses.replace(rule, learning_rate=learning_rate))
@@ -178,10 +196,12 @@ def adamaw_a(
     accumulation_steps: int = 1,
     axis_name: str | None = None,
 ) -> AdamA:
-    """`optax.adamw` over minibatches of `accumulation_steps` microbatches, without a gradient buffer (AdamA).
+    """`optax.adamw` over minibatches of `accumulation_steps` microbatches, without a gradient
+    buffer (AdamA).
 
-    Weights decay once a minibatch: those of which `mask`, a tree of booleans like the parameters or a function that
-    makes one of them, is true. `update` needs `params`. The rest, and what is raised, as in `adama`.
+    Weights decay once a minibatch: those of which `mask`, a tree of booleans like the parameters or
+    a function that makes one of them, is true. `update` needs `params`. The rest, and what is
+    raised, as in `adama`.
     """
     rule = Rule(b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name)
     return AdamA.of(

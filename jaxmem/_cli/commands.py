@@ -93,11 +93,13 @@ def targets(args: argparse.Namespace) -> int:
     for t in found:
         source = "XLA's estimates" if t.gpu and t.gpu.priced else "a roofline"
         print(
-            f"{t.name:11} {t.usable_bytes / 2**30:10.1f} {t.bandwidth / 1e12:12.2f} {t.matmul_flops / 1e12:15.0f}"
+            f"{t.name:11} {t.usable_bytes / 2**30:10.1f} {t.bandwidth / 1e12:12.2f}"
+            f" {t.matmul_flops / 1e12:15.0f}"
             f" {t.link / 1e9:15.0f}  {source}"
         )
     print(
-        "`name:N` means N of them on one host; `local` is the device at hand, where times are measured"
+        "`name:N` means N of them on one host; `local` is the device at hand, where times are"
+        " measured"
     )
     return 0
 
@@ -137,5 +139,6 @@ def _check_writable(option: str, path: str | pathlib.Path | None) -> None:
     parent = next(p for p in path.absolute().parents if p.exists())
     if not parent.is_dir():
         raise JaxmemError(
-            f"{option}: {str(path)!r}: {str(parent)!r} is no folder; expected a path where a file can be"
+            f"{option}: {str(path)!r}: {str(parent)!r} is no folder; expected a path where a file"
+            " can be"
         )

@@ -19,7 +19,9 @@ PREALLOCATE, FRACTION = "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """`level`: "ok"; "note", where something is left out; "bad", where something will fail. The last two have a remedy."""
+    """`level`: "ok"; "note", where something is left out; "bad", where something will fail. The
+    last two have a remedy.
+    """
 
     name: str
     found: str
@@ -49,7 +51,8 @@ def combinations(found: Mapping[str, str]) -> list[Check]:
     jax, jaxlib = have.get("jax", (0,)), have.get("jaxlib", (0,))
     if jaxlib < OFFLOAD_SINCE:
         amiss(
-            f"jaxlib {found.get('jaxlib')} reads what a scan offloads on a GPU at wrong offsets, so jaxmem never offloads there",
+            f"jaxlib {found.get('jaxlib')} reads what a scan offloads on a GPU at wrong offsets, so"
+            " jaxmem never offloads there",
             "to offload: Python 3.12 and pip install 'jax>=0.11.2'",
             "note",
         )
@@ -94,7 +97,8 @@ def settings(environment: Mapping[str, str], gpu: bool) -> list[Check]:
             Check(
                 "XLA_FLAGS",
                 flags,
-                "with the latency-hiding scheduler unrolled layers keep on the device what they offload: scan over them",
+                "with the latency-hiding scheduler unrolled layers keep on the device what they"
+                " offload: scan over them",
                 "note",
             )
         )
@@ -114,7 +118,8 @@ def settings(environment: Mapping[str, str], gpu: bool) -> list[Check]:
                 Check(
                     PREALLOCATE,
                     "false: memory is taken as it is needed, and may fragment",
-                    f"for budgets near the device's memory set {PREALLOCATE}=true and {FRACTION}=.95",
+                    f"for budgets near the device's memory set {PREALLOCATE}=true and"
+                    f" {FRACTION}=.95",
                     "note",
                 )
             )

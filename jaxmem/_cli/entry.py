@@ -10,7 +10,10 @@ from types import ModuleType
 
 from jaxmem.errors import StepError
 
-EXPECTED = "expected MODULE:FUNCTION, such as 'train:planned' or 'path/to/train.py:planned', where FUNCTION takes nothing and returns (build, *args)"
+EXPECTED = (
+    "expected MODULE:FUNCTION, such as 'train:planned' or 'path/to/train.py:planned', where"
+    " FUNCTION takes nothing and returns (build, *args)"
+)
 
 
 def load_entry(name: str) -> tuple[Callable, tuple]:

@@ -17,10 +17,10 @@ SCALES = ("bfloat16", "float32")
 class Codec(Protocol):
     """How a tensor is held between its forward and its backward use; frozen and hashable.
 
-    `encode` and `decode` run under jit, vmap and scan, give the same result for the same input, and take any shape,
-    0-d and empty ones too. A value that is not finite never decodes to a finite one. The error bound, and whether the
-    codec is lossless, stand in the codec's own docstring. `str(codec)` is its text form: `jaxmem.codecs.parse` inverts
-    it.
+    `encode` and `decode` run under jit, vmap and scan, give the same result for the same input, and
+    take any shape, 0-d and empty ones too. A value that is not finite never decodes to a finite
+    one. The error bound, and whether the codec is lossless, stand in the codec's own docstring.
+    `str(codec)` is its text form: `jaxmem.codecs.parse` inverts it.
     """
 
     def check(self, shape: tuple[int, ...], dtype) -> None:
@@ -41,7 +41,9 @@ class Codec(Protocol):
 
 
 class TextForm:
-    """`name(field=value,...)` of a frozen dataclass; flags (bool) stand there only where they are on."""
+    """`name(field=value,...)` of a frozen dataclass; flags (bool) stand there only where they are
+    on.
+    """
 
     name: ClassVar[str]
     takes: ClassVar[tuple[str, ...]] = FLOATS  # names of dtypes
@@ -62,7 +64,8 @@ class TextForm:
         )  # PRNG keys' dtypes are none of numpy's
         if name not in self.takes:
             raise TagError(
-                f"{self.name}: `dtype` is {name} (shape {tuple(shape)}); expected one of {', '.join(self.takes)}:"
+                f"{self.name}: `dtype` is {name} (shape {tuple(shape)}); expected one of"
+                f" {', '.join(self.takes)}:"
                 " keep, recompute or offload this tensor, or give its tag another codec"
             )
 
@@ -82,7 +85,8 @@ def check_integer(codec: str, field: str, value, least: int, multiple: int = 1) 
     nearest = max(least, -int(-number // multiple) * multiple)
     even = "n even" if multiple == 2 else "n"
     raise TagError(
-        f"{codec}: `{field}` is {value!r}; expected a{even} integer of at least {least}; nearest: {nearest}"
+        f"{codec}: `{field}` is {value!r}; expected a{even} integer of at least {least}; nearest:"
+        f" {nearest}"
     )
 
 
@@ -94,11 +98,14 @@ def check_flag(codec: str, field: str, value) -> None:
 
 
 def scale_name(codec: str, value) -> str:
-    """The name of a scale's dtype, given as a name or a dtype. Raises TagError if scales cannot have it."""
+    """The name of a scale's dtype, given as a name or a dtype. Raises TagError if scales cannot
+    have it.
+    """
     name = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
     if name not in SCALES:
         raise TagError(
-            f"{codec}: `scale` is {name!r}; expected one of {', '.join(SCALES)}; nearest: {nearest(name, SCALES)}"
+            f"{codec}: `scale` is {name!r}; expected one of {', '.join(SCALES)}; nearest:"
+            f" {nearest(name, SCALES)}"
         )
     return name
 

@@ -49,7 +49,9 @@ class _Int4(TextForm, abc.ABC):
 
 
 class _Grouped(_Int4):
-    """In groups of the flat array: of its last axis where groups divide it, so that codes are sharded as the tensor is."""
+    """In groups of the flat array: of its last axis where groups divide it, so that codes are
+    sharded as the tensor is.
+    """
 
     def rows(self, shape) -> tuple[tuple[int, ...], int]:
         """The tensor's shape with its groups along the last axis, and the size of one."""
@@ -72,14 +74,17 @@ class _Grouped(_Int4):
 
 @dataclasses.dataclass(frozen=True)
 class GroupedSymmetric(_Grouped):
-    """Symmetric INT4 by groups of the flat array (Adacc 3.2): s = max|x|/8, q = clip(round(x/s), -8, 7), x̂ = q·s.
+    """Symmetric INT4 by groups of the flat array (Adacc 3.2): s = max|x|/8, q = clip(round(x/s),
+    -8, 7), x̂ = q·s.
 
-    `group`: values (even) that share a scale. `scale`: dtype of the stored scale, bfloat16 or float32; it is rounded
-    up, and values are quantized against the rounded one. `stochastic`: unbiased rounding, E[x̂] = x, with s = max|x|/7;
-    its random bits are hashed from the group itself.
-    |x − x̂| ≤ s/2, or s where the code was clipped to 7 or rounding is stochastic, plus x̂'s rounding to `dtype`.
-    A group of values below 2^-122 may decode to zeros; one with a value that is not finite, or whose scale passes the
-    scale's dtype (float64 only), decodes to NaN. Takes bfloat16, float16, float32, float64.
+    `group`: values (even) that share a scale. `scale`: dtype of the stored scale, bfloat16 or
+    float32; it is rounded up, and values are quantized against the rounded one. `stochastic`:
+    unbiased rounding, E[x̂] = x, with s = max|x|/7; its random bits are hashed from the group
+    itself.
+    |x − x̂| ≤ s/2, or s where the code was clipped to 7 or rounding is stochastic, plus x̂'s
+    rounding to `dtype`. A group of values below 2^-122 may decode to zeros; one with a value that
+    is not finite, or whose scale passes the scale's dtype (float64 only), decodes to NaN. Takes
+    bfloat16, float16, float32, float64.
     """
 
     name: ClassVar[str] = "grouped_symmetric"
@@ -98,11 +103,13 @@ class GroupedSymmetric(_Grouped):
 
 @dataclasses.dataclass(frozen=True)
 class GroupedAsymmetric(_Grouped):
-    """Asymmetric INT4 by groups of the flat array (Adacc 3.2), for values on one side of zero, as softmax's.
+    """Asymmetric INT4 by groups of the flat array (Adacc 3.2), for values on one side of zero, as
+    softmax's.
 
-    o = (max + min)/2, s = (max − min)/16, q = clip(round((x − o)/s), −8, 7), x̂ = q·s + o. o is stored in `scale`'s
-    dtype, and s is then max|x − o|/8, rounded up, so that the bounds of `GroupedSymmetric` hold with this s; fields and
-    dtypes are the same. Where |o| is far greater than max − min, a bfloat16 o costs accuracy: take float32.
+    o = (max + min)/2, s = (max − min)/16, q = clip(round((x − o)/s), −8, 7), x̂ = q·s + o. o is
+    stored in `scale`'s dtype, and s is then max|x − o|/8, rounded up, so that the bounds of
+    `GroupedSymmetric` hold with this s; fields and dtypes are the same. Where |o| is far greater
+    than max − min, a bfloat16 o costs accuracy: take float32.
     """
 
     name: ClassVar[str] = "grouped_asymmetric"
@@ -124,7 +131,9 @@ class _ByRows(_Int4):
     """With scales for the tensor as rows of its last axis, whose neighbouring halves share bytes."""
 
     def rows(self, shape) -> tuple[tuple[int, ...], int]:
-        """The tensor's shape, a row at least, and how many values' halves share bytes: a shard's own, where one is divided."""
+        """The tensor's shape, a row at least, and how many values' halves share bytes: a shard's
+        own, where one is divided.
+        """
         rows = tuple(shape) or (1,)
         common = math.gcd(rows[-1], PACKED)
         return rows, common if common >= LEAST_PACKED else fitted(rows[-1], 2 * max(rows[-1], 1), 2)
@@ -163,11 +172,13 @@ class _ByRows(_Int4):
 
 @dataclasses.dataclass(frozen=True)
 class ChannelwiseSymmetric(_ByRows):
-    """Symmetric INT4 with one scale for each channel (index of the last axis) over all tokens (Adacc 3.2: Q, K, V).
+    """Symmetric INT4 with one scale for each channel (index of the last axis) over all tokens
+    (Adacc 3.2: Q, K, V).
 
-    An outlier channel of Q, K or V so has a scale of its own and spoils no other, without being moved in memory; there
-    is one scale a channel, however many tokens. The tensor is read twice: a scale is known after the last token.
-    A value that is not finite makes its whole channel NaN. Bounds and dtypes as for `GroupedSymmetric`.
+    An outlier channel of Q, K or V so has a scale of its own and spoils no other, without being
+    moved in memory; there is one scale a channel, however many tokens. The tensor is read twice: a
+    scale is known after the last token. A value that is not finite makes its whole channel NaN.
+    Bounds and dtypes as for `GroupedSymmetric`.
     """
 
     name: ClassVar[str] = "channelwise_symmetric"
@@ -186,7 +197,8 @@ class ChannelwiseSymmetric(_ByRows):
 
 @dataclasses.dataclass(frozen=True)
 class NaivePerToken(_ByRows):
-    """Symmetric INT4 with one scale for each token (all of the last axis): Adacc's baseline, which it shows to fail.
+    """Symmetric INT4 with one scale for each token (all of the last axis): Adacc's baseline, which
+    it shows to fail.
 
     One outlier channel sets the scale of every token. Bounds and dtypes as for `GroupedSymmetric`.
     """

@@ -15,11 +15,13 @@ INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32
 
 @dataclasses.dataclass(frozen=True)
 class BitMask(TextForm):
-    """A bit a value. Lossless, up to the sign of zero, for bool and for tensors that hold at most two values.
+    """A bit a value. Lossless, up to the sign of zero, for bool and for tensors that hold at most
+    two values.
 
-    Takes bool; bfloat16, float16, float32, float64 and (u)int8 to 64 of two values, such as {0, 1}, {0, 1/0.9} or
-    {-inf, 0}: the two are stored beside the bits. Where a floating tensor holds more, all but the least value decode to
-    NaN; where an integer one does, all but the least decode to the greatest: keep such a tensor.
+    Takes bool; bfloat16, float16, float32, float64 and (u)int8 to 64 of two values, such as {0, 1},
+    {0, 1/0.9} or {-inf, 0}: the two are stored beside the bits. Where a floating tensor holds more,
+    all but the least value decode to NaN; where an integer one does, all but the least decode to
+    the greatest: keep such a tensor.
     """
 
     name: ClassVar[str] = "bit_mask"

@@ -15,13 +15,15 @@ THRESHOLD = 3
 
 @dataclasses.dataclass(frozen=True)
 class OutlierSeparated(TextForm):
-    """Outlier channels (of the last axis) stored exactly, the rest set to `GroupedSymmetric` (Adacc 3.2).
+    """Outlier channels (of the last axis) stored exactly, the rest set to `GroupedSymmetric` (Adacc
+    3.2).
 
-    S_i = Σ|x| over channel i, Z_i = (S_i − μ)/σ over channels; an outlier has Z_i > 3. `capacity`: room for that many
-    outlier channels, filled by greatest S_i; room that is left holds zeros, outliers beyond it are quantized with the
-    rest, and `count` tells how many there are. By Cantelli fewer than a tenth of the channels can be outliers, so no
-    more room than that is made. `group`, `scale`, `stochastic`, dtypes and the bound on the rest as there.
-    Nothing is separated from a tensor with values that are not finite.
+    S_i = Σ|x| over channel i, Z_i = (S_i − μ)/σ over channels; an outlier has Z_i > 3. `capacity`:
+    room for that many outlier channels, filled by greatest S_i; room that is left holds zeros,
+    outliers beyond it are quantized with the rest, and `count` tells how many there are. By
+    Cantelli fewer than a tenth of the channels can be outliers, so no more room than that is made.
+    `group`, `scale`, `stochastic`, dtypes and the bound on the rest as there. Nothing is separated
+    from a tensor with values that are not finite.
     """
 
     name: ClassVar[str] = "outlier_separated"
@@ -43,7 +45,9 @@ class OutlierSeparated(TextForm):
         return min(self.capacity, _most_outliers(shape))
 
     def count(self, x):
-        """How many channels of `x` have Z > 3: int32 (). What exceeds `slots(x.shape)` is not separated."""
+        """How many channels of `x` have Z > 3: int32 (). What exceeds `slots(x.shape)` is not
+        separated.
+        """
         self.check(x.shape, x.dtype)
         most = _most_outliers(x.shape)
         return jnp.minimum(_outliers(x)[1].sum(dtype=jnp.int32), most) if most else jnp.int32(0)
@@ -95,7 +99,9 @@ def _most_outliers(shape: tuple[int, ...]) -> int:
 
 
 def _outliers(x):
-    """S (C,) relative to its greatest, and which channels have Z > 3 (bool); none where S is not finite."""
+    """S (C,) relative to its greatest, and which channels have Z > 3 (bool); none where S is not
+    finite.
+    """
     sums = jnp.abs(x.astype(wide_dtype(x.dtype))).reshape(-1, x.shape[-1]).sum(0)
     greatest = sums.max()
     sums = sums / jnp.where(greatest > 0, greatest, 1)

@@ -26,7 +26,8 @@ CODECS = {
     )
 }
 
-# Adacc 3.2. The residual stream adds up the outputs of linear layers, and keeps their outlier channels.
+# Adacc 3.2. The residual stream adds up the outputs of linear layers, and keeps their outlier
+# channels.
 _BY_KIND: dict[str, Codec] = {
     "linear": OutlierSeparated(),
     "norm": OutlierSeparated(),
@@ -58,8 +59,8 @@ def default_for(kind: str | None) -> Codec:
 def parse(text: str) -> Codec:
     """The codec that `text` describes: `parse(str(codec)) == codec`.
 
-    `text`: `name(field=value,...)`; fields left out have their default. Raises TagError if a name, a field or a value
-    is unknown, naming the nearest that is not.
+    `text`: `name(field=value,...)`; fields left out have their default. Raises TagError if a name,
+    a field or a value is unknown, naming the nearest that is not.
     """
     match = re.fullmatch(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", text) if isinstance(text, str) else None
     if match is None:
@@ -87,11 +88,16 @@ def _unknown_field(text, name, part, field, equals, defaults) -> str:
         return f"{failed} is unknown; expected no fields in {name}"
     if field in defaults and equals:
         return f"{failed} repeats a field; expected each at most once"
-    return f"{failed} is unknown; expected field=value of {', '.join(defaults)}; nearest: {nearest(field, defaults)}"
+    return (
+        f"{failed} is unknown; expected field=value of {', '.join(defaults)}; nearest:"
+        f" {nearest(field, defaults)}"
+    )
 
 
 def _value(text: str, default):
-    """`text` as the type of `default`, or as it is where it cannot be: the codec then says what it expects."""
+    """`text` as the type of `default`, or as it is where it cannot be: the codec then says what it
+    expects.
+    """
     if isinstance(default, bool):
         return {"true": True, "false": False}.get(text.lower(), text)
     if isinstance(default, int) and re.fullmatch(r"[+-]?\d{1,9}", text):

@@ -1,1 +1,3 @@
-"""Words and small tools that every other package may import. Free of JAX; imports `jaxmem.errors` alone."""
+"""Words and small tools that every other package may import. Free of JAX; imports `jaxmem.errors`
+alone.
+"""

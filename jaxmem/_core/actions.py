@@ -1,6 +1,8 @@
-"""The frozen words of a plan: Choice, Tag, BlockClass, Profile. Free of JAX and of every other file of ours.
+"""The frozen words of a plan: Choice, Tag, BlockClass, Profile. Free of JAX and of every other file
+of ours.
 
-Bytes are int, times are seconds (float), both for one layer (one run of one block) unless a name says otherwise.
+Bytes are int, times are seconds (float), both for one layer (one run of one block) unless a name
+says otherwise.
 """
 
 import dataclasses
@@ -31,7 +33,9 @@ LOSSLESS = (Action.KEEP, Action.RECOMPUTE, Action.OFFLOAD)
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Choice:
-    """An action, with the codec (in its text form, `jaxmem.codecs.parse`) where the action compresses."""
+    """An action, with the codec (in its text form, `jaxmem.codecs.parse`) where the action
+    compresses.
+    """
 
     action: Action
     codec: str | None = None
@@ -40,7 +44,8 @@ class Choice:
         object.__setattr__(self, "action", Action(self.action))
         if self.action.compresses != (self.codec is not None):
             raise ValueError(
-                f"Choice: action {self.action.value!r} with codec {self.codec!r}; a codec goes with compress actions, and only with them"
+                f"Choice: action {self.action.value!r} with codec {self.codec!r}; a codec goes with"
+                " compress actions, and only with them"
             )
 
     def __str__(self) -> str:
@@ -54,10 +59,12 @@ OFFLOAD = Choice(Action.OFFLOAD)
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One choice open to a tag, with its price for one layer. Recomputation is not listed: it is always open.
+    """One choice open to a tag, with its price for one layer. Recomputation is not listed: it is
+    always open.
 
-    `device_bytes` stay on the device until the backward, `host_bytes` cross the host link once each way and lie in
-    host memory meanwhile, `seconds` is the device's time for writing, reading, encoding and decoding.
+    `device_bytes` stay on the device until the backward, `host_bytes` cross the host link once each
+    way and lie in host memory meanwhile, `seconds` is the device's time for writing, reading,
+    encoding and decoding.
     """
 
     choice: Choice
@@ -80,7 +87,9 @@ class Tag:
 
 @dataclasses.dataclass(frozen=True)
 class Equation:
-    """One operation of a block's forward that the backward may have to repeat. `inputs` and `outputs` index values."""
+    """One operation of a block's forward that the backward may have to repeat. `inputs` and
+    `outputs` index values.
+    """
 
     primitive: str
     inputs: tuple[int, ...]
@@ -95,9 +104,10 @@ class Equation:
 class BlockClass:
     """A `jax.checkpoint` region under our policy, and how often it repeats.
 
-    The graph holds everything that the backward may need: `equations` in topological order over `values` (bytes of
-    each). `needed` are the values that the backward reads; `inputs` those that enter the block and cost memory if
-    anything reads them raw (never recomputed, Adacc eq. 6); `free` those in memory anyhow (parameters, constants).
+    The graph holds everything that the backward may need: `equations` in topological order over
+    `values` (bytes of each). `needed` are the values that the backward reads; `inputs` those that
+    enter the block and cost memory if anything reads them raw (never recomputed, Adacc eq. 6);
+    `free` those in memory anyhow (parameters, constants).
     """
 
     name: str  # the policy's block label; classes of one label share their decisions
@@ -121,7 +131,9 @@ class BlockClass:
 
     @property
     def everything_bytes(self) -> int:
-        """Bytes one layer saves when everything that the backward needs is kept, as without a checkpoint."""
+        """Bytes one layer saves when everything that the backward needs is kept, as without a
+        checkpoint.
+        """
         free = set(self.free)
         return sum(self.values[v] for v in self.needed if v not in free)
 
@@ -138,7 +150,8 @@ class Profile:
     time_source: str  # "measured" | "xla" | "roofline"
 
 
-# Block label -> tag name -> choice; a tag that is absent is recomputed. REST stands for what no tag names: kept, it
-# makes the block as it is without a checkpoint, every tag kept; else it is recomputed.
+# Block label -> tag name -> choice; a tag that is absent is recomputed. REST stands for what no tag
+# names: kept, it makes the block as it is without a checkpoint, every tag kept; else it is
+# recomputed.
 Actions = dict[str, dict[str, Choice]]
 REST = "*"

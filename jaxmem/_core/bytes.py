@@ -7,11 +7,16 @@ from jaxmem.errors import BudgetError
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-_EXPECTED = 'expected a positive number of bytes, a text such as "12GiB" or "800MB", or a share of the usable memory such as "90%"'
+_EXPECTED = (
+    'expected a positive number of bytes, a text such as "12GiB" or "800MB", or a share of the'
+    ' usable memory such as "90%"'
+)
 
 
 def parse_budget(budget, usable_bytes: int, argument: str = "budget") -> int:
-    """Bytes of `budget`; None means all of `usable_bytes`. Raises BudgetError if it cannot be read or is not positive."""
+    """Bytes of `budget`; None means all of `usable_bytes`. Raises BudgetError if it cannot be read
+    or is not positive.
+    """
     if budget is None:
         return usable_bytes
     value = math.nan
@@ -21,7 +26,8 @@ def parse_budget(budget, usable_bytes: int, argument: str = "budget") -> int:
             value = float(match[1]) / 100 * usable_bytes
             if float(match[1]) > 100:
                 raise BudgetError(
-                    f"{argument}: `{argument}` is {budget!r}, more than all of the usable memory; {_EXPECTED}"
+                    f"{argument}: `{argument}` is {budget!r}, more than all of the usable memory;"
+                    f" {_EXPECTED}"
                 )
         elif match and match[2].lower() in _UNITS:
             value = float(match[1]) * _UNITS[match[2].lower()]

@@ -1,4 +1,5 @@
-"""What was timed and compiled before, in SQLite: times by the work's own text (Adacc §3.1, A1), bytes by the program's.
+"""What was timed and compiled before, in SQLite: times by the work's own text (Adacc §3.1, A1),
+bytes by the program's.
 
 A database that cannot be read or written costs speed, never a plan.
 """
@@ -12,9 +13,12 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 _TABLES = (
-    "CREATE TABLE IF NOT EXISTS times (key TEXT PRIMARY KEY, device TEXT, source TEXT, jaxlib TEXT, seconds REAL)",
-    "CREATE TABLE IF NOT EXISTS compiles (key TEXT PRIMARY KEY, device TEXT, jaxlib TEXT, result TEXT)",
-    "CREATE TABLE IF NOT EXISTS tried (key TEXT PRIMARY KEY, step TEXT, device TEXT, jaxlib TEXT, actions TEXT, result TEXT)",
+    "CREATE TABLE IF NOT EXISTS times (key TEXT PRIMARY KEY, device TEXT, source TEXT, jaxlib TEXT,"
+    " seconds REAL)",
+    "CREATE TABLE IF NOT EXISTS compiles (key TEXT PRIMARY KEY, device TEXT, jaxlib TEXT, result"
+    " TEXT)",
+    "CREATE TABLE IF NOT EXISTS tried (key TEXT PRIMARY KEY, step TEXT, device TEXT, jaxlib TEXT,"
+    " actions TEXT, result TEXT)",
 )
 
 
@@ -32,7 +36,9 @@ def _installed(name: str) -> str | None:
 
 
 class Database:
-    """Seconds of pieces of work on a device, and the results of deviceless compiles, which are the same every time."""
+    """Seconds of pieces of work on a device, and the results of deviceless compiles, which are the
+    same every time.
+    """
 
     def __init__(self, path: pathlib.Path | None = None):
         self.path = path or default_path()
@@ -72,7 +78,10 @@ class Database:
 
     def read_tried(self, device: str, step: str, most: int) -> list[tuple[str, str]]:
         """Actions and results of the latest compiles of `step`, oldest first."""
-        query = f"SELECT actions, result FROM tried WHERE step IN ({{}}) ORDER BY rowid DESC LIMIT {int(most)}"
+        query = (
+            "SELECT actions, result FROM tried WHERE step IN ({}) ORDER BY rowid DESC LIMIT"
+            f" {int(most)}"
+        )
         return self._select(query, [self._key(device, step)])[::-1]
 
     def write_tried(self, device: str, step: str, actions: str, result: str) -> None:

@@ -1,4 +1,6 @@
-"""Groups of layers that a plan decides apart: their labels, and a profile whose layers are divided. Free of JAX."""
+"""Groups of layers that a plan decides apart: their labels, and a profile whose layers are divided.
+Free of JAX.
+"""
 
 import dataclasses
 import re
@@ -27,7 +29,9 @@ def ranges(labels: Iterable[str], block: str) -> list[tuple[int, int]]:
 
 
 def divisible(profile: Profile) -> BlockClass | None:
-    """The block whose layers a plan may divide: of those that `jaxmem.stack` loops over, the one that can save most."""
+    """The block whose layers a plan may divide: of those that `jaxmem.stack` loops over, the one
+    that can save most.
+    """
     labels = [b.name for b in profile.blocks]
     stacked = [
         b for b in profile.blocks if b.stacked and b.layers > 1 and labels.count(b.name) == 1

@@ -1,4 +1,6 @@
-"""Shows what jaxmem's log says of long work: one line, rewritten, on a terminal; plain lines in a pipe."""
+"""Shows what jaxmem's log says of long work: one line, rewritten, on a terminal; plain lines in a
+pipe.
+"""
 
 import contextlib
 import logging

@@ -1,4 +1,6 @@
-"""A GPU's measured rates, in place of its datasheet's: from the results of a check on it to data of the package."""
+"""A GPU's measured rates, in place of its datasheet's: from the results of a check on it to data of
+the package.
+"""
 
 import dataclasses
 import json
@@ -24,7 +26,9 @@ PLAUSIBLE = 0.05, 1.2  # of the datasheet's: outside of this something else was 
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """Rates by name, B/s and FLOP/s: the datasheet's and the measured ones, and where they are written."""
+    """Rates by name, B/s and FLOP/s: the datasheet's and the measured ones, and where they are
+    written.
+    """
 
     gpu: str
     datasheet: dict[str, float]
@@ -35,28 +39,33 @@ class Calibration:
         lines = [f"{self.gpu}: measured, datasheet, share"]
         for name, rate in self.measured.items():
             lines.append(
-                f"  {name:12} {rate:.4g}  {self.datasheet[name]:.4g}  {rate / self.datasheet[name]:.1%}"
+                f"  {name:12} {rate:.4g}  {self.datasheet[name]:.4g} "
+                f" {rate / self.datasheet[name]:.1%}"
             )
         return "\n".join([*lines, f"written to {self.path}"])
 
 
 def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -> Calibration:
-    """Reads what `python -m experiments.gpu_check --part ceilings` left in `folder`, and writes the GPU's rates as JSON.
+    """Reads what `python -m experiments.gpu_check --part ceilings` left in `folder`, and writes the
+    GPU's rates as JSON.
 
-    `out`: a file; None means the package's own data, where targets of that name find them from then on.
-    Raises TargetError for results that are broken, a rehearsal's, of a GPU that is not in the table, or implausible.
+    `out`: a file; None means the package's own data, where targets of that name find them from then
+    on. Raises TargetError for results that are broken, a rehearsal's, of a GPU that is not in the
+    table, or implausible.
     """
     path = pathlib.Path(folder) / "ceilings.json"
     data = _read(path)
     if data.get("small"):
         raise TargetError(
-            f"calibrate: {str(path)!r} is a rehearsal at tiny sizes; expected the check run without --small"
+            f"calibrate: {str(path)!r} is a rehearsal at tiny sizes; expected the check run without"
+            " --small"
         )
     kind = data.get("device")
     gpu = gpu_of_kind(kind) if isinstance(kind, str) else None
     if gpu is None:
         raise TargetError(
-            f"calibrate: {str(path)!r} is of device {kind!r}; expected one of {', '.join(GPUS)}: add it to jaxmem/_device/gpus.py"
+            f"calibrate: {str(path)!r} is of device {kind!r}; expected one of {', '.join(GPUS)}:"
+            " add it to jaxmem/_device/gpus.py"
         )
     datasheet = dataclasses.asdict(rates_by_datasheet(gpu))
     measured = {name: min(_rate(data, point, path) for point in POINTS[name]) for name in NAMES}
@@ -64,7 +73,8 @@ def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -
         low, high = PLAUSIBLE
         if not low * datasheet[name] <= rate <= high * datasheet[name]:
             raise TargetError(
-                f"calibrate: {str(path)!r}: `{name}` is {rate:.4g}, and the datasheet of {gpu.name} says {datasheet[name]:.4g};"
+                f"calibrate: {str(path)!r}: `{name}` is {rate:.4g}, and the datasheet of {gpu.name}"
+                f" says {datasheet[name]:.4g};"
                 f" expected {low:.0%} to {high:.0%} of it: measure again on an idle device"
             )
     target = pathlib.Path(out) if out is not None else MEASURED / f"{gpu.name}.json"
@@ -106,7 +116,8 @@ def _rate(data: dict, point: str, path: pathlib.Path) -> float:
         or not (math.isfinite(value) and value > 0)
     ):
         raise TargetError(
-            f"calibrate: {str(path)!r}: `rows.{point}.rate.median` is {value!r}; expected a rate above 0: measure that point"
+            f"calibrate: {str(path)!r}: `rows.{point}.rate.median` is {value!r}; expected a rate"
+            " above 0: measure that point"
             " again (--part ceilings --retry)"
         )
     return float(value)

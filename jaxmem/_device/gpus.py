@@ -1,8 +1,10 @@
 """The GPUs that a step can be planned for, as data, and each one's description for XLA.
 
-Rates are dense peaks without sparsity, from NVIDIA's datasheets (named per line). Memory is what the CUDA driver
-reports to a program, a little under the datasheet's; multiprocessors, clocks and caches are those that XLA's own
-`target_config/specs` or CUDA's deviceQuery give. Host memory is one device's share of a common cloud instance's.
+Rates are dense peaks without sparsity, from NVIDIA's datasheets (named per line). Memory is what
+the CUDA driver reports to a program, a little under the datasheet's; multiprocessors, clocks and
+caches are those that XLA's own
+`target_config/specs` or CUDA's deviceQuery give. Host memory is one device's share of a common
+cloud instance's.
 """
 
 import dataclasses
@@ -29,7 +31,9 @@ class Gpu:
     l2_bytes: int
     shared_bytes: int  # a multiprocessor's
     threads_per_core: int
-    priced: bool  # whether XLA has a table of matrix products for it; if not, asking for its estimates is an error
+    # whether XLA has a table of matrix products for it; if not, asking for its estimates is an
+    # error
+    priced: bool
     source: str
 
     @property
@@ -54,19 +58,24 @@ _TABLE = (
     Gpu("l40s", "NVIDIA L40S", r"\bL40S$", (8, 9), 45_455 * MiB, 864e9, 362e12, 183e12,
         _PCIE4, 32 * GiB, 142, 128, 2.52, 96 * MiB, 100 * KiB, 1536, False,
         "NVIDIA L40S datasheet, 2023; g6e.xlarge"),
-    Gpu("rtx3090", "NVIDIA GeForce RTX 3090", r"\bRTX 3090$", (8, 6), 24_238 * MiB, 936e9, 71e12, 35.6e12,
+    Gpu("rtx3090", "NVIDIA GeForce RTX"
+                   " 3090", r"\bRTX 3090$", (8, 6), 24_238 * MiB, 936e9, 71e12, 35.6e12,
         _PCIE4, 32 * GiB, 82, 128, 1.695, 6 * MiB, 100 * KiB, 1536, False,
         "NVIDIA Ampere GA102 whitepaper v2, table 9; a desktop"),
-    Gpu("rtx4090", "NVIDIA GeForce RTX 4090", r"\bRTX 4090$", (8, 9), 24_084 * MiB, 1008e9, 165.2e12, 82.6e12,
+    Gpu("rtx4090", "NVIDIA GeForce RTX"
+                   " 4090", r"\bRTX 4090$", (8, 9), 24_084 * MiB, 1008e9, 165.2e12, 82.6e12,
         _PCIE4, 32 * GiB, 128, 128, 2.52, 72 * MiB, 100 * KiB, 1536, False,
         "NVIDIA Ada whitepaper v2, appendix A; a desktop"),
-    Gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", r"\bA100.*40GB", (8, 0), 42_298_834_944, 1555e9, 312e12, 156e12,
+    Gpu("a100-40gb", "NVIDIA"
+                     " A100-SXM4-40GB", r"\bA100.*40GB", (8, 0), 42_298_834_944, 1555e9, 312e12, 156e12,
         _PCIE4, 79 * GiB, 108, 64, 1.41, 40 * MiB, 164 * KiB, 2048, False,
         "NVIDIA A100 datasheet, 2021; a2-highgpu-1g"),
-    Gpu("a100-80gb", "NVIDIA A100-SXM4-80GB", r"\bA100.*80GB", (8, 0), 85_100_068_864, 2039e9, 312e12, 156e12,
+    Gpu("a100-80gb", "NVIDIA"
+                     " A100-SXM4-80GB", r"\bA100.*80GB", (8, 0), 85_100_068_864, 2039e9, 312e12, 156e12,
         _PCIE4, 158 * GiB, 108, 64, 1.41, 40 * MiB, 164 * KiB, 2048, False,
         "NVIDIA A100 datasheet, 2021; a2-ultragpu-1g"),
-    Gpu("h100-80gb", "NVIDIA H100 80GB HBM3", r"\bH100 80GB HBM3$", (9, 0), 84_942_979_072, 3352e9, 989e12, 494e12,
+    Gpu("h100-80gb", "NVIDIA H100 80GB"
+                     " HBM3", r"\bH100 80GB HBM3$", (9, 0), 84_942_979_072, 3352e9, 989e12, 494e12,
         _PCIE5, 217 * GiB, 132, 128, 1.98, 50 * MiB, 228 * KiB, 2048, True,
         "NVIDIA H100 SXM datasheet, 2023; a3-highgpu-1g"),
     Gpu("h200", "NVIDIA H200", r"\bH200$", (9, 0), 143_156 * MiB, 4800e9, 989e12, 494e12,
@@ -86,7 +95,9 @@ def gpu_of_kind(kind: str) -> Gpu | None:
 
 
 def target_config(gpu: Gpu) -> str:
-    """The GPU as XLA's `GpuTargetConfigProto`, in text form: what a compile without the GPU is told of it."""
+    """The GPU as XLA's `GpuTargetConfigProto`, in text form: what a compile without the GPU is told
+    of it.
+    """
     major, minor = gpu.capability
     return f"""gpu_device_info {{
   threads_per_block_limit: 1024
@@ -115,7 +126,9 @@ device_description_str: "{gpu.description}"
 
 
 def _optin_bytes(gpu: Gpu) -> int:
-    """Shared memory that one block may ask for: all of it on Turing, all but the driver's KiB since Ampere."""
+    """Shared memory that one block may ask for: all of it on Turing, all but the driver's KiB since
+    Ampere.
+    """
     return gpu.shared_bytes - (KiB if gpu.capability >= (8, 0) else 0)
 
 

@@ -1,4 +1,6 @@
-"""A GPU's rates: measured ones where a check has left them (`measured/NAME.json`), else its datasheet's."""
+"""A GPU's rates: measured ones where a check has left them (`measured/NAME.json`), else its
+datasheet's.
+"""
 
 import dataclasses
 import json
@@ -13,7 +15,9 @@ MEASURED = pathlib.Path(__file__).parent / "measured"
 
 @dataclasses.dataclass(frozen=True)
 class DeviceRates:
-    """B/s and FLOP/s of one device; `link` is the host link's, each way, `codec` what codecs' kernels read and write."""
+    """B/s and FLOP/s of one device; `link` is the host link's, each way, `codec` what codecs'
+    kernels read and write.
+    """
 
     bandwidth: float
     flops_16bit: float

@@ -15,8 +15,8 @@ def allowed_actions(
 ) -> tuple[tuple[Action, ...], tuple[str, ...]]:
     """The actions to plan with, and what to tell the user of those left out.
 
-    Left out, or `jaxmem.LOSSLESS`, they leave out what the target cannot do; an action asked for by name that it cannot
-    do is a TargetError, an unknown one a TagError.
+    Left out, or `jaxmem.LOSSLESS`, they leave out what the target cannot do; an action asked for by
+    name that it cannot do is a TargetError, an unknown one a TagError.
     """
     try:
         wanted = tuple(Action(a) for a in ([actions] if isinstance(actions, str) else actions))
@@ -29,7 +29,8 @@ def allowed_actions(
         return wanted, ()
     if actions is not ALL and actions is not LOSSLESS:
         raise TargetError(
-            f"plan: `actions` asks for offload on target {target.name!r}, where {obstacle}; leave it out, or leave `actions` out"
+            f"plan: `actions` asks for offload on target {target.name!r}, where {obstacle}; leave"
+            " it out, or leave `actions` out"
         )
     return tuple(a for a in wanted if not a.offloads), (f"offload is left out: {obstacle}",)
 
@@ -40,5 +41,8 @@ def offload_obstacle(target: Target) -> str | None:
         return "a CPU has no host memory apart from its own"
     installed = tuple(int(p) for p in version("jaxlib").split(".")[:3])
     if installed < OFFLOAD_SINCE:
-        return f"jaxlib {version('jaxlib')} reads offloaded tensors of a scan at wrong offsets (fixed in 0.11.1)"
+        return (
+            f"jaxlib {version('jaxlib')} reads offloaded tensors of a scan at wrong offsets (fixed"
+            " in 0.11.1)"
+        )
     return None

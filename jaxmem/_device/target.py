@@ -18,11 +18,14 @@ _CPU_FLOPS_PER_CORE, _CPU_BANDWIDTH = 32e9, 20e9  # an ordinary core and memory 
 class Target:
     """A kind of device and how many of them, all of one host. Every quantity is one device's.
 
-    `memory_bytes` is what a program may use. For a named GPU that is 95 % of what the driver reports: the rest is the
-    CUDA context's, the libraries' and the fragmentation's. JAX itself takes only 75 % unless
-    `XLA_PYTHON_CLIENT_MEM_FRACTION=.95` is set. For `local` it is what the runtime says (GPU, TPU), or 90 % of the
-    memory that the machine or its container has (CPU). Rates are measured ones where `jaxmem calibrate`
-    has left them, else the datasheet's; then `link` is 80 % of the PCIe line's, each way, about what pinned copies reach. For a local CPU, rates are rough estimates; times there are measured anyway.
+    `memory_bytes` is what a program may use. For a named GPU that is 95 % of what the driver
+    reports: the rest is the CUDA context's, the libraries' and the fragmentation's. JAX itself
+    takes only 75 % unless
+    `XLA_PYTHON_CLIENT_MEM_FRACTION=.95` is set. For `local` it is what the runtime says (GPU, TPU),
+    or 90 % of the memory that the machine or its container has (CPU). Rates are measured ones where
+    `jaxmem calibrate` has left them, else the datasheet's; then `link` is 80 % of the PCIe line's,
+    each way, about what pinned copies reach. For a local CPU, rates are rough estimates; times
+    there are measured anyway.
     """
 
     name: str
@@ -76,24 +79,32 @@ class Target:
             raise TargetError(_unknown(target, name))
         if colon and not (count.isdecimal() and int(count) >= 1):
             raise TargetError(
-                f"`target` {target!r}: the number of devices is {count!r}; it must be a whole number of at least 1, "
+                f"`target` {target!r}: the number of devices is {count!r}; it must be a whole"
+                " number of at least 1, "
                 f"as in '{name}:8'"
             )
         return _named(GPUS[name], int(count) if colon else 1)
 
 
-_EXPECTED = f"expected 'local', one of {', '.join(GPUS)}, or one of these with ':N' for N devices of one host"
+_EXPECTED = (
+    f"expected 'local', one of {', '.join(GPUS)}, or one of these with ':N' for N devices of one"
+    " host"
+)
 
 
 def _unknown(target: str, name: str) -> str:
     if name.startswith("v100"):
         return (
             f"`target` {target!r}: the CUDA 13 compiler no longer knows the V100 (sm_70). "
-            "Use 't4', the oldest GPU it knows, or 'h200' with `budget=` set to the V100's 16 or 32 GB; "
+            "Use 't4', the oldest GPU it knows, or 'h200' with `budget=` set to the V100's 16 or 32"
+            " GB; "
             "bytes differ little, times do not carry over"
         )
     if name == "local":
-        return f"`target` {target!r}: 'local' takes no number of devices; it is all the devices that JAX sees here"
+        return (
+            f"`target` {target!r}: 'local' takes no number of devices; it is all the devices that"
+            " JAX sees here"
+        )
     longer = [known for known in GPUS if name and known.startswith(name)]
     near = longer or difflib.get_close_matches(name, GPUS, n=1, cutoff=0.3)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
@@ -132,7 +143,8 @@ def _local() -> Target:
         usable = (device.memory_stats() or {}).get("bytes_limit")
         if not usable:
             raise TargetError(
-                f"`target` 'local': {device.device_kind} does not report its memory; give `target` by name: {_EXPECTED}"
+                f"`target` 'local': {device.device_kind} does not report its memory; give `target`"
+                f" by name: {_EXPECTED}"
             )
         gpu = (
             gpu_of_kind(device.device_kind) or GPUS["a10g"]

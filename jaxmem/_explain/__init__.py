@@ -1,1 +1,3 @@
-"""What holds a step's peak, by name. Imports `_core`, `_jax`, `_device`, `_xla`, `_profile`, `_codecs`, `_plan`."""
+"""What holds a step's peak, by name. Imports `_core`, `_jax`, `_device`, `_xla`, `_profile`,
+`_codecs`, `_plan`.
+"""

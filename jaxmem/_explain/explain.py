@@ -1,4 +1,6 @@
-"""explain(): what holds the peak of a step's memory, by name, from the compiled program's own buffer assignment."""
+"""explain(): what holds the peak of a step's memory, by name, from the compiled program's own
+buffer assignment.
+"""
 
 import collections
 import dataclasses
@@ -26,7 +28,8 @@ _ADVICE = {  # what holds most, and what to do about it
     "saved": ("tagged tensors", "`jaxmem plan --budget B` recomputes, compresses or offloads them"),
     "untagged": (
         "untagged tensors",
-        "a plan under a budget recomputes them; tag those that are dear to recompute, so that it can keep or compress them",
+        "a plan under a budget recomputes them; tag those that are dear to recompute, so that it"
+        " can keep or compress them",
     ),
     "arguments": (
         "the step's arguments",
@@ -38,15 +41,18 @@ _ADVICE = {  # what holds most, and what to do about it
     ),
     "gradients": (
         "gradients",
-        "no plan makes them smaller; divide them over devices, or update parameters as their gradients appear",
+        "no plan makes them smaller; divide them over devices, or update parameters as their"
+        " gradients appear",
     ),
     "layer": (
         "the working memory of one layer",
-        "no tag's action makes it smaller; use smaller microbatches, a fused attention, or smaller checkpointed blocks",
+        "no tag's action makes it smaller; use smaller microbatches, a fused attention, or smaller"
+        " checkpointed blocks",
     ),
     "outside": (
         "what stands outside the layers",
-        "no tag's action makes it smaller; compute the loss in chunks of the positions, or use smaller microbatches",
+        "no tag's action makes it smaller; compute the loss in chunks of the positions, or use"
+        " smaller microbatches",
     ),
     "other": ("memory outside the gradient", "look at the operations that are listed there"),
     "packing": (
@@ -67,8 +73,10 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One class of what is in memory. `kind` is one of `saved`, `untagged`, `arguments`, `outputs`, `gradients`,
-    `layer`, `outside`, `other`, `packing`; `items` go from the largest to the smallest and add up to `bytes`."""
+    """One class of what is in memory. `kind` is one of `saved`, `untagged`, `arguments`, `outputs`,
+    `gradients`,
+    `layer`, `outside`, `other`, `packing`; `items` go from the largest to the smallest and add up
+    to `bytes`."""
 
     kind: str
     name: str
@@ -80,8 +88,8 @@ class Part:
 class Explanation:
     """What holds a compiled step's memory on one device when it is fullest.
 
-    `parts` add up to `total_bytes`, which is temp + arguments + outputs - aliased; `host_parts` to the bytes in host
-    memory. `peak_at` is the JAX operation that runs at the peak.
+    `parts` add up to `total_bytes`, which is temp + arguments + outputs - aliased; `host_parts` to
+    the bytes in host memory. `peak_at` is the JAX operation that runs at the peak.
     """
 
     target: str
@@ -104,20 +112,23 @@ class Explanation:
 
 
 def explain(build, *args, plan: Plan | None = None, target: str | Target = "local") -> Explanation:
-    """What holds the peak of a step's memory: arguments by path, saved tensors by tag, temporaries by operation.
+    """What holds the peak of a step's memory: arguments by path, saved tensors by tag, temporaries
+    by operation.
 
-    `build` and `args` are those of `jaxmem.plan`; `plan` None means everything kept. The step is compiled once, as a
-    plan's compile is. A step without blocks is explained too, without tags.
+    `build` and `args` are those of `jaxmem.plan`; `plan` None means everything kept. The step is
+    compiled once, as a plan's compile is. A step without blocks is explained too, without tags.
 
-    Raises StepError for a step that cannot be traced or compiled, or whose buffer assignment cannot be read,
-    PlanFileError for a plan that was made for another model, TargetError for a target that cannot be compiled for.
+    Raises StepError for a step that cannot be traced or compiled, or whose buffer assignment cannot
+    be read, PlanFileError for a plan that was made for another model, TargetError for a target that
+    cannot be compiled for.
     """
     target = Target.parse(target)
     build = with_microbatches(build, None if plan is None else plan.microbatches)
     blocks = _blocks(build, args)
     if plan is not None and plan.fingerprint != (found := fingerprint(blocks)):
         raise PlanFileError(
-            f"explain: the plan is for another model: its `fingerprint` is {plan.fingerprint}, and the model's is {found}:"
+            f"explain: the plan is for another model: its `fingerprint` is {plan.fingerprint}, and"
+            f" the model's is {found}:"
             " it has other layers, shapes, dtypes or tags; plan this model anew"
         )
     traced = trace(build, plan, args)[1]
@@ -174,7 +185,10 @@ def _advice(parts: Iterable[Part], total: int) -> str:
         kinds[part.kind] += part.bytes
     ((kind, size),) = kinds.most_common(1)
     what, remedy = _ADVICE[kind]
-    return f"{what} hold{'' if what.endswith('s') else 's'} most, {show_bytes(size)} or {100 * size / total:.0f}%: {remedy}"
+    return (
+        f"{what} hold{'' if what.endswith('s') else 's'} most, {show_bytes(size)} or"
+        f" {100 * size / total:.0f}%: {remedy}"
+    )
 
 
 def _place(
@@ -254,7 +268,8 @@ def _table(parts: tuple[Part, ...], total: int) -> list[str]:
         lines += [f"{'':23}{show_bytes(i.bytes):>10}  {_times(i)}" for i in shown]
         if shown and (rest := part.items[len(shown) :]):
             lines.append(
-                f"{'':23}{show_bytes(sum(i.bytes for i in rest)):>10}  {sum(i.count for i in rest)} more"
+                f"{'':23}{show_bytes(sum(i.bytes for i in rest)):>10}  {sum(i.count for i in rest)}"
+                " more"
             )
     return [*lines, f"{show_bytes(total):>12}  100.0%  together"]
 

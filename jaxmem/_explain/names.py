@@ -1,4 +1,6 @@
-"""Names for the buffers of a compiled step: arguments by their path, saved tensors by the tag that they must be."""
+"""Names for the buffers of a compiled step: arguments by their path, saved tensors by the tag that
+they must be.
+"""
 
 import collections
 import dataclasses
@@ -26,10 +28,12 @@ _PARTS = 8  # of one argument that are told apart
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """What a layer saves for the backward: `bytes` of one layer, of which `layers` are alive at once.
+    """What a layer saves for the backward: `bytes` of one layer, of which `layers` are alive at
+    once.
 
-    `primitive` makes it, None where that is unknown; `dtype` is in XLA's words, "" where it is unknown. `asked`: a plan
-    asks for it; where everything is kept, a tag is saved only if the backward reads that very tensor.
+    `primitive` makes it, None where that is unknown; `dtype` is in XLA's words, "" where it is
+    unknown. `asked`: a plan asks for it; where everything is kept, a tag is saved only if the
+    backward reads that very tensor.
     """
 
     name: str
@@ -89,7 +93,8 @@ def expected(blocks: Sequence[BlockClass], actions: Actions | None, shards: int)
 
 
 def name_saved(full: Peak, saved: list[Saved]) -> dict[Held, tuple[str, str]]:
-    """Kind and name of the buffers that are saved for the backward, by bytes, dtype and the operation that makes them.
+    """Kind and name of the buffers that are saved for the backward, by bytes, dtype and the
+    operation that makes them.
 
     Buffers that these do not tell apart are named together, after every tag that they may be.
     """
@@ -170,7 +175,9 @@ def _xla_dtype(dtype) -> str:
 
 
 class Arguments:
-    """The step's arguments and results by the paths that a user knows, and the classes that those make."""
+    """The step's arguments and results by the paths that a user knows, and the classes that those
+    make.
+    """
 
     def __init__(self, traced: jax.stages.Traced, args: tuple):
         leaves = jax.tree_util.tree_leaves_with_path(args)
@@ -197,7 +204,9 @@ class Arguments:
         }
 
     def name_of(self, op: str) -> str:
-        """An argument's path from its name in the program: a path already, or a place among the flat arguments."""
+        """An argument's path from its name in the program: a path already, or a place among the
+        flat arguments.
+        """
         place = re.fullmatch(r"args\[(\d+)\]", op)
         if place and op not in self._names and int(place[1]) < len(self._names):
             return self._names[int(place[1])]

@@ -13,7 +13,9 @@ NEGLIGIBLE = 0.01  # of the arguments' bytes: a scalar that happens to look like
 
 
 def held_twice(traced: jax.stages.Traced) -> dict[str, int]:
-    """Bytes by argument of what is not donated and has the shape and dtype of a result that no donated array can hold."""
+    """Bytes by argument of what is not donated and has the shape and dtype of a result that no
+    donated array can hold.
+    """
     kind = lambda aval: (aval.shape, aval.dtype)
     results = collections.Counter(map(kind, traced.jaxpr.out_avals))
     infos = jax.tree.leaves_with_path(traced.args_info)
@@ -30,15 +32,19 @@ def held_twice(traced: jax.stages.Traced) -> dict[str, int]:
 
 
 def warn_of_copies(traced: jax.stages.Traced, what: str) -> None:
-    """A JaxmemWarning, naming the arguments, if a step holds much twice that it could update in place."""
+    """A JaxmemWarning, naming the arguments, if a step holds much twice that it could update in
+    place.
+    """
     found = held_twice(traced)
     total = sum(found.values())
     if total <= NEGLIGIBLE * sum(map(nbytes, traced.jaxpr.in_avals)):
         return
     names = ", ".join(sorted(found))
     warnings.warn(
-        f"{what}: the step replaces {show_bytes(total)} of its argument{'s' if len(found) > 1 else ''} {names} and does not"
-        f" donate them, so they are held twice; jit it with donate_argnums={names if len(found) == 1 else f'({names})'}",
+        f"{what}: the step replaces {show_bytes(total)} of its"
+        f" argument{'s' if len(found) > 1 else ''} {names} and does not"
+        " donate them, so they are held twice; jit it with"
+        f" donate_argnums={names if len(found) == 1 else f'({names})'}",
         JaxmemWarning,
         stacklevel=4,
     )

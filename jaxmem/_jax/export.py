@@ -1,4 +1,6 @@
-"""A traced step as bytes that another process can compile: flat arguments, flat results, shardings kept."""
+"""A traced step as bytes that another process can compile: flat arguments, flat results, shardings
+kept.
+"""
 
 import contextlib
 import dataclasses
@@ -43,8 +45,9 @@ def export_flat(
 
     `capability`: the compute capability that kernels are for, such as 90.
 
-    Returns the bytes of a `jax.export.Exported` whose arguments and results are flat tuples, so that no container
-    of the step needs to be known elsewhere, and the flat indices of the donated arguments.
+    Returns the bytes of a `jax.export.Exported` whose arguments and results are flat tuples, so
+    that no container of the step needs to be known elsewhere, and the flat indices of the donated
+    arguments.
     """
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in _CUSTOM_CALLS]
     with compiling_for(capability) if capability else contextlib.nullcontext():

@@ -1,4 +1,6 @@
-"""The one jaxpr walker: inlines calls, reads scans, counts matrix products, runs a piece of a program."""
+"""The one jaxpr walker: inlines calls, reads scans, counts matrix products, runs a piece of a
+program.
+"""
 
 import dataclasses
 import math
@@ -62,7 +64,9 @@ def call_body(eqn: JaxprEqn):
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """A scan's parts, told from shapes alone, since their spelling in the parameters differs between JAX versions."""
+    """A scan's parts, told from shapes alone, since their spelling in the parameters differs
+    between JAX versions.
+    """
 
     length: int
     jaxpr: Jaxpr
@@ -81,7 +85,9 @@ def as_scan(eqn: JaxprEqn) -> Scan | None:
 
 
 def matmul_flops(eqn: JaxprEqn) -> tuple[float, int]:
-    """FLOPs and number of matrix products of one equation, those of inner loops times their trip counts."""
+    """FLOPs and number of matrix products of one equation, those of inner loops times their trip
+    counts.
+    """
     name = eqn.primitive.name
     if name == "dot_general":
         (contract, _), _ = eqn.params["dimension_numbers"]
@@ -109,7 +115,9 @@ class FlatEquation:
 
 @dataclasses.dataclass(frozen=True)
 class Flat:
-    """A jaxpr with its calls inlined: values are numbered, `constants` are those with a known array."""
+    """A jaxpr with its calls inlined: values are numbered, `constants` are those with a known
+    array.
+    """
 
     avals: list
     equations: list[FlatEquation]
@@ -164,9 +172,11 @@ def reads(closed: ClosedJaxpr) -> list[bool]:
 
 
 def run(equations: Sequence[FlatEquation], values: dict) -> dict:
-    """Evaluates equations in order over `values` (number -> array), and returns them with the results added.
+    """Evaluates equations in order over `values` (number -> array), and returns them with the
+    results added.
 
-    A collective over a mesh axis that is not there gives an array of its shape, so that what surrounds it can be timed.
+    A collective over a mesh axis that is not there gives an array of its shape, so that what
+    surrounds it can be timed.
     """
     values = dict(values)
     for e in equations:
@@ -192,7 +202,9 @@ def _like(atom, operands):
 
 
 def describe(equation: FlatEquation, avals: list) -> str:
-    """A text that is equal for equal work: primitive, shapes, parameters; free of addresses and of names."""
+    """A text that is equal for equal work: primitive, shapes, parameters; free of addresses and of
+    names.
+    """
     operands = [avals[v].str_short() if isinstance(v, int) else f"{v.val}" for v in equation.inputs]
     params = sorted(
         (k, str(v))
@@ -204,7 +216,9 @@ def describe(equation: FlatEquation, avals: list) -> str:
 
 
 def lift(closed: ClosedJaxpr) -> tuple[Any, list]:
-    """`closed` as a function of (lifted, *arguments), and `lifted`: the traced arrays that it closed over."""
+    """`closed` as a function of (lifted, *arguments), and `lifted`: the traced arrays that it
+    closed over.
+    """
     traced = [isinstance(c, Tracer) for c in closed.consts]
 
     def call(lifted, *arguments):

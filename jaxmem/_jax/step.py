@@ -11,18 +11,21 @@ from jaxmem_kernels import abstract_devices
 
 
 def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
-    """The step's own stage, to compile, and JAX's, to read. A plain function is compiled with its first argument donated.
+    """The step's own stage, to compile, and JAX's, to read. A plain function is compiled with its
+    first argument donated.
 
     Raises StepError if `build` does not return a step, or the step cannot be traced for `args`.
     """
     if not callable(build):
         raise StepError(
-            f"plan: `build` is {type(build).__name__}; expected a function of a plan (or None) that returns the training step"
+            f"plan: `build` is {type(build).__name__}; expected a function of a plan (or None) that"
+            " returns the training step"
         )
     step = build(plan)
     if not callable(step):
         raise StepError(
-            f"plan: `build` returned {type(step).__name__}; expected the training step: a function, jax.jit or nnx.jit of one"
+            f"plan: `build` returned {type(step).__name__}; expected the training step: a function,"
+            " jax.jit or nnx.jit of one"
         )
     jitted = step if hasattr(step, "trace") else jax.jit(step, donate_argnums=0 if args else ())
     try:
@@ -32,7 +35,8 @@ def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
         raise
     except Exception as error:
         raise StepError(
-            f"plan: the step that `build` returned cannot be traced for the arguments given ({_shapes(args)}): {error}"
+            "plan: the step that `build` returned cannot be traced for the arguments given"
+            f" ({_shapes(args)}): {error}"
         ) from error
     return stage, getattr(stage, "traced", stage)  # nnx.jit wraps JAX's stage
 
@@ -44,7 +48,8 @@ def _is_abstract(args: tuple) -> bool:
 
 
 def shards_of(traced: jax.stages.Traced, devices: int) -> int:
-    """Over how many devices a block's tensors are divided: as the most divided argument that is not donated.
+    """Over how many devices a block's tensors are divided: as the most divided argument that is not
+    donated.
 
     Data-parallel and fully sharded steps divide activations as their batch.
     """

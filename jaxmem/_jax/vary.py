@@ -1,11 +1,15 @@
-"""Which axes of `jax.shard_map` an array varies over, as its type says where the mesh checks it (`check_vma`)."""
+"""Which axes of `jax.shard_map` an array varies over, as its type says where the mesh checks it
+(`check_vma`).
+"""
 
 import jax
 import jax.numpy as jnp
 
 
 def axes_of(a) -> frozenset[str]:
-    """The mesh axes over which an array, or its shape, differs from device to device; none where nothing is checked."""
+    """The mesh axes over which an array, or its shape, differs from device to device; none where
+    nothing is checked.
+    """
     kind = getattr(
         a if isinstance(a, jax.ShapeDtypeStruct) else jax.typeof(a), "manual_axis_type", None
     )

@@ -53,7 +53,8 @@ def to_json(plan: Plan) -> dict:
 def from_json(data, path: str) -> Plan:
     def fail(field: str, got, expected: str) -> NoReturn:
         raise PlanFileError(
-            f"Plan.load: {path!r}, field `{field}`: got {got!r}, expected {expected}; plan again, or mend the file"
+            f"Plan.load: {path!r}, field `{field}`: got {got!r}, expected {expected}; plan again,"
+            " or mend the file"
         )
 
     def choice(value, field: str) -> Choice:

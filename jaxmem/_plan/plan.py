@@ -1,4 +1,6 @@
-"""Plan: what was decided, frozen; `jaxmem/_plan/file.py` is its JSON, `jaxmem/_plan/text.py` its table."""
+"""Plan: what was decided, frozen; `jaxmem/_plan/file.py` is its JSON, `jaxmem/_plan/text.py` its
+table.
+"""
 
 import dataclasses
 import json
@@ -29,7 +31,9 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Bytes:
-    """Device bytes of a compiled step by what they hold; `working` is what neither of the others accounts for."""
+    """Device bytes of a compiled step by what they hold; `working` is what neither of the others
+    accounts for.
+    """
 
     arguments: int
     saved: int
@@ -38,7 +42,9 @@ class Bytes:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A plan that was solved for: bytes of the whole step on one device, and seconds of a step, both predicted."""
+    """A plan that was solved for: bytes of the whole step on one device, and seconds of a step,
+    both predicted.
+    """
 
     bytes: int
     seconds: float
@@ -46,7 +52,9 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """Actions that `build` can be given before they are a Plan. A block that they do not name is recomputed."""
+    """Actions that `build` can be given before they are a Plan. A block that they do not name is
+    recomputed.
+    """
 
     actions: Actions = dataclasses.field(default_factory=dict)
 
@@ -58,10 +66,11 @@ class Draft:
 class Plan:
     """A step's actions, and what they cost.
 
-    Bytes are of the whole step on one device: arguments + temporaries + outputs - what is aliased. `predicted_bytes`
-    was said before the compile that gave `compiled_bytes`. `baseline_bytes` is the step with everything kept.
-    `host_bytes` lie in host memory. Seconds are of one step, from `time_source`. `microbatches`: how many were chosen,
-    None where the planner was not asked to.
+    Bytes are of the whole step on one device: arguments + temporaries + outputs - what is aliased.
+    `predicted_bytes` was said before the compile that gave `compiled_bytes`. `baseline_bytes` is
+    the step with everything kept.
+    `host_bytes` lie in host memory. Seconds are of one step, from `time_source`. `microbatches`:
+    how many were chosen, None where the planner was not asked to.
     """
 
     actions: Actions
@@ -90,10 +99,13 @@ class Plan:
 
     @property
     def step(self):
-        """The verified executable, called as the step is. Raises StepError if it was compiled for another device."""
+        """The verified executable, called as the step is. Raises StepError if it was compiled for
+        another device.
+        """
         if self._step is None:
             raise StepError(
-                f"Plan.step: this plan holds no executable: it was loaded, or compiled for target {self.target!r}, which is"
+                "Plan.step: this plan holds no executable: it was loaded, or compiled for target"
+                f" {self.target!r}, which is"
                 " not this device; compile the step with jax.jit(build(plan), donate_argnums=0)"
             )
         return self._step
@@ -103,10 +115,13 @@ class Plan:
         return all(choices.get(REST) == KEEP for choices in self.actions.values())
 
     def choices_for(self, block: str) -> dict[str, Choice]:
-        """What becomes of each tag of a block; raises TagError if the plan knows no block of that label."""
+        """What becomes of each tag of a block; raises TagError if the plan knows no block of that
+        label.
+        """
         if block not in self.actions:
             raise TagError(
-                f"remat_policy: the plan knows no block {block!r}; it was made for {', '.join(map(repr, self.actions))}:"
+                f"remat_policy: the plan knows no block {block!r}; it was made for"
+                f" {', '.join(map(repr, self.actions))}:"
                 " give `block` one of these, or plan this model anew"
             )
         return dict(self.actions[block])
@@ -128,22 +143,26 @@ class Plan:
 
     @staticmethod
     def load(path: str | os.PathLike) -> "Plan":
-        """Reads a plan. Raises PlanFileError, naming the field, if the file is broken or of another schema."""
+        """Reads a plan. Raises PlanFileError, naming the field, if the file is broken or of another
+        schema.
+        """
         from jaxmem._plan.file import from_json
 
         try:
             data = json.loads(pathlib.Path(path).read_text())
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise PlanFileError(
-                f"Plan.load: cannot read {str(path)!r}: {error}; expected a file that Plan.save wrote"
+                f"Plan.load: cannot read {str(path)!r}: {error}; expected a file that Plan.save"
+                " wrote"
             ) from error
         return from_json(data, str(path))
 
     def report(self, path: str | os.PathLike, run: str | os.PathLike | None = None) -> None:
-        """Writes a page about the plan: one HTML file that needs no other. It appears whole or not at all.
+        """Writes a page about the plan: one HTML file that needs no other. It appears whole or not
+        at all.
 
-        `run` is a folder of the plan's results: its metrics.jsonl and summary.json, where present, are shown too.
-        Raises PlanFileError if one of them is broken.
+        `run` is a folder of the plan's results: its metrics.jsonl and summary.json, where present,
+        are shown too. Raises PlanFileError if one of them is broken.
         """
         from jaxmem._report.report import report_plan
 

@@ -30,10 +30,13 @@ def table(plan: Plan) -> str:
     share = 100 * plan.compiled_bytes / plan.budget_bytes
     text += [
         "(bytes and ms of one layer)",
-        f"predicted {show_bytes(plan.predicted_bytes)}, compiled {show_bytes(plan.compiled_bytes)} of a budget of"
-        f" {show_bytes(plan.budget_bytes)} ({share:.1f} %) on {plan.target}; everything kept: {show_bytes(plan.baseline_bytes)}"
+        f"predicted {show_bytes(plan.predicted_bytes)}, compiled {show_bytes(plan.compiled_bytes)}"
+        " of a budget of"
+        f" {show_bytes(plan.budget_bytes)} ({share:.1f} %) on {plan.target}; everything kept:"
+        f" {show_bytes(plan.baseline_bytes)}"
         + (f"; in host memory: {show_bytes(plan.host_bytes)}" if plan.host_bytes else ""),
-        f"step {plan.predicted_seconds * 1e3:.2f} ms, everything kept {plan.baseline_seconds * 1e3:.2f} ms"
+        f"step {plan.predicted_seconds * 1e3:.2f} ms, everything kept"
+        f" {plan.baseline_seconds * 1e3:.2f} ms"
         f" (times: {plan.time_source}); {plan.compiles} compiles"
         + (f"; microbatches: {plan.microbatches}" if plan.microbatches else ""),
     ]

@@ -1,6 +1,8 @@
-"""Compiles a step under given actions for the target, here or in a child process, and reads its bytes.
+"""Compiles a step under given actions for the target, here or in a child process, and reads its
+bytes.
 
-What a deviceless compile said is remembered by the program's own text, so that planning again costs no compile.
+What a deviceless compile said is remembered by the program's own text, so that planning again costs
+no compile.
 """
 
 import concurrent.futures
@@ -23,7 +25,9 @@ from jaxmem._xla.compiled import Compiled, read_compiled
 
 @dataclasses.dataclass(frozen=True)
 class Verified:
-    """A step that was compiled: its actions, its bytes, and the executable where the target is this device."""
+    """A step that was compiled: its actions, its bytes, and the executable where the target is this
+    device.
+    """
 
     actions: Actions
     compiled: Compiled
@@ -38,7 +42,9 @@ def _program_text(exported: bytes, donated: tuple[int, ...]) -> bytes:
 
 
 class Verifier:
-    """Compiles steps of one `build` for one target, and counts compiles and the seconds spent waiting for them."""
+    """Compiles steps of one `build` for one target, and counts compiles and the seconds spent
+    waiting for them.
+    """
 
     def __init__(self, build, args: tuple, target: Target, compiler=None):
         self.build, self.args, self.target, self.compiler = build, args, target, compiler
@@ -50,7 +56,9 @@ class Verifier:
         return trace(self.build, plan, self.args)[1]
 
     def compile(self, *many: Actions | None) -> list[Verified]:
-        """Compiles the step under each of `many` actions (None: everything kept), side by side where the target allows."""
+        """Compiles the step under each of `many` actions (None: everything kept), side by side
+        where the target allows.
+        """
         start = time.perf_counter()
         futures = [self._submit(actions) for actions in many]
         results = [future.result() for future in futures]

@@ -1,4 +1,6 @@
-"""Where a plan divides a stack's layers into two groups, and what each does: the best of many small programs."""
+"""Where a plan divides a stack's layers into two groups, and what each does: the best of many small
+programs.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -13,7 +15,9 @@ MOST_DIVISIONS = 16  # tried, evenly over the layers
 
 @dataclasses.dataclass(frozen=True)
 class Division:
-    """A profile whose layers are divided, an assignment for it, and what it adds to the memory model's reference."""
+    """A profile whose layers are divided, an assignment for it, and what it adds to the memory
+    model's reference.
+    """
 
     profile: Profile
     transients: Mapping
@@ -24,10 +28,12 @@ class Division:
 def best_division(
     profile: Profile, expected: Expected, room: int, host_room: int
 ) -> Division | None:
-    """The fastest two groups of layers within `room`: bytes beside arguments and the model's reference.
+    """The fastest two groups of layers within `room`: bytes beside arguments and the model's
+    reference.
 
-    The last layers' backward runs while everything is saved; that of the first, when what the last saved is gone. So
-    only the last group's working memory is on top of all that is saved, and the first group's on top of its own.
+    The last layers' backward runs while everything is saved; that of the first, when what the last
+    saved is gone. So only the last group's working memory is on top of all that is saved, and the
+    first group's on top of its own.
     """
     block = divisible(profile)
     if block is None:
@@ -60,7 +66,9 @@ def best_division(
 def _peak(
     split: Profile, solution: Solution, first: str, last: str, of: Callable[[str], Mapping]
 ) -> int:
-    """The larger of the two groups' backward: with all that is saved, and without what the last group saved."""
+    """The larger of the two groups' backward: with all that is saved, and without what the last
+    group saved.
+    """
     saved = {c.name: c.device_bytes * b.layers for c, b in zip(solution.cost.blocks, split.blocks)}
     extra = lambda label: round(
         sum(of(label).get((label, t, c), 0.0) for t, c in solution.actions[label].items())

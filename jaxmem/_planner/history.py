@@ -1,4 +1,5 @@
-"""What a step compiled to under earlier plans, from the database: the next search for it starts with that evidence.
+"""What a step compiled to under earlier plans, from the database: the next search for it starts
+with that evidence.
 
 It guides; it proves nothing. A plan that is returned was compiled by the search that returns it.
 """
@@ -26,7 +27,9 @@ class History:
         self._step = f"{flags}\n{text}"
 
     def recall(self) -> list[tuple[Actions | None, Compiled]]:
-        """Actions (None: everything kept) and what they compiled to; what cannot be read is left out."""
+        """Actions (None: everything kept) and what they compiled to; what cannot be read is left
+        out.
+        """
         found = []
         for actions, result in self._database.read_tried(self._device, self._step, MOST):
             try:

@@ -1,4 +1,6 @@
-"""A plan that also chooses in how many microbatches a step takes its batch: each number is planned, the fastest is taken."""
+"""A plan that also chooses in how many microbatches a step takes its batch: each number is planned,
+the fastest is taken.
+"""
 
 import dataclasses
 import functools
@@ -10,7 +12,9 @@ from jaxmem.errors import BudgetError, StepError
 
 
 def with_microbatches(build: Callable, number: int | None) -> Callable:
-    """`build` as it is called for a plan of so many microbatches; None: of a plan that does not say."""
+    """`build` as it is called for a plan of so many microbatches; None: of a plan that does not
+    say.
+    """
     return build if number is None else functools.partial(build, microbatches=number)
 
 
@@ -23,7 +27,8 @@ def checked(numbers: Sequence[int]) -> list[int]:
     )
     if not found or found[0] < 1:
         raise StepError(
-            f"plan: `microbatches` is {numbers!r}; expected whole numbers of at least 1, such as (1, 2, 4, 8)"
+            f"plan: `microbatches` is {numbers!r}; expected whole numbers of at least 1, such as"
+            " (1, 2, 4, 8)"
         )
     return found
 
@@ -31,8 +36,8 @@ def checked(numbers: Sequence[int]) -> list[int]:
 def fastest(numbers: Sequence[int], plan_for: Callable[[int], Plan]) -> Plan:
     """The plan of least predicted time over numbers of microbatches, in ascending order.
 
-    More microbatches only cost time once everything is kept, so that the search ends there. Raises BudgetError, with the
-    least bytes of all, if no number fits.
+    More microbatches only cost time once everything is kept, so that the search ends there. Raises
+    BudgetError, with the least bytes of all, if no number fits.
     """
     plans, failures = [], []
     for number in numbers:
@@ -49,7 +54,8 @@ def fastest(numbers: Sequence[int], plan_for: Callable[[int], Plan]) -> Plan:
         least, number, error = min(failures, key=lambda f: f[:2])
         tried = ", ".join(map(str, numbers))
         raise BudgetError(
-            f"plan: none of {tried} microbatches fits; the least, {show_bytes(least)}, is with {number}: {error}",
+            f"plan: none of {tried} microbatches fits; the least, {show_bytes(least)}, is with"
+            f" {number}: {error}",
             least_bytes=least,
         ) from error
     return min(plans, key=lambda p: p.predicted_seconds)

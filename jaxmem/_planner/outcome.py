@@ -1,4 +1,6 @@
-"""What a search ends with: a Plan with its table, or the error that names the least bytes and what holds them."""
+"""What a search ends with: a Plan with its table, or the error that names the least bytes and what
+holds them.
+"""
 
 import dataclasses
 
@@ -17,7 +19,8 @@ from jaxmem.errors import BudgetError
 ADVICE = {
     "arguments and model states": "use a smaller model, lower-precision states, or more devices",
     "tensors saved for the backward": "allow more actions, or tag more tensors",
-    "working memory of the head and one block": "chunk the loss, or use a smaller batch: no action in a block makes it smaller",
+    "working memory of the head and one block": "chunk the loss, or use a smaller batch: no action"
+    " in a block makes it smaller",
 }
 
 
@@ -98,7 +101,8 @@ def infeasible(evidence: Evidence, target: Target) -> BudgetError:
     holder = max(parts, key=lambda k: parts[k])
     margin = 1 - evidence.room / evidence.limit
     return BudgetError(
-        f"plan: `budget` is {show_bytes(evidence.limit)}, and the least that compiled is {show_bytes(least.total)}"
+        f"plan: `budget` is {show_bytes(evidence.limit)}, and the least that compiled is"
+        f" {show_bytes(least.total)}"
         f" ({least.total} bytes) for target {str(target)!r}: "
         + ", ".join(f"{show_bytes(v)} {k}" for k, v in parts.items())
         + f"; the largest part is {holder}: {ADVICE[holder]}"
@@ -117,7 +121,9 @@ def _parts(evidence: Evidence, tried: Tried) -> Bytes:
 
 
 def _step_seconds(profile: Profile, baseline: Tried, target: Target) -> float:
-    """A step with everything kept: the blocks, the other products at the rate of theirs, the states read and written."""
+    """A step with everything kept: the blocks, the other products at the rate of theirs, the states
+    read and written.
+    """
     products = [
         (e.flops, e.seconds)
         for b in profile.blocks

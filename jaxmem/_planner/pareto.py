@@ -18,9 +18,11 @@ def curve(
     seconds: Callable[[float], float],
     everything_bytes: int,
 ) -> tuple[Point, ...]:
-    """The fastest plans from the least bytes to everything kept, by rising bytes and falling seconds.
+    """The fastest plans from the least bytes to everything kept, by rising bytes and falling
+    seconds.
 
-    `whole`: saved and transient bytes -> those of the step. `seconds`: a cost's seconds -> those of the step.
+    `whole`: saved and transient bytes -> those of the step. `seconds`: a cost's seconds -> those of
+    the step.
     `everything_bytes`: of the step with everything kept, as compiled.
     """
     point = lambda s: Point(whole(s.bytes), seconds(s.seconds))

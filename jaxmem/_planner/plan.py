@@ -47,19 +47,24 @@ def plan(
     codecs=None,
     microbatches: Sequence[int] | None = None,
 ) -> Plan:
-    """The actions under which a training step fits a byte budget at the least cost in time, verified by a compile.
+    """The actions under which a training step fits a byte budget at the least cost in time,
+    verified by a compile.
 
-    `build(plan)` returns the step: a function of `args` (compiled with its first argument donated), or a `jax.jit` or
-    `nnx.jit` function, taken as it is; `plan` is None for everything kept. `args` are arrays, modules or
-    `jax.ShapeDtypeStruct`s. `budget`: bytes of the whole step on one device, "12GiB", "90%" of the usable memory, or
-    None for all of it; `host_budget` likewise for tensors in host memory. `target`: "local", or a GPU such as "h200"
-    or "a100-80gb:8" that need not be there. `actions`: those allowed. `codecs`: a codec or several for every tag that
-    names none, or a dict by kind; None means the kind's own (Adacc §3.2). `microbatches`: numbers to choose from, each
-    planned for with `build(plan, microbatches=n)`; the fastest that fits is taken, and is the plan's `microbatches`.
+    `build(plan)` returns the step: a function of `args` (compiled with its first argument donated),
+    or a `jax.jit` or
+    `nnx.jit` function, taken as it is; `plan` is None for everything kept. `args` are arrays,
+    modules or
+    `jax.ShapeDtypeStruct`s. `budget`: bytes of the whole step on one device, "12GiB", "90%" of the
+    usable memory, or None for all of it; `host_budget` likewise for tensors in host memory.
+    `target`: "local", or a GPU such as "h200" or "a100-80gb:8" that need not be there. `actions`:
+    those allowed. `codecs`: a codec or several for every tag that names none, or a dict by kind;
+    None means the kind's own (Adacc §3.2). `microbatches`: numbers to choose from, each planned for
+    with `build(plan, microbatches=n)`; the fastest that fits is taken, and is the plan's
+    `microbatches`.
 
-    Raises BudgetError for a budget that cannot be read or met (with the least bytes that compiled), StepError for a
-    step without a block, TargetError for a target that is unknown or cannot be compiled for, TagError for tags that
-    cannot be planned.
+    Raises BudgetError for a budget that cannot be read or met (with the least bytes that compiled),
+    StepError for a step without a block, TargetError for a target that is unknown or cannot be
+    compiled for, TagError for tags that cannot be planned.
     """
     target = Target.parse(target)
     limit = parse_budget(budget, target.usable_bytes)
@@ -75,7 +80,9 @@ def plan(
 
 
 class _Search:
-    """One search: its evidence grows by compiles, and what is compiled next is solved for what it tells."""
+    """One search: its evidence grows by compiles, and what is compiled next is solved for what it
+    tells.
+    """
 
     def __init__(self, verifier: Verifier, limit: int, host_room: int, allowed, codecs):
         self.verifier, self.limit, self.host_room = verifier, limit, host_room
@@ -109,7 +116,9 @@ class _Search:
         return outcome(self.evidence, best, division, target, spent, tuple(notes))
 
     def _begin(self, arguments: int) -> None:
-        """The step with everything kept and, unless that fits, a first guess, which knows bytes of arguments."""
+        """The step with everything kept and, unless that fits, a first guess, which knows bytes of
+        arguments.
+        """
         evidence, local = self.evidence, self.verifier.target.local
         keep_all = {
             b.name: {t.name: KEEP for t in b.tags} | {REST: KEEP} for b in self.profile.blocks
@@ -142,7 +151,9 @@ class _Search:
         evidence.tried.append(Tried(guessed, guess.cost, predicted))
 
     def _recall(self, whole) -> Tried | None:
-        """Fills the evidence with earlier searches' compiles; the one with everything kept is returned."""
+        """Fills the evidence with earlier searches' compiles; the one with everything kept is
+        returned.
+        """
         baseline = None
         for actions, compiled in self.history.recall():
             if actions is None:
@@ -181,7 +192,8 @@ class _Search:
             warnings.warn(f"jaxmem: {message}", JaxmemWarning, stacklevel=4)
 
     def _first_guess(self, static: int, head: int) -> Solution:
-        """A plan for what is left of the budget beside arguments and working memory, or the one of least saved bytes.
+        """A plan for what is left of the budget beside arguments and working memory, or the one of
+        least saved bytes.
 
         `head`: bytes of working memory to reckon with where no compile has told yet.
         """
@@ -194,12 +206,15 @@ class _Search:
             solution = least_bytes(self.profile, transients, self.host_room)
         if solution is None:
             raise BudgetError(
-                f"plan: `host_budget` is {show_bytes(self.host_room)}, and no assignment of the actions allowed needs so little"
+                f"plan: `host_budget` is {show_bytes(self.host_room)}, and no assignment of the"
+                " actions allowed needs so little"
             )
         return solution
 
     def _refine(self) -> None:
-        """Solves for the room left by what was learned, compiles, and learns, until nothing is left to gain."""
+        """Solves for the room left by what was learned, compiles, and learns, until nothing is left
+        to gain.
+        """
         evidence, width = self.evidence, 1 if self.verifier.compiler is None else 2
         best = self._solve({}, None)  # whatever it takes
         fastest = best.seconds if best else 0.0
@@ -234,7 +249,9 @@ class _Search:
                 evidence.tried.append(Tried(verified, pick.cost, predicted))
 
     def _recalled_plans(self, within: list[Tried], transients) -> list[Solution | None]:
-        """The fastest plan that an earlier search saw compile within this budget, if none so fast is `within` yet."""
+        """The fastest plan that an earlier search saw compile within this budget, if none so fast
+        is `within` yet.
+        """
         best = min((t.cost.seconds for t in within), default=math.inf)
         fits = [
             t
@@ -249,7 +266,9 @@ class _Search:
         )
 
     def _divide(self, best: Tried) -> tuple[Tried, Division | None]:
-        """The best plan that decides two groups of layers apart, if it is faster than `best` and compiles within."""
+        """The best plan that decides two groups of layers apart, if it is faster than `best` and
+        compiles within.
+        """
         chosen, short, seen = None, 0, []
         while self.verifier.compiles < MOST_COMPILES:
             model = self.evidence.model()
@@ -274,7 +293,9 @@ class _Search:
         return best, chosen
 
     def _neighbours(self, transients) -> list[Solution]:
-        """The plans one choice away from the least that compiled, least first: the model may be wrong about one."""
+        """The plans one choice away from the least that compiled, least first: the model may be
+        wrong about one.
+        """
         least = min(self.evidence.tried, key=lambda t: t.total).actions
         found = []
         for (block, tag), choices in open_choices(self.profile).items():
@@ -297,7 +318,9 @@ class _Search:
         )
 
     def _settled(self, solution: Solution) -> Actions:
-        """The same program, with a tag called kept where its tensor is the block's input, which is kept anyway."""
+        """The same program, with a tag called kept where its tensor is the block's input, which is
+        kept anyway.
+        """
         actions = solution.actions
         for label, choices in solution.actions.items():
             for tag, choice in choices.items():

@@ -1,4 +1,6 @@
-"""The lines of a plan's table: what each tag costs under its action, and what the next best would cost."""
+"""The lines of a plan's table: what each tag costs under its action, and what the next best would
+cost.
+"""
 
 from collections.abc import Mapping
 
@@ -11,7 +13,9 @@ from jaxmem._solver.solve import Solution, demanded, priced, runner_up
 def rows(
     profile: Profile, actions: Actions, room: int, transients: Mapping, host_room: int | None
 ) -> tuple[Row, ...]:
-    """One line a tag. `room`, `transients` and `host_room` are those that the plan was solved for (`solve`)."""
+    """One line a tag. `room`, `transients` and `host_room` are those that the plan was solved for
+    (`solve`).
+    """
     made, seen = [], set()
     solution = priced(profile, actions, transients)
     room = max(
@@ -57,7 +61,9 @@ def _with(actions: Actions, block: str, tag: str, choice: Choice) -> Actions:
 
 
 def _own_seconds(profile: Profile, actions: Actions, block: str, tag: str, choice: Choice) -> float:
-    """Seconds a layer that this tag's action adds: its own option, or what is recomputed only because of it."""
+    """Seconds a layer that this tag's action adds: its own option, or what is recomputed only
+    because of it.
+    """
     held = next(b for b in profile.blocks if b.name == block)
     option = next(
         (o for t in held.tags if t.name == tag for o in t.options if o.choice == choice), None
@@ -93,7 +99,9 @@ def _why(
     transients: Mapping,
     host_room,
 ) -> str:
-    """What the best plan without this choice would take for the tag, and what that plan costs on top."""
+    """What the best plan without this choice would take for the tag, and what that plan costs on
+    top.
+    """
     if not demanded(profile, solution, block, tag):
         return "nothing reads it again"
     other = runner_up(

@@ -1,4 +1,6 @@
-"""What the compiles of one search have told: plans and their bytes, and the memory model fitted to them."""
+"""What the compiles of one search have told: plans and their bytes, and the memory model fitted to
+them.
+"""
 
 import dataclasses
 import math
@@ -9,8 +11,9 @@ from jaxmem._planner.compile import Verified
 from jaxmem._solver.cost import Cost, effective
 from jaxmem._solver.memory import Key, MemoryModel
 
-# Of a tensor's bytes: recomputed ones live together for a while. Over the plans of benchmarks/time_rank, the error of a
-# prediction from everything kept falls from 4.5 to 2.6 % of the step at the median.
+# Of a tensor's bytes: recomputed ones live together for a while. Over the plans of
+# benchmarks/time_rank, the error of a prediction from everything kept falls from 4.5 to 2.6 % of
+# the step at the median.
 REPEATED = 1 / 3
 
 
@@ -71,7 +74,9 @@ class Evidence:
         return [t for t in self.within_budget if t.host_bytes <= self.host_room]
 
     def model(self) -> "Expected":
-        """Fitted to every compile that is known; the reference is this search's first plan, or an earlier one's."""
+        """Fitted to every compile that is known; the reference is this search's first plan, or an
+        earlier one's.
+        """
         repeated = repeated_bytes(self.profile)
         known = self.tried + self.recalled
         history = [(t.actions, t.working - _sum(self.profile, repeated, t.actions)) for t in known]
@@ -80,7 +85,9 @@ class Evidence:
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """Working bytes of a plan: what is known of repetition beforehand, and what compiles taught on top."""
+    """Working bytes of a plan: what is known of repetition beforehand, and what compiles taught on
+    top.
+    """
 
     fitted: MemoryModel
     repeated: Mapping[Key, float]
@@ -102,13 +109,17 @@ class Expected:
 
 
 def repeated_bytes(profile: Profile) -> dict[Key, int]:
-    """What a recomputed tag adds to the working memory of its block's backward, before any compile has told."""
+    """What a recomputed tag adds to the working memory of its block's backward, before any compile
+    has told.
+    """
     sizes = {(b.name, t.name, RECOMPUTE): b.values[t.value] for b in profile.blocks for t in b.tags}
     return _in_whole_units(profile, {key: REPEATED * size for key, size in sizes.items()})
 
 
 def _in_whole_units(profile: Profile, sizes: Mapping[Key, float]) -> dict[Key, int]:
-    """Rounded to what divides all that can be saved, so that the solver counts in the same units as before."""
+    """Rounded to what divides all that can be saved, so that the solver counts in the same units as
+    before.
+    """
     options = [o.device_bytes * b.layers for b in profile.blocks for t in b.tags for o in t.options]
     unit = (
         math.gcd(*options, *(b.layers * b.values[v] for b in profile.blocks for v in b.inputs)) or 1

@@ -18,10 +18,11 @@ from jaxmem.errors import BudgetError, PlanFileError
 
 
 def verify(plan: Plan, build, *args) -> Plan:
-    """The plan, with `build(plan)` compiled under it for the plan's own target: `compiled_bytes` and `step` are new.
+    """The plan, with `build(plan)` compiled under it for the plan's own target: `compiled_bytes`
+    and `step` are new.
 
-    For a plan that was loaded. Raises PlanFileError, naming the field, if it was made for another model or other
-    shapes, and BudgetError if the step no longer compiles within the plan's budget.
+    For a plan that was loaded. Raises PlanFileError, naming the field, if it was made for another
+    model or other shapes, and BudgetError if the step no longer compiles within the plan's budget.
     """
     target = Target.parse(plan.target)
     with contextlib.nullcontext() if target.local else Compiler(target) as compiler:
@@ -33,7 +34,8 @@ def verify(plan: Plan, build, *args) -> Plan:
     if total > plan.budget_bytes:
         raise BudgetError(
             f"verify: the step compiles to {show_bytes(total)} under this plan, over its budget of"
-            f" {show_bytes(plan.budget_bytes)}; the plan was made with jax {plan.jax_version}, this is {jax.__version__}: plan anew",
+            f" {show_bytes(plan.budget_bytes)}; the plan was made with jax {plan.jax_version}, this"
+            f" is {jax.__version__}: plan anew",
             least_bytes=total,
         )
     host = compiled.compiled.host_bytes
@@ -45,7 +47,8 @@ def verify(plan: Plan, build, *args) -> Plan:
 def _check_model(plan: Plan, blocks: list[BlockClass]) -> None:
     def fail(field: str, got, expected: str):
         raise PlanFileError(
-            f"verify: the plan is for another model: its `{field}` is {got}, {expected}; plan this model anew"
+            f"verify: the plan is for another model: its `{field}` is {got}, {expected}; plan this"
+            " model anew"
         )
 
     tags: dict[str, set[str]] = {}

@@ -12,10 +12,12 @@ from jaxmem.errors import StepError
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """Of a whole step. Bytes are those that all layers hold at once, as traced: before a mesh divides them.
+    """Of a whole step. Bytes are those that all layers hold at once, as traced: before a mesh
+    divides them.
 
-    Matrix products are those of the blocks' backward equations alone: what they recompute, and the derivative's own,
-    which are the same under every plan. Inner loops count times their trip counts.
+    Matrix products are those of the blocks' backward equations alone: what they recompute, and the
+    derivative's own, which are the same under every plan. Inner loops count times their trip
+    counts.
     """
 
     saved_bytes: int  # in device memory
@@ -26,15 +28,18 @@ class Audit:
 
 
 def audit(traced: jax.stages.Traced) -> Audit:
-    """Residual bytes and matrix products of the blocks' backward equations in `jax.jit(step).trace(*args)`.
+    """Residual bytes and matrix products of the blocks' backward equations in
+    `jax.jit(step).trace(*args)`.
 
-    A residual is an input of a backward equation that is neither in memory anyhow (parameters) nor a cotangent, and
-    that an equation reads. Raises StepError if the step has no block that is differentiated.
+    A residual is an input of a backward equation that is neither in memory anyhow (parameters) nor
+    a cotangent, and that an equation reads. Raises StepError if the step has no block that is
+    differentiated.
     """
     instances = find_blocks(traced.jaxpr.jaxpr).instances
     if not instances:
         raise StepError(
-            "audit: `traced` has no jax.checkpoint region under a jaxmem policy that a gradient runs through;"
+            "audit: `traced` has no jax.checkpoint region under a jaxmem policy that a gradient"
+            " runs through;"
             " expected at least one: give it a training step"
         )
     device = host = matmuls = 0

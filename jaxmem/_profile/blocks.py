@@ -1,7 +1,9 @@
-"""Finds the blocks of a traced step: `jax.checkpoint` regions under our policy, in the backward pass.
+"""Finds the blocks of a traced step: `jax.checkpoint` regions under our policy, in the backward
+pass.
 
-The step is traced with every tag recomputed. Then a block's backward equation reads the block's inputs and the
-cotangents of its outputs (last), repeats the forward, and goes on to the derivative: its jaxpr is the whole graph.
+The step is traced with every tag recomputed. Then a block's backward equation reads the block's
+inputs and the cotangents of its outputs (last), repeats the forward, and goes on to the derivative:
+its jaxpr is the whole graph.
 """
 
 import dataclasses

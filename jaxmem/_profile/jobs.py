@@ -15,7 +15,9 @@ LAYERS, LAYER_BYTES = (
 
 
 class Jobs:
-    """Jobs in the order added. `local`: they will run here, so that keeping a tensor can be timed as a loop does it."""
+    """Jobs in the order added. `local`: they will run here, so that keeping a tensor can be timed
+    as a loop does it.
+    """
 
     def __init__(self, local: bool):
         self.local = local
@@ -30,9 +32,10 @@ class Jobs:
     def keep(self, size: int) -> tuple:
         """The key of what keeping `size` bytes costs, beyond what computes them.
 
-        Here: their share of a loop over layers that keeps what it computes for its backward, less one that does not.
-        A step's saved tensors are one large piece of fresh memory, of which every page costs more than its bytes'
-        writing, however small the single tensor. Elsewhere, and where XLA prices it: one pass that reads and writes.
+        Here: their share of a loop over layers that keeps what it computes for its backward, less
+        one that does not. A step's saved tensors are one large piece of fresh memory, of which
+        every page costs more than its bytes' writing, however small the single tensor. Elsewhere,
+        and where XLA prices it: one pass that reads and writes.
         """
         key = ("keep", size)
         if self.local:
@@ -55,7 +58,9 @@ class Jobs:
 
 
 def _loop(kept: bool, x):
-    """A forward and a backward loop that hand `x` from layer to layer, and keep it for the backward, or do not."""
+    """A forward and a backward loop that hand `x` from layer to layer, and keep it for the
+    backward, or do not.
+    """
 
     def forward(c, _):
         y = c * 0.5 + 1.0

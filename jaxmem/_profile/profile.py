@@ -22,8 +22,10 @@ from jaxmem._tags.tag import tag_p
 from jaxmem.errors import JaxmemWarning, StepError, TagError
 
 NO_BLOCK = (
-    "profile: the step has no block: no jax.checkpoint region with a jaxmem policy {why}. Wrap each layer:"
-    " jax.checkpoint(layer, policy=jaxmem.remat_policy(plan)), nn.remat(Layer, policy=...) or nnx.remat(layer, policy=...),"
+    "profile: the step has no block: no jax.checkpoint region with a jaxmem policy {why}. Wrap each"
+    " layer:"
+    " jax.checkpoint(layer, policy=jaxmem.remat_policy(plan)), nn.remat(Layer, policy=...) or"
+    " nnx.remat(layer, policy=...),"
     " with the plan that `build` is given"
 )
 
@@ -40,9 +42,9 @@ def profile(
 ) -> Profile:
     """What was learned of a step from its jaxpr, traced with every tag recomputed.
 
-    `shards`: over how many devices each block's tensors are divided. `codecs`: those that may compress a tag, by kind
-    or for every kind; None means the kind's own. Raises StepError where no block is found, TagError for a tag name
-    that stands twice in one block.
+    `shards`: over how many devices each block's tensors are divided. `codecs`: those that may
+    compress a tag, by kind or for every kind; None means the kind's own. Raises StepError where no
+    block is found, TagError for a tag name that stands twice in one block.
     """
     classes, tag_names = _classes(jaxpr)
     jobs = Jobs(target.local)
@@ -81,8 +83,10 @@ def _unrolled(classes) -> set[str]:
     labels = {label for label, layers in repeats.items() if len(layers) > 1 and max(layers) == 1}
     if labels:
         warnings.warn(
-            f"jaxmem: offload is left out for block {', '.join(map(repr, sorted(labels)))}: its layers are unrolled in"
-            " Python, and XLA:GPU would keep what they offload on the device; loop over the layers with jax.lax.scan",
+            f"jaxmem: offload is left out for block {', '.join(map(repr, sorted(labels)))}: its"
+            " layers are unrolled in"
+            " Python, and XLA:GPU would keep what they offload on the device; loop over the layers"
+            " with jax.lax.scan",
             JaxmemWarning,
             stacklevel=4,
         )
@@ -112,7 +116,9 @@ def block_classes(jaxpr) -> list[BlockClass]:
 
 
 def fingerprint(blocks: Iterable[BlockClass]) -> str:
-    """Of what a plan is tied to: labels, layers, and each tag's name, shape and dtype. The same on every JAX version."""
+    """Of what a plan is tied to: labels, layers, and each tag's name, shape and dtype. The same on
+    every JAX version.
+    """
     lines = sorted(
         f"{b.name} {b.layers} {t.name} {t.shape} {t.dtype}" for b in blocks for t in b.tags
     )
@@ -161,7 +167,8 @@ def _fingerprint(graph: Graph) -> str:
                 number[v] = next(order)
         name = e.eqn.params["name"] if is_tag(e.eqn) else ""
         lines.append(
-            f"{name} {describe(e, avals)} {[number[v] for v in e.reads]} {[number[v] for v in e.outputs]}"
+            f"{name} {describe(e, avals)} {[number[v] for v in e.reads]}"
+            f" {[number[v] for v in e.outputs]}"
         )
     lines.append(f"{sorted(number.get(v, -1) for v in graph.needed)}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
@@ -187,7 +194,8 @@ def _draft(graph: Graph, index: int, actions, codecs, jobs: Jobs) -> _Draft:
         name = e.eqn.params["name"]
         if name in seen:
             raise TagError(
-                f"profile: tag {name!r} stands twice in block {graph.instance.label!r}; names are unique within a block: rename one"
+                f"profile: tag {name!r} stands twice in block {graph.instance.label!r}; names are"
+                " unique within a block: rename one"
             )
         seen.add(name)
         tags.append(
@@ -303,7 +311,8 @@ def _with_idle_tags(blocks: list[BlockClass], names: set[str]) -> list[BlockClas
     idle = tuple(sorted(names - {t.name for b in blocks for t in b.tags}))
     if idle:
         warnings.warn(
-            f"jaxmem: no block's backward reads the tags {', '.join(map(repr, idle))}: they stand outside every block, or"
+            f"jaxmem: no block's backward reads the tags {', '.join(map(repr, idle))}: they stand"
+            " outside every block, or"
             " only linear operations follow them; what a plan says of them changes nothing",
             JaxmemWarning,
             stacklevel=4,

@@ -1,4 +1,6 @@
-"""Cuts a block's forward into segments that can be timed alone, and shares a segment's time among its equations."""
+"""Cuts a block's forward into segments that can be timed alone, and shares a segment's time among
+its equations.
+"""
 
 import dataclasses
 import functools
@@ -10,7 +12,9 @@ from jaxmem._profile.blocks import VIEWS, Instance, is_tag
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """What the backward of one block may need: the live forward equations, and the values that it reads."""
+    """What the backward of one block may need: the live forward equations, and the values that it
+    reads.
+    """
 
     instance: Instance
     equations: tuple[FlatEquation, ...]
@@ -21,7 +25,9 @@ class Graph:
 
     @functools.cached_property
     def fixed(self) -> frozenset[int]:
-        """Values that depend on no input, such as a causal mask: a loop holds them once, not once a layer."""
+        """Values that depend on no input, such as a causal mask: a loop holds them once, not once a
+        layer.
+        """
         found = set(self.instance.flat.constants)
         for e in self.equations:
             if found.issuperset(e.reads):
@@ -60,7 +66,9 @@ def graph_of(instance: Instance) -> Graph:
 
 
 def partition(graph: Graph) -> list[list[int]]:
-    """Every equation in one segment: those that lead to a tag, tag by tag, then what is left, by connection."""
+    """Every equation in one segment: those that lead to a tag, tag by tag, then what is left, by
+    connection.
+    """
     made_by = {o: i for i, e in enumerate(graph.equations) for o in e.outputs}
     owner: dict[int, int] = {}
     groups: list[list[int]] = []
@@ -100,7 +108,8 @@ def segments(graph: Graph) -> list[Segment]:
 
         def function(*arrays, equations=equations, inputs=inputs, outputs=outputs, fused=fused):
             values = run(equations, dict(zip(inputs, arrays)) | constants)
-            # What the backward fuses into its own loops is computed, and reduced instead of written.
+            # What the backward fuses into its own loops is computed, and reduced instead of
+            # written.
             return [values[v] for v in outputs], [_reduced(values[v]) for v in fused]
 
         weights = [
@@ -113,7 +122,9 @@ def segments(graph: Graph) -> list[Segment]:
 
 
 def forward(graph: Graph) -> tuple[Callable, tuple]:
-    """The whole forward of a block that keeps everything its backward needs, and the avals of its arguments."""
+    """The whole forward of a block that keeps everything its backward needs, and the avals of its
+    arguments.
+    """
     return _piece(graph, graph.equations, [v for v in graph.needed if v not in graph.fixed])
 
 
@@ -148,7 +159,9 @@ def _reduced(x):
 
 
 def _weight(equation: FlatEquation, avals) -> float:
-    """A rough time: matrix products at 100 FLOPs a byte of traffic, which is between a CPU's and a GPU's balance."""
+    """A rough time: matrix products at 100 FLOPs a byte of traffic, which is between a CPU's and a
+    GPU's balance.
+    """
     if equation.eqn.primitive.name in VIEWS:
         return 0.0
     traffic = sum(nbytes(avals[v]) for v in (*equation.reads, *equation.outputs))

@@ -1,4 +1,6 @@
-"""How long a piece of work takes on a target: measured there, read from XLA's own fusions, or a roofline."""
+"""How long a piece of work takes on a target: measured there, read from XLA's own fusions, or a
+roofline.
+"""
 
 import dataclasses
 import math
@@ -33,9 +35,9 @@ def job_seconds(
 ) -> tuple[list[float], str]:
     """Seconds of each job on `target`, and where they come from: "measured", "xla" or "roofline".
 
-    Measured where the target is the device at hand; else read from XLA's estimate of each fusion, which `compiler`
-    (a deviceless `Compiler`) gives; else a roofline of the target's ceilings. Equal work is timed once, and never
-    again while its time stands in `database`.
+    Measured where the target is the device at hand; else read from XLA's estimate of each fusion,
+    which `compiler` (a deviceless `Compiler`) gives; else a roofline of the target's ceilings.
+    Equal work is timed once, and never again while its time stands in `database`.
     """
     database = database or Database()
     traced = [jax.make_jaxpr(job.function)(*job.specs) for job in jobs]
@@ -81,7 +83,8 @@ _CODEC = tuple(f"jaxmem_{verb}" for verb in ("quantize", "dequantize", "pack_bit
 
 
 def _roofline(jaxpr, target: Target, codec: float) -> float:
-    """Each matrix product at the slower of its rate and its traffic; everything else reads and writes the ends once.
+    """Each matrix product at the slower of its rate and its traffic; everything else reads and
+    writes the ends once.
 
     `codec`: B/s where that is a codec's kernel.
     """

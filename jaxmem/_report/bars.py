@@ -36,7 +36,9 @@ def chip(action: Action) -> str:
 
 
 def memory_figure(plan: Plan) -> str:
-    """Everything kept, the plan as compiled, and the plan as predicted, on one scale with the budget."""
+    """Everything kept, the plan as compiled, and the plan as predicted, on one scale with the
+    budget.
+    """
     bars = [
         ("everything kept", plan.baseline_bytes, _classes(plan.baseline_parts)),
         ("plan, compiled", plan.compiled_bytes, _classes(plan.parts)),
@@ -48,7 +50,8 @@ def memory_figure(plan: Plan) -> str:
         for name, text in CLASSES.items()
     ]
     return _bars(bars, plan.budget_bytes) + (
-        '<table class="small"><thead><tr><th scope="col">what holds it</th><th scope="col">everything kept</th>'
+        '<table class="small"><thead><tr><th scope="col">what holds it</th><th'
+        ' scope="col">everything kept</th>'
         f'<th scope="col">plan</th></tr></thead><tbody>{"".join(lines)}</tbody></table>'
     )
 
@@ -70,7 +73,9 @@ def runs_figure(runs: Sequence[Run]) -> str:
 
 
 def strip_figure(plan: Plan) -> str:
-    """What becomes of each tensor in each layer, and the bytes it saves over all of them; a strip a block."""
+    """What becomes of each tensor in each layer, and the bytes it saves over all of them; a strip a
+    block.
+    """
     if not plan.rows:
         return "<p>The plan's file holds no table.</p>"
     blocks = list(dict.fromkeys(row.block for row in plan.rows))
@@ -84,8 +89,10 @@ def strip_figure(plan: Plan) -> str:
         axis_text += f", {each} to a cell" if each > 1 else ""
         made.append(
             (f"<h4>block {escape(block)}</h4>" if len(blocks) > 1 else "")
-            + '<div class="strip"><div class="tensor head"><span></span><span class="name">tensor</span>'
-            f'<span class="cells">{axis_text}</span><span class="held">bytes saved in all layers</span><span'
+            + '<div class="strip"><div class="tensor head"><span></span><span'
+            ' class="name">tensor</span>'
+            f'<span class="cells">{axis_text}</span><span class="held">bytes saved in all'
+            " layers</span><span"
             ' class="sizes">before → after</span></div>'
             + "".join(_tensor(row, most) for row in rows)
             + "</div>"
@@ -98,13 +105,19 @@ def strip_figure(plan: Plan) -> str:
 def _tensor(row: Row, most: int) -> str:
     action, count = row.choice.action, min(CELLS, row.layers)
     before, after = row.bytes_before * row.layers, row.bytes_after * row.layers
-    said = f"{row.tag}: {row.choice}, {show_bytes(row.bytes_before)} → {show_bytes(row.bytes_after)} a layer"
+    said = (
+        f"{row.tag}: {row.choice}, {show_bytes(row.bytes_before)} → {show_bytes(row.bytes_after)} a"
+        " layer"
+    )
     cells = count if row.layers <= CELLS else -(-row.layers // -(-row.layers // CELLS))
     return (
-        f'<div class="tensor">{chip(action)}<span class="name" title="{escape(row.tag)}">{escape(row.tag)}</span>'
-        f'<svg class="cells" role="img" aria-label="{escape(said)}">{box(0, 100, f"a-{action.value}")}'
+        f'<div class="tensor">{chip(action)}<span class="name"'
+        f' title="{escape(row.tag)}">{escape(row.tag)}</span>'
+        '<svg class="cells" role="img"'
+        f' aria-label="{escape(said)}">{box(0, 100, f"a-{action.value}")}'
         f"{box(0, 100, f't-{action.value}')}{separators(cells)}{box(0, 100, 'hover', said)}</svg>"
-        f'<svg class="held" aria-hidden="true">{box(0, 100 * before / most, "before", f"before: {show_bytes(before)}")}'
+        '<svg class="held"'
+        f' aria-hidden="true">{box(0, 100 * before / most, "before", f"before: {show_bytes(before)}")}'
         f"{box(0, 100 * after / most, f'a-{action.value}', f'after: {show_bytes(after)}')}</svg>"
         f'<span class="sizes">{show_bytes(before)} → {show_bytes(after)}</span></div>'
     )
@@ -124,15 +137,20 @@ def _bars(bars: Sequence[tuple[str, int, list[tuple[str, int, str]]]], budget: i
             marks += box(left, 100 * part / most, f"c-{css}", f"{title}: {show_bytes(part)}")
             left += 100 * part / most
         rows.append(
-            f'<div class="bar"><span class="name">{breakable(name)}</span><svg class="sum" role="img"'
-            f' aria-label="{escape(name)}: {show_bytes(size)}"><svg class="body" y="5" height="20">{marks}</svg>{rule}</svg>'
+            f'<div class="bar"><span class="name">{breakable(name)}</span><svg class="sum"'
+            ' role="img"'
+            f' aria-label="{escape(name)}: {show_bytes(size)}"><svg class="body" y="5"'
+            f' height="20">{marks}</svg>{rule}</svg>'
             f'<span class="sizes">{show_bytes(size)}</span></div>'
         )
     if budget is None:
         return f'<div class="bars many">{"".join(rows)}</div>'
     said = f"budget {show_bytes(budget)}" + ("" if near else ", beyond the scale →")
     anchor, place = ("end", min(at, 100)) if at > 50 or not near else ("start", at)
-    head = f'<text class="tick {anchor}" x="{place if near else 100:.2f}%" y="14">{escape(said)}</text>'
+    head = (
+        f'<text class="tick {anchor}" x="{place if near else 100:.2f}%"'
+        f' y="14">{escape(said)}</text>'
+    )
     return (
         '<div class="bars"><div class="bar head"><span class="name"></span>'
         f'<svg class="sum">{head}</svg><span class="sizes"></span></div>{"".join(rows)}</div>'

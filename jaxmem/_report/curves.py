@@ -29,7 +29,9 @@ MEAN, LEAST, GREATEST = 1, 2, 3  # of a point of a loss curve
 
 
 def loss_figure(runs: Sequence[Run]) -> str:
-    """Loss against step, a line a run, and the validation loss where a run has one; nothing where there is no row."""
+    """Loss against step, a line a run, and the validation loss where a run has one; nothing where
+    there is no row.
+    """
     drawn = [
         (run, i) for i, run in enumerate(runs) if any(math.isfinite(loss) for _, loss in run.losses)
     ]
@@ -82,7 +84,9 @@ def _curve(run: Run, css: str, x: Axis, y: Axis) -> str:
 
 
 def time_figure(plan: Plan) -> str:
-    """The least predicted step time at each budget, and where the plan, everything kept and the budget lie."""
+    """The least predicted step time at each budget, and where the plan, everything kept and the
+    budget lie.
+    """
     points = sorted(plan.pareto(), key=lambda p: p.bytes)
     if not points:
         return "<p>The plan's file holds no curve.</p>"
@@ -145,7 +149,9 @@ def _series(i: int) -> str:
 
 
 def _pieces(losses: Sequence[tuple[float, float]]) -> list[list[tuple[float, ...]]]:
-    """Unbroken rows of points: step, and the mean, the least and the greatest loss of a row or, of many, of a bucket."""
+    """Unbroken rows of points: step, and the mean, the least and the greatest loss of a row or, of
+    many, of a bucket.
+    """
     buckets = BUCKETS if len(losses) > 2 * BUCKETS else len(losses)
     made: list[list[tuple[float, ...]]] = [[]]
     for b in range(buckets):
@@ -167,7 +173,8 @@ def _told(runs: Iterable[Run]) -> Iterable[str]:
         f"{run.name} ({len(run.losses):,})" for run in runs if len(run.losses) > 2 * BUCKETS
     ]:
         yield (
-            f"Of more than {2 * BUCKETS} rows, each of {BUCKETS} equal ranges is drawn: the line is its mean, the shade"
+            f"Of more than {2 * BUCKETS} rows, each of {BUCKETS} equal ranges is drawn: the line is"
+            " its mean, the shade"
             f" reaches from its least to its greatest loss. Rows of {', '.join(many)}."
         )
     for run in runs:

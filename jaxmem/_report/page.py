@@ -28,7 +28,8 @@ def page(runs: Sequence[Run], again: str) -> str:
     title = f"{len(runs)} runs" if many else runs[0].name
     loss = loss_figure(runs)
     body = [
-        f'<header><p class="brand">jaxmem report</p><h1>{escape(title)}</h1><p class="lead">{_lead(runs)}</p></header>',
+        f'<header><p class="brand">jaxmem report</p><h1>{escape(title)}</h1><p'
+        f' class="lead">{_lead(runs)}</p></header>',
         _compared(runs) if many else _tiles(runs[0]),
         _section("Loss", loss),
         _section("Memory of each run", runs_figure(runs), "Device bytes of the compiled step.")
@@ -61,7 +62,10 @@ def _lead(runs: Sequence[Run]) -> str:
         f"{less:.0f} % less than everything kept" if less >= 0.5 else "as much as everything kept"
     )
     pace = f"{slower:.1f} % more step time" if slower >= 0.05 else "no more step time"
-    said = f"A step on {p.target} in {show_bytes(p.compiled_bytes)} of {show_bytes(p.budget_bytes)}: {takes}, for {pace} as predicted."
+    said = (
+        f"A step on {p.target} in {show_bytes(p.compiled_bytes)} of {show_bytes(p.budget_bytes)}:"
+        f" {takes}, for {pace} as predicted."
+    )
     return escape(said).replace(" %", "&nbsp;%")
 
 
@@ -108,7 +112,8 @@ def _without_a_plan(run: Run) -> str:
 
 def _tiles(run: Run) -> str:
     tiles = (
-        f'<div class="tile"><dt>{escape(what)}</dt><dd>{escape(size)}</dd><dd class="beside">{escape(beside)}</dd></div>'
+        f'<div class="tile"><dt>{escape(what)}</dt><dd>{escape(size)}</dd><dd'
+        f' class="beside">{escape(beside)}</dd></div>'
         for what, size, beside in _facts(run)
     )
     return f'<dl class="tiles">{"".join(tiles)}</dl>'
@@ -143,9 +148,13 @@ def _about(run: Run) -> Iterable[str]:
         yield _section(
             "Plan",
             strip_figure(plan),
-            "What becomes of each named tensor between the forward and the backward pass, in the order of the block.",
+            "What becomes of each named tensor between the forward and the backward pass, in the"
+            " order of the block.",
         )
-        text = "Bytes and milliseconds of one layer. Why: what the best other plan would do with the tensor, and its cost."
+        text = (
+            "Bytes and milliseconds of one layer. Why: what the best other plan would do with the"
+            " tensor, and its cost."
+        )
         yield _section("Why", _why(plan.rows), text)
     elif not run.losses:
         yield "<p>This run has no plan and no steps.</p>"
@@ -165,7 +174,8 @@ def _why(rows: Sequence[Row]) -> str:
             escape(row.kind or "–"),
             escape(" × ".join(map(str, row.shape)) or "scalar"),
             escape(row.dtype),
-            f'<span class="action">{chip(row.choice.action)}{escape(row.choice.action.value.replace("_", "+"))}</span>',
+            "<span"
+            f' class="action">{chip(row.choice.action)}{escape(row.choice.action.value.replace("_", "+"))}</span>',
             escape((row.choice.codec or "–").replace("()", ""))
             .replace("(", "<wbr>(")
             .replace(",", ", "),
@@ -224,7 +234,9 @@ def _section(title: str, content: str, text: str = "") -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], css: str) -> str:
-    """A table whose cells know their column, so that it can fold where it is narrow. Cells are HTML."""
+    """A table whose cells know their column, so that it can fold where it is narrow. Cells are
+    HTML.
+    """
     line = lambda cells: "".join(
         f'<td data-label="{escape(h)}"{" class=none" * (c == "–")}>{c}</td>'
         for h, c in zip(head, cells)
@@ -266,7 +278,8 @@ _TEXTURES = {
 _PATTERNS = (
     '<svg width="0" height="0" class="defs" aria-hidden="true"><defs>'
     + "".join(
-        f'<pattern id="t-{name}" width="7" height="7" patternUnits="userSpaceOnUse"><g class="texture">{marks}</g></pattern>'
+        f'<pattern id="t-{name}" width="7" height="7" patternUnits="userSpaceOnUse"><g'
+        f' class="texture">{marks}</g></pattern>'
         for name, marks in _TEXTURES.items()
     )
     + "</defs></svg>"

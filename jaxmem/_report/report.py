@@ -1,4 +1,6 @@
-"""The report: one HTML page, whole in one file, about a plan, a run, or several of them side by side."""
+"""The report: one HTML page, whole in one file, about a plan, a run, or several of them side by
+side.
+"""
 
 import os
 import pathlib
@@ -11,7 +13,8 @@ from jaxmem._runs.read import Run, checked, read_run, results, told_apart
 
 
 def report(runs: Sequence[str], out: pathlib.Path) -> str:
-    """Writes the page about `runs`, folders of results or plans' files, to `out`, and returns its path.
+    """Writes the page about `runs`, folders of results or plans' files, to `out`, and returns its
+    path.
 
     Raises PlanFileError, naming the file and its line or field, where one is broken.
     """
@@ -32,7 +35,9 @@ def report_plan(plan: Plan, path: str | os.PathLike, run: str | os.PathLike | No
 
 
 def _write(path: pathlib.Path, text: str) -> None:
-    """Whole or not at all. A lone surrogate, which JSON can hold and UTF-8 cannot, becomes a question mark."""
+    """Whole or not at all. A lone surrogate, which JSON can hold and UTF-8 cannot, becomes a
+    question mark.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_bytes(text.encode("utf-8", "replace"))

@@ -1,4 +1,6 @@
-"""Marks of a figure as inline SVG that is as wide as its place: positions in percent, so that text keeps its size."""
+"""Marks of a figure as inline SVG that is as wide as its place: positions in percent, so that text
+keeps its size.
+"""
 
 import dataclasses
 import html
@@ -61,8 +63,10 @@ def padded(values: Iterable[float]) -> tuple[float, float]:
 
 def chart(x: Axis, y: Axis, marks: str, *, name: str, x_title: str, y_title: str) -> str:
     """A plot: grid, labelled ticks, and `marks` over them. `name` is what a screen reader says."""
-    grid = [f'<line class="grid" x1="0" x2="100%" y1="{100 - y.percent(v):.2f}%" y2="{100 - y.percent(v):.2f}%"/>'
-            f'<text class="tick end" x="-8" y="{100 - y.percent(v):.2f}%" dy=".32em">{escape(t)}</text>'
+    grid = [f'<line class="grid" x1="0" x2="100%" y1="{100 - y.percent(v):.2f}%"'
+            f' y2="{100 - y.percent(v):.2f}%"/>'
+            f'<text class="tick end" x="-8" y="{100 - y.percent(v):.2f}%"'
+            f' dy=".32em">{escape(t)}</text>'
             for v, t in y.ticks]  # fmt: skip
     grid += [
         f'<text class="tick mid" x="{x.percent(v):.2f}%" y="100%" dy="1.6em">{escape(t)}</text>'
@@ -101,12 +105,18 @@ def band(
 
 
 def dot(x: float, y: float, css: str, title: str) -> str:
-    return f'<circle class="dot {css}" cx="{x:.2f}%" cy="{100 - y:.2f}%" r="5.5"><title>{escape(title)}</title></circle>'
+    return (
+        f'<circle class="dot {css}" cx="{x:.2f}%" cy="{100 - y:.2f}%"'
+        f' r="5.5"><title>{escape(title)}</title></circle>'
+    )
 
 
 def upright(x: float, css: str, title: str) -> str:
     """A vertical line over the whole height."""
-    return f'<line class="{css}" x1="{x:.2f}%" x2="{x:.2f}%" y1="0" y2="100%"><title>{escape(title)}</title></line>'
+    return (
+        f'<line class="{css}" x1="{x:.2f}%" x2="{x:.2f}%" y1="0"'
+        f' y2="100%"><title>{escape(title)}</title></line>'
+    )
 
 
 def box(left: float, width: float, css: str, title: str = "") -> str:
@@ -122,7 +132,8 @@ def separators(count: int) -> str:
     """The gaps between `count` cells of one width."""
     path = "".join(f"M{100 * i / count:.2f} 0V1" for i in range(1, count))
     return (
-        f'<svg class="stretch" viewBox="0 0 100 1" preserveAspectRatio="none"><path class="gap" d="{path}"/></svg>'
+        '<svg class="stretch" viewBox="0 0 100 1" preserveAspectRatio="none"><path class="gap"'
+        f' d="{path}"/></svg>'
         if path
         else ""
     )
@@ -137,7 +148,10 @@ def legend(entries: Iterable[tuple[str, str]]) -> str:
 def show_ms(milliseconds: float) -> str:
     if not math.isfinite(milliseconds):
         return "–"
-    return f"{milliseconds:,.{1 if abs(milliseconds) >= 100 else 2 if abs(milliseconds) >= 1 else 3}f} ms"
+    return (
+        f"{milliseconds:,.{1 if abs(milliseconds) >= 100 else 2 if abs(milliseconds) >= 1 else 3}f}"
+        " ms"
+    )
 
 
 def _apart(low: float, high: float) -> tuple[float, float]:

@@ -1,4 +1,6 @@
-"""What a run of experiments left behind, read for a page: its plan, its losses, its summary; what is broken is named."""
+"""What a run of experiments left behind, read for a page: its plan, its losses, its summary; what
+is broken is named.
+"""
 
 import dataclasses
 import json
@@ -21,7 +23,9 @@ _LARGEST = 1e100  # what is greater is drawn as what is not finite
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One column of a comparison. `losses` are (step, loss) in the file's order, nan where a row has none."""
+    """One column of a comparison. `losses` are (step, loss) in the file's order, nan where a row
+    has none.
+    """
 
     name: str
     plan: Plan | None
@@ -35,14 +39,17 @@ class Run:
 
 
 def read_run(source: str) -> Run:
-    """A folder of results, or a plan's file. Raises PlanFileError naming the file and its line or field."""
+    """A folder of results, or a plan's file. Raises PlanFileError naming the file and its line or
+    field.
+    """
     path = pathlib.Path(source)
     if not path.is_dir():
         return Run(path.stem, checked(Plan.load(path), path))
     found = [name for name in (PLAN, METRICS, SUMMARY) if (path / name).exists()]
     if not found:
         raise PlanFileError(
-            f"report: {source!r} holds none of {PLAN}, {METRICS}, {SUMMARY}; expected a folder that experiments.train or"
+            f"report: {source!r} holds none of {PLAN}, {METRICS}, {SUMMARY}; expected a folder that"
+            " experiments.train or"
             " experiments.plan wrote, or a plan's JSON file"
         )
     plan = checked(Plan.load(path / PLAN), path / PLAN) if PLAN in found else None
@@ -58,7 +65,9 @@ def results(folder: str | os.PathLike, plan: Plan | None) -> Run:
 
 
 def told_apart(runs: list[Run], sources: list[str]) -> list[Run]:
-    """The runs; where a name comes twice, each takes its path for a name, and a number where that comes twice too."""
+    """The runs; where a name comes twice, each takes its path for a name, and a number where that
+    comes twice too.
+    """
     names = [run.name for run in runs]
     names = [source if names.count(name) > 1 else name for name, source in zip(names, sources)]
     names = [f"{n} ({i + 1})" if names.count(n) > 1 else n for i, n in enumerate(names)]
@@ -137,7 +146,8 @@ def _parse(text: str, path: pathlib.Path, line: int | None = None) -> Any:
 
 def _fail(path: pathlib.Path, where: str, got: Any, expected: str) -> NoReturn:
     raise PlanFileError(
-        f"report: {str(path)!r}, {where}: got {reprlib.repr(got)}, expected {expected}; mend or remove it"
+        f"report: {str(path)!r}, {where}: got {reprlib.repr(got)}, expected {expected}; mend or"
+        " remove it"
     )
 
 

@@ -18,15 +18,20 @@ def check_profile(profile: Profile) -> None:
         for tag in block.tags:
             for option in tag.options:
                 for what in ("device_bytes", "host_bytes", "seconds"):
-                    where = f"`{what}` of option `{option.choice}` of tag {tag.name!r} of block {block.name!r}"
+                    where = (
+                        f"`{what}` of option `{option.choice}` of tag {tag.name!r} of block"
+                        f" {block.name!r}"
+                    )
                     _check_number(getattr(option, what), where)
         if (
             any(o.host_bytes for t in block.tags for o in t.options)
             and not profile.link_bytes_per_second > 0
         ):
             raise SolverError(
-                f"`link_bytes_per_second` is {profile.link_bytes_per_second}, and block {block.name!r} has choices that"
-                " offload; expected a positive number: measure the host link, or leave offload out of the actions"
+                f"`link_bytes_per_second` is {profile.link_bytes_per_second}, and block"
+                f" {block.name!r} has choices that"
+                " offload; expected a positive number: measure the host link, or leave offload out"
+                " of the actions"
             )
 
 
@@ -44,7 +49,8 @@ def check_limits(room, host_room, transients: Mapping) -> None:
 def _check_graph(block: BlockClass) -> None:
     if block.input_seconds and len(block.input_seconds) != len(block.inputs):
         raise SolverError(
-            f"`input_seconds` of block {block.name!r} has {len(block.input_seconds)} entries for {len(block.inputs)}"
+            f"`input_seconds` of block {block.name!r} has {len(block.input_seconds)} entries for"
+            f" {len(block.inputs)}"
             " inputs; expected as many, or none"
         )
     for seconds in block.input_seconds:
@@ -60,7 +66,8 @@ def _check_graph(block: BlockClass) -> None:
         known.update(equation.outputs)
     if lost := [v for v in block.needed if v not in known]:
         raise SolverError(
-            f"block {block.name!r} needs value {lost[0]}, which no equation makes and no input brings"
+            f"block {block.name!r} needs value {lost[0]}, which no equation makes and no input"
+            " brings"
         )
 
 

@@ -1,4 +1,6 @@
-"""The price of a given assignment, by closure over each block's graph. Knows nothing of the solver that it checks."""
+"""The price of a given assignment, by closure over each block's graph. Knows nothing of the solver
+that it checks.
+"""
 
 import dataclasses
 
@@ -43,7 +45,9 @@ class BlockCost:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """A whole step under an assignment: bytes that its layers hold at once, and seconds on top of an ideal step."""
+    """A whole step under an assignment: bytes that its layers hold at once, and seconds on top of
+    an ideal step.
+    """
 
     saved_bytes: int
     host_bytes: int
@@ -54,8 +58,10 @@ class Cost:
     @property
     def warnings(self) -> tuple[str, ...]:
         return tuple(
-            f"tag {tag!r} of block {block.name!r} is saved, and what makes its tensor is recomputed all the same: the"
-            " backward reads values between the last product and the tag; tag that product too, or put the tag inside the"
+            f"tag {tag!r} of block {block.name!r} is saved, and what makes its tensor is recomputed"
+            " all the same: the"
+            " backward reads values between the last product and the tag; tag that product too, or"
+            " put the tag inside the"
             " operation's derivative rule, as jaxmem.softmax does"
             for block in self.blocks
             for tag in block.wasted
@@ -63,15 +69,17 @@ class Cost:
 
 
 def evaluate(profile: Profile, actions: Actions) -> Cost:
-    """Prices `actions` (block label -> tag -> choice; an absent tag is recomputed) on the profiled step.
+    """Prices `actions` (block label -> tag -> choice; an absent tag is recomputed) on the profiled
+    step.
 
-    A value is demanded if the backward reads it, or if something recomputed does. A demanded tag is saved if its choice
-    says so, and demands nothing further; a saved tag that nothing demands costs nothing, since partial evaluation
-    drops it. Per run of a layer, forward transfers are hidden by `forward_seconds`, those of the backward by
+    A value is demanded if the backward reads it, or if something recomputed does. A demanded tag is
+    saved if its choice says so, and demands nothing further; a saved tag that nothing demands costs
+    nothing, since partial evaluation drops it. Per run of a layer, forward transfers are hidden by
+    `forward_seconds`, those of the backward by
     `backward_seconds` and by what is recomputed.
 
-    Raises TagError if `actions` names a block, tag or choice that the profile lacks, SolverError if a demanded value
-    has no origin.
+    Raises TagError if `actions` names a block, tag or choice that the profile lacks, SolverError if
+    a demanded value has no origin.
     """
     _check_names(profile, actions)
     link = profile.link_bytes_per_second
@@ -86,12 +94,15 @@ def evaluate(profile: Profile, actions: Actions) -> Cost:
 
 
 def everything(profile: Profile) -> Cost:
-    """Prices the step without any checkpoint: all that the backward reads is kept, nothing is recomputed."""
+    """Prices the step without any checkpoint: all that the backward reads is kept, nothing is
+    recomputed.
+    """
     return evaluate(profile, {b.name: {REST: KEEP} for b in profile.blocks})
 
 
 def effective(profile: Profile, actions: Actions, cost: Cost | None = None) -> Actions:
-    """What `actions` amounts to: every tag listed, those that nothing demands as recomputed; REST where it is kept.
+    """What `actions` amounts to: every tag listed, those that nothing demands as recomputed; REST
+    where it is kept.
 
     `cost` is `evaluate` of the two, for a caller that has it.
     """
@@ -127,7 +138,9 @@ def option_of(block: BlockClass, tag: Tag, choice: Choice) -> Option:
 
 
 def keep_seconds_per_byte(block: BlockClass) -> float:
-    """What keeping a byte costs in this block: the mean over its tags' keep options and its raw inputs."""
+    """What keeping a byte costs in this block: the mean over its tags' keep options and its raw
+    inputs.
+    """
     kept = [(o.device_bytes, o.seconds) for t in block.tags for o in t.options if o.choice == KEEP]
     kept += [(block.values[v], s) for v, s in zip(block.inputs, block.input_seconds)]
     total = sum(b for b, _ in kept)
@@ -145,7 +158,8 @@ def _check_names(profile: Profile, actions: Actions) -> None:
             )
         if missing := sorted(choices.keys() - known[label]):
             raise TagError(
-                f"`actions` names tags {missing} of block {label!r}; it has {sorted(known[label] - {REST})}"
+                f"`actions` names tags {missing} of block {label!r}; it has"
+                f" {sorted(known[label] - {REST})}"
             )
 
 
@@ -203,7 +217,9 @@ def _everything_cost(block: BlockClass) -> BlockCost:
 
 
 def _wasted(block: BlockClass, recomputed, raw, saved) -> tuple[str, ...]:
-    """Saved tags of which the tensor, or a matrix product between it and the tags before it, is recomputed all the same."""
+    """Saved tags of which the tensor, or a matrix product between it and the tags before it, is
+    recomputed all the same.
+    """
     made_by = {o: i for i, e in enumerate(block.equations) for o in e.outputs}
     again, needed = set(recomputed), set(block.needed)
     names = []
@@ -229,6 +245,7 @@ def _check_origins(block: BlockClass, demanded: set[int]) -> None:
     made = {o for e in block.equations for o in e.outputs} | set(block.inputs)
     if lost := sorted(demanded - made):
         raise SolverError(
-            f"block {block.name!r}: value {lost[0]} is demanded, and no equation makes it, nor is it among `inputs` or"
+            f"block {block.name!r}: value {lost[0]} is demanded, and no equation makes it, nor is"
+            " it among `inputs` or"
             " `free`; the profile's graph is incomplete"
         )

@@ -1,4 +1,6 @@
-"""What a block's backward may demand, contracted to the few things that depend on the tags' choices."""
+"""What a block's backward may demand, contracted to the few things that depend on the tags'
+choices.
+"""
 
 import dataclasses
 from collections import defaultdict
@@ -6,7 +8,8 @@ from collections import defaultdict
 from jaxmem._core.actions import BlockClass, Tag
 from jaxmem._solver.cost import tag_at
 
-# When something is demanded: if any of these tags, by position in `Demand.tags`, is demanded and recomputed.
+# When something is demanded: if any of these tags, by position in `Demand.tags`, is demanded and
+# recomputed.
 When = frozenset[int]
 ALWAYS: When = frozenset({-1})
 
@@ -15,8 +18,8 @@ ALWAYS: When = frozenset({-1})
 class Demand:
     """A block class as the solver sees it; bytes and seconds are those of one layer.
 
-    Equations that are always demanded together share one entry, so a chain or a whole operator costs one term.
-    A tag comes after those that may pass demand on to it.
+    Equations that are always demanded together share one entry, so a chain or a whole operator
+    costs one term. A tag comes after those that may pass demand on to it.
     """
 
     tags: tuple[tuple[Tag, When], ...]

@@ -1,4 +1,6 @@
-"""The baseline planner: from all tags kept, the switch that frees most bytes a second, again and again."""
+"""The baseline planner: from all tags kept, the switch that frees most bytes a second, again and
+again.
+"""
 
 import math
 import time
@@ -16,9 +18,11 @@ def greedy(
     host_room: int | None = None,
     allowed: Allowed | None = None,
 ) -> Solution | None:
-    """An assignment that fits, found without looking ahead; None where no single switch frees bytes any more.
+    """An assignment that fits, found without looking ahead; None where no single switch frees bytes
+    any more.
 
-    Arguments and errors are those of `solve`, which it is compared with. It may miss plans that exist.
+    Arguments and errors are those of `solve`, which it is compared with. It may miss plans that
+    exist.
     """
     transients = transients or {}
     check_profile(profile)

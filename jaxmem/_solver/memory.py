@@ -1,4 +1,6 @@
-"""Working memory of the head and of one block, learned from compiles: what saved tensors alone do not tell."""
+"""Working memory of the head and of one block, learned from compiles: what saved tensors alone do
+not tell.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -11,16 +13,18 @@ from jaxmem.errors import SolverError
 
 Key = tuple[str, str, Choice]  # block, tag, choice
 
-FLOOR = 1e-3  # least prior deviation of a correction, against the largest: a small tag may move a large buffer
+# least prior deviation of a correction, against the largest: a small tag may move a large buffer
+FLOOR = 1e-3
 RANK = 1e-7  # singular values below this, against the largest, are repetitions of other plans
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryModel:
-    """`predict` = `reference` + the sum of `transients` over a plan's choices, in bytes; corrections go both ways.
+    """`predict` = `reference` + the sum of `transients` over a plan's choices, in bytes;
+    corrections go both ways.
 
-    Bytes of a compile are like a maximum over moments, so they do not add up exactly: the model is refitted after
-    every compile, and a plan that was compiled is predicted as it was measured.
+    Bytes of a compile are like a maximum over moments, so they do not add up exactly: the model is
+    refitted after every compile, and a plan that was compiled is predicted as it was measured.
     """
 
     reference: float  # transient bytes of the first plan of the history that has choices
@@ -32,20 +36,24 @@ class MemoryModel:
 
     @staticmethod
     def fit(history: Sequence[tuple[Actions, float]], profile: Profile) -> "MemoryModel":
-        """Ridge regression over (block, tag, choice) with a prior deviation in proportion to the tag's bytes.
+        """Ridge regression over (block, tag, choice) with a prior deviation in proportion to the
+        tag's bytes.
 
-        Compiled bytes are exact, so this is its limit without noise: of all corrections that give the history, those
-        least in units of their deviations; where no sum can give it, the nearest in squares.
+        Compiled bytes are exact, so this is its limit without noise: of all corrections that give
+        the history, those least in units of their deviations; where no sum can give it, the nearest
+        in squares.
 
-        `history`: plans and their measured transient bytes (total less static less saved). Plans that keep everything
-        have no choices to learn from, and serve as reference only if there is no other. Of one plan measured twice,
-        the larger counts. Raises SolverError if there is no history, or bytes that are not finite.
+        `history`: plans and their measured transient bytes (total less static less saved). Plans
+        that keep everything have no choices to learn from, and serve as reference only if there is
+        no other. Of one plan measured twice, the larger counts. Raises SolverError if there is no
+        history, or bytes that are not finite.
         """
         observed: dict[frozenset[Key], float] = {}
         for actions, size in history:
             if not np.isfinite(size):
                 raise SolverError(
-                    f"MemoryModel.fit: `history` has transient bytes {size}; expected a finite number"
+                    f"MemoryModel.fit: `history` has transient bytes {size}; expected a finite"
+                    " number"
                 )
             key = _keys(profile, actions)
             observed[key] = max(size, observed.get(key, size))
@@ -68,7 +76,9 @@ class MemoryModel:
         return MemoryModel(reference, dict(zip(keys, corrections.tolist())), profile, observed)
 
     def predict(self, actions: Actions) -> float:
-        """Transient bytes of a plan: as measured if it was, else by the fitted sum. Raises TagError as `evaluate`."""
+        """Transient bytes of a plan: as measured if it was, else by the fitted sum. Raises TagError
+        as `evaluate`.
+        """
         keys = _keys(self.profile, actions)
         if keys in self.observed:
             return self.observed[keys]

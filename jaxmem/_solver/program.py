@@ -19,7 +19,9 @@ Choices = dict[tuple[str, str], tuple[Choice, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Units (bytes, seconds) in which a whole step comes to 10⁴ and 10⁵: about MiB and µs, whatever the step."""
+    """Units (bytes, seconds) in which a whole step comes to 10⁴ and 10⁵: about MiB and µs, whatever
+    the step.
+    """
 
     bytes: float
     seconds: float
@@ -48,7 +50,9 @@ def _most(options, what: str) -> float:
 
 
 class Program:
-    """The mixed-integer program of a profile; only the choices are binary, the rest is integral once they are."""
+    """The mixed-integer program of a profile; only the choices are binary, the rest is integral
+    once they are.
+    """
 
     def __init__(self, profile: Profile, choices: Choices, transients, scale: Scale):
         self.problem = pulp.LpProblem("plan", pulp.LpMinimize)
@@ -81,7 +85,9 @@ class Program:
         self._seconds = _sum([(RECOMPUTE_PRICE * c, v) for c, v in self._recompute] + self._other)
 
     def limit(self, room: int | None, host_room: int | None, *, strict: bool = False) -> None:
-        """Bytes at most `room` and `host_room`. `strict`: all that is left fits; else all that fits is left."""
+        """Bytes at most `room` and `host_room`. `strict`: all that is left fits; else all that fits
+        is left.
+        """
         if room is not None:
             self._limit(self._saved + self._transient, room, strict)
         if host_room is not None:
@@ -110,7 +116,9 @@ class Program:
         return result
 
     def agree(self, cost: Cost) -> None:
-        """Raises SolverError unless the program's own sums, minimised for time, are those of the graph."""
+        """Raises SolverError unless the program's own sums, minimised for time, are those of the
+        graph.
+        """
         seconds = cost.seconds + (RECOMPUTE_PRICE - 1) * cost.recompute_seconds
         for what, got, expected, unit, tolerance in (
             ("seconds", self._seconds, seconds, self._scale.seconds, self._scale.seconds),
@@ -168,10 +176,12 @@ class Program:
             self._other.append((float(block.runs), exposed))
 
     def _limit(self, terms: list, most: int, strict: bool) -> None:
-        """Sum of `terms` (bytes, variable) <= `most`, in whole units and half a unit away from every assignment.
+        """Sum of `terms` (bytes, variable) <= `most`, in whole units and half a unit away from
+        every assignment.
 
-        HiGHS answers wrongly, with or without presolve, where a sum lies within about 1e-8 of its limit (seen on 1.15).
-        Rounded down, no assignment that fits is lost; one that does not is refused when it is counted exactly.
+        HiGHS answers wrongly, with or without presolve, where a sum lies within about 1e-8 of its
+        limit (seen on 1.15). Rounded down, no assignment that fits is lost; one that does not is
+        refused when it is counted exactly.
         """
         whole = math.gcd(*(size for size, _ in terms if isinstance(size, int)))
         unit = max(whole, sum(abs(size) for size, _ in terms) / MOST_UNITS) or 1

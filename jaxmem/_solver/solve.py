@@ -1,4 +1,6 @@
-"""The assignment of choices to tags that costs least time within a number of bytes: a mixed-integer linear program."""
+"""The assignment of choices to tags that costs least time within a number of bytes: a mixed-integer
+linear program.
+"""
 
 import dataclasses
 import math
@@ -23,7 +25,9 @@ ROUNDING = 0.5  # bytes
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """An assignment of every tag (those that nothing demands are recomputed), and its price by `evaluate`."""
+    """An assignment of every tag (those that nothing demands are recomputed), and its price by
+    `evaluate`.
+    """
 
     actions: Actions
     cost: Cost
@@ -59,13 +63,15 @@ def solve(
     exclude: Collection[Actions] = (),
     time_limit: float = 60.0,
 ) -> Solution | None:
-    """The assignment of least time whose saved and transient bytes fit `room`, or None if there is none.
+    """The assignment of least time whose saved and transient bytes fit `room`, or None if there is
+    none.
 
-    Adacc eq. 4-8 with five actions, on the block's graph: recomputation is paid once per equation, whoever shares it.
-    `room` is the budget less static bytes and the transient reference; `transients` are added to what is saved, by
-    (block, tag, choice). `allowed` refuses choices, RECOMPUTE too; `exclude` refuses whole assignments, such as those
-    that were compiled and did not fit. Raises SolverError on numbers that cannot be used, or if `time_limit` (seconds)
-    runs out.
+    Adacc eq. 4-8 with five actions, on the block's graph: recomputation is paid once per equation,
+    whoever shares it.
+    `room` is the budget less static bytes and the transient reference; `transients` are added to
+    what is saved, by (block, tag, choice). `allowed` refuses choices, RECOMPUTE too; `exclude`
+    refuses whole assignments, such as those that were compiled and did not fit. Raises SolverError
+    on numbers that cannot be used, or if `time_limit` (seconds) runs out.
     """
     return _search(profile, "time", room, transients or {}, host_room, allowed, exclude, time_limit)
 
@@ -78,7 +84,9 @@ def least_bytes(
     allowed: Allowed | None = None,
     time_limit: float = 60.0,
 ) -> Solution | None:
-    """The assignment of fewest saved and transient bytes, and of those the one of least time. Raises as `solve`."""
+    """The assignment of fewest saved and transient bytes, and of those the one of least time.
+    Raises as `solve`.
+    """
     transients = transients or {}
     least = _search(profile, "bytes", None, transients, host_room, allowed, (), time_limit)
     if least is None:
@@ -100,13 +108,15 @@ def runner_up(
     host_room: int | None = None,
     allowed: Allowed | None = None,
 ) -> tuple[Choice, float] | None:
-    """The next best choice for one tag, and the seconds a step that it costs on top, all else chosen anew.
+    """The next best choice for one tag, and the seconds a step that it costs on top, all else
+    chosen anew.
 
     None if no other choice fits, or if nothing demands the tag, so that every choice is the same.
     """
     if tag not in solution.actions.get(block, {}):
         raise TagError(
-            f"runner_up: `tag` {tag!r} of block {block!r} is not in the solution: {solution.actions}"
+            f"runner_up: `tag` {tag!r} of block {block!r} is not in the solution:"
+            f" {solution.actions}"
         )
     chosen = solution.actions[block][tag]
     if not demanded(profile, solution, block, tag):
@@ -129,7 +139,9 @@ def runner_up(
 def open_choices(
     profile: Profile, allowed: Allowed | None = None
 ) -> dict[tuple[str, str], tuple[Choice, ...]]:
-    """(block, tag) -> the choices that every class of that label has a price for; RECOMPUTE first, if allowed."""
+    """(block, tag) -> the choices that every class of that label has a price for; RECOMPUTE first,
+    if allowed.
+    """
     result: dict[tuple[str, str], tuple[Choice, ...]] = {}
     for block in profile.blocks:
         for tag in block.tags:
@@ -194,7 +206,8 @@ def _search(
 def _run(problem: pulp.LpProblem, time_limit: float) -> float | None:
     """Solves, and returns the relative gap, or None if infeasible.
 
-    PuLP 3 returns a status and PuLP 4 an object: neither is read, since both leave HiGHS's own model on the problem.
+    PuLP 3 returns a status and PuLP 4 an object: neither is read, since both leave HiGHS's own
+    model on the problem.
     """
     problem.solve(pulp.HiGHS(msg=False, gapRel=0.0, timeLimit=time_limit))
     highs: Any = problem.solverModel
@@ -203,7 +216,8 @@ def _run(problem: pulp.LpProblem, time_limit: float) -> float | None:
         return None
     if status != "Optimal":
         raise SolverError(
-            f"the solver stopped with status {status!r} and no proven optimum; `time_limit` is {time_limit} s:"
+            f"the solver stopped with status {status!r} and no proven optimum; `time_limit` is"
+            f" {time_limit} s:"
             " raise it, or leave out codecs or actions"
         )
     gap = highs.getInfo().mip_gap

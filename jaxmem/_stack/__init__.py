@@ -1,1 +1,3 @@
-"""The loop over identical layers, with a backward of its own. Imports `_core`, `_jax`, `_tags`, `_states`."""
+"""The loop over identical layers, with a backward of its own. Imports `_core`, `_jax`, `_tags`,
+`_states`.
+"""

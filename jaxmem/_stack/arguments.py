@@ -27,7 +27,9 @@ def merged(pair, which: tuple[bool, ...]) -> list:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """How a layer's own arrays are told apart: floating-point parameters, and the others with the layer's key."""
+    """How a layer's own arrays are told apart: floating-point parameters, and the others with the
+    layer's key.
+    """
 
     structure: Any
     which: tuple[bool, ...]
@@ -58,7 +60,9 @@ class Split:
         return separated(jax.tree.leaves(params), self.which)[0]
 
     def whole(self, params, gradients: list):
-        """A tree like `params`, in its dtypes, of its floating-point arrays' gradients; None for the others."""
+        """A tree like `params`, in its dtypes, of its floating-point arrays' gradients; None for
+        the others.
+        """
         leaves = jax.tree.leaves(params)
         sources = merged((gradients, [None] * len(leaves)), self.which)
         pairs = zip(sources, leaves)
@@ -72,7 +76,8 @@ def check(params, x) -> int:
     for path, a in jax.tree.leaves_with_path(x):
         if not is_floating(a):
             raise StackError(
-                f"stack: `x{jax.tree_util.keystr(path)}` is {jax.typeof(a).str_short()}; expected floating-point arrays:"
+                f"stack: `x{jax.tree_util.keystr(path)}` is {jax.typeof(a).str_short()}; expected"
+                " floating-point arrays:"
                 " give masks, positions and other indices after `x`, as what all layers share"
             )
     return _leading("params", params)
@@ -83,7 +88,8 @@ def check_moments(moments, params) -> None:
     for path, a in jax.tree.leaves_with_path(moments):
         if not is_floating(a):
             raise StackError(
-                f"stack: `moments{jax.tree_util.keystr(path)}` is {jax.typeof(a).str_short()}; expected floating-point"
+                f"stack: `moments{jax.tree_util.keystr(path)}` is {jax.typeof(a).str_short()};"
+                " expected floating-point"
                 " arrays, since the new moments are handed out as a gradient"
             )
     if (got := _leading("moments", moments)) != (layers := _leading("params", params)):
@@ -99,12 +105,14 @@ def _leading(name: str, tree) -> int:
         here = f"`{name}{jax.tree_util.keystr(path)}`"
         if not jnp.ndim(a) or not jnp.shape(a)[0]:
             raise StackError(
-                f"stack: {here} has shape {jnp.shape(a)}; expected a leading axis of one entry a layer, at least one"
+                f"stack: {here} has shape {jnp.shape(a)}; expected a leading axis of one entry a"
+                " layer, at least one"
             )
         first = first or (here, jnp.shape(a)[0])
         if jnp.shape(a)[0] != first[1]:
             raise StackError(
-                f"stack: {here} holds {jnp.shape(a)[0]} layers, and {first[0]} {first[1]}; expected one leading axis for all"
+                f"stack: {here} holds {jnp.shape(a)[0]} layers, and {first[0]} {first[1]}; expected"
+                " one leading axis for all"
             )
     if first is None:
         raise StackError(
@@ -114,7 +122,8 @@ def _leading(name: str, tree) -> int:
 
 
 def lifted(block, split: Split, params, x, shared, key, has_aux: bool):
-    """`call(own, x, common) -> (x, aux)`, and `common`: what is shared, and what `block` closes over.
+    """`call(own, x, common) -> (x, aux)`, and `common`: what is shared, and what `block` closes
+    over.
 
     `block` is traced once, for layer 0. Raises StackError unless it returns `x` as it got it.
     """
@@ -128,7 +137,8 @@ def lifted(block, split: Split, params, x, shared, key, has_aux: bool):
         )
         if has_aux and not (isinstance(out, tuple) and len(out) == 2):
             raise StackError(
-                f"stack: `block` returned {type(out).__name__}; with has_aux=True it must return a pair (x, aux)"
+                f"stack: `block` returned {type(out).__name__}; with has_aux=True it must return a"
+                " pair (x, aux)"
             )
         out = out if has_aux else (out, None)
         _check_output(x, out[0])
@@ -152,12 +162,15 @@ def lifted(block, split: Split, params, x, shared, key, has_aux: bool):
 def _check_output(x, out) -> None:
     if jax.tree.structure(x) != jax.tree.structure(out):
         raise StackError(
-            f"stack: `block` returned {jax.tree.structure(out)} for `x`, and got {jax.tree.structure(x)}; expected the same"
+            f"stack: `block` returned {jax.tree.structure(out)} for `x`, and got"
+            f" {jax.tree.structure(x)}; expected the same"
             " tree, since the next layer is given it (for a pair (x, aux), has_aux=True)"
         )
     for (path, a), b in zip(jax.tree.leaves_with_path(x), jax.tree.leaves(out)):
         if (jnp.shape(a), jnp.result_type(a)) != (jnp.shape(b), jnp.result_type(b)):
             raise StackError(
-                f"stack: `block` returned `x{jax.tree_util.keystr(path)}` as {jax.typeof(b).str_short()}, and got"
-                f" {jax.typeof(a).str_short()}; expected the same shape and dtype, since the next layer is given it"
+                f"stack: `block` returned `x{jax.tree_util.keystr(path)}` as"
+                f" {jax.typeof(b).str_short()}, and got"
+                f" {jax.typeof(a).str_short()}; expected the same shape and dtype, since the next"
+                " layer is given it"
             )

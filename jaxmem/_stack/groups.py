@@ -27,8 +27,10 @@ def groups_of(plan, block: str, layers: int) -> tuple[Group, ...]:
     ends = [0, *(stop for _, stop in found)]
     if [start for start, _ in found] != ends[:-1] or ends[-1] != layers:
         raise TagError(
-            f"stack: `plan` has groups of layers {', '.join(group_label(block, *r) for r in found)}, and `params` holds"
-            f" {layers} layers; the groups must be layers 0 to {layers}, each once: plan this model anew"
+            "stack: `plan` has groups of layers"
+            f" {', '.join(group_label(block, *r) for r in found)}, and `params` holds"
+            f" {layers} layers; the groups must be layers 0 to {layers}, each once: plan this model"
+            " anew"
         )
     return tuple(Group(*r, _stacked(plan, group_label(block, *r))) for r in found)
 

@@ -1,4 +1,6 @@
-"""One layer of a stack: its forward with what the backward needs, told apart by where the backward gets it from."""
+"""One layer of a stack: its forward with what the backward needs, told apart by where the backward
+gets it from.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,7 +10,8 @@ import jax
 
 from jaxmem._jax.jaxpr import Flat, FlatEquation, Literal, as_function, flatten, run
 
-# Of a layer's own parameters: cheaper to repeat than to save, and saving would copy the parameters of every layer.
+# Of a layer's own parameters: cheaper to repeat than to save, and saving would copy the parameters
+# of every layer.
 REPEATED = {
     "convert_element_type", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "slice", "copy",
     "reduce_precision", "random_wrap", "random_unwrap", "pvary", "sharding_constraint",
@@ -20,8 +23,9 @@ REPEATED = {
 class Residuals:
     """Where the backward gets each leaf of a layer's `jax.vjp` closure from. A tree without leaves.
 
-    ("saved", k): the k-th array saved for the layer. ("own", value): made again from the layer's own inputs.
-    ("shared", k): the k-th of what is the same in every layer. ("literal", x): x itself.
+    ("saved", k): the k-th array saved for the layer. ("own", value): made again from the layer's
+    own inputs. ("shared", k): the k-th of what is the same in every layer. ("literal", x): x
+    itself.
     """
 
     tree: Any
@@ -54,8 +58,9 @@ class Residuals:
 def forward(layer: Callable, own, x, common) -> tuple[Any, list, Residuals]:
     """One layer's output, what is to be saved of it, and how the backward goes on from there.
 
-    `layer(own, x, common)`; `own`, of this layer, and `common`, of all, are pairs: what is differentiated, and the rest.
-    The closure takes the output's cotangent to those of `own[0]`, `x` and `common[0]`.
+    `layer(own, x, common)`; `own`, of this layer, and `common`, of all, are pairs: what is
+    differentiated, and the rest. The closure takes the output's cotangent to those of `own[0]`, `x`
+    and `common[0]`.
     """
     trees: dict[str, Any] = {}
 
@@ -83,7 +88,9 @@ def forward(layer: Callable, own, x, common) -> tuple[Any, list, Residuals]:
 
 
 def _origins(flat: Flat, leaves, mine, common):
-    """Of each leaf: where it comes from; then which leaves are saved, and what is computed once, each without repeats."""
+    """Of each leaf: where it comes from; then which leaves are saved, and what is computed once,
+    each without repeats.
+    """
     again = _computed(flat, mine, lambda e: e.eqn.primitive.name in REPEATED)
     same = _computed(flat, common, lambda e: not e.eqn.effects)
     saved: dict[int, int] = {}

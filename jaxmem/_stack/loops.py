@@ -1,4 +1,6 @@
-"""The loops of a stack: layers forward, group by group, and backward, one layer's gradient at a time."""
+"""The loops of a stack: layers forward, group by group, and backward, one layer's gradient at a
+time.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -27,7 +29,8 @@ def put(tree, layer, i):
 def folded_at(fold: Callable[[Any, Any], Any], state, i, gradient):
     """`state` with its layer `i` folded with a gradient, which must exist before the layer is read.
 
-    Without the barrier XLA reads a layer's moments together with its parameters, and holds both through its backward.
+    Without the barrier XLA reads a layer's moments together with its parameters, and holds both
+    through its backward.
     """
     i, gradient = jax.lax.optimization_barrier((i, gradient))
     return put(state, fold(at(state, i), gradient), i)
@@ -50,7 +53,9 @@ class Loops:
         return jax.lax.scan(body, x, jnp.arange(self.groups[-1].stop))
 
     def forward(self, stacked, x, common):
-        """The same; then, by group, what its plan saves of each layer and once for all, and how to go back from it."""
+        """The same; then, by group, what its plan saves of each layer and once for all, and how to
+        go back from it.
+        """
         extras, saved = [], []
         for group in self.groups:
             policy: Any = group.policy
@@ -68,7 +73,8 @@ class Loops:
         return x, _joined(extras), saved
 
     def backward(self, stacked, saved, d_x, d_extra, d_common, state, into: Into):
-        """Cotangents of `x` and `common[0]`, and `state` after `state = into(state, i, gradient)` for each layer i.
+        """Cotangents of `x` and `common[0]`, and `state` after `state = into(state, i, gradient)`
+        for each layer i.
 
         `d_common`: zeros.
         """

@@ -24,24 +24,30 @@ def stack(
     moments=None,
     fold: Callable | None = None,
 ):
-    """`x = block(p_i, x, *shared)` for each layer i, under a plan; differentiable in `params`, `x` and `shared`.
+    """`x = block(p_i, x, *shared)` for each layer i, under a plan; differentiable in `params`, `x`
+    and `shared`.
 
-    The forward loop saves of each layer what the plan's action for each tag asks; the backward loop restores,
-    recomputes and differentiates one layer at a time. A layer's own parameters are read again, never saved.
+    The forward loop saves of each layer what the plan's action for each tag asks; the backward loop
+    restores, recomputes and differentiates one layer at a time. A layer's own parameters are read
+    again, never saved.
 
-    `block`: a function, called with `key=` too if `key` is given. `params`: a tree whose arrays have a leading axis L.
-    `x`: a tree of floating-point arrays, which `block` returns with the same shapes and dtypes. `shared`: arrays that
-    every layer reads, such as masks and positions. `plan`: a `jaxmem.Plan`, or None to keep everything; `label` is its
-    name for this block. `key`: a random key; layer i is given `jax.random.fold_in(key, i)`. `dtype`: layers are given
-    floating-point parameters in this dtype, converted one layer at a time. `has_aux`: `block` returns (x, aux), and
+    `block`: a function, called with `key=` too if `key` is given. `params`: a tree whose arrays
+    have a leading axis L.
+    `x`: a tree of floating-point arrays, which `block` returns with the same shapes and dtypes.
+    `shared`: arrays that every layer reads, such as masks and positions. `plan`: a `jaxmem.Plan`,
+    or None to keep everything; `label` is its name for this block. `key`: a random key; layer i is
+    given `jax.random.fold_in(key, i)`. `dtype`: layers are given floating-point parameters in this
+    dtype, converted one layer at a time. `has_aux`: `block` returns (x, aux), and
     `stack` returns (x, every layer's aux, stacked).
 
-    With `moments`, a tree of floating-point arrays with a leading axis L, layer i's gradient is not returned:
-    `fold(moments_i, gradient_i)` replaces layer i of `moments`, in place. The gradient with respect to `moments` is
-    then the new moments, that with respect to `params` is zero (AdamA §3.2: gradients released layer by layer).
+    With `moments`, a tree of floating-point arrays with a leading axis L, layer i's gradient is not
+    returned:
+    `fold(moments_i, gradient_i)` replaces layer i of `moments`, in place. The gradient with respect
+    to `moments` is then the new moments, that with respect to `params` is zero (AdamA §3.2:
+    gradients released layer by layer).
 
-    Raises StackError if the layers' arrays, what `block` returns, or `moments` do not have these shapes; TagError if
-    the plan is of other layers or another block.
+    Raises StackError if the layers' arrays, what `block` returns, or `moments` do not have these
+    shapes; TagError if the plan is of other layers or another block.
     """
     if (moments is None) != (fold is None):
         missing, given = ("moments", "fold") if moments is None else ("fold", "moments")
@@ -88,7 +94,9 @@ def stack(
 def loops_over(
     block: Callable, params, x, shared: tuple, plan, label: str, key, dtype, has_aux: bool
 ):
-    """What `stack` and the released step run: the loops, how parameters are told apart, and what layers share."""
+    """What `stack` and the released step run: the loops, how parameters are told apart, and what
+    layers share.
+    """
     groups = groups_of(plan, label, check(params, x))
     split = Split.of(params, dtype)
     call, common = lifted(block, split, params, x, shared, key, has_aux)

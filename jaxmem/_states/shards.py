@@ -1,4 +1,6 @@
-"""ZeRO-1: moments divided over the devices of a mesh axis, gradients scattered to them, parameters gathered again."""
+"""ZeRO-1: moments divided over the devices of a mesh axis, gradients scattered to them, parameters
+gathered again.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +10,15 @@ from jaxmem._stack.loops import at, put
 
 
 def divided(whole: tuple[int, ...], part: tuple[int, ...]) -> int | None:
-    """The dimension along which arrays of shape `part` divide one of shape `whole`; None where they are equal."""
+    """The dimension along which arrays of shape `part` divide one of shape `whole`; None where they
+    are equal.
+    """
     return next((d for d, (a, b) in enumerate(zip(whole, part, strict=True)) if a != b), None)
 
 
 def shards(params, size: int, axis_name: str, first: int = 0):
-    """PartitionSpecs: arrays are divided over `size` devices along the first dimension, from `first` on, that they divide.
+    """PartitionSpecs: arrays are divided over `size` devices along the first dimension, from
+    `first` on, that they divide.
 
     Arrays that none divides stay whole, such as a bias of odd length.
     """
@@ -26,7 +31,9 @@ def shards(params, size: int, axis_name: str, first: int = 0):
 
 
 def placed(tree, layout, mesh):
-    """`tree` as a prefix tree of PartitionSpecs lays it out, on a mesh whose axes are explicit; others need no telling."""
+    """`tree` as a prefix tree of PartitionSpecs lays it out, on a mesh whose axes are explicit;
+    others need no telling.
+    """
     if AxisType.Explicit not in mesh.axis_types:
         return tree
     put = lambda spec, part: jax.tree.map(lambda a: jax.reshard(a, NamedSharding(mesh, spec)), part)
@@ -34,7 +41,9 @@ def placed(tree, layout, mesh):
 
 
 def scattered(gradient, like, axis_name: str | None):
-    """The mean gradient over the devices, each with its part, where the shapes of `like` are parts; else the same."""
+    """The mean gradient over the devices, each with its part, where the shapes of `like` are parts;
+    else the same.
+    """
     if axis_name is None or all(
         a.shape == b.shape for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(like))
     ):
@@ -78,7 +87,9 @@ def gathered(part, like, axis_name: str):
 
 
 def refilled(stacked, parts, axis_name: str):
-    """Stacked arrays, a layer at a time replaced in place by what the devices have parts of: never two of them whole."""
+    """Stacked arrays, a layer at a time replaced in place by what the devices have parts of: never
+    two of them whole.
+    """
     if all(a.shape == b.shape for a, b in zip(jax.tree.leaves(stacked), jax.tree.leaves(parts))):
         return parts
 
@@ -92,7 +103,9 @@ def refilled(stacked, parts, axis_name: str):
 
 
 def assembled(parts: list, shapes: list, axis_name: str, dtype) -> list:
-    """Stacked arrays of these shapes, in `dtype`, out of the devices' parts; those that are whole are as they were."""
+    """Stacked arrays of these shapes, in `dtype`, out of the devices' parts; those that are whole
+    are as they were.
+    """
     which = [a.shape != like.shape for a, like in zip(parts, shapes)]
     empty = [
         jnp.zeros(like.shape, dtype or a.dtype)

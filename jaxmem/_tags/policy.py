@@ -15,14 +15,17 @@ name_p = jax.make_jaxpr(lambda x: checkpoint_name(x, "x"))(0.0).eqns[0].primitiv
 
 
 TWICE = (
-    "remat_policy: a gradient of a gradient runs through a compressed tag, and codes have no derivative;"
+    "remat_policy: a gradient of a gradient runs through a compressed tag, and codes have no"
+    " derivative;"
     " plan such a step with actions=jaxmem.LOSSLESS"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Stored:
-    """What the tag rule asks of a verdict: `encode` and `decode`, through a codec, host memory, or both."""
+    """What the tag rule asks of a verdict: `encode` and `decode`, through a codec, host memory, or
+    both.
+    """
 
     choice: Choice
 
@@ -55,10 +58,11 @@ def _verdict(choice: Choice):
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What `jax.checkpoint` asks of each operation of a block: keep it, recompute it, or how to store it.
+    """What `jax.checkpoint` asks of each operation of a block: keep it, recompute it, or how to
+    store it.
 
-    `choices` None keeps everything. `stacked`: the block is a layer of `jaxmem.stack`, whose layers a plan may divide
-    into groups. Frozen and hashable, since partial evaluation caches on it.
+    `choices` None keeps everything. `stacked`: the block is a layer of `jaxmem.stack`, whose layers
+    a plan may divide into groups. Frozen and hashable, since partial evaluation caches on it.
     """
 
     block: str
@@ -77,8 +81,10 @@ class Policy:
             return Recompute
         if choice.action.compresses:
             raise TagError(
-                f"remat_policy: tag {params['name']!r} of block {self.block!r} is named by jax.ad_checkpoint.checkpoint_name,"
-                f" and its action is {choice}; such a value can be kept, recomputed or offloaded: use jaxmem.tag to compress it"
+                f"remat_policy: tag {params['name']!r} of block {self.block!r} is named by"
+                " jax.ad_checkpoint.checkpoint_name,"
+                f" and its action is {choice}; such a value can be kept, recomputed or offloaded:"
+                " use jaxmem.tag to compress it"
             )
         return (
             Offloadable(src="device", dst="pinned_host")
@@ -88,10 +94,13 @@ class Policy:
 
 
 def check_remat3() -> None:
-    """Raises TagError if JAX runs its third rematerialization, under which a tag would silently be recomputed."""
+    """Raises TagError if JAX runs its third rematerialization, under which a tag would silently be
+    recomputed.
+    """
     if getattr(jax.config, "jax_remat3", False):
         raise TagError(
-            "remat_policy: the option jax_remat3 is on, and under it JAX ignores how a tag is to be stored;"
+            "remat_policy: the option jax_remat3 is on, and under it JAX ignores how a tag is to be"
+            " stored;"
             " turn it off: jax.config.update('jax_remat3', False)"
         )
 
@@ -99,9 +108,10 @@ def check_remat3() -> None:
 def remat_policy(plan, *, block: str | None = None) -> Policy:
     """The policy to give to `jax.checkpoint`, `flax.linen.remat` or `flax.nnx.remat`.
 
-    `plan`: a `jaxmem.Plan`, or None to keep everything. `block`: a label, for models with several kinds of blocks
-    whose tags should be decided apart; blocks of one label share their decisions. Left out, it is "block".
-    Raises TagError if `plan` is neither, if it knows no block of that label, or if jax_remat3 is on.
+    `plan`: a `jaxmem.Plan`, or None to keep everything. `block`: a label, for models with several
+    kinds of blocks whose tags should be decided apart; blocks of one label share their decisions.
+    Left out, it is "block". Raises TagError if `plan` is neither, if it knows no block of that
+    label, or if jax_remat3 is on.
     """
     check_remat3()
     block = "block" if block is None else block

@@ -1,4 +1,6 @@
-"""A function that holds its residuals encoded: for what runs outside `jax.checkpoint`, or owns its residuals."""
+"""A function that holds its residuals encoded: for what runs outside `jax.checkpoint`, or owns its
+residuals.
+"""
 
 import dataclasses
 import functools
@@ -15,7 +17,8 @@ from jaxmem._tags.tag import differentiable_once
 from jaxmem.errors import TagError
 
 TWICE = (
-    "compress_residuals: differentiated twice, and codes have no derivative; expected one derivative of it:"
+    "compress_residuals: differentiated twice, and codes have no derivative; expected one"
+    " derivative of it:"
     " leave the function as it is where a second one is taken, or recompute it with jax.checkpoint"
 )
 Choose = Callable[[jax.ShapeDtypeStruct], Codec | None]
@@ -24,33 +27,38 @@ Choose = Callable[[jax.ShapeDtypeStruct], Codec | None]
 def compress_residuals(
     f: Callable, codec: Codec | str | Choose, *, keep_args: tuple[int, ...] | None = None
 ) -> Callable:
-    """A function equal to `f`, whose `jax.vjp` holds encoded what the backward needs of the forward.
+    """A function equal to `f`, whose `jax.vjp` holds encoded what the backward needs of the
+    forward.
 
-    The value is `f`'s to the bit; the gradient is `f`'s, taken at the decoded residuals. Runs under jit, grad, vmap and
-    scan, in reverse mode. Arguments are pytrees: of `jax.Array`s, of which the floating ones have a gradient, and of
-    anything else (Python numbers, text), which `f` gets as it is. Floating arrays that `f` closes over count as kept.
+    The value is `f`'s to the bit; the gradient is `f`'s, taken at the decoded residuals. Runs under
+    jit, grad, vmap and scan, in reverse mode. Arguments are pytrees: of `jax.Array`s, of which the
+    floating ones have a gradient, and of anything else (Python numbers, text), which `f` gets as it
+    is. Floating arrays that `f` closes over count as kept.
 
-    `codec`: a codec, or its text form, for every floating residual that it makes smaller; or a function from a
-    residual's `jax.ShapeDtypeStruct` to its codec, or None to keep it. Residuals of bool (dropout masks) become one bit
-    a value with either, unless that function returns a codec; integers and PRNG keys stay as they are.
-    `keep_args`: positions of the arguments whose leaves stay as they are where they are residuals, being in memory
-    anyhow (parameters). None: all of them; name the parameters alone where an activation that enters `f` is to be
-    compressed.
-    Raises TagError if `codec` or `keep_args` is something else, if the codec chosen by a function cannot take its
-    residual, and on a second derivative, which would be wrong.
+    `codec`: a codec, or its text form, for every floating residual that it makes smaller; or a
+    function from a residual's `jax.ShapeDtypeStruct` to its codec, or None to keep it. Residuals of
+    bool (dropout masks) become one bit a value with either, unless that function returns a codec;
+    integers and PRNG keys stay as they are.
+    `keep_args`: positions of the arguments whose leaves stay as they are where they are residuals,
+    being in memory anyhow (parameters). None: all of them; name the parameters alone where an
+    activation that enters `f` is to be compressed.
+    Raises TagError if `codec` or `keep_args` is something else, if the codec chosen by a function
+    cannot take its residual, and on a second derivative, which would be wrong.
     """
     if isinstance(codec, str):
         codec = parse(codec)
     if isinstance(codec, type) or not (isinstance(codec, Codec) or callable(codec)):
         raise TagError(
-            f"compress_residuals: `codec` is {codec!r}; expected a codec, its text form, or a function from"
+            f"compress_residuals: `codec` is {codec!r}; expected a codec, its text form, or a"
+            " function from"
             " jax.ShapeDtypeStruct to a codec or None"
         )
     if keep_args is not None and not (
         isinstance(keep_args, tuple) and all(isinstance(i, int) for i in keep_args)
     ):
         raise TagError(
-            f"compress_residuals: `keep_args` is {keep_args!r}; expected a tuple of positions, or None"
+            f"compress_residuals: `keep_args` is {keep_args!r}; expected a tuple of positions, or"
+            " None"
         )
 
     @functools.wraps(f)
@@ -75,7 +83,9 @@ def compress_residuals(
 
 
 def _with_codes(function, codec, raw: list[bool]):
-    """`function` of arrays with a derivative rule of its own; `raw`: which of them are held as they are."""
+    """`function` of arrays with a derivative rule of its own; `raw`: which of them are held as they
+    are.
+    """
     custom = jax.custom_vjp(function)
 
     def forward(*arrays):
@@ -142,7 +152,9 @@ def _chosen(codec, aval: jax.ShapeDtypeStruct) -> Codec | None:
 
 
 def _encode(codec: Codec, x):
-    """`codec.encode(x)`, refusing a derivative: that of the codes would silently be taken for that of `x`."""
+    """`codec.encode(x)`, refusing a derivative: that of the codes would silently be taken for that
+    of `x`.
+    """
 
     return tuple(codec.encode(differentiable_once(x, TWICE)))
 
@@ -153,7 +165,8 @@ def _held(args, keep_args, leaves) -> list[bool]:
         return [True] * len(leaves)
     if not all(0 <= i < len(args) for i in keep_args):
         raise TagError(
-            f"compress_residuals: `keep_args` is {keep_args}; the call has {len(args)} positional arguments"
+            f"compress_residuals: `keep_args` is {keep_args}; the call has {len(args)} positional"
+            " arguments"
         )
     kept = [i in keep_args for i, a in enumerate(args) for _ in jax.tree.leaves(a)]
     return kept + [False] * (len(leaves) - len(kept))

@@ -1,9 +1,12 @@
 """The tag primitive: an identity whose partial-evaluation rule carries out a plan's action.
 
-The one file that touches partial-evaluation internals. Inside `jax.checkpoint` the policy's answer decides what the
-backward gets: the value (`Saveable`), nothing (`Recompute`), or codes: then the known (forward) program is
-`x -> x, *encode(x)`, the staged (backward) program is `decode(codes) -> x`, and the codes are the residuals. The
-forward stays bit-exact, every backward consumer sees the decoded value, and the producer is not recomputed.
+The one file that touches partial-evaluation internals. Inside `jax.checkpoint` the policy's answer
+decides what the
+backward gets: the value (`Saveable`), nothing (`Recompute`), or codes: then the known (forward)
+program is
+`x -> x, *encode(x)`, the staged (backward) program is `decode(codes) -> x`, and the codes are the
+residuals. The forward stays bit-exact, every backward consumer sees the decoded value, and the
+producer is not recomputed.
 """
 
 import jax
@@ -26,7 +29,8 @@ batching.primitive_batchers[tag_p] = lambda args, dims, **params: (
     dims[0],
 )
 
-# An identity without a derivative. A primitive, since a custom_jvp rule is dropped by the partial evaluation of a scan.
+# An identity without a derivative. A primitive, since a custom_jvp rule is dropped by the partial
+# evaluation of a scan.
 once_p = Primitive("jaxmem_differentiable_once")
 once_p.def_impl(lambda x, **_: x)
 once_p.def_abstract_eval(lambda x, **_: x)
@@ -45,7 +49,9 @@ ad.primitive_jvps[once_p] = _no_derivative
 
 
 def differentiable_once(x, message: str):
-    """`x`; a derivative of what is computed from it, which codes would silently leave out, is a TagError."""
+    """`x`; a derivative of what is computed from it, which codes would silently leave out, is a
+    TagError.
+    """
     return once_p.bind(x, message=message)
 
 
@@ -54,13 +60,15 @@ def tag(x, name: str, *, kind: str | None = None, codec: str | None = None):
 
     Outside `jax.checkpoint` a tag is free: the compiled program is the same with and without it.
 
-    `x`: an array of any shape and dtype. `kind`: what the tensor is (`jaxmem.codecs.KINDS`), which decides its codec.
+    `x`: an array of any shape and dtype. `kind`: what the tensor is (`jaxmem.codecs.KINDS`), which
+    decides its codec.
     `codec`: a codec, or its text form, that replaces the kind's.
     Raises TagError if `name` is not a non-empty string, or `kind` or `codec` is unknown.
     """
     if not isinstance(name, str) or not name or name == "*":
         raise TagError(
-            f"tag: `name` is {name!r}; expected a non-empty string other than '*', unique within its block"
+            f"tag: `name` is {name!r}; expected a non-empty string other than '*', unique within"
+            " its block"
         )
     if kind is not None:
         default_for(kind)

@@ -1,6 +1,8 @@
-"""XLA's buffer assignment, read from its own protobuf: what every allocation holds, temporaries at their peak.
+"""XLA's buffer assignment, read from its own protobuf: what every allocation holds, temporaries at
+their peak.
 
-XLA dumps it beside the optimized module as one `HloProto`; field numbers are those of xla/service/hlo.proto.
+XLA dumps it beside the optimized module as one `HloProto`; field numbers are those of
+xla/service/hlo.proto.
 """
 
 import collections
@@ -19,10 +21,12 @@ _ALLOC, _FREE = 0, 1  # of HeapSimulatorTrace.Event.Kind; the third, 2, shares a
 class Held:
     """Bytes of one device that one buffer holds when its allocation is fullest.
 
-    `kind`: "argument", "output" (apart from the arguments' own memory), "temporary", or "packing": what no buffer of a
-    temporary allocation holds at its peak. `op` is the JAX operation that made the buffer, by XLA's metadata; `sources`
-    compute what lies in it, for a loop's stacks what is stacked. `loops`, innermost first, are those round what makes it,
-    `handed_on` those that pass it on, from one turn to the next or to a later loop. `index`: an output's position, else -1.
+    `kind`: "argument", "output" (apart from the arguments' own memory), "temporary", or "packing":
+    what no buffer of a temporary allocation holds at its peak. `op` is the JAX operation that made
+    the buffer, by XLA's metadata; `sources` compute what lies in it, for a loop's stacks what is
+    stacked. `loops`, innermost first, are those round what makes it,
+    `handed_on` those that pass it on, from one turn to the next or to a later loop. `index`: an
+    output's position, else -1.
     """
 
     kind: str
@@ -39,7 +43,9 @@ class Held:
 
 @dataclasses.dataclass(frozen=True)
 class Peak:
-    """Every allocation of a compiled step, temporaries at their peak, which is at the operation `op`, within `loops`."""
+    """Every allocation of a compiled step, temporaries at their peak, which is at the operation
+    `op`, within `loops`.
+    """
 
     op: str
     loops: tuple[str, ...]
@@ -56,10 +62,11 @@ class Peak:
 
 
 def peak(hlo_proto: bytes) -> Peak:
-    """What each allocation of the step in a serialized `HloProto` holds; constants and thread-local memory left out.
+    """What each allocation of the step in a serialized `HloProto` holds; constants and thread-local
+    memory left out.
 
-    Device bytes add up to temp + arguments + outputs - aliased of the step's memory analysis. Raises StepError if the
-    bytes are no such message, or lack its module or its buffer assignment.
+    Device bytes add up to temp + arguments + outputs - aliased of the step's memory analysis.
+    Raises StepError if the bytes are no such message, or lack its module or its buffer assignment.
     """
     try:
         message = read(hlo_proto)
@@ -69,8 +76,10 @@ def peak(hlo_proto: bytes) -> Peak:
         return _peak(module, assignment)
     except (ValueError, KeyError, IndexError) as error:
         raise StepError(
-            f"explain: XLA's buffer assignment ({len(hlo_proto)} bytes) cannot be read: {type(error).__name__}: {error};"
-            " expected a serialized HloProto, as xla_dump_hlo_as_proto writes it; this version of jaxlib may write another"
+            f"explain: XLA's buffer assignment ({len(hlo_proto)} bytes) cannot be read:"
+            f" {type(error).__name__}: {error};"
+            " expected a serialized HloProto, as xla_dump_hlo_as_proto writes it; this version of"
+            " jaxlib may write another"
         ) from error
 
 
@@ -139,7 +148,9 @@ def _held(
 
 
 def _disjoint(slices: Iterable[tuple[tuple[int, int], int]]) -> Iterator[tuple[int, list[int]]]:
-    """Bytes, each counted once, and the buffers of every slice; of slices that overlap, the later gets what is left."""
+    """Bytes, each counted once, and the buffers of every slice; of slices that overlap, the later
+    gets what is left.
+    """
     shared: dict[tuple[int, int], list[int]] = {}
     for place, buffer in slices:
         shared.setdefault(place, []).append(buffer)
@@ -152,7 +163,9 @@ def _disjoint(slices: Iterable[tuple[tuple[int, int], int]]) -> Iterator[tuple[i
 
 
 class _Assignment:
-    """The assignment: allocations, each with the slices of its buffers; where buffers are defined; the heap's history."""
+    """The assignment: allocations, each with the slices of its buffers; where buffers are defined;
+    the heap's history.
+    """
 
     def __init__(self, message: Message):
         self.places: dict[int, Place] = {}
@@ -170,7 +183,9 @@ class _Assignment:
         ]
 
     def fullest(self, allocation: int) -> tuple[set[int], str]:
-        """The buffers that are alive when most bytes of `allocation` are, and the instruction that runs then."""
+        """The buffers that are alive when most bytes of `allocation` are, and the instruction that
+        runs then.
+        """
         slices = self.slices[allocation]
         best, most, at = set(slices), -1, ""
         for trace in self._traces:

@@ -1,4 +1,6 @@
-"""What one compile of a step says: bytes by XLA's buffer assignment, matrix products, XLA's own estimate of time."""
+"""What one compile of a step says: bytes by XLA's buffer assignment, matrix products, XLA's own
+estimate of time.
+"""
 
 import contextlib
 import dataclasses
@@ -16,10 +18,12 @@ from jaxmem.errors import StepError
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """Of one device. `total_bytes` is temp + arguments + outputs − aliased, in device memory; host memory is apart.
+    """Of one device. `total_bytes` is temp + arguments + outputs − aliased, in device memory; host
+    memory is apart.
 
-    `matmul_flops` and `matmuls` are of one execution, loops times their trip counts. `xla_seconds` is XLA's estimate
-    of one execution, None where it was not asked for or XLA has none for this device.
+    `matmul_flops` and `matmuls` are of one execution, loops times their trip counts. `xla_seconds`
+    is XLA's estimate of one execution, None where it was not asked for or XLA has none for this
+    device.
     """
 
     total_bytes: int
@@ -37,14 +41,17 @@ class Compiled:
 def read_compiled(
     compiled: jax.stages.Compiled, cost: bool, seconds: float, rates: Rates | None = None
 ) -> Compiled:
-    """Reads `compiled`; with `cost` its estimate too, mended by `rates`. `seconds` is what compiling took.
+    """Reads `compiled`; with `cost` its estimate too, mended by `rates`. `seconds` is what
+    compiling took.
 
-    `peak_memory_in_bytes` is not used: it leaves temporaries out on a CPU and mixes host memory in on a GPU.
+    `peak_memory_in_bytes` is not used: it leaves temporaries out on a CPU and mixes host memory in
+    on a GPU.
     """
     memory = compiled.memory_analysis()
     if memory is None:
         raise StepError(
-            "the compiled step has no memory analysis on this platform, so its bytes cannot be known; "
+            "the compiled step has no memory analysis on this platform, so its bytes cannot be"
+            " known; "
             "plan for a named GPU instead, such as target='h200'"
         )
     costs = hlo_costs(compiled.as_text() or "", rates if cost else None)
@@ -69,10 +76,11 @@ def read_compiled(
 
 
 def compile_dumped(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, bytes]:
-    """The step, compiled as ever, and the `HloProto` that XLA dumped of it: optimized module and buffer assignment.
+    """The step, compiled as ever, and the `HloProto` that XLA dumped of it: optimized module and
+    buffer assignment.
 
-    A memory analysis holds no buffer assignment for a device that is not there, and on a CPU one without its history.
-    Raises StepError if XLA dumps none.
+    A memory analysis holds no buffer assignment for a device that is not there, and on a CPU one
+    without its history. Raises StepError if XLA dumps none.
     """
     with tempfile.TemporaryDirectory(prefix="jaxmem-") as folder, _without_cache():
         compiled = lowered.compile(
@@ -83,7 +91,8 @@ def compile_dumped(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, by
         )
         if not found:
             raise StepError(
-                "explain: XLA dumped no buffer assignment of the compiled step on this platform; explain it for a named"
+                "explain: XLA dumped no buffer assignment of the compiled step on this platform;"
+                " explain it for a named"
                 " GPU instead, such as target='h200'"
             )
         return compiled, found[-1].read_bytes()  # the smaller ones are kernels that were tried

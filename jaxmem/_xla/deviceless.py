@@ -1,8 +1,8 @@
 """Compiles steps for a GPU that is not there, in child processes with an environment of their own.
 
-XLA:GPU needs no GPU to compile: the CUDA plugin's two wheels, a description of the device and NVIDIA's assembler
-give its real buffer assignment. Nothing is autotuned there: a device may choose other matrix kernels (about 1 % of
-bytes).
+XLA:GPU needs no GPU to compile: the CUDA plugin's two wheels, a description of the device and
+NVIDIA's assembler give its real buffer assignment. Nothing is autotuned there: a device may choose
+other matrix kernels (about 1 % of bytes).
 """
 
 import concurrent.futures
@@ -42,8 +42,8 @@ _ASSEMBLER_MISSING = (
 class Compiler:
     """Compiles exported steps for `target`, up to `workers` at once. Use it in a `with` statement.
 
-    Processes start with the first step and end with the statement, or with this process. A process that dies fails
-    the step it was compiling; the next step starts another.
+    Processes start with the first step and end with the statement, or with this process. A process
+    that dies fails the step it was compiling; the next step starts another.
 
     Raises:
       TargetError: `target` is `local`, or the wheels that compiling needs are not there.
@@ -54,7 +54,8 @@ class Compiler:
         gpu = self.target.gpu
         if gpu is None:
             raise TargetError(
-                f"`target` is {str(self.target)!r}: only a named GPU is compiled for without a device; "
+                f"`target` is {str(self.target)!r}: only a named GPU is compiled for without a"
+                " device; "
                 "expected a name such as 'h200'"
             )
         require_wheels(str(self.target))
@@ -91,9 +92,10 @@ class Compiler:
     ) -> "concurrent.futures.Future[Compiled]":
         """Compiles what `export_flat` made. `options` are XLA's own compile options.
 
-        `cost` asks for XLA's estimate of time, which there is for some GPUs (`Gpu.priced`). It turns XLA's untuned
-        Triton products off, since it misjudges them; cuBLAS takes more workspace, so read bytes from a compile
-        without it. The future raises StepError where XLA refuses the step, TargetError where the process fails.
+        `cost` asks for XLA's estimate of time, which there is for some GPUs (`Gpu.priced`). It
+        turns XLA's untuned Triton products off, since it misjudges them; cuBLAS takes more
+        workspace, so read bytes from a compile without it. The future raises StepError where XLA
+        refuses the step, TargetError where the process fails.
         """
         gpu = self._gpu
         header = {
@@ -109,7 +111,9 @@ class Compiler:
         return self._pool.submit(lambda: Compiled(**self._compile(header, exported)["compiled"]))
 
     def explain(self, exported: bytes, *, donated: tuple[int, ...] = ()) -> tuple[Compiled, Peak]:
-        """Compiles what `export_flat` made, without estimates or options, and reads what its buffers hold."""
+        """Compiles what `export_flat` made, without estimates or options, and reads what its
+        buffers hold.
+        """
         header = {
             "target_config": target_config(self._gpu),
             "devices": self.target.devices,
@@ -140,8 +144,10 @@ class Compiler:
     def _error(self, message: str) -> Exception:
         if any(sign in message for sign in _ASSEMBLER_MISSING):
             return TargetError(
-                f"`target` {str(self.target)!r}: XLA found no CUDA 13 assembler (ptxas and libdevice). "
-                f"Install CUDA 13, or its two wheels: {install_command('nvidia-cuda-nvcc', 'nvidia-nvvm')}"
+                f"`target` {str(self.target)!r}: XLA found no CUDA 13 assembler (ptxas and"
+                " libdevice). "
+                "Install CUDA 13, or its two wheels:"
+                f" {install_command('nvidia-cuda-nvcc', 'nvidia-nvvm')}"
             )
         lines = message.strip().splitlines()
         return StepError(
@@ -203,7 +209,9 @@ class _Child:
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The child's environment: no accelerator, none of the user's XLA flags but CUDA's place, and these very packages."""
+    """The child's environment: no accelerator, none of the user's XLA flags but CUDA's place, and
+    these very packages.
+    """
     flags = [
         f
         for f in environment.get("XLA_FLAGS", "").split()
@@ -228,7 +236,9 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def require_wheels(target: str) -> None:
-    """Raises TargetError, with the command that helps, unless the CUDA plugin of jax's own version is installed."""
+    """Raises TargetError, with the command that helps, unless the CUDA plugin of jax's own version
+    is installed.
+    """
     wanted = metadata.version("jax")
     found = {name: _version(name) for name in ("jaxlib", *_PLUGIN_WHEELS)}
     if all(version == wanted for version in found.values()):
@@ -238,7 +248,8 @@ def require_wheels(target: str) -> None:
     )
     command = install_command(*(f"{name}=={wanted}" for name in _PLUGIN_WHEELS))
     raise TargetError(
-        f"`target` {target!r} is compiled for by XLA's CUDA plugin, which must be of jax's own version, "
+        f"`target` {target!r} is compiled for by XLA's CUDA plugin, which must be of jax's own"
+        " version, "
         f"{wanted}; got {got}. Install it (no GPU and no driver are needed): {command}, "
         "or pip install 'jaxmem[deviceless]'"
     )

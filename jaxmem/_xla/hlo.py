@@ -1,4 +1,6 @@
-"""Reads the text of an optimized HLO module: matrix products, their FLOPs, XLA's own time; all times trip counts."""
+"""Reads the text of an optimized HLO module: matrix products, their FLOPs, XLA's own time; all
+times trip counts.
+"""
 
 import collections
 import dataclasses
@@ -29,7 +31,9 @@ _LIBRARY_EFFICIENCY = (
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """A device's peaks, FLOP/s and B/s: they price the products that XLA's table lacks, and codecs' kernels."""
+    """A device's peaks, FLOP/s and B/s: they price the products that XLA's table lacks, and codecs'
+    kernels.
+    """
 
     matmul_flops: float
     flops_f32: float
@@ -39,9 +43,11 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True)
 class HloCosts:
-    """Of one execution of a module. `matmuls` counts instructions: dots, library calls for them, convolutions.
+    """Of one execution of a module. `matmuls` counts instructions: dots, library calls for them,
+    convolutions.
 
-    `seconds` is the sum of XLA's estimates, None where the text has none (compiled without cost statistics).
+    `seconds` is the sum of XLA's estimates, None where the text has none (compiled without cost
+    statistics).
     """
 
     matmul_flops: int
@@ -70,12 +76,13 @@ class _Instruction:
 def hlo_costs(text: str, rates: Rates | None = None) -> HloCosts:
     """Costs of the module in `text` (`compiled.as_text()`, XLA:GPU or XLA:CPU).
 
-    A loop counts its known trip count times (once where XLA does not know it), a conditional as its dearest branch.
-    XLA rewrites some products (a matrix times a vector) into reductions, which are not counted. Opaque kernels
-    (Triton, cuDNN attention) and copies have neither FLOPs nor an estimate. With `rates`, library calls that XLA
-    misprices are priced by them: its table knows no float16 product and no bfloat16 one with a float32 result (8 and
-    64 times too slow), and cuDNN's convolutions cost it nothing. Triton kernels are then priced as codecs: they read
-    and write all that they are given, once.
+    A loop counts its known trip count times (once where XLA does not know it), a conditional as its
+    dearest branch. XLA rewrites some products (a matrix times a vector) into reductions, which are
+    not counted. Opaque kernels (Triton, cuDNN attention) and copies have neither FLOPs nor an
+    estimate. With `rates`, library calls that XLA misprices are priced by them: its table knows no
+    float16 product and no bfloat16 one with a float32 result (8 and 64 times too slow), and cuDNN's
+    convolutions cost it nothing. Triton kernels are then priced as codecs: they read and write all
+    that they are given, once.
     """
     computations, entry = _parse(text)
     done: dict[str, HloCosts] = {}
@@ -91,7 +98,9 @@ def hlo_costs(text: str, rates: Rates | None = None) -> HloCosts:
 
 
 def executed(text: str, opcodes: tuple[str, ...]) -> dict[str, int]:
-    """How often instructions of these opcodes run in one execution of a module: loops times their known trip counts."""
+    """How often instructions of these opcodes run in one execution of a module: loops times their
+    known trip counts.
+    """
     computations, entry = _parse(text)
     done: dict[str, collections.Counter] = {}
 
@@ -135,7 +144,8 @@ def _instruction_cost(
             names += _NAME.findall(group.replace(" ", ""))
         return max(map(cost, names), key=lambda c: (c.seconds or 0.0, c.matmul_flops))
     inner = _total([cost(name) for name in _CALLED.findall(text)])
-    # XLA prices a library call wrapped in a slicing fusion at nearly nothing, and the call inside properly
+    # XLA prices a library call wrapped in a slicing fusion at nearly nothing, and the call inside
+    # properly
     flops = _flops(instruction)
     if rates and flops is not None and _is_mispriced(instruction):
         own = _roofline(instruction, flops, rates)
@@ -153,7 +163,8 @@ def _own_seconds(text: str) -> float | None:
     if not (found := _COST.search(text)):
         return None
     microseconds = {c["name"]: c["exec_time_us"] for c in json.loads(found[1])}
-    # the model for Triton fusions, else the speed-of-light one; the unnamed third knows no tensor cores
+    # the model for Triton fusions, else the speed-of-light one; the unnamed third knows no tensor
+    # cores
     best = microseconds.get("indexing-cost-model", microseconds.get("sol"))
     return None if best is None else best * 1e-6
 
@@ -190,7 +201,9 @@ def _flops(i: _Instruction) -> int | None:
 
 
 def _convolution_flops(i: _Instruction, target: str) -> int | None:
-    """2 · outputs · kernel elements per output feature, for the forward, input and filter forms alike."""
+    """2 · outputs · kernel elements per output feature, for the forward, input and filter forms
+    alike.
+    """
     if len(i.operands) < 2 or not (labels := _LABELS.search(i.text)):
         return None
     image, kernel = i.output.shape, i.operands[1].shape

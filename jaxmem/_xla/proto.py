@@ -1,7 +1,8 @@
-"""Serialized protobufs without a schema, and of XLA's optimized module what tells where a value comes from.
+"""Serialized protobufs without a schema, and of XLA's optimized module what tells where a value
+comes from.
 
-No schema is installed with JAX, so the few fields that are needed are read from the wire format by their numbers, which
-are those of xla/service/hlo.proto and xla/xla_data.proto.
+No schema is installed with JAX, so the few fields that are needed are read from the wire format by
+their numbers, which are those of xla/service/hlo.proto and xla/xla_data.proto.
 """
 
 import collections
@@ -212,7 +213,9 @@ class Module:
         return [self.instructions[i].name for i in found if self.instructions[i].opcode == "while"]
 
     def handed_on(self, place: Place) -> list[str]:
-        """The loops that hand on what lies at `place`, from one turn to the next or to the loops after them."""
+        """The loops that hand on what lies at `place`, from one turn to the next or to the loops
+        after them.
+        """
         at, index = self._handed_on(*place)
         here = self.instructions[at]
         own = (
@@ -226,7 +229,9 @@ class Module:
         return [self.instructions[i].name for i in found if self.instructions[i].opcode == "while"]
 
     def origins(self, place: Place) -> list[Instruction]:
-        """The instructions that compute what lies at `place`; for what a loop stacks, those that compute what is stacked."""
+        """The instructions that compute what lies at `place`; for what a loop stacks, those that
+        compute what is stacked.
+        """
         found: dict[int, Instruction] = {}
         seen, todo = set(), [place]
         while todo:

@@ -1,4 +1,6 @@
-"""Messages between the compiling processes: a length, a JSON header, and the bytes that the header announces."""
+"""Messages between the compiling processes: a length, a JSON header, and the bytes that the header
+announces.
+"""
 
 import json
 import struct

@@ -1,4 +1,5 @@
-"""The compiling process: reads exported steps from stdin, compiles each for a GPU that is not there, answers on stdout.
+"""The compiling process: reads exported steps from stdin, compiles each for a GPU that is not
+there, answers on stdout.
 
 Run by `jaxmem/_xla/deviceless.py` as `python -m jaxmem._xla.worker`, with `JAX_PLATFORMS=cpu`.
 """
@@ -25,7 +26,9 @@ COST_OPTIONS = {"xla_gpu_collect_cost_model_stats": True, "xla_gpu_enable_triton
 
 
 def deviceless_devices(config: str, count: int) -> list[Any]:
-    """`count` devices of one host, of the kind that `config` describes (a `GpuTargetConfigProto` in text form)."""
+    """`count` devices of one host, of the kind that `config` describes (a `GpuTargetConfigProto` in
+    text form).
+    """
     topology = topologies.get_topology_desc(
         platform="cuda", topology_name="cuda", topology=f"1x1x{count}", target_config=config
     )
@@ -33,7 +36,9 @@ def deviceless_devices(config: str, count: int) -> list[Any]:
 
 
 def deviceless_mesh(devices: list[Any], exported: jax.export.Exported) -> Mesh:
-    """The mesh that `exported` was sharded over, made of `devices`; one device where it is not sharded."""
+    """The mesh that `exported` was sharded over, made of `devices`; one device where it is not
+    sharded.
+    """
     no_mesh: Any = None
     named = [s for s in exported.in_shardings_jax(no_mesh) if isinstance(s, NamedSharding)]
     if not named:
@@ -45,11 +50,14 @@ def deviceless_mesh(devices: list[Any], exported: jax.export.Exported) -> Mesh:
 
 
 def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) -> dict[str, Any]:
-    """The answer: what was read from the compiled step, and where `header` asks for it what its buffers hold."""
+    """The answer: what was read from the compiled step, and where `header` asks for it what its
+    buffers hold.
+    """
     exported = jax.export.deserialize(bytearray(exported_bytes))
     if exported.nr_devices not in (1, len(devices)):
         raise ValueError(
-            f"the step is sharded over {exported.nr_devices} devices, but the target has {len(devices)}"
+            f"the step is sharded over {exported.nr_devices} devices, but the target has"
+            f" {len(devices)}"
         )
     mesh = deviceless_mesh(devices, exported)
     start = time.perf_counter()

@@ -1,4 +1,6 @@
-"""Packing and quantization of arrays: GPU kernels where a program runs on CUDA, and their references in jax.numpy elsewhere."""
+"""Packing and quantization of arrays: GPU kernels where a program runs on CUDA, and their
+references in jax.numpy elsewhere.
+"""
 
 from jaxmem_kernels.capability import abstract_devices as abstract_devices
 from jaxmem_kernels.capability import compiling_for as compiling_for

@@ -1,4 +1,6 @@
-"""jax-triton, imported when a CUDA program first asks for a kernel; 0.3 and 0.4 spell a call differently."""
+"""jax-triton, imported when a CUDA program first asks for a kernel; 0.3 and 0.4 spell a call
+differently.
+"""
 
 import functools
 import importlib
@@ -25,7 +27,8 @@ def is_there() -> bool:
 
 
 def call(kernel, arrays, results, grid, capability: int, warps: int, **constants) -> tuple:
-    """Runs a Triton kernel over `arrays`: pointers to them and to its `results` (shapes and dtypes), then `constants`.
+    """Runs a Triton kernel over `arrays`: pointers to them and to its `results` (shapes and
+    dtypes), then `constants`.
 
     Products and sums are not contracted: what a kernel computes is its reference's to the last bit.
     """

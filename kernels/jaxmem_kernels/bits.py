@@ -11,7 +11,9 @@ from jaxmem_kernels.layout import blocks, unblocked
 
 
 def pack_bits(x, zero, *, group: int):
-    """Whether each of `x` (*lead, W) differs from the scalar `zero`: uint8 (*lead, K, H), part i in bit i."""
+    """Whether each of `x` (*lead, W) differs from the scalar `zero`: uint8 (*lead, K, H), part i in
+    bit i.
+    """
     checks.group("pack_bits", group, 8)
     b = blocks(x != zero, group, 8)
     return functools.reduce(operator.or_, (b[..., i, :].astype(jnp.uint8) << i for i in range(8)))

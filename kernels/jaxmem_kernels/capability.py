@@ -47,7 +47,9 @@ def references() -> contextlib.AbstractContextManager[None]:
 
 
 def abstract_devices() -> contextlib.AbstractContextManager[None]:
-    """Traces operations in its body for a mesh without devices: nothing is asked of them, and divided arrays take references."""
+    """Traces operations in its body for a mesh without devices: nothing is asked of them, and
+    divided arrays take references.
+    """
     return _wanting(devices=False)
 
 
@@ -82,7 +84,9 @@ def of(ctx) -> int | None:
 
 
 def is_whole(ctx) -> bool:
-    """Whether XLA divides no array where a primitive is lowered: on one device, or where `shard_map` has divided them."""
+    """Whether XLA divides no array where a primitive is lowered: on one device, or where
+    `shard_map` has divided them.
+    """
     axes = ctx.module_context.axis_context
     if (mesh := getattr(axes, "mesh", None)) is not None:
         return all(n == 1 for name, n in mesh.shape.items() if name not in axes.manual_axes)
@@ -90,7 +94,9 @@ def is_whole(ctx) -> bool:
 
 
 def asks(ctx) -> bool:
-    """Whether XLA, where it divides arrays, asks a kernel how: not of an exported program, nor along axes that a `shard_map` left."""
+    """Whether XLA, where it divides arrays, asks a kernel how: not of an exported program, nor
+    along axes that a `shard_map` left.
+    """
     axes, parameters = ctx.module_context.axis_context, ctx.module_context.lowering_parameters
     known = (
         getattr(axes, "device_assignment", None) is not None

@@ -1,4 +1,6 @@
-"""What operations cannot take, said before XLA or Triton would: what was got, what is expected, what to use instead."""
+"""What operations cannot take, said before XLA or Triton would: what was got, what is expected,
+what to use instead.
+"""
 
 import jax.numpy as jnp
 
@@ -10,12 +12,14 @@ def tensor(op: str, x) -> None:
     """Raises TypeError or ValueError unless `x` is floating, with an axis for groups."""
     if x.dtype.name not in FLOATS:
         raise TypeError(
-            f"{op}: `x` is {x.dtype.name} {tuple(x.shape)}; expected one of {', '.join(FLOATS)}: pack_bits takes bool and"
+            f"{op}: `x` is {x.dtype.name} {tuple(x.shape)}; expected one of {', '.join(FLOATS)}:"
+            " pack_bits takes bool and"
             " tensors of two values, other integers are to be kept as they are"
         )
     if not x.ndim:
         raise ValueError(
-            f"{op}: `x` has no axis; expected at least one, along which groups lie: reshape it to (1,)"
+            f"{op}: `x` has no axis; expected at least one, along which groups lie: reshape it to"
+            " (1,)"
         )
 
 
@@ -37,12 +41,14 @@ def packed(op: str, codes, width: int, parts: int) -> None:
     """Raises ValueError unless `codes` are those of rows of `width` values."""
     if codes.ndim < 2 or codes.dtype != jnp.uint8:
         raise ValueError(
-            f"{op}: `packed` is {codes.dtype.name} {tuple(codes.shape)}; expected uint8 (..., groups, bytes)"
+            f"{op}: `packed` is {codes.dtype.name} {tuple(codes.shape)}; expected uint8 (...,"
+            " groups, bytes)"
         )
     size = parts * codes.shape[-1]
     if size and codes.shape[-2] != -(-width // size):
         raise ValueError(
-            f"{op}: `width` is {width}, and `packed` {tuple(codes.shape)} has {codes.shape[-2]} groups of {size};"
+            f"{op}: `width` is {width}, and `packed` {tuple(codes.shape)} has {codes.shape[-2]}"
+            f" groups of {size};"
             f" expected {-(-width // size)} groups: give the width that was encoded"
         )
 
@@ -51,5 +57,6 @@ def channels(op: str, name: str, count: int, width: int) -> None:
     """Raises ValueError unless rows of `width` values are of whole sets of `count` channels."""
     if not count or width % count:
         raise ValueError(
-            f"{op}: `{name}` is of {count} channels, and rows are of {width} values; expected as many, or a part of them"
+            f"{op}: `{name}` is of {count} channels, and rows are of {width} values; expected as"
+            " many, or a part of them"
         )

@@ -9,7 +9,8 @@ INTEGERS = "int8", "uint8", "int16", "uint16", "int32", "uint32"
 GROUPS = tuple(
     2**i for i in range(4, 14)
 )  # a thread has 16 bytes of neighbours, a program a few thousand values
-# A launch takes a few microseconds, in which memory moves this much; and XLA fuses a reference with what is around it.
+# A launch takes a few microseconds, in which memory moves this much; and XLA fuses a reference with
+# what is around it.
 LEAST_SIZE = 2**16
 MOST_SLOTS = 255
 

@@ -1,8 +1,10 @@
-"""An operation of arrays with a reference in jax.numpy and a GPU kernel, chosen where a program is lowered.
+"""An operation of arrays with a reference in jax.numpy and a GPU kernel, chosen where a program is
+lowered.
 
-Each operation is a primitive. For CUDA it lowers to its kernel where that takes these arrays, else to its reference; on
-every other platform to its reference. Its derivative and its type are the reference's. Under `vmap` a mapped `x` is one
-with another leading axis. Where XLA partitions a program, each device runs the kernel on its own part (`partition`).
+Each operation is a primitive. For CUDA it lowers to its kernel where that takes these arrays, else
+to its reference; on every other platform to its reference. Its derivative and its type are the
+reference's. Under `vmap` a mapped `x` is one with another leading axis. Where XLA partitions a
+program, each device runs the kernel on its own part (`partition`).
 """
 
 import functools
@@ -19,8 +21,9 @@ from jaxmem_kernels.partition import Rule, needs_devices, partitioned
 
 
 class Kernel(NamedTuple):
-    """What a GPU runs. `launch(capability, *arrays, **params)` is the reference's results; `takes(*avals, **params)` whether
-    it can, and should; `rule(*avals, **params)` how its arrays are divided. `shared`: the operands without leading axes."""
+    """What a GPU runs. `launch(capability, *arrays, **params)` is the reference's results;
+    `takes(*avals, **params)` whether it can, and should; `rule(*avals, **params)` how its arrays
+    are divided. `shared`: the operands without leading axes."""
 
     launch: Callable[..., tuple]
     takes: Callable[..., bool]
@@ -29,7 +32,9 @@ class Kernel(NamedTuple):
 
 
 def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., Any]:
-    """`reference(*arrays, **params)` as an operation of the same name, arguments and results. `params` are hashable."""
+    """`reference(*arrays, **params)` as an operation of the same name, arguments and results.
+    `params` are hashable.
+    """
     primitive = Primitive(f"jaxmem_{reference.__name__}")
     primitive.multiple_results = True
 

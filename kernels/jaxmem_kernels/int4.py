@@ -1,6 +1,8 @@
-"""INT4 quantization in groups, two codes to a uint8: Adacc's schemes. Shapes are those of `layout`, with two parts.
+"""INT4 quantization in groups, two codes to a uint8: Adacc's schemes. Shapes are those of `layout`,
+with two parts.
 
-Values are multiplied by the inverse of the scale that is stored, not of the exact one. A scale is NaN where a value that it covers
+Values are multiplied by the inverse of the scale that is stored, not of the exact one. A scale is
+NaN where a value that it covers
 is not finite: everything under it decodes to NaN.
 """
 
@@ -34,7 +36,8 @@ def unpack_int4(packed):
 
 
 def quantize(x, *, group: int, scale: str, stochastic: bool):
-    """Symmetric (Adacc 3.2): codes uint8 (*lead, K, H) and scales (*lead, K) of dtype `scale`, for `x` (*lead, W).
+    """Symmetric (Adacc 3.2): codes uint8 (*lead, K, H) and scales (*lead, K) of dtype `scale`, for
+    `x` (*lead, W).
 
     s = max|x| / 8 rounded up, q = clip(round(x / s), -8, 7).
     """
@@ -53,10 +56,12 @@ def dequantize(packed, scales, *, width: int, dtype: str):
 
 
 def quantize_offset(x, *, group: int, scale: str, stochastic: bool):
-    """Asymmetric (Adacc 3.2): codes uint8 (*lead, K, H), scales and offsets (*lead, K), for `x` (*lead, W).
+    """Asymmetric (Adacc 3.2): codes uint8 (*lead, K, H), scales and offsets (*lead, K), for `x`
+    (*lead, W).
 
-    o = (max + min) / 2 rounded to `scale`, s = max|x - o| / 8 rounded up, q = clip(round((x - o) / s), -8, 7).
-    With an exact o that is (max - min) / 16; with a rounded one, s still covers the values furthest from it.
+    o = (max + min) / 2 rounded to `scale`, s = max|x - o| / 8 rounded up, q = clip(round((x - o) /
+    s), -8, 7). With an exact o that is (max - min) / 16; with a rounded one, s still covers the
+    values furthest from it.
     """
     checks.tensor("quantize_offset", x)
     checks.group("quantize_offset", group, 2)
@@ -78,7 +83,9 @@ def dequantize_offset(packed, scales, offsets, *, width: int, dtype: str):
 
 
 def quantize_by(x, scales, *, group: int, stochastic: bool):
-    """Codes uint8 (*lead, K, H) of `x` (*lead, W) against `scales` that are given: (W,), or any that broadcast to `x`."""
+    """Codes uint8 (*lead, K, H) of `x` (*lead, W) against `scales` that are given: (W,), or any
+    that broadcast to `x`.
+    """
     checks.tensor("quantize_by", x)
     checks.group("quantize_by", group, 2)
     b = _wide(blocks(x, group, 2))
@@ -92,7 +99,9 @@ def dequantize_by(packed, scales, *, width: int, dtype: str):
 
 
 def quantize_without(x, taken, *, group: int, scale: str, stochastic: bool):
-    """`quantize` with zeros in place of the channels that `taken` (bool, (C,)) marks: channel i is every C-th value from i."""
+    """`quantize` with zeros in place of the channels that `taken` (bool, (C,)) marks: channel i is
+    every C-th value from i.
+    """
     checks.tensor("quantize_without", x)
     checks.channels("quantize_without", "taken", taken.size, x.shape[-1])
     marked = jnp.tile(taken, x.shape[-1] // taken.size)
@@ -100,7 +109,9 @@ def quantize_without(x, taken, *, group: int, scale: str, stochastic: bool):
 
 
 def dequantize_with(packed, scales, values, slots, *, width: int, dtype: str):
-    """`dequantize` with channel i as it was, in `values` (..., k) at slots[i] (int32, (C,)), where that is below k."""
+    """`dequantize` with channel i as it was, in `values` (..., k) at slots[i] (int32, (C,)), where
+    that is below k.
+    """
     checks.channels("dequantize_with", "slots", slots.size, width)
     rest = dequantize(packed, scales, width=width, dtype=dtype)
     exact = jnp.take(values, slots, axis=-1, mode="clip").reshape(rest.shape).astype(dtype)

@@ -1,4 +1,6 @@
-"""Each kernel's grid, results and constants. Triton's own files are imported when a kernel is first launched."""
+"""Each kernel's grid, results and constants. Triton's own files are imported when a kernel is first
+launched.
+"""
 
 import importlib
 
@@ -154,7 +156,9 @@ def _scales(x, group, scale):
 
 
 def _rows(codes, parts, width, dtype):
-    """What is decoded: rows of whole groups, as many as there are here (a device may have a part of them), or of `width`."""
+    """What is decoded: rows of whole groups, as many as there are here (a device may have a part of
+    them), or of `width`.
+    """
     *lead, groups, packed = codes.shape
     whole = groups * parts * packed
     return jax.ShapeDtypeStruct(

@@ -1,7 +1,8 @@
 """Arrays as groups of contiguous parts: the parts of a group share its bytes when packed.
 
-Groups lie along the last axis, and the others stay as they are, so that a sharded array's codes are sharded alike. Parts
-and not neighbours share a byte: strided packing (`q[::2]`) costs XLA a slow concatenation.
+Groups lie along the last axis, and the others stay as they are, so that a sharded array's codes are
+sharded alike. Parts and not neighbours share a byte: strided packing (`q[::2]`) costs XLA a slow
+concatenation.
 
 Shapes: x (*lead, W) is (*lead, K, parts, H) in groups of G = parts · H values, K = ceil(W / G).
 """
@@ -12,7 +13,9 @@ import jax.numpy as jnp
 
 
 def folded(shape: tuple[int, ...], group: int) -> tuple[int, ...]:
-    """`shape` with no more of its last axes merged than groups of `group` need to divide them; flat if none do."""
+    """`shape` with no more of its last axes merged than groups of `group` need to divide them; flat
+    if none do.
+    """
     for axis in range(len(shape) - 1, 0, -1):
         if shape[axis] and (width := math.prod(shape[axis:])) % group == 0:
             return (*shape[:axis], width)
@@ -20,7 +23,9 @@ def folded(shape: tuple[int, ...], group: int) -> tuple[int, ...]:
 
 
 def fitted(width: int, group: int, parts: int) -> int:
-    """`group`, or where a row of `width` has fewer values the least multiple of `parts` that holds them."""
+    """`group`, or where a row of `width` has fewer values the least multiple of `parts` that holds
+    them.
+    """
     return min(group, -(-max(width, 1) // parts) * parts)
 
 

@@ -1,4 +1,6 @@
-"""The operations that codecs are made of: each its reference, the kernel, what that takes, and how its arrays are divided."""
+"""The operations that codecs are made of: each its reference, the kernel, what that takes, and how
+its arrays are divided.
+"""
 
 from jaxmem_kernels import bits, choice, int4, launch
 from jaxmem_kernels.dispatch import Kernel, operation
@@ -6,7 +8,9 @@ from jaxmem_kernels.partition import GROUPED, Axes, Rule
 
 
 def _encoding(scales: int, channels: bool = False):
-    """The rule of an encoder: codes and sets of scales of rows of groups; of a flat tensor whose last group is short."""
+    """The rule of an encoder: codes and sets of scales of rows of groups; of a flat tensor whose
+    last group is short.
+    """
 
     def rule(x, *_, group: int, **__) -> Rule:
         lead, operands = _lead(x.ndim - 1), ((GROUPED,),) * channels
@@ -17,7 +21,9 @@ def _encoding(scales: int, channels: bool = False):
 
 
 def _decoding(*others: Axes):
-    """The rule of a decoder of codes and `others`, given by their last axes: all but channels have the rows' others too."""
+    """The rule of a decoder of codes and `others`, given by their last axes: all but channels have
+    the rows' others too.
+    """
 
     def rule(codes, *_, width: int, dtype: str) -> Rule:
         lead = _lead(codes.ndim - 2)

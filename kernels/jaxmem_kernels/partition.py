@@ -1,4 +1,6 @@
-"""How XLA's partitioner divides a kernel's arrays: every device runs it on its own part, and nothing is gathered for it."""
+"""How XLA's partitioner divides a kernel's arrays: every device runs it on its own part, and
+nothing is gathered for it.
+"""
 
 import functools
 import itertools
@@ -15,7 +17,8 @@ Axes = tuple[str, ...]
 
 
 class Rule(NamedTuple):
-    """The axes of operands and of results, by name: those named alike are divided alike. `whole` are not divided.
+    """The axes of operands and of results, by name: those named alike are divided alike. `whole`
+    are not divided.
 
     `groups` of `group` values each make a row.
     """
@@ -55,7 +58,9 @@ class Rule(NamedTuple):
 def partitioned(
     function: Callable[..., tuple], rule: Rule, mesh_sizes: Iterable[int]
 ) -> Callable[..., tuple]:
-    """`function` of arrays, divided by `rule` wherever XLA divides them over a mesh with axes of `mesh_sizes`."""
+    """`function` of arrays, divided by `rule` wherever XLA divides them over a mesh with axes of
+    `mesh_sizes`.
+    """
     if not _divides(rule.groups, tuple(mesh_sizes)):
         rule = rule.with_whole_rows()
 
@@ -83,14 +88,17 @@ def partitioned(
 def needs_devices():
     """A program that XLA's partitioner asks about, to be a parameter of whatever is lowered to one.
 
-    JAX tells lowering rules its devices, and their mesh, only where it finds such a program, here or within parameters.
+    JAX tells lowering rules its devices, and their mesh, only where it finds such a program, here
+    or within parameters.
     """
     identity = partitioned(lambda x: (x,), Rule((("n",),), (("n",),), frozenset(), 1, 1), ())
     return jax.make_jaxpr(identity)(jax.ShapeDtypeStruct((1,), "float32"))
 
 
 def _divides(groups: int, mesh_sizes: tuple[int, ...]) -> bool:
-    """Whether any mesh axes, one after the other, divide `groups` or leave them be; what fits in part, XLA would split."""
+    """Whether any mesh axes, one after the other, divide `groups` or leave them be; what fits in
+    part, XLA would split.
+    """
     if groups < 2:  # JAX's rules know no group of groups of one
         return False
     for order in itertools.permutations([n for n in mesh_sizes if n > 1]):
@@ -104,7 +112,9 @@ def _divides(groups: int, mesh_sizes: tuple[int, ...]) -> bool:
 
 
 def _divided(mesh, arguments, rule: Rule) -> dict[str, tuple]:
-    """The mesh axes that divide each axis, as the first operand says that is divided there; each divides one axis."""
+    """The mesh axes that divide each axis, as the first operand says that is divided there; each
+    divides one axis.
+    """
     found: dict[str, tuple] = {}
     for argument, names in zip(arguments, rule.operands):
         for size, divided, name in zip(argument.shape, argument.sharding.spec, names):

@@ -1,7 +1,9 @@
-"""INT4 encoding and decoding in Triton: what `int4` computes, to the last bit. Only `launch` imports this file.
+"""INT4 encoding and decoding in Triton: what `int4` computes, to the last bit. Only `launch`
+imports this file.
 
-A program takes R groups of G = 2 H values, powers of two: (R, H) tiles of the first halves and of the second. A thread so
-holds neighbours, which it loads, packs and stores in 16 bytes at a time, and few threads share a group's scale.
+A program takes R groups of G = 2 H values, powers of two: (R, H) tiles of the first halves and of
+the second. A thread so holds neighbours, which it loads, packs and stores in 16 bytes at a time,
+and few threads share a group's scale.
 """
 
 import triton
@@ -114,7 +116,9 @@ def encode_without(
 def encode_by(
     x, scales, n, codes, W: tl.constexpr, G: tl.constexpr, R: tl.constexpr, STOCHASTIC: tl.constexpr
 ):
-    """`quantize_by` with the scale of each of W channels: a program takes one group of them, of R rows."""
+    """`quantize_by` with the scale of each of W channels: a program takes one group of them, of R
+    rows.
+    """
     row, group = (tl.program_id(0) // (W // G)).to(tl.int64) * R, tl.program_id(0) % (W // G)
     H: tl.constexpr = G // 2
     r, h = tl.arange(0, R)[:, None], tl.arange(0, H)[None, :]
@@ -173,7 +177,9 @@ def decode_with(
     R: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
-    """`dequantize_with`; C is a multiple of G, `slots` are bytes: 0 for a channel that has none of S, else one more."""
+    """`dequantize_with`; C is a multiple of G, `slots` are bytes: 0 for a channel that has none of
+    S, else one more.
+    """
     first = tl.program_id(0).to(tl.int64) * R
     low, high = _decoded(codes, scales, n, first, G, R)
     r, h = tl.arange(0, R)[:, None], tl.arange(0, G // 2)[None, :]
@@ -196,7 +202,9 @@ def decode_with(
 def decode_by(
     codes, scales, n, x, W: tl.constexpr, G: tl.constexpr, R: tl.constexpr, LIMIT: tl.constexpr
 ):
-    """`dequantize_by` with the scale of each of W channels: a program takes one group of them, of R rows."""
+    """`dequantize_by` with the scale of each of W channels: a program takes one group of them, of R
+    rows.
+    """
     row, group = (tl.program_id(0) // (W // G)).to(tl.int64) * R, tl.program_id(0) % (W // G)
     H: tl.constexpr = G // 2
     r, h = tl.arange(0, R)[:, None], tl.arange(0, H)[None, :]
@@ -214,7 +222,9 @@ def decode_by(
 
 @triton.jit
 def _halves(x, n, first, G: tl.constexpr, R: tl.constexpr, RAGGED: tl.constexpr):
-    """(R, H) float32 of each half of the groups from `first` on; after the last of `n` values, that value."""
+    """(R, H) float32 of each half of the groups from `first` on; after the last of `n` values, that
+    value.
+    """
     H: tl.constexpr = G // 2
     at = tl.arange(0, R)[:, None] * G + tl.arange(0, H)[None, :]
     start, left = x + first * G, n - first * G
@@ -253,7 +263,9 @@ def _encode(
     STOCHASTIC: tl.constexpr,
     SPARE: tl.constexpr,
 ):
-    """Stores the codes of y, whose greatest absolute values are given, and its scales. K: groups to a row; SPARE: bits that float32 scales go without."""
+    """Stores the codes of y, whose greatest absolute values are given, and its scales. K: groups to
+    a row; SPARE: bits that float32 scales go without.
+    """
     H: tl.constexpr = G // 2
     below: tl.constexpr = 0xFFFF if scales.dtype.element_ty == tl.bfloat16 else SPARE
     s = rounded_up(greatest, 1 / 7 if STOCHASTIC else 1 / 8, below)
@@ -274,7 +286,9 @@ def _inverse(scale):
 
 @triton.jit
 def _packed(y_low, y_high, low, high, index, STOCHASTIC: tl.constexpr):
-    """The bytes of y; SHIFT and 192 leave the integer in a sum's bits, from the lowest and from the 16th on."""
+    """The bytes of y; SHIFT and 192 leave the integer in a sum's bits, from the lowest and from the
+    16th on.
+    """
     y_low, y_high = _clipped(y_low), _clipped(y_high)
     if STOCHASTIC:
         noise_low, noise_high = noise(low, high, index)
@@ -307,14 +321,18 @@ def _decoded(codes, scales, n, first, G: tl.constexpr, R: tl.constexpr):
 
 @triton.jit
 def _unpacked(packed):
-    """Each nibble as float32: it becomes the lowest bits of 2^23, which no conversion is needed for."""
+    """Each nibble as float32: it becomes the lowest bits of 2^23, which no conversion is needed
+    for.
+    """
     low = ((packed & 15) ^ 0x4B000008).to(tl.float32, bitcast=True) - 8388616.0
     return low, ((packed >> 4) ^ 0x4B000008).to(tl.float32, bitcast=True) - 8388616.0
 
 
 @triton.jit
 def _limited(x, LIMIT: tl.constexpr):
-    """Within what is finite, which the greatest codes can pass, since scales were rounded up. NaN stays."""
+    """Within what is finite, which the greatest codes can pass, since scales were rounded up. NaN
+    stays.
+    """
     return tl.minimum(tl.maximum(x, -LIMIT, tl.PropagateNan.ALL), LIMIT, tl.PropagateNan.ALL)
 
 

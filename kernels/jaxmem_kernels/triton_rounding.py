@@ -11,14 +11,18 @@ LARGEST_BF16 = tl.constexpr(3.3895313892515355e38)
 
 @triton.jit
 def greatest_of(low, high):
-    """(R,) of the greatest |x| of two (R, H), NaN where one is: as integers, NaN's bits are above all others."""
+    """(R,) of the greatest |x| of two (R, H), NaN where one is: as integers, NaN's bits are above
+    all others.
+    """
     a, b = low.to(tl.int32, bitcast=True) & 0x7FFFFFFF, high.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     return tl.max(tl.maximum(a, b), 1).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def rounded_up(greatest, SHARE: tl.constexpr, BELOW: tl.constexpr):
-    """`scale_of`: the scale that is stored for a greatest |x|, of which it is a share. BELOW: the bits that are not stored."""
+    """`scale_of`: the scale that is stored for a greatest |x|, of which it is a share. BELOW: the
+    bits that are not stored.
+    """
     exact = greatest * SHARE
     up = ((exact.to(tl.int32, bitcast=True) + BELOW) & (-1 - BELOW)).to(tl.float32, bitcast=True)
     finite = (exact < float("inf")) & (up < float("inf"))
@@ -38,7 +42,9 @@ def rounded_offset(exact, BF16: tl.constexpr):
 
 @triton.jit
 def noise(low, high, index):
-    """192 + u for each of the values that share bytes, whose indices in their row are given: as `rounding.round_stochastic` has it."""
+    """192 + u for each of the values that share bytes, whose indices in their row are given: as
+    `rounding.round_stochastic` has it.
+    """
     a, b = low.to(tl.uint32, bitcast=True), high.to(tl.uint32, bitcast=True)
     h = a * 0xCC9E2D51 + b * 0x1B873593 + index.to(tl.uint32) * 0x9E3779B9
     h = (h ^ (h >> 15)) * 0x85EBCA6B

@@ -1,4 +1,6 @@
-"""released_step(): Algorithm 1's parameters without ever holding a gradient, clipped, masked and refused."""
+"""released_step(): Algorithm 1's parameters without ever holding a gradient, clipped, masked and
+refused.
+"""
 
 import jax
 import jax.numpy as jnp

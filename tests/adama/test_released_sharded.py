@@ -1,4 +1,6 @@
-"""AdamA over a mesh: eight devices, and two processes, equal to one device; collectives that accumulation does not add to."""
+"""AdamA over a mesh: eight devices, and two processes, equal to one device; collectives that
+accumulation does not add to.
+"""
 
 import json
 import os
@@ -14,7 +16,8 @@ from tests.shared import tiny_lm
 
 def environment(devices: int) -> dict[str, str]:
     return os.environ | {
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')}"
+        f" --xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "PYTHONPATH": os.pathsep.join(sys.path),

@@ -1,4 +1,6 @@
-"""AdamA as an optax transformation: Adam itself with one microbatch, Algorithm 1 with more, inside optax's wrappers."""
+"""AdamA as an optax transformation: Adam itself with one microbatch, Algorithm 1 with more, inside
+optax's wrappers.
+"""
 
 import functools
 

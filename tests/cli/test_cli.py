@@ -1,4 +1,6 @@
-"""The `jaxmem` command: what it prints, and that every wrong line is told in one message with exit code 2."""
+"""The `jaxmem` command: what it prints, and that every wrong line is told in one message with exit
+code 2.
+"""
 
 import json
 import re
@@ -244,7 +246,10 @@ def test_the_doctor_is_content_with_what_goes_together():
 
 
 def test_help_imports_no_jax():
-    script = "import sys; from jaxmem.cli import main\ntry: main(['plan', '--help'])\nexcept SystemExit: pass\n"
+    script = (
+        "import sys; from jaxmem.cli import main\ntry: main(['plan', '--help'])\nexcept SystemExit:"
+        " pass\n"
+    )
     script += "print(sorted({'jax', 'numpy', 'pulp'} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

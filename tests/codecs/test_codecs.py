@@ -1,4 +1,6 @@
-"""Every codec over shapes and dtypes: exact bytes, the bound that its own scales give, nothing made finite."""
+"""Every codec over shapes and dtypes: exact bytes, the bound that its own scales give, nothing made
+finite.
+"""
 
 import functools
 import math
@@ -57,7 +59,9 @@ def round_trip(codec):
 
 
 def arrays(shape, dtype):
-    """Values whose sizes differ little, mostly; zeros, ties, denormals and the greatest are among them."""
+    """Values whose sizes differ little, mostly; zeros, ties, denormals and the greatest are among
+    them.
+    """
     info = ml_dtypes.finfo(dtype)
     edges = [
         0.0,

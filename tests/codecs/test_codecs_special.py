@@ -1,4 +1,6 @@
-"""What single codecs promise: outlier channels, channels of their own, one bit a value, defaults, text."""
+"""What single codecs promise: outlier channels, channels of their own, one bit a value, defaults,
+text.
+"""
 
 import functools
 

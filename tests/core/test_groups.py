@@ -1,4 +1,6 @@
-"""Groups of layers: their labels, profiles that are divided, and the best division against brute force."""
+"""Groups of layers: their labels, profiles that are divided, and the best division against brute
+force.
+"""
 
 import hypothesis
 import pytest

@@ -1,4 +1,6 @@
-"""Programs here are compiled often and run briefly: XLA's costly passes are left out, unless a test asks for them."""
+"""Programs here are compiled often and run briefly: XLA's costly passes are left out, unless a test
+asks for them.
+"""
 
 import os
 import sys

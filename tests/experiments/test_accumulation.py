@@ -1,4 +1,6 @@
-"""Ways to make one step of microbatches: the same gradients, Adam's moments or AdamA's; each trains, a plan fits each."""
+"""Ways to make one step of microbatches: the same gradients, Adam's moments or AdamA's; each
+trains, a plan fits each.
+"""
 
 import jax
 import numpy as np

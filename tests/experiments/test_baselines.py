@@ -1,4 +1,6 @@
-"""Named policies: each trains exactly the unplanned model, saves what it should, and searches end within their budget."""
+"""Named policies: each trains exactly the unplanned model, saves what it should, and searches end
+within their budget.
+"""
 
 import functools
 import json

@@ -1,4 +1,6 @@
-"""BERT: Devlin et al.'s sizes and layers, spelled plainly beside it; what is masked, and what is predicted."""
+"""BERT: Devlin et al.'s sizes and layers, spelled plainly beside it; what is masked, and what is
+predicted.
+"""
 
 import math
 

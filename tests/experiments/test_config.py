@@ -1,4 +1,6 @@
-"""Configs: the committed ones are valid, and every mistake is told with file, key, value and what is allowed."""
+"""Configs: the committed ones are valid, and every mistake is told with file, key, value and what
+is allowed.
+"""
 
 import pytest
 

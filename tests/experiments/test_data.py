@@ -1,4 +1,6 @@
-"""Text: split by file, the same everywhere; batches are a function of seed and step; bad paths are told."""
+"""Text: split by file, the same everywhere; batches are a function of seed and step; bad paths are
+told.
+"""
 
 import sysconfig
 

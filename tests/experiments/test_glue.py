@@ -1,4 +1,6 @@
-"""GLUE's files, each task's as it is laid out: what is read of them, what is refused, what a BERT is given of it."""
+"""GLUE's files, each task's as it is laid out: what is read of them, what is refused, what a BERT
+is given of it.
+"""
 
 import numpy as np
 import pytest
@@ -21,19 +23,25 @@ MNLI = (
 STS = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"
 LAYOUTS = {  # of labelled files and of test files: text, texts, labels
     "CoLA": (
-        ("gj04\t1\t\tOur friends won.\ngj04\t0\t*\tThe box rolled ran.\n", "Our friends won.|The box rolled ran.", (1, 0)),
+        ("gj04\t1\t\tOur friends won.\ngj04\t0\t*\tThe box rolled ran.\n", "Our friends won.|The"
+                                                                           " box rolled"
+                                                                           " ran.", (1, 0)),
         ("index\tsentence\n0\tBill ran.\n", "Bill ran.", None),
     ),
     "SST-2": (
-        ("sentence\tlabel\nhide new secretions \t0\nthat loves \t1\n", "hide new secretions |that loves ", (0, 1)),
+        ("sentence\tlabel\nhide new secretions \t0\nthat loves \t1\n", "hide new secretions |that"
+                                                                       " loves ", (0, 1)),
         ("index\tsentence\n0\tuneasy mishmash .\n", "uneasy mishmash .", None),
     ),
     "MRPC": (
-        ("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t70\t71\tA ran .\tA fled .\n", "A ran .+A fled .", (1,)),
+        ("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t70\t71\tA ran .\tA fled .\n", "A ran .+A"
+                                                                                        " fled"
+                                                                                        " .", (1,)),
         ("index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t10\t11\tB .\tC .\n", "B .+C .", None),
     ),
     "STS-B": (
-        (f"{STS}\tscore\n0\tnews\tMSR\t2012\t1\tx\ty\tA dog.\tA cat.\t2.600\n", "A dog.+A cat.", (2.6,)),
+        (f"{STS}\tscore\n0\tnews\tMSR\t2012\t1\tx\ty\tA dog.\tA cat.\t2.600\n", "A dog.+A"
+                                                                                " cat.", (2.6,)),
         (f"{STS}\n0\tnews\tMSR\t2012\t1\tx\ty\tA dog.\tA cat.\n", "A dog.+A cat.", None),
     ),
     "QQP": (
@@ -52,7 +60,8 @@ LAYOUTS = {  # of labelled files and of test files: text, texts, labels
         (f"{MNLI}\n0\t1\t1n\tfic\t(\t(\t(\t(\tP\tH\n", "P+H", None),
     ),
     "QNLI": (
-        ("index\tquestion\tsentence\tlabel\n0\tWhen?\tIn 1990.\tentailment\n", "When?+In 1990.", (0,)),
+        ("index\tquestion\tsentence\tlabel\n0\tWhen?\tIn 1990.\tentailment\n", "When?+In"
+                                                                               " 1990.", (0,)),
         ("index\tquestion\tsentence\n0\tWhen?\tNow.\n", "When?+Now.", None),
     ),
     "RTE": (
@@ -60,7 +69,8 @@ LAYOUTS = {  # of labelled files and of test files: text, texts, labels
         ("index\tsentence1\tsentence2\n0\tRain.\tWet.\n", "Rain.+Wet.", None),
     ),
     "WNLI": (
-        ("index\tsentence1\tsentence2\tlabel\n0\tIt is big.\tA is big.\t1\n", "It is big.+A is big.", (1,)),
+        ("index\tsentence1\tsentence2\tlabel\n0\tIt is big.\tA is big.\t1\n", "It is big.+A is"
+                                                                              " big.", (1,)),
         ("index\tsentence1\tsentence2\n0\tIt.\tA.\n", "It.+A.", None),
     ),
 }  # fmt: skip
@@ -150,7 +160,8 @@ def test_what_a_file_may_have(content, texts, tmp_path):
             r"train\.tsv, line 4: got 3 fields; allowed: 4, separated by tabs: index, sentence1, sentence2, label",
         ),
         ("RTE", RTE + "0\ta\tb\tc\tentailment\n", r"line 2: got 5 fields; allowed: 4"),
-        ("CoLA", "gj04\t1\tOur friends won.\n", r"line 1: got 3 fields; allowed: 4, .*: source, label, mark, sentence"),
+        ("CoLA", "gj04\t1\tOur friends"
+                 " won.\n", r"line 1: got 3 fields; allowed: 4, .*: source, label, mark, sentence"),
         ("RTE", RTE + "0\ta\tb\tyes\n", r"line 2: got 'yes' for label; allowed: one of entailment, not_entailment"),
         ("RTE", RTE + "0\ta\tb\t\n", r"line 2: got '' for label"),
         ("CoLA", "gj04\t2\t\ta\n", r"line 1: got '2' for label; allowed: one of 0, 1"),

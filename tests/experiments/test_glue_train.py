@@ -1,4 +1,6 @@
-"""Fine-tuning on tiny GLUE files: each way learns, released AdamA is AdamA, padding is not seen, a run leaves its files."""
+"""Fine-tuning on tiny GLUE files: each way learns, released AdamA is AdamA, padding is not seen, a
+run leaves its files.
+"""
 
 import functools
 import json

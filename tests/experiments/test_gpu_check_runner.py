@@ -1,4 +1,6 @@
-"""The GPU check's runner: it goes on after a kill, what failed does not stop the rest, machines are not mixed."""
+"""The GPU check's runner: it goes on after a kill, what failed does not stop the rest, machines are
+not mixed.
+"""
 
 import dataclasses
 import json
@@ -81,7 +83,10 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(settings, tmp_path):
     settings.path.parent.mkdir()
     hang = settings.path.with_name("hang")
     hang.touch()
-    code = "import sys; from experiments.gpu_check.runner import run_part, Settings; run_part(Settings.read(sys.argv[1]))"
+    code = (
+        "import sys; from experiments.gpu_check.runner import run_part, Settings;"
+        " run_part(Settings.read(sys.argv[1]))"
+    )
     process = subprocess.Popen([sys.executable, "-c", code, settings.text()])
     try:
         for _ in range(600):

@@ -1,4 +1,6 @@
-"""Images: digits, CIFAR's pickles and ImageNet's folders; batches are a function of seed and step; mistakes are told."""
+"""Images: digits, CIFAR's pickles and ImageNet's folders; batches are a function of seed and step;
+mistakes are told.
+"""
 
 import contextlib
 import pickletools

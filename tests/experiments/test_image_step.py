@@ -1,4 +1,6 @@
-"""Steps of microbatches: AdamW on the mean gradient, or AdamA's oracle; each learns; a run leaves its files."""
+"""Steps of microbatches: AdamW on the mean gradient, or AdamA's oracle; each learns; a run leaves
+its files.
+"""
 
 import functools
 import json
@@ -45,7 +47,9 @@ def config_of(way, *overrides):
 
 @functools.cache
 def first(wide):
-    """Parameters and statistics of the first state, with the scales of the residual branches opened."""
+    """Parameters and statistics of the first state, with the scales of the residual branches
+    opened.
+    """
     config = config_of("none", f"model.dtype={'float64' if wide else 'float32'}")
     params, statistics = resnet.create(config, jax.random.key(0))
     opened = lambda path, a: a + 0.5 if path[-1].key == "scale" else a

@@ -1,4 +1,5 @@
-"""The GPT's block in Flax's other spellings: linen's `nn.scan(nn.remat(...))` and `nnx.scan(nnx.remat(...))`.
+"""The GPT's block in Flax's other spellings: linen's `nn.scan(nn.remat(...))` and
+`nnx.scan(nnx.remat(...))`.
 
 Both take the NNX model's own parameters, give its hidden states, and obey a plan's actions.
 """

@@ -1,4 +1,6 @@
-"""ResNet: He et al.'s size, a bottleneck spelled plainly beside it, statistics of microbatches against NumPy's."""
+"""ResNet: He et al.'s size, a bottleneck spelled plainly beside it, statistics of microbatches
+against NumPy's.
+"""
 
 import functools
 import math

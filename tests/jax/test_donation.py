@@ -1,4 +1,6 @@
-"""What a step holds twice for want of donation: its bytes are those that the compile shows, and the user is told."""
+"""What a step holds twice for want of donation: its bytes are those that the compile shows, and the
+user is told.
+"""
 
 import warnings
 

@@ -1,8 +1,11 @@
-"""Run by test_compiled.py: every kernel compiled for GPUs that are not there, and read back from its disassembly.
+"""Run by test_compiled.py: every kernel compiled for GPUs that are not there, and read back from
+its disassembly.
 
-    python -m tests.kernels.compiled FOLDER CAPABILITY...   (of several, float32 and stochastic rounding too)
+    python -m tests.kernels.compiled FOLDER CAPABILITY...   (of several, float32 and stochastic
+    rounding too)
 
-FOLDER takes what the compiler leaves. A line of JSON a kernel: bytes spilled, and how many bytes loads and stores move.
+FOLDER takes what the compiler leaves. A line of JSON a kernel: bytes spilled, and how many bytes
+loads and stores move.
 """
 
 import json

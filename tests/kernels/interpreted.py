@@ -1,4 +1,5 @@
-"""Run by test_interpreted.py: every kernel, interpreted, beside its reference on hard values; a line of JSON a case.
+"""Run by test_interpreted.py: every kernel, interpreted, beside its reference on hard values; a
+line of JSON a case.
 
 python -m tests.kernels.interpreted
 """
@@ -20,7 +21,9 @@ FLAT = "(5003,)", "(8191,)"
 
 
 def hard(shape, dtype, group: int):
-    """Ordinary values; groups that are equal, zero, denormal, huge, or hold inf or NaN; outliers at a group's ends; ties."""
+    """Ordinary values; groups that are equal, zero, denormal, huge, or hold inf or NaN; outliers at
+    a group's ends; ties.
+    """
     rng = np.random.default_rng(len(shape) + group)
     x = rng.normal(size=shape).astype(np.float32)
     flat = x.reshape(-1)
@@ -121,7 +124,8 @@ def of_bits(shape: str, dtype: str) -> None:
 
 
 def traffic(op: str, arrays, **params):
-    """Reports bytes that the kernel loads and stores a value of the tensor, and the least: all of each operand and result.
+    """Reports bytes that the kernel loads and stores a value of the tensor, and the least: all of
+    each operand and result.
 
     What rows share is left out: a few kilobytes, read from memory once.
     """

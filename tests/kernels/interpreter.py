@@ -1,4 +1,6 @@
-"""Runs Triton kernels on the CPU, on numpy arrays and without torch. To be imported before any kernel is, in a process of its own."""
+"""Runs Triton kernels on the CPU, on numpy arrays and without torch. To be imported before any
+kernel is, in a process of its own.
+"""
 
 import math
 import os
@@ -74,7 +76,8 @@ InterpreterBuilder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.f
 def call(kernel, arrays, results, grid, capability, warps, **constants):
     """`adapter.call` by the interpreter. What lies around the results is checked to be left alone.
 
-    A decoder's bfloat16 results are float32 to the kernel: the interpreter would cut them off, where a GPU rounds.
+    A decoder's bfloat16 results are float32 to the kernel: the interpreter would cut them off,
+    where a GPU rounds.
     """
     wanted = [r.dtype for r in results]
     if wanted == ["bfloat16"]:

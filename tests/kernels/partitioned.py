@@ -1,4 +1,5 @@
-"""Run by test_partitioned.py: codecs of tensors that eight GPUs share, compiled without a GPU; a line of JSON each.
+"""Run by test_partitioned.py: codecs of tensors that eight GPUs share, compiled without a GPU; a
+line of JSON each.
 
 python -m tests.kernels.partitioned [awkward]
 """
@@ -25,7 +26,9 @@ SPECS = {
     "batch, sequence": P("data", "model"),
     "width": P(None, None, ("model", "data")),
 }
-AWKWARD = {  # a group a row, a device's part within a group, groups that axes fit in part, a last group that is short
+# a group a row, a device's part within a group, groups that axes fit in part, a last group that is
+# short
+AWKWARD = {
     (8, 12, 512, 64): P("data"),
     (512, 1024, 128): P(None, None, "model"),
     (256, 512, 384): P("data", None, "model"),

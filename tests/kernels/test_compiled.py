@@ -1,4 +1,6 @@
-"""Kernels compile for GPUs that are not there: no spills, 16 bytes to each load and store that moves a tensor."""
+"""Kernels compile for GPUs that are not there: no spills, 16 bytes to each load and store that
+moves a tensor.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""Kernels where CUDA is lowered for and nowhere else; references where a kernel is missing, or does not take a tensor."""
+"""Kernels where CUDA is lowered for and nowhere else; references where a kernel is missing, or does
+not take a tensor.
+"""
 
 import pickle
 import subprocess
@@ -91,7 +93,8 @@ def test_a_missing_jax_triton_is_told_once(monkeypatch):
 def test_triton_is_not_imported_for_a_cpu():
     program = (
         "import sys, jax, jax.numpy as jnp, jaxmem_kernels as jk\n"
-        "jax.jit(lambda x: jk.quantize(x, group=64, scale='bfloat16', stochastic=False))(jnp.ones((512, 256)))\n"
+        "jax.jit(lambda x: jk.quantize(x, group=64, scale='bfloat16',"
+        " stochastic=False))(jnp.ones((512, 256)))\n"
         "assert not {'triton', 'jax_triton'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

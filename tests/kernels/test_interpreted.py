@@ -1,4 +1,6 @@
-"""Kernels without a GPU: Triton's interpreter gives the references' results bit for bit, and counts what is moved."""
+"""Kernels without a GPU: Triton's interpreter gives the references' results bit for bit, and counts
+what is moved.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""A tensor that eight GPUs share is encoded where it lies: each device runs the kernels on its part, and nothing is gathered."""
+"""A tensor that eight GPUs share is encoded where it lies: each device runs the kernels on its
+part, and nothing is gathered.
+"""
 
 import json
 import os

@@ -91,7 +91,9 @@ def test_an_integer_stays_itself(integer):
 
 @functools.partial(jax.jit, static_argnums=0)
 def mean_error(stochastic, x):
-    """Of decoded values, in standard errors of the mean if errors were uniform over one scale each way."""
+    """Of decoded values, in standard errors of the mean if errors were uniform over one scale each
+    way.
+    """
     codes, scale = jk.quantize(x, group=64, scale="bfloat16", stochastic=stochastic)
     back = jk.dequantize(codes, scale, width=x.shape[-1], dtype="float32")
     error = (back - x).astype(jnp.float64)

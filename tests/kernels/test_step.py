@@ -1,4 +1,6 @@
-"""A whole training step with INT4 tags, compiled for an H200 that is not there, with the kernels in it."""
+"""A whole training step with INT4 tags, compiled for an H200 that is not there, with the kernels in
+it.
+"""
 
 import jax
 import pytest

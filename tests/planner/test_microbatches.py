@@ -1,4 +1,6 @@
-"""A plan that chooses how many microbatches a step takes: the fastest that fits, with its number in the file."""
+"""A plan that chooses how many microbatches a step takes: the fastest that fits, with its number in
+the file.
+"""
 
 import dataclasses
 import functools

@@ -50,7 +50,9 @@ def test_a_plan_for_an_h200(unplanned, tmp_path):
 
 
 def least_on_the_host(row) -> float:
-    """Bytes that a tag sent to the host takes there at the very least, over all layers: scales come on top."""
+    """Bytes that a tag sent to the host takes there at the very least, over all layers: scales come
+    on top.
+    """
     elements = row.layers * math.prod(row.shape)
     if row.choice.action is Action.OFFLOAD:
         return elements * jnp.dtype(row.dtype).itemsize

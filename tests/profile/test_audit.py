@@ -1,4 +1,6 @@
-"""The audit of a traced step against the profile's prediction, and against sizes worked out by hand."""
+"""The audit of a traced step against the profile's prediction, and against sizes worked out by
+hand.
+"""
 
 import dataclasses
 
@@ -58,7 +60,9 @@ def test_the_input_is_held_where_no_tag_is_kept():
 
 
 def test_products_that_are_recomputed_are_counted_by_layer():
-    """Forward: n @ a, scores, probs @ n, up, down. No tag names the first, and nothing in the block reads the last."""
+    """Forward: n @ a, scores, probs @ n, up, down. No tag names the first, and nothing in the block
+    reads the last.
+    """
     everything, kept, recomputed = (
         audit(traced(c)) for c in ({REST: KEEP}, models.actions("keep"), {})
     )

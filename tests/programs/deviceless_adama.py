@@ -1,4 +1,5 @@
-"""Run by test_released_sharded.py in a compiler's environment: collectives of AdamA over GPUs that are not there, as JSON.
+"""Run by test_released_sharded.py in a compiler's environment: collectives of AdamA over GPUs that
+are not there, as JSON.
 
 python -m tests.programs.deviceless_adama DEVICES ...
 """

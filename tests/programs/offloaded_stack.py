@@ -1,4 +1,6 @@
-"""Run by test_stack_deviceless.py in a compiler's environment: the HLO of a stack that offloads, for an H200."""
+"""Run by test_stack_deviceless.py in a compiler's environment: the HLO of a stack that offloads,
+for an H200.
+"""
 
 import jax
 import jax.numpy as jnp

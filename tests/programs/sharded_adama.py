@@ -1,8 +1,10 @@
-"""Run by test_released_sharded.py: AdamA over the devices of this process, or of several, beside one device's.
+"""Run by test_released_sharded.py: AdamA over the devices of this process, or of several, beside
+one device's.
 
     python -m tests.programs.sharded_adama [PROCESS PROCESSES PORT]
 
-Prints, as JSON, the largest difference of parameters relative to the largest parameter, by what was tried.
+Prints, as JSON, the largest difference of parameters relative to the largest parameter, by what was
+tried.
 """
 
 import functools

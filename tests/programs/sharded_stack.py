@@ -1,4 +1,6 @@
-"""Run by test_stack_sharded.py with four devices, and names of plans: the stack's gradients over a mesh beside those of a scan, unsharded."""
+"""Run by test_stack_sharded.py with four devices, and names of plans: the stack's gradients over a
+mesh beside those of a scan, unsharded.
+"""
 
 import json
 import sys
@@ -70,7 +72,9 @@ def accumulated(gradient):
 
 
 def per_device(loss, gradient):
-    """Under shard_map: the mean over devices, differentiated outside it; and moments that stay with their device."""
+    """Under shard_map: the mean over devices, differentiated outside it; and moments that stay with
+    their device.
+    """
     mean = lambda w, s, x: jax.lax.pmean(loss(w, s, x), "data")
     outside = jax.grad(
         jax.shard_map(mean, mesh=mesh, in_specs=(P(), P(), P("data")), out_specs=P()), (0, 1, 2)

@@ -15,7 +15,8 @@ pytestmark = pytest.mark.core
 
 def test_a_run_with_everything(tmp_path):
     run = write_run(tmp_path / "run", made(), [5.5, 4.0, 3.0], config="nano", final_loss=3.0, val_loss=3.125,
-                    tokens_per_second=31234.5, steps=3, command="python -m experiments.train nano")  # fmt: skip
+                    tokens_per_second=31234.5, steps=3, command="python -m experiments.train"
+                                                                " nano")  # fmt: skip
     text = page_of(tmp_path, run)
     for said in (
         "nano",
@@ -126,8 +127,8 @@ def test_many_rows_are_drawn_by_their_means_and_extremes_and_the_page_says_so(tm
     losses[54_321] = 50.0
     text = page_of(tmp_path, write_run(tmp_path / "run", made(), losses))
     assert (
-        "the line is its mean, the shade reaches from its least to its greatest loss. Rows of run (100,000)."
-        in text
+        "the line is its mean, the shade reaches from its least to its greatest loss. Rows of run"
+        " (100,000)." in text
     )
     line, band = (re.search(f'class="{name} s0" d="([^"]*)"', text) for name in ("line", "band"))
     assert line

@@ -1,4 +1,6 @@
-"""The page of what is broken, missing or odd: it is made whole and honest, or an error names the file and the field."""
+"""The page of what is broken, missing or odd: it is made whole and honest, or an error names the
+file and the field.
+"""
 
 import dataclasses
 import json

@@ -1,10 +1,13 @@
-"""AdamA in NumPy, written from Algorithm 1 of the paper alone: lists of arrays, one loop over microbatches."""
+"""AdamA in NumPy, written from Algorithm 1 of the paper alone: lists of arrays, one loop over
+microbatches.
+"""
 
 import numpy as np
 
 
 def adama(params, minibatches, rate, b1=0.9, b2=0.999, eps=1e-8, decay=0.0, decayed=None):
-    """Parameters after each minibatch. `minibatches`: of lists of microbatches' gradient functions of the parameters.
+    """Parameters after each minibatch. `minibatches`: of lists of microbatches' gradient functions
+    of the parameters.
 
     `rate`: of the number of finished minibatches. `decayed`: which parameters decay.
     """

@@ -36,7 +36,9 @@ def norm(x):
 
 
 def block(x, p, key):
-    """x (B, S, D); p: a (D, D), up (D, F), down (F, D); key: the layer's number. Attention over S, dropout, and an MLP."""
+    """x (B, S, D); p: a (D, D), up (D, F), down (F, D); key: the layer's number. Attention over S,
+    dropout, and an MLP.
+    """
     x = jaxmem.tag(x, "in", kind="residual")
     n = jaxmem.tag(norm(x), "ln", kind="norm")
     scores = jnp.einsum("bsd,btd->bst", n @ p["a"], n)

@@ -1,4 +1,6 @@
-"""Small random profiles, and an oracle that prices an assignment on its own: recursion over values, no library code."""
+"""Small random profiles, and an oracle that prices an assignment on its own: recursion over values,
+no library code.
+"""
 
 import dataclasses
 import itertools
@@ -57,7 +59,9 @@ def nested(assignment, made):
 
 
 def chain(**other):
-    """x -> a (1 s) -> tag "u" -> b (2 s, twice the bytes) -> tag "v"; the backward reads "v" and "u"."""
+    """x -> a (1 s) -> tag "u" -> b (2 s, twice the bytes) -> tag "v"; the backward reads "v" and
+    "u".
+    """
     tags = {"u": [Option(KEEP, 10, 0, 0.1), Option(INT4, 3, 0, 0.4), Option(OFFLOAD, 0, 10, 0.2)]}
     tags["v"] = [Option(KEEP, 20, 0, 0.2), Option(INT4, 6, 0, 0.8)]
     equations = [
@@ -70,7 +74,9 @@ def chain(**other):
 
 
 def deep(tags=10, depth=14):
-    """A block of `tags` tags with eight options each, and `tags * depth` equations with skips between them."""
+    """A block of `tags` tags with eight options each, and `tags * depth` equations with skips
+    between them.
+    """
     equations, sizes, named = [], [4 * 2**20], {}
     for t in range(tags):
         for d in range(depth):
@@ -187,7 +193,9 @@ def assignments(profile: Profile):
 
 
 def prices(profile: Profile, transients=()) -> list[Price]:
-    """Every assignment's price; one that a cheaper-named equal stands for is listed again, harmlessly."""
+    """Every assignment's price; one that a cheaper-named equal stands for is listed again,
+    harmlessly.
+    """
     return [oracle(profile, a, transients) for a in assignments(profile)]
 
 
@@ -231,7 +239,9 @@ def blocks(draw, name: str, most_tags: int) -> BlockClass:
 
 @st.composite
 def profiles(draw) -> Profile:
-    """One block of up to 8 tags, or two classes of up to 5 under one label or two: few enough to try all."""
+    """One block of up to 8 tags, or two classes of up to 5 under one label or two: few enough to
+    try all.
+    """
     names = draw(st.sampled_from((("block",), ("block", "block"), ("block", "other"))))
     classes = [draw(blocks(n, 8 if len(names) == 1 else 5)) for n in names]
     return _thinned(profile(*classes, link=draw(st.sampled_from((5.0, 30.0)))))

@@ -1,4 +1,6 @@
-"""Plans, runs and pages that the report's tests make, and a reader that says whether a page is well-formed."""
+"""Plans, runs and pages that the report's tests make, and a reader that says whether a page is
+well-formed.
+"""
 
 import html.parser
 import json
@@ -47,7 +49,8 @@ def made(*rows, **other):
     for r in rows:
         actions.setdefault(r.block, {})[r.tag] = r.choice
     fields = {
-        "actions": actions, "rows": rows, "notes": ("offload is dear here",), "budget_bytes": 100 * MIB,
+        "actions": actions, "rows": rows, "notes": ("offload is dear"
+                                                    " here",), "budget_bytes": 100 * MIB,
         "predicted_bytes": 63 * MIB, "compiled_bytes": 70 * MIB, "baseline_bytes": 220 * MIB, "host_bytes": 32 * MIB,
         "predicted_seconds": 0.02, "baseline_seconds": 0.015, "profile_seconds": 1.0, "solve_seconds": 0.1,
         "compile_seconds": 9.0, "compiles": 2, "time_source": "measured", "target": "local", "fingerprint": "abc",

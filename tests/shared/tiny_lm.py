@@ -1,4 +1,6 @@
-"""A language model as embed, block and head, with tied embeddings, dropout and an auxiliary loss: what is released in tests."""
+"""A language model as embed, block and head, with tied embeddings, dropout and an auxiliary loss:
+what is released in tests.
+"""
 
 import jax
 import jax.numpy as jnp

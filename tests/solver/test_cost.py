@@ -98,7 +98,8 @@ def test_names_and_choices_that_the_profile_lacks():
         evaluate(made, {"blok": {}})
     with pytest.raises(
         TagError,
-        match="choice `compress int8` has no price; expected recompute or one of: keep, compress int4",
+        match="choice `compress int8` has no price; expected recompute or one of: keep, compress"
+        " int4",
     ):
         evaluate(made, {"block": {"v": INT8}})
     with pytest.raises(SolverError, match="value 2 is demanded, and no equation makes it"):

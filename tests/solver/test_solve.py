@@ -1,4 +1,6 @@
-"""The planner's program against brute force over every assignment, its closed form, and Adacc's own formulation."""
+"""The planner's program against brute force over every assignment, its closed form, and Adacc's own
+formulation.
+"""
 
 import dataclasses
 import math

@@ -23,7 +23,9 @@ OP_1 = {"T0": (42, math.inf, 0.16, 11.8)}
 
 
 def table_1(compress_input: bool):
-    """Each tensor made from the block's input, which the backward reads too; keeping is free, as in eq. 4."""
+    """Each tensor made from the block's input, which the backward reads too; keeping is free, as in
+    eq. 4.
+    """
     equations, sizes, named = (
         [([0], [1], 0.0, "T0")],
         [42 * MB, 42 * MB],
@@ -43,7 +45,9 @@ def table_1(compress_input: bool):
 
 
 def eq_4_to_8(room_mb: float) -> float | None:
-    """Least milliseconds over all R (0 recompute, 1 compress, 2 retain), R of the first operator never 0."""
+    """Least milliseconds over all R (0 recompute, 1 compress, 2 retain), R of the first operator
+    never 0.
+    """
     tensors = [*OP_1.values(), *TABLE_1.values()]
     feasible = [
         sum((recompute, compress, 0.0)[r] for r, (_, recompute, compress, _) in zip(rs, tensors))

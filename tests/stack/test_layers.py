@@ -1,4 +1,6 @@
-"""Layers for the stack: parameters stacked and taken apart, linen and NNX modules, and modules that change."""
+"""Layers for the stack: parameters stacked and taken apart, linen and NNX modules, and modules that
+change.
+"""
 
 import flax.linen as nn
 import jax

@@ -1,4 +1,6 @@
-"""stack(): the gradients of a scan over checkpointed layers, whatever the plan, the groups, and what goes through them."""
+"""stack(): the gradients of a scan over checkpointed layers, whatever the plan, the groups, and
+what goes through them.
+"""
 
 import itertools
 
@@ -19,7 +21,9 @@ ACTIONS = ("keep", "recompute", "offload", "compress")
 
 
 def block(p, x):
-    """A layer whose parameters are (weights, number): an integer that differs by layer, with no derivative."""
+    """A layer whose parameters are (weights, number): an integer that differs by layer, with no
+    derivative.
+    """
     weights, number = p
     return models.block(x, weights, number.astype(jnp.float32))
 

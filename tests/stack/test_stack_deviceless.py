@@ -1,4 +1,6 @@
-"""The stack for a GPU that is not there: what its loops copy to the host and back, and what they hold."""
+"""The stack for a GPU that is not there: what its loops copy to the host and back, and what they
+hold.
+"""
 
 import functools
 import os
@@ -24,7 +26,9 @@ OFFLOADS = tuple(int(p) for p in version("jaxlib").split(".")[:3]) >= (0, 11, 1)
 
 
 def offloading(test):
-    """A test for jaxlib >= 0.11.1 alone: older ones read a scan's offloaded tensors wrongly, and are refused."""
+    """A test for jaxlib >= 0.11.1 alone: older ones read a scan's offloaded tensors wrongly, and
+    are refused.
+    """
     return test if OFFLOADS else None
 
 
@@ -101,7 +105,9 @@ def test_no_loop_holds_a_copy_of_the_parameters(action, target):
 
 
 def loops(hlo: str) -> list[list[str]]:
-    """Lines of the computations that copy from or to the host: the forward loop's body, then the backward's."""
+    """Lines of the computations that copy from or to the host: the forward loop's body, then the
+    backward's.
+    """
     bodies = re.split(r"\n(?=\S[^\n]*\{\n)", hlo)
     return [b.splitlines() for b in bodies if re.search(r"dynamic-(update-)?slice-start\S* =", b)]
 

@@ -1,4 +1,6 @@
-"""The stack over a mesh: automatic partitioning, shard_map and accumulation, on four devices in a process of their own."""
+"""The stack over a mesh: automatic partitioning, shard_map and accumulation, on four devices in a
+process of their own.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""Residuals held encoded: the value is `f`'s, the gradient is `f`'s at what was decoded, the bytes are the codes'."""
+"""Residuals held encoded: the value is `f`'s, the gradient is `f`'s at what was decoded, the bytes
+are the codes'.
+"""
 
 import dataclasses
 from typing import ClassVar
@@ -182,7 +184,9 @@ def test_a_dropout_mask_is_held_as_one_bit_a_value():
 
 @jax.custom_vjp
 def attention(q, k, v):
-    """q, k, v (T, D), as an operation that owns its residuals: output and log-sum-exp, as flash attention's."""
+    """q, k, v (T, D), as an operation that owns its residuals: output and log-sum-exp, as flash
+    attention's.
+    """
     return _attention(q, k, v)[0]
 
 

@@ -1,4 +1,6 @@
-"""The tag under every transformation: exact where the action is lossless, within the codec where it is not."""
+"""The tag under every transformation: exact where the action is lossless, within the codec where it
+is not.
+"""
 
 import functools
 import re
@@ -53,7 +55,9 @@ def test_lossy_forward_is_exact_and_gradient_near(action):
 
 
 def residual_bytes(policy, block=models.block):
-    """Bytes that the backward of one checkpointed block keeps, less its parameters, and the shapes that lie on the host."""
+    """Bytes that the backward of one checkpointed block keeps, less its parameters, and the shapes
+    that lie on the host.
+    """
     p = jax.tree.map(lambda a: a[0], models.parameters())
     layer = jax.checkpoint(block, policy=policy, prevent_cse=False)
     saved = jax.eval_shape(

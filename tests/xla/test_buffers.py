@@ -1,4 +1,6 @@
-"""The buffer assignment of a hand-made program, encoded here by the wire format's rules, and what is no such message."""
+"""The buffer assignment of a hand-made program, encoded here by the wire format's rules, and what
+is no such message.
+"""
 
 import dataclasses
 import json
@@ -22,7 +24,9 @@ def varint(value: int) -> bytes:
 
 
 def encode(**fields) -> bytes:
-    """`_3=...`: an int as a number, bytes or str as they are, a list once for each, a tuple of numbers packed."""
+    """`_3=...`: an int as a number, bytes or str as they are, a list once for each, a tuple of
+    numbers packed.
+    """
     out = b""
     for name, values in fields.items():
         for value in values if isinstance(values, list) else [values]:
@@ -70,7 +74,9 @@ def event(kind, number, instruction, share=0) -> bytes:
 
 
 def program() -> bytes:
-    """p -> a loop that stacks tanh(p) in place, from zeros -> out; `early` dies before `late` is made."""
+    """p -> a loop that stacks tanh(p) in place, from zeros -> out; `early` dies before `late` is
+    made.
+    """
     stack = shape(dims=(2, 256))
     pair = encode(_2=13, _4=[stack, shape()])
     entry = [

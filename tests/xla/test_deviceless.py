@@ -295,7 +295,10 @@ def parent_environment(**changes):
 
 
 def test_the_plugins_complaint_about_a_missing_driver_is_dropped():
-    script = "from jaxmem._core.quiet import quiet_plugin_noise as q; q(); import jax; print(jax.devices()[0].platform)"
+    script = (
+        "from jaxmem._core.quiet import quiet_plugin_noise as q; q(); import jax;"
+        " print(jax.devices()[0].platform)"
+    )
     run = subprocess.run(
         [sys.executable, "-c", script],
         env=parent_environment(),

@@ -1,7 +1,8 @@
 """Step times and bytes of one model by how its microbatches become one step, run in turns.
 
-A point compiles one way under one plan: everything kept, or every layer recomputed; rounds run them all. The ratio is to
-accumulation in place within a round. Losses after a few steps from one state tell that all of them train.
+A point compiles one way under one plan: everything kept, or every layer recomputed; rounds run them
+all. The ratio is to accumulation in place within a round. Losses after a few steps from one state
+tell that all of them train.
 """
 
 import jax

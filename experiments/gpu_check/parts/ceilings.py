@@ -1,4 +1,6 @@
-"""What the device can do at most: copying, matrix products, the host link each way and both ways at once, a codec."""
+"""What the device can do at most: copying, matrix products, the host link each way and both ways at
+once, a codec.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +52,9 @@ def copy(size: int) -> dict:
 
 
 def matmul(dtype, precision: str | None, side: int) -> dict:
-    """FLOP/s of a square product. float32 as XLA runs it by default, which may be TF32, and in full."""
+    """FLOP/s of a square product. float32 as XLA runs it by default, which may be TF32, and in
+    full.
+    """
     a, b = (normal((side, side), dtype, seed) for seed in (0, 1))
     product = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision))
     return rates([2 * side**3 / s for s in seconds_of(lambda: product(a, b))], "FLOP/s")

@@ -1,4 +1,6 @@
-"""Speed of every codec, as `kernels.bench` measures it, and that the device's codes are the reference's bit for bit."""
+"""Speed of every codec, as `kernels.bench` measures it, and that the device's codes are the
+reference's bit for bit.
+"""
 
 import functools
 
@@ -25,7 +27,9 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
 
 
 def equality(name: str, shape: tuple[int, ...]) -> dict:
-    """How many bytes of codes, and of decoded values, differ between the device's kernels and its references."""
+    """How many bytes of codes, and of decoded values, differ between the device's kernels and its
+    references.
+    """
     codec = bench.CODECS[name]
     x = normal(shape, jnp.bfloat16).at[:, 7].multiply(50)
     x = x > 0 if name == "bit_mask" else x
@@ -40,7 +44,9 @@ def equality(name: str, shape: tuple[int, ...]) -> dict:
 
 
 def summary(rows: dict[str, dict], settings: Settings) -> dict:
-    """The table, and of each codec the share of a copy's rate at the largest size and the least size at which kernels pay."""
+    """The table, and of each codec the share of a copy's rate at the largest size and the least
+    size at which kernels pay.
+    """
     measured = {point: row for point, row in rows.items() if "of_copy" in row}
     found: dict = {"table": bench.table(list(measured.values())).splitlines()}
     for name in bench.CODECS:

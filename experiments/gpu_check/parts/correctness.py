@@ -1,9 +1,11 @@
-"""Is a step under each action, and each named policy, the unplanned step on this device? Loss and gradient of a GPT.
+"""Is a step under each action, and each named policy, the unplanned step on this device? Loss and
+gradient of a GPT.
 
-The layers run in a scan, both dropouts on. float32: the loss must be the unplanned one; whether bit for bit is said,
-and needed is 1e-6, since a GPU's matrix kernels are picked per program. float64: the gradient of what is lossless must
-be the unplanned one to 1e-10 of each parameter's largest entry. Of what compresses, 1 - cosine must stay below 0.1.
-On a CPU an offload moves nothing, but runs the same program.
+The layers run in a scan, both dropouts on. float32: the loss must be the unplanned one; whether bit
+for bit is said, and needed is 1e-6, since a GPU's matrix kernels are picked per program. float64:
+the gradient of what is lossless must be the unplanned one to 1e-10 of each parameter's largest
+entry. Of what compresses, 1 - cosine must stay below 0.1. On a CPU an offload moves nothing, but
+runs the same program.
 """
 
 import functools

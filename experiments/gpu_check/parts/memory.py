@@ -1,8 +1,9 @@
 """Compiled bytes against the device's own count of its peak, a process a point.
 
-A plan is made in one process and run in another, since planning itself takes memory. What counts is the peak during
-steps: `clean` says that it is above the peak before them, and so theirs. The device counts what its allocator handed
-out; bytes that a CPU rehearsal cannot know are null.
+A plan is made in one process and run in another, since planning itself takes memory. What counts is
+the peak during
+steps: `clean` says that it is above the peak before them, and so theirs. The device counts what its
+allocator handed out; bytes that a CPU rehearsal cannot know are null.
 """
 
 import jax

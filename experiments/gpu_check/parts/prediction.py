@@ -1,7 +1,9 @@
-"""Do predicted step times tell measured ones? Plans of several sets of actions and budgets, run in turns.
+"""Do predicted step times tell measured ones? Plans of several sets of actions and budgets, run in
+turns.
 
-The model is its config with few layers: times are those of one layer, however many there are. Reported are Spearman's
-correlation over plans that differ, and how far a prediction is from the median of a step's seconds.
+The model is its config with few layers: times are those of one layer, however many there are.
+Reported are Spearman's correlation over plans that differ, and how far a prediction is from the
+median of a step's seconds.
 """
 
 import functools

@@ -1,9 +1,10 @@
-"""A character-level GPT with every tag compressed, beside the same unplanned: the best validation loss of each.
+"""A character-level GPT with every tag compressed, beside the same unplanned: the best validation
+loss of each.
 
-Six layers, six heads, width 384, context 256, dropout 0.2, batch 64, 5000 steps, the sizes and rates of nanoGPT's
-shakespeare_char, whose README gives a best validation loss of 1.47 for the first 90 % of Shakespeare's text. Without
-`--data` the text is the standard library's, for which there is no such figure. Training is saved every so often, and
-goes on from there.
+Six layers, six heads, width 384, context 256, dropout 0.2, batch 64, 5000 steps, the sizes and
+rates of nanoGPT's shakespeare_char, whose README gives a best validation loss of 1.47 for the first
+90 % of Shakespeare's text. Without `--data` the text is the standard library's, for which there is
+no such figure. Training is saved every so often, and goes on from there.
 """
 
 import hashlib
@@ -67,7 +68,9 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
 def train(
     config: Config, step, text: data.Text, saved: pathlib.Path, often: tuple[int, int]
 ) -> list[tuple]:
-    """Step, validation loss there, and seconds of training since the one before, now and then and at the end."""
+    """Step, validation loss there, and seconds of training since the one before, now and then and
+    at the end.
+    """
     every, save = often
     state, history = restore(saved, jax.jit(init_state, static_argnums=0)(config))
     loss, t, start = jax.jit(make_loss(config)), config.train, time.perf_counter()

@@ -1,7 +1,9 @@
-"""Step times of one model with its layers in jaxmem.stack, against jax.lax.scan under the same actions, run in turns.
+"""Step times of one model with its layers in jaxmem.stack, against jax.lax.scan under the same
+actions, run in turns.
 
-A point compiles one loop under one assignment of actions to all tags; rounds run them all. The ratio is stack / scan
-within a round. "groups": the first half of the layers sends what it can to the host, the other half keeps every tag.
+A point compiles one loop under one assignment of actions to all tags; rounds run them all. The
+ratio is stack / scan within a round. "groups": the first half of the layers sends what it can to
+the host, the other half keeps every tag.
 """
 
 import dataclasses

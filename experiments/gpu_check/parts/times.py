@@ -1,8 +1,9 @@
 """Step times of plans against what a JAX user would pick, of one model, run in turns.
 
-First each baseline is compiled, then a plan for the bytes of some of them, spread over their range, and MaxText's
-estimator at two of these budgets. Then rounds run every step that fits. A plan is compared with each baseline within its
-budget by the ratio plan / baseline within a round: below 1 the plan is faster.
+First each baseline is compiled, then a plan for the bytes of some of them, spread over their range,
+and MaxText's estimator at two of these budgets. Then rounds run every step that fits. A plan is
+compared with each baseline within its budget by the ratio plan / baseline within a round: below 1
+the plan is faster.
 """
 
 import functools
