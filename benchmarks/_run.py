@@ -21,7 +21,7 @@ import jaxmem
 from benchmarks.baselines import NAIVE
 from experiments.command.load import load
 from experiments.config.text import Config
-from experiments.data.text import text as data
+from experiments.data import text as data
 from experiments.models.loops import scanned
 from experiments.running.record import write_json
 from experiments.steps.step import abstract, init_state, make_step, step_over

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from benchmarks.common import Report
 from experiments.command.load import load
 from experiments.config.text import Config
+from experiments.models import registry as models
 from experiments.models.loops import stacked
-from experiments.models.registry import registry as models
 from experiments.steps.step import abstract, make_step, microbatches
 from jaxmem._jax.export import export_flat
 from jaxmem._plan.plan import Draft

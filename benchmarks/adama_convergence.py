@@ -17,9 +17,9 @@ from benchmarks.common import Report
 from experiments.command.load import load
 from experiments.config.images import ImageConfig
 from experiments.config.text import Config
-from experiments.data.text import images as image_data
-from experiments.data.text import text as data
-from experiments.models.registry import registry as models
+from experiments.data import images as image_data
+from experiments.data import text as data
+from experiments.models import registry as models
 from experiments.steps import images as image_step
 from experiments.steps.step import init_state, make_step
 from experiments.train import evaluate

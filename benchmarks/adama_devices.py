@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from experiments.config.text import Config
-from experiments.models.registry import registry as models
+from experiments.models import registry as models
 from experiments.models.split import whole
 from experiments.steps.step import microbatches, released_step
 from jaxmem._jax.export import export_flat

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 
 from benchmarks.adama_convergence import image_config
 from benchmarks.common import Report
-from experiments.data.text import images as image_data
-from experiments.models.registry import resnet
+from experiments.data import images as image_data
+from experiments.models import resnet
 from experiments.steps import images as image_step
 from experiments.train_images import read
 

@@ -19,7 +19,7 @@ import jaxmem
 from benchmarks.baselines import naive, own_codec
 from benchmarks.common import Case, Report, show
 from experiments.command.load import load
-from experiments.data.text import text as data
+from experiments.data import text as data
 from experiments.models.loops import scanned
 from experiments.steps.step import init_state, make_loss
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Action, Actions, Choice

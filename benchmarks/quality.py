@@ -26,7 +26,7 @@ import jaxmem
 from benchmarks import _run
 from benchmarks.baselines import naive, of_choices, own_codec
 from experiments.config.text import Config
-from experiments.data.text import text as data
+from experiments.data import text as data
 from experiments.models.loops import scanned
 from experiments.running.planning import new_plan
 from experiments.running.record import Progress

@@ -18,9 +18,9 @@ import jax
 
 from experiments.command import cli
 from experiments.config.text import Config
-from experiments.data.text import text as data
+from experiments.data import text as data
 from experiments.errors import DivergedError
-from experiments.models.registry import registry as models
+from experiments.models import registry as models
 from experiments.running.planning import Ready, prepare
 from experiments.running.record import (
     Progress,

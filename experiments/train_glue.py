@@ -28,11 +28,11 @@ from experiments.command import cli
 from experiments.command.load import load
 from experiments.config.glue import GlueConfig
 from experiments.config.glue_tasks import TASKS
+from experiments.data import glue as glue_data
+from experiments.data import tokens as glue_text
 from experiments.data.glue import Examples
-from experiments.data.text import glue as glue_data
-from experiments.data.text import tokens as glue_text
 from experiments.errors import DivergedError
-from experiments.models.registry import glue as glue_model
+from experiments.models import glue as glue_model
 from experiments.running.glue_metrics import measure
 from experiments.running.planning import Ready, prepare
 from experiments.running.record import (

@@ -19,9 +19,9 @@ import jax
 from experiments.command import cli
 from experiments.command.load import load
 from experiments.config.images import ImageConfig
-from experiments.data.text import images as image_data
+from experiments.data import images as image_data
 from experiments.errors import DivergedError, InputError
-from experiments.models.registry import resnet
+from experiments.models import resnet
 from experiments.running.record import (
     Progress,
     check_folder,

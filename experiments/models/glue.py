@@ -18,8 +18,8 @@ from experiments.config.glue import GlueConfig
 from experiments.config.glue_tasks import TASKS, Task
 from experiments.data.tokens import PAD
 from experiments.errors import InputError
+from experiments.models import bert
 from experiments.models.blocks import linear, parameter_dtype
-from experiments.models.registry import bert
 from experiments.models.split import Split, whole
 
 ENCODER = ("embedding", "positions", "segments", "first", "blocks")

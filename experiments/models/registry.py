@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from experiments.config.text import Config
-from experiments.models.registry import bert, gpt
-from experiments.models.registry import glue as glue_model
+from experiments.models import bert, gpt
+from experiments.models import glue as glue_model
 from experiments.models.split import Split
 
 MODELS: dict[str, types.ModuleType] = {"gpt": gpt, "bert": bert, "bert_glue": glue_model}

@@ -12,7 +12,7 @@ import optax
 
 import jaxmem
 from experiments.config.images import ImageConfig
-from experiments.models.registry import resnet
+from experiments.models import resnet
 from experiments.steps.optimizer import matrices
 
 WATCHED = 256  # values of each array, by which the gradients of microbatches are compared

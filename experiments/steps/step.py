@@ -13,8 +13,8 @@ import optax
 
 import jaxmem
 from experiments.config.text import Config
+from experiments.models import registry as models
 from experiments.models.loops import Loop, scanned, stacked
-from experiments.models.registry import registry as models
 from experiments.models.split import whole
 from experiments.steps.optimizer import adama, clipping, optimizer
 

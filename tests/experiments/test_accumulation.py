@@ -10,7 +10,7 @@ import pytest
 import jaxmem
 from experiments.command.load import load
 from experiments.errors import InputError
-from experiments.models.registry import registry as models
+from experiments.models import registry as models
 from experiments.steps.optimizer import optimizer
 from experiments.steps.step import abstract, init_state, make_loss, make_step
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.command.load import load
-from experiments.models.registry import bert
+from experiments.models import bert
 from experiments.steps.step import abstract, init_state, make_loss
 
 pytestmark = pytest.mark.jax_defaults

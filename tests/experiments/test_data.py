@@ -7,7 +7,7 @@ import sysconfig
 import numpy as np
 import pytest
 
-from experiments.data.text import text as data
+from experiments.data import text as data
 from experiments.errors import InputError
 
 pytestmark = pytest.mark.core

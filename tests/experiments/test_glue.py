@@ -8,8 +8,8 @@ import pytest
 from experiments.command.load import FOLDER, load
 from experiments.config.glue import GlueConfig
 from experiments.config.glue_tasks import TASKS
-from experiments.data.text import glue as glue_data
-from experiments.data.text import tokens as glue_text
+from experiments.data import glue as glue_data
+from experiments.data import tokens as glue_text
 from experiments.data.tokens import CLS, PAD, SEP
 from experiments.errors import InputError
 from experiments.running.glue_metrics import measure

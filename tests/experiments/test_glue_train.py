@@ -13,13 +13,13 @@ import pytest
 from experiments import train_glue
 from experiments.command.load import load
 from experiments.config.glue import GlueConfig
-from experiments.data.text import glue as glue_data
-from experiments.data.text import tokens as glue_text
+from experiments.data import glue as glue_data
+from experiments.data import tokens as glue_text
 from experiments.data.tokens import PAD
 from experiments.errors import InputError
+from experiments.models import bert
+from experiments.models import glue as glue_model
 from experiments.models.blocks import attention
-from experiments.models.registry import bert
-from experiments.models.registry import glue as glue_model
 from experiments.running.planning import Ready
 from experiments.steps.optimizer import adama, optimizer
 from experiments.steps.step import State, make_step

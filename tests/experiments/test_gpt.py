@@ -13,9 +13,9 @@ from flax import nnx
 import jaxmem
 from experiments.command.load import load
 from experiments.gpu_check.parts.stack import Groups
+from experiments.models import blocks, gpt
 from experiments.models.loops import scanned
 from experiments.models.loss import cross_entropy
-from experiments.models.registry import blocks, gpt
 from experiments.running.policies import KEEP, Choice
 from experiments.steps.optimizer import learning_rate, matrices, optimizer
 from experiments.steps.step import abstract, gradient, init_state, make_loss, make_step

@@ -14,8 +14,8 @@ from PIL import Image
 
 from experiments.command.load import FOLDER, load
 from experiments.config.images import ImageConfig
-from experiments.data.text import cifar
-from experiments.data.text import images as image_data
+from experiments.data import cifar
+from experiments.data import images as image_data
 from experiments.errors import InputError
 
 pytestmark = pytest.mark.jax_defaults

@@ -15,8 +15,8 @@ import pytest
 from experiments import train_images
 from experiments.command.load import load
 from experiments.config.images import ImageConfig
-from experiments.data.text import images as image_data
-from experiments.models.registry import resnet
+from experiments.data import images as image_data
+from experiments.models import resnet
 from experiments.steps import images as image_step
 from experiments.steps.images import State, init_state, learning_rate, make_step, optimizer
 from experiments.steps.optimizer import matrices

@@ -13,7 +13,7 @@ from flax import nnx
 
 import jaxmem
 from experiments.config.text import Config, Model, Optimizer, Train
-from experiments.models.registry import gpt
+from experiments.models import gpt
 from jaxmem._core.actions import Choice
 from jaxmem._plan.plan import Draft
 

@@ -13,7 +13,7 @@ from flax import nnx
 
 from experiments.command.load import load
 from experiments.config.images import ImageConfig, Model
-from experiments.models.registry import resnet
+from experiments.models import resnet
 
 pytestmark = pytest.mark.jax_defaults
 

@@ -15,7 +15,7 @@ import pytest
 import jaxmem
 from experiments import plan, train
 from experiments.command.load import load
-from experiments.data.text import text as data
+from experiments.data import text as data
 from experiments.running import planning
 
 pytestmark = pytest.mark.jax_defaults

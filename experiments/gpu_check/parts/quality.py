@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from experiments.config.text import Config
-from experiments.data.text import text as data
+from experiments.data import text as data
 from experiments.gpu_check.settings import Settings
 from experiments.running.planning import named, total_bytes
 from experiments.steps.step import init_state, make_loss
