@@ -25,7 +25,8 @@ from experiments.data import text as data
 from experiments.models.loops import scanned
 from experiments.running.record import write_json
 from experiments.steps.step import abstract, init_state, make_step, step_over
-from jaxmem._core.actions import ALL, Profile
+from jaxmem._core.actions import ALL
+from jaxmem._core.profile import Profile
 from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
 from jaxmem._plan.plan import Draft

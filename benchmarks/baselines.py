@@ -12,7 +12,8 @@ from collections.abc import Callable
 import jaxmem
 from experiments.running.policies import JAX_POLICIES, KEPT, OFFLOADED, own
 from experiments.running.policies import naive as naive_codec
-from jaxmem._core.actions import KEEP, OFFLOAD, REST, Action, Actions, Choice, Profile
+from jaxmem._core.actions import KEEP, OFFLOAD, REST, Action, Actions, Choice
+from jaxmem._core.profile import Profile
 from jaxmem._plan.plan import Draft
 
 NAIVE = naive_codec(None)

@@ -16,8 +16,9 @@ import jax
 
 from experiments.command.load import load
 from experiments.steps.step import abstract, make_step
-from jaxmem._core.actions import ALL, KEEP, REST, Actions, Profile
+from jaxmem._core.actions import ALL, KEEP, REST, Actions
 from jaxmem._core.database import Database
+from jaxmem._core.profile import Profile
 from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
 from jaxmem._plan.plan import Draft

@@ -32,7 +32,8 @@ from experiments.running.planning import new_plan
 from experiments.running.record import Progress
 from experiments.steps.step import make_loss
 from experiments.train import evaluate, loop
-from jaxmem._core.actions import KEEP, Actions, Profile
+from jaxmem._core.actions import KEEP, Actions
+from jaxmem._core.profile import Profile
 from jaxmem._plan.plan import Draft
 
 TARGET = 0.005

@@ -22,7 +22,8 @@ import jaxmem
 from benchmarks import _run
 from benchmarks.baselines import baselines, of_choices, own_codec
 from experiments.running.planning import total_bytes
-from jaxmem._core.actions import Actions, Profile
+from jaxmem._core.actions import Actions
+from jaxmem._core.profile import Profile
 from jaxmem._plan.plan import Draft
 from jaxmem._solver.cost import effective, evaluate
 from jaxmem._solver.greedy import greedy

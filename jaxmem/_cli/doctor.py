@@ -5,10 +5,10 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.database import default_path
+from jaxmem._core.versions import installed, release
 from jaxmem._device.support import OFFLOAD_SINCE
 from jaxmem._xla.deviceless import install_command, require_wheels
 from jaxmem.errors import TargetError
@@ -31,7 +31,7 @@ class Check:
 
 def examine() -> list[Check]:
     """Every check, of this process's environment."""
-    found = {name: version for name in PACKAGES if (version := _version(name)) is not None}
+    found = {name: version for name in PACKAGES if (version := installed(name)) is not None}
     checks = [Check("python", sys.version.split()[0]), *(Check(n, v) for n, v in found.items())]
     checks += combinations(found)
     checks += _devices()
@@ -137,16 +137,6 @@ def settings(environment: Mapping[str, str], gpu: bool) -> list[Check]:
     return checks or [Check("settings", "none that changes what a budget means")]
 
 
-def release(version: str) -> tuple[int, ...]:
-    """'0.11.2.dev3' -> (0, 11, 2)."""
-    numbers = []
-    for part in version.split("."):
-        if not part.isdecimal():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
-
-
 def _devices() -> list[Check]:
     import jax
 
@@ -208,8 +198,8 @@ def _deviceless() -> Check:
 def _assembler() -> Check:
     places = [shutil.which("ptxas"), "/usr/local/cuda/bin/ptxas"]
     found = next((p for p in places if p and os.path.exists(p)), None)
-    if found is None and _version("nvidia-cuda-nvcc") is not None:
-        found = "nvidia-cuda-nvcc " + str(_version("nvidia-cuda-nvcc"))
+    if found is None and installed("nvidia-cuda-nvcc") is not None:
+        found = "nvidia-cuda-nvcc " + str(installed("nvidia-cuda-nvcc"))
     if found is None:
         return Check(
             "CUDA 13 assembler", "none", install_command("nvidia-cuda-nvcc", "nvidia-nvvm"), "note"
@@ -229,10 +219,3 @@ def _database() -> Check:
         )
     size = f", {show_bytes(path.stat().st_size)}" if path.exists() else ", not yet made"
     return Check("database of times", f"{path}{size}")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

@@ -1,9 +1,4 @@
-"""The frozen words of a plan: Choice, Tag, BlockClass, Profile. Free of JAX and of every other file
-of ours.
-
-Bytes are int, times are seconds (float), both for one layer (one run of one block) unless a name
-says otherwise.
-"""
+"""What may become of a tagged tensor: actions, choices, and assignments of choices to tags."""
 
 import dataclasses
 import enum
@@ -55,99 +50,6 @@ class Choice:
 KEEP = Choice(Action.KEEP)
 RECOMPUTE = Choice(Action.RECOMPUTE)
 OFFLOAD = Choice(Action.OFFLOAD)
-
-
-@dataclasses.dataclass(frozen=True)
-class Option:
-    """One choice open to a tag, with its price for one layer. Recomputation is not listed: it is
-    always open.
-
-    `device_bytes` stay on the device until the backward, `host_bytes` cross the host link once each
-    way and lie in host memory meanwhile, `seconds` is the device's time for writing, reading,
-    encoding and decoding.
-    """
-
-    choice: Choice
-    device_bytes: int
-    host_bytes: int
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Tag:
-    """A named point of a block. `value` indexes `BlockClass.values`: the tensor that is saved."""
-
-    name: str
-    kind: str | None
-    shape: tuple[int, ...]
-    dtype: str
-    value: int
-    options: tuple[Option, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Equation:
-    """One operation of a block's forward that the backward may have to repeat. `inputs` and
-    `outputs` index values.
-    """
-
-    primitive: str
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    seconds: float
-    flops: float = 0.0  # of matrix products only, those of inner loops times their trip counts
-    matmuls: int = 0  # matrix-product instructions in it
-    tag: str | None = None  # set where the equation is a tag: its inputs and outputs are one tensor
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockClass:
-    """A `jax.checkpoint` region under our policy, and how often it repeats.
-
-    The graph holds everything that the backward may need: `equations` in topological order over
-    `values` (bytes of each). `needed` are the values that the backward reads; `inputs` those that
-    enter the block and cost memory if anything reads them raw (never recomputed, Adacc eq. 6);
-    `free` those in memory anyhow (parameters, constants).
-    """
-
-    name: str  # the policy's block label; classes of one label share their decisions
-    fingerprint: str
-    layers: int  # how many instances' saved tensors are alive at once
-    runs: int  # how many instances run in a step
-    values: tuple[int, ...]
-    inputs: tuple[int, ...]
-    free: tuple[int, ...]
-    needed: tuple[int, ...]
-    equations: tuple[Equation, ...]
-    tags: tuple[Tag, ...]
-    idle_tags: tuple[str, ...] = ()  # tagged, but no backward reads them: any action is the same
-    forward_seconds: float = 0.0  # of what the backward needs, all of it kept
-    backward_seconds: float = 0.0  # of the derivative alone
-    flops: float = 0.0  # of the matrix products of both
-    input_seconds: tuple[
-        float, ...
-    ] = ()  # of keeping each of `inputs` raw: its writing and reading; empty: nothing
-    stacked: bool = False  # layers of jaxmem.stack, which a plan may divide into groups
-
-    @property
-    def everything_bytes(self) -> int:
-        """Bytes one layer saves when everything that the backward needs is kept, as without a
-        checkpoint.
-        """
-        free = set(self.free)
-        return sum(self.values[v] for v in self.needed if v not in free)
-
-
-@dataclasses.dataclass(frozen=True)
-class Profile:
-    """What was learned of a step on a target."""
-
-    fingerprint: str  # of the blocks: what a plan is tied to
-    blocks: tuple[BlockClass, ...]
-    target: str
-    link_bytes_per_second: float  # device to host and back, each way
-    step_seconds: float  # a step under keep-everything, estimated
-    time_source: str  # "measured" | "xla" | "roofline"
 
 
 # Block label -> tag name -> choice; a tag that is absent is recomputed. REST stands for what no tag

@@ -10,7 +10,8 @@ import os
 import pathlib
 import sqlite3
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+
+from jaxmem._core.versions import installed
 
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS times (key TEXT PRIMARY KEY, device TEXT, source TEXT, jaxlib TEXT,"
@@ -28,13 +29,6 @@ def default_path() -> pathlib.Path:
     return pathlib.Path(cache) / "jaxmem" / "profile.sqlite"
 
 
-def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
 class Database:
     """Seconds of pieces of work on a device, and the results of deviceless compiles, which are the
     same every time.
@@ -42,8 +36,8 @@ class Database:
 
     def __init__(self, path: pathlib.Path | None = None):
         self.path = path or default_path()
-        self._jaxlib = version("jaxlib")
-        self._kernels = " ".join(f"{name} {_installed(name)}" for name in ("jax-triton", "triton"))
+        self._jaxlib = installed("jaxlib")
+        self._kernels = " ".join(f"{name} {installed(name)}" for name in ("jax-triton", "triton"))
 
     def read_times(self, device: str, source: str, texts: Sequence[str]) -> dict[str, float]:
         """Seconds of those of `texts` that are known."""

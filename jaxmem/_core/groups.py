@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterable
 
-from jaxmem._core.actions import BlockClass, Profile
+from jaxmem._core.profile import BlockClass, Profile
 
 LABEL = re.compile(r"(?P<block>.+)\[(?P<start>\d+):(?P<stop>\d+)\]")
 

@@ -3,11 +3,11 @@ the package.
 """
 
 import dataclasses
-import json
 import math
 import os
 import pathlib
 
+from jaxmem._core.files import read_json, write_json
 from jaxmem._device.gpus import GPUS, gpu_of_kind
 from jaxmem._device.rates import MEASURED, NAMES
 from jaxmem._device.rates import datasheet as rates_by_datasheet
@@ -82,10 +82,7 @@ def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -
         {"gpu": gpu.name} | measured | {k: data.get(k) for k in ("device", "versions", "command")}
     )
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}.{os.getpid()}")
-        part.write_text(json.dumps(made, indent=1) + "\n")
-        os.replace(part, target)
+        write_json(target, made)
     except OSError as error:
         raise TargetError(
             f"calibrate: cannot write {str(target)!r}: {error}; name another file with --out"
@@ -95,8 +92,8 @@ def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -
 
 def _read(path: pathlib.Path) -> dict:
     try:
-        data = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        data = read_json(path)
+    except (OSError, ValueError) as error:
         raise TargetError(
             f"calibrate: cannot read {str(path)!r}: {error}; expected what"
             " `python -m experiments.gpu_check --out DIR --part ceilings` writes"

@@ -1,9 +1,9 @@
 """Which actions a target can carry out."""
 
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from jaxmem._core.actions import ALL, LOSSLESS, Action
+from jaxmem._core.versions import installed, release
 from jaxmem._device.target import Target
 from jaxmem.errors import TagError, TargetError
 
@@ -39,10 +39,9 @@ def offload_obstacle(target: Target) -> str | None:
     """Why `target` cannot offload, or None."""
     if target.platform == "cpu":
         return "a CPU has no host memory apart from its own"
-    installed = tuple(int(p) for p in version("jaxlib").split(".")[:3])
-    if installed < OFFLOAD_SINCE:
+    version = installed("jaxlib") or "0"
+    if release(version) < OFFLOAD_SINCE:
         return (
-            f"jaxlib {version('jaxlib')} reads offloaded tensors of a scan at wrong offsets (fixed"
-            " in 0.11.1)"
+            f"jaxlib {version} reads offloaded tensors of a scan at wrong offsets (fixed in 0.11.1)"
         )
     return None

@@ -7,9 +7,9 @@ import dataclasses
 import time
 from collections.abc import Iterable
 
-from jaxmem._core.actions import BlockClass
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
+from jaxmem._core.profile import BlockClass
 from jaxmem._device.target import Target
 from jaxmem._explain.names import Arguments, Saved, expected, name_saved, operation, show_array
 from jaxmem._jax.export import export_flat

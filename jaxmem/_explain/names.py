@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import jax
 
 from jaxmem._codecs.registry import parse
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, BlockClass
+from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions
+from jaxmem._core.profile import BlockClass
 from jaxmem._xla.buffers import Held, Peak
 
 _VIEWS = (

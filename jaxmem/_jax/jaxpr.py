@@ -212,7 +212,12 @@ def describe(equation: FlatEquation, avals: list) -> str:
         if k not in ("name", "sharding", "layout")
     )
     text = f"{equation.eqn.primitive.name} {operands} {params}"
-    return re.sub(r" at 0x[0-9a-f]+|0x[0-9a-f]{6,}", "", text)
+    return text_of(text)
+
+
+def text_of(program) -> str:
+    """A traced program as text without addresses, so that equal programs have equal texts."""
+    return re.sub(r" at 0x[0-9a-f]+|0x[0-9a-f]{6,}", "", str(program))
 
 
 def lift(closed: ClosedJaxpr) -> tuple[Any, list]:

@@ -3,12 +3,11 @@ table.
 """
 
 import dataclasses
-import json
 import os
-import pathlib
 from typing import Any
 
 from jaxmem._core.actions import KEEP, REST, Actions, Choice
+from jaxmem._core.files import read_json, write_json
 from jaxmem.errors import PlanFileError, StepError, TagError
 
 
@@ -134,12 +133,7 @@ class Plan:
         """Writes the plan as JSON. The file appears whole or not at all."""
         from jaxmem._plan.file import to_json
 
-        path = pathlib.Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(to_json(self), indent=1) + "\n"
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_text(text)
-        os.replace(part, path)
+        write_json(path, to_json(self))
 
     @staticmethod
     def load(path: str | os.PathLike) -> "Plan":
@@ -149,8 +143,8 @@ class Plan:
         from jaxmem._plan.file import from_json
 
         try:
-            data = json.loads(pathlib.Path(path).read_text())
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            data = read_json(path)
+        except (OSError, ValueError) as error:
             raise PlanFileError(
                 f"Plan.load: cannot read {str(path)!r}: {error}; expected a file that Plan.save"
                 " wrote"

@@ -5,8 +5,8 @@ programs.
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from jaxmem._core.actions import Profile
 from jaxmem._core.groups import divided, divisible
+from jaxmem._core.profile import Profile
 from jaxmem._planner.trials import Expected
 from jaxmem._solver.solve import Solution, solve
 

@@ -7,11 +7,11 @@ It guides; it proves nothing. A plan that is returned was compiled by the search
 import dataclasses
 import json
 import os
-import re
 
 from jaxmem._core.actions import Action, Actions, Choice
 from jaxmem._core.database import Database
 from jaxmem._device.target import Target
+from jaxmem._jax.jaxpr import text_of
 from jaxmem._xla.compiled import Compiled
 
 MOST = 48  # of the latest
@@ -21,10 +21,9 @@ class History:
     """Of one step, told by its jaxpr under no plan, on one target."""
 
     def __init__(self, database: Database, target: Target, jaxpr):
-        text = re.sub(r"0x[0-9a-f]{6,}", "", str(jaxpr))
         flags = os.environ.get("XLA_FLAGS", "") if target.local else ""
         self._database, self._device = database, f"{target} {target.kind}"
-        self._step = f"{flags}\n{text}"
+        self._step = f"{flags}\n{text_of(jaxpr)}"
 
     def recall(self) -> list[tuple[Actions | None, Compiled]]:
         """Actions (None: everything kept) and what they compiled to; what cannot be read is left

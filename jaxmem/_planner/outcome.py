@@ -6,8 +6,9 @@ import dataclasses
 
 import jax
 
-from jaxmem._core.actions import RECOMPUTE, Actions, Profile
+from jaxmem._core.actions import RECOMPUTE, Actions
 from jaxmem._core.bytes import show_bytes
+from jaxmem._core.profile import Profile
 from jaxmem._device.target import Target
 from jaxmem._plan.plan import Bytes, Plan
 from jaxmem._planner.divide import Division

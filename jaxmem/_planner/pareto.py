@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from jaxmem._core.actions import Profile
+from jaxmem._core.profile import Profile
 from jaxmem._plan.plan import Point
 from jaxmem._solver.cost import everything
 from jaxmem._solver.solve import Solution, least_bytes, solve

@@ -4,7 +4,8 @@ cost.
 
 from collections.abc import Mapping
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Actions, Choice, Profile
+from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Actions, Choice
+from jaxmem._core.profile import Profile
 from jaxmem._plan.plan import Row
 from jaxmem._solver.cost import evaluate
 from jaxmem._solver.solve import Solution, demanded, priced, runner_up

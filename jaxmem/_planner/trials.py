@@ -6,7 +6,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from jaxmem._core.actions import RECOMPUTE, Actions, Profile
+from jaxmem._core.actions import RECOMPUTE, Actions
+from jaxmem._core.profile import Profile
 from jaxmem._planner.compile import Verified
 from jaxmem._solver.cost import Cost, effective
 from jaxmem._solver.memory import Key, MemoryModel

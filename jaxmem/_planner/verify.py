@@ -5,9 +5,10 @@ import dataclasses
 
 import jax
 
-from jaxmem._core.actions import REST, BlockClass
+from jaxmem._core.actions import REST
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import ungrouped
+from jaxmem._core.profile import BlockClass
 from jaxmem._device.target import Target
 from jaxmem._plan.plan import Draft, Plan
 from jaxmem._planner.compile import Verifier

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._codecs import registry
-from jaxmem._core.actions import Action, BlockClass, Choice, Equation, Option, Profile, Tag
+from jaxmem._core.actions import Action, Choice
+from jaxmem._core.profile import BlockClass, Equation, Option, Profile, Tag
 from jaxmem._device.target import Target
 from jaxmem._jax.jaxpr import describe, matmul_flops, nbytes
 from jaxmem._profile.blocks import find_blocks, is_tag

@@ -4,7 +4,6 @@ roofline.
 
 import dataclasses
 import math
-import re
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,7 +14,7 @@ import numpy as np
 from jaxmem._core.database import Database
 from jaxmem._device.rates import rates_of
 from jaxmem._device.target import Target
-from jaxmem._jax.jaxpr import matmul_flops, nbytes
+from jaxmem._jax.jaxpr import matmul_flops, nbytes, text_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +40,7 @@ def job_seconds(
     """
     database = database or Database()
     traced = [jax.make_jaxpr(job.function)(*job.specs) for job in jobs]
-    texts = [re.sub(r"0x[0-9a-f]{6,}", "", str(t)) for t in traced]
+    texts = [text_of(t) for t in traced]
     unique = dict(zip(texts, jobs))
     codec = rates_of(target.gpu).codec if target.gpu else target.bandwidth
     roofline = {text: _roofline(jaxpr, target, codec) for text, jaxpr in zip(texts, traced)}

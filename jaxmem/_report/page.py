@@ -1,11 +1,11 @@
 """The page itself: what is said of each run in words and tables, round the figures."""
 
-import importlib.metadata
 import json
 import pathlib
 from collections.abc import Iterable, Sequence
 
 from jaxmem._core.bytes import show_bytes
+from jaxmem._core.versions import installed
 from jaxmem._plan.plan import Plan, Row
 from jaxmem._report.bars import chip, memory_figure, runs_figure, strip_figure
 from jaxmem._report.curves import loss_figure, time_figure
@@ -219,10 +219,7 @@ def _again(run: Run) -> str:
 
 
 def _made(again: str) -> str:
-    try:
-        version = importlib.metadata.version("jaxmem")
-    except importlib.metadata.PackageNotFoundError:
-        version = "(not installed)"
+    version = installed("jaxmem") or "(not installed)"
     return f"<footer><p>This page: jaxmem {escape(version)}</p><pre>{escape(again)}</pre></footer>"
 
 

@@ -7,6 +7,7 @@ import pathlib
 import shlex
 from collections.abc import Sequence
 
+from jaxmem._core.files import write_whole
 from jaxmem._plan.plan import Plan
 from jaxmem._report.page import page
 from jaxmem._runs.read import Run, checked, read_run, results, told_apart
@@ -35,10 +36,5 @@ def report_plan(plan: Plan, path: str | os.PathLike, run: str | os.PathLike | No
 
 
 def _write(path: pathlib.Path, text: str) -> None:
-    """Whole or not at all. A lone surrogate, which JSON can hold and UTF-8 cannot, becomes a
-    question mark.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_bytes(text.encode("utf-8", "replace"))
-    os.replace(part, path)
+    """A lone surrogate, which JSON can hold and UTF-8 cannot, becomes a question mark."""
+    write_whole(path, text.encode("utf-8", "replace"))

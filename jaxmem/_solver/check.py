@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from jaxmem._core.actions import BlockClass, Profile
+from jaxmem._core.profile import BlockClass, Profile
 from jaxmem.errors import SolverError
 
 

@@ -4,18 +4,8 @@ that it checks.
 
 import dataclasses
 
-from jaxmem._core.actions import (
-    KEEP,
-    RECOMPUTE,
-    REST,
-    Actions,
-    BlockClass,
-    Choice,
-    Equation,
-    Option,
-    Profile,
-    Tag,
-)
+from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, Choice
+from jaxmem._core.profile import BlockClass, Equation, Option, Profile, Tag
 from jaxmem.errors import SolverError, TagError
 
 

@@ -5,7 +5,7 @@ choices.
 import dataclasses
 from collections import defaultdict
 
-from jaxmem._core.actions import BlockClass, Tag
+from jaxmem._core.profile import BlockClass, Tag
 from jaxmem._solver.cost import tag_at
 
 # When something is demanded: if any of these tags, by position in `Demand.tags`, is demanded and

@@ -5,7 +5,8 @@ again.
 import math
 import time
 
-from jaxmem._core.actions import KEEP, Actions, Choice, Profile
+from jaxmem._core.actions import KEEP, Actions, Choice
+from jaxmem._core.profile import Profile
 from jaxmem._solver.check import check_limits, check_profile
 from jaxmem._solver.solve import Allowed, Solution, Transients, fits, open_choices, priced
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxmem._core.actions import REST, Actions, Choice, Profile
+from jaxmem._core.actions import REST, Actions, Choice
+from jaxmem._core.profile import Profile
 from jaxmem._solver.cost import effective
 from jaxmem.errors import SolverError
 

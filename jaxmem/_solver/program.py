@@ -5,7 +5,8 @@ import math
 
 import pulp
 
-from jaxmem._core.actions import RECOMPUTE, Actions, BlockClass, Choice, Profile
+from jaxmem._core.actions import RECOMPUTE, Actions, Choice
+from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._solver.cost import Cost, option_of
 from jaxmem._solver.demand import ALWAYS, Demand, When, demand_of
 from jaxmem.errors import SolverError

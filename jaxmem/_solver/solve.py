@@ -10,7 +10,8 @@ from typing import Any
 
 import pulp
 
-from jaxmem._core.actions import RECOMPUTE, Actions, Choice, Profile
+from jaxmem._core.actions import RECOMPUTE, Actions, Choice
+from jaxmem._core.profile import Profile
 from jaxmem._solver.check import check_limits, check_profile
 from jaxmem._solver.cost import Cost, effective, evaluate
 from jaxmem._solver.program import Program, Scale

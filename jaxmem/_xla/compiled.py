@@ -38,6 +38,26 @@ class Compiled:
     compile_seconds: float
 
 
+def compiled_bytes(compiled: jax.stages.Compiled) -> int:
+    """Device bytes of a compiled step: arguments, temporaries and outputs, less what is aliased.
+
+    This is what a budget limits. `compiled` is what `jax.jit(step).lower(*args).compile()` returns.
+    Raises StepError where the platform has no memory analysis.
+    """
+    memory: Any = _memory(compiled)
+    device = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    return device + memory.output_size_in_bytes - memory.alias_size_in_bytes
+
+
+def _memory(compiled: jax.stages.Compiled):
+    if (memory := compiled.memory_analysis()) is None:
+        raise StepError(
+            "the compiled step has no memory analysis on this platform, so its bytes cannot be"
+            " known; plan for a named GPU instead, such as target='h200'"
+        )
+    return memory
+
+
 def read_compiled(
     compiled: jax.stages.Compiled, cost: bool, seconds: float, rates: Rates | None = None
 ) -> Compiled:
@@ -47,19 +67,10 @@ def read_compiled(
     `peak_memory_in_bytes` is not used: it leaves temporaries out on a CPU and mixes host memory in
     on a GPU.
     """
-    memory = compiled.memory_analysis()
-    if memory is None:
-        raise StepError(
-            "the compiled step has no memory analysis on this platform, so its bytes cannot be"
-            " known; "
-            "plan for a named GPU instead, such as target='h200'"
-        )
+    memory = _memory(compiled)
     costs = hlo_costs(compiled.as_text() or "", rates if cost else None)
     return Compiled(
-        total_bytes=memory.temp_size_in_bytes
-        + memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes,
+        total_bytes=compiled_bytes(compiled),
         argument_bytes=memory.argument_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
         output_bytes=memory.output_size_in_bytes,

@@ -16,11 +16,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
-from importlib import metadata
 from typing import Any
 
 import jaxmem
 import jaxmem_kernels
+from jaxmem._core.versions import installed
 from jaxmem._device.gpus import target_config
 from jaxmem._device.rates import rates_of
 from jaxmem._device.target import Target
@@ -239,8 +239,8 @@ def require_wheels(target: str) -> None:
     """Raises TargetError, with the command that helps, unless the CUDA plugin of jax's own version
     is installed.
     """
-    wanted = metadata.version("jax")
-    found = {name: _version(name) for name in ("jaxlib", *_PLUGIN_WHEELS)}
+    wanted = installed("jax")
+    found = {name: installed(name) for name in ("jaxlib", *_PLUGIN_WHEELS)}
     if all(version == wanted for version in found.values()):
         return
     got = ", ".join(
@@ -257,10 +257,3 @@ def require_wheels(target: str) -> None:
 
 def install_command(*wheels: str) -> str:
     return f"pip install --no-deps {' '.join(wheels)}"
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

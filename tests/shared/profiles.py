@@ -7,18 +7,8 @@ import itertools
 
 from hypothesis import strategies as st
 
-from jaxmem._core.actions import (
-    KEEP,
-    OFFLOAD,
-    RECOMPUTE,
-    Action,
-    BlockClass,
-    Choice,
-    Equation,
-    Option,
-    Profile,
-    Tag,
-)
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Action, Choice
+from jaxmem._core.profile import BlockClass, Equation, Option, Profile, Tag
 
 INT4, INT8 = Choice(Action.COMPRESS, "int4"), Choice(Action.COMPRESS, "int8")
 INT4_OFFLOAD = Choice(Action.COMPRESS_OFFLOAD, "int4")

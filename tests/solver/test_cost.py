@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Option
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST
+from jaxmem._core.profile import Option
 from jaxmem._solver.cost import effective, evaluate, everything
 from jaxmem._solver.solve import solve
 from jaxmem.errors import SolverError, TagError

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Option
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST
+from jaxmem._core.profile import Option
 from jaxmem._solver.memory import MemoryModel
 from jaxmem.errors import SolverError, TagError
 from tests.shared.profiles import INT4, block, profile

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Option
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE
+from jaxmem._core.profile import Option
 from jaxmem._solver.cost import evaluate
 from jaxmem._solver.greedy import greedy
 from jaxmem._solver.solve import least_bytes, runner_up, solve

@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, Option
+from jaxmem._core.actions import KEEP, RECOMPUTE
+from jaxmem._core.profile import Option
 from jaxmem._solver.solve import solve
 from tests.shared.profiles import INT4, block, profile
 

@@ -1,0 +1,72 @@
+"""Files that appear whole or not at all, and JSON that is read with the error it deserves."""
+
+import contextlib
+import json
+import os
+import pathlib
+import secrets
+import tempfile
+from typing import Any
+
+
+def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
+    """Writes a file, so that a reader sees the old content or all of the new, whatever happens.
+
+    The content goes to a temporary name in the same folder, is flushed to the disk, and takes the
+    file's name in one step; then the folder is flushed too, so that the name survives a power
+    failure. The folder is made if it is not there. Text is written as UTF-8.
+    Raises OSError if it cannot be written; no part of it is left then.
+    """
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with part.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+    _flush_folder(path.parent)
+
+
+def write_json(path: str | os.PathLike, data: Any) -> None:
+    """Writes `data` as JSON by `write_whole`. Raises ValueError if it holds nan or infinities."""
+    write_whole(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: str | os.PathLike) -> Any:
+    """What a JSON file holds. Raises OSError if it cannot be read, ValueError if it is no JSON."""
+    try:
+        return json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"it is nested too deeply: {error}") from error
+
+
+def check_writable(path: str | os.PathLike) -> None:
+    """Raises OSError unless a file can be written at `path`: before long work, not after it.
+
+    A file is made beside it and removed, since permissions alone do not tell of full disks and
+    read-only file systems. Folders that are missing are left missing.
+    """
+    path = pathlib.Path(path).absolute()
+    if path.is_dir():
+        raise IsADirectoryError(f"{str(path)!r} is a folder; expected the name of a file")
+    parent = next(p for p in path.parents if p.exists())
+    if not parent.is_dir():
+        raise NotADirectoryError(f"{str(parent)!r} is a file; expected a folder")
+    with tempfile.TemporaryFile(prefix=f".{path.name[:32]}.", dir=parent) as file:
+        file.write(b"\n")
+
+
+def _flush_folder(folder: pathlib.Path) -> None:
+    with contextlib.suppress(OSError):  # some file systems cannot, and Windows has no such call
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

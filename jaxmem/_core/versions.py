@@ -1,0 +1,23 @@
+"""Versions of packages, compared as numbers: of what is installed, release candidates included."""
+
+import re
+from importlib import metadata
+
+
+def installed(name: str) -> str | None:
+    """The version of an installed distribution, or None where it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The numbers of a version: (0, 12, 0) for "0.12.0", "0.12.0rc1" and "0.12.0.dev20260101".
+
+    A candidate counts as the release that it is a candidate of. At least three numbers are
+    returned, so that tuples compare.
+    """
+    numbers = re.match(r"v?(?:\d+!)?(\d+(?:\.\d+)*)", version.strip())
+    found = tuple(int(part) for part in numbers[1].split(".")) if numbers else ()
+    return found + (0,) * (3 - len(found))

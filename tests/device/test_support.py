@@ -1,0 +1,32 @@
+"""What a target can do follows from the jaxlib that is installed, whatever its version looks like."""
+
+import pytest
+
+from jaxmem._core.actions import ALL, LOSSLESS, Action
+from jaxmem._device import support
+from jaxmem._device.target import Target
+from jaxmem.errors import TargetError
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def jaxlib(monkeypatch):
+    return lambda version: monkeypatch.setattr(support, "installed", lambda _: version)
+
+
+@pytest.mark.parametrize("version", ["0.11.1", "0.12.0rc1", "0.12.0.1", "0.11.2.dev20260101", "1"])
+def test_offload_is_there_since_0_11_1(jaxlib, version):
+    jaxlib(version)
+    assert support.offload_obstacle(Target.parse("h200")) is None
+    assert support.allowed_actions(ALL, Target.parse("h200")) == (ALL, ())
+
+
+@pytest.mark.parametrize("version", ["0.10.2", "0.11.0", "0.11.0rc1"])
+def test_before_it_is_left_out_and_the_version_is_named(jaxlib, version):
+    jaxlib(version)
+    actions, notes = support.allowed_actions(LOSSLESS, Target.parse("h200"))
+    assert actions == (Action.KEEP, Action.RECOMPUTE)
+    assert f"jaxlib {version}" in notes[0]
+    with pytest.raises(TargetError, match=f"jaxlib {version}"):
+        support.allowed_actions([Action.OFFLOAD], Target.parse("h200"))
