@@ -22,7 +22,7 @@ from experiments.models.split import whole
 from experiments.steps.step import microbatches, released_step
 from jaxmem._jax.export import export_flat
 from jaxmem._plan.plan import Draft
-from jaxmem._stack.loops import at, put
+from jaxmem._states.stacked import at, put
 from jaxmem._states.shards import assembled, gathered, part_of, refilled, scattered, shards
 from jaxmem._xla.compiled import Compiled
 from jaxmem._xla.deviceless import Compiler

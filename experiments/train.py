@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+import jaxmem
 from experiments.command import cli
 from experiments.config.text import Config
 from experiments.data import text as data
@@ -88,7 +89,7 @@ def train(name: str, config: Config, out: pathlib.Path, command: str | None = No
         summary |= {"val_loss": val_loss, "interrupted": stopped is not None, "command": command}
         write_json(out / "summary.json", summary)
         if ready.plan is not None:
-            ready.plan.report(out / "report.html", run=out)
+            jaxmem.plans.report(ready.plan, out / "report.html", run=out)
         if stopped is not None:
             raise stopped
     print(f"validation loss {val_loss:.4f} nats a byte; results in {out}", file=sys.stderr)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
+import jaxmem
 from experiments.command import cli
 from experiments.command.load import load
 from experiments.config.glue import GlueConfig
@@ -111,7 +112,7 @@ def train(
         }
         write_json(out / "summary.json", summary)
         if ready.plan is not None:
-            ready.plan.report(out / "report.html", run=out)
+            jaxmem.plans.report(ready.plan, out / "report.html", run=out)
         if stopped is not None:
             raise stopped
     for side, measured in found.items():

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 _quiet_plugin_noise()
 
+_MOVED = {"BudgetError": "errors", "LOSSLESS": "plans", "Target": "plans"}  # until version 0.3
+
 
 def __getattr__(name: str):
     if name.startswith("_"):  # a file that is not imported yet, or nothing
@@ -20,12 +22,30 @@ def __getattr__(name: str):
     try:
         return getattr(_public, name)
     except AttributeError:
-        raise AttributeError(
-            f"module 'jaxmem' has no attribute {name!r}; it has {', '.join(__dir__())}"
-        ) from None
+        pass
+    if name in _MOVED:
+        return _moved(name)
+    known = ", ".join(__dir__())
+    raise AttributeError(f"module 'jaxmem' has no attribute {name!r}; it has {known}")
 
 
 def __dir__() -> list[str]:
     from jaxmem import _public
 
     return [name for name in vars(_public) if not name.startswith("_")]
+
+
+def _moved(name: str):
+    """A name that stood here, from where it stands now, with a warning that says so."""
+    import importlib
+    import warnings
+
+    from jaxmem.errors import JaxmemWarning
+
+    address = f"jaxmem.{_MOVED[name]}"
+    warnings.warn(
+        f"jaxmem.{name} is {address}.{name} now; the old name goes in version 0.3",
+        JaxmemWarning,
+        stacklevel=3,
+    )
+    return getattr(importlib.import_module(address), name)

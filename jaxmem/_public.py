@@ -6,12 +6,11 @@ from jaxmem import codecs as codecs
 from jaxmem import errors as errors
 from jaxmem import layers as layers
 from jaxmem import ops as ops
+from jaxmem import plans as plans
 from jaxmem._adama.released import released_step as released_step
 from jaxmem._adama.transform import adama as adama
 from jaxmem._adama.transform import adamaw_a as adamaw_a
 from jaxmem._adama.transform import scale_by_adama as scale_by_adama
-from jaxmem._core.actions import LOSSLESS as LOSSLESS
-from jaxmem._device.target import Target as Target
 from jaxmem._explain.explain import explain as explain
 from jaxmem._plan.plan import Plan as Plan
 from jaxmem._planner.plan import plan as plan
@@ -20,5 +19,4 @@ from jaxmem._stack.stack import stack as stack
 from jaxmem._tags.policy import remat_policy as remat_policy
 from jaxmem._tags.residuals import compress_residuals as compress_residuals
 from jaxmem._tags.tag import tag as tag
-from jaxmem.errors import BudgetError as BudgetError
 from jaxmem.ops import softmax as softmax

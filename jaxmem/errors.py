@@ -1,5 +1,6 @@
-"""The errors that jaxmem raises, each with what failed, what was got, what was expected and what to
-do.
+"""The errors that jaxmem raises, and its warning.
+
+Each message says what failed, what was got, what was expected and what to do.
 """
 
 
@@ -49,4 +50,4 @@ class SolverError(JaxmemError):
 
 
 class JaxmemWarning(UserWarning):
-    """Something that is not what the user is likely to think, said once."""
+    """The program works, but probably not as its author expects. Issued once per call site."""

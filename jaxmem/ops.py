@@ -30,9 +30,8 @@ def _self_tagged(forward, tangent):
     @operation.defjvp
     def _(name, kind, codec, static, primals, tangents):
         (x,), (t,) = primals, tangents
-        y = tagged(
-            x, name, kind, codec, static
-        )  # not `operation`: the tag would hide inside custom_jvp_call
+        # not `operation`: the tag would hide inside custom_jvp_call
+        y = tagged(x, name, kind, codec, static)
         wide = _wide(x.dtype)
         return y, tangent(y.astype(wide), t.astype(wide), *static).astype(x.dtype)
 
@@ -40,11 +39,10 @@ def _self_tagged(forward, tangent):
 
 
 def _softmax_tangent(y, t, axis):
-    """y (t - mean of t under y), the mean divided by y's sum: 1, but for what a codec left out of
-    y.
+    """y * (t - <y, t> / sum(y)).
 
-    On a peak this is a difference of near equals, and an error of 6 % in y would otherwise be one
-    of 100 % here.
+    sum(y) is 1 for an exact softmax; after a lossy codec it is not, and without the division the
+    error would be large on peaked rows.
     """
     return y * (t - (y * t).sum(axis, keepdims=True) / y.sum(axis, keepdims=True))
 

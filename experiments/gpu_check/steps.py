@@ -37,7 +37,7 @@ def plan_row(config: Config, budget: int, actions: Sequence[str] | None = None) 
         plan = jaxmem.plan(
             lambda p: make_step(config, p), *abstract(config), budget=budget, **chosen
         )
-    except jaxmem.BudgetError as error:
+    except jaxmem.errors.BudgetError as error:
         return {"budget_bytes": budget, "infeasible": str(error)}
     with tempfile.TemporaryDirectory() as folder:
         plan.save(path := pathlib.Path(folder) / "plan.json")
@@ -127,4 +127,4 @@ class Race:
 
 
 def usable_bytes() -> int:
-    return jaxmem.Target.parse("local").usable_bytes
+    return jaxmem.plans.Target.parse("local").usable_bytes

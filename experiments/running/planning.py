@@ -46,8 +46,8 @@ class Ready:
 def new_plan(config: Config, budget: int | str | None, target: str) -> jaxmem.Plan:
     """Plans the config's step from shapes alone: no array of the model's size is made."""
     wanted = config.plan.actions
-    chosen: Any = jaxmem.LOSSLESS if wanted == "lossless" else wanted
-    with jaxmem.cli.progress():
+    chosen: Any = jaxmem.plans.LOSSLESS if wanted == "lossless" else wanted
+    with jaxmem.plans.progress():
         return jaxmem.plan(
             functools.partial(make_step, config),
             *abstract(config),
@@ -129,7 +129,7 @@ def budget_bytes(config: Config) -> int:
     except ValueError:
         share = 0.0
     if 0 < share <= 1:
-        found = share * jaxmem.Target.parse(config.plan.target).usable_bytes
+        found = share * jaxmem.plans.Target.parse(config.plan.target).usable_bytes
     if found < 1:
         raise InputError(
             f"plan.budget: got {budget!r}; allowed: bytes, a text such as '12GiB', or a share such"

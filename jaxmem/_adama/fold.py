@@ -17,7 +17,7 @@ CLIPS = ("value", "component", "norm")
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """`how`: "none", or one of CLIPS; `at`: the largest value or norm that is left as it is."""
+    """`how`: "none", or one of CLIPS; `at`: the largest value or norm that is not clipped."""
 
     how: str = "none"
     at: float = 0.0
@@ -90,9 +90,8 @@ class Fold:
     def _ready(self, g, v, square, finite):
         """One array's gradient as it is folded."""
         clip = self.clip
-        g = g.astype(
-            jnp.promote_types(g.dtype, v.dtype)
-        )  # squares of a bfloat16 gradient are its moments' precision
+        # squares of a bfloat16 gradient are its moments' precision
+        g = g.astype(jnp.promote_types(g.dtype, v.dtype))
         g = jnp.clip(g, -clip.at, clip.at) if clip.how == "value" else g
         if clip.how in ("component", "norm"):
             scale = clip.factor(square) if clip.how == "component" else self.factor

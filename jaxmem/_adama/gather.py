@@ -1,4 +1,4 @@
-"""A released step's parameters where devices have parts of them, or of their moments: gathered, and
+"""A released step's parameters where devices have model of them, or of their moments: gathered, and
 updated part by part.
 """
 
@@ -7,30 +7,30 @@ from typing import Any
 import jax
 import optax
 
-from jaxmem._adama.backward import Parts
+from jaxmem._adama.model import Model
 from jaxmem._adama.rule import Rule
 from jaxmem._adama.transform import AdamAState
 from jaxmem._states.shards import assembled, gathered, part_of, refilled
 
 
-def whole(parts: Parts, params, like, axis_name: str | None):
+def whole(model: Model, params, like, axis_name: str | None):
     """The parameters, of the shapes of `like`, gathered in the layers' dtype where each device has
     a part of them.
     """
     if all(a.shape == b.shape for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(like))):
         return params
-    assert axis_name is not None, "arrays are parts, and there is no axis"
+    assert axis_name is not None, "arrays are model, and there is no axis"
 
     def one(a, like):
         if a.shape == like.shape:
             return a
-        return gathered(a if parts.dtype is None else a.astype(parts.dtype), like, axis_name)
+        return gathered(a if model.dtype is None else a.astype(model.dtype), like, axis_name)
 
-    leaves, structure = jax.tree.flatten(params[parts.layers])
-    stacked = assembled(leaves, jax.tree.leaves(like[parts.layers]), axis_name, parts.dtype)
+    leaves, structure = jax.tree.flatten(params[model.layers])
+    stacked = assembled(leaves, jax.tree.leaves(like[model.layers]), axis_name, model.dtype)
     layers = jax.tree.unflatten(structure, stacked)
     return {
-        k: layers if k == parts.layers else jax.tree.map(one, v, like[k]) for k, v in params.items()
+        k: layers if k == model.layers else jax.tree.map(one, v, like[k]) for k, v in params.items()
     }
 
 
@@ -38,7 +38,7 @@ def updated(layers: str, rule: Rule, params, state: AdamAState):
     """(params, state) after a minibatch: each device updates its part, and all gather what each
     holds whole (ZeRO-1).
     """
-    assert rule.axis_name is not None, "arrays are parts, and there is no axis"
+    assert rule.axis_name is not None, "arrays are model, and there is no axis"
     axis: str = rule.axis_name
     mine = jax.tree.map(lambda p, m: part_of(p, m, axis), params, state.mu)
     new: Any = optax.apply_updates(mine, rule.updates(state.mu, state.nu, state.count, mine))

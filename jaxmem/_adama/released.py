@@ -4,8 +4,8 @@ and lets it go.
 
 from collections.abc import Callable
 
-from jaxmem._adama.backward import Parts
 from jaxmem._adama.fold import Clip
+from jaxmem._adama.model import Model
 from jaxmem._adama.step import ReleasedStep
 from jaxmem._adama.transform import AdamA
 from jaxmem.errors import OptimizerError
@@ -24,22 +24,24 @@ def released_step(
     has_aux: bool = False,
     clip: tuple[str, float] | None = None,
 ) -> ReleasedStep:
-    """A training step that never holds a model's gradient: each layer's is folded as it appears
-    (AdamA §3.2).
+    """A training step that never holds a model's gradient: each layer's is folded into Adam's
+    moments as it appears, and let go (AdamA §3.2).
 
-    `tx`: from `jaxmem.adama` or its kin. Parameters are a dict; those under `layers` are stacked,
-    as for `jaxmem.stack`, and the others are `outer`. `embed(outer, microbatch) -> x`, or a tuple
-    of x and what all layers share;
-    `block(p_i, x, *shared) -> x`; `head(outer, x, microbatch) -> loss`, a mean. With a key, `embed`
-    and `block` are called with `key=` too. `has_aux`: `block` returns (x, aux), and `head` is
-    called with every layer's aux after x. `plan`,
-    `label` and `dtype` are those of `jaxmem.stack`.
+    tx: from `jaxmem.adama` or its kin.
+    embed: `embed(outer, microbatch) -> x`, or a tuple of x and what all layers share.
+    block: one layer, `block(p_i, x, *shared) -> x`.
+    head: `head(outer, x, microbatch) -> loss`, a mean.
+    layers: the key of the layers' parameters, stacked as for `jaxmem.stack`, in the dict that the
+      parameters are; all others are `outer`.
+    plan, label, dtype: those of `jaxmem.stack`.
+    has_aux: `block` returns (x, aux), and `head` is called with every layer's aux after x.
+    clip: None; ("value", c); ("component", c), the norm of each layer and of each array outside; or
+      ("norm", c), the exact global norm of a microbatch's gradient, for which the layers' backward
+      runs twice: 1.5 to 1.7 times the step (benchmarks/adama_time.py).
 
-    Outside the layers an array is folded when its whole gradient exists: what `head` alone reads,
-    before the layers' backward; what both read, such as tied embeddings, at the end. `clip`: None;
-    ("value", c); ("component", c), the norm of each layer and of each array outside; or ("norm",
-    c), the exact global norm of a microbatch's gradient, for which the layers' backward runs twice:
-    1.5 to 1.7 times the step (benchmarks/adama_time.py).
+    With a key, `embed` and `block` are called with `key=` too. Outside the layers an array is
+    folded when its whole gradient exists: what `head` alone reads, before the layers' backward;
+    what both read, such as tied embeddings, at the end.
 
     Raises OptimizerError if `tx` is no AdamA, such as a chain, or needs the whole gradient; for
     arguments that are not callable; when called, for parameters or a batch that do not fit.
@@ -61,7 +63,7 @@ def released_step(
                 f"released_step: `{name}` is {type(function).__name__}; expected a function"
             )
     return ReleasedStep(
-        tx, Parts(embed, block, head, layers, plan, label, dtype, has_aux), Clip.of(clip)
+        tx, Model(embed, block, head, layers, plan, label, dtype, has_aux), Clip.of(clip)
     )
 
 

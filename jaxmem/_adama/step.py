@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmem._adama.backward import Parts, backward
+from jaxmem._adama.backward import backward
 from jaxmem._adama.fold import Clip, Fold
 from jaxmem._adama.gather import updated, whole
+from jaxmem._adama.model import Model
 from jaxmem._adama.transform import AdamA, AdamAState
 from jaxmem._jax.vary import varying
 from jaxmem._states.shards import placed, shards
@@ -32,12 +33,12 @@ class ReleasedStep:
     """
 
     tx: AdamA
-    parts: Parts
+    model: Model
     clip: Clip
 
     def init(self, params) -> tuple[Any, Any]:
         """The first state."""
-        self.parts.check(params)
+        self.model.check(params)
         return params, self.tx.init(params)
 
     def __call__(self, state, batch, key=None):
@@ -46,32 +47,31 @@ class ReleasedStep:
     def _step(self, like, state, batch, key=None):
         """`like`: the whole parameters' shapes; of `state`'s arrays, a device may have a part."""
         params, old = state
-        self.parts.check(like)
+        self.model.check(like)
         rule, n = self.tx.rule, self.tx.rule.accumulation_steps
         zero1 = any(
             a.shape != b.shape for a, b in zip(jax.tree.leaves(like), jax.tree.leaves(old.mu))
         )
         begin = dataclasses.replace(rule, axis_name=None).decays if zero1 else rule.decays
-        own = varying(whole(self.parts, params, like, rule.axis_name), rule.axis_name)
-        moments = varying(self.parts.started(like, old.mu, old.nu), rule.axis_name)
+        own = varying(whole(self.model, params, like, rule.axis_name), rule.axis_name)
+        moments = varying(self.model.started(like, old.mu, old.nu), rule.axis_name)
 
         def one(moments, indexed):
             i, part = indexed
             own_key = None if key is None else jax.random.fold_in(key, i)
-            b1, b2 = (
-                jnp.where(i == first, b, 1.0) for b in begin
-            )  # within the first fold: no pass of its own
+            # within the first fold: no pass of its own
+            b1, b2 = (jnp.where(i == first, b, 1.0) for b in begin)
             return backward(
-                self.parts, Fold(rule, self.clip, (b1, b2)), own, moments, part, own_key
+                self.model, Fold(rule, self.clip, (b1, b2)), own, moments, part, own_key
             )
 
         first = 0 if rule.axis_name is None else jax.lax.axis_index(rule.axis_name) * n
         indices = first + jnp.arange(n, dtype=jnp.int32)
         moments, losses = jax.lax.scan(one, moments, (indices, _microbatches(batch, n)))
-        mu, nu = (self.parts.joined(params, moments, name) for name in ("mu", "nu"))
+        mu, nu = (self.model.joined(params, moments, name) for name in ("mu", "nu"))
         folded = AdamAState(old.count, old.folded, mu, nu)
         if zero1:
-            params, new = updated(self.parts.layers, rule, params, folded)
+            params, new = updated(self.model.layers, rule, params, folded)
         else:
             updates, new = self.tx.finish(folded, params)
             params = optax.apply_updates(params, updates)
@@ -90,9 +90,8 @@ class ReleasedStep:
         }
         if (axis := self.tx.rule.axis_name) is not None:
             counts = skipped, layers["skipped"]
-            counts = (
-                counts if zero1 else jax.lax.psum(counts, axis)
-            )  # with divided moments all devices skip as one
+            # with divided moments all devices skip as one
+            counts = counts if zero1 else jax.lax.psum(counts, axis)
             found = dict(zip(found, (*jax.lax.pmean((found["loss"], squares), axis), *counts)))
         return {
             "loss": found["loss"],
@@ -104,16 +103,20 @@ class ReleasedStep:
     def data_parallel(self, mesh, divided: str = "nothing"):
         """The step over the devices of `mesh`'s axis `axis_name`, with the batch divided over them.
 
-        `divided`: what else is. "nothing": moments are each device's own until one all-reduce a
-        minibatch, whatever the number of microbatches; the result is that of one device with as
-        many times more microbatches (AdamA §3.3). "moments" (ZeRO-1): each device has a part of the
-        moments, along an axis of theirs that the devices divide; each layer's mean gradient is
-        reduce-scattered each microbatch, and parameters are all-gathered once; the result is that
-        of one device with microbatches as many times larger. "states": parameters too; they are
-        all-gathered as a minibatch starts, in `dtype` where the step was made with one. `specs`
-        gives the state's layout. Microbatches are counted on from device to device, so that each
-        has a key of its own. Raises OptimizerError if the optimizer was made without `axis_name`,
-        or for another axis.
+        mesh: a `jax.sharding.Mesh` that has the optimizer's axis.
+        divided: what is divided beside the batch. "nothing": moments are each device's own until
+          one all-reduce a minibatch, whatever the number of microbatches; the result is that of one
+          device with as many times more microbatches (AdamA §3.3). "moments" (ZeRO-1): each device
+          has a part of the moments, along an axis of theirs that the devices divide; each layer's
+          mean gradient is reduce-scattered each microbatch, and parameters are all-gathered once;
+          the result is that of one device with microbatches as many times larger. "states":
+          parameters too; they are all-gathered as a minibatch starts, in `dtype` where the step was
+          made with one.
+
+        `specs` gives the state's layout. Microbatches are counted on from device to device, so that
+        each has a key of its own.
+
+        Raises OptimizerError if the optimizer was made without `axis_name`, or for another axis.
         """
         axis = self.tx.rule.axis_name
         if axis is None or axis not in mesh.shape:
@@ -130,9 +133,7 @@ class ReleasedStep:
             call = lambda state, batch, *key: self._step(like, state, batch, *key)
             keys = () if key is None else (key,)
             specs, out = (layout, over, *(everything for _ in keys)), (layout, everything)
-            checked = (
-                divided == "nothing"
-            )  # what is gathered is equal everywhere, which no type says
+            checked = divided == "nothing"  # what is gathered is equal everywhere: no type says so
             mapped = jax.shard_map(
                 call, mesh=mesh, in_specs=specs, out_specs=out, check_vma=checked
             )
@@ -156,13 +157,13 @@ class ReleasedStep:
             raise OptimizerError(
                 "specs: the optimizer has no `axis_name`; expected the mesh axis to divide over"
             )
-        parts = {
-            k: shards(v, devices, axis, first=int(k == self.parts.layers))
+        model = {
+            k: shards(v, devices, axis, first=int(k == self.model.layers))
             for k, v in params.items()
         }
         everywhere = jax.tree.map(lambda _: everything, params)
-        moments = everywhere if divided == "nothing" else parts
-        return parts if divided == "states" else everywhere, AdamAState(
+        moments = everywhere if divided == "nothing" else model
+        return model if divided == "states" else everywhere, AdamAState(
             everything, everything, moments, moments
         )
 

@@ -30,7 +30,7 @@ class AdamAState(NamedTuple):
 
 
 class AdamA(optax.GradientTransformationExtraArgs):
-    """An optax transformation whose parts other training loops may call: `begin`, `fold`, `finish`.
+    """An optax transformation whose model other training loops may call: `begin`, `fold`, `finish`.
 
     A minibatch is `begin` once, `fold` for each of its `accumulation_steps` microbatches, `finish`
     once (AdamA, Algorithm 1). `begin` and `fold` take moments of the whole model or of any part of
@@ -74,9 +74,8 @@ class AdamA(optax.GradientTransformationExtraArgs):
 
 
 def _init(rule: Rule, params) -> AdamAState:
-    zero = lambda: jnp.zeros(
-        (), jnp.int32
-    )  # each its own, or donating the state donates one buffer twice
+    # each its own, or donating the state donates one buffer twice
+    zero = lambda: jnp.zeros((), jnp.int32)
     return AdamAState(
         zero(),
         zero(),
@@ -145,13 +144,19 @@ def scale_by_adama(
     """`optax.scale_by_adam` over minibatches of `accumulation_steps` microbatches, without a
     gradient buffer (AdamA).
 
+    b1, b2: decay rates of the two moments, in [0, 1).
+    eps, eps_root: added outside and under the root, as optax does.
+    mu_dtype: the first moment's dtype; None means the parameter's.
+    nesterov: Nesterov momentum; with one microbatch only, since it needs the whole gradient.
+    accumulation_steps: how many microbatches make a minibatch, at least 1.
+    axis_name: an axis of `jax.shard_map`, for data parallelism with each device's own gradient:
+      moments stay local until the minibatch's last microbatch, and are then reduced once (AdamA
+      §3.3).
+
     `update` is called with each microbatch's mean gradient, and returns zeros until the minibatch's
     last. nu gathers the sum of the microbatches' squared gradients, not the square of their sum;
     with one microbatch it is Adam. What follows it in `optax.chain` runs every microbatch, so
-    rates, schedules and decay belong in `adama` or
-    `adamaw_a`. `axis_name`: of `jax.shard_map`, for data parallelism with each device's own
-    gradient: moments stay local until the minibatch's last microbatch, and are then reduced once
-    (AdamA §3.3).
+    rates, schedules and decay belong in `adama` or `adamaw_a`.
 
     Raises OptimizerError for `accumulation_steps` below 1, `b1` or `b2` outside [0, 1), or
     `nesterov` with more than one microbatch; `update` does for gradients whose tree or shapes are
@@ -175,8 +180,9 @@ def adama(
     """`optax.adam` over minibatches of `accumulation_steps` microbatches, without a gradient buffer
     (AdamA, Algorithm 1).
 
-    `learning_rate`: a number, or a schedule of the number of finished minibatches. The rest, and
-    what is raised, as in `scale_by_adama`.
+    learning_rate: a number, or a schedule of the number of finished minibatches.
+    b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name: those of
+      `scale_by_adama`, which also says what is raised.
     """
     rule = Rule(b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name)
     return AdamA.of(dataclasses.replace(rule, learning_rate=learning_rate))
@@ -199,9 +205,14 @@ def adamaw_a(
     """`optax.adamw` over minibatches of `accumulation_steps` microbatches, without a gradient
     buffer (AdamA).
 
-    Weights decay once a minibatch: those of which `mask`, a tree of booleans like the parameters or
-    a function that makes one of them, is true. `update` needs `params`. The rest, and what is
-    raised, as in `adama`.
+    learning_rate: a number, or a schedule of the number of finished minibatches.
+    b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name: those of
+      `scale_by_adama`, which also says what is raised.
+    weight_decay: what weights decay by once a minibatch, times the learning rate.
+    mask: a tree of booleans like the parameters, or a function that makes one of them; weights of
+      which it is true decay. None means all.
+
+    `update` needs `params`.
     """
     rule = Rule(b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name)
     return AdamA.of(

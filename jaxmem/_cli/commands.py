@@ -12,8 +12,8 @@ from jaxmem.errors import JaxmemError
 def plan(args: argparse.Namespace) -> int:
     from jaxmem._cli.entry import load_entry
     from jaxmem._core.progress import progress
-    from jaxmem._plan.file import to_json
     from jaxmem._planner.plan import plan as make_plan
+    from jaxmem._report.report import report as write_report
 
     for name in ("out", "report"):
         _check_writable(f"--{name}", getattr(args, name))
@@ -32,8 +32,8 @@ def plan(args: argparse.Namespace) -> int:
     if args.out:
         made.save(args.out)
     if args.report:
-        made.report(args.report)
-    print(json.dumps(to_json(made), indent=1) if args.json else made)
+        write_report(made, args.report)
+    print(json.dumps(made.to_json(), indent=1) if args.json else made)
     return 0
 
 
@@ -51,11 +51,10 @@ def explain(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    from jaxmem._plan.file import to_json
     from jaxmem._plan.plan import Plan
 
     found = Plan.load(args.plan)
-    print(json.dumps(to_json(found), indent=1) if args.json else found)
+    print(json.dumps(found.to_json(), indent=1) if args.json else found)
     return 0
 
 
@@ -68,7 +67,7 @@ def diff(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    from jaxmem._report.report import report as write_report
+    from jaxmem._report.report import report_runs
 
     first = pathlib.Path(args.runs[0])
     out = (
@@ -77,7 +76,7 @@ def report(args: argparse.Namespace) -> int:
         else (first if first.is_dir() else first.parent) / "report.html"
     )
     _check_writable("--out", out)
-    print(write_report(args.runs, out))
+    print(report_runs(args.runs, out))
     return 0
 
 

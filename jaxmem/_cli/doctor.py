@@ -10,7 +10,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.database import default_path
 from jaxmem._core.versions import installed, release
 from jaxmem._device.support import OFFLOAD_SINCE
-from jaxmem._xla.deviceless import install_command, require_wheels
+from jaxmem._xla.wheels import install_command, require_wheels
 from jaxmem.errors import TargetError
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "pulp", "highspy", "jax-triton", "triton")

@@ -59,9 +59,8 @@ class TextForm:
         return f"{self.name}({','.join(shown)})"
 
     def check(self, shape: tuple[int, ...], dtype) -> None:
-        name = (
-            dtype.name if hasattr(dtype, "name") else jnp.dtype(dtype).name
-        )  # PRNG keys' dtypes are none of numpy's
+        # PRNG keys' dtypes are none of numpy's
+        name = dtype.name if hasattr(dtype, "name") else jnp.dtype(dtype).name
         if name not in self.takes:
             raise TagError(
                 f"{self.name}: `dtype` is {name} (shape {tuple(shape)}); expected one of"

@@ -40,7 +40,9 @@ class _Int4(TextForm, abc.ABC):
 
     @abc.abstractmethod
     def counts(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Bytes of codes, and the number of scales in each set of them, for a tensor of this shape."""
+        """Bytes of codes, and the number of scales in each set of them, for a tensor of this
+        shape.
+        """
 
     def nbytes(self, shape, dtype) -> int:
         self.check(shape, dtype)
@@ -128,7 +130,9 @@ class GroupedAsymmetric(_Grouped):
 
 
 class _ByRows(_Int4):
-    """With scales for the tensor as rows of its last axis, whose neighbouring halves share bytes."""
+    """With scales for the tensor as rows of its last axis, whose neighbouring halves share
+    bytes.
+    """
 
     def rows(self, shape) -> tuple[tuple[int, ...], int]:
         """The tensor's shape, a row at least, and how many values' halves share bytes: a shard's
@@ -140,7 +144,7 @@ class _ByRows(_Int4):
 
     @abc.abstractmethod
     def greatest(self, x):
-        """The greatest |x| that shares a scale with each value of `x`, as far as it differs."""
+        """max|x| over the values that share a scale; its shape is that of the scales."""
 
     @abc.abstractmethod
     def spread(self, scales):

@@ -1,4 +1,6 @@
-"""The outlier-separated codec of Adacc 3.2: outlier channels as they are, the rest as grouped INT4."""
+"""The outlier-separated codec of Adacc 3.2: outlier channels as they are, the rest as grouped
+INT4.
+"""
 
 import dataclasses
 import math
@@ -59,12 +61,10 @@ class OutlierSeparated(TextForm):
             return self._rest.encode(x)
         channels = x.shape[-1]
         sums, outliers = _outliers(x)
-        top = jnp.argsort(-sums, stable=True)[
-            :slots
-        ]  # lax.top_k of divided channels crashes XLA:GPU's compiler (jax 0.11.2)
-        index = jnp.where(outliers[top], top, channels).astype(
-            jnp.int32
-        )  # `channels`: an empty slot
+        # lax.top_k of divided channels crashes XLA:GPU's compiler (jax 0.11.2)
+        top = jnp.argsort(-sums, stable=True)[:slots]
+        # `channels`: an empty slot
+        index = jnp.where(outliers[top], top, channels).astype(jnp.int32)
         values = jnp.take(x, index, axis=-1, mode="fill", fill_value=0)
         rows, how = self._rest.encoding(x.shape)
         return (

@@ -1,4 +1,4 @@
-"""What may become of a tagged tensor: actions, choices, and assignments of choices to tags."""
+"""What may become of a tagged tensor: actions, and choices of an action with its codec."""
 
 import dataclasses
 import enum
@@ -57,3 +57,8 @@ OFFLOAD = Choice(Action.OFFLOAD)
 # recomputed.
 Actions = dict[str, dict[str, Choice]]
 REST = "*"
+
+
+def keeps_everything(actions: Actions) -> bool:
+    """Whether every block is as it is without a checkpoint."""
+    return all(choices.get(REST) == KEEP for choices in actions.values())

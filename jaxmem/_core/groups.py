@@ -1,31 +1,10 @@
-"""Groups of layers that a plan decides apart: their labels, and a profile whose layers are divided.
-Free of JAX.
-"""
+"""A profile whose layers are divided into groups that a plan decides apart. Free of JAX."""
 
 import dataclasses
-import re
 from collections.abc import Iterable
 
+from jaxmem._core.labels import group_label, ranges
 from jaxmem._core.profile import BlockClass, Profile
-
-LABEL = re.compile(r"(?P<block>.+)\[(?P<start>\d+):(?P<stop>\d+)\]")
-
-
-def group_label(block: str, start: int, stop: int) -> str:
-    """Of layers `start` up to, and without, `stop`."""
-    return f"{block}[{start}:{stop}]"
-
-
-def ungrouped(label: str) -> str:
-    """The block that a label is of: that of `block[0:6]` is `block`."""
-    match = LABEL.fullmatch(label)
-    return match["block"] if match else label
-
-
-def ranges(labels: Iterable[str], block: str) -> list[tuple[int, int]]:
-    """The ranges of layers of one block among labels, in order."""
-    matches = (LABEL.fullmatch(label) for label in labels)
-    return sorted((int(m["start"]), int(m["stop"])) for m in matches if m and m["block"] == block)
 
 
 def divisible(profile: Profile) -> BlockClass | None:

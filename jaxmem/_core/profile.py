@@ -6,7 +6,7 @@ says otherwise.
 
 import dataclasses
 
-from jaxmem._core.actions import Choice
+from jaxmem._core.actions import KEEP, REST, Actions, Choice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,13 +72,11 @@ class BlockClass:
     needed: tuple[int, ...]
     equations: tuple[Equation, ...]
     tags: tuple[Tag, ...]
-    idle_tags: tuple[str, ...] = ()  # tagged, but no backward reads them: any action is the same
     forward_seconds: float = 0.0  # of what the backward needs, all of it kept
     backward_seconds: float = 0.0  # of the derivative alone
     flops: float = 0.0  # of the matrix products of both
-    input_seconds: tuple[
-        float, ...
-    ] = ()  # of keeping each of `inputs` raw: its writing and reading; empty: nothing
+    # of keeping each of `inputs` raw: its writing and reading; empty: nothing
+    input_seconds: tuple[float, ...] = ()
     stacked: bool = False  # layers of jaxmem.stack, which a plan may divide into groups
 
     @property
@@ -100,3 +98,10 @@ class Profile:
     link_bytes_per_second: float  # device to host and back, each way
     step_seconds: float  # a step under keep-everything, estimated
     time_source: str  # "measured" | "xla" | "roofline"
+    idle_tags: tuple[str, ...] = ()  # tagged, but no backward reads them: any action is the same
+    idle_blocks: tuple[str, ...] = ()  # labels of blocks that no gradient runs through: likewise
+
+    @property
+    def everything_kept(self) -> Actions:
+        """The assignment that makes the step as it is without a plan."""
+        return {block.name: {REST: KEEP} for block in self.blocks}

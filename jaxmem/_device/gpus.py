@@ -90,7 +90,9 @@ GPUS = {gpu.name: gpu for gpu in _TABLE}
 
 
 def gpu_of_kind(kind: str) -> Gpu | None:
-    """The table's entry for a device's own description, such as 'NVIDIA A100-SXM4-40GB', or None."""
+    """The table's entry for a device's own description, such as 'NVIDIA A100-SXM4-40GB', or
+    None.
+    """
     return next((gpu for gpu in GPUS.values() if re.search(gpu.matches, kind)), None)
 
 
@@ -133,5 +135,7 @@ def _optin_bytes(gpu: Gpu) -> int:
 
 
 def _accelerated(gpu: Gpu) -> str:
-    """Hopper's and Blackwell's own instructions (sm_90a, sm_100a), as XLA finds them on the device."""
+    """Hopper's and Blackwell's own instructions (sm_90a, sm_100a), as XLA finds them on the
+    device.
+    """
     return " feature_extension: ACCELERATED_FEATURES" if gpu.capability >= (9, 0) else ""

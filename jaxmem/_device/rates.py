@@ -14,7 +14,7 @@ MEASURED = pathlib.Path(__file__).parent / "measured"
 
 
 @dataclasses.dataclass(frozen=True)
-class DeviceRates:
+class Rates:
     """B/s and FLOP/s of one device; `link` is the host link's, each way, `codec` what codecs'
     kernels read and write.
     """
@@ -26,18 +26,18 @@ class DeviceRates:
     codec: float
 
 
-NAMES = tuple(f.name for f in dataclasses.fields(DeviceRates))
+NAMES = tuple(f.name for f in dataclasses.fields(Rates))
 
 
-def datasheet(gpu: Gpu) -> DeviceRates:
+def datasheet(gpu: Gpu) -> Rates:
     link, codec = LINK_EFFICIENCY * gpu.pcie, CODEC_EFFICIENCY * gpu.bandwidth
-    return DeviceRates(gpu.bandwidth, gpu.flops_16bit, gpu.flops_f32, link, codec)
+    return Rates(gpu.bandwidth, gpu.flops_16bit, gpu.flops_f32, link, codec)
 
 
-def rates_of(gpu: Gpu) -> DeviceRates:
+def rates_of(gpu: Gpu) -> Rates:
     """The rates that plans for this GPU are priced by."""
     path = MEASURED / f"{gpu.name}.json"
     if not path.exists():
         return datasheet(gpu)
     found = json.loads(path.read_text())
-    return DeviceRates(*(float(found[name]) for name in NAMES))
+    return Rates(*(float(found[name]) for name in NAMES))

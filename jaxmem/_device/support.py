@@ -15,8 +15,8 @@ def allowed_actions(
 ) -> tuple[tuple[Action, ...], tuple[str, ...]]:
     """The actions to plan with, and what to tell the user of those left out.
 
-    Left out, or `jaxmem.LOSSLESS`, they leave out what the target cannot do; an action asked for by
-    name that it cannot do is a TargetError, an unknown one a TagError.
+    Left out, or `jaxmem.plans.LOSSLESS`, they leave out what the target cannot do; an action asked
+    for by name that it cannot do is a TargetError, an unknown one a TagError.
     """
     try:
         wanted = tuple(Action(a) for a in ([actions] if isinstance(actions, str) else actions))

@@ -53,7 +53,7 @@ class Target:
 
     @property
     def compute_capability(self) -> int | None:
-        """Of a named GPU, as 90; None for `local`."""
+        """A named GPU's compute capability, such as 90; None for `local`."""
         return None if self.gpu is None else self.gpu.compute_capability
 
     def __str__(self) -> str:
@@ -146,9 +146,8 @@ def _local() -> Target:
                 f"`target` 'local': {device.device_kind} does not report its memory; give `target`"
                 f" by name: {_EXPECTED}"
             )
-        gpu = (
-            gpu_of_kind(device.device_kind) or GPUS["a10g"]
-        )  # an unknown device: modest rates, and times are measured
+        # an unknown device: modest rates, and times are measured
+        gpu = gpu_of_kind(device.device_kind) or GPUS["a10g"]
         rates, cores = rates_of(gpu), gpu.cores
         bandwidth, matmul, f32, link = (
             rates.bandwidth,

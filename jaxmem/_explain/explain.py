@@ -3,27 +3,25 @@ buffer assignment.
 """
 
 import collections
-import dataclasses
-import time
 from collections.abc import Iterable
 
+from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
 from jaxmem._core.profile import BlockClass
 from jaxmem._device.target import Target
+from jaxmem._explain.explanation import Explanation, Item, Part
 from jaxmem._explain.names import Arguments, Saved, expected, name_saved, operation, show_array
-from jaxmem._jax.export import export_flat
-from jaxmem._jax.step import shards_of, trace
-from jaxmem._plan.plan import Draft, Plan
-from jaxmem._planner.microbatches import with_microbatches
+from jaxmem._jax.step import shards_of, trace, with_microbatches
+from jaxmem._plan.plan import Plan
 from jaxmem._profile.blocks import find_blocks
-from jaxmem._profile.profile import block_classes, fingerprint
-from jaxmem._xla.buffers import Held, Peak, peak
-from jaxmem._xla.compiled import Compiled, compile_dumped, read_compiled
-from jaxmem._xla.deviceless import Compiler
+from jaxmem._profile.classes import plan_fingerprint
+from jaxmem._profile.profile import block_classes
+from jaxmem._xla.backend import backend_for
+from jaxmem._xla.buffers import Held, Peak
+from jaxmem._xla.compiled import Compiled
 from jaxmem.errors import PlanFileError
 
-_SHOWN = 4  # items of a part in the table
 _ADVICE = {  # what holds most, and what to do about it
     "saved": ("tagged tensors", "`jaxmem plan --budget B` recomputes, compresses or offloads them"),
     "untagged": (
@@ -62,55 +60,6 @@ _ADVICE = {  # what holds most, and what to do about it
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Item:
-    """Buffers of one name: their bytes together, and how many they are."""
-
-    name: str
-    bytes: int
-    count: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """One class of what is in memory. `kind` is one of `saved`, `untagged`, `arguments`, `outputs`,
-    `gradients`,
-    `layer`, `outside`, `other`, `packing`; `items` go from the largest to the smallest and add up
-    to `bytes`."""
-
-    kind: str
-    name: str
-    bytes: int
-    items: tuple[Item, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Explanation:
-    """What holds a compiled step's memory on one device when it is fullest.
-
-    `parts` add up to `total_bytes`, which is temp + arguments + outputs - aliased; `host_parts` to
-    the bytes in host memory. `peak_at` is the JAX operation that runs at the peak.
-    """
-
-    target: str
-    plan: str
-    total_bytes: int
-    host_bytes: int
-    peak_at: str
-    parts: tuple[Part, ...]
-    host_parts: tuple[Part, ...]
-    advice: str
-
-    def __str__(self) -> str:
-        lines = [f"{show_bytes(self.total_bytes)} on {self.target}, {self.plan}"]
-        if self.peak_at:
-            lines.append(f"fullest {self.peak_at}")
-        lines += ["", *_table(self.parts, self.total_bytes)]
-        if self.host_parts:
-            lines += ["", "in host memory:", *_table(self.host_parts, self.host_bytes)]
-        return "\n".join([*lines, "", self.advice])
-
-
 def explain(build, *args, plan: Plan | None = None, target: str | Target = "local") -> Explanation:
     """What holds the peak of a step's memory: arguments by path, saved tensors by tag, temporaries
     by operation.
@@ -125,28 +74,22 @@ def explain(build, *args, plan: Plan | None = None, target: str | Target = "loca
     target = Target.parse(target)
     build = with_microbatches(build, None if plan is None else plan.microbatches)
     blocks = _blocks(build, args)
-    if plan is not None and plan.fingerprint != (found := fingerprint(blocks)):
+    if plan is not None and plan.fingerprint != (found := plan_fingerprint(blocks)):
         raise PlanFileError(
             f"explain: the plan is for another model: its `fingerprint` is {plan.fingerprint}, and"
             f" the model's is {found}:"
             " it has other layers, shapes, dtypes or tags; plan this model anew"
         )
     traced = trace(build, plan, args)[1]
-    if target.local:
-        start = time.perf_counter()
-        executable, dumped = compile_dumped(traced.lower())
-        compiled, full = read_compiled(executable, False, time.perf_counter() - start), peak(dumped)
-    else:
-        exported, donated = export_flat(traced, target.platform, target.compute_capability)
-        with Compiler(target, workers=1) as compiler:
-            compiled, full = compiler.explain(exported, donated=donated)
+    with backend_for(target, workers=1) as backend:
+        compiled, full = backend.explain(traced)
     actions = None if plan is None else plan.actions
     saved = expected(as_decided(blocks, actions or ()), actions, shards_of(traced, target.devices))
     return _explanation(full, compiled, saved, Arguments(traced, args), str(target), plan)
 
 
 def _blocks(build, args: tuple) -> list[BlockClass]:
-    jaxpr = trace(build, Draft(), args)[1].jaxpr
+    jaxpr = trace(build, Assignment.nothing(), args)[1].jaxpr
     return block_classes(jaxpr) if find_blocks(jaxpr.jaxpr).instances else []
 
 
@@ -247,32 +190,3 @@ def _where(full: Peak, layers: set[str]) -> str:
         return f"outside the gradient, at {full.op.rpartition('/')[2]}"
     place = "of a layer" if layers & set(full.loops) else "outside the layers"
     return f"{phase} {place}, at {full.op.rpartition('/')[2]}"
-
-
-def _table(parts: tuple[Part, ...], total: int) -> list[str]:
-    lines = ["       bytes       %  what"]
-    for part in parts:
-        one = (
-            f" ({_times(part.items[0])})"
-            if len(part.items) == 1 and part.kind in ("saved", "untagged", "layer")
-            else ""
-        )
-        lines.append(
-            f"{show_bytes(part.bytes):>12}  {100 * part.bytes / total:5.1f}%  {part.name}{one}"
-        )
-        shown = (
-            [i for i in part.items[:_SHOWN] if i.bytes >= 0.01 * total]
-            if len(part.items) > 1
-            else []
-        )
-        lines += [f"{'':23}{show_bytes(i.bytes):>10}  {_times(i)}" for i in shown]
-        if shown and (rest := part.items[len(shown) :]):
-            lines.append(
-                f"{'':23}{show_bytes(sum(i.bytes for i in rest)):>10}  {sum(i.count for i in rest)}"
-                " more"
-            )
-    return [*lines, f"{show_bytes(total):>12}  100.0%  together"]
-
-
-def _times(item: Item) -> str:
-    return f"{item.count} x {item.name}" if item.count > 1 else item.name

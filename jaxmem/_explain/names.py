@@ -13,17 +13,9 @@ import jax
 from jaxmem._codecs.registry import parse
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions
 from jaxmem._core.profile import BlockClass
+from jaxmem._jax.primitives import RELABELLED
 from jaxmem._xla.buffers import Held, Peak
 
-_VIEWS = (
-    "reshape",
-    "transpose",
-    "convert_element_type",
-    "broadcast_in_dim",
-    "squeeze",
-    "copy",
-    "reduce_precision",
-)
 _PARTS = 8  # of one argument that are told apart
 
 
@@ -60,7 +52,7 @@ def expected(blocks: Sequence[BlockClass], actions: Actions | None, shards: int)
             if choice == RECOMPUTE:
                 continue
             primitive, equation = None, made.get(tag.value)
-            while equation is not None and (equation.tag or equation.primitive in _VIEWS):
+            while equation is not None and (equation.tag or equation.primitive in RELABELLED):
                 covered.add(equation.inputs[0])
                 equation = made.get(equation.inputs[0])
             if equation is not None:
@@ -102,9 +94,8 @@ def name_saved(full: Peak, saved: list[Saved]) -> dict[Held, tuple[str, str]]:
     backward = "transpose(" in full.op
     made = [h for h in full.held if h.kind == "temporary" and (h.host or _forward(h))]
     stacks = [(h, h.shape[0]) for h in made if _is_stack(h, {s.layers for s in saved})]
-    alone = [
-        (h, 1) for h in made if backward and not h.loops and not h.handed_on
-    ]  # layers unrolled in Python
+    # layers unrolled in Python
+    alone = [(h, 1) for h in made if backward and not h.loops and not h.handed_on]
     buckets: dict[tuple, list[Held]] = collections.defaultdict(list)
     for h, layers in stacks or alone:
         buckets[h.bytes // layers, h.dtype, h.host].append(h)

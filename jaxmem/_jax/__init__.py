@@ -1,1 +1,3 @@
-"""Reads and changes traced programs. The home of workarounds for versions of JAX. Imports `_core`."""
+"""Reads and changes traced programs. The home of workarounds for versions of JAX. Imports
+`_core`.
+"""

@@ -1,13 +1,12 @@
 """Arguments that a step replaces and does not donate: what is held twice, said once."""
 
 import collections
-import warnings
 
 import jax
 
 from jaxmem._core.bytes import show_bytes
+from jaxmem._core.warn import warn
 from jaxmem._jax.jaxpr import nbytes
-from jaxmem.errors import JaxmemWarning
 
 NEGLIGIBLE = 0.01  # of the arguments' bytes: a scalar that happens to look like a result
 
@@ -40,11 +39,9 @@ def warn_of_copies(traced: jax.stages.Traced, what: str) -> None:
     if total <= NEGLIGIBLE * sum(map(nbytes, traced.jaxpr.in_avals)):
         return
     names = ", ".join(sorted(found))
-    warnings.warn(
-        f"{what}: the step replaces {show_bytes(total)} of its"
-        f" argument{'s' if len(found) > 1 else ''} {names} and does not"
-        " donate them, so they are held twice; jit it with"
-        f" donate_argnums={names if len(found) == 1 else f'({names})'}",
-        JaxmemWarning,
-        stacklevel=4,
+    argnums = names if len(found) == 1 else f"({names})"
+    warn(
+        f"{what}: the step replaces {show_bytes(total)} of its argument"
+        f"{'s' if len(found) > 1 else ''} {names} and does not donate them, so they are held twice;"
+        f" jit it with donate_argnums={argnums}"
     )

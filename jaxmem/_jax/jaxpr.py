@@ -17,18 +17,7 @@ from jax.extend.core import Literal as Literal
 from jax.extend.core import Var as Var
 from jax.extend.core import jaxpr_as_fun as as_function
 
-CALLS = {
-    "jit",
-    "pjit",
-    "closed_call",
-    "core_call",
-    "remat",
-    "remat2",
-    "checkpoint",
-    "custom_jvp_call",
-    "custom_vjp_call",
-}
-REMAT = {"remat", "remat2", "checkpoint"}
+from jaxmem._jax.primitives import CALLS
 
 
 def nbytes(aval) -> int:
@@ -162,7 +151,7 @@ def flatten(jaxpr: Jaxpr | ClosedJaxpr) -> Flat:
 
 
 def reads(closed: ClosedJaxpr) -> list[bool]:
-    """Of each input, whether the outputs depend on it."""
+    """Whether the outputs depend on each input."""
     flat = flatten(closed)
     wanted = {v for v in flat.outputs if isinstance(v, int)}
     for e in reversed(flat.equations):
@@ -182,9 +171,8 @@ def run(equations: Sequence[FlatEquation], values: dict) -> dict:
     for e in equations:
         operands = [v.val if isinstance(v, Literal) else values[v] for v in e.inputs]
         bound = e.eqn.primitive.get_bind_params(e.eqn.params)
-        functions, params = (
-            bound if isinstance(bound, tuple) else ((), bound)
-        )  # a tuple in some versions of JAX
+        # a tuple in some versions of JAX
+        functions, params = bound if isinstance(bound, tuple) else ((), bound)
         try:
             results = e.eqn.primitive.bind(*functions, *operands, **params)
         except NameError:  # JAX's error for an axis name that no mesh binds

@@ -1,7 +1,11 @@
-"""build(plan) -> a traced step, whatever the user's step is: a plain function, jax.jit or nnx.jit."""
+"""build(plan) -> a traced step, whatever the user's step is: a plain function, jax.jit or
+nnx.jit.
+"""
 
 import contextlib
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -73,3 +77,10 @@ def shards_of(traced: jax.stages.Traced, devices: int) -> int:
 
 def _shapes(args) -> str:
     return ", ".join(str(jax.tree.map(lambda a: getattr(a, "shape", a), arg))[:200] for arg in args)
+
+
+def with_microbatches(build: Callable, number: int | None) -> Callable:
+    """`build` as it is called for a plan of so many microbatches; None: of a plan that does not
+    say.
+    """
+    return build if number is None else functools.partial(build, microbatches=number)

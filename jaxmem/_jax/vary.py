@@ -17,7 +17,9 @@ def axes_of(a) -> frozenset[str]:
 
 
 def varying(tree, axes):
-    """The same values, as arrays that may differ along `axes` (a name, several, or None for none)."""
+    """The same values, as arrays that may differ along `axes` (a name, several, or None for
+    none).
+    """
     wanted = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
 
     def one(a):
@@ -33,5 +35,5 @@ def is_checked(axis: str) -> bool:
 
 
 def zeros(like):
-    """Of a tree's shapes, dtypes, and axes over which its arrays vary."""
+    """Zeros with the shapes, dtypes and varying mesh axes of `like`."""
     return jax.tree.map(lambda a: varying(jnp.zeros_like(a), sorted(axes_of(a))), like)

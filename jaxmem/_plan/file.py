@@ -1,23 +1,155 @@
-"""A plan as JSON, and back: every field is looked at, and the one that is broken is named."""
+"""A plan's fields as JSON, and back: every one is looked at, and the one that is broken is named.
+
+Works on fields and knows no `Plan`, so that `Plan` can import it.
+"""
 
 import dataclasses
 import math
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import Any
 
 from jaxmem._codecs.registry import parse
 from jaxmem._core.actions import Action, Choice
-from jaxmem._plan.plan import Bytes, Plan, Point, Row
+from jaxmem._plan.rows import Bytes, Point, Row
 from jaxmem.errors import PlanFileError, TagError
 
 SCHEMA = 1
 
-_NUMBERS = {
-    "budget_bytes": int, "predicted_bytes": int, "compiled_bytes": int, "baseline_bytes": int, "host_bytes": int,
-    "predicted_seconds": float, "baseline_seconds": float, "profile_seconds": float, "solve_seconds": float,
-    "compile_seconds": float, "compiles": int,
-}  # fmt: skip
-_is_text = lambda v: isinstance(v, str)
-_is_size = lambda v: type(v) is int and 0 <= v < 2**63
+_WHOLE, _FINITE = "a whole number of at least 0", "a finite number of at least 0"
+_BYTES = ("budget_bytes", "predicted_bytes", "compiled_bytes", "baseline_bytes", "host_bytes")
+_SECONDS = (
+    "predicted_seconds", "baseline_seconds", "profile_seconds", "solve_seconds", "compile_seconds",
+)  # fmt: skip
+_NUMBERS = dict.fromkeys((*_BYTES, "compiles"), int) | dict.fromkeys(_SECONDS, float)
+_TEXTS = ("time_source", "target", "fingerprint", "jax_version")
+_PARTS = ("parts", "baseline_parts")
+
+
+class _Broken(Exception):
+    """A field that is not what it must be."""
+
+    def __init__(self, field: str, got: Any, expected: str):
+        super().__init__(field, got, expected)
+        self.field, self.got, self.expected = field, got, expected
+
+
+def write(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What a plan's file holds, from the plan's fields by name."""
+    data: dict[str, Any] = {"schema": SCHEMA} | {k: fields[k] for k in (*_NUMBERS, *_TEXTS)}
+    data["actions"] = {
+        block: {tag: _plain(choice) for tag, choice in tags.items()}
+        for block, tags in fields["actions"].items()
+    }
+    data |= {name: dataclasses.asdict(fields[name]) for name in _PARTS}
+    if fields["microbatches"] is not None:
+        data["microbatches"] = fields["microbatches"]
+    data["notes"] = list(fields["notes"])
+    data["rows"] = [
+        dataclasses.asdict(row) | {"choice": _plain(row.choice)} for row in fields["rows"]
+    ]
+    data["points"] = [dataclasses.asdict(point) for point in fields["points"]]
+    return data
+
+
+def read(data: Any, path: str) -> dict[str, Any]:
+    """A plan's fields by name, from what its file holds.
+
+    `path` is named in errors. Raises PlanFileError, naming the field, where one is broken.
+    """
+    try:
+        return _fields(data)
+    except _Broken as broken:
+        raise PlanFileError(
+            f"Plan.load: {path!r}, field `{broken.field}`: got {broken.got!r}, expected"
+            f" {broken.expected}; plan again, or mend the file"
+        ) from broken.__cause__
+
+
+def _fields(data: Any) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise _Broken("(the whole file)", type(data).__name__, "an object")
+    if data.get("schema") != SCHEMA or isinstance(data.get("schema"), bool):
+        raise _Broken("schema", data.get("schema"), f"{SCHEMA}, the one this jaxmem reads")
+    fields: dict[str, Any] = {}
+    for name, kind in _NUMBERS.items():
+        value: Any = data.get(name)
+        if not (_is_number(value) and isinstance(value, (int, kind))):
+            raise _Broken(name, value, _WHOLE if kind is int else _FINITE)
+        fields[name] = kind(value)
+    for name in _TEXTS:
+        if not isinstance(data.get(name), str) or not data[name]:
+            raise _Broken(name, data.get(name), "a text")
+        fields[name] = data[name]
+    fields["actions"] = _actions(data.get("actions"))
+    for name in _PARTS:
+        fields[name] = _bytes(data.get(name), name)
+    notes = _list(data, "notes", "a list of texts")
+    if not all(isinstance(note, str) for note in notes):
+        raise _Broken("notes", notes, "a list of texts")
+    rows = _list(data, "rows", "a list of the table's lines")
+    points = _list(data, "points", "a list of bytes and seconds")
+    number = data.get("microbatches")
+    if number is not None and not (_is_size(number) and number > 0):
+        raise _Broken("microbatches", number, "a whole number of at least 1, or nothing")
+    return fields | {
+        "notes": tuple(notes),
+        "rows": tuple(_row(row, f"rows[{i}]") for i, row in enumerate(rows)),
+        "points": tuple(_point(point, f"points[{i}]") for i, point in enumerate(points)),
+        "microbatches": number,
+    }
+
+
+def _list(data: dict, name: str, expected: str) -> list:
+    value = data.get(name, [])
+    if not isinstance(value, list):
+        raise _Broken(name, value, expected)
+    return value
+
+
+def _actions(value: Any) -> dict[str, dict[str, Choice]]:
+    is_nested = isinstance(value, dict) and all(isinstance(v, dict) for v in value.values())
+    if not value or not is_nested:
+        raise _Broken("actions", value, "an object: block -> tag -> action")
+    return {
+        block: {tag: _choice(choice, f"actions.{block}.{tag}") for tag, choice in tags.items()}
+        for block, tags in value.items()
+    }
+
+
+def _plain(choice: Choice) -> dict[str, str]:
+    codec = {"codec": choice.codec} if choice.codec else {}
+    return {"action": choice.action.value} | codec
+
+
+def _choice(value: Any, field: str) -> Choice:
+    if not isinstance(value, dict):
+        raise _Broken(field, value, "an object with `action`, and `codec` where it compresses")
+    if value.get("action") not in list(Action):
+        raise _Broken(f"{field}.action", value.get("action"), f"one of {', '.join(Action)}")
+    codec = value.get("codec")
+    try:
+        codec = None if codec is None else str(parse(codec))
+    except (TagError, TypeError, AttributeError) as error:
+        raise _Broken(f"{field}.codec", codec, f"a codec ({error})") from error
+    try:
+        return Choice(Action(value["action"]), codec)
+    except ValueError as error:
+        raise _Broken(field, value, str(error)) from error
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value >= 0
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 _ROW = {
     "block": ("a text", _is_text),
     "tag": ("a text", _is_text),
@@ -26,132 +158,31 @@ _ROW = {
     "dtype": ("a text", _is_text),
     "bytes_before": ("a whole number of bytes", _is_size),
     "bytes_after": ("a whole number of bytes", _is_size),
-    "milliseconds": ("a finite number of at least 0", lambda v: _is_number(v)),
+    "milliseconds": (_FINITE, _is_number),
     "why": ("a text", _is_text),
     "layers": ("a whole number of at least 1", lambda v: _is_size(v) and v > 0),
 }
-_TEXTS = ("time_source", "target", "fingerprint", "jax_version")
 
 
-def to_json(plan: Plan) -> dict:
-    one = lambda c: {"action": c.action.value} | ({"codec": c.codec} if c.codec else {})
-    rows = [dataclasses.asdict(r) | {"choice": one(r.choice)} for r in plan.rows]
-    return (
-        {"schema": SCHEMA}
-        | {k: getattr(plan, k) for k in (*_NUMBERS, *_TEXTS)}
-        | {"actions": {b: {t: one(c) for t, c in tags.items()} for b, tags in plan.actions.items()}}
-        | {k: dataclasses.asdict(getattr(plan, k)) for k in ("parts", "baseline_parts")}
-        | ({} if plan.microbatches is None else {"microbatches": plan.microbatches})
-        | {
-            "notes": list(plan.notes),
-            "rows": rows,
-            "points": [dataclasses.asdict(p) for p in plan.points],
-        }
-    )
+def _row(value: Any, field: str) -> Row:
+    if not isinstance(value, dict) or value.keys() != {"choice", *_ROW}:
+        raise _Broken(field, value, f"an object with choice, {', '.join(_ROW)}")
+    for name, (expected, holds) in _ROW.items():
+        if not holds(value[name]):
+            raise _Broken(f"{field}.{name}", value[name], expected)
+    choice = _choice(value["choice"], f"{field}.choice")
+    return Row(**(value | {"choice": choice, "shape": tuple(value["shape"])}))
 
 
-def from_json(data, path: str) -> Plan:
-    def fail(field: str, got, expected: str) -> NoReturn:
-        raise PlanFileError(
-            f"Plan.load: {path!r}, field `{field}`: got {got!r}, expected {expected}; plan again,"
-            " or mend the file"
-        )
-
-    def choice(value, field: str) -> Choice:
-        if not isinstance(value, dict):
-            fail(field, value, "an object with `action`, and `codec` where it compresses")
-        if value.get("action") not in list(Action):
-            fail(f"{field}.action", value.get("action"), f"one of {', '.join(Action)}")
-        codec = value.get("codec")
-        try:
-            codec = None if codec is None else str(parse(codec))
-        except (TagError, TypeError, AttributeError) as error:
-            fail(f"{field}.codec", codec, f"a codec ({error})")
-        try:
-            return Choice(Action(value["action"]), codec)
-        except ValueError as error:
-            fail(field, value, str(error))
-
-    def row(value, field: str) -> Row:
-        if not isinstance(value, dict) or value.keys() != {"choice", *_ROW}:
-            fail(field, value, f"an object with choice, {', '.join(_ROW)}")
-        for name, (expected, holds) in _ROW.items():
-            if not holds(value[name]):
-                fail(f"{field}.{name}", value[name], expected)
-        return Row(
-            **(
-                value
-                | {
-                    "choice": choice(value["choice"], f"{field}.choice"),
-                    "shape": tuple(value["shape"]),
-                }
-            )
-        )
-
-    def sizes(value, field: str) -> Bytes:
-        names = [f.name for f in dataclasses.fields(Bytes)]
-        if not isinstance(value, dict) or any(type(value.get(n)) is not int for n in names):
-            fail(field, value, f"whole numbers {', '.join(names)}")
-        return Bytes(*(value[n] for n in names))
-
-    def point(value, field: str) -> Point:
-        if not isinstance(value, dict) or not all(
-            _is_number(value.get(n)) for n in ("bytes", "seconds")
-        ):
-            fail(field, value, "`bytes` and `seconds`, finite numbers of at least 0")
-        return Point(int(value["bytes"]), float(value["seconds"]))
-
-    if not isinstance(data, dict):
-        fail("(the whole file)", type(data).__name__, "an object")
-    if data.get("schema") != SCHEMA or isinstance(data.get("schema"), bool):
-        fail("schema", data.get("schema"), f"{SCHEMA}, the one this jaxmem reads")
-    fields: dict[str, Any] = {}
-    for name, kind in _NUMBERS.items():
-        value: Any = data.get(name)
-        if not (_is_number(value) and isinstance(value, (int, kind))):
-            fail(
-                name,
-                value,
-                "a whole number of at least 0" if kind is int else "a finite number of at least 0",
-            )
-        fields[name] = kind(value)
-    for name in _TEXTS:
-        if not isinstance(data.get(name), str) or not data[name]:
-            fail(name, data.get(name), "a text")
-        fields[name] = data[name]
-    actions = data.get("actions")
-    if (
-        not isinstance(actions, dict)
-        or not actions
-        or not all(isinstance(v, dict) for v in actions.values())
-    ):
-        fail("actions", actions, "an object: block -> tag -> action")
-    parsed = {
-        b: {t: choice(c, f"actions.{b}.{t}") for t, c in tags.items()}
-        for b, tags in actions.items()
-    }
-    notes, rows = data.get("notes", []), data.get("rows", [])
-    if not isinstance(notes, list) or not all(isinstance(n, str) for n in notes):
-        fail("notes", notes, "a list of texts")
-    if not isinstance(rows, list):
-        fail("rows", rows, "a list of the table's lines")
-    made = tuple(row(r, f"rows[{i}]") for i, r in enumerate(rows))
-    for name in ("parts", "baseline_parts"):
-        fields[name] = sizes(data.get(name), name)
-    points = data.get("points", [])
-    if not isinstance(points, list):
-        fail("points", points, "a list of bytes and seconds")
-    fields["points"] = tuple(point(p, f"points[{i}]") for i, p in enumerate(points))
-    fields["microbatches"] = number = data.get("microbatches")
-    if number is not None and not (_is_size(number) and number > 0):
-        fail("microbatches", number, "a whole number of at least 1, or nothing")
-    return Plan(actions=parsed, rows=made, notes=tuple(notes), **fields)
+def _bytes(value: Any, field: str) -> Bytes:
+    names = [f.name for f in dataclasses.fields(Bytes)]
+    if not isinstance(value, dict) or any(type(value.get(n)) is not int for n in names):
+        raise _Broken(field, value, f"whole numbers {', '.join(names)}")
+    return Bytes(*(value[n] for n in names))
 
 
-def _is_number(value) -> bool:
-    return (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and value >= 0
-    )
+def _point(value: Any, field: str) -> Point:
+    names = ("bytes", "seconds")
+    if not isinstance(value, dict) or not all(_is_number(value.get(n)) for n in names):
+        raise _Broken(field, value, "`bytes` and `seconds`, finite numbers of at least 0")
+    return Point(int(value["bytes"]), float(value["seconds"]))

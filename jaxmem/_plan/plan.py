@@ -1,75 +1,45 @@
-"""Plan: what was decided, frozen; `jaxmem/_plan/file.py` is its JSON, `jaxmem/_plan/text.py` its
-table.
-"""
+"""Plan: what was decided, frozen. Its JSON is in `file.py`, its table in `text.py`."""
 
 import dataclasses
 import os
 from typing import Any
 
-from jaxmem._core.actions import KEEP, REST, Actions, Choice
+from jaxmem._core import assignment
+from jaxmem._core.actions import Actions, Choice, keeps_everything
 from jaxmem._core.files import read_json, write_json
-from jaxmem.errors import PlanFileError, StepError, TagError
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One tag's line of the table: bytes and milliseconds of one layer."""
-
-    block: str
-    tag: str
-    kind: str | None
-    shape: tuple[int, ...]
-    dtype: str
-    choice: Choice
-    bytes_before: int
-    bytes_after: int
-    milliseconds: float
-    why: str
-    layers: int = 1  # how many of them are alive at once
-
-
-@dataclasses.dataclass(frozen=True)
-class Bytes:
-    """Device bytes of a compiled step by what they hold; `working` is what neither of the others
-    accounts for.
-    """
-
-    arguments: int
-    saved: int
-    working: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """A plan that was solved for: bytes of the whole step on one device, and seconds of a step,
-    both predicted.
-    """
-
-    bytes: int
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Draft:
-    """Actions that `build` can be given before they are a Plan. A block that they do not name is
-    recomputed.
-    """
-
-    actions: Actions = dataclasses.field(default_factory=dict)
-
-    def choices_for(self, block: str) -> dict[str, Choice] | None:
-        return dict(self.actions.get(block, {}))
+from jaxmem._core.labels import ranges
+from jaxmem._plan import file, text
+from jaxmem._plan.rows import Bytes, Point, Row
+from jaxmem.errors import PlanFileError, StepError
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A step's actions, and what they cost.
+    """A step's actions, and what they cost. `jaxmem.plan` makes one, `Plan.load` reads one.
 
     Bytes are of the whole step on one device: arguments + temporaries + outputs - what is aliased.
-    `predicted_bytes` was said before the compile that gave `compiled_bytes`. `baseline_bytes` is
-    the step with everything kept.
-    `host_bytes` lie in host memory. Seconds are of one step, from `time_source`. `microbatches`:
-    how many were chosen, None where the planner was not asked to.
+    Seconds are of one step.
+
+    Attributes:
+      actions: block label -> tag name -> choice; layers that are decided apart stand under labels
+        such as `block[0:6]`.
+      budget_bytes: what was asked for.
+      predicted_bytes: what was said before the compile that gave `compiled_bytes`.
+      compiled_bytes: the verified step's.
+      baseline_bytes: those of the step with everything kept, as it is without a plan.
+      host_bytes: what lies in host memory.
+      predicted_seconds, baseline_seconds: of the step under the plan, and with everything kept.
+      profile_seconds, solve_seconds, compile_seconds: what planning took.
+      compiles: how many compiles it took.
+      time_source: "measured", "xla" (its estimates) or "roofline".
+      target: the device it was made for.
+      fingerprint: of the model's blocks, layers and tags; another model's plan is refused by it.
+      jax_version: the JAX that it was made with.
+      parts, baseline_parts: the bytes by what they hold.
+      points: see `pareto`.
+      rows: the table, a row a tag.
+      notes: what was left out, and why.
+      microbatches: how many were chosen; None where the planner was not asked to.
     """
 
     actions: Actions
@@ -98,50 +68,55 @@ class Plan:
 
     @property
     def step(self):
-        """The verified executable, called as the step is. Raises StepError if it was compiled for
-        another device.
+        """The verified executable, called as the step is.
+
+        Raises StepError if the plan was loaded, or compiled for another device.
         """
         if self._step is None:
             raise StepError(
                 "Plan.step: this plan holds no executable: it was loaded, or compiled for target"
-                f" {self.target!r}, which is"
-                " not this device; compile the step with jax.jit(build(plan), donate_argnums=0)"
+                f" {self.target!r}, which is not this device; compile the step with"
+                " jax.jit(build(plan), donate_argnums=0)"
             )
         return self._step
 
+    def with_step(self, executable) -> "Plan":
+        """The same plan with the executable that was compiled under it."""
+        return dataclasses.replace(self, _step=executable)
+
     @property
     def keeps_everything(self) -> bool:
-        return all(choices.get(REST) == KEEP for choices in self.actions.values())
+        """Whether the step is as it is without a plan."""
+        return keeps_everything(self.actions)
 
     def choices_for(self, block: str) -> dict[str, Choice]:
-        """What becomes of each tag of a block; raises TagError if the plan knows no block of that
-        label.
+        """Tag name -> choice, for one block. Raises TagError for a block that the plan does not
+        know.
         """
-        if block not in self.actions:
-            raise TagError(
-                f"remat_policy: the plan knows no block {block!r}; it was made for"
-                f" {', '.join(map(repr, self.actions))}:"
-                " give `block` one of these, or plan this model anew"
-            )
-        return dict(self.actions[block])
+        return assignment.choices_of(self.actions, block, None, "plan")
+
+    def groups(self, block: str) -> tuple[tuple[int, int], ...]:
+        """The groups of the block's layers that are decided apart: (start, stop), in order."""
+        return ranges(self.actions, block)
 
     def pareto(self) -> tuple[Point, ...]:
         """Least step time against bytes, as predicted, from the least bytes to everything kept."""
         return self.points
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Writes the plan as JSON. The file appears whole or not at all."""
-        from jaxmem._plan.file import to_json
+    def to_json(self) -> dict[str, Any]:
+        """What `save` writes, as plain dicts, lists, texts and numbers."""
+        return file.write(vars(self))
 
-        write_json(path, to_json(self))
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the plan as JSON. The file appears whole or not at all. Raises OSError."""
+        write_json(path, self.to_json())
 
     @staticmethod
     def load(path: str | os.PathLike) -> "Plan":
-        """Reads a plan. Raises PlanFileError, naming the field, if the file is broken or of another
-        schema.
-        """
-        from jaxmem._plan.file import from_json
+        """Reads a plan that `save` wrote; it holds no executable until `jaxmem.verify` compiles it.
 
+        Raises PlanFileError, naming the field, if the file is broken or of another schema.
+        """
         try:
             data = read_json(path)
         except (OSError, ValueError) as error:
@@ -149,20 +124,7 @@ class Plan:
                 f"Plan.load: cannot read {str(path)!r}: {error}; expected a file that Plan.save"
                 " wrote"
             ) from error
-        return from_json(data, str(path))
-
-    def report(self, path: str | os.PathLike, run: str | os.PathLike | None = None) -> None:
-        """Writes a page about the plan: one HTML file that needs no other. It appears whole or not
-        at all.
-
-        `run` is a folder of the plan's results: its metrics.jsonl and summary.json, where present,
-        are shown too. Raises PlanFileError if one of them is broken.
-        """
-        from jaxmem._report.report import report_plan
-
-        report_plan(self, path, run)
+        return Plan(**file.read(data, str(path)))
 
     def __str__(self) -> str:
-        from jaxmem._plan.text import table
-
-        return table(self)
+        return text.table(self)

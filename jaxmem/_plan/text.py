@@ -1,10 +1,15 @@
 """A plan as text: a line a tag, and what the whole step comes to."""
 
+from typing import TYPE_CHECKING
+
 from jaxmem._core.bytes import show_bytes
-from jaxmem._plan.plan import Plan
+
+if TYPE_CHECKING:
+    from jaxmem._plan.plan import Plan
 
 
-def table(plan: Plan) -> str:
+def table(plan: "Plan") -> str:
+    """The plan as lines of plain text, as wide as they are."""
     head = ("tensor", "kind", "action", "codec", "before", "after", "ms", "why")
     lines: list[tuple[str, ...]] = [head]
     for row in plan.rows:

@@ -3,19 +3,11 @@ the fastest is taken.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._plan.plan import Plan
 from jaxmem.errors import BudgetError, StepError
-
-
-def with_microbatches(build: Callable, number: int | None) -> Callable:
-    """`build` as it is called for a plan of so many microbatches; None: of a plan that does not
-    say.
-    """
-    return build if number is None else functools.partial(build, microbatches=number)
 
 
 def checked(numbers: Sequence[int]) -> list[int]:

@@ -6,15 +6,16 @@ import dataclasses
 
 import jax
 
-from jaxmem._core.actions import RECOMPUTE, Actions
+from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, keeps_everything
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
 from jaxmem._device.target import Target
-from jaxmem._plan.plan import Bytes, Plan
+from jaxmem._plan.plan import Plan
+from jaxmem._plan.rows import Bytes
 from jaxmem._planner.divide import Division
 from jaxmem._planner.pareto import curve
 from jaxmem._planner.table import rows
-from jaxmem._planner.trials import Evidence, Tried
+from jaxmem._planner.trials import Trial, Trials
 from jaxmem.errors import BudgetError
 
 ADVICE = {
@@ -36,29 +37,29 @@ class Spent:
 
 
 def outcome(
-    evidence: Evidence,
-    best: Tried,
+    trials: Trials,
+    best: Trial,
     division: Division | None,
     target: Target,
     spent: Spent,
     notes: tuple[str, ...],
 ) -> Plan:
     """The plan that `best` is, of layers that are divided or not."""
-    profile, baseline = evidence.profile, evidence.baseline
-    base, ideal = _step_seconds(profile, baseline, target), baseline.cost.seconds
-    seconds = lambda more: (
-        base + max(0.0, more - ideal)
-    )  # never claimed to be faster than the step without a plan
-    decided = division.profile if division else profile
-    actions: Actions = {b.name: dict(best.actions.get(b.name, {})) for b in decided.blocks}
-    for block in decided.blocks:
-        for tag in block.tags:
-            actions[block.name].setdefault(tag.name, RECOMPUTE)
-    model = evidence.model()
-    room = evidence.room - evidence.static - int(model.reference)
+    profile, baseline, model = trials.profile, trials.baseline, trials.model()
+    base = _step_seconds(profile, baseline, target)
+
+    def seconds(cost: float) -> float:
+        """Those of the step; a plan is never claimed to be faster than the step without one."""
+        return base + max(0.0, cost - baseline.cost.seconds)
+
+    problem = trials.problem(model)
+    decided = division.problem if division else problem
+    decided = decided.within(problem.room)
+    actions = _whole(decided.profile, best.actions)
+    of_idle_blocks = {REST: KEEP} if keeps_everything(actions) else {}
     return Plan(
-        actions=actions,
-        budget_bytes=evidence.limit,
+        actions={label: dict(of_idle_blocks) for label in profile.idle_blocks} | actions,
+        budget_bytes=trials.limits.budget,
         predicted_bytes=best.predicted_bytes,
         compiled_bytes=best.total,
         baseline_bytes=baseline.total,
@@ -73,69 +74,61 @@ def outcome(
         target=str(target),
         fingerprint=profile.fingerprint,
         jax_version=jax.__version__,
-        parts=_parts(evidence, best),
-        baseline_parts=_parts(evidence, baseline),
-        rows=rows(
-            decided,
-            actions,
-            room,
-            division.transients if division else model.transients,
-            evidence.host_room,
-        ),
+        parts=_parts(trials, best),
+        baseline_parts=_parts(trials, baseline),
+        rows=rows(decided, actions),
         points=curve(
-            profile,
-            model.transients,
-            evidence.host_room,
-            lambda size: evidence.static + int(model.reference) + size,
+            problem,
+            lambda size: trials.static + int(model.reference) + size,
             seconds,
             baseline.total,
         ),
         notes=notes,
-        _step=best.verified.executable,
-    )
+    ).with_step(best.step.executable)
 
 
-def infeasible(evidence: Evidence, target: Target) -> BudgetError:
+def _whole(profile: Profile, actions: Actions) -> Actions:
+    """The actions with every tag named, as a plan shows and saves them."""
+    found: Actions = {}
+    for block in profile.blocks:
+        chosen = found.setdefault(block.name, dict(actions.get(block.name, {})))
+        absent = KEEP if chosen.get(REST) == KEEP else RECOMPUTE
+        for tag in block.tags:
+            chosen.setdefault(tag.name, absent)
+    return found
+
+
+def infeasible(trials: Trials, target: Target) -> BudgetError:
     """Names the least that compiled, and the largest of its parts."""
-    least = min(evidence.tried, key=lambda t: t.total)
-    parts = dict(zip(ADVICE, dataclasses.astuple(_parts(evidence, least))))
+    least = min(trials.compiled, key=lambda t: t.total)
+    parts = dict(zip(ADVICE, dataclasses.astuple(_parts(trials, least))))
     holder = max(parts, key=lambda k: parts[k])
-    margin = 1 - evidence.room / evidence.limit
-    return BudgetError(
-        f"plan: `budget` is {show_bytes(evidence.limit)}, and the least that compiled is"
-        f" {show_bytes(least.total)}"
-        f" ({least.total} bytes) for target {str(target)!r}: "
+    margin = 1 - trials.limits.room / trials.limits.budget
+    message = (
+        f"plan: `budget` is {show_bytes(trials.limits.budget)}, and the least that compiled is"
+        f" {show_bytes(least.total)} ({least.total} bytes) for target {str(target)!r}: "
         + ", ".join(f"{show_bytes(v)} {k}" for k, v in parts.items())
         + f"; the largest part is {holder}: {ADVICE[holder]}"
-        + (
-            f"; {margin:.0%} of the budget is left for autotuning on the device"
-            if margin > 1e-3
-            else ""
-        )
-        + (f"; host memory needed: {show_bytes(least.host_bytes)}" if least.host_bytes else ""),
-        least_bytes=least.total,
     )
+    if margin > 1e-3:
+        message += f"; {margin:.0%} of the budget is left for autotuning on the device"
+    if least.host_bytes:
+        message += f"; host memory needed: {show_bytes(least.host_bytes)}"
+    return BudgetError(message, least_bytes=least.total)
 
 
-def _parts(evidence: Evidence, tried: Tried) -> Bytes:
-    return Bytes(evidence.static, tried.cost.saved_bytes, tried.working)
+def _parts(trials: Trials, trial: Trial) -> Bytes:
+    return Bytes(trials.static, trial.cost.saved_bytes, trial.working)
 
 
-def _step_seconds(profile: Profile, baseline: Tried, target: Target) -> float:
+def _step_seconds(profile: Profile, baseline: Trial, target: Target) -> float:
     """A step with everything kept: the blocks, the other products at the rate of theirs, the states
     read and written.
     """
-    products = [
-        (e.flops, e.seconds)
-        for b in profile.blocks
-        for e in b.equations
-        if e.matmuls and e.seconds > 0
-    ]
-    rate = (
-        sum(f for f, _ in products) / sum(s for _, s in products)
-        if products
-        else target.matmul_flops
-    )
-    others = baseline.verified.compiled.matmul_flops - sum(b.runs * b.flops for b in profile.blocks)
-    states = 2 * baseline.verified.compiled.argument_bytes / target.bandwidth
+    products = [e for b in profile.blocks for e in b.equations if e.matmuls and e.seconds > 0]
+    rate = target.matmul_flops
+    if products:
+        rate = sum(e.flops for e in products) / sum(e.seconds for e in products)
+    others = baseline.step.compiled.matmul_flops - sum(b.runs * b.flops for b in profile.blocks)
+    states = 2 * baseline.step.compiled.argument_bytes / target.bandwidth
     return profile.step_seconds + max(0.0, others) / rate + states

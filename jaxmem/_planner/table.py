@@ -2,57 +2,45 @@
 cost.
 """
 
-from collections.abc import Mapping
-
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Actions, Choice
 from jaxmem._core.profile import Profile
-from jaxmem._plan.plan import Row
+from jaxmem._plan.rows import Row
 from jaxmem._solver.cost import evaluate
-from jaxmem._solver.solve import Solution, demanded, priced, runner_up
+from jaxmem._solver.problem import Problem
+from jaxmem._solver.solution import Solution, demanded, priced
+from jaxmem._solver.solve import runner_up
 
 
-def rows(
-    profile: Profile, actions: Actions, room: int, transients: Mapping, host_room: int | None
-) -> tuple[Row, ...]:
-    """One line a tag. `room`, `transients` and `host_room` are those that the plan was solved for
-    (`solve`).
-    """
-    made, seen = [], set()
-    solution = priced(profile, actions, transients)
-    room = max(
-        room, solution.bytes
-    )  # the plan compiled within its budget, whatever is predicted of it
-    for block in profile.blocks:
-        chosen = actions.get(block.name, {})
-        for tag in block.tags:
-            if (block.name, tag.name) in seen:
-                continue
-            seen.add((block.name, tag.name))
-            choice = KEEP if chosen.get(REST) == KEEP else chosen.get(tag.name, RECOMPUTE)
-            option = next((o for o in tag.options if o.choice == choice), None)
-            everything = chosen.get(REST) == KEEP
-            limits = (room, transients, host_room)
-            why = (
-                "everything fits"
-                if everything
-                else _why(profile, solution, block.name, tag.name, *limits)
-            )
-            made.append(
-                Row(
-                    block=block.name,
-                    tag=tag.name,
-                    kind=tag.kind,
-                    shape=tag.shape,
-                    dtype=tag.dtype,
-                    choice=choice,
-                    bytes_before=block.values[tag.value],
-                    bytes_after=option.device_bytes if option else 0,
-                    milliseconds=1e3 * _own_seconds(profile, actions, block.name, tag.name, choice),
-                    why=why,
-                    layers=sum(b.layers for b in profile.blocks if b.name == block.name),
-                )
-            )
-    return tuple(made)
+def rows(problem: Problem, actions: Actions) -> tuple[Row, ...]:
+    """One line a tag. `problem` is what the plan was solved for."""
+    solution = priced(problem, actions)
+    if problem.room is not None:  # the plan compiled within its budget, whatever is predicted of it
+        problem = problem.within(max(problem.room, solution.bytes))
+    blocks = problem.profile.blocks
+    places = dict.fromkeys((block.name, tag.name) for block in blocks for tag in block.tags)
+    return tuple(_row(problem, solution, actions, *place) for place in places)
+
+
+def _row(problem: Problem, solution: Solution, actions: Actions, label: str, name: str) -> Row:
+    profile, chosen = problem.profile, actions.get(label, {})
+    same = [b for b in profile.blocks if b.name == label]
+    block, tag = next((b, t) for b in same for t in b.tags if t.name == name)
+    everything = chosen.get(REST) == KEEP
+    choice = KEEP if everything else chosen.get(name, RECOMPUTE)
+    option = next((o for o in tag.options if o.choice == choice), None)
+    return Row(
+        block=label,
+        tag=name,
+        kind=tag.kind,
+        shape=tag.shape,
+        dtype=tag.dtype,
+        choice=choice,
+        bytes_before=block.values[tag.value],
+        bytes_after=option.device_bytes if option else 0,
+        milliseconds=1e3 * _own_seconds(profile, actions, label, name, choice),
+        why="everything fits" if everything else _why(problem, solution, label, name),
+        layers=sum(b.layers for b in same),
+    )
 
 
 def _with(actions: Actions, block: str, tag: str, choice: Choice) -> Actions:
@@ -91,23 +79,13 @@ def _own_seconds(profile: Profile, actions: Actions, block: str, tag: str, choic
     return max(0.0, saved / runs + kept.seconds)
 
 
-def _why(
-    profile: Profile,
-    solution: Solution,
-    block: str,
-    tag: str,
-    room: int,
-    transients: Mapping,
-    host_room,
-) -> str:
+def _why(problem: Problem, solution: Solution, block: str, tag: str) -> str:
     """What the best plan without this choice would take for the tag, and what that plan costs on
     top.
     """
-    if not demanded(profile, solution, block, tag):
+    if not demanded(problem.profile, solution, block, tag):
         return "nothing reads it again"
-    other = runner_up(
-        profile, solution, block, tag, room=room, transients=transients, host_room=host_room
-    )
+    other = runner_up(problem, solution, block, tag)
     if other is None:
         return "nothing else fits"
     choice, seconds = other

@@ -1,36 +1,40 @@
 """verify(): a plan that was loaded, checked against the model at hand and compiled anew."""
 
-import contextlib
 import dataclasses
 
 import jax
 
 from jaxmem._core.actions import REST
+from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
-from jaxmem._core.groups import ungrouped
+from jaxmem._core.labels import ungrouped
 from jaxmem._core.profile import BlockClass
 from jaxmem._device.target import Target
-from jaxmem._plan.plan import Draft, Plan
-from jaxmem._planner.compile import Verifier
-from jaxmem._planner.microbatches import with_microbatches
-from jaxmem._profile.profile import block_classes, fingerprint
-from jaxmem._xla.deviceless import Compiler
+from jaxmem._jax.step import with_microbatches
+from jaxmem._plan.plan import Plan
+from jaxmem._planner.compile import StepCompiler
+from jaxmem._profile.blocks import find_blocks
+from jaxmem._profile.classes import plan_fingerprint
+from jaxmem._profile.profile import block_classes
+from jaxmem._xla.backend import backend_for
 from jaxmem.errors import BudgetError, PlanFileError
 
 
 def verify(plan: Plan, build, *args) -> Plan:
     """The plan, with `build(plan)` compiled under it for the plan's own target: `compiled_bytes`
-    and `step` are new.
+    and `step` are new. For a plan that was loaded.
 
-    For a plan that was loaded. Raises PlanFileError, naming the field, if it was made for another
-    model or other shapes, and BudgetError if the step no longer compiles within the plan's budget.
+    plan: from `Plan.load`, or made for a step that changed since.
+    build, args: those of `jaxmem.plan`.
+
+    Raises PlanFileError, naming the field, if the plan was made for another model or other shapes,
+    and BudgetError if the step no longer compiles within the plan's budget.
     """
-    target = Target.parse(plan.target)
-    with contextlib.nullcontext() if target.local else Compiler(target) as compiler:
-        verifier = Verifier(with_microbatches(build, plan.microbatches), args, target, compiler)
-        blocks = block_classes(verifier.trace(Draft()).jaxpr)
-        _check_model(plan, blocks)
-        compiled = verifier.compile(plan.actions)[0]
+    with backend_for(Target.parse(plan.target)) as backend:
+        steps = StepCompiler(with_microbatches(build, plan.microbatches), args, backend)
+        jaxpr = steps.trace(Assignment.nothing()).jaxpr
+        _check_model(plan, block_classes(jaxpr), find_blocks(jaxpr.jaxpr).plain_labels)
+        (compiled,) = steps.compile(plan.actions)
     total = compiled.compiled.total_bytes
     if total > plan.budget_bytes:
         raise BudgetError(
@@ -40,12 +44,11 @@ def verify(plan: Plan, build, *args) -> Plan:
             least_bytes=total,
         )
     host = compiled.compiled.host_bytes
-    return dataclasses.replace(
-        plan, compiled_bytes=total, host_bytes=host, _step=compiled.executable
-    )
+    verified = dataclasses.replace(plan, compiled_bytes=total, host_bytes=host)
+    return verified.with_step(compiled.executable)
 
 
-def _check_model(plan: Plan, blocks: list[BlockClass]) -> None:
+def _check_model(plan: Plan, blocks: list[BlockClass], idle: set[str]) -> None:
     def fail(field: str, got, expected: str):
         raise PlanFileError(
             f"verify: the plan is for another model: its `{field}` is {got}, {expected}; plan this"
@@ -58,6 +61,8 @@ def _check_model(plan: Plan, blocks: list[BlockClass]) -> None:
         tags.setdefault(block.name, set()).update(t.name for t in block.tags)
     for label, choices in plan.actions.items():
         block = ungrouped(label)
+        if label in idle and block not in tags:  # no gradient runs through it
+            continue
         if block not in tags:
             fail(
                 f"actions.{label}",
@@ -76,7 +81,7 @@ def _check_model(plan: Plan, blocks: list[BlockClass]) -> None:
                 "a tag",
                 f"and the model's tags there are {', '.join(sorted(tags[block]))}",
             )
-    if plan.fingerprint != (found := fingerprint(blocks)):
+    if plan.fingerprint != (found := plan_fingerprint(blocks)):
         fail(
             "fingerprint",
             plan.fingerprint,

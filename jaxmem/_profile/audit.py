@@ -12,8 +12,8 @@ from jaxmem.errors import StepError
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """Of a whole step. Bytes are those that all layers hold at once, as traced: before a mesh
-    divides them.
+    """What the blocks of a whole step hold and repeat. Bytes are those that all layers hold at
+    once, as traced: before a mesh divides them.
 
     Matrix products are those of the blocks' backward equations alone: what they recompute, and the
     derivative's own, which are the same under every plan. Inner loops count times their trip

@@ -13,7 +13,6 @@ from collections import Counter
 import jax.numpy as jnp
 
 from jaxmem._jax.jaxpr import (
-    REMAT,
     Flat,
     Jaxpr,
     JaxprEqn,
@@ -25,20 +24,10 @@ from jaxmem._jax.jaxpr import (
     flatten,
     subjaxprs,
 )
+from jaxmem._jax.primitives import INDICES, REMAT, VIEWS
 from jaxmem._tags.policy import Policy, name_p
 from jaxmem._tags.tag import tag_p
 
-VIEWS = {
-    "slice", "squeeze", "reshape", "transpose", "convert_element_type", "copy", "broadcast_in_dim", "dynamic_slice",
-    "device_put", "sharding_constraint", "optimization_barrier", "expand_dims", "random_wrap", "random_unwrap", "pvary",
-}  # fmt: skip
-INDICES = {
-    "iota",
-    "add",
-    "lt",
-    "select_n",
-    "random_fold_in",
-}  # what counts layers, and makes their keys
 MOST_INDICES = 4096
 
 
@@ -61,7 +50,7 @@ class Instance:
 class Found:
     instances: list[Instance]
     tag_names: set[str]  # every tag and checkpoint_name of the step
-    undifferentiated: bool  # blocks exist, but no backward pass runs through them
+    plain_labels: set[str]  # of blocks outside the backward: their forward, or no gradient at all
 
 
 def is_tag(eqn: JaxprEqn) -> bool:
@@ -88,7 +77,7 @@ def _forward_names(jaxpr: Jaxpr) -> set[str]:
 
 def find_blocks(jaxpr: Jaxpr) -> Found:
     instances: list[Instance] = []
-    seen_plain = [False]
+    plain_labels: set[str] = set()
     names = _forward_names(jaxpr)
 
     def walk(jaxpr: Jaxpr, origin: dict[Var, str], frames: tuple, sharded: bool) -> list[str]:
@@ -105,15 +94,14 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
                 if not isinstance(v, Literal):
                     first_use.setdefault(v, i)
         for i, eqn in enumerate(jaxpr.eqns):
-            viewed = (
-                eqn.invars[:1] if eqn.primitive.name == "dynamic_slice" else eqn.invars
-            )  # whatever its indices
+            # whatever its indices
+            viewed = eqn.invars[:1] if eqn.primitive.name == "dynamic_slice" else eqn.invars
             cheap = eqn.primitive.name in VIEWS or (eqn.primitive.name in INDICES and _small(eqn))
             if cheap and all(here(v) == "free" for v in viewed):
                 origin.update(dict.fromkeys(eqn.outvars, "free"))
             if _is_block(eqn):
                 if not eqn.params.get("differentiated"):
-                    seen_plain[0] = True
+                    plain_labels.add(eqn.params["policy"].block)
                     continue
                 last = eqn.invars[-1]
                 born = len(jaxpr.eqns) if isinstance(last, Literal) else defined.get(last, -1)
@@ -166,7 +154,7 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
         return [here(v) for v in jaxpr.outvars]
 
     walk(jaxpr, dict.fromkeys(jaxpr.invars, "free"), (), False)
-    return Found(instances, names, seen_plain[0])
+    return Found(instances, names, plain_labels)
 
 
 def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxmem._profile.times import Job
+from jaxmem._jax.job import Job
 
-LAYERS, LAYER_BYTES = (
-    32,
-    2**22,
-)  # of the loop that tells what keeping costs: more than any cache, or allocator, holds
+# Of the loop that tells what keeping costs: more than any cache, or allocator, holds.
+LAYERS, LAYER_BYTES = 32, 2**22
 
 
 class Jobs:
@@ -30,7 +28,8 @@ class Jobs:
         self.jobs.append(job)
 
     def keep(self, size: int) -> tuple:
-        """The key of what keeping `size` bytes costs, beyond what computes them.
+        """The job whose time is the cost of keeping `size` bytes until the backward, on top of
+        computing them.
 
         Here: their share of a loop over layers that keeps what it computes for its backward, less
         one that does not. A step's saved tensors are one large piece of fresh memory, of which

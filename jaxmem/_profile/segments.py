@@ -7,7 +7,8 @@ import functools
 from collections.abc import Callable, Sequence
 
 from jaxmem._jax.jaxpr import FlatEquation, matmul_flops, nbytes, run
-from jaxmem._profile.blocks import VIEWS, Instance, is_tag
+from jaxmem._jax.primitives import VIEWS
+from jaxmem._profile.blocks import Instance, is_tag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,9 +20,8 @@ class Graph:
     instance: Instance
     equations: tuple[FlatEquation, ...]
     needed: tuple[int, ...]
-    materialized: frozenset[
-        int
-    ]  # needed by a matrix product or a loop, which reads them from memory
+    # needed by a matrix product or a loop, which reads them from memory
+    materialized: frozenset[int]
 
     @functools.cached_property
     def fixed(self) -> frozenset[int]:

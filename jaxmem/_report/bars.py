@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from jaxmem._core.actions import Action
 from jaxmem._core.bytes import show_bytes
-from jaxmem._plan.plan import Bytes, Plan, Row
+from jaxmem._plan.plan import Plan
+from jaxmem._plan.rows import Bytes, Row
 from jaxmem._report.svg import box, breakable, escape, legend, separators, upright
 from jaxmem._runs.read import Run
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.versions import installed
-from jaxmem._plan.plan import Plan, Row
+from jaxmem._plan.plan import Plan
+from jaxmem._plan.rows import Row
 from jaxmem._report.bars import chip, memory_figure, runs_figure, strip_figure
 from jaxmem._report.curves import loss_figure, time_figure
 from jaxmem._report.svg import breakable, escape, show_ms

@@ -13,26 +13,39 @@ from jaxmem._report.page import page
 from jaxmem._runs.read import Run, checked, read_run, results, told_apart
 
 
-def report(runs: Sequence[str], out: pathlib.Path) -> str:
-    """Writes the page about `runs`, folders of results or plans' files, to `out`, and returns its
-    path.
+def report(plan: Plan, path: str | os.PathLike, run: str | os.PathLike | None = None) -> None:
+    """Writes a page about a plan: one HTML file that needs no other. It appears whole or not at
+    all.
+
+    plan: the plan, as `jaxmem.plan` or `Plan.load` gave it.
+    path: the file; its folder is made if it is not there.
+    run: a folder of the plan's results, whose metrics.jsonl and summary.json, where present, are
+      shown too.
+
+    Raises PlanFileError, naming the file and its line or field, if one of them is broken, and
+    OSError if the page cannot be written.
+    """
+    path = pathlib.Path(path)
+    plan = checked(plan, path)
+    if run is None:
+        again = f"jaxmem.plans.report(plan, {str(path)!r})"
+        _write(path, page([Run(f"plan for {plan.target}", plan)], again))
+    else:
+        _write(path, page([results(run, plan)], _command([str(run)], path)))
+
+
+def report_runs(runs: Sequence[str], out: pathlib.Path) -> str:
+    """Writes the page about `runs`, folders of results or plans' files, to `out`; returns its path.
 
     Raises PlanFileError, naming the file and its line or field, where one is broken.
     """
     read = told_apart([read_run(run) for run in runs], list(runs))
-    _write(out, page(read, shlex.join(["jaxmem", "report", *runs, "--out", str(out)])))
+    _write(out, page(read, _command(runs, out)))
     return str(out)
 
 
-def report_plan(plan: Plan, path: str | os.PathLike, run: str | os.PathLike | None) -> None:
-    """`Plan.report`: a plan in memory, and the results of the folder `run` where one is given."""
-    path = pathlib.Path(path)
-    plan = checked(plan, path)
-    if run is None:
-        _write(path, page([Run(f"plan for {plan.target}", plan)], f"plan.report({str(path)!r})"))
-    else:
-        again = shlex.join(["jaxmem", "report", str(run), "--out", str(path)])
-        _write(path, page([results(run, plan)], again))
+def _command(runs: Sequence[str], out: pathlib.Path) -> str:
+    return shlex.join(["jaxmem", "report", *runs, "--out", str(out)])
 
 
 def _write(path: pathlib.Path, text: str) -> None:

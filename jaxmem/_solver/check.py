@@ -1,14 +1,18 @@
 """Refuses numbers that would make a solver answer nonsense, and names where they stand."""
 
 import math
-from collections.abc import Mapping
 
-from jaxmem._core.profile import BlockClass, Profile
+from jaxmem._core.profile import BlockClass
+from jaxmem._solver.problem import Problem
 from jaxmem.errors import SolverError
 
 
-def check_profile(profile: Profile) -> None:
-    """Raises SolverError at the first cost, size or link between values that no solver can use."""
+def check_problem(problem: Problem) -> None:
+    """Raises SolverError at the first cost, size, limit or link between values that no solver can
+    use.
+    """
+    _check_limits(problem)
+    profile = problem.profile
     for block in profile.blocks:
         for what in ("layers", "runs", "forward_seconds", "backward_seconds"):
             _check_number(getattr(block, what), f"`{what}` of block {block.name!r}")
@@ -35,14 +39,14 @@ def check_profile(profile: Profile) -> None:
             )
 
 
-def check_limits(room, host_room, transients: Mapping) -> None:
-    for name, limit in (("room", room), ("host_room", host_room)):
+def _check_limits(problem: Problem) -> None:
+    for name, limit in (("room", problem.room), ("host_room", problem.host_room)):
         if limit is not None and not math.isfinite(limit):
             raise SolverError(f"`{name}` is {limit}; expected bytes, or None for no limit")
-    for key, size in transients.items():
+    for key, size in problem.working.items():
         if not math.isfinite(size):
             raise SolverError(
-                f"`transients` of {key} is {size}; expected finite bytes: fit them again"
+                f"`working` of {key} is {size}; expected finite bytes: fit them again"
             )
 
 

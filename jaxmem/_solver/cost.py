@@ -11,13 +11,14 @@ from jaxmem.errors import SolverError, TagError
 
 @dataclasses.dataclass(frozen=True)
 class BlockCost:
-    """One block class under an assignment. Bytes, seconds, FLOPs and counts are those of one layer."""
+    """One block class under an assignment. Bytes, seconds, FLOPs and counts are those of one
+    layer.
+    """
 
     name: str
     recomputed: tuple[int, ...]  # equations that the backward repeats, in order
-    saved: tuple[
-        tuple[str, Choice], ...
-    ]  # tags whose tensor the backward reads from where it was stored
+    # tags whose tensor the backward reads from where it was stored
+    saved: tuple[tuple[str, Choice], ...]
     raw_inputs: tuple[int, ...]  # of `BlockClass.inputs`: kept as they are
     wasted: tuple[str, ...]  # saved tags whose tensor is recomputed, or kept raw, all the same
     device_bytes: int
@@ -138,15 +139,15 @@ def keep_seconds_per_byte(block: BlockClass) -> float:
 
 
 def _check_names(profile: Profile, actions: Actions) -> None:
-    known: dict[str, set[str]] = {}
+    known: dict[str, set[str]] = {label: {REST} for label in profile.idle_blocks}
     for b in profile.blocks:
-        known.setdefault(b.name, {REST}).update((t.name for t in b.tags), b.idle_tags)
+        known.setdefault(b.name, {REST}).update(t.name for t in b.tags)
     for label, choices in actions.items():
         if label not in known:
             raise TagError(
                 f"`actions` names block {label!r}; the profiled step has {sorted(known)}"
             )
-        if missing := sorted(choices.keys() - known[label]):
+        if missing := sorted(choices.keys() - known[label] - set(profile.idle_tags)):
             raise TagError(
                 f"`actions` names tags {missing} of block {label!r}; it has"
                 f" {sorted(known[label] - {REST})}"
@@ -224,9 +225,8 @@ def _wasted(block: BlockClass, recomputed, raw, saved) -> tuple[str, ...]:
                 lead.add(e)
                 todo += block.equations[e].inputs
         products = [block.equations[e] for e in lead & again if block.equations[e].matmuls]
-        if any(
-            needed.isdisjoint(e.outputs) for e in products
-        ):  # else the backward reads the product itself
+        # else the backward reads the product itself
+        if any(needed.isdisjoint(e.outputs) for e in products):
             names.append(tag.name)
     return tuple(names)
 

@@ -1,5 +1,5 @@
-"""What a block's backward may demand, contracted to the few things that depend on the tags'
-choices.
+"""A block's graph reduced for the solver: which recomputations and inputs are needed, as a
+function of the tags' choices.
 """
 
 import dataclasses

@@ -2,46 +2,38 @@
 again.
 """
 
+import dataclasses
 import math
 import time
 
 from jaxmem._core.actions import KEEP, Actions, Choice
-from jaxmem._core.profile import Profile
-from jaxmem._solver.check import check_limits, check_profile
-from jaxmem._solver.solve import Allowed, Solution, Transients, fits, open_choices, priced
+from jaxmem._solver.check import check_problem
+from jaxmem._solver.problem import Problem
+from jaxmem._solver.solution import Solution, fits, priced
 
 
-def greedy(
-    profile: Profile,
-    *,
-    room: int | None,
-    transients: Transients | None = None,
-    host_room: int | None = None,
-    allowed: Allowed | None = None,
-) -> Solution | None:
+def greedy(problem: Problem) -> Solution | None:
     """An assignment that fits, found without looking ahead; None where no single switch frees bytes
     any more.
 
-    Arguments and errors are those of `solve`, which it is compared with. It may miss plans that
-    exist.
+    It is what `solve` is compared with, and raises as `solve`. It may miss plans that exist, and
+    does not look at `excluded`.
     """
-    transients = transients or {}
-    check_profile(profile)
-    check_limits(room, host_room, transients)
-    started = time.perf_counter()
-    choices = open_choices(profile, allowed)
+    check_problem(problem)
+    started, host_room = time.perf_counter(), problem.host_room
+    choices = problem.open_choices()
     if not all(choices.values()):
         return None
-    actions: Actions = {b.name: {} for b in profile.blocks}
+    actions: Actions = {b.name: {} for b in problem.profile.blocks}
     for (label, tag), open_ in choices.items():
         actions[label][tag] = KEEP if KEEP in open_ else open_[0]
-    now = priced(profile, actions, transients)
-    while not fits(now, room, None):
+    now, on_device = priced(problem, actions), dataclasses.replace(problem, host_room=None)
+    while not fits(now, on_device):
         best = None
         for (label, tag), open_ in choices.items():
             for choice in open_:
                 other = _switched(actions, label, tag, choice)
-                then = priced(profile, other, transients)
+                then = priced(problem, other)
                 freed, costs = now.bytes - then.bytes, then.seconds - now.seconds
                 if freed <= 0 or (host_room is not None and then.host_bytes > host_room):
                     continue
@@ -51,9 +43,9 @@ def greedy(
         if best is None:
             return None
         _, actions, now = best
-    if not fits(now, room, host_room):
+    if not fits(now, problem):
         return None
-    return Solution(now.actions, now.cost, now.transient_bytes, time.perf_counter() - started)
+    return Solution(now.actions, now.cost, now.working_bytes, time.perf_counter() - started)
 
 
 def _switched(actions: Actions, label: str, tag: str, choice: Choice) -> Actions:

@@ -6,9 +6,10 @@ import math
 import pulp
 
 from jaxmem._core.actions import RECOMPUTE, Actions, Choice
-from jaxmem._core.profile import BlockClass, Profile
+from jaxmem._core.profile import BlockClass
 from jaxmem._solver.cost import Cost, option_of
 from jaxmem._solver.demand import ALWAYS, Demand, When, demand_of
+from jaxmem._solver.problem import Problem
 from jaxmem.errors import SolverError
 
 RECOMPUTE_PRICE = 1.001  # a hair above its time, or recomputing to hide a transfer would look free
@@ -28,8 +29,8 @@ class Scale:
     seconds: float
 
     @staticmethod
-    def of(profile: Profile, choices: Choices, transients) -> "Scale":
-        size = seconds = 0.0
+    def of(problem: Problem, choices: Choices) -> "Scale":
+        profile, size, seconds = problem.profile, 0.0, 0.0
         for b in profile.blocks:
             options = [
                 [o for o in t.options if o.choice in choices[b.name, t.name]] for t in b.tags
@@ -42,7 +43,7 @@ class Scale:
             size += b.layers * (device + host + sum(b.values[v] for v in b.inputs))
             seconds += b.runs * (recompute + keeping + sum(b.input_seconds) + transfer)
         for key, open_ in choices.items():
-            size += max((abs(transients.get((*key, c), 0.0)) for c in open_), default=0)
+            size += max((abs(problem.working.get((*key, c), 0.0)) for c in open_), default=0)
         return Scale((size or 1.0) / 1e4, (seconds or 1.0) / 1e5)
 
 
@@ -55,42 +56,42 @@ class Program:
     once they are.
     """
 
-    def __init__(self, profile: Profile, choices: Choices, transients, scale: Scale):
+    def __init__(self, problem: Problem, choices: Choices, scale: Scale):
         self.problem = pulp.LpProblem("plan", pulp.LpMinimize)
-        self._scale, self._profile = scale, profile
+        self._scale, self._profile = scale, problem.profile
         self._count = 0
-        self._one = self._variable(
-            low=1.0
-        )  # an expression of constants alone is no constraint to PuLP
+        # PuLP takes an expression of constants alone for no constraint: this variable is always 1
+        self._one = self._variable(low=1.0)
         self._pick = {
             (*key, c): self._variable(binary=True) for key, open_ in choices.items() for c in open_
         }
         self._choices = choices
         self._saved, self._host = [], []  # (bytes, variable)
         self._recompute, self._other = [], []  # (scaled seconds, variable)
-        self._transient = [
-            (size, self._pick[key]) for key, size in transients.items() if key in self._pick
+        self._working = [
+            (size, self._pick[key]) for key, size in problem.working.items() if key in self._pick
         ]
         for key, open_ in choices.items():
             self._add(pulp.lpSum(self._pick[*key, c] for c in open_) == 1)
         demanded: dict[tuple[str, str], list] = {key: [] for key in choices}
-        for block in profile.blocks:
+        for block in problem.profile.blocks:
             self._add_block(block, demand_of(block), demanded)
-        for key, when in demanded.items():  # an action that would do nothing is not taken
-            if not any(
-                w is self._one for w in when
-            ):  # `in` would compare, which makes a constraint in PuLP 3
+        for key, when in demanded.items():
+            # `in` would compare variables, which makes a constraint in PuLP 3
+            # an action that would do nothing is not taken
+            if not any(w is self._one for w in when):
                 stored = pulp.lpSum(self._pick[*key, c] for c in choices[key] if c != RECOMPUTE)
                 self._add(stored <= pulp.lpSum(when))
-        self._bytes = _sum((size / scale.bytes, v) for size, v in self._saved + self._transient)
+        self._bytes = _sum((size / scale.bytes, v) for size, v in self._saved + self._working)
         self._seconds = _sum([(RECOMPUTE_PRICE * c, v) for c, v in self._recompute] + self._other)
 
     def limit(self, room: int | None, host_room: int | None, *, strict: bool = False) -> None:
-        """Bytes at most `room` and `host_room`. `strict`: all that is left fits; else all that fits
-        is left.
+        """Bytes at most `room` and `host_room`. `strict` rounds sizes up: every remaining
+        assignment fits, but some that fit are lost. Otherwise sizes are rounded down: none that
+        fits is lost, but some that remain may not fit.
         """
         if room is not None:
-            self._limit(self._saved + self._transient, room, strict)
+            self._limit(self._saved + self._working, room, strict)
         if host_room is not None:
             self._limit(self._host, host_room, strict)
 

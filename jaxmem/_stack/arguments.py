@@ -1,4 +1,6 @@
-"""What `stack` is given, checked and put in order: what is differentiated apart from what is not."""
+"""What `stack` is given, checked and put in order: what is differentiated apart from what is
+not.
+"""
 
 import dataclasses
 from typing import Any
@@ -7,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._jax.jaxpr import lift
-from jaxmem._stack.loops import at
+from jaxmem._states.stacked import at
 from jaxmem.errors import StackError
 
 
@@ -26,7 +28,7 @@ def merged(pair, which: tuple[bool, ...]) -> list:
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
+class ParameterSplit:
     """How a layer's own arrays are told apart: floating-point parameters, and the others with the
     layer's key.
     """
@@ -36,9 +38,9 @@ class Split:
     dtype: Any
 
     @staticmethod
-    def of(params, dtype) -> "Split":
+    def of(params, dtype) -> "ParameterSplit":
         leaves, structure = jax.tree.flatten(params)
-        return Split(structure, tuple(map(is_floating, leaves)), dtype)
+        return ParameterSplit(structure, tuple(map(is_floating, leaves)), dtype)
 
     def own(self, stacked, i) -> tuple[list, Any]:
         """Layer i's arrays, from (params, key)."""
@@ -121,7 +123,7 @@ def _leading(name: str, tree) -> int:
     return first[1]
 
 
-def lifted(block, split: Split, params, x, shared, key, has_aux: bool):
+def lifted(block, split: ParameterSplit, params, x, shared, key, has_aux: bool):
     """`call(own, x, common) -> (x, aux)`, and `common`: what is shared, and what `block` closes
     over.
 

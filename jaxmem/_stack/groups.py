@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from jaxmem._core.groups import group_label, ranges
-from jaxmem._tags.policy import Policy, remat_policy
+from jaxmem._core.labels import group_label
+from jaxmem._tags.policy import Policy, check_remat3, decisions, policy_for
 from jaxmem.errors import TagError
 
 
@@ -21,19 +21,17 @@ def groups_of(plan, block: str, layers: int) -> tuple[Group, ...]:
 
     Raises TagError if its groups are not these layers, or as `remat_policy`.
     """
-    found = ranges(getattr(plan, "actions", ()), block)
+    check_remat3()
+    decided = decisions(plan)
+    found = decided.groups(block)
     if not found:
-        return (Group(0, layers, _stacked(plan, block)),)
+        return (Group(0, layers, policy_for(decided, block, stacked=True)),)
     ends = [0, *(stop for _, stop in found)]
     if [start for start, _ in found] != ends[:-1] or ends[-1] != layers:
         raise TagError(
             "stack: `plan` has groups of layers"
-            f" {', '.join(group_label(block, *r) for r in found)}, and `params` holds"
-            f" {layers} layers; the groups must be layers 0 to {layers}, each once: plan this model"
-            " anew"
+            f" {', '.join(group_label(block, *r) for r in found)}, and `params` holds {layers}"
+            f" layers; the groups must be layers 0 to {layers}, each once: plan this model anew"
         )
-    return tuple(Group(*r, _stacked(plan, group_label(block, *r))) for r in found)
-
-
-def _stacked(plan, label: str) -> Policy:
-    return dataclasses.replace(remat_policy(plan, block=label), stacked=True)
+    of = lambda start, stop: policy_for(decided, group_label(block, start, stop), stacked=True)
+    return tuple(Group(*r, of(*r)) for r in found)

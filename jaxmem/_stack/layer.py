@@ -9,13 +9,7 @@ from typing import Any
 import jax
 
 from jaxmem._jax.jaxpr import Flat, FlatEquation, Literal, as_function, flatten, run
-
-# Of a layer's own parameters: cheaper to repeat than to save, and saving would copy the parameters
-# of every layer.
-REPEATED = {
-    "convert_element_type", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "slice", "copy",
-    "reduce_precision", "random_wrap", "random_unwrap", "pvary", "sharding_constraint",
-}  # fmt: skip
+from jaxmem._jax.primitives import REPEATED
 
 
 @jax.tree_util.register_static
@@ -88,7 +82,7 @@ def forward(layer: Callable, own, x, common) -> tuple[Any, list, Residuals]:
 
 
 def _origins(flat: Flat, leaves, mine, common):
-    """Of each leaf: where it comes from; then which leaves are saved, and what is computed once,
+    """Where each leaf comes from; then which leaves are saved, and what is computed once,
     each without repeats.
     """
     again = _computed(flat, mine, lambda e: e.eqn.primitive.name in REPEATED)

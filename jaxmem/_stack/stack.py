@@ -1,13 +1,16 @@
-"""stack(): L identical layers from stacked parameters, as one loop forward and one, ours, backward."""
+"""stack(): L identical layers from stacked parameters, as one loop forward and one, ours,
+backward.
+"""
 
 from collections.abc import Callable
 
 import jax
 
 from jaxmem._jax.vary import zeros
-from jaxmem._stack.arguments import Split, check, check_moments, lifted
+from jaxmem._stack.arguments import ParameterSplit, check, check_moments, lifted
 from jaxmem._stack.groups import groups_of
-from jaxmem._stack.loops import Loops, folded_at, put
+from jaxmem._stack.loops import Loops
+from jaxmem._states.stacked import folded_at, put
 from jaxmem.errors import StackError
 
 
@@ -24,27 +27,27 @@ def stack(
     moments=None,
     fold: Callable | None = None,
 ):
-    """`x = block(p_i, x, *shared)` for each layer i, under a plan; differentiable in `params`, `x`
-    and `shared`.
+    """`x = block(p_i, x, *shared)` for each layer i, under a plan.
 
-    The forward loop saves of each layer what the plan's action for each tag asks; the backward loop
-    restores, recomputes and differentiates one layer at a time. A layer's own parameters are read
-    again, never saved.
+    Differentiable in `params`, `x` and `shared`. The forward loop saves of each layer what the
+    plan's action for each tag asks; the backward loop restores, recomputes and differentiates one
+    layer at a time. A layer's own parameters are read again, never saved.
 
-    `block`: a function, called with `key=` too if `key` is given. `params`: a tree whose arrays
-    have a leading axis L.
-    `x`: a tree of floating-point arrays, which `block` returns with the same shapes and dtypes.
-    `shared`: arrays that every layer reads, such as masks and positions. `plan`: a `jaxmem.Plan`,
-    or None to keep everything; `label` is its name for this block. `key`: a random key; layer i is
-    given `jax.random.fold_in(key, i)`. `dtype`: layers are given floating-point parameters in this
-    dtype, converted one layer at a time. `has_aux`: `block` returns (x, aux), and
-    `stack` returns (x, every layer's aux, stacked).
+    block: a function of one layer, called with `key=` too if `key` is given.
+    params: a tree of the layers' parameters; its arrays have a leading axis L, an entry a layer.
+    x: a tree of floating-point arrays, which `block` returns with the same shapes and dtypes.
+    shared: arrays that every layer reads, such as masks and positions.
+    plan: a `jaxmem.Plan`, a `jaxmem.plans.Assignment`, or None to keep everything.
+    label: the plan's name for this block.
+    key: a random key; layer i is given `jax.random.fold_in(key, i)`.
+    dtype: layers are given floating-point parameters in this dtype, converted a layer at a time.
+    has_aux: `block` returns (x, aux), and `stack` returns (x, every layer's aux, stacked).
+    moments: a tree of floating-point arrays with a leading axis L. With it, layer i's gradient is
+      not returned: it replaces layer i of `moments` by `fold(moments_i, gradient_i)`, in place.
+    fold: that function; given with `moments`, and only with it.
 
-    With `moments`, a tree of floating-point arrays with a leading axis L, layer i's gradient is not
-    returned:
-    `fold(moments_i, gradient_i)` replaces layer i of `moments`, in place. The gradient with respect
-    to `moments` is then the new moments, that with respect to `params` is zero (AdamA §3.2:
-    gradients released layer by layer).
+    With `moments`, `jax.grad` returns the *updated moments* in the place of the gradient of
+    `moments`, and zeros for `params`: no layer's gradient is kept (AdamA §3.2).
 
     Raises StackError if the layers' arrays, what `block` returns, or `moments` do not have these
     shapes; TagError if the plan is of other layers or another block.
@@ -98,6 +101,6 @@ def loops_over(
     layers share.
     """
     groups = groups_of(plan, label, check(params, x))
-    split = Split.of(params, dtype)
+    split = ParameterSplit.of(params, dtype)
     call, common = lifted(block, split, params, x, shared, key, has_aux)
     return Loops(call, split.own, groups), split, common

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxmem._stack.loops import at, put
+from jaxmem._states.stacked import at, put
 
 
 def divided(whole: tuple[int, ...], part: tuple[int, ...]) -> int | None:

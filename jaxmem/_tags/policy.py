@@ -7,6 +7,7 @@ import jax
 from jax.ad_checkpoint import Offloadable, Recompute, Saveable, checkpoint_name
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Choice
+from jaxmem._core.assignment import Assignment, Decisions
 from jaxmem._tags.tag import differentiable_once, tag_p
 from jaxmem.errors import TagError
 
@@ -17,7 +18,7 @@ name_p = jax.make_jaxpr(lambda x: checkpoint_name(x, "x"))(0.0).eqns[0].primitiv
 TWICE = (
     "remat_policy: a gradient of a gradient runs through a compressed tag, and codes have no"
     " derivative;"
-    " plan such a step with actions=jaxmem.LOSSLESS"
+    " plan such a step with actions=jaxmem.plans.LOSSLESS"
 )
 
 
@@ -105,27 +106,44 @@ def check_remat3() -> None:
         )
 
 
+def decisions(plan) -> Decisions:
+    """What `plan` decides, None being everything kept. Raises TagError if it decides nothing."""
+    if plan is None:
+        return Assignment.everything()
+    if not isinstance(plan, Decisions) or isinstance(plan, type):
+        raise TagError(
+            f"remat_policy: `plan` is {_named(plan)}; expected a jaxmem.Plan, a"
+            " jaxmem.plans.Assignment or None (everything kept), or an object with their methods"
+            " choices_for(block) and groups(block)"
+        )
+    return plan
+
+
+def policy_for(decided: Decisions, label: str, *, stacked: bool = False) -> Policy:
+    """The policy of the block, or of the group of layers, that stands under `label`."""
+    choices = decided.choices_for(label)
+    if choices.get(REST) == KEEP:  # one spelling, since partial evaluation caches on the policy
+        return Policy(label, None, stacked)
+    chosen = ((tag, Choice(c.action, c.codec)) for tag, c in choices.items())
+    return Policy(label, tuple(sorted(chosen)), stacked)
+
+
 def remat_policy(plan, *, block: str | None = None) -> Policy:
     """The policy to give to `jax.checkpoint`, `flax.linen.remat` or `flax.nnx.remat`.
 
-    `plan`: a `jaxmem.Plan`, or None to keep everything. `block`: a label, for models with several
-    kinds of blocks whose tags should be decided apart; blocks of one label share their decisions.
-    Left out, it is "block". Raises TagError if `plan` is neither, if it knows no block of that
-    label, or if jax_remat3 is on.
+    plan: a `jaxmem.Plan`, a `jaxmem.plans.Assignment`, or None to keep everything.
+    block: a label, for models with several kinds of blocks whose tags should be decided apart;
+      blocks of one label share their decisions. Left out, it is "block".
+
+    Raises TagError if `plan` is none of these, if it knows no block of that label, if it decides
+    groups of the block's layers apart (which takes `jaxmem.stack`), or if jax_remat3 is on.
     """
     check_remat3()
     block = "block" if block is None else block
     if not isinstance(block, str) or not block:
         raise TagError(f"remat_policy: `block` is {block!r}; expected a non-empty string")
-    if plan is None:
-        return Policy(block)
-    if not hasattr(plan, "choices_for"):
-        raise TagError(
-            f"remat_policy: `plan` is {type(plan).__name__}; expected a jaxmem.Plan or None"
-        )
-    choices = plan.choices_for(block)
-    if choices is None:
-        return Policy(block)
-    return Policy(
-        block, tuple(sorted((tag, Choice(c.action, c.codec)) for tag, c in choices.items()))
-    )
+    return policy_for(decisions(plan), block)
+
+
+def _named(value) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

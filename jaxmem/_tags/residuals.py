@@ -27,21 +27,22 @@ Choose = Callable[[jax.ShapeDtypeStruct], Codec | None]
 def compress_residuals(
     f: Callable, codec: Codec | str | Choose, *, keep_args: tuple[int, ...] | None = None
 ) -> Callable:
-    """A function equal to `f`, whose `jax.vjp` holds encoded what the backward needs of the
-    forward.
+    """A function equal to `f`, whose `jax.vjp` holds encoded what the backward needs of the forward.
+
+    f: any differentiable function. Its arguments are pytrees: of `jax.Array`s, of which the
+      floating ones have a gradient, and of anything else (Python numbers, text), which `f` gets
+      unchanged. Floating arrays that `f` closes over count as kept.
+    codec: a codec, or its text form, for every floating residual that it makes smaller; or a
+      function from a residual's `jax.ShapeDtypeStruct` to its codec, or None to keep it. Residuals
+      of bool (dropout masks) become one bit a value with either, unless that function returns a
+      codec; integers and PRNG keys are held uncompressed.
+    keep_args: positions of the arguments whose leaves are held uncompressed where they are
+      residuals, being in memory anyhow (parameters). None means all of them; name the parameters
+      alone where an activation that enters `f` is to be compressed.
 
     The value is `f`'s to the bit; the gradient is `f`'s, taken at the decoded residuals. Runs under
-    jit, grad, vmap and scan, in reverse mode. Arguments are pytrees: of `jax.Array`s, of which the
-    floating ones have a gradient, and of anything else (Python numbers, text), which `f` gets as it
-    is. Floating arrays that `f` closes over count as kept.
+    jit, grad, vmap and scan, in reverse mode.
 
-    `codec`: a codec, or its text form, for every floating residual that it makes smaller; or a
-    function from a residual's `jax.ShapeDtypeStruct` to its codec, or None to keep it. Residuals of
-    bool (dropout masks) become one bit a value with either, unless that function returns a codec;
-    integers and PRNG keys stay as they are.
-    `keep_args`: positions of the arguments whose leaves stay as they are where they are residuals,
-    being in memory anyhow (parameters). None: all of them; name the parameters alone where an
-    activation that enters `f` is to be compressed.
     Raises TagError if `codec` or `keep_args` is something else, if the codec chosen by a function
     cannot take its residual, and on a second derivative, which would be wrong.
     """
@@ -160,7 +161,7 @@ def _encode(codec: Codec, x):
 
 
 def _held(args, keep_args, leaves) -> list[bool]:
-    """Of each leaf of (args, kwargs), whether it stays as it is."""
+    """Whether each leaf of (args, kwargs) is held uncompressed."""
     if keep_args is None:
         return [True] * len(leaves)
     if not all(0 <= i < len(args) for i in keep_args):

@@ -12,14 +12,15 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxmem._xla.hlo import Rates, hlo_costs
+from jaxmem._device.rates import Rates
+from jaxmem._xla.hlo import hlo_costs
 from jaxmem.errors import StepError
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """Of one device. `total_bytes` is temp + arguments + outputs − aliased, in device memory; host
-    memory is apart.
+    """What one compile gave, for one device. `total_bytes` is temp + arguments + outputs − aliased,
+    in device memory; host memory is apart.
 
     `matmul_flops` and `matmuls` are of one execution, loops times their trip counts. `xla_seconds`
     is XLA's estimate of one execution, None where it was not asked for or XLA has none for this

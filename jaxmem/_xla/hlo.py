@@ -9,6 +9,8 @@ import math
 import re
 from collections.abc import Callable, Iterator
 
+from jaxmem._device.rates import Rates
+
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"[ )]([a-z][\w\-]*)\(")
@@ -30,21 +32,9 @@ _LIBRARY_EFFICIENCY = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Rates:
-    """A device's peaks, FLOP/s and B/s: they price the products that XLA's table lacks, and codecs'
-    kernels.
-    """
-
-    matmul_flops: float
-    flops_f32: float
-    bandwidth: float
-    codec: float = math.inf
-
-
-@dataclasses.dataclass(frozen=True)
 class HloCosts:
-    """Of one execution of a module. `matmuls` counts instructions: dots, library calls for them,
-    convolutions.
+    """What one execution of a module costs. `matmuls` counts instructions: dots, library calls for
+    them, convolutions.
 
     `seconds` is the sum of XLA's estimates, None where the text has none (compiled without cost
     statistics).
@@ -177,7 +167,7 @@ def _is_mispriced(i: _Instruction) -> bool:
 
 
 def _roofline(i: _Instruction, flops: int, rates: Rates) -> float:
-    peak = rates.flops_f32 if i.operands[0].dtype == "f32" else rates.matmul_flops
+    peak = rates.flops_f32 if i.operands[0].dtype == "f32" else rates.flops_16bit
     moved = sum(a.nbytes for a in (*i.operands, i.output))
     return max(flops / (_LIBRARY_EFFICIENCY * peak), moved / rates.bandwidth)
 
@@ -192,9 +182,8 @@ def _flops(i: _Instruction) -> int | None:
     if m := _CONTRACTING.search(i.text):
         dims = [int(d) for d in re.findall(r"\d+", m[1])]
         return 2 * math.prod(i.output.shape) * math.prod(i.operands[0].shape[d] for d in dims)
-    batch = math.prod(
-        i.output.shape[:-2]
-    )  # [b,m,k] x [b,k,n]: (b m k)(b k n)(b m n) / b = (b m k n)²
+    # [b,m,k] x [b,k,n]: (b m k)(b k n)(b m n) / b = (b m k n)²
+    batch = math.prod(i.output.shape[:-2])
     return 2 * math.isqrt(
         math.prod(math.prod(a.shape) for a in (*i.operands[:2], i.output)) // max(batch, 1)
     )

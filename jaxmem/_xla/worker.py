@@ -17,9 +17,9 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxmem._device.rates import Rates
 from jaxmem._xla.buffers import peak
 from jaxmem._xla.compiled import compile_dumped, read_compiled
-from jaxmem._xla.hlo import Rates
 from jaxmem._xla.wire import read_message, write_message
 
 COST_OPTIONS = {"xla_gpu_collect_cost_model_stats": True, "xla_gpu_enable_triton_gemm": False}
@@ -73,9 +73,8 @@ def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) ->
             compiler_options=(COST_OPTIONS | options if cost else options) or None
         )
     except jax.errors.JaxRuntimeError as error:
-        if not (
-            cost and "Cannot find key" in str(error)
-        ):  # XLA has no table of rates for this device
+        # XLA has no table of rates for this device
+        if not (cost and "Cannot find key" in str(error)):
             raise
         cost, compiled = False, lowered.compile(compiler_options=options or None)
     read = read_compiled(compiled, cost, time.perf_counter() - start, Rates(**header["rates"]))

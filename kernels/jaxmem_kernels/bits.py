@@ -1,4 +1,6 @@
-"""One bit a value: eight contiguous parts of a group share its bytes. Shapes are those of `layout`."""
+"""One bit a value: eight contiguous parts of a group share its bytes. Shapes are those of
+`layout`.
+"""
 
 import functools
 import operator

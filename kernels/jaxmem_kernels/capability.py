@@ -20,9 +20,8 @@ _ANYTHING = Wanted()
 _wanted: contextvars.ContextVar[Wanted] = contextvars.ContextVar(
     "jaxmem_kernels_wanted", default=_ANYTHING
 )
-_key = jax.make_user_context(
-    None
-)  # part of the keys of JAX's caches: what was lowered under another wish is not taken
+# part of the keys of JAX's caches: what was lowered under another wish is not taken
+_key = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
@@ -37,7 +36,9 @@ def _wanting(**changes) -> Iterator[None]:
 
 
 def compiling_for(capability: int) -> contextlib.AbstractContextManager[None]:
-    """Lowers kernels in its body for GPUs of a compute capability, such as 90, whatever is at hand."""
+    """Lowers kernels in its body for GPUs of a compute capability, such as 90, whatever is at
+    hand.
+    """
     return _wanting(capability=capability)
 
 
@@ -94,8 +95,10 @@ def is_whole(ctx) -> bool:
 
 
 def asks(ctx) -> bool:
-    """Whether XLA, where it divides arrays, asks a kernel how: not of an exported program, nor
-    along axes that a `shard_map` left.
+    """Whether XLA's partitioner will call our partitioning rule.
+
+    It does not for exported programs, nor for mesh axes that an enclosing `shard_map` leaves
+    automatic.
     """
     axes, parameters = ctx.module_context.axis_context, ctx.module_context.lowering_parameters
     known = (
@@ -110,12 +113,12 @@ def asks(ctx) -> bool:
 
 
 def mesh_sizes(ctx) -> tuple[int, ...]:
-    """Of a context that `asks`."""
+    """The sizes of the mesh axes of a context that `asks`."""
     return tuple(ctx.module_context.axis_context.abstract_mesh.shape.values())
 
 
 def _devices(axes) -> tuple:
-    """Of a lowering's context; none where it does not know any."""
+    """The devices of a lowering's context; none where it does not know any."""
     mesh = getattr(axes, "mesh", None)
     if mesh is None:
         return tuple(getattr(axes, "device_assignment", None) or ())

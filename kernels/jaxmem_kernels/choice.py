@@ -6,9 +6,8 @@ import jax.numpy as jnp
 
 FLOATS = ("bfloat16", "float16", "float32")
 INTEGERS = "int8", "uint8", "int16", "uint16", "int32", "uint32"
-GROUPS = tuple(
-    2**i for i in range(4, 14)
-)  # a thread has 16 bytes of neighbours, a program a few thousand values
+# a thread has 16 bytes of neighbours, a program a few thousand values
+GROUPS = tuple(2**i for i in range(4, 14))
 # A launch takes a few microseconds, in which memory moves this much; and XLA fuses a reference with
 # what is around it.
 LEAST_SIZE = 2**16

@@ -143,7 +143,6 @@ def _decoded(packed, scale, offset, width: int, dtype: str):
     wide = wide_dtype(dtype)
     x = unpack_int4(packed).astype(wide) * scale.astype(wide)
     x = x if offset is None else x + offset.astype(wide)
-    limit = float(
-        jnp.finfo(dtype).max
-    )  # -8·s can pass it, where the scale was rounded up; NaN stays
+    # -8·s can pass it, where the scale was rounded up; NaN stays
+    limit = float(jnp.finfo(dtype).max)
     return unblocked(jnp.clip(x, -limit, limit).astype(dtype), width)

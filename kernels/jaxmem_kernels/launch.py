@@ -9,10 +9,11 @@ import jax.numpy as jnp
 
 from jaxmem_kernels import adapter
 
+# values of a program, and its warps: 32 values to a thread, loaded 16 bytes at a time
 TILE, WARPS = (
     4096,
     4,
-)  # values of a program, and its warps: 32 values to a thread, loaded 16 bytes at a time
+)
 
 
 def quantize(capability, x, *, group, scale, stochastic):
@@ -143,7 +144,7 @@ def _run(file, name, capability, arrays, results, group, **constants):
 
 
 def _groups(x, group) -> int:
-    """Of a row."""
+    """How many groups a row has."""
     return -(-x.shape[-1] // group)
 
 

@@ -35,7 +35,7 @@ class Rule(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Of all axes, in the order of their first appearance; that of groups is k."""
+        """All axes, in the order of their first appearance; the axis of groups is k."""
         found = dict.fromkeys(
             _outer(name) for axes in (*self.operands, *self.results) for name in axes
         )

@@ -5,9 +5,8 @@ import math
 import jax.numpy as jnp
 from jax import lax
 
-LEAST = (
-    2.0**-125
-)  # of scales: a denormal, which may be flushed or not, is less than half of it, and its code 0
+# of scales: a denormal, which may be flushed or not, is less than half of it, and its code 0
+LEAST = 2.0**-125
 LEAST_OFFSET = 2.0**-100  # whether or not denormals are flushed, they are nothing beside it
 # of a scale whose products with codes are exact: what is added to one is then rounded once, fused
 # or not
@@ -46,9 +45,8 @@ def round_up(scale, dtype, digits: int = 24):
     `scale` or the result is not finite.
     """
     mantissa = min(jnp.finfo(dtype).nmant, digits - 1)
-    nearest = lax.reduce_precision(
-        scale, 8, mantissa
-    )  # XLA drops a pair of conversions; this it must do
+    # XLA drops a pair of conversions; this it must do
+    nearest = lax.reduce_precision(scale, 8, mantissa)
     bits = lax.bitcast_convert_type(nearest.astype(jnp.float32), jnp.uint32)
     bits = jnp.where(nearest < scale, bits + jnp.uint32(1 << (23 - mantissa)), bits)
     up = lax.bitcast_convert_type(bits, jnp.float32)
@@ -82,6 +80,5 @@ def round_stochastic(y, x):
     h = (h ^ (h >> 15)) * jnp.uint32(0x85EBCA6B)
     h = h ^ (h >> 16)
     u = jnp.stack([h & 0xFFFF, h >> 16], -2).astype(jnp.float32) * 2.0**-16
-    return (
-        jnp.floor(y.astype(jnp.float32) + (u + 192)) - 192
-    )  # beside 192, sums have 16 bits after the point
+    # beside 192, sums have 16 bits after the point
+    return jnp.floor(y.astype(jnp.float32) + (u + 192)) - 192

@@ -11,7 +11,7 @@ from flax.core import FrozenDict
 
 import jaxmem
 from jaxmem._core.actions import Choice
-from jaxmem._plan.plan import Draft
+from jaxmem._core.assignment import Assignment
 from jaxmem.errors import OptimizerError, StackError
 from tests.shared import adama_oracle, tiny_lm
 
@@ -20,8 +20,8 @@ pytestmark = [
     pytest.mark.standard_promotion,
     pytest.mark.usefixtures("quick_compiles"),
 ]
-recomputed = Draft({"block": dict.fromkeys(("in", "up"), Choice("recompute"))})
-grouped = Draft(
+recomputed = Assignment({"block": dict.fromkeys(("in", "up"), Choice("recompute"))})
+grouped = Assignment(
     {
         "block[0:1]": recomputed.actions["block"],
         "block[1:3]": {"in": Choice("keep"), "up": Choice("keep")},

@@ -195,7 +195,7 @@ def test_progress_tells_of_compiles(folder, capsys):
 
 
 def test_debug_shows_the_traceback(folder):
-    with pytest.raises(jaxmem.BudgetError):
+    with pytest.raises(jaxmem.errors.BudgetError):
         run("plan steps:small --budget 0 --debug")
 
 

@@ -43,7 +43,7 @@ def test_read(text, count):
     ],
 )
 def test_refused(text):
-    with pytest.raises(jaxmem.BudgetError, match="`budget` is .*expected"):
+    with pytest.raises(jaxmem.errors.BudgetError, match="`budget` is .*expected"):
         parse_budget(text, 1000)
 
 

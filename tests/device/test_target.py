@@ -5,7 +5,7 @@ import pytest
 
 from jaxmem._device.gpus import GPUS, gpu_of_kind, target_config
 from jaxmem._device.target import Target, host_memory_bytes
-from jaxmem._xla.deviceless import child_environment
+from jaxmem._xla.process import child_environment
 from jaxmem.errors import TargetError
 
 

@@ -111,9 +111,12 @@ def test_a_plan_fits_a_step_that_folds(way):
         way, "gpt", "model.width=64", "train.batch=32", "train.sequence=64", "model.loop=stack"
     )
     build = lambda plan: make_step(config, plan)
-    plan = jaxmem.plan(build, *abstract(config), actions=jaxmem.LOSSLESS)
+    plan = jaxmem.plan(build, *abstract(config), actions=jaxmem.plans.LOSSLESS)
     tight = jaxmem.plan(
-        build, *abstract(config), actions=jaxmem.LOSSLESS, budget=int(0.75 * plan.baseline_bytes)
+        build,
+        *abstract(config),
+        actions=jaxmem.plans.LOSSLESS,
+        budget=int(0.75 * plan.baseline_bytes),
     )
     assert tight.compiled_bytes <= 0.75 * plan.baseline_bytes
     state, metrics = tight.step(init_state(config), batch_of(config))

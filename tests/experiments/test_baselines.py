@@ -312,7 +312,7 @@ def test_budgets_are_read_as_the_planner_reads_them(budget, found):
     config = load("gpt_nano", [f"plan.budget={budget}"])
     assert budget_bytes(config) == found
     assert budget_bytes(load("gpt_nano", ["plan.budget=50%", "plan.target=h200"])) == (
-        jaxmem.Target.parse("h200").usable_bytes // 2
+        jaxmem.plans.Target.parse("h200").usable_bytes // 2
     )
 
 

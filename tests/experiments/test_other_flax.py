@@ -15,7 +15,7 @@ import jaxmem
 from experiments.config.text import Config, Model, Optimizer, Train
 from experiments.models import gpt
 from jaxmem._core.actions import Choice
-from jaxmem._plan.plan import Draft
+from jaxmem._core.assignment import Assignment
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.core]
 
@@ -106,7 +106,7 @@ def loss(spelling, policy):
 
 def policy(action):
     choice = Choice(action, INT4 if action == "compress" else None)
-    return jaxmem.remat_policy(Draft({"block": dict.fromkeys(TAGS, choice)}))
+    return jaxmem.remat_policy(Assignment({"block": dict.fromkeys(TAGS, choice)}))
 
 
 @pytest.mark.parametrize("spelling", [linen, nnx_scan])

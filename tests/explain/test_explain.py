@@ -8,15 +8,19 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import KEEP, RECOMPUTE, Action, Choice
+from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
 from jaxmem._device.target import Target
-from jaxmem._explain import explain as _explain
-from jaxmem._explain.explain import Explanation, Part, explain
+from jaxmem._explain.explain import explain
+from jaxmem._explain.explanation import Explanation, Part
 from jaxmem._jax.step import trace
-from jaxmem._plan.plan import Bytes, Draft, Plan
-from jaxmem._planner.compile import Verifier
-from jaxmem._profile.profile import block_classes, fingerprint
-from jaxmem._xla.deviceless import Compiler
+from jaxmem._plan.plan import Plan
+from jaxmem._plan.rows import Bytes
+from jaxmem._planner.compile import StepCompiler
+from jaxmem._profile.classes import plan_fingerprint
+from jaxmem._profile.profile import block_classes
+from jaxmem._xla import backend
+from jaxmem._xla.backend import backend_for
 from jaxmem.errors import PlanFileError, StepError
 from tests.shared import models
 
@@ -41,21 +45,22 @@ STEP = BUILD, {
 def plan_of(step, choices, target="local") -> Plan:
     """A plan with these choices for the one block, and no predictions."""
     build, *args = step
-    blocks = block_classes(trace(build, Draft(), tuple(args))[1].jaxpr)
+    blocks = block_classes(trace(build, Assignment.nothing(), tuple(args))[1].jaxpr)
     nothing = Bytes(0, 0, 0)
     return Plan(
         actions={"block": choices}, budget_bytes=1, predicted_bytes=0, compiled_bytes=0, baseline_bytes=0, host_bytes=0,
         predicted_seconds=0.0, baseline_seconds=0.0, profile_seconds=0.0, solve_seconds=0.0, compile_seconds=0.0,
-        compiles=0, time_source="roofline", target=target, fingerprint=fingerprint(blocks),
+        compiles=0, time_source="roofline", target=target, fingerprint=plan_fingerprint(blocks),
         jax_version=jax.__version__, parts=nothing, baseline_parts=nothing,
     )  # fmt: skip
 
 
 def compiled_total(step, actions) -> int:
     build, *args = step
-    return (
-        Verifier(build, tuple(args), Target.parse("local")).compile(actions)[0].compiled.total_bytes
-    )
+    backend = backend_for(Target.parse("local"))
+    if actions is None:
+        actions = {"block": {"*": KEEP}}
+    return StepCompiler(build, tuple(args), backend).compile(actions)[0].compiled.total_bytes
 
 
 def part(found: Explanation, name: str) -> Part:
@@ -170,10 +175,9 @@ def test_a_plan_for_another_model_is_refused():
 
 
 def test_a_message_of_another_format_is_a_clear_error(monkeypatch):
-    whole = _explain.compile_dumped
-    monkeypatch.setattr(
-        _explain, "compile_dumped", lambda lowered: (whole(lowered)[0], b"\x0b\x0c")
-    )
+    whole = backend.compile_dumped
+    broken = lambda lowered: (whole(lowered)[0], b"\x0b\x0c")
+    monkeypatch.setattr(backend, "compile_dumped", broken)
     with pytest.raises(StepError, match="buffer assignment .2 bytes. cannot be read"):
         explain(*STEP)
 
@@ -203,6 +207,6 @@ def test_a_gpu_that_is_not_there():
         "p['down'] f32[3,128,32]",
     }
     build, *args = STEP
-    with Compiler("h200", workers=1) as compiler:
-        verifier = Verifier(build, tuple(args), Target.parse("h200"), compiler)
-        assert verifier.compile({"block": kept})[0].compiled.total_bytes == found.total_bytes
+    with backend_for(Target.parse("h200"), workers=1) as backend:
+        steps = StepCompiler(build, tuple(args), backend)
+        assert steps.compile({"block": kept})[0].compiled.total_bytes == found.total_bytes

@@ -6,7 +6,8 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import Choice
-from jaxmem._plan.plan import Bytes, Plan, Point
+from jaxmem._plan.plan import Plan
+from jaxmem._plan.rows import Bytes, Point
 
 pytestmark = pytest.mark.core
 ACTIONS = {

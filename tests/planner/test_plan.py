@@ -75,7 +75,7 @@ def test_the_step_runs_and_trains_as_the_plain_one(halved):
 def test_a_lossless_plan_steps_as_the_plain_one(unplanned):
     p, x = models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32)
     plan = jaxmem.plan(
-        build, *SHAPES, budget=int(0.4 * unplanned.baseline_bytes), actions=jaxmem.LOSSLESS
+        build, *SHAPES, budget=int(0.4 * unplanned.baseline_bytes), actions=jaxmem.plans.LOSSLESS
     )
     want, _ = jax.jit(build(None))(p, x)
     got, _ = plan.step(p, x)
@@ -141,14 +141,14 @@ def test_table_names_every_tag_and_why(halved):
 
 def test_lossless_plans_use_no_codec(unplanned):
     plan = jaxmem.plan(
-        build, *SHAPES, budget=int(0.4 * unplanned.baseline_bytes), actions=jaxmem.LOSSLESS
+        build, *SHAPES, budget=int(0.4 * unplanned.baseline_bytes), actions=jaxmem.plans.LOSSLESS
     )
     assert not any(c.action.compresses for c in plan.actions["block"].values())
     assert plan.compiled_bytes <= plan.budget_bytes
 
 
 def test_infeasible_budgets_name_the_least(unplanned):
-    with pytest.raises(jaxmem.BudgetError, match="least that compiled") as caught:
+    with pytest.raises(jaxmem.errors.BudgetError, match="least that compiled") as caught:
         jaxmem.plan(build, *SHAPES, budget="1MiB")
     least = caught.value.least_bytes
     assert 2**20 < least < unplanned.baseline_bytes

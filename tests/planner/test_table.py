@@ -6,6 +6,7 @@ import pytest
 
 from jaxmem._core.actions import KEEP, REST
 from jaxmem._planner.table import rows
+from jaxmem._solver.problem import Problem
 from jaxmem._solver.solve import solve
 from tests.shared import profiles
 from tests.shared.profiles import chain, flat, oracle, profile
@@ -20,9 +21,9 @@ def every_assignment(made):
 @pytest.mark.parametrize("room", [9, 20, 40, 60, 90])
 def test_why_is_the_dearer_plan_without_the_choice(room):
     made = profile(chain(layers=LAYERS, runs=LAYERS), link=100.0)
-    got = solve(made, room=room)
+    got = solve(Problem(made, room=room))
     priced = oracle(made, flat(got.actions))
-    for row in rows(made, got.actions, room, {}, None):
+    for row in rows(Problem(made, room), got.actions):
         key = (row.block, row.tag)
         others = [
             p for p in every_assignment(made) if p.bytes <= room and p.effective[key] != row.choice
@@ -43,4 +44,4 @@ def test_why_is_the_dearer_plan_without_the_choice(room):
 def test_no_choice_is_explained_where_everything_fits():
     made = profile(chain())
     actions = {"block": {"u": KEEP, "v": KEEP, REST: KEEP}}
-    assert {r.why for r in rows(made, actions, 0, {}, None)} == {"everything fits"}
+    assert {r.why for r in rows(Problem(made, 0), actions)} == {"everything fits"}

@@ -8,12 +8,13 @@ import jax
 import pytest
 
 from jaxmem._core.actions import ALL, KEEP, OFFLOAD, REST
+from jaxmem._core.assignment import Assignment
 from jaxmem._device.target import Target
 from jaxmem._jax.step import trace
-from jaxmem._plan.plan import Draft
 from jaxmem._profile.audit import audit
 from jaxmem._profile.profile import profile
 from jaxmem._solver.cost import evaluate
+from jaxmem._xla.backend import Pricing
 from jaxmem.errors import StepError
 from tests.shared import models
 
@@ -38,7 +39,7 @@ ARGS = (
 def traced(choices, loss=models.scanned, args=ARGS, microbatches=1):
     return trace(
         models.build_with(loss, microbatches),
-        None if choices is None else Draft({"block": choices}),
+        None if choices is None else Assignment({"block": choices}),
         args,
     )[1]
 
@@ -78,7 +79,7 @@ def test_what_the_profile_predicts_is_what_is_traced(loss, action):
     target = dataclasses.replace(
         Target.parse("h200"), platform="tpu"
     )  # CUDA leaves offload out of unrolled layers
-    made = profile(traced({}, loss).jaxpr, target, actions=ALL)
+    made = profile(traced({}, loss).jaxpr, Pricing(target), actions=ALL)
     priced = {
         t.name: o.choice
         for t in made.blocks[0].tags

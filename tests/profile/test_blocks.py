@@ -7,16 +7,17 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem._plan.plan import Draft
+from jaxmem._core.assignment import Assignment
 from jaxmem._profile.blocks import find_blocks
-from jaxmem._profile.profile import block_classes, fingerprint
+from jaxmem._profile.classes import plan_fingerprint
+from jaxmem._profile.profile import block_classes
 from tests.shared import models
 
 pytestmark = pytest.mark.core
 
 
 def trace(build, *args, plan=None):
-    return jax.jit(build(plan or Draft())).trace(*args).jaxpr
+    return jax.jit(build(plan or Assignment.nothing())).trace(*args).jaxpr
 
 
 def classes(build, *args):
@@ -139,7 +140,7 @@ def test_inside_shard_map_and_jit():
 
 
 def test_fingerprint_changes_with_shapes_alone():
-    of = lambda build, *args: fingerprint(classes(build, *args))
+    of = lambda build, *args: plan_fingerprint(classes(build, *args))
     build = models.build_with(models.scanned)
     assert of(build, *SHAPES) == of(models.build_with(linear(models.scanned)), *SHAPES)
     assert of(build, *SHAPES) != of(

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxmem
+from jaxmem._core.assignment import Assignment
 from jaxmem._device.gpus import target_config
 from jaxmem._device.target import Target
-from jaxmem._plan.plan import Draft
 from jaxmem._xla.worker import deviceless_devices
 from tests.shared import models
 
@@ -25,7 +25,7 @@ def main():
     shapes = jax.eval_shape(
         lambda: (models.parameters(LAYERS, WIDTH), models.batch(BATCH, SEQUENCE, WIDTH))
     )
-    plan = Draft({"block": models.actions("offload")})
+    plan = Assignment({"block": models.actions("offload")})
 
     def loss(params, x):
         numbers = jnp.arange(LAYERS, dtype=jnp.float32)

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem._plan.plan import Draft
+from jaxmem._core.assignment import Assignment
 from tests.shared import models
 
 jax.config.update("jax_enable_x64", True)
@@ -24,7 +24,7 @@ PLANS = {
     "none": None,
     "recompute": models.draft("recompute"),
     "compress": models.draft("compress"),
-    "groups": Draft(
+    "groups": Assignment(
         {"block[0:1]": models.actions("recompute"), "block[1:4]": models.actions("keep")}
     ),
 }

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from jaxmem import plans
 from jaxmem._core.actions import KEEP, RECOMPUTE, Action
 from jaxmem._report.bars import CELLS, LETTERS
 from jaxmem._report.curves import BUCKETS
@@ -49,7 +50,7 @@ def test_a_run_with_everything(tmp_path):
 
 def test_every_action_has_a_colour_a_letter_and_an_entry(tmp_path):
     plan = made()
-    plan.report(tmp_path / "page.html")
+    plans.report(plan, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     check(text)
     style = text[text.index("<style>") : text.index("</style>")]
@@ -178,7 +179,7 @@ def test_each_kind_of_block_has_its_strip(tmp_path):
 
 def test_a_plan_s_page_tells_of_a_run(tmp_path):
     write_run(tmp_path / "run", None, [5.0, 4.0], config="nano", val_loss=4.25)
-    made().report(tmp_path / "new" / "page.html", run=tmp_path / "run")
+    plans.report(made(), tmp_path / "new" / "page.html", run=tmp_path / "run")
     text = (tmp_path / "new" / "page.html").read_text()
     check(text)
     assert "<h1>nano</h1>" in text

@@ -8,9 +8,10 @@ import re
 
 import pytest
 
+from jaxmem import plans
 from jaxmem._core.actions import KEEP
-from jaxmem._plan.plan import Bytes, Point
-from jaxmem._report.report import report
+from jaxmem._plan.rows import Bytes, Point
+from jaxmem._report.report import report_runs as report
 from jaxmem.errors import PlanFileError
 from tests.shared.report_pages import made, page_of, row, write_run
 
@@ -115,5 +116,5 @@ def test_the_page_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     (tmp_path / "page.html").write_text("before")
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):
-        made().report(tmp_path / "page.html")
+        plans.report(made(), tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text() == "before"

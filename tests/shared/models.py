@@ -6,7 +6,7 @@ import numpy as np
 
 import jaxmem
 from jaxmem._core.actions import Choice
-from jaxmem._plan.plan import Draft
+from jaxmem._core.assignment import Assignment
 
 TAGS = ("in", "ln", "probs", "mask", "mid", "up", "gelu")
 CODEC = {
@@ -26,8 +26,8 @@ def actions(action: str, names=TAGS) -> dict:
     return {name: choice(name) for name in names}
 
 
-def draft(action: str, names=TAGS, block: str = "block") -> Draft:
-    return Draft({block: actions(action, names)})
+def draft(action: str, names=TAGS, block: str = "block") -> Assignment:
+    return Assignment({block: actions(action, names)})
 
 
 def norm(x):

@@ -117,7 +117,7 @@ class Price:
         return self.seconds + (PRICE - 1) * self.recompute
 
 
-def oracle(profile: Profile, assignment: dict, transients=()) -> Price:
+def oracle(profile: Profile, assignment: dict, working=()) -> Price:
     """`assignment`: (block, tag) -> choice."""
     saved = host = 0
     seconds = recompute = 0.0
@@ -161,7 +161,7 @@ def oracle(profile: Profile, assignment: dict, transients=()) -> Price:
         exposed = max(0.0, wait - b.forward_seconds) + max(0.0, wait - b.backward_seconds - again)
         saved, host = saved + b.layers * device, host + b.layers * moved
         seconds, recompute = seconds + b.runs * (again + kept + exposed), recompute + b.runs * again
-    extra = sum(dict(transients).get((*k, c), 0) for k, c in effective.items())
+    extra = sum(dict(working).get((*k, c), 0) for k, c in effective.items())
     return Price(saved, host, seconds, recompute, extra, effective)
 
 
@@ -182,11 +182,11 @@ def assignments(profile: Profile):
         yield dict(zip(choices, picked))
 
 
-def prices(profile: Profile, transients=()) -> list[Price]:
+def prices(profile: Profile, working=()) -> list[Price]:
     """Every assignment's price; one that a cheaper-named equal stands for is listed again,
     harmlessly.
     """
-    return [oracle(profile, a, transients) for a in assignments(profile)]
+    return [oracle(profile, a, working) for a in assignments(profile)]
 
 
 @st.composite
@@ -257,7 +257,7 @@ def _count(made: Profile) -> int:
     return total
 
 
-def transients_of(profile: Profile):
+def working_of(profile: Profile):
     """A strategy for corrections of either sign to some of the choices."""
     keys = [(*k, c) for k, choices in open_to(profile).items() for c in choices]
     return (

@@ -7,8 +7,9 @@ import json
 import re
 
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Action, Choice
-from jaxmem._plan.plan import Bytes, Plan, Point, Row
-from jaxmem._report.report import report
+from jaxmem._plan.plan import Plan
+from jaxmem._plan.rows import Bytes, Point, Row
+from jaxmem._report.report import report_runs
 
 CODEC = "bit_mask()"
 CHOICES = (
@@ -75,7 +76,7 @@ def write_run(folder, plan=None, losses=None, **summary):
 
 def page_of(tmp_path, *runs):
     out = tmp_path / "page.html"
-    assert report(list(runs), out) == str(out)
+    assert report_runs(list(runs), out) == str(out)
     text = out.read_text()
     check(text)
     return text

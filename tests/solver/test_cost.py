@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST
 from jaxmem._core.profile import Option
 from jaxmem._solver.cost import effective, evaluate, everything
+from jaxmem._solver.problem import Problem
 from jaxmem._solver.solve import solve
 from jaxmem.errors import SolverError, TagError
 from tests.shared import profiles
@@ -87,7 +88,7 @@ def test_a_tag_after_an_operation_that_is_recomputed_all_the_same_is_told():
     assert cost.blocks[0].recomputed == (0, 1)
     assert cost.blocks[0].wasted == ("probs",)
     assert "'probs' of block 'block' is saved" in cost.warnings[0]
-    assert solve(profile(softmax), room=100).actions == {"block": {"probs": RECOMPUTE}}
+    assert solve(Problem(profile(softmax), room=100)).actions == {"block": {"probs": RECOMPUTE}}
     assert not evaluate(profile(chain()), {"block": {"u": KEEP, "v": KEEP}}).warnings
 
 

@@ -38,7 +38,7 @@ def plan(*choices):
 
 def additive(model, actions):
     keys = [("block", tag, choice) for tag, choice in actions["block"].items()]
-    return model.reference + sum(model.transients.get(k, 0.0) for k in keys)
+    return model.reference + sum(model.working.get(k, 0.0) for k in keys)
 
 
 plans = st.tuples(*[st.sampled_from(CHOICES)] * len(SIZES)).map(lambda c: plan(*c))
@@ -75,7 +75,7 @@ def test_the_corrections_alone_give_the_history_wherever_a_sum_can(history):
 
 def test_one_observation_is_a_constant():
     model = MemoryModel.fit([(plan(KEEP, KEEP, KEEP, KEEP), 500 * MiB)], step())
-    assert not model.transients
+    assert not model.working
     assert model.predict(plan(INT4, RECOMPUTE, KEEP, OFFLOAD)) == 500 * MiB
     assert MemoryModel.fit([({"block": {REST: KEEP}}, 9)], step()).predict(plan(*[KEEP] * 4)) == 9
 
@@ -84,7 +84,7 @@ def test_one_observation_is_a_constant():
 def test_a_change_is_put_down_to_the_largest_tags_first(change):
     base = plan(*[KEEP] * 4)
     model = MemoryModel.fit([(base, 500 * MiB), (plan(*[INT4] * 4), 500 * MiB + change)], step())
-    shares = [model.transients["block", tag, INT4] / change for tag in SIZES]
+    shares = [model.working["block", tag, INT4] / change for tag in SIZES]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == pytest.approx(
         100**2 / (100**2 + 40**2 + 4**2), rel=1e-3

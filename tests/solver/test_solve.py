@@ -15,6 +15,7 @@ from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE
 from jaxmem._core.profile import Option
 from jaxmem._solver.cost import evaluate
 from jaxmem._solver.greedy import greedy
+from jaxmem._solver.problem import Problem
 from jaxmem._solver.solve import least_bytes, runner_up, solve
 from jaxmem.errors import SolverError, TagError
 from tests.shared import profiles
@@ -40,18 +41,18 @@ def tolerance(known):
 @given(st.data())
 def test_solve_is_the_optimum_of_all_assignments(data):
     made = data.draw(profiles.profiles())
-    transients = data.draw(profiles.transients_of(made))
-    known = prices(made, transients)
+    working = data.draw(profiles.working_of(made))
+    known = prices(made, working)
     room = data.draw(st.sampled_from(sorted({p.bytes for p in known}))) - data.draw(
         st.sampled_from((0, 0, 1))
     )
     host_room = data.draw(st.sampled_from((None, *sorted({p.host for p in known}))))
-    got = solve(made, room=room, transients=transients, host_room=host_room)
+    got = solve(Problem(made, room=room, working=working, host_room=host_room))
     want = best(known, room, host_room)
     assert (got is None) == (want is None)
     if got is None:
         return
-    again = oracle(made, flat(got.actions), transients)
+    again = oracle(made, flat(got.actions), working)
     assert flat(got.actions) == again.effective
     assert (got.bytes, got.host_bytes, got.saved_bytes) == (again.bytes, again.host, again.saved)
     assert got.bytes <= room
@@ -71,7 +72,7 @@ def test_more_room_never_costs_time_and_greedy_is_never_better(data):
     )
     slack, last = tolerance(known), math.inf
     for room in rooms:
-        got, baseline = solve(made, room=room), greedy(made, room=room)
+        got, baseline = solve(Problem(made, room=room)), greedy(Problem(made, room=room))
         assert got is not None
         price = oracle(made, flat(got.actions)).priced
         assert price <= last * (1 + 1e-6) + slack
@@ -85,9 +86,9 @@ def test_more_room_never_costs_time_and_greedy_is_never_better(data):
 @given(st.data())
 def test_least_bytes_is_the_least_of_all_assignments(data):
     made = data.draw(profiles.profiles())
-    transients = data.draw(profiles.transients_of(made))
-    known = prices(made, transients)
-    got = least_bytes(made, transients)
+    working = data.draw(profiles.working_of(made))
+    known = prices(made, working)
+    got = least_bytes(Problem(made, working=working))
     least = min(p.bytes for p in known)
     assert got.bytes == least
     want = best(known, least)
@@ -102,12 +103,12 @@ def test_runner_up_is_the_optimum_without_the_choice(data):
     hypothesis.assume(choices)
     known = prices(made)
     room = data.draw(st.sampled_from([p.bytes for p in known]))
-    got = solve(made, room=room)
+    got = solve(Problem(made, room=room))
     key = data.draw(st.sampled_from(list(choices)))
     chosen = got.actions[key[0]][key[1]]
     others = [p for p in known if p.effective[key] != chosen]
     want = best(others, room)
-    found = runner_up(made, got, *key, room=room)
+    found = runner_up(Problem(made, room=room), got, *key)
     if (
         found is None and want is not None
     ):  # nothing demands the tag: no other choice alone would do anything
@@ -128,7 +129,7 @@ def test_classes_of_one_label_share_their_choices_and_need_a_price_in_each():
         dear.tags[1], options=(Option(KEEP, 20, 0, 0.2), Option(INT8, 11, 0, 0.1))
     )
     made = profile(cheap, dataclasses.replace(dear, tags=(dear.tags[0], other)))
-    solution = solve(made, room=5 * 25)
+    solution = solve(Problem(made, room=5 * 25))
     assert solution.actions["block"]["v"] in (
         KEEP,
         RECOMPUTE,
@@ -138,8 +139,8 @@ def test_classes_of_one_label_share_their_choices_and_need_a_price_in_each():
 
 def test_host_room_limits_what_is_offloaded():
     made = profile(chain(), link=1e9)
-    assert solve(made, room=20).actions["block"]["u"] == OFFLOAD
-    assert solve(made, room=20, host_room=9).host_bytes == 0
+    assert solve(Problem(made, room=20)).actions["block"]["u"] == OFFLOAD
+    assert solve(Problem(made, room=20, host_room=9)).host_bytes == 0
 
 
 def test_ties_take_fewer_bytes():
@@ -147,7 +148,7 @@ def test_ties_take_fewer_bytes():
     made = profile(
         block([([0], [1], 3.0, None), ([1], [2], 0.0, "u")], [2], [5, 20, 20], {"u": equal})
     )
-    assert solve(made, room=None).actions == {"block": {"u": INT4}}
+    assert solve(Problem(made, room=None)).actions == {"block": {"u": INT4}}
 
 
 def test_thousands_of_assignments_a_hair_over_the_room():
@@ -159,7 +160,7 @@ def test_thousands_of_assignments_a_hair_over_the_room():
         equations += [([0], [raw], 1.0, None), ([raw], [raw + 1], 0.0, name)]
         tags.setdefault(name, [Option(KEEP, size, 0, 0.0)])
     made = profile(block(equations, range(2, len(sizes), 2), sizes, tags))
-    solution = solve(made, room=8 * size - 1)
+    solution = solve(Problem(made, room=8 * size - 1))
     assert solution.seconds == count - 7
     assert solution.saved_bytes == 7 * size + 1
 
@@ -167,7 +168,7 @@ def test_thousands_of_assignments_a_hair_over_the_room():
 def test_a_correction_is_not_earned_by_a_tag_that_nothing_demands():
     made = profile(dataclasses.replace(chain(), needed=(4,)))
     solution = solve(
-        made, room=10, transients={("block", "u", KEEP): -50, ("block", "u", INT4): -50}
+        Problem(made, room=10, working={("block", "u", KEEP): -50, ("block", "u", INT4): -50})
     )
     assert solution.actions == {"block": {"u": RECOMPUTE, "v": INT4}}
     assert solution.bytes == 6
@@ -185,33 +186,41 @@ def test_recomputation_is_not_taken_to_hide_a_transfer():
         ([3], [4], 0.0, "v"),
     ]
     made = profile(block(equations, [2, 4], [0, 50, 50, 1, 1], tags, forward_seconds=50.0))
-    solution = solve(made, room=1)
+    solution = solve(Problem(made, room=1))
     assert solution.actions == {"block": {"u": OFFLOAD, "v": KEEP}}
     assert solution.seconds == pytest.approx(evaluate(made, {"block": {"u": OFFLOAD}}).seconds)
 
 
 def test_refused_choices_and_assignments_are_not_returned():
     made, seen = profile(chain()), []
-    while (found := solve(made, room=25, exclude=seen)) is not None:
+    problem = Problem(made, room=25)
+    while (found := solve(problem)) is not None:
         assert found.actions not in seen
         seen.append(found.actions)
+        problem = problem.excluding(found.actions)
     fitting = {tuple(p.effective.items()) for p in prices(made) if p.bytes <= 25}
     assert len(seen) == len(fitting) > 3
     assert [oracle(made, flat(a)).priced for a in seen] == sorted(
         oracle(made, flat(a)).priced for a in seen
     )
-    lossless = solve(made, room=10, allowed=lambda block, tag, choice: not choice.action.compresses)
+    refused = Problem(made, room=10)
+    for (label, tag), choices in refused.open_choices().items():
+        for choice in choices:
+            refused = refused.without(label, tag, choice) if choice.codec else refused
+    lossless = solve(refused)
     assert all(not c.action.compresses for c in lossless.actions["block"].values())
-    assert solve(made, room=25, allowed=lambda *_: False) is None
+    for choice in refused.open_choices()["block", "u"]:
+        refused = refused.without("block", "u", choice)
+    assert solve(refused.within(None)) is None, "a tag without a choice"
 
 
 @pytest.mark.parametrize("room", [0, 5, None])
 def test_a_step_without_choices(room):
     made = profile(block([([0], [1], 1.0, None)], [1], [5, 5]))
-    solution = solve(made, room=room)
+    solution = solve(Problem(made, room=room))
     assert (solution is None) == (room == 0)
     assert solution is None or (solution.actions == {"block": {}} and solution.saved_bytes == 5)
-    assert solve(profile(), room=room).seconds == 0
+    assert solve(Problem(profile(), room=room)).seconds == 0
 
 
 def broken(field, value):
@@ -257,26 +266,27 @@ def broken(field, value):
 )
 def test_numbers_that_cannot_be_used_are_named(find, field, value, message):
     with pytest.raises(SolverError, match=message):
-        find(profile(broken(field, value)), room=100)
+        find(Problem(profile(broken(field, value)), room=100))
 
 
 def test_limits_that_cannot_be_used_are_named():
     with pytest.raises(SolverError, match="`room` is nan"):
-        solve(profile(chain()), room=math.nan)
-    with pytest.raises(SolverError, match="`transients` of"):
-        solve(profile(chain()), room=9, transients={("block", "u", KEEP): math.inf})
+        solve(Problem(profile(chain()), room=math.nan))
+    with pytest.raises(SolverError, match="`working` of"):
+        solve(Problem(profile(chain()), room=9, working={("block", "u", KEEP): math.inf}))
     with pytest.raises(SolverError, match="`link_bytes_per_second` is 0"):
-        solve(profile(chain(), link=0.0), room=9)
+        solve(Problem(profile(chain(), link=0.0), room=9))
+    problem = Problem(profile(chain()), room=99)
     with pytest.raises(TagError, match="`tag` 'w'"):
-        runner_up(profile(chain()), solve(profile(chain()), room=99), "block", "w", room=99)
+        runner_up(problem, solve(problem), "block", "w")
 
 
 def test_a_block_of_ten_tags_is_solved_in_under_half_a_second():
     """Adacc §3.3: "less than 0.5 second"."""
     made = profile(profiles.deep(), link=55e9)
-    least, most = least_bytes(made), solve(made, room=None)
+    least, most = least_bytes(Problem(made)), solve(Problem(made, room=None))
     rooms = [least.bytes + (most.bytes - least.bytes) * k // 8 for k in range(1, 8)]
-    solutions = [solve(made, room=room) for room in rooms]
+    solutions = [solve(Problem(made, room=room)) for room in rooms]
     assert all(s.gap < 1e-9 for s in solutions)
     assert all(s.bytes <= room for s, room in zip(solutions, rooms))
     assert [s.seconds for s in solutions] == sorted((s.seconds for s in solutions), reverse=True)
@@ -285,4 +295,4 @@ def test_a_block_of_ten_tags_is_solved_in_under_half_a_second():
 
 def test_a_time_limit_that_runs_out_is_an_error():
     with pytest.raises(SolverError, match=r"no proven optimum; `time_limit` is 0\.0 s"):
-        solve(profile(profiles.deep(), link=55e9), room=2**31, time_limit=0.0)
+        solve(Problem(profile(profiles.deep(), link=55e9), room=2**31, time_limit=0.0))

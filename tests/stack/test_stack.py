@@ -11,7 +11,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import KEEP, REST, Choice
-from jaxmem._plan.plan import Draft
+from jaxmem._core.assignment import Assignment
 from tests.shared import models
 
 pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
@@ -59,7 +59,7 @@ def close(got, want, rtol=1e-12):
 def grouped(ends, actions):
     """A plan of groups [0:e0], [e0:e1] ... with an action each."""
     names = itertools.pairwise((0, *ends))
-    return Draft(
+    return Assignment(
         {f"block[{a}:{b}]": models.actions(action) for (a, b), action in zip(names, actions)}
     )
 
@@ -142,7 +142,7 @@ def dropping(p, x, mask, scale, *, key):
 
 @pytest.mark.parametrize("action", ["keep", "recompute", "everything"])
 def test_keys_shared_arrays_and_auxiliary_outputs(action):
-    plan = Draft(
+    plan = Assignment(
         {
             "block": {REST: KEEP}
             if action == "everything"

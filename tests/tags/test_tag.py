@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jaxmem
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Choice
-from jaxmem._plan.plan import Draft
+from jaxmem._core.assignment import Assignment
 from tests.shared import models
 
 pytestmark = pytest.mark.core
@@ -175,9 +175,11 @@ def test_checkpoint_name_values_are_tags():
     p, x = models.parameters(dtype=jnp.float64), models.batch(dtype=jnp.float64)
     want = jax.grad(models.scanned(None, block))(p, x)
     for choice in (KEEP, RECOMPUTE, OFFLOAD):
-        policy = jaxmem.remat_policy(Draft({"block": {"h": choice}}))
+        policy = jaxmem.remat_policy(Assignment({"block": {"h": choice}}))
         close(jax.jit(jax.grad(models.scanned(policy, block)))(p, x), want, 1e-12)
-    policy = jaxmem.remat_policy(Draft({"block": {"h": Choice("compress", models.CODEC["in"])}}))
+    policy = jaxmem.remat_policy(
+        Assignment({"block": {"h": Choice("compress", models.CODEC["in"])}})
+    )
     with pytest.raises(jaxmem.errors.TagError, match="checkpoint_name"):
         jax.grad(models.scanned(policy, block))(p, x)
 
@@ -200,7 +202,9 @@ def test_self_tagged_operations(ours, plain):
     products = lambda op: str(
         jax.make_jaxpr(
             jax.grad(
-                jax.checkpoint(f(op), policy=jaxmem.remat_policy(Draft({"block": {"y": KEEP}}))),
+                jax.checkpoint(
+                    f(op), policy=jaxmem.remat_policy(Assignment({"block": {"y": KEEP}}))
+                ),
                 argnums=(0, 1),
             )
         )(x, w)

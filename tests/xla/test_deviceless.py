@@ -14,7 +14,8 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from jaxmem._jax.export import export_flat
 from jaxmem._xla import deviceless as _deviceless
 from jaxmem._xla.compiled import Compiled, read_compiled
-from jaxmem._xla.deviceless import Compiler, install_command, require_wheels
+from jaxmem._xla.deviceless import Compiler
+from jaxmem._xla.wheels import install_command, require_wheels
 from jaxmem.errors import StepError, TargetError
 
 M, D = 256, 128

@@ -2,7 +2,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem._xla.hlo import HloCosts, Rates, executed, hlo_costs
+from jaxmem._device.rates import Rates
+from jaxmem._xla.hlo import HloCosts, executed, hlo_costs
 
 M, D, L = 16, 32, 5
 
@@ -163,10 +164,10 @@ def test_products_that_xla_misprices_are_priced_by_the_rates(dtypes, seconds):
         .replace(f"({operand}[8,32]", f"({output}[8,32]")
     )
     flops = 2 * 8 * 32 * 16
-    rates = Rates(matmul_flops=flops / 0.79 / 3e-6, flops_f32=1e30, bandwidth=1e30)
+    rates = Rates(1e30, flops / 0.79 / 3e-6, 1e30, link=1e30, codec=1e30)
     assert hlo_costs(text, rates).seconds == pytest.approx((4 * seconds + 3) * 1e-6)
     moved = (8 * 16 + 16 * 32) * (4 if operand == "f32" else 2) + 8 * 32 * (
         4 if output == "f32" else 2
     )
-    slow = Rates(matmul_flops=1e30, flops_f32=1e30, bandwidth=moved / 3e-6)
+    slow = Rates(moved / 3e-6, 1e30, 1e30, link=1e30, codec=1e30)
     assert hlo_costs(text, slow).seconds == pytest.approx((4 * seconds + 3) * 1e-6)

@@ -20,7 +20,7 @@ from experiments.gpu_check.steps import Race, plan_row, planned, under
 from experiments.running.planning import total_bytes
 from experiments.running.policies import COMPRESS, KEEP, RECOMPUTE
 
-SETS = {"all": None, "lossless": jaxmem.LOSSLESS, "compress": (KEEP, RECOMPUTE, COMPRESS)}
+SETS = {"all": None, "lossless": jaxmem.plans.LOSSLESS, "compress": (KEEP, RECOMPUTE, COMPRESS)}
 SHARES, ROUNDS, LAYERS = (0.08, 0.2, 0.35, 0.5, 0.7), 10, 6
 ENDS = ("nothing_saveable", "keep_everything")
 RACES: dict[tuple, Race] = {}

@@ -1,0 +1,68 @@
+"""A model as embed, one layer and head, with the moments of what it is made of."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem.errors import OptimizerError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+    """A model as embed, layers and head, and what its layers' loop is given."""
+
+    embed: Callable
+    block: Callable
+    head: Callable
+    layers: str
+    plan: Any
+    label: str
+    dtype: Any
+    has_aux: bool
+
+    def check(self, params) -> None:
+        """Raises OptimizerError unless `params` has stacked layers and something else, of
+        floating-point arrays.
+        """
+        if not isinstance(params, dict) or self.layers not in params:
+            is_dict = isinstance(params, dict)
+            got = (
+                f"has {', '.join(map(repr, params))}" if is_dict else f"is {type(params).__name__}"
+            )
+            raise OptimizerError(
+                f"released_step: `params` {got}; expected a dict with {self.layers!r}, the layers'"
+                " parameters stacked (name"
+                " another key with layers=...): a model that is no stack of layers takes"
+                " jaxmem.adama as a transformation"
+            )
+        for path, a in jax.tree.leaves_with_path(params):
+            if not jnp.issubdtype(jnp.result_type(a), jnp.inexact):
+                raise OptimizerError(
+                    f"released_step: `params{jax.tree_util.keystr(path)}` is {jnp.result_type(a)};"
+                    " expected floating-point"
+                    " arrays, which gradients are folded for"
+                )
+
+    def outer(self, params) -> dict:
+        return {k: v for k, v in params.items() if k != self.layers}
+
+    def started(self, params, mu, nu):
+        """Moments with their tallies at 0: of each array outside the layers, and of the layers."""
+        inner = jax.tree.leaves(params[self.layers])
+        wide = jnp.promote_types(jnp.float32, jnp.result_type(*inner))
+        tally = lambda *shape: {
+            "squares": jnp.zeros(shape, wide),
+            "skipped": jnp.zeros(shape, wide),
+        }
+        pairs = zip(jax.tree.leaves(self.outer(mu)), jax.tree.leaves(self.outer(nu)))
+        layers = {"mu": mu[self.layers], "nu": nu[self.layers]} | tally(inner[0].shape[0])
+        return [{"mu": m, "nu": v} | tally() for m, v in pairs], layers
+
+    def joined(self, params, moments, name: str):
+        """`mu` or `nu`, a dict like `params`, out of what `started` made."""
+        outer, layers = moments
+        whole = jax.tree.unflatten(jax.tree.structure(self.outer(params)), [c[name] for c in outer])
+        return {k: layers[name] if k == self.layers else whole[k] for k in params}

@@ -1,0 +1,125 @@
+"""What an object given as `plan` means: choices for the tags of each block, in groups of layers."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from jaxmem._core.actions import KEEP, REST, Action, Choice
+from jaxmem._core.labels import group_label, ranges, ungrouped
+from jaxmem.errors import TagError
+
+
+@runtime_checkable
+class Decisions(Protocol):
+    """What may be given as `plan`, beside None for everything kept: an object of these two methods.
+
+    `jaxmem.plans.Plan` and `jaxmem.plans.Assignment` are such objects.
+    """
+
+    def choices_for(self, block: str) -> Mapping[str, Choice]:
+        """Tag name -> choice, for the block of this label.
+
+        A tag that is absent is recomputed. Raises TagError for a block that was not decided.
+        """
+        ...
+
+    def groups(self, block: str) -> tuple[tuple[int, int], ...]:
+        """The groups of the block's layers that are decided apart: (start, stop), in order.
+
+        Their choices stand under the labels `block[start:stop]`. Empty where all layers share the
+        block's own choices.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """Actions written by hand, or not yet proven: what becomes of each tag of each block.
+
+    `jaxmem.remat_policy`, `jaxmem.stack` and `build` take one where they take a plan:
+
+        Assignment({"block": {"up": Choice("keep"), "probs": Choice("compress", "bit_mask()")}})
+
+    actions: block label -> tag name -> `Choice`, or the name of an action that takes no codec. A
+      tag that is absent is recomputed; the tag "*" stands for what no tag names: kept, the block is
+      as it is without a checkpoint. A label may be of a group of layers, as `block[0:6]`.
+    others: choices for every block that `actions` does not name; None makes such a block an error.
+
+    Raises TagError for anything else.
+    """
+
+    actions: Mapping[str, Mapping[str, Choice]] = dataclasses.field(default_factory=dict)
+    others: Mapping[str, Choice] | None = None
+
+    def __post_init__(self):
+        if not isinstance(self.actions, Mapping):
+            raise TagError(f"Assignment: `actions` is {self.actions!r}; {_EXPECTED}")
+        checked = {label: _checked(label, choices) for label, choices in self.actions.items()}
+        object.__setattr__(self, "actions", checked)
+        if self.others is not None:
+            object.__setattr__(self, "others", _checked("others", self.others))
+
+    @staticmethod
+    def everything() -> "Assignment":
+        """Every block as it is without a checkpoint; the same as `plan=None`."""
+        return Assignment(others={REST: KEEP})
+
+    @staticmethod
+    def nothing() -> "Assignment":
+        """Every tag of every block recomputed, as `jax.checkpoint` does without a policy."""
+        return Assignment(others={})
+
+    def choices_for(self, block: str) -> dict[str, Choice]:
+        """Tag name -> choice. Raises TagError for a block that the assignment does not decide."""
+        return choices_of(self.actions, block, self.others, "assignment")
+
+    def groups(self, block: str) -> tuple[tuple[int, int], ...]:
+        """The groups of the block's layers that are decided apart: (start, stop), in order."""
+        return ranges(self.actions, block)
+
+
+def choices_of(
+    actions: Mapping[str, Mapping[str, Choice]],
+    block: str,
+    others: Mapping[str, Choice] | None,
+    what: str,
+) -> dict[str, Choice]:
+    """The choices of one block. Raises TagError, naming the blocks there are, where it has none."""
+    found = actions.get(block, others)
+    if found is None:
+        if groups := ranges(actions, block):
+            named = ", ".join(group_label(block, *group) for group in groups)
+            raise TagError(
+                f"remat_policy: the {what} decides groups of the layers of block {block!r} apart"
+                f" ({named}), and one policy cannot; loop over the layers with jaxmem.stack(...,"
+                " plan=plan)"
+            )
+        known = ", ".join(map(repr, dict.fromkeys(map(ungrouped, actions)))) or "no block"
+        raise TagError(
+            f"remat_policy: the {what} knows no block {block!r}; it was made for {known}: give"
+            " `block` one of these, or plan this model anew"
+        )
+    return dict(found)
+
+
+_EXPECTED = (
+    "expected a dict of block labels to dicts of tag names to Choice, such as"
+    ' {"block": {"up": Choice("keep")}}'
+)
+
+
+def _checked(label, choices) -> dict[str, Choice]:
+    if not isinstance(label, str) or not isinstance(choices, Mapping):
+        raise TagError(f"Assignment: got {choices!r} for block {label!r}; {_EXPECTED}")
+    return {tag: _choice(label, tag, choice) for tag, choice in choices.items()}
+
+
+def _choice(label: str, tag, choice) -> Choice:
+    if isinstance(choice, Choice) and isinstance(tag, str):
+        return choice
+    try:
+        return Choice(Action(choice))
+    except ValueError as error:
+        raise TagError(
+            f"Assignment: got {choice!r} for tag {tag!r} of block {label!r} ({error}); {_EXPECTED}"
+        ) from None

@@ -1,0 +1,24 @@
+"""Labels of groups of layers: `block[0:6]` is of the first six layers of `block`."""
+
+import re
+from collections.abc import Iterable
+
+LABEL = re.compile(r"(?P<block>.+)\[(?P<start>\d+):(?P<stop>\d+)\]")
+
+
+def group_label(block: str, start: int, stop: int) -> str:
+    """The label of layers `start` up to, and without, `stop`."""
+    return f"{block}[{start}:{stop}]"
+
+
+def ungrouped(label: str) -> str:
+    """The block that a label is of: that of `block[0:6]` is `block`."""
+    match = LABEL.fullmatch(label)
+    return match["block"] if match else label
+
+
+def ranges(labels: Iterable[str], block: str) -> tuple[tuple[int, int], ...]:
+    """The ranges of layers of one block among labels, in order."""
+    matches = (LABEL.fullmatch(label) for label in labels)
+    found = (m for m in matches if m and m["block"] == block)
+    return tuple(sorted((int(m["start"]), int(m["stop"])) for m in found))

@@ -1,0 +1,18 @@
+"""Warnings that point at the user's line, however deep in jaxmem they are raised."""
+
+import sys
+import warnings
+
+from jaxmem.errors import JaxmemWarning
+
+
+def warn(message: str) -> None:
+    """A JaxmemWarning at the innermost line of the call stack that is not jaxmem's own."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, JaxmemWarning, stacklevel=level)
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in ("jaxmem", "jaxmem_kernels", "contextlib")

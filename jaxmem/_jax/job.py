@@ -1,0 +1,23 @@
+"""A piece of a traced program that can be run, compiled and timed by itself."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A function of arrays shaped like `avals`, to be timed as one fused program."""
+
+    function: Callable
+    avals: tuple
+
+    @property
+    def specs(self) -> list[jax.ShapeDtypeStruct]:
+        """Its arguments' shapes and dtypes."""
+        return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.avals]
+
+    def trace(self) -> jax.stages.Traced:
+        """The traced function, to compile."""
+        return jax.jit(self.function).trace(*self.specs)

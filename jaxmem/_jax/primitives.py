@@ -1,0 +1,29 @@
+"""Names of JAX's primitives, by what they mean here: every list of them, side by side."""
+
+# They run a jaxpr of their own, once: what is inside belongs to the caller.
+CALLS = frozenset({
+    "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call",
+    "custom_vjp_call",
+})  # fmt: skip
+# `jax.checkpoint` under its names over the years.
+REMAT = frozenset({"remat", "remat2", "checkpoint"})
+# They make no new numbers: XLA reads their operand where it lies, or copies it.
+VIEWS = frozenset({
+    "slice", "squeeze", "reshape", "transpose", "convert_element_type", "copy", "broadcast_in_dim",
+    "dynamic_slice", "device_put", "sharding_constraint", "optimization_barrier", "expand_dims",
+    "random_wrap", "random_unwrap", "pvary",
+})  # fmt: skip
+# What counts layers, and makes their keys.
+INDICES = frozenset({"iota", "add", "lt", "select_n", "random_fold_in"})
+# Of a layer's own parameters these are cheaper to repeat than to save, and saving would copy the
+# parameters of every layer.
+REPEATED = frozenset({
+    "convert_element_type", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose",
+    "slice", "copy", "reduce_precision", "random_wrap", "random_unwrap", "pvary",
+    "sharding_constraint",
+})  # fmt: skip
+# XLA names a buffer after the operation below these, which only reshape, convert or copy it.
+RELABELLED = frozenset({
+    "reshape", "transpose", "convert_element_type", "broadcast_in_dim", "squeeze", "copy",
+    "reduce_precision",
+})  # fmt: skip

@@ -1,0 +1,218 @@
+"""One search: compiles teach it what fits, and what is compiled next is solved for what they
+taught.
+"""
+
+import dataclasses
+import time
+
+from jaxmem._core.actions import Actions
+from jaxmem._core.bytes import show_bytes
+from jaxmem._core.profile import Profile
+from jaxmem._core.progress import LOG
+from jaxmem._planner import candidates
+from jaxmem._planner.compile import CompiledStep, StepCompiler
+from jaxmem._planner.divide import Division, best_division
+from jaxmem._planner.history import History
+from jaxmem._planner.trials import Limits, Trial, Trials, fitted
+from jaxmem._solver.cost import everything
+from jaxmem._solver.memory import prior_bytes
+from jaxmem._solver.problem import Problem
+from jaxmem._solver.solution import Solution
+from jaxmem._solver.solve import least_bytes
+from jaxmem.errors import BudgetError
+
+MOST_COMPILES = 6
+ENOUGH = 0.98  # of the budget: a plan that uses it is not improved on
+WORTH = 0.002  # of a step: what dividing the layers must gain
+GUESSED_HEAD = 0.15  # of the room beside the arguments: working memory, before a compile has told
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a search is given: the step's profile and compiler, its history, and the limits."""
+
+    profile: Profile
+    steps: StepCompiler
+    history: History
+    limits: Limits
+
+    def compile(self, *many: Actions, least: int | None = None) -> list[CompiledStep]:
+        """Compiles, says so, and remembers. `least`: the least bytes that compiled so far."""
+        done = self.steps.compiles
+        numbers = " and ".join(str(done + i + 1) for i in range(len(many)))
+        so_far = ""
+        if least is not None:
+            budget = show_bytes(self.limits.budget)
+            so_far = f"; least so far {show_bytes(least)}, the budget is {budget}"
+        LOG.info(
+            "compile %s of at most %d%s",
+            numbers,
+            MOST_COMPILES,
+            so_far,
+            extra={"done": done, "of": MOST_COMPILES},
+        )
+        found = self.steps.compile(*many)
+        for step in found:
+            self.history.remember(step)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a search ends with: the best plan that fits, if any, and how its layers are divided."""
+
+    trials: Trials
+    best: Trial | None
+    division: Division | None
+    solve_seconds: float
+
+
+def search(setting: Setting, arguments: int) -> Found:
+    """The fastest plan within the limits that at most `MOST_COMPILES` compiles find.
+
+    arguments: bytes of the step's arguments on one device, as traced.
+
+    Raises BudgetError if no assignment needs as little host memory as `host_room`.
+    """
+    start = _Search(setting, _begin(setting, arguments))
+    trials = start.trials
+    if trials.baseline.total <= setting.limits.room:
+        return Found(trials, trials.baseline, None, start.solve_seconds)
+    start.refine()
+    best, division = None, None
+    if trials.fitting:
+        best = min(trials.fitting, key=lambda t: (t.cost.seconds, t.total))
+        best, division = start.divide(best)
+    return Found(trials, best, division, start.solve_seconds)
+
+
+def _begin(setting: Setting, arguments: int) -> Trials:
+    """The step with everything kept and, unless that fits, a first guess.
+
+    The guess of a deviceless search is compiled beside it, and knows bytes of arguments alone.
+    """
+    profile, limits, kept = setting.profile, setting.limits, setting.profile.everything_kept
+    whole = lambda step: Trial(step, everything(profile), step.compiled.total_bytes)
+    known, recalled = None, []
+    for step in setting.history.recall():
+        if step.actions == kept:
+            known = whole(step)
+        elif (cost := candidates.price_of(profile, step.actions)) is not None:
+            recalled.append(Trial(step, cost, step.compiled.total_bytes))
+    guess = guessed = None
+    if setting.steps.backend.width > 1:
+        head = int(GUESSED_HEAD * max(0, limits.room - arguments))
+        guess = _first_guess(profile, limits, recalled, arguments, head)
+        step, guessed = setting.compile(kept, guess.actions)
+        trials = Trials(profile, limits, whole(step), [], recalled)
+    elif known is not None and known.total > limits.room:  # what does not fit is not compiled again
+        trials = Trials(profile, limits, known, [], recalled)
+    else:
+        (step,) = setting.compile(kept)
+        trials = Trials(profile, limits, whole(step), [], recalled)
+    if trials.baseline.total <= limits.room:
+        return trials
+    if guess is None or guessed is None:
+        known_trials = [*trials.compiled, *recalled]
+        guess = _first_guess(profile, limits, known_trials, trials.static, 0)
+        (guessed,) = setting.compile(guess.actions, least=trials.baseline.total)
+    model = trials.model()
+    predicted = int(trials.static + guess.saved_bytes + model.predict(guess.actions))
+    trials.tried.append(Trial(guessed, guess.cost, predicted))
+    return trials
+
+
+def _first_guess(
+    profile: Profile, limits: Limits, known: list[Trial], static: int, head: int
+) -> Solution:
+    """A plan for what is left of the budget beside arguments and working memory, or the one of
+    least saved bytes.
+
+    head: bytes of working memory to reckon with where no compile has told yet.
+    """
+    working = prior_bytes(profile)
+    if known:
+        model = fitted(profile, known)
+        head, working = int(model.reference), model.working
+    problem = Problem(profile, limits.room - static - head, limits.host_room, working)
+    solution = candidates.fastest(problem) or least_bytes(problem)
+    if solution is None:
+        raise BudgetError(
+            f"plan: `host_budget` is {show_bytes(limits.host_room)}, and no assignment of the"
+            " actions allowed needs so little"
+        )
+    return solution
+
+
+class _Search:
+    """The part of a search that goes round: solve, compile, learn."""
+
+    def __init__(self, setting: Setting, trials: Trials):
+        self.setting, self.trials = setting, trials
+        self.solve_seconds = 0.0
+
+    def refine(self) -> None:
+        """Solves for the room left by what was learned, compiles, and learns, until nothing is left
+        to gain.
+        """
+        trials, limits = self.trials, self.setting.limits
+        width = self.setting.steps.backend.width
+        best = self._timed(candidates.fastest, Problem(trials.profile, None, limits.host_room))
+        least_seconds = best.seconds if best else 0.0
+        while (left := MOST_COMPILES - self.setting.steps.compiles) > 0:
+            within, model = trials.within_budget, trials.model()
+            earlier = candidates.recalled(trials, trials.problem(model))
+            done = any(
+                t.total >= ENOUGH * limits.room or t.cost.seconds <= least_seconds for t in within
+            )
+            if done and earlier is None:
+                return
+            picks = [] if earlier is None else [earlier]
+            picks += self._timed(candidates.within_budget, trials, model, width + 1)
+            if not within:
+                smallest, others = candidates.towards_the_least(trials, model)
+                picks[width - 1 : width - 1] = [] if smallest is None else [smallest]
+                picks += others
+            fresh: list[Solution] = []
+            for pick in picks:
+                if not candidates.is_among(pick.actions, [*trials.compiled, *fresh]):
+                    fresh.append(pick)
+            if not (fresh := fresh[: min(width, left)]):
+                return
+            least = min(t.total for t in trials.compiled)
+            steps = self.setting.compile(*(p.actions for p in fresh), least=least)
+            for step, pick in zip(steps, fresh):
+                predicted = int(trials.static + pick.saved_bytes + model.predict(pick.actions))
+                trials.tried.append(Trial(step, pick.cost, predicted))
+
+    def divide(self, best: Trial) -> tuple[Trial, Division | None]:
+        """The best plan that decides two groups of layers apart, if it is faster than `best` and
+        compiles within.
+        """
+        trials, limits = self.trials, self.setting.limits
+        worth = best.cost.seconds - WORTH * trials.profile.step_seconds
+        chosen, short, seen = None, 0, []
+        while self.setting.steps.compiles < MOST_COMPILES:
+            model = trials.model()
+            base = trials.static + int(model.reference) + short  # what it was short by is learned
+            problem = trials.problem(model)
+            division = self._timed(best_division, problem.within(limits.room - base))
+            if division is None or division.solution.actions in seen:
+                break
+            if division.solution.seconds > worth:
+                break
+            seen.append(division.solution.actions)
+            predicted = base + division.bytes
+            (step,) = self.setting.compile(division.solution.actions, least=best.total)
+            tried = Trial(step, division.solution.cost, predicted)
+            short += tried.total - predicted
+            if tried.total <= limits.room and tried.host_bytes <= limits.host_room:
+                best, chosen = tried, division
+                worth = best.cost.seconds - WORTH * trials.profile.step_seconds
+        return best, chosen
+
+    def _timed(self, solver, *arguments):
+        start = time.perf_counter()
+        found = solver(*arguments)
+        self.solve_seconds += time.perf_counter() - start
+        return found

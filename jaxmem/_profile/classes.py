@@ -1,0 +1,87 @@
+"""Blocks of a traced step that are equal, taken together; and what tells models apart."""
+
+import hashlib
+import itertools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from jaxmem._core.profile import BlockClass
+from jaxmem._jax.jaxpr import describe
+from jaxmem._profile.blocks import Instance, find_blocks, is_tag
+from jaxmem._profile.segments import Graph, graph_of
+from jaxmem.errors import StepError
+
+NO_BLOCK = (
+    "profile: the step has no block: no jax.checkpoint region with a jaxmem policy {why}. Wrap each"
+    " layer: jax.checkpoint(layer, policy=jaxmem.remat_policy(plan)), nn.remat(Layer, policy=...)"
+    " or nnx.remat(layer, policy=...), with the plan that `build` is given"
+)
+
+
+class Class(NamedTuple):
+    """Blocks of one label whose graphs are equal, and which repeat alike."""
+
+    graph: Graph
+    instances: list[Instance]
+
+
+class Blocks(NamedTuple):
+    """The blocks of a traced step.
+
+    tag_names: those of every tag of the step, inside blocks or not.
+    idle: labels of blocks that no gradient runs through.
+    """
+
+    classes: list[Class]
+    tag_names: set[str]
+    idle: tuple[str, ...]
+
+
+def blocks_of(jaxpr) -> Blocks:
+    """The blocks of a traced step, equal ones together. Raises StepError where there is none."""
+    found = find_blocks(jaxpr.jaxpr)
+    if not found.instances:
+        undifferentiated = (
+            "is differentiated: the blocks are there, but no gradient is taken through them"
+        )
+        why = undifferentiated if found.plain_labels else "is in it"
+        raise StepError(NO_BLOCK.format(why=why))
+    classes: dict[tuple, Class] = {}
+    for instance in found.instances:
+        graph = graph_of(instance)
+        repeats = (instance.layers, instance.runs, instance.charged)
+        key = (instance.label, graph_key(graph), *repeats)
+        classes.setdefault(key, Class(graph, [])).instances.append(instance)
+    labels = {instance.label for instance in found.instances}
+    idle = tuple(sorted(found.plain_labels - labels))
+    return Blocks(list(classes.values()), found.tag_names, idle)
+
+
+def graph_key(graph: Graph) -> str:
+    """A text that is equal for equal graphs: operations, shapes, tags, and what is needed."""
+    avals = graph.instance.flat.avals
+    order = itertools.count()
+    number: dict[int, int] = {}
+    lines = []
+    for e in graph.equations:
+        for v in (*e.reads, *e.outputs):
+            if v not in number:
+                number[v] = next(order)
+        name = e.eqn.params["name"] if is_tag(e.eqn) else ""
+        reads, outputs = ([number[v] for v in side] for side in (e.reads, e.outputs))
+        lines.append(f"{name} {describe(e, avals)} {reads} {outputs}")
+    lines.append(f"{sorted(number.get(v, -1) for v in graph.needed)}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def plan_fingerprint(blocks: Iterable[BlockClass]) -> str:
+    """What a plan is tied to: labels, layers, and each tag's name, shape and dtype.
+
+    The same on every version of JAX.
+    """
+    blocks = list(blocks)
+    lines = sorted(
+        f"{b.name} {b.layers} {t.name} {t.shape} {t.dtype}" for b in blocks for t in b.tags
+    )
+    lines += sorted(f"{b.name} {b.layers}" for b in blocks)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

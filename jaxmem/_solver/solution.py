@@ -1,0 +1,78 @@
+"""An assignment of choices to tags with its price, by the cost model that the solver does not
+know.
+"""
+
+import dataclasses
+import math
+
+from jaxmem._core.actions import RECOMPUTE, Actions
+from jaxmem._core.profile import Profile
+from jaxmem._solver.cost import Cost, effective, evaluate
+from jaxmem._solver.problem import Problem
+
+ROUNDING = 0.5  # bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """An assignment of every tag (those that nothing demands are recomputed), and its price.
+
+    cost: the price by `evaluate`.
+    working_bytes: working memory beyond the model's reference; may be negative.
+    solve_seconds: what solving took.
+    gap: the relative gap that the solver proved; 0 is an optimum.
+    """
+
+    actions: Actions
+    cost: Cost
+    working_bytes: int
+    solve_seconds: float = 0.0
+    gap: float = 0.0
+
+    @property
+    def saved_bytes(self) -> int:
+        return self.cost.saved_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        return self.cost.host_bytes
+
+    @property
+    def seconds(self) -> float:
+        return self.cost.seconds
+
+    @property
+    def bytes(self) -> int:
+        """What `Problem.room` limits: saved bytes and working memory beyond the reference."""
+        return self.saved_bytes + self.working_bytes
+
+
+def priced(problem: Problem, actions: Actions, solve_seconds=0.0, gap=0.0) -> Solution:
+    """Any assignment as a Solution, whether it meets the problem's limits or not.
+
+    Raises TagError if it names what the profile lacks.
+    """
+    cost = evaluate(problem.profile, actions)
+    actions = effective(problem.profile, actions, cost)
+    keys = ((b, t, c) for b, tags in actions.items() for t, c in tags.items())
+    extra = math.fsum(problem.working.get(key, 0.0) for key in keys)
+    return Solution(actions, cost, round(extra), solve_seconds, gap)
+
+
+def fits(solution: Solution, problem: Problem) -> bool:
+    """Whether the solution is within the problem's `room` and `host_room`."""
+    room, host_room = problem.room, problem.host_room
+    over = room is not None and solution.bytes > room + ROUNDING
+    return not over and (host_room is None or solution.host_bytes <= host_room)
+
+
+def demanded(profile: Profile, solution: Solution, block: str, tag: str) -> bool:
+    """Whether the tag's tensor is saved, or would be if its choice were another."""
+    if solution.actions[block][tag] != RECOMPUTE:
+        return True
+    options = Problem(profile).open_choices()[block, tag]
+    other = next((c for c in options if c != RECOMPUTE), None)
+    if other is None:
+        return False
+    changed = solution.actions | {block: solution.actions[block] | {tag: other}}
+    return effective(profile, changed)[block][tag] == other

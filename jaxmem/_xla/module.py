@@ -1,0 +1,229 @@
+"""XLA's optimized module, read from its serialized form: which instruction a value comes from.
+
+Of `HloModuleProto` and what it holds, the few fields that tell this are read by their numbers,
+which are those of xla/service/hlo.proto and xla/xla_data.proto.
+"""
+
+import collections
+import dataclasses
+
+from jaxmem._xla.proto import Message
+
+_PRIMITIVE_TYPES = (  # xla.PrimitiveType, from 1
+    *(
+        "pred",
+        "s8",
+        "s16",
+        "s32",
+        "s64",
+        "u8",
+        "u16",
+        "u32",
+        "u64",
+        "f16",
+        "f32",
+        "f64",
+        "tuple",
+        "opaque",
+        "c64",
+        "bf16",
+    ),
+    *(
+        "token",
+        "c128",
+        "f8e5m2",
+        "f8e4m3fn",
+        "s4",
+        "u4",
+        "f8e4m3b11fnuz",
+        "f8e5m2fnuz",
+        "f8e4m3fnuz",
+        "s2",
+        "u2",
+    ),
+    *("f8e4m3", "f8e3m4", "s1", "u1", "f4e2m1fn", "f8e8m0fnu"),
+)
+_VIEWS = (
+    "bitcast",
+    "copy",
+    "reshape",
+    "transpose",
+    "convert",
+    "reduce-precision",
+    "copy-start",
+    "copy-done",
+)
+
+Place = tuple[int, tuple[int, ...]]  # an instruction's id, and an index into its result
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One operation of the optimized module; `op` is the JAX operation that XLA's metadata
+    names.
+    """
+
+    name: str
+    opcode: str
+    op: str
+    shape: Message
+    operands: tuple[int, ...]
+    called: tuple[int, ...]  # computations: a loop's body and condition, a fusion's own
+    parameter: int
+    element: int  # of a tuple, where the instruction takes one out
+    computation: int
+
+
+class Module:
+    """The optimized module of an `HloModuleProto`: instructions by id, and where values come
+    from.
+    """
+
+    def __init__(self, message: Message):
+        self.instructions: dict[int, Instruction] = {}
+        self.roots: dict[int, int] = {}  # of each computation
+        self.callers: dict[int, list[int]] = collections.defaultdict(list)
+        self.entry = message.number(6)
+        for computation in message.messages(3):
+            number = computation.number(5)
+            self.roots[number] = computation.number(6)
+            for found in computation.messages(2):
+                made = Instruction(
+                    name=found.text(1),
+                    opcode=found.text(2),
+                    op=found.message(7).text(2),
+                    shape=found.message(3),
+                    operands=tuple(found.numbers(36)),
+                    called=tuple(found.numbers(38)),
+                    parameter=found.number(9),
+                    element=found.number(13),
+                    computation=number,
+                )
+                self.instructions[found.number(35)] = made
+                for called in made.called:
+                    self.callers[called].append(found.number(35))
+        self.parameters = {
+            at
+            for at, i in self.instructions.items()
+            if i.opcode == "parameter" and i.computation == self.entry
+        }
+        self.by_name = {i.name: at for at, i in self.instructions.items()}
+        root = self.instructions.get(self.roots.get(self.entry, 0))
+        outputs = root.operands if root is not None and root.opcode == "tuple" else ()
+        self.outputs: list[Place] = [self._handed_on(o, ()) for o in outputs]
+        self._readers: dict[Place, list[int]] = collections.defaultdict(list)
+        for at, i in self.instructions.items():
+            init = (
+                self.instructions.get(i.operands[0]) if i.opcode == "while" and i.operands else None
+            )
+            if init is not None and init.opcode == "tuple":
+                for operand in init.operands:
+                    self._readers[self._handed_on(operand, ())].append(at)
+
+    def shape(self, place: Place) -> tuple[str, tuple[int, ...]]:
+        """Dtype, as XLA writes it, and dimensions."""
+        found = self._shape(place)
+        kind = found.number(2)
+        known = 0 < kind <= len(_PRIMITIVE_TYPES)
+        return _PRIMITIVE_TYPES[kind - 1] if known else f"type{kind}", tuple(found.numbers(3))
+
+    def space(self, place: Place) -> int:
+        """The memory space of its layout."""
+        return self._shape(place).message(5).number(8)
+
+    def _shape(self, place: Place) -> Message:
+        shape = self.instructions[place[0]].shape
+        for i in place[1]:
+            shape = list(shape.messages(4))[i]
+        return shape
+
+    def loops(self, at: int) -> list[str]:
+        """The loops round an instruction, innermost first."""
+        found: list[int] = []
+        callers = self.callers[self.instructions[at].computation][:1]
+        while callers and len(found) < len(self.instructions):
+            found += callers
+            callers = self.callers[self.instructions[callers[0]].computation][:1]
+        return [self.instructions[i].name for i in found if self.instructions[i].opcode == "while"]
+
+    def handed_on(self, place: Place) -> list[str]:
+        """The loops that hand on what lies at `place`, from one turn to the next or to the loops
+        after them.
+        """
+        at, index = self._handed_on(*place)
+        here = self.instructions[at]
+        own = (
+            [at]
+            if here.opcode == "while"
+            else self.callers[here.computation]
+            if here.opcode == "parameter"
+            else []
+        )
+        found = [*own, *self._readers.get((at, index), [])]
+        return [self.instructions[i].name for i in found if self.instructions[i].opcode == "while"]
+
+    def origins(self, place: Place) -> list[Instruction]:
+        """The instructions that compute what lies at `place`; for what a loop stacks, those that
+        compute what is stacked.
+        """
+        found: dict[int, Instruction] = {}
+        seen, todo = set(), [place]
+        while todo:
+            place = todo.pop()
+            if place in seen or place[0] not in self.instructions:
+                continue
+            seen.add(place)
+            before = self._before(*place)
+            if before is None:
+                found[place[0]] = self.instructions[place[0]]
+            else:
+                todo += before
+        return list(found.values())
+
+    def _before(self, at: int, index: tuple[int, ...]) -> list[Place] | None:
+        """Where the value comes from; None where the instruction computes it."""
+        i = self.instructions[at]
+        if i.opcode == "while":
+            bodies = [
+                self.roots[c]
+                for c in i.called
+                if self.instructions[self.roots[c]].opcode == "tuple"
+            ]
+            return [(root, index) for root in bodies] if index else None
+        if i.opcode == "parameter" and i.computation != self.entry:
+            return [
+                self._argument(self.instructions[c], c, i.parameter, index)
+                for c in self.callers[i.computation]
+            ]
+        if i.opcode == "dynamic-update-slice":
+            return [(i.operands[1], ())]
+        if i.opcode == "async-start" and i.called:  # its result is (operands, result, ...)
+            return [(self.roots[i.called[0]], index[1:])]
+        if i.opcode in ("async-done", "async-update"):
+            return [(i.operands[0], (1, *index))]
+        if i.opcode in ("fusion", "call") and i.called:
+            return [(self.roots[i.called[0]], index)]
+        passed = self._passed(i, index)
+        return None if passed is None else [passed]
+
+    def _argument(self, caller: Instruction, at: int, number: int, index: tuple[int, ...]) -> Place:
+        if caller.opcode == "while" or number >= len(caller.operands):
+            return at, index
+        return caller.operands[number], index
+
+    def _passed(self, i: Instruction, index: tuple[int, ...]) -> Place | None:
+        if i.opcode == "get-tuple-element":
+            return i.operands[0], (i.element, *index)
+        if i.opcode == "tuple":
+            return (
+                (i.operands[index[0]], index[1:]) if index and index[0] < len(i.operands) else None
+            )
+        return (i.operands[0], index) if i.opcode in _VIEWS and i.operands else None
+
+    def _handed_on(self, at: int, index: tuple[int, ...]) -> Place:
+        """The place that a value is first at, before tuples, views and copies."""
+        for _ in self.instructions:
+            if (before := self._passed(self.instructions[at], index)) is None:
+                break
+            at, index = before
+        return at, index

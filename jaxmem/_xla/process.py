@@ -1,0 +1,94 @@
+"""One compiling process: its environment, the pipes to it, and its last words."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import jaxmem
+import jaxmem_kernels
+from jaxmem._xla.wire import read_message, write_message
+
+
+class Process:
+    """One compiling process and the pipes to it."""
+
+    def __init__(self):
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 obituary() closes it
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "jaxmem._xla.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=child_environment(os.environ),
+            start_new_session=True,  # Ctrl-C is the parent's to handle
+        )
+        self._to: Any = self._process.stdin
+        self._from: Any = self._process.stdout
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, header: dict, payload: bytes) -> dict | None:
+        """The answer, or None where the process has ended."""
+        try:
+            write_message(self._to, header, payload)
+            message = read_message(self._from)
+        except (OSError, ValueError):
+            message = None
+        return None if message is None else message[0]
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def obituary(self) -> str:
+        """Waits for the process to end, frees its pipes, and says how it ended."""
+        for pipe in (self._from, self._to):
+            with contextlib.suppress(OSError):  # what was not sent cannot be any more
+                pipe.close()
+        code = self._process.wait()
+        how = (
+            f"was ended by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with status {code}"
+        )
+        advice = "; the machine may be out of memory" if code == -signal.SIGKILL else ""
+        with self._stderr as stderr:
+            stderr.seek(0)
+            lines = [
+                line for line in stderr.read().decode(errors="replace").splitlines() if line.strip()
+            ]
+        return f"the compiling process {how}{advice}. Its last words:\n" + "\n".join(lines[-12:])
+
+
+def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The child's environment: no accelerator, none of the user's XLA flags but CUDA's place, and
+    these very packages.
+    """
+    flags = [
+        f
+        for f in environment.get("XLA_FLAGS", "").split()
+        if f.startswith("--xla_gpu_cuda_data_dir")
+    ]
+    here = [
+        str(pathlib.Path(package.__path__[0]).absolute().parent)
+        for package in (jaxmem, jaxmem_kernels)
+    ]
+    path = [
+        *dict.fromkeys(here),
+        *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)),
+    ]
+    own = {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_COMPILATION_CACHE": "0",  # it is written here, but never hit
+        "JAX_ENABLE_X64": "1",
+        "XLA_FLAGS": " ".join(flags),
+        "PYTHONPATH": os.pathsep.join(path),
+    }
+    return dict(environment) | own

@@ -1,0 +1,30 @@
+"""The wheels that compiling for a GPU without a GPU needs, and the command that installs them."""
+
+from jaxmem._core.versions import installed
+from jaxmem.errors import TargetError
+
+PLUGIN_WHEELS = ("jax-cuda13-plugin", "jax-cuda13-pjrt")
+
+
+def require_wheels(target: str) -> None:
+    """Raises TargetError, with the command that helps, unless the CUDA plugin of jax's own version
+    is installed.
+    """
+    wanted = installed("jax")
+    found = {name: installed(name) for name in ("jaxlib", *PLUGIN_WHEELS)}
+    if all(version == wanted for version in found.values()):
+        return
+    got = ", ".join(
+        f"{name} {version or 'missing'}" for name, version in found.items() if version != wanted
+    )
+    command = install_command(*(f"{name}=={wanted}" for name in PLUGIN_WHEELS))
+    raise TargetError(
+        f"`target` {target!r} is compiled for by XLA's CUDA plugin, which must be of jax's own"
+        " version, "
+        f"{wanted}; got {got}. Install it (no GPU and no driver are needed): {command}, "
+        "or pip install 'jaxmem[deviceless]'"
+    )
+
+
+def install_command(*wheels: str) -> str:
+    return f"pip install --no-deps {' '.join(wheels)}"

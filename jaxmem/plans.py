@@ -1,0 +1,14 @@
+"""What is about plans, beside `jaxmem.plan` itself: the plan, assignments by hand, targets,
+pages.
+"""
+
+from jaxmem._core.actions import LOSSLESS as LOSSLESS
+from jaxmem._core.actions import Action as Action
+from jaxmem._core.actions import Choice as Choice
+from jaxmem._core.assignment import Assignment as Assignment
+from jaxmem._core.progress import progress as progress
+from jaxmem._device.target import Target as Target
+from jaxmem._plan.difference import difference as difference
+from jaxmem._plan.plan import Plan as Plan
+from jaxmem._report.report import report as report
+from jaxmem._xla.compiled import compiled_bytes as compiled_bytes

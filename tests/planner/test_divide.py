@@ -1,0 +1,98 @@
+"""Where a stack's layers are divided, against brute force over every place and assignment."""
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxmem._core.actions import RECOMPUTE
+from jaxmem._core.groups import divided
+from jaxmem._planner.divide import best_division
+from jaxmem._solver.memory import Expected, MemoryModel
+from jaxmem._solver.problem import Problem
+from jaxmem._solver.solve import solve
+from tests.shared.profiles import assignments, block, flat, nested, options, oracle, prices, profile
+
+pytestmark = pytest.mark.core
+few = hypothesis.settings(
+    max_examples=25, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+)
+
+
+def expected(made, working) -> Expected:
+    """A model that knows this working memory, and a reference of nothing."""
+    first = nested(next(assignments(made)), made)
+    assert all(c == RECOMPUTE for tags in first.values() for c in tags.values())
+    return Expected(MemoryModel.fit([(first, 0.0)], made), {k: s for k, s in working.items() if s})
+
+
+@st.composite
+def stacks(draw):
+    """A chain of two tags with options of random prices, several layers deep."""
+    u, v = draw(options(40)), draw(options(80))
+    equations = [
+        ([0], [1], 1.0, None),
+        ([1], [2], 0.0, "u"),
+        ([2], [3], 2.0, None),
+        ([3], [4], 0.0, "v"),
+    ]
+    layers = draw(st.integers(2, 5))
+    return profile(
+        block(
+            equations,
+            [2, 4],
+            [20, 40, 40, 80, 80],
+            {"u": u, "v": v},
+            layers=layers,
+            runs=layers,
+            stacked=True,
+        )
+    )
+
+
+@few
+@given(st.data())
+def test_the_best_division_is_that_of_brute_force(data):
+    made = data.draw(stacks())
+    rooms = st.integers(0, 130 * made.blocks[0].layers)
+    room, host_room = data.draw(rooms), data.draw(rooms)
+    got = best_division(Problem(made, room, host_room, expected(made, {}).working))
+    splits = (divided(made, made.blocks[0], n) for n in range(1, made.blocks[0].layers))
+    known = [p for split in splits for p in prices(split)]
+    want = min((p.priced for p in known if p.bytes <= room and p.host <= host_room), default=None)
+    assert (got is None) == (want is None)
+    if got is None or want is None:
+        return
+    again = oracle(got.problem.profile, flat(got.solution.actions))
+    assert again.saved == got.bytes <= room
+    assert again.host <= host_room
+    assert again.priced == pytest.approx(want, rel=2e-3, abs=1e-3)  # recomputing breaks ties only
+
+
+@few
+@given(st.data())
+def test_working_memory_is_that_of_the_last_group_or_of_the_first_alone(data):
+    made = data.draw(stacks())
+    model = expected(made, {("block", t, RECOMPUTE): 40 for t in ("u", "v")})
+    size = {t: model.working.get(("block", t, RECOMPUTE), 0) for t in ("u", "v")}  # in whole units
+    room = data.draw(st.integers(0, 170 * made.blocks[0].layers))
+    two = best_division(Problem(made, room, 10**6, model.working))
+    if two is not None:
+        chosen = [(b, two.solution.actions[b.name]) for b in two.problem.profile.blocks]
+        first, last = (
+            oracle(profile(b), {(b.name, t): c for t, c in tags.items()}) for b, tags in chosen
+        )
+        extra = lambda price: sum(
+            size[t] for (_, t), c in price.effective.items() if c == RECOMPUTE
+        )
+        assert (
+            two.bytes
+            == max(first.saved + last.saved + extra(last), first.saved + extra(first))
+            <= room
+        )
+    one = solve(
+        Problem(made, room=room - sum(size.values()), working=model.working, host_room=10**6)
+    )
+    if one is not None:  # with room for the plan that is too careful
+        assert two is not None
+        assert two.solution.seconds <= one.seconds * (1 + 1e-3) + 1e-3

@@ -1,0 +1,69 @@
+"""The public names: each is there, those that moved still answer, and importing costs no JAX."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import jaxmem
+from jaxmem.errors import JaxmemWarning
+
+pytestmark = pytest.mark.core
+
+# Every name that version 0.1 had at the top.
+OF_0_1 = [
+    "BudgetError",
+    "LOSSLESS",
+    "Plan",
+    "Target",
+    "adama",
+    "adamaw_a",
+    "codecs",
+    "compress_residuals",
+    "errors",
+    "explain",
+    "layers",
+    "ops",
+    "plan",
+    "released_step",
+    "remat_policy",
+    "scale_by_adama",
+    "softmax",
+    "stack",
+    "tag",
+    "verify",
+]
+MOVED = {
+    "BudgetError": "jaxmem.errors",
+    "LOSSLESS": "jaxmem.plans",
+    "Target": "jaxmem.plans",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in OF_0_1 if name not in MOVED])
+def test_a_name_stays(name):
+    assert getattr(jaxmem, name) is not None
+    assert name in dir(jaxmem)
+
+
+@pytest.mark.parametrize(("name", "address"), MOVED.items())
+def test_a_name_that_moved_answers_with_its_new_address(name, address):
+    with pytest.warns(JaxmemWarning, match=rf"jaxmem\.{name} is {address}\.{name} now") as said:
+        found = getattr(jaxmem, name)
+    assert found is getattr(importlib.import_module(address), name)
+    assert said[0].filename == __file__, "it points at the line that uses the old name"
+    assert name not in dir(jaxmem)
+
+
+def test_what_is_not_there_is_told_with_what_is():
+    with pytest.raises(AttributeError, match="no attribute 'optimise'; it has codecs, errors"):
+        jaxmem.optimise  # noqa: B018
+
+
+def test_importing_jaxmem_imports_no_jax():
+    script = (
+        "import sys, jaxmem, jaxmem.errors\n"
+        "assert 'jax' not in sys.modules and 'numpy' not in sys.modules, sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
