@@ -137,7 +137,11 @@ def _advice(parts: Iterable[Part], total: int) -> str:
 def _place(
     h: Held, names: dict[Held, tuple[str, str]], layers: set[str], arguments: Arguments
 ) -> tuple[str, str, str]:
-    """Kind, part and item of a buffer."""
+    """Kind, part and item of a buffer, from the surest sign to the least sure.
+
+    JAX writes its transformations into the names of operations: "jvp(" is in a differentiated
+    forward, "transpose(" in a backward.
+    """
     what = f"{operation(h)} {show_array(h)}".strip()
     if h.kind == "argument":
         name = arguments.name_of(h.op)
@@ -150,9 +154,10 @@ def _place(
         return (*names[h], what)
     backward = any("transpose(" in op for op in (h.op, *h.sources))
     summed = bool(h.handed_on) and operation(h) == "add"  # over microbatches
+    # A gradient looks like what it will update: a donated argument's shape and dtype.
     if (backward or summed) and (h.dtype, h.shape) in arguments.donated:
         return "gradients", "gradients", show_array(h)
-    if layers & {*h.loops}:
+    if layers & {*h.loops}:  # made within a loop that stacks what layers save
         return "layer", f"one layer's working memory, {'backward' if backward else 'forward'}", what
     if backward or "jvp(" in h.op or any("jvp(" in op for op in h.sources):
         return "outside", "outside the layers: embedding, logits, loss", what

@@ -161,6 +161,8 @@ class _Search:
         least_seconds = best.seconds if best else 0.0
         while (left := MOST_COMPILES - self.setting.steps.compiles) > 0:
             within, model = trials.within_budget, trials.model()
+            # A plan that an earlier search saw fit is compiled before anything is called enough:
+            # else a search with more history could return a slower plan than one with less.
             earlier = candidates.recalled(trials, trials.problem(model))
             done = any(
                 t.total >= ENOUGH * limits.room or t.cost.seconds <= least_seconds for t in within
@@ -169,6 +171,8 @@ class _Search:
                 return
             picks = [] if earlier is None else [earlier]
             picks += self._timed(candidates.within_budget, trials, model, width + 1)
+            # Nothing fits yet, so that a prediction was wrong: try the least that the model knows,
+            # and what differs from the least that compiled by one choice.
             if not within:
                 smallest, others = candidates.towards_the_least(trials, model)
                 picks[width - 1 : width - 1] = [] if smallest is None else [smallest]

@@ -76,6 +76,12 @@ def _forward_names(jaxpr: Jaxpr) -> set[str]:
 
 
 def find_blocks(jaxpr: Jaxpr) -> Found:
+    """Walks a step's jaxpr, its loops and calls included, and collects its blocks.
+
+    What costs memory is told by where an input of a block's backward comes from: "free" is in
+    memory anyhow (arguments, constants, and views of these), "stacked" was saved by a loop over
+    layers, "carry" is handed on by a loop, "local" is anything else.
+    """
     instances: list[Instance] = []
     plain_labels: set[str] = set()
     names = _forward_names(jaxpr)
@@ -94,15 +100,17 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
                 if not isinstance(v, Literal):
                     first_use.setdefault(v, i)
         for i, eqn in enumerate(jaxpr.eqns):
-            # whatever its indices
+            # A slice is a view of what it slices, whatever its indices come from.
             viewed = eqn.invars[:1] if eqn.primitive.name == "dynamic_slice" else eqn.invars
             cheap = eqn.primitive.name in VIEWS or (eqn.primitive.name in INDICES and _small(eqn))
             if cheap and all(here(v) == "free" for v in viewed):
                 origin.update(dict.fromkeys(eqn.outvars, "free"))
             if _is_block(eqn):
-                if not eqn.params.get("differentiated"):
+                if not eqn.params.get("differentiated"):  # a forward: its backward comes later
                     plain_labels.add(eqn.params["policy"].block)
                     continue
+                # Cotangents are the last inputs. What was read before the last one was born belongs
+                # to the forward; what several blocks read from it is shared, such as a mask.
                 last = eqn.invars[-1]
                 born = len(jaxpr.eqns) if isinstance(last, Literal) else defined.get(last, -1)
                 early = {
@@ -120,6 +128,8 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
                 if instance is not None:
                     instances.append(instance)
             elif (scan := as_scan(eqn)) is not None:
+                # What another loop made and this one slices, a turn at a time, is a stack of what
+                # layers saved; what it merely reads whole is not.
                 stacked = lambda v: v in defined and jaxpr.eqns[defined[v]].primitive.name == "scan"
                 inner = {}
                 for k, (outer, v) in enumerate(zip(eqn.invars, scan.jaxpr.invars)):
@@ -137,6 +147,7 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
                 walk(scan.jaxpr, inner, frames + ((jaxpr, scan.length),), sharded)
             else:
                 for inner in subjaxprs(eqn):
+                    # A call's operands are its body's inputs; a conditional has one more, first.
                     operands = eqn.invars[-len(inner.invars) :] if inner.invars else []
                     loop = eqn.primitive.name == "while"
                     kinds = ["carry" if loop else here(v) for v in operands]
@@ -160,6 +171,8 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
 def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
     flat = flatten(eqn.params["jaxpr"])
     tag_ancestors = _ancestors(flat, [e for e in flat.equations if is_tag(e.eqn)])
+    # From the last input backward: cotangents end where an input feeds a tag, has no derivative, or
+    # is surely a residual.
     cotangents = set()
     for number, sure in reversed(list(zip(flat.inputs, known))):
         inexact = jnp.issubdtype(flat.avals[number].dtype, jnp.inexact)

@@ -49,6 +49,8 @@ def unpriced(graph: Graph, index: int, actions: Sequence[Action], codecs, jobs: 
     read_or_made = {v for e in graph.equations for v in (*e.reads, *e.outputs)}
     number = {v: i for i, v in enumerate(sorted(read_or_made | set(graph.needed)))}
     shares = {}
+    # Times are those of fused segments, since XLA runs no equation alone; each equation has its
+    # share of its segment's.
     for k, segment in enumerate(segments(graph)):
         if not segment.avals:  # a constant, which XLA folds into what reads it
             continue

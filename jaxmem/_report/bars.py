@@ -45,9 +45,10 @@ def memory_figure(plan: Plan) -> str:
         ("plan, compiled", plan.compiled_bytes, _classes(plan.parts)),
         ("plan, predicted", plan.predicted_bytes, [("hollow", plan.predicted_bytes, "predicted")]),
     ]
+    sizes = lambda parts, name: f"<td>{show_bytes(getattr(parts, name))}</td>"
     lines = [
         f'<tr><th scope="row"><i class="key block c-{name}"></i>{escape(text)}</th>'
-        f"<td>{show_bytes(getattr(plan.baseline_parts, name))}</td><td>{show_bytes(getattr(plan.parts, name))}</td></tr>"
+        f"{sizes(plan.baseline_parts, name)}{sizes(plan.parts, name)}</tr>"
         for name, text in CLASSES.items()
     ]
     return _bars(bars, plan.budget_bytes) + (
@@ -117,8 +118,8 @@ def _tensor(row: Row, most: int) -> str:
         '<svg class="cells" role="img"'
         f' aria-label="{escape(said)}">{box(0, 100, f"a-{action.value}")}'
         f"{box(0, 100, f't-{action.value}')}{separators(cells)}{box(0, 100, 'hover', said)}</svg>"
-        '<svg class="held"'
-        f' aria-hidden="true">{box(0, 100 * before / most, "before", f"before: {show_bytes(before)}")}'
+        '<svg class="held" aria-hidden="true">'
+        f"{box(0, 100 * before / most, 'before', f'before: {show_bytes(before)}')}"
         f"{box(0, 100 * after / most, f'a-{action.value}', f'after: {show_bytes(after)}')}</svg>"
         f'<span class="sizes">{show_bytes(before)} → {show_bytes(after)}</span></div>'
     )

@@ -179,4 +179,5 @@ def _told(runs: Iterable[Run]) -> Iterable[str]:
         )
     for run in runs:
         if missing := sum(not math.isfinite(loss) for _, loss in run.losses):
-            yield f"{run.name}: rows without a finite loss are left out: {missing:,} of {len(run.losses):,}."
+            left_out = f"{missing:,} of {len(run.losses):,}"
+            yield f"{run.name}: rows without a finite loss are left out: {left_out}."

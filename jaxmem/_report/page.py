@@ -175,8 +175,8 @@ def _why(rows: Sequence[Row]) -> str:
             escape(row.kind or "–"),
             escape(" × ".join(map(str, row.shape)) or "scalar"),
             escape(row.dtype),
-            "<span"
-            f' class="action">{chip(row.choice.action)}{escape(row.choice.action.value.replace("_", "+"))}</span>',
+            f'<span class="action">{chip(row.choice.action)}'
+            f"{escape(row.choice.action.value.replace('_', '+'))}</span>",
             escape((row.choice.codec or "–").replace("()", ""))
             .replace("(", "<wbr>(")
             .replace(",", ", "),

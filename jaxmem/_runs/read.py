@@ -15,7 +15,8 @@ from jaxmem.errors import PlanFileError
 
 PLAN, METRICS, SUMMARY = "plan.json", "metrics.jsonl", "summary.json"
 _NUMBERS = (
-    "first_loss", "final_loss", "val_loss", "tokens_per_second", "steps", "compiled_bytes", "baseline_bytes",
+    "first_loss", "final_loss", "val_loss", "tokens_per_second", "steps", "compiled_bytes",
+    "baseline_bytes",
 )  # fmt: skip
 _TEXTS = ("config", "command", "policy", "target", "jax_version")
 _LARGEST = 1e100  # what is greater is drawn as what is not finite

@@ -27,7 +27,7 @@ Choose = Callable[[jax.ShapeDtypeStruct], Codec | None]
 def compress_residuals(
     f: Callable, codec: Codec | str | Choose, *, keep_args: tuple[int, ...] | None = None
 ) -> Callable:
-    """A function equal to `f`, whose `jax.vjp` holds encoded what the backward needs of the forward.
+    """A function equal to `f`, whose `jax.vjp` holds encoded what the backward needs of it.
 
     f: any differentiable function. Its arguments are pytrees: of `jax.Array`s, of which the
       floating ones have a gradient, and of anything else (Python numbers, text), which `f` gets

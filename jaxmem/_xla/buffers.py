@@ -84,29 +84,37 @@ def peak(hlo_proto: bytes) -> Peak:
         ) from error
 
 
+# Fields of BufferAllocationProto (xla/service/hlo.proto).
+_INDEX, _SIZE, _THREAD_LOCAL, _IS_ARGUMENT, _LIVE_OUT = 1, 2, 3, 5, 7
+_IS_TUPLE, _CONSTANT, _ALIASED = 11, 12, 13
+
+
 def _peak(module: Module, assignment: "_Assignment") -> Peak:
+    """Names every allocation that counts; temporaries of one allocation share its bytes over time,
+    so that only those alive at its fullest moment are listed, and the rest of it is packing.
+    """
     held: list[Held] = []
     at, fullest = None, -1
     for a in assignment.allocations:
-        size, slices = a.number(2), assignment.slices[a.number(1)]
-        if a.number(3) or a.number(12) or not size:  # thread-local, constant
+        size, slices = a.number(_SIZE), assignment.slices[a.number(_INDEX)]
+        if a.number(_THREAD_LOCAL) or a.number(_CONSTANT) or not size:
             continue
         places = [assignment.places[b] for b in slices]
         host = any(module.space(place) == _HOST_SPACE for place in places)
-        if a.number(5):
+        if a.number(_IS_ARGUMENT):
             own = [p for p in places if p[0] in module.parameters]
             held.append(_held(module, "argument", size, host, own or places))
-        if a.number(7) and not a.number(13):  # live out, and not in an argument's memory
+        if a.number(_LIVE_OUT) and not a.number(_ALIASED):  # not in a donated argument's memory
             outputs = [i for i, place in enumerate(module.outputs) if place in places]
-            if a.number(11):
+            if a.number(_IS_TUPLE):
                 held.append(Held("output", size, host, "tuple", op="the table of outputs"))
             else:
                 held.append(
                     _held(module, "output", size, host, places[-1:], outputs[0] if outputs else -1)
                 )
-        if a.number(5) or a.number(7):
+        if a.number(_IS_ARGUMENT) or a.number(_LIVE_OUT):
             continue
-        live, instruction = assignment.fullest(a.number(1))
+        live, instruction = assignment.fullest(a.number(_INDEX))
         if size > fullest and not host:
             at, fullest = instruction, size
         free = size

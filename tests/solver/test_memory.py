@@ -123,7 +123,7 @@ def test_of_one_plan_measured_twice_the_larger_counts():
 def test_histories_that_cannot_be_used():
     with pytest.raises(SolverError, match="`history` is empty"):
         MemoryModel.fit([], step())
-    with pytest.raises(SolverError, match="transient bytes nan"):
+    with pytest.raises(SolverError, match="working bytes nan"):
         MemoryModel.fit([(plan(*[KEEP] * 4), float("nan"))], step())
     with pytest.raises(TagError, match=r"names tags \['z'\]"):
         MemoryModel.fit([({"block": {"z": KEEP}}, 1)], step())

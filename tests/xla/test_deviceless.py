@@ -12,9 +12,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from jaxmem._jax.export import export_flat
-from jaxmem._xla import deviceless as _deviceless
+from jaxmem._xla import wheels
 from jaxmem._xla.compiled import Compiled, read_compiled
 from jaxmem._xla.deviceless import Compiler
+from jaxmem._xla.process import child_environment
 from jaxmem._xla.wheels import install_command, require_wheels
 from jaxmem.errors import StepError, TargetError
 
@@ -289,7 +290,7 @@ time.sleep(60)
 
 
 def parent_environment(**changes):
-    environment = _deviceless.child_environment(os.environ)
+    environment = child_environment(os.environ)
     return {
         k: v for k, v in environment.items() if k not in ("JAX_PLATFORMS", "XLA_FLAGS")
     } | changes
@@ -314,8 +315,13 @@ def test_the_plugins_complaint_about_a_missing_driver_is_dropped():
 def test_missing_or_other_wheels_name_the_command(monkeypatch):
     version = metadata.version("jax")
     command = install_command(f"jax-cuda13-plugin=={version}", f"jax-cuda13-pjrt=={version}")
-    found = {"jaxlib": version, "jax-cuda13-plugin": version, "jax-cuda13-pjrt": None}
-    monkeypatch.setattr(_deviceless, "_version", found.get)
+    found = {
+        "jax": version,
+        "jaxlib": version,
+        "jax-cuda13-plugin": version,
+        "jax-cuda13-pjrt": None,
+    }
+    monkeypatch.setattr(wheels, "installed", found.get)
     with pytest.raises(TargetError, match="jax-cuda13-pjrt missing") as error:
         Compiler("h200")
     assert command in str(error.value)
