@@ -1,7 +1,5 @@
-"""What a codec is, and the text form that all of ours share."""
+"""What a codec is, and the check that all of ours share."""
 
-import dataclasses
-import difflib
 from typing import ClassVar, Protocol, runtime_checkable
 
 import jax
@@ -10,7 +8,6 @@ import jax.numpy as jnp
 from jaxmem.errors import TagError
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
-SCALES = ("bfloat16", "float32")
 
 
 @runtime_checkable
@@ -40,23 +37,11 @@ class Codec(Protocol):
         ...
 
 
-class TextForm:
-    """`name(field=value,...)` of a frozen dataclass; flags (bool) stand there only where they are
-    on.
-    """
+class Checked:
+    """The check of a codec that takes arrays of certain dtypes, whatever their shape."""
 
     name: ClassVar[str]
     takes: ClassVar[tuple[str, ...]] = FLOATS  # names of dtypes
-
-    def __str__(self) -> str:
-        fields = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]
-        values = [(f.name, getattr(self, f.name)) for f in fields]
-        shown = (
-            f"{name}={'true' if value is True else value}"
-            for name, value in values
-            if value is not False
-        )
-        return f"{self.name}({','.join(shown)})"
 
     def check(self, shape: tuple[int, ...], dtype) -> None:
         # PRNG keys' dtypes are none of numpy's
@@ -67,48 +52,3 @@ class TextForm:
                 f" {', '.join(self.takes)}:"
                 " keep, recompute or offload this tensor, or give its tag another codec"
             )
-
-
-def check_integer(codec: str, field: str, value, least: int, multiple: int = 1) -> None:
-    """Raises TagError unless `value` is a multiple of `multiple` and not below `least`."""
-    if (
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        and value >= least
-        and value % multiple == 0
-    ):
-        return
-    number = (
-        value if isinstance(value, int | float) and value == value and abs(value) < 2**31 else least
-    )
-    nearest = max(least, -int(-number // multiple) * multiple)
-    even = "n even" if multiple == 2 else "n"
-    raise TagError(
-        f"{codec}: `{field}` is {value!r}; expected a{even} integer of at least {least}; nearest:"
-        f" {nearest}"
-    )
-
-
-def check_flag(codec: str, field: str, value) -> None:
-    """Raises TagError unless `value` is a bool."""
-    if not isinstance(value, bool):
-        near = nearest(str(value).lower(), ("true", "false"))
-        raise TagError(f"{codec}: `{field}` is {value!r}; expected true or false; nearest: {near}")
-
-
-def scale_name(codec: str, value) -> str:
-    """The name of a scale's dtype, given as a name or a dtype. Raises TagError if scales cannot
-    have it.
-    """
-    name = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
-    if name not in SCALES:
-        raise TagError(
-            f"{codec}: `scale` is {name!r}; expected one of {', '.join(SCALES)}; nearest:"
-            f" {nearest(name, SCALES)}"
-        )
-    return name
-
-
-def nearest(text: str, allowed) -> str:
-    """The allowed word that is spelled most like `text`."""
-    return difflib.get_close_matches(text, allowed, n=1, cutoff=0)[0]

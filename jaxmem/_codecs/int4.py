@@ -7,7 +7,14 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from jaxmem._codecs.base import TextForm, check_flag, check_integer, scale_name
+from jaxmem._codecs.base import Checked
+from jaxmem._codecs.forms import (
+    ChannelwiseSymmetricForm,
+    GroupedAsymmetricForm,
+    GroupedSymmetricForm,
+    NaivePerTokenForm,
+    QuantizedForm,
+)
 from jaxmem_kernels import (
     dequantize,
     dequantize_by,
@@ -25,18 +32,10 @@ from jaxmem_kernels import (
 PACKED, LEAST_PACKED = 64, 16
 
 
-class _Int4(TextForm, abc.ABC):
+class _Int4(Checked, QuantizedForm, abc.ABC):
     """What the four have in common."""
 
     scale_sets: ClassVar[int] = 1  # arrays of that many scales or offsets
-    group: int = 2
-    scale: str
-    stochastic: bool = False
-
-    def __post_init__(self):
-        object.__setattr__(self, "scale", scale_name(self.name, self.scale))
-        check_integer(self.name, "group", self.group, 2, multiple=2)
-        check_flag(self.name, "stochastic", self.stochastic)
 
     @abc.abstractmethod
     def counts(self, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -75,7 +74,7 @@ class _Grouped(_Int4):
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupedSymmetric(_Grouped):
+class GroupedSymmetric(_Grouped, GroupedSymmetricForm):
     """Symmetric INT4 by groups of the flat array (Adacc 3.2): s = max|x|/8, q = clip(round(x/s),
     -8, 7), x̂ = q·s.
 
@@ -89,11 +88,6 @@ class GroupedSymmetric(_Grouped):
     bfloat16, float16, float32, float64.
     """
 
-    name: ClassVar[str] = "grouped_symmetric"
-    group: int = 64
-    scale: str = "bfloat16"
-    stochastic: bool = False
-
     def encode(self, x):
         self.check(x.shape, x.dtype)
         rows, how = self.encoding(x.shape)
@@ -104,7 +98,7 @@ class GroupedSymmetric(_Grouped):
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupedAsymmetric(_Grouped):
+class GroupedAsymmetric(_Grouped, GroupedAsymmetricForm):
     """Asymmetric INT4 by groups of the flat array (Adacc 3.2), for values on one side of zero, as
     softmax's.
 
@@ -114,11 +108,7 @@ class GroupedAsymmetric(_Grouped):
     than max − min, a bfloat16 o costs accuracy: take float32.
     """
 
-    name: ClassVar[str] = "grouped_asymmetric"
     scale_sets: ClassVar[int] = 2
-    group: int = 64
-    scale: str = "bfloat16"
-    stochastic: bool = False
 
     def encode(self, x):
         self.check(x.shape, x.dtype)
@@ -175,7 +165,7 @@ class _ByRows(_Int4):
 
 
 @dataclasses.dataclass(frozen=True)
-class ChannelwiseSymmetric(_ByRows):
+class ChannelwiseSymmetric(_ByRows, ChannelwiseSymmetricForm):
     """Symmetric INT4 with one scale for each channel (index of the last axis) over all tokens
     (Adacc 3.2: Q, K, V).
 
@@ -184,10 +174,6 @@ class ChannelwiseSymmetric(_ByRows):
     scale is known after the last token. A value that is not finite makes its whole channel NaN.
     Bounds and dtypes as for `GroupedSymmetric`.
     """
-
-    name: ClassVar[str] = "channelwise_symmetric"
-    scale: str = "bfloat16"
-    stochastic: bool = False
 
     def greatest(self, x):
         return greatest(x, tuple(range(x.ndim - 1)))
@@ -200,15 +186,12 @@ class ChannelwiseSymmetric(_ByRows):
 
 
 @dataclasses.dataclass(frozen=True)
-class NaivePerToken(_ByRows):
+class NaivePerToken(_ByRows, NaivePerTokenForm):
     """Symmetric INT4 with one scale for each token (all of the last axis): Adacc's baseline, which
     it shows to fail.
 
     One outlier channel sets the scale of every token. Bounds and dtypes as for `GroupedSymmetric`.
     """
-
-    name: ClassVar[str] = "naive_per_token"
-    scale: str = "bfloat16"
 
     def greatest(self, x):
         return greatest(x, -1)

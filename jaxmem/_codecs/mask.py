@@ -6,7 +6,8 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from jaxmem._codecs.base import FLOATS, TextForm
+from jaxmem._codecs.base import FLOATS, Checked
+from jaxmem._codecs.forms import BitMaskForm
 from jaxmem_kernels import fitted, folded, pack_bits, unpack_bits
 
 GROUP = 256
@@ -14,7 +15,7 @@ INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32
 
 
 @dataclasses.dataclass(frozen=True)
-class BitMask(TextForm):
+class BitMask(Checked, BitMaskForm):
     """A bit a value. Lossless, up to the sign of zero, for bool and for tensors that hold at most
     two values.
 
@@ -24,7 +25,6 @@ class BitMask(TextForm):
     the greatest: keep such a tensor.
     """
 
-    name: ClassVar[str] = "bit_mask"
     takes: ClassVar[tuple[str, ...]] = ("bool", *INTEGERS, *FLOATS)
 
     def encode(self, x):

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from jaxmem._codecs.base import TextForm, check_integer
+from jaxmem._codecs.base import Checked
+from jaxmem._codecs.forms import OutlierSeparatedForm
 from jaxmem._codecs.int4 import GroupedSymmetric
 from jaxmem_kernels import dequantize_with, quantize_without, wide_dtype
 
@@ -16,7 +17,7 @@ THRESHOLD = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class OutlierSeparated(TextForm):
+class OutlierSeparated(Checked, OutlierSeparatedForm):
     """Outlier channels (of the last axis) stored exactly, the rest set to `GroupedSymmetric` (Adacc
     3.2).
 
@@ -27,16 +28,6 @@ class OutlierSeparated(TextForm):
     `group`, `scale`, `stochastic`, dtypes and the bound on the rest as there. Nothing is separated
     from a tensor with values that are not finite.
     """
-
-    name: ClassVar[str] = "outlier_separated"
-    group: int = 64
-    scale: str = "bfloat16"
-    capacity: int = 8
-    stochastic: bool = False
-
-    def __post_init__(self):
-        check_integer(self.name, "capacity", self.capacity, 0)
-        object.__setattr__(self, "scale", self._rest.scale)
 
     @property
     def _rest(self) -> GroupedSymmetric:

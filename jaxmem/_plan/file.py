@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jaxmem._codecs.registry import parse
+from jaxmem._codecs.forms import parse
 from jaxmem._core.actions import Action, Choice
 from jaxmem._plan.rows import Bytes, Point, Row
 from jaxmem.errors import PlanFileError, TagError

@@ -1,0 +1,222 @@
+"""A codec as text: its name and its fields, checked. Free of JAX, so that a plan's file can be read
+without it; the codecs themselves inherit from these classes what they are told.
+"""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping
+from typing import ClassVar, TypeVar
+
+from jaxmem.errors import TagError
+
+SCALES = ("bfloat16", "float32")
+
+
+class TextForm:
+    """`name(field=value,...)` of a frozen dataclass; flags (bool) stand there only where they are
+    on.
+    """
+
+    name: ClassVar[str]
+
+    def __str__(self) -> str:
+        fields = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]
+        values = [(f.name, getattr(self, f.name)) for f in fields]
+        shown = (
+            f"{name}={'true' if value is True else value}"
+            for name, value in values
+            if value is not False
+        )
+        return f"{self.name}({','.join(shown)})"
+
+
+class QuantizedForm(TextForm):
+    """What the INT4 codecs are told; a codec without one of these fields has its value here."""
+
+    group: int = 2
+    scale: str = "bfloat16"
+    stochastic: bool = False
+
+    def __post_init__(self):
+        object.__setattr__(self, "scale", scale_name(self.name, self.scale))
+        check_integer(self.name, "group", self.group, 2, multiple=2)
+        check_flag(self.name, "stochastic", self.stochastic)
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedSymmetricForm(QuantizedForm):
+    """Fields of `jaxmem.codecs.GroupedSymmetric`."""
+
+    name: ClassVar[str] = "grouped_symmetric"
+    group: int = 64
+    scale: str = "bfloat16"
+    stochastic: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedAsymmetricForm(QuantizedForm):
+    """Fields of `jaxmem.codecs.GroupedAsymmetric`."""
+
+    name: ClassVar[str] = "grouped_asymmetric"
+    group: int = 64
+    scale: str = "bfloat16"
+    stochastic: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelwiseSymmetricForm(QuantizedForm):
+    """Fields of `jaxmem.codecs.ChannelwiseSymmetric`."""
+
+    name: ClassVar[str] = "channelwise_symmetric"
+    scale: str = "bfloat16"
+    stochastic: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class NaivePerTokenForm(QuantizedForm):
+    """Fields of `jaxmem.codecs.NaivePerToken`."""
+
+    name: ClassVar[str] = "naive_per_token"
+    scale: str = "bfloat16"
+
+
+@dataclasses.dataclass(frozen=True)
+class OutlierSeparatedForm(QuantizedForm):
+    """Fields of `jaxmem.codecs.OutlierSeparated`."""
+
+    name: ClassVar[str] = "outlier_separated"
+    group: int = 64
+    scale: str = "bfloat16"
+    capacity: int = 8
+    stochastic: bool = False
+
+    def __post_init__(self):
+        check_integer(self.name, "capacity", self.capacity, 0)
+        super().__post_init__()
+
+
+@dataclasses.dataclass(frozen=True)
+class BitMaskForm(TextForm):
+    """`jaxmem.codecs.BitMask` has no fields."""
+
+    name: ClassVar[str] = "bit_mask"
+
+
+FORMS: dict[str, type[TextForm]] = {
+    form.name: form
+    for form in (
+        OutlierSeparatedForm,
+        GroupedSymmetricForm,
+        GroupedAsymmetricForm,
+        ChannelwiseSymmetricForm,
+        BitMaskForm,
+        NaivePerTokenForm,
+    )
+}
+
+Form = TypeVar("Form")
+
+
+def parse(text: str) -> TextForm:
+    """The name and fields of the codec that `text` describes, checked: `str(parse(text))` is the
+    codec's own text.
+
+    Raises TagError as `jaxmem.codecs.parse` does.
+    """
+    return parse_as(FORMS, text)
+
+
+def parse_as(forms: Mapping[str, type[Form]], text: str) -> Form:
+    """One of `forms`, which are dataclasses by name, from `name(field=value,...)`; fields left out
+    have their default.
+
+    Raises TagError if a name, a field or a value is unknown, naming the nearest that is not.
+    """
+    match = re.fullmatch(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", text) if isinstance(text, str) else None
+    if match is None:
+        example = str(GroupedSymmetricForm())
+        raise TagError(f"`codec` is {text!r}; expected text such as {example!r}")
+    name, arguments = match[1], match[2] or ""
+    if name not in forms:
+        raise TagError(
+            f"`codec` is {text!r}: no codec {name!r}; expected one of {', '.join(forms)};"
+            f" nearest: {nearest(name, forms)}"
+        )
+    form = forms[name]
+    defaults = {f.name: f.default for f in dataclasses.fields(form)}  # pyright: ignore[reportArgumentType]
+    values = {}
+    for part in filter(None, (p.strip() for p in arguments.split(","))):
+        field, equals, value = (s.strip() for s in part.partition("="))
+        if field not in defaults or not equals or field in values:
+            raise TagError(_unknown_field(text, name, part, field, equals, defaults))
+        values[field] = _value(value, defaults[field])
+    return form(**values)
+
+
+def _unknown_field(text, name, part, field, equals, defaults) -> str:
+    failed = f"`codec` is {text!r}: {part!r}"
+    if not defaults:
+        return f"{failed} is unknown; expected no fields in {name}"
+    if field in defaults and equals:
+        return f"{failed} repeats a field; expected each at most once"
+    return (
+        f"{failed} is unknown; expected field=value of {', '.join(defaults)}; nearest:"
+        f" {nearest(field, defaults)}"
+    )
+
+
+def _value(text: str, default):
+    """`text` as the type of `default`, or as it is where it cannot be: the codec then says what it
+    expects.
+    """
+    if isinstance(default, bool):
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if isinstance(default, int) and re.fullmatch(r"[+-]?\d{1,9}", text):
+        return int(text)
+    return text
+
+
+def check_integer(codec: str, field: str, value, least: int, multiple: int = 1) -> None:
+    """Raises TagError unless `value` is a multiple of `multiple` and not below `least`."""
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and value >= least
+        and value % multiple == 0
+    ):
+        return
+    number = (
+        value if isinstance(value, int | float) and value == value and abs(value) < 2**31 else least
+    )
+    nearest = max(least, -int(-number // multiple) * multiple)
+    even = "n even" if multiple == 2 else "n"
+    raise TagError(
+        f"{codec}: `{field}` is {value!r}; expected a{even} integer of at least {least}; nearest:"
+        f" {nearest}"
+    )
+
+
+def check_flag(codec: str, field: str, value) -> None:
+    """Raises TagError unless `value` is a bool."""
+    if not isinstance(value, bool):
+        near = nearest(str(value).lower(), ("true", "false"))
+        raise TagError(f"{codec}: `{field}` is {value!r}; expected true or false; nearest: {near}")
+
+
+def scale_name(codec: str, value) -> str:
+    """The name of a scale's dtype, given as a name or a dtype. Raises TagError if scales cannot
+    have it.
+    """
+    name = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
+    if name not in SCALES:
+        raise TagError(
+            f"{codec}: `scale` is {name!r}; expected one of {', '.join(SCALES)}; nearest:"
+            f" {nearest(name, SCALES)}"
+        )
+    return name
+
+
+def nearest(text: str, allowed) -> str:
+    """The allowed word that is spelled most like `text`."""
+    return difflib.get_close_matches(text, allowed, n=1, cutoff=0)[0]
