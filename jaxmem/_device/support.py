@@ -1,6 +1,7 @@
 """Which actions a target can carry out."""
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
 from jaxmem._core.actions import ALL, LOSSLESS, Action
 from jaxmem._core.versions import installed, release
@@ -8,26 +9,32 @@ from jaxmem._device.target import Target
 from jaxmem.errors import TagError, TargetError
 
 OFFLOAD_SINCE = (0, 11, 1)
+_NAMED = {"all": ALL, "lossless": LOSSLESS}
 
 
 def allowed_actions(
-    actions: Sequence[Action], target: Target
+    actions: Sequence[Action | str] | str, target: Target
 ) -> tuple[tuple[Action, ...], tuple[str, ...]]:
     """The actions to plan with, and what to tell the user of those left out.
 
-    Left out, or `jaxmem.plans.LOSSLESS`, they leave out what the target cannot do; an action asked
-    for by name that it cannot do is a TargetError, an unknown one a TagError.
+    actions: some of them, as actions or by name, or a text: "all", "lossless", or names between
+      commas. Case, spaces round a name, and `-` for `_` do not matter.
+    target: what it cannot do is left out of "all" and "lossless" (`jaxmem.plans.LOSSLESS`).
+
+    Raises TagError for an unknown action, and TargetError for one that was asked for by name and
+    that the target cannot do.
     """
-    try:
-        wanted = tuple(Action(a) for a in ([actions] if isinstance(actions, str) else actions))
-    except ValueError as error:
-        raise TagError(
-            f"plan: `actions` is {actions!r}: {error}; expected some of {', '.join(Action)}"
-        ) from None
+    named = actions is ALL or actions is LOSSLESS
+    if isinstance(actions, str):
+        named = _plain(actions) in _NAMED
+        words = _NAMED.get(_plain(actions)) or actions.split(",")
+    else:
+        words = tuple(actions) if isinstance(actions, Iterable) else (actions,)
+    wanted = tuple(dict.fromkeys(_action(word, actions) for word in words))
     obstacle = offload_obstacle(target)
     if obstacle is None or not any(a.offloads for a in wanted):
         return wanted, ()
-    if actions is not ALL and actions is not LOSSLESS:
+    if not named:
         raise TargetError(
             f"plan: `actions` asks for offload on target {target.name!r}, where {obstacle}; leave"
             " it out, or leave `actions` out"
@@ -45,3 +52,23 @@ def offload_obstacle(target: Target) -> str | None:
             f"jaxlib {version} reads offloaded tensors of a scan at wrong offsets (fixed in 0.11.1)"
         )
     return None
+
+
+def _action(word, actions) -> Action:
+    try:
+        return Action(_plain(word))
+    except ValueError:
+        near = difflib.get_close_matches(
+            _plain(word), [*map(str, Action), *_NAMED], n=1, cutoff=0.6
+        )
+        alone = _plain(word) in _NAMED
+        hint = f"; did you mean {near[0]!r}?" if near and not alone else ""
+        hint = f"; {_plain(word)!r} stands alone" if alone else hint
+        raise TagError(
+            f"plan: `actions` is {actions!r}: {word!r} is not a valid Action; expected some of"
+            f" {', '.join(Action)}, or one of {', '.join(map(repr, _NAMED))}{hint}"
+        ) from None
+
+
+def _plain(word) -> str:
+    return str(word).strip().lower().replace("-", "_")

@@ -4,6 +4,7 @@ nnx.jit.
 
 import contextlib
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,7 @@ def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
             f"plan: `build` is {type(build).__name__}; expected a function of a plan (or None) that"
             " returns the training step"
         )
+    _check_takes_a_plan(build, plan)
     step = build(plan)
     if not callable(step):
         raise StepError(
@@ -40,9 +42,31 @@ def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
     except Exception as error:
         raise StepError(
             "plan: the step that `build` returned cannot be traced for the arguments given"
-            f" ({_shapes(args)}): {error}"
+            f" ({_shapes(args)}): {type(error).__name__}: {error}"
         ) from error
     return stage, getattr(stage, "traced", stage)  # nnx.jit wraps JAX's stage
+
+
+def _check_takes_a_plan(build, plan) -> None:
+    """Raises StepError if `build` cannot be called with a plan. What it raises when it is called is
+    its own affair, a TypeError too.
+    """
+    function, before, named = build, (), {}
+    if isinstance(build, functools.partial):  # its own signature does not say what is wrong with it
+        function, before, named = build.func, build.args, build.keywords
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin, or an object that does not tell
+        return
+    try:
+        signature.bind(*before, plan, **named)
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        call = ", ".join([*map(repr, before), "plan", *(f"{key}=..." for key in named)])
+        raise StepError(
+            f"plan: `build` is {name}{signature}, and cannot be called as {name}({call}): {error};"
+            " expected a function of a plan (or None) that returns the training step"
+        ) from None
 
 
 def _is_abstract(args: tuple) -> bool:

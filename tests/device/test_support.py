@@ -5,7 +5,7 @@ import pytest
 from jaxmem._core.actions import ALL, LOSSLESS, Action
 from jaxmem._device import support
 from jaxmem._device.target import Target
-from jaxmem.errors import TargetError
+from jaxmem.errors import TagError, TargetError
 
 pytestmark = pytest.mark.core
 
@@ -20,6 +20,48 @@ def test_offload_is_there_since_0_11_1(jaxlib, version):
     jaxlib(version)
     assert support.offload_obstacle(Target.parse("h200")) is None
     assert support.allowed_actions(ALL, Target.parse("h200")) == (ALL, ())
+
+
+@pytest.mark.parametrize(
+    ("actions", "meant"),
+    [
+        ("all", ALL),
+        (" ALL ", ALL),
+        ("lossless", LOSSLESS),
+        ("Keep, RECOMPUTE", (Action.KEEP, Action.RECOMPUTE)),
+        ("keep", (Action.KEEP,)),
+        ("compress-offload,compress_offload", (Action.COMPRESS_OFFLOAD,)),
+        (["Keep", Action.OFFLOAD], (Action.KEEP, Action.OFFLOAD)),
+    ],
+)
+def test_actions_are_read_from_names_in_any_case_and_spacing(jaxlib, actions, meant):
+    jaxlib("0.11.2")
+    assert support.allowed_actions(actions, Target.parse("h200")) == (meant, ())
+
+
+@pytest.mark.parametrize("actions", ["all", "Lossless", ALL, LOSSLESS])
+def test_what_a_target_cannot_do_is_left_out_of_named_sets(jaxlib, actions):
+    jaxlib("0.11.0")
+    wanted, notes = support.allowed_actions(actions, Target.parse("h200"))
+    assert not any(action.offloads for action in wanted)
+    assert "offload is left out" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("actions", "said"),
+    [
+        ("kep", "'kep' is not a valid Action; expected some of keep.*did you mean 'keep'"),
+        ("", "'' is not a valid Action"),
+        ("keep,,offload", "'' is not a valid Action"),
+        ("lossless,compress", "'lossless' is not a valid Action.*'lossless' stands alone"),
+        ("losless", "did you mean 'lossless'"),
+        ([Action.KEEP, 3], "3 is not a valid Action"),
+        (None, "None is not a valid Action"),
+    ],
+)
+def test_unknown_actions_are_named(actions, said):
+    with pytest.raises(TagError, match=said):
+        support.allowed_actions(actions, Target.parse("h200"))
 
 
 @pytest.mark.parametrize("version", ["0.10.2", "0.11.0", "0.11.0rc1"])
