@@ -8,7 +8,7 @@ from jaxmem._core import assignment
 from jaxmem._core.actions import Actions, Choice, keeps_everything
 from jaxmem._core.files import read_json, write_json
 from jaxmem._core.labels import ranges
-from jaxmem._plan import file, text
+from jaxmem._plan import file, html, text
 from jaxmem._plan.rows import Bytes, Point, Row
 from jaxmem.errors import PlanFileError, StepError
 
@@ -128,3 +128,7 @@ class Plan:
 
     def __str__(self) -> str:
         return text.table(self)
+
+    def _repr_html_(self) -> str:
+        """The plan in a notebook."""
+        return html.html(self)

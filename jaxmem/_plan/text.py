@@ -7,42 +7,44 @@ from jaxmem._core.bytes import show_bytes
 if TYPE_CHECKING:
     from jaxmem._plan.plan import Plan
 
+HEAD = ("tensor", "kind", "action", "codec", "before", "after", "ms", "why")
+
 
 def table(plan: "Plan") -> str:
     """The plan as lines of plain text, as wide as they are."""
-    head = ("tensor", "kind", "action", "codec", "before", "after", "ms", "why")
-    lines: list[tuple[str, ...]] = [head]
-    for row in plan.rows:
-        name = row.tag if len(plan.actions) == 1 else f"{row.block}/{row.tag}"
-        codec = (row.choice.codec or "-").split("(")[0]
-        sizes = show_bytes(row.bytes_before), show_bytes(row.bytes_after)
-        lines.append(
-            (
-                name,
-                row.kind or "-",
-                row.choice.action.value,
-                codec,
-                *sizes,
-                f"{row.milliseconds:.3f}",
-                row.why,
-            )
-        )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
+    lines = [HEAD, *cells(plan)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD) - 1)]
     text = [
         "  ".join([*(cell.ljust(w) for cell, w in zip(line, widths)), line[-1]]).rstrip()
         for line in lines
     ]
+    return "\n".join(text + summary(plan))
+
+
+def cells(plan: "Plan") -> list[tuple[str, ...]]:
+    """The table's lines without their head, a text for each of `HEAD`."""
+    lines = []
+    for row in plan.rows:
+        name = row.tag if len(plan.actions) == 1 else f"{row.block}/{row.tag}"
+        codec = (row.choice.codec or "-").split("(")[0]
+        sizes = show_bytes(row.bytes_before), show_bytes(row.bytes_after)
+        ms = f"{row.milliseconds:.3f}"
+        lines.append((name, row.kind or "-", row.choice.action.value, codec, *sizes, ms, row.why))
+    return lines
+
+
+def summary(plan: "Plan") -> list[str]:
+    """What stands under the table: the whole step's bytes and times, and notes."""
     share = 100 * plan.compiled_bytes / plan.budget_bytes
-    text += [
+    host = f"; in host memory: {show_bytes(plan.host_bytes)}" if plan.host_bytes else ""
+    microbatches = f"; microbatches: {plan.microbatches}" if plan.microbatches else ""
+    return [
         "(bytes and ms of one layer)",
         f"predicted {show_bytes(plan.predicted_bytes)}, compiled {show_bytes(plan.compiled_bytes)}"
-        " of a budget of"
-        f" {show_bytes(plan.budget_bytes)} ({share:.1f} %) on {plan.target}; everything kept:"
-        f" {show_bytes(plan.baseline_bytes)}"
-        + (f"; in host memory: {show_bytes(plan.host_bytes)}" if plan.host_bytes else ""),
+        f" of a budget of {show_bytes(plan.budget_bytes)} ({share:.1f} %) on {plan.target};"
+        f" everything kept: {show_bytes(plan.baseline_bytes)}{host}",
         f"step {plan.predicted_seconds * 1e3:.2f} ms, everything kept"
-        f" {plan.baseline_seconds * 1e3:.2f} ms"
-        f" (times: {plan.time_source}); {plan.compiles} compiles"
-        + (f"; microbatches: {plan.microbatches}" if plan.microbatches else ""),
+        f" {plan.baseline_seconds * 1e3:.2f} ms (times: {plan.time_source});"
+        f" {plan.compiles} compiles{microbatches}",
+        *(f"note: {note}" for note in plan.notes),
     ]
-    return "\n".join(text + [f"note: {note}" for note in plan.notes])

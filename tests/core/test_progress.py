@@ -81,7 +81,14 @@ def test_plain_lines_where_a_line_cannot_be_rewritten(why, terminal, monkeypatch
 
 def test_the_log_is_left_as_it_was(terminal):
     handlers, level = list(LOG.handlers), LOG.level
-    with pytest.raises(KeyError, match="of the statement"), progress(terminal):
-        assert LOG.level == logging.INFO
-        raise KeyError("of the statement")
+    levels = []
+
+    def fails():
+        with progress(terminal):
+            levels.append(LOG.level)
+            raise KeyError("of the statement")
+
+    with pytest.raises(KeyError, match="of the statement"):
+        fails()
+    assert levels == [logging.INFO]
     assert (LOG.handlers, LOG.level) == (handlers, level)

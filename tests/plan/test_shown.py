@@ -1,0 +1,95 @@
+"""A plan as plain text and as HTML, and what differs between two plans."""
+
+import html.parser
+import json
+
+import pytest
+
+from jaxmem._plan.difference import difference
+from jaxmem._plan.text import HEAD
+from tests.shared.plans import CODEC, WHY, other, plan
+
+pytestmark = pytest.mark.core
+
+
+def test_the_plain_table_is_as_wide_as_its_lines(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = str(plan()).splitlines()
+    assert lines[0].split() == list(HEAD)
+    assert lines[2] == f"up      linear  compress  grouped_symmetric  1.5 KiB  512 B  0.250  {WHY}"
+    assert lines[3] == "(bytes and ms of one layer)"
+    assert "compiled 9.0 MiB of a budget of 10.0 MiB (90.0 %) on h200" in lines[4]
+    assert "host memory" not in lines[4]
+    assert lines[5] == ("step 12.00 ms, everything kept 10.00 ms (times: roofline); 3 compiles")
+    assert lines[6:] == ["note: offload is left out: this is a test"]
+    assert "in host memory: 1.0 KiB" in str(plan(host_bytes=1024))
+    assert "; microbatches: 4" in str(plan(microbatches=4))
+
+
+class Table(html.parser.HTMLParser):
+    """Reads the cells of a table, and whether every element is closed in its turn."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open, self.cells, self.below = [], [], ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        if tag != "br":
+            self.open.append(tag)
+        if tag in ("th", "td"):
+            self.cells.append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1] in ("th", "td"):
+            self.cells[-1] += data
+        elif self.open[-1] == "p":
+            self.below += data + "\n"
+
+
+def test_a_notebook_shows_the_same_table():
+    made = plan(notes=("<script>alert(1)</script>",))
+    text = made._repr_html_()
+    assert "<script>" not in text
+    read, plain = Table(text), str(made).splitlines()
+    assert read.cells[:8] == plain[0].split()
+    assert read.cells[16:] == [
+        "up", "linear", "compress", "grouped_symmetric", "1.5 KiB", "512 B", "0.250", WHY,
+    ]  # fmt: skip
+    assert read.below.splitlines() == plain[3:]
+
+
+def test_the_difference_of_equal_plans_is_none():
+    same = difference(plan(), plan(profile_seconds=7.0))
+    assert str(same) == "the plans are the same"
+    assert same.to_json() == {"figures": {}, "seconds_comparable": True, "actions": {}}
+
+
+def test_the_difference_names_figures_and_tags():
+    found = difference(plan(), other())
+    assert str(found).splitlines() == [
+        "budget_bytes: 10.0 MiB -> 8.0 MiB (-2,097,152 bytes)",
+        "time_source: roofline -> measured",
+        "microbatches: - -> 4",
+        "predicted_seconds: 12.000 ms -> 13.000 ms, by other means: not to be compared",
+        "block/h: keep -> recompute",
+        "block/new: not in the plan -> offload",
+    ]
+    comparable = difference(plan(), plan(predicted_seconds=0.0135, actions={"block": {"*": "x"}}))
+    assert (
+        str(comparable).splitlines()[0] == "predicted_seconds: 12.000 ms -> 13.500 ms (+1.500 ms)"
+    )
+    assert f"block/up: compress {CODEC} -> not in the plan" in str(comparable)
+    assert "block/all that no tag names: not in the plan -> x" in str(comparable)
+
+
+def test_the_difference_as_json():
+    data = json.loads(json.dumps(difference(plan(), other()).to_json()))
+    assert data["figures"]["budget_bytes"] == [10 * 2**20, 8 * 2**20]
+    assert data["figures"]["microbatches"] == [None, 4]
+    assert data["seconds_comparable"] is False
+    assert data["actions"] == {"block": {"h": ["keep", "recompute"], "new": [None, "offload"]}}
