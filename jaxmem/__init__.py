@@ -9,12 +9,18 @@ from jaxmem._core.quiet import quiet_plugin_noise as _quiet_plugin_noise
 if TYPE_CHECKING:
     from jaxmem._public import *  # noqa: F403
 
+    __version__: str
+
 _quiet_plugin_noise()
 
 _MOVED = {"BudgetError": "errors", "LOSSLESS": "plans", "Target": "plans"}  # until version 0.3
 
 
 def __getattr__(name: str):
+    if name == "__version__":
+        from jaxmem._core.versions import installed
+
+        return installed("jaxmem") or "unknown"
     if name.startswith("_"):  # a file that is not imported yet, or nothing
         raise AttributeError(f"module 'jaxmem' has no attribute {name!r}")
     from jaxmem import _public
@@ -32,7 +38,7 @@ def __getattr__(name: str):
 def __dir__() -> list[str]:
     from jaxmem import _public
 
-    return [name for name in vars(_public) if not name.startswith("_")]
+    return [*(name for name in vars(_public) if not name.startswith("_")), "__version__"]
 
 
 def _moved(name: str):
