@@ -1,14 +1,17 @@
 """MODULE:FUNCTION on a command line -> the step to plan: `(build, *args)`."""
 
 import difflib
+import functools
 import importlib
 import importlib.util
+import inspect
 import pathlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
 
-from jaxmem.errors import StepError
+from jaxmem._core.raised import described
+from jaxmem.errors import JaxmemError, StepError
 
 EXPECTED = (
     "expected MODULE:FUNCTION, such as 'train:planned' or 'path/to/train.py:planned', where"
@@ -19,56 +22,104 @@ EXPECTED = (
 def load_entry(name: str) -> tuple[Callable, tuple]:
     """`build` and its step's arguments, from what the function that `name` points to returns.
 
-    Raises StepError if there is no such module or function, or it returns something else.
+    Raises StepError if there is no such module or function, or it returns something else; what the
+    user's code raises meanwhile, or later in `build`, is the StepError's cause.
     """
     module_name, colon, function_name = name.rpartition(":")
-    if not (colon and module_name and function_name):
+    relative = module_name.startswith(".") and not module_name.endswith(".py")
+    if not (colon and module_name and function_name) or relative:
         raise StepError(f"MODULE:FUNCTION: got {name!r}; {EXPECTED}")
     module = _module(name, module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
         known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        near = difflib.get_close_matches(function_name, known, n=1, cutoff=0.6)
-        hint = f"; did you mean {near[0]}?" if near else ""
         what = "is no function" if hasattr(module, function_name) else "is not in it"
+        hint = _nearest(function_name, known)
         raise StepError(f"MODULE:FUNCTION: {name!r}: {function_name!r} {what}{hint}; {EXPECTED}")
-    try:
-        result = function()
-    except Exception as error:
-        raise StepError(
-            f"MODULE:FUNCTION: {name!r} raised {type(error).__name__}: {error}; {EXPECTED}"
-        ) from error
+    if (takes := _takes_more(function)) is not None:
+        raise StepError(f"MODULE:FUNCTION: {name!r} takes {takes}; {EXPECTED}")
+    result = _called(f"MODULE:FUNCTION: {name!r}", function)
     if not isinstance(result, tuple) or not result or not callable(result[0]):
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
         raise StepError(f"MODULE:FUNCTION: {name!r} returned {got}; {EXPECTED}")
-    return result[0], result[1:]
+    return _with_errors_told(result[0]), result[1:]
+
+
+def _with_errors_told(build: Callable) -> Callable:
+    @functools.wraps(build)  # with its signature, which the planner looks at
+    def told(*args, **named):
+        return _called("plan: `build`", build, *args, **named)
+
+    return told
+
+
+def _called(what: str, function: Callable, *args, **named):
+    """What the user's function returns. Raises StepError from what it raises; jaxmem's own errors
+    pass.
+    """
+    try:
+        return function(*args, **named)
+    except JaxmemError:
+        raise
+    except Exception as error:
+        raise StepError(f"{what} raised {described(error)}") from error
+
+
+def _takes_more(function: Callable) -> str | None:
+    """The arguments of a function that cannot be called without any."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin, or an object that does not tell
+        return None
+    try:
+        signature.bind()
+    except TypeError:
+        return str(signature)
+    return None
 
 
 def _module(name: str, module: str) -> ModuleType:
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` does: modules of the current folder
+    path = pathlib.Path(module)
+    if module.endswith(".py") and not path.is_file():
+        scripts = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise StepError(
+            f"MODULE:FUNCTION: {name!r}: there is no such file here{_nearest(module, scripts)};"
+            f" {EXPECTED}"
+        )
     try:
-        return (
-            _from_file(pathlib.Path(module))
-            if module.endswith(".py")
-            else importlib.import_module(module)
-        )
+        return _from_file(path) if module.endswith(".py") else importlib.import_module(module)
+    except JaxmemError:
+        raise
     except Exception as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name == module.split(".")[0]
-        why = (
-            "there is no such module here"
-            if missing
-            else f"importing it raised {type(error).__name__}: {error}"
-        )
-        raise StepError(f"MODULE:FUNCTION: {name!r}: {why}; {EXPECTED}") from error
+        if isinstance(error, ModuleNotFoundError) and _is_of(error.name, module):
+            near = _nearest(module, [p.stem for p in pathlib.Path().glob("*.py")])
+            raise StepError(
+                f"MODULE:FUNCTION: {name!r}: there is no such module here{near}; {EXPECTED}"
+            ) from None
+        raise StepError(
+            f"MODULE:FUNCTION: {name!r}: importing it raised {described(error)}"
+        ) from error
+
+
+def _is_of(missing: str | None, module: str) -> bool:
+    """Whether a module that was not found is the one asked for, or a package round it."""
+    return missing is not None and f"{module}.".startswith(f"{missing}.")
 
 
 def _from_file(path: pathlib.Path) -> ModuleType:
+    path = path.absolute()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} cannot be loaded")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent.absolute()))  # as `python file.py` does
+    sys.path.insert(0, str(path.parent))  # as `python file.py` does
     spec.loader.exec_module(module)
     return module
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""

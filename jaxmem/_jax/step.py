@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from jaxmem._core.raised import described
 from jaxmem.errors import JaxmemError, StepError
 from jaxmem_kernels import abstract_devices
 
@@ -42,7 +43,7 @@ def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
     except Exception as error:
         raise StepError(
             "plan: the step that `build` returned cannot be traced for the arguments given"
-            f" ({_shapes(args)}): {type(error).__name__}: {error}"
+            f" ({_shapes(args)}): {described(error)}"
         ) from error
     return stage, getattr(stage, "traced", stage)  # nnx.jit wraps JAX's stage
 

@@ -1,0 +1,105 @@
+"""What the command says of an error: its text and, where the user's own code raised it, the line of
+theirs.
+"""
+
+import importlib.util
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxmem.errors import JaxmemError
+
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+def message(error: BaseException) -> str | None:
+    """What to tell the user of `error`; None where nobody foresaw it."""
+    if (text := _no_device(error)) is not None:
+        return text
+    if isinstance(error, SystemExit):
+        code = "" if error.code is None else repr(error.code)
+        text = (
+            f"the code that is planned called sys.exit({code}); expected that it returns: what ends"
+            ' the program belongs under `if __name__ == "__main__":`'
+        )
+    elif isinstance(error, JaxmemError | OSError):
+        text = str(error)
+    else:
+        return None
+    if (where := _where(error)) is None:
+        return text
+    return text + ("\n" if "\n" in text else " ") + f"({where}; --debug shows the traceback)"
+
+
+def _where(error: BaseException) -> str | None:
+    """The innermost line of the user's code that `error` comes from."""
+    cause = error.__cause__ if isinstance(error, JaxmemError) else None
+    if cause is not None and (inner := _where(cause)) is not None:
+        return inner
+    place = next(filter(None, map(_place, _chain(error))), None)
+    if place is None:
+        return None
+    path, line, name = place
+    near = os.path.relpath(path)
+    shown = path if near.startswith(os.pardir) else near
+    return f"{shown}:{line}" + ("" if name == "<module>" else f", in {name}")
+
+
+def _place(error: BaseException) -> tuple[str, int, str] | None:
+    """File, line and function, where a frame of the traceback is the user's."""
+    if isinstance(error, SyntaxError) and error.filename and _is_users(error.filename):
+        return os.path.abspath(error.filename), error.lineno or 1, "<module>"
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if _is_users(frame.f_code.co_filename):
+            found = os.path.abspath(frame.f_code.co_filename), line, frame.f_code.co_name
+    return found
+
+
+def _is_users(filename: str) -> bool:
+    """Whether a file is neither jaxmem's, nor an installed package's, nor Python's own."""
+    if filename.startswith("<"):
+        return False
+    path = Path(os.path.abspath(filename))
+    return not (_INSTALLED.intersection(path.parts) or any(map(path.is_relative_to, _not_users())))
+
+
+def _not_users() -> set[str]:
+    specs = map(importlib.util.find_spec, ("jaxmem", "jaxmem_kernels"))  # imports neither
+    ours = {folder for spec in specs if spec for folder in spec.submodule_search_locations or ()}
+    return ours | {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it was raised from, and so on."""
+    seen: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and not any(one is other for other in seen):
+        seen.append(one)
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+
+
+def _no_device(error: BaseException) -> str | None:
+    """What to say where JAX was told of a platform that is not here.
+
+    JAX says so itself in a RuntimeError, or fails an assertion without a text, so it is asked again.
+    """
+    jax: Any = sys.modules.get("jax")  # what was never imported did not fail
+    asked = jax and jax.config.jax_platforms
+    if not asked or not any(type(one) in (RuntimeError, AssertionError) for one in _chain(error)):
+        return None
+    try:
+        jax.local_devices()
+    except (RuntimeError, AssertionError) as none:
+        why = f": {none}" if str(none) else ""
+        return (
+            f"JAX_PLATFORMS is {asked!r}, and JAX finds no such device here{why}; set it to what"
+            " this machine has, such as cpu, or unset it (`jaxmem doctor` tells more; --debug shows"
+            " the traceback)"
+        )
+    return None

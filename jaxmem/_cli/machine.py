@@ -1,0 +1,51 @@
+"""`jaxmem targets`, `calibrate`, `doctor`: the commands about devices and this machine."""
+
+import argparse
+import dataclasses
+import pathlib
+
+from jaxmem._cli.output import check_outputs, print_json
+from jaxmem._device.calibrate import calibrate as write_rates
+from jaxmem._device.gpus import GPUS
+from jaxmem._device.target import Target
+
+
+def targets(args: argparse.Namespace) -> int:
+    found = [Target.parse(name) for name in GPUS]
+    if args.json:
+        print_json([dataclasses.asdict(t) for t in found])
+        return 0
+    print("name        usable GiB  memory TB/s  16-bit TFLOP/s  host link GB/s  times from")
+    for t in found:
+        source = "XLA's estimates" if t.gpu and t.gpu.priced else "a roofline"
+        print(
+            f"{t.name:11} {t.usable_bytes / 2**30:10.1f} {t.bandwidth / 1e12:12.2f}"
+            f" {t.matmul_flops / 1e12:15.0f}"
+            f" {t.link / 1e9:15.0f}  {source}"
+        )
+    print(
+        "`name:N` means N of them on one host; `local` is the device at hand, where times are"
+        " measured"
+    )
+    return 0
+
+
+def calibrate(args: argparse.Namespace) -> int:
+    source = str(pathlib.Path(args.folder, "ceilings.json"))
+    check_outputs({"--out": args.out}, {source: "what the check measured"})
+    print(write_rates(args.folder, args.out))
+    return 0
+
+
+def doctor(args: argparse.Namespace) -> int:
+    from jaxmem._cli.doctor import examine  # imports JAX
+
+    checks = examine()
+    if args.json:
+        print_json([dataclasses.asdict(c) for c in checks])
+    else:
+        for c in checks:
+            print(f"{c.level:4} {c.name}: {c.found}")
+            if c.remedy is not None:
+                print(f"     -> {c.remedy}")
+    return 1 if any(c.level == "bad" for c in checks) else 0

@@ -1,0 +1,77 @@
+"""What a command puts out: files, looked at before the work and written after it, and JSON."""
+
+import json
+import os
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxmem._core.files import check_writable
+from jaxmem.errors import JaxmemError
+
+Write = tuple[str, str, Callable[[str], None]]  # an option, its path, and what writes there
+
+
+def check_outputs(
+    outputs: Mapping[str, str | None], inputs: Mapping[str, str] | None = None
+) -> None:
+    """Raises JaxmemError unless every output can be written, and none is another or an input.
+
+    outputs: option -> the path it was given, None where it was left out.
+    inputs: path -> what is read there, such as "the plan".
+    """
+    taken = dict(inputs or {})
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        _check_place(option, path)
+        for other, name in taken.items():
+            if _same(path, other):
+                raise JaxmemError(f"{option}: {path!r} is {name} too; name another file")
+        taken[path] = f"the file of {option}"
+
+
+def deliver(show: Callable[[], None], writes: Sequence[Write]) -> None:
+    """Shows a result, then writes it: what took minutes is seen even if it cannot be written, and
+    written even if nobody reads what is shown.
+
+    Raises JaxmemError, naming the files that could not be written.
+    """
+    try:
+        show()
+    finally:
+        failed = []
+        for option, path, write in writes:
+            try:
+                write(path)
+            except OSError as error:
+                failed.append(f"{option}: {path!r} could not be written: {error}")
+        if failed:
+            raise JaxmemError(f"{'; '.join(failed)}; the plan is printed above")
+
+
+def print_json(data: Any) -> None:
+    """Prints `data`, whole, before anything else is done."""
+    print(json.dumps(data, indent=1), flush=True)
+
+
+def _check_place(option: str, path: str) -> None:
+    place = pathlib.Path(path)
+    try:
+        if place.is_dir():
+            raise JaxmemError(f"{option}: {path!r} is a folder; expected the name of a file")
+        if place.exists() and not place.is_file():  # a pipe, or a device such as /dev/stdout
+            raise JaxmemError(f"{option}: {path!r} is no regular file; expected the name of one")
+        check_writable(place)
+    except OSError as error:
+        raise JaxmemError(f"{option}: {path!r} cannot be written: {error}") from error
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two paths, however they are spelled, are one file."""
+    if os.path.realpath(one) == os.path.realpath(other):
+        return True
+    try:
+        return os.path.samefile(one, other)
+    except OSError:  # one of them is not there yet
+        return False

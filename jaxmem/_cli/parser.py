@@ -1,0 +1,162 @@
+"""The command line: its commands and their options. Imports no JAX, so that `--help` is quick."""
+
+import argparse
+import difflib
+
+from jaxmem._core.versions import installed
+
+BAD_INPUT = 2
+STEP = (
+    "where FUNCTION takes nothing and returns (build, *args), as jaxmem.plan gets them;"
+    " FILE.py:FUNCTION will do too"
+)
+BUDGET = (
+    'bytes of the whole step on one device, "12GiB", or "90%%" of the usable memory (default: all'
+    " of it)"
+)
+TARGET = (
+    'the device to plan for: "local" (default), a GPU such as h200, or a100-80gb:8 (`jaxmem'
+    " targets`)"
+)
+ACTIONS = '"all" (default), "lossless", or a list such as keep,recompute,offload'
+CODECS = (
+    "try these codecs for every tag that names none, such as grouped_symmetric or"
+    ' "outlier_separated(capacity=4)"; several with ";" between them, or the option again'
+)
+MICROBATCHES = (
+    "choose among these numbers of microbatches, such as 1,2,4: build(plan, microbatches=N)"
+    " returns the step with N"
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with the nearest command or option named where one is unknown."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, allow_abbrev=False, **kwargs)
+
+    def error(self, message: str):
+        words = message.replace("'", " ").replace("=", " ").split()
+        known = [o for a in self._actions for o in (*a.option_strings, *(a.choices or ()))]
+        unknown = [w for w in words if w not in known and not w.endswith(":")]
+        near = [
+            n
+            for w in unknown
+            if len(w) > 2
+            for n in difflib.get_close_matches(w.lower(), known, n=1, cutoff=0.7)
+        ]
+        unrecognized = message.startswith(("unrecognized", "argument COMMAND"))
+        hint = f"; did you mean {near[0]}?" if near and unrecognized else ""
+        self.exit(BAD_INPUT, f"{self.prog}: error: {message}{hint}\n{self.format_usage()}")
+
+
+class Version(argparse.Action):
+    """Prints the versions that a report of a defect needs, and ends."""
+
+    def __call__(self, parser, *_):
+        beside = (f"{name} {installed(name) or 'not installed'}" for name in ("jax", "jaxlib"))
+        print(f"jaxmem {installed('jaxmem') or 'of unknown version'} ({', '.join(beside)})")
+        parser.exit()
+
+
+def parser() -> argparse.ArgumentParser:
+    """Reads the whole line; `args.command` is the name of a function in `jaxmem/_cli/commands.py`."""
+    top = Parser(
+        "jaxmem",
+        description="Fit a JAX training step into a byte budget at the least cost in time.",
+    )
+    top.add_argument("--version", action=Version, nargs=0, help="print versions")
+    _add_debug(top)
+    commands = top.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=Parser
+    )
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        made.set_defaults(parser=made)
+        _add_debug(made)
+        return made
+
+    _plan(command)
+    _of_a_step(command)
+    _of_plans(command)
+    _of_this_machine(command)
+    return top
+
+
+def _plan(command) -> None:
+    one = command(
+        "plan", "choose an action for every tagged tensor, and compile the step within the budget"
+    )
+    one.add_argument("step", metavar="MODULE:FUNCTION", help=STEP)
+    one.add_argument("--budget", metavar="B", help=BUDGET)
+    one.add_argument("--host-budget", metavar="B", help="the same for tensors in host memory")
+    one.add_argument("--target", metavar="T", default="local", help=TARGET)
+    one.add_argument("--actions", metavar="A", default="all", help=ACTIONS)
+    one.add_argument("--codecs", metavar="C", action="append", help=CODECS)
+    one.add_argument("--microbatches", metavar="N,N", help=MICROBATCHES)
+    one.add_argument("--out", metavar="FILE", help="write the plan here, as JSON")
+    one.add_argument("--report", metavar="FILE", help="write a page about the plan here, as HTML")
+    one.add_argument("--json", action="store_true", help="print the plan as JSON, not as a table")
+
+
+def _of_a_step(command) -> None:
+    one = command("verify", "check that a plan is this step's, and compile the step under it")
+    one.add_argument("plan", metavar="PLAN.json")
+    one.add_argument("step", metavar="MODULE:FUNCTION", help=STEP)
+    one.add_argument("--json", action="store_true", help="print JSON")
+
+    one = command("explain", "tell what holds the peak of a step's memory, by name")
+    one.add_argument("step", metavar="MODULE:FUNCTION", help=STEP)
+    one.add_argument("--plan", metavar="FILE", help="under this plan (default: everything kept)")
+    one.add_argument(
+        "--target", metavar="T", help=TARGET.replace("(default)", "(default: the plan's, or this)")
+    )
+    one.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _of_plans(command) -> None:
+    one = command("show", "print a plan as a table")
+    one.add_argument("plan", metavar="PLAN.json")
+    one.add_argument("--json", action="store_true", help="print it as JSON: the file, checked")
+
+    one = command("diff", "print what differs between two plans")
+    one.add_argument("first", metavar="A.json")
+    one.add_argument("second", metavar="B.json")
+    one.add_argument("--json", action="store_true", help="print JSON")
+
+    one = command(
+        "report", "write a page, HTML in one file, about runs of experiments or about plans"
+    )
+    one.add_argument(
+        "runs", metavar="RUN", nargs="+", help="a folder with plan.json, or a plan's file"
+    )
+    one.add_argument(
+        "--out", metavar="FILE", help="the page (default: report.html in the first folder)"
+    )
+
+
+def _of_this_machine(command) -> None:
+    one = command("targets", "list the devices that can be planned for")
+    one.add_argument("--json", action="store_true", help="print JSON")
+
+    one = command(
+        "calibrate", "replace a GPU's datasheet rates by those that a check on it measured"
+    )
+    one.add_argument(
+        "folder", metavar="DIR", help="what `python -m experiments.gpu_check --out DIR` left"
+    )
+    one.add_argument("--out", metavar="FILE", help="write here (default: the package's own data)")
+
+    one = command("doctor", "look at versions, devices and settings, and say what is amiss")
+    one.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_debug(parser: argparse.ArgumentParser) -> None:
+    """Before the command and after it: without a default, neither overwrites the other."""
+    parser.add_argument(
+        "--debug",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="show the traceback of an error",
+    )

@@ -1,0 +1,43 @@
+"""`jaxmem show`, `diff` and `report`: the commands about plans' files. Import no JAX."""
+
+import argparse
+import pathlib
+
+from jaxmem._cli.output import check_outputs, print_json
+from jaxmem._cli.tables import show_plan
+from jaxmem._plan.difference import difference
+from jaxmem._plan.plan import Plan
+from jaxmem._report.report import report_runs
+from jaxmem._runs.read import METRICS, PLAN, SUMMARY
+
+
+def show(args: argparse.Namespace) -> int:
+    found = Plan.load(args.plan)
+    if args.json:
+        print_json(found.to_json())
+    else:
+        show_plan(found)
+    return 0
+
+
+def diff(args: argparse.Namespace) -> int:
+    found = difference(Plan.load(args.first), Plan.load(args.second))
+    if args.json:
+        print_json(found.to_json())
+    else:
+        print(found)
+    return 0
+
+
+def report(args: argparse.Namespace) -> int:
+    first = pathlib.Path(args.runs[0])
+    default = (first if first.is_dir() else first.parent) / "report.html"
+    out = default if args.out is None else pathlib.Path(args.out)
+    read = {}
+    for run in args.runs:
+        read[run] = f"{run!r}, which is read,"
+        for name in (PLAN, METRICS, SUMMARY):
+            read[str(pathlib.Path(run, name))] = f"{name} of {run!r}, which is read,"
+    check_outputs({"--out": str(out)}, read)
+    print(report_runs(args.runs, out))
+    return 0

@@ -1,0 +1,119 @@
+"""`jaxmem plan`, `verify` and `explain`: the commands about a step, which run the user's code."""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import pathlib
+import sys
+
+from jaxmem._cli.entry import load_entry
+from jaxmem._cli.output import check_outputs, deliver, print_json
+from jaxmem._cli.tables import show_plan
+from jaxmem._codecs.forms import parse
+from jaxmem._core.bytes import show_bytes
+from jaxmem._core.progress import progress
+from jaxmem._explain.explain import explain as make_explanation
+from jaxmem._plan.plan import Plan
+from jaxmem._planner.plan import plan as make_plan
+from jaxmem._planner.verify import verify as verify_plan
+from jaxmem._report.report import report as write_report
+from jaxmem.errors import JaxmemError
+
+
+def plan(args: argparse.Namespace) -> int:
+    module = args.step.rpartition(":")[0]
+    code = module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
+    outputs = {"--out": args.out, "--report": args.report}
+    check_outputs(outputs, {code: "the step's own code"})
+    codecs, microbatches = _codecs(args.codecs), _microbatches(args.microbatches)
+    with _prints_apart(args):
+        build, arguments = load_entry(args.step)
+        with progress():
+            made = make_plan(
+                build,
+                *arguments,
+                budget=_size(args.budget),
+                host_budget=_size(args.host_budget),
+                target=args.target,
+                actions=args.actions,
+                codecs=codecs,
+                microbatches=microbatches,
+            )
+    writes = {"--out": made.save, "--report": functools.partial(write_report, made)}
+    deliver(
+        (lambda: print_json(made.to_json())) if args.json else (lambda: show_plan(made)),
+        [(option, path, writes[option]) for option, path in outputs.items() if path is not None],
+    )
+    return 0
+
+
+def verify(args: argparse.Namespace) -> int:
+    if not pathlib.Path(args.plan).exists() and pathlib.Path(args.step).is_file():
+        raise JaxmemError(
+            f"expected PLAN.json, then MODULE:FUNCTION; got {args.plan!r}, then {args.step!r}"
+        )
+    loaded = Plan.load(args.plan)
+    with _prints_apart(args):
+        build, arguments = load_entry(args.step)
+        with progress():
+            found = verify_plan(loaded, build, *arguments)
+    if args.json:
+        names = ("target", "budget_bytes", "compiled_bytes", "host_bytes")
+        figures = {name: getattr(found, name) for name in names}
+        print_json(figures | {"planned_bytes": loaded.compiled_bytes})
+        return 0
+    host = f", and {show_bytes(found.host_bytes)} in host memory" if found.host_bytes else ""
+    print(
+        f"the plan is this step's, and fits: it compiles to {show_bytes(found.compiled_bytes)}{host}"
+        f" on {found.target}; its budget is {show_bytes(found.budget_bytes)}, and when it was made"
+        f" it compiled to {show_bytes(loaded.compiled_bytes)}"
+    )
+    return 0
+
+
+def explain(args: argparse.Namespace) -> int:
+    chosen = None if args.plan is None else Plan.load(args.plan)
+    with _prints_apart(args):
+        build, arguments = load_entry(args.step)
+        target = args.target or (chosen.target if chosen else "local")
+        found = make_explanation(build, *arguments, plan=chosen, target=target)
+    if args.json:
+        print_json(dataclasses.asdict(found))
+    else:
+        print(found)
+    return 0
+
+
+def _prints_apart(args: argparse.Namespace) -> contextlib.AbstractContextManager:
+    """With --json, what the user's code prints goes to standard error: standard output holds JSON
+    alone.
+    """
+    return contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext()
+
+
+def _size(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.isascii() and text.isdecimal() else text
+
+
+def _microbatches(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdecimal() for word in words):
+        raise JaxmemError(
+            f"--microbatches: got {text!r}; expected whole numbers of at least 1 with commas between"
+            " them, such as 1,2,4"
+        )
+    return [int(word) for word in words]
+
+
+def _codecs(texts: list[str] | None) -> list[str] | None:
+    """The codecs of every `--codecs`, checked; their texts hold commas, so `;` stands between."""
+    if texts is None:
+        return None
+    words = [word for text in texts for word in text.split(";")]
+    try:
+        return [str(parse(word)) for word in words]
+    except JaxmemError as error:
+        raise JaxmemError(f"--codecs: {error}") from None

@@ -1,0 +1,58 @@
+"""Tables that fit the terminal, in colour, where standard output is one and rich is installed; plain
+text elsewhere.
+"""
+
+import sys
+
+from jaxmem._plan.plan import Plan
+from jaxmem._plan.text import HEAD, cells, summary
+
+_COLOURS = {
+    "keep": "green",
+    "recompute": "yellow",
+    "compress": "magenta",
+    "offload": "blue",
+    "compress_offload": "cyan",
+}
+_NUMBERS = ("before", "after", "ms")
+_NARROW = 100  # columns: below this, what the user said is left out, and codecs stand elsewhere
+
+
+def show_plan(plan: Plan) -> None:
+    """Prints a plan. On a terminal "why" is wrapped to what the other columns leave; on a narrow one
+    a codec stands under its action.
+    """
+    console = _terminal()
+    if console is None:
+        print(plan, flush=True)
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    left_out = {"codec", "kind"} if console.width < _NARROW else set()
+    columns = [column for column in HEAD if column not in left_out]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        number = column in _NUMBERS
+        side = "right" if number else "left"
+        table.add_column(column, justify=side, no_wrap=number, overflow="fold")
+    for line in cells(plan):
+        cell = {column: Text(text) for column, text in zip(HEAD, line)}
+        cell["action"].stylize(_COLOURS.get(cell["action"].plain, ""))
+        if "codec" in left_out and cell["codec"].plain != "-":
+            cell["action"].append(f"\n{cell['codec'].plain}", style="dim")
+        table.add_row(*(cell[column] for column in columns))
+    console.print(table)
+    for text in summary(plan):
+        console.print(Text(text))
+
+
+def _terminal():
+    """A console of rich on standard output, or None."""
+    if not sys.stdout.isatty():
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    return Console(file=sys.stdout, highlight=False)

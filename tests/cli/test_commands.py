@@ -1,0 +1,144 @@
+"""What the commands print, write and return."""
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+import jaxmem
+from tests.shared.command import run
+from tests.shared.plans import other, plan
+
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+
+
+def test_a_plan_is_made_shown_compared_and_verified(folder, capsys):
+    assert run("plan steps:small --out all.json --report all.html") == 0
+    assert "<html" in (folder / "all.html").read_text()
+    capsys.readouterr()
+    assert (
+        run("plan steps:small --actions 'Keep, RECOMPUTE' --budget 400KB --json --out less.json")
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out) == json.loads((folder / "less.json").read_text())
+    assert run("show less.json") == 0
+    assert str(jaxmem.Plan.load("less.json")) == capsys.readouterr().out.strip()
+    assert run("diff all.json less.json") == 0
+    text = capsys.readouterr().out
+    assert "block/h: keep -> recompute" in text
+    assert "budget_bytes" in text
+    assert run("diff all.json all.json") == 0
+    assert capsys.readouterr().out == "the plans are the same\n"
+    less = jaxmem.Plan.load("less.json")
+    assert run("verify less.json steps:small") == 0
+    assert "the plan is this step's, and fits: it compiles to" in capsys.readouterr().out
+    assert run("verify less.json steps:small --json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["compiled_bytes"] == figures["planned_bytes"] == less.compiled_bytes
+    assert run("verify less.json steps:tiny") == 2
+    assert "the plan is for another model" in capsys.readouterr().err
+    data = json.loads((folder / "less.json").read_text()) | {"budget_bytes": 1000}
+    (folder / "less.json").write_text(json.dumps(data))
+    assert run("verify less.json steps:small") == 2
+    assert "over its budget of 1000 B" in capsys.readouterr().err
+
+
+def test_progress_tells_of_compiles(folder, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))  # nothing is known from other tests
+    assert run("plan steps.py:small --budget 400KB") == 0
+    err = capsys.readouterr().err
+    assert "compile 1 of at most 6" in err
+    assert "compile 2 of at most 6; least so far" in err
+    assert "\r" not in err, "a pipe gets plain lines"
+
+
+def test_microbatches_and_codecs_are_the_planners(folder, capsys, monkeypatch):
+    given = {}
+    monkeypatch.setattr(
+        "jaxmem._cli.steps.make_plan", lambda *_, **named: given.update(named) or plan()
+    )
+    line = "plan steps:tiny --microbatches '1, 2,4' --codecs 'bit_mask; naive_per_token(scale=float32)'"
+    assert run(f"{line} --codecs grouped_symmetric --actions Lossless --target h200") == 0
+    assert given["microbatches"] == [1, 2, 4]
+    assert given["codecs"] == [
+        "bit_mask()",
+        "naive_per_token(scale=float32)",
+        "grouped_symmetric(group=64,scale=bfloat16)",
+    ]
+    assert given["actions"] == "Lossless"
+    assert given["target"] == "h200"
+
+
+def test_a_number_of_microbatches_is_chosen_and_a_codec_used(folder, capsys):
+    line = "plan steps:small --microbatches 1,2 --codecs grouped_symmetric(group=32) --budget 300KB"
+    assert run(f"{line} --actions compress,recompute --json") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["microbatches"] in (1, 2)
+    codecs = {choice.get("codec") for choice in made["actions"]["block"].values()}
+    assert codecs <= {"grouped_symmetric(group=32,scale=bfloat16)", None}
+
+
+def test_what_the_users_code_prints_is_not_among_the_json(folder, capsys):
+    assert run("plan steps:talks --json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["target"] == "local"
+    assert "reading data" in err
+
+
+def test_the_difference_as_json(folder, capsys):
+    assert run("diff plan.json second.json --json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["figures"]["budget_bytes"] == [plan().budget_bytes, other().budget_bytes]
+    assert data["actions"]["block"]["h"] == ["keep", "recompute"]
+
+
+def test_targets(capsys):
+    assert run("targets") == 0
+    assert "h200" in capsys.readouterr().out
+    assert run("targets --json") == 0
+    assert {t["name"] for t in json.loads(capsys.readouterr().out)} >= {"t4", "h200", "b200"}
+
+
+def test_the_version_is_the_packages(capsys):
+    version = metadata.version("jaxmem")
+    assert run("--version") == 0
+    assert capsys.readouterr().out.startswith(f"jaxmem {version} (jax {metadata.version('jax')}, ")
+    assert jaxmem.__version__ == version
+    assert "__version__" in dir(jaxmem)
+
+
+def test_python_dash_m():
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxmem", "targets"], capture_output=True, text=True, check=True
+    )
+    assert "h200" in done.stdout
+
+
+WITHOUT_JAX = """
+import sys
+import jaxmem
+from jaxmem.cli import main
+
+lines = "--version|--help|plan --help|targets|show plan.json|show plan.json --json|diff plan.json second.json"
+lines += "|report plan.json second.json --out page.html|plan|show broken.json|calibrate folder"
+codes = []
+for line in lines.split("|"):
+    try:
+        codes.append(main(line.split()))
+    except SystemExit as stop:
+        codes.append(stop.code)
+print(jaxmem.__version__)
+print(codes, sorted({"jax", "numpy", "pulp"} & set(sys.modules)))
+"""
+
+
+def test_what_needs_no_jax_imports_none(folder):
+    text = (folder / "plan.json").read_text().replace("grouped_symmetric", "groped_symmetric")
+    (folder / "broken.json").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_JAX], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2] []"
+    assert "no codec 'groped_symmetric'; expected one of" in done.stderr

@@ -1,0 +1,52 @@
+"""`jaxmem doctor` knows what goes together, and what does not."""
+
+import json
+
+import pytest
+
+from jaxmem._cli.doctor import combinations, kernels, release, settings
+from tests.shared.command import run
+
+pytestmark = pytest.mark.core
+
+
+def test_every_check_has_a_level(capsys):
+    assert run("doctor --json") in (0, 1)
+    assert {c["level"] for c in json.loads(capsys.readouterr().out)} <= {"ok", "note", "bad"}
+
+
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [
+        ({"jax": "0.10.2", "jaxlib": "0.10.2"}, "wrong offsets"),
+        ({"jax": "0.11.2", "jaxlib": "0.11.2", "flax": "0.12.8"}, "flax 0.12.8 does not import"),
+        ({"jax": "0.11.2", "jaxlib": "0.11.2", "triton": "3.9.0"}, "PTX"),
+        ({"jax": "0.10.2", "jaxlib": "0.10.2", "jax-triton": "0.4.0"}, "needs jax 0.11"),
+        ({"jax": "0.11.2", "jaxlib": "0.10.2"}, "with jaxlib 0.10.2"),
+    ],
+)
+def test_the_doctor_knows_what_does_not_go_together(versions, said):
+    checks = combinations(versions)
+    assert any(said in c.found and c.remedy for c in checks)
+
+
+def test_the_doctor_misses_kernels():
+    assert kernels({"jax-triton": "0.3.1", "triton": "3.6.0"}).level == "ok"
+    without = kernels({"triton": "3.6.0"})
+    assert (without.level, without.remedy) == ("note", "pip install 'jaxmem[gpu]'")
+    assert "without jax-triton, codecs" in without.found
+
+
+def test_the_doctor_is_content_with_what_goes_together():
+    assert [
+        c.level for c in combinations({"jax": "0.11.2", "jaxlib": "0.11.2", "flax": "0.12.12"})
+    ] == ["ok"]
+    assert [c.level for c in settings({}, gpu=False)] == ["ok"]
+    assert [c.level for c in settings({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".95"}, gpu=True)] == [
+        "ok"
+    ]
+    assert {c.level for c in settings({}, gpu=True)} == {"note"}
+    assert {c.level for c in settings({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, gpu=True)} == {
+        "note"
+    }
+    assert release("0.11.2.dev3") == (0, 11, 2)
