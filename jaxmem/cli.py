@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 
+from jaxmem._cli.output import say
 from jaxmem._cli.parser import BAD_INPUT, parser
 from jaxmem._core.progress import progress as progress
 
@@ -57,12 +58,12 @@ def _tell(error: BaseException, args: argparse.Namespace) -> int:
         raise error
     if getattr(args, "debug", False):
         traceback.print_exception(error)
-    print(f"jaxmem {args.command}: error: {said}", file=sys.stderr)
+    say(f"jaxmem {args.command}: error: {said}", sys.stderr)
     return BAD_INPUT
 
 
 def _warn(message, *_, **__) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    say(f"warning: {message}", sys.stderr)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import pathlib
 
-from jaxmem._cli.output import check_outputs, print_json
+from jaxmem._cli.output import check_outputs, print_json, say
 from jaxmem._device.calibrate import calibrate as write_rates
 from jaxmem._device.gpus import GPUS
 from jaxmem._device.target import Target
@@ -15,17 +15,16 @@ def targets(args: argparse.Namespace) -> int:
     if args.json:
         print_json([dataclasses.asdict(t) for t in found])
         return 0
-    print("name        usable GiB  memory TB/s  16-bit TFLOP/s  host link GB/s  times from")
+    print("name       usable GiB  memory TB/s  16-bit TFLOP/s  link GB/s  times from")
     for t in found:
         source = "XLA's estimates" if t.gpu and t.gpu.priced else "a roofline"
         print(
-            f"{t.name:11} {t.usable_bytes / 2**30:10.1f} {t.bandwidth / 1e12:12.2f}"
-            f" {t.matmul_flops / 1e12:15.0f}"
-            f" {t.link / 1e9:15.0f}  {source}"
+            f"{t.name:9} {t.usable_bytes / 2**30:11.1f} {t.bandwidth / 1e12:12.2f}"
+            f" {t.matmul_flops / 1e12:15.0f} {t.link / 1e9:10.0f}  {source}"
         )
-    print(
-        "`name:N` means N of them on one host; `local` is the device at hand, where times are"
-        " measured"
+    say(
+        "link: to host memory, each way. `name:N` means N of them on one host; `local` is the"
+        " device at hand, where times are measured"
     )
     return 0
 
@@ -45,7 +44,7 @@ def doctor(args: argparse.Namespace) -> int:
         print_json([dataclasses.asdict(c) for c in checks])
     else:
         for c in checks:
-            print(f"{c.level:4} {c.name}: {c.found}")
+            say(f"{c.level:4} {c.name}: {c.found}", hang=" " * 5)
             if c.remedy is not None:
-                print(f"     -> {c.remedy}")
+                say(f"     -> {c.remedy}", hang=" " * 3)
     return 1 if any(c.level == "bad" for c in checks) else 0

@@ -1,8 +1,11 @@
-"""What a command puts out: files, looked at before the work and written after it, and JSON."""
+"""What a command puts out: files, looked at before the work and written after it; text; JSON."""
 
 import json
 import os
 import pathlib
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -48,6 +51,33 @@ def deliver(show: Callable[[], None], writes: Sequence[Write]) -> None:
                 failed.append(f"{option}: {path!r} could not be written: {error}")
         if failed:
             raise JaxmemError(f"{'; '.join(failed)}; the plan is printed above")
+
+
+def say(text: str, stream=None, hang: str = "") -> None:
+    """Prints text on `stream` (standard output); on a terminal, lines break between words.
+
+    A line that is broken goes on under its own indentation and `hang`.
+    """
+    stream = stream or sys.stdout
+    if stream.isatty():
+        width = max(20, shutil.get_terminal_size().columns)
+        text = "\n".join(_broken(line, width, hang) for line in text.split("\n"))
+    print(text, file=stream, flush=True)
+
+
+def _broken(line: str, width: int, hang: str) -> str:
+    if len(line) <= width:
+        return line
+    start = line[: len(line) - len(line.lstrip())]
+    lines = textwrap.wrap(
+        line.strip(),
+        width,
+        initial_indent=start,
+        subsequent_indent=start + hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines)
 
 
 def print_json(data: Any) -> None:

@@ -3,7 +3,7 @@
 import argparse
 import pathlib
 
-from jaxmem._cli.output import check_outputs, print_json
+from jaxmem._cli.output import check_outputs, print_json, say
 from jaxmem._cli.tables import show_plan
 from jaxmem._plan.difference import difference
 from jaxmem._plan.plan import Plan
@@ -25,7 +25,7 @@ def diff(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found.to_json())
     else:
-        print(found)
+        say(str(found), hang="  ")
     return 0
 
 

@@ -8,11 +8,11 @@ import pathlib
 import sys
 
 from jaxmem._cli.entry import load_entry
-from jaxmem._cli.output import check_outputs, deliver, print_json
+from jaxmem._cli.output import check_outputs, deliver, print_json, say
 from jaxmem._cli.tables import show_plan
 from jaxmem._codecs.forms import parse
 from jaxmem._core.bytes import show_bytes
-from jaxmem._core.progress import progress
+from jaxmem._core.progress import LOG, progress
 from jaxmem._explain.explain import explain as make_explanation
 from jaxmem._plan.plan import Plan
 from jaxmem._planner.plan import plan as make_plan
@@ -33,8 +33,8 @@ def plan(args: argparse.Namespace) -> int:
             made = make_plan(
                 build,
                 *arguments,
-                budget=_size(args.budget),
-                host_budget=_size(args.host_budget),
+                budget=args.budget,
+                host_budget=args.host_budget,
                 target=args.target,
                 actions=args.actions,
                 codecs=codecs,
@@ -57,6 +57,7 @@ def verify(args: argparse.Namespace) -> int:
     with _prints_apart(args):
         build, arguments = load_entry(args.step)
         with progress():
+            LOG.info("compiling the step under the plan")
             found = verify_plan(loaded, build, *arguments)
     if args.json:
         names = ("target", "budget_bytes", "compiled_bytes", "host_bytes")
@@ -64,7 +65,7 @@ def verify(args: argparse.Namespace) -> int:
         print_json(figures | {"planned_bytes": loaded.compiled_bytes})
         return 0
     host = f", and {show_bytes(found.host_bytes)} in host memory" if found.host_bytes else ""
-    print(
+    say(
         f"the plan is this step's, and fits: it compiles to {show_bytes(found.compiled_bytes)}{host}"
         f" on {found.target}; its budget is {show_bytes(found.budget_bytes)}, and when it was made"
         f" it compiled to {show_bytes(loaded.compiled_bytes)}"
@@ -77,11 +78,13 @@ def explain(args: argparse.Namespace) -> int:
     with _prints_apart(args):
         build, arguments = load_entry(args.step)
         target = args.target or (chosen.target if chosen else "local")
-        found = make_explanation(build, *arguments, plan=chosen, target=target)
+        with progress():
+            LOG.info("compiling the step, and reading its buffers")
+            found = make_explanation(build, *arguments, plan=chosen, target=target)
     if args.json:
         print_json(dataclasses.asdict(found))
     else:
-        print(found)
+        say(str(found))
     return 0
 
 
@@ -90,10 +93,6 @@ def _prints_apart(args: argparse.Namespace) -> contextlib.AbstractContextManager
     alone.
     """
     return contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext()
-
-
-def _size(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.isascii() and text.isdecimal() else text
 
 
 def _microbatches(text: str | None) -> list[int] | None:

@@ -54,6 +54,16 @@ def test_progress_tells_of_compiles(folder, capsys, monkeypatch):
     assert "\r" not in err, "a pipe gets plain lines"
 
 
+def test_a_step_is_explained(folder, capsys):
+    assert run("explain steps:tiny") == 0
+    out, err = capsys.readouterr()
+    assert "on local, everything kept" in out
+    assert "compiling the step" in err
+    assert run("explain steps:tiny --json") == 0
+    explained = json.loads(capsys.readouterr().out)
+    assert sum(part["bytes"] for part in explained["parts"]) == explained["total_bytes"]
+
+
 def test_microbatches_and_codecs_are_the_planners(folder, capsys, monkeypatch):
     given = {}
     monkeypatch.setattr(

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import jaxmem
+from jaxmem._cli.output import say
 from tests.shared.command import listing, run
 from tests.shared.plans import WHY, plan
 
@@ -121,3 +122,18 @@ def test_a_plan_is_written_even_if_nobody_can_read_it(stream, planned, capsys, m
     assert run("plan steps:tiny --out a.json") == (0 if stream is Gone else 2)
     assert ("No space left" in capsys.readouterr().err) == (stream is Full)
     assert jaxmem.Plan.load("a.json") == plan()
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_long_lines_break_between_words_on_a_terminal(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    words = "  -> one two three four-five six seven eight nine ten eleven twelve thirteen"
+    say(f"{words}\n{'x' * 90}\nshort   line", terminal := Terminal(), hang="   ")
+    *broken, long, short = terminal.getvalue().splitlines()
+    assert broken[0].startswith("  -> one two")
+    assert all(line.startswith("     ") for line in broken[1:])
+    assert max(map(len, broken)) <= columns
+    assert " ".join(" ".join(broken).split()) == words.strip()
+    assert (long, short) == ("x" * 90, "short   line")
+    say(words, pipe := io.StringIO())
+    assert pipe.getvalue() == f"{words}\n"
