@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 
-from jaxmem._core.raised import described
+from jaxmem._jax.step import described
 from jaxmem.errors import JaxmemError, StepError
 
 EXPECTED = (

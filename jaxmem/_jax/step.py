@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 
-from jaxmem._core.raised import described
 from jaxmem.errors import JaxmemError, StepError
 from jaxmem_kernels import abstract_devices
 
@@ -46,6 +45,13 @@ def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
             f" ({_shapes(args)}): {described(error)}"
         ) from error
     return stage, getattr(stage, "traced", stage)  # nnx.jit wraps JAX's stage
+
+
+def described(error: BaseException) -> str:
+    """The type and the text of what the user's code raised, as Python shows them."""
+    # str() of a SyntaxError names its line too, which is told apart
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _check_takes_a_plan(build, plan) -> None:
