@@ -9,10 +9,11 @@ import sys
 
 from jaxmem._cli.entry import load_entry
 from jaxmem._cli.output import check_outputs, deliver, print_json, say
+from jaxmem._cli.progress import progress
 from jaxmem._cli.tables import show_plan
 from jaxmem._codecs.forms import parse
 from jaxmem._core.bytes import show_bytes
-from jaxmem._core.progress import LOG, progress
+from jaxmem._core.progress import LOG
 from jaxmem._explain.explain import explain as make_explanation
 from jaxmem._plan.plan import Plan
 from jaxmem._planner.plan import plan as make_plan

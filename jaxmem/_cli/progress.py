@@ -1,0 +1,96 @@
+"""Shows what jaxmem's log says of long work: on a terminal one line that is rewritten, with a clock
+that runs on, where rich is installed; plain lines elsewhere.
+"""
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Iterator
+
+from jaxmem._core.progress import LOG
+
+BAR = 12  # columns
+
+
+class _Lines(logging.Handler):
+    """A line for each record, with the seconds since the start: for pipes and files."""
+
+    def __init__(self, stream):
+        super().__init__()
+        self.stream, self.start = stream, time.monotonic()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        elapsed = time.monotonic() - self.start
+        print(f"{record.getMessage()} ({elapsed:.0f} s)", file=self.stream, flush=True)
+
+
+class _Live(logging.Handler):
+    """The latest record on one line of a terminal, cut to its width, beside a bar and a clock.
+
+    Records with `done` and `of` in their `extra` fill the bar. What is printed meanwhile appears
+    above the line.
+    """
+
+    def __init__(self, console):
+        from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+        from rich.table import Column
+        from rich.text import Text
+
+        class Seconds(ProgressColumn):
+            def render(self, task):
+                return Text(f"{task.elapsed or 0:.0f} s", style="progress.elapsed")
+
+        super().__init__()
+        rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # what bar and clock leave
+        self.display = Progress(
+            BarColumn(BAR, table_column=Column(width=BAR)),
+            Seconds(table_column=Column(width=6, justify="right")),
+            TextColumn("{task.description}", markup=False, table_column=rest),
+            console=console,
+            expand=True,
+            transient=True,
+        )
+        self.task = self.display.add_task("", total=None)
+        self.display.start()  # a thread of its own redraws the line
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.display.update(
+            self.task,
+            description=record.getMessage(),
+            completed=getattr(record, "done", 0),
+            total=getattr(record, "of", None),
+        )
+
+    def close(self) -> None:
+        self.display.stop()
+        super().close()
+
+
+@contextlib.contextmanager
+def progress(stream=None) -> Iterator[None]:
+    """Shows on `stream` (standard error) how planning goes on while the statement runs.
+
+    One line, rewritten, on a terminal, with a bar of its compiles and a clock, if rich is installed
+    (`pip install 'jaxmem[cli]'`); a line each in a pipe.
+    """
+    handler, level = _handler(stream or sys.stderr), LOG.level
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        LOG.removeHandler(handler)
+        LOG.setLevel(level)
+        handler.close()
+
+
+def _handler(stream) -> logging.Handler:
+    if not stream.isatty():
+        return _Lines(stream)
+    try:
+        from rich.console import Console
+    except ImportError:
+        return _Lines(stream)
+    console = Console(file=stream)
+    return _Lines(stream) if console.is_dumb_terminal else _Live(console)
