@@ -60,7 +60,7 @@ class Version(argparse.Action):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Reads the whole line; `args.command` is the name of a function in `jaxmem/_cli/commands.py`."""
+    """Reads the whole line; `args.command` names a function of `steps.py`, `plans.py` or `machine.py`."""
     top = Parser(
         "jaxmem",
         description="Fit a JAX training step into a byte budget at the least cost in time.",
