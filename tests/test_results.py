@@ -1,0 +1,286 @@
+"""docs/results.md and the README's table quote the files of benchmarks/results/ as they are: a
+benchmark that is run again brings its numbers there.
+"""
+
+import functools
+import json
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+QUARTILES = ("median", "lower_quartile", "upper_quartile")
+
+
+@functools.cache
+def result(name: str) -> dict:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8"))
+
+
+def tables(page: str) -> dict[str, dict[str, list[str]]]:
+    """The rows of a page's tables by heading and first cell: their other cells."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for part in re.split(r"^##+ ", (ROOT / page).read_text("utf-8"), flags=re.M):
+        rows = re.findall(r"^\| *(.*?) *\|(.*)\|$", part, re.M)
+        found[part.splitlines()[0]] = {
+            first.replace("`", ""): [cell.strip() for cell in rest.split("|")]
+            for first, rest in rows[2:]
+        }
+    return found
+
+
+PAGE, ASKED = tables("docs/results.md"), tables("README.md")["What was measured"]
+
+
+def numbers(text: str) -> list[str]:
+    """The numbers of a cell, those with a power of ten as Python writes them."""
+    powers = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+    text = re.sub(r" × 10([⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+)", lambda m: "e" + m[1].translate(powers), text)
+    return re.findall(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e-?\d+)?", text.replace("−", "-"))
+
+
+def quotes(cell: str, *values: float) -> bool:
+    """Whether the first numbers of a cell are these, each rounded to the digits that it has."""
+    texts = numbers(cell)[: len(values)]
+    assert len(texts) == len(values), cell
+    return all(abs(float(t) - v) <= 0.5001 * _last_digit(t) for t, v in zip(texts, values))
+
+
+def _last_digit(text: str) -> float:
+    mantissa, _, power = text.partition("e")
+    return 10.0 ** (int(power or 0) - len(mantissa.partition(".")[2]))
+
+
+def answer(words: str) -> str:
+    """The README's answer to the one question that has these words."""
+    (found,) = (cells[0] for question, cells in ASKED.items() if words in question)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("cell", "values", "agrees"),
+    [
+        ("0.89 (0.86 to 0.95)", (0.894, 0.864, 0.952), True),
+        ("0.89", (0.896,), False),
+        ("3.3 × 10⁻⁶, relative", (3.33e-6,), True),
+        ("3.3 × 10⁻⁶, relative", (3.43e-6,), False),
+        ("float32, −0.077", (-0.0771,), True),
+        ("11 of 11", (11, 10), False),
+    ],
+)
+def test_quotes_are_told_from_what_only_resembles_them(cell, values, agrees):
+    assert quotes(cell, *values) is agrees
+
+
+def test_plans_and_their_budgets():
+    rows, cases = PAGE["Plans and their budgets"], list(result("budgets")["summary"].values())
+    for cell, case in zip(rows["plans within their budget, as compiled"], cases, strict=True):
+        assert quotes(cell, case["within the budget"], case["budgets"])
+    for row, key, factor in (
+        ("compiles of one search, median", "median compiles", 1),
+        ("compiles of one search, most", "most compiles", 1),
+        ("predicted bytes against compiled ones, median error", "median prediction error", 100),
+        ("the same, largest error", "largest prediction error", 100),
+        ("share of the budget that is used, median", "median share of budget", 100),
+    ):
+        assert quotes(" ".join(rows[row]), *(factor * case[key] for case in cases)), row
+    totals = (sum(c[key] for c in cases) for key in ("within the budget", "budgets"))
+    assert quotes(answer("stay within its budget"), *totals)
+
+
+def test_exactness():
+    answers = [cells[0] for cells in PAGE["Exactness"].values()]
+    summary, profile = result("exactness")["summary"], result("profile_exact")["summary"]
+    equal = [int(n) for n in numbers(summary["float32 losses bit-equal"])]
+    expected = [
+        equal,
+        [summary["bfloat16 loss, farthest (target 1e-3)"]],
+        [summary["float64 gradient, farthest (target 1e-12)"]],
+        [profile["equal in bytes and products, as traced"], profile["plans"]],
+        [profile["equal in recomputed products, as compiled"], profile["plans compiled"]],
+    ]
+    for cell, values in zip(answers, expected, strict=True):
+        assert quotes(cell, *values)
+    assert quotes(answer("the same training"), *equal)
+
+
+def test_quality():
+    rows, summary = PAGE["Quality under codecs"], result("quality")["summary"]
+    losses = {k: 100 * v["relative_difference"] for k, v in summary["validation_loss"].items()}
+    assert quotes(rows["under the plan for 100 MB"][0], losses["plan"])
+    own = rows["with every tag compressed by the codec of its kind"]
+    assert quotes(own[0], losses["own_codecs"])
+    naive = rows["with every tag compressed by naive per-token INT4"]
+    assert quotes(naive[0], losses["naive"])
+    for kind, found in summary["gradient_one_less_cosine_by_kind"].items():
+        assert quotes(" ".join(rows[kind]), found["own"], found["naive"]), kind
+    assert quotes(answer("codec cost in quality"), losses["plan"])
+
+
+def test_policies_on_a_cpu():
+    names = {
+        "keep_tags": "every tag kept",
+        "nothing_saveable": "nothing_saveable (full recomputation)",
+        "naive_int4_everywhere": "naive INT4 everywhere",
+    }
+    rows = result("baselines_cpu")["rows"]
+    assert len(rows) == len(PAGE["On a CPU"]) == 10
+    medians: dict[str, list[float]] = {"plan": [], "lossless_plan": []}
+    for row in rows:
+        cells = PAGE["On a CPU"][names.get(row["baseline"], row["baseline"])]
+        assert quotes(cells[0], row["bytes"] / 1e6)
+        for cell, way in zip(cells[1:], medians, strict=True):
+            assert quotes(cell, *(row["ratios"][way][key] for key in QUARTILES)), row["baseline"]
+            medians[way].append(row["ratios"][way]["median"])
+    ends = (end(found) for found in medians.values() for end in (min, max))
+    assert quotes(answer("ten policies"), *ends)
+
+
+def test_policies_for_an_h200():
+    names = {"keep_everything": "everything kept", "keep_tags": "every tag kept"}
+    found: dict[str, list[float]] = {}
+    for summary in result("baselines_h200")["summary"].values():
+        for row in summary["rows"]:
+            base, plan = row["xla_seconds"]
+            if base is not None:
+                found.setdefault(names.get(row["against"], row["against"]), []).append(plan / base)
+    assert found.keys() == PAGE["For an H200"].keys()
+    for policy, ratios in found.items():
+        assert quotes(" ".join(PAGE["For an H200"][policy]), *ratios), policy
+    others = [r for policy, ratios in found.items() if "kept" not in policy for r in ratios]
+    assert quotes(answer("XLA's estimate"), min(others), max(others), max(found["every tag kept"]))
+    results = result("baselines_h200")["results"]
+    for row, cells in PAGE["Below all of them"].items():
+        model = row.split(",")[0]
+        policies = [v["bytes"] for k, v in results.items() if k.startswith(f"{model} baseline")]
+        plan = results[f"{model} plan 8 % below the least"]["bytes"]
+        assert quotes(" ".join(cells), min(policies) / 1e9, plan / 1e9), row
+
+
+def test_the_planner_itself():
+    page, solver = PAGE["The planner itself"], result("solver")["summary"]
+    equal = solver["random solves equal to brute force or infeasible in both"]
+    slowest = solver["longest solve on a real profile"]
+    seconds, rank = result("plan_seconds"), result("time_rank")
+    longest = seconds["summary"]["longest_seconds"]
+    expected = [
+        equal,
+        [solver["greedy better than the solver"], solver["solves on real profiles"]],
+        [slowest],
+        [longest, seconds["results"]["16GiB"]["compiles"]],
+        [rank["spearman"], rank["plans"]],
+    ]
+    for (question, cells), values in zip(page.items(), expected, strict=True):
+        assert quotes(cells[0], *values), question
+    assert quotes(answer("solver exact"), *equal, slowest)
+    assert quotes(answer("planning take"), longest)
+    assert quotes(answer("rank plans"), rank["spearman"], rank["plans"])
+
+
+def test_the_layer_stack():
+    plans = {
+        "everything kept": ("keep everything", "everything kept"),
+        "every tag kept": ("keep", "keep"),
+        "every tag recomputed": ("recompute", "recompute"),
+        "every tag compressed": ("compress", "compress"),
+        "every tag offloaded": ("offload", None),
+        "solved for": ("solved 0.2", "solved"),
+    }
+    ratios = result("stack_bytes")["summary"]["ratios"]
+    times = result("stack_time")["stack to scan"]
+    assert plans.keys() == PAGE["Bytes"].keys()
+    for row, (compiled, timed) in plans.items():
+        keys = [f"{m} {t} {compiled}" for t in ("h200", "local") for m in ("gpt_117m", "gpt_345m")]
+        for cell, key in zip(PAGE["Bytes"][row], keys, strict=True):
+            assert quotes(cell, ratios[key]) if key in ratios else not cell, key
+        if timed is not None:
+            medians = (times[timed][key]["median"] for key in ("clock", "cores"))
+            assert quotes(" ".join(PAGE["Time"][row]), *medians), row
+
+
+def test_bytes_of_the_gradient():
+    page, summary = PAGE["Of the gradient"], result("adama_bytes")["summary"]
+    size = {k: v / 1e9 for k, v in summary["gradient bytes"].items()}
+    size["AdamA, each layer's gradient released"] = released = size.pop("AdamA, released")
+    assert size.keys() == page.keys()
+    for row, cells in page.items():
+        assert quotes(cells[0], size[row]), row
+    summed = summary["and among MultiSteps' arguments"] / 1e9
+    assert quotes(page["optax.MultiSteps"][0], size["optax.MultiSteps"], summed)
+    in_place = size["accumulation in place, layer by layer"]
+    ends = released, size["AdamA, whole gradients"], in_place, size["accumulation in a scan"]
+    assert quotes(answer("gradient of gpt_345m"), *ends)
+
+
+def test_bytes_of_a_bert():
+    page, found = PAGE["Of a BERT of 4.2 billion parameters"], result("adama_bert_4b")
+    results, summary = found["results"], found["summary"]
+    after = {1: results["AdamA, 1"], 8: results["AdamA, moments divided, 8"]}
+    for row, before, devices, saved in (
+        ("one H200", "accumulation, 1", 1, "1"),
+        ("eight, moments divided", "accumulation, moments divided, 8", 8, "8"),
+        (
+            "eight, accumulation's gradients divided too",
+            "accumulation, moments and gradients divided, 8",
+            8,
+            "8, against divided gradients",
+        ),
+    ):
+        sizes = (r["bytes"] / 1e9 for r in (results[before], after[devices]))
+        assert quotes(" ".join(page[row]), *sizes, 100 * summary[saved]["saved"]), row
+    assert quotes(page["one H200"][3], 100 * summary["bound, 1"])
+    assert quotes(page["eight, moments divided"][3], 100 * summary["bound, 8"])
+
+
+def test_bytes_beside_other_optimizers():
+    page, summary = PAGE["Beside other optimizers"], result("adama_table2")["summary"]
+    assert len(page) == len(summary["bytes"])
+    for key, size in summary["bytes"].items():
+        row = re.sub(r"N=(\d)$", r"\1 microbatches", key).replace("1 microbatches", "1 microbatch")
+        cells = page[row.replace(", with", " with")]
+        assert quotes(cells[0], size / 1e9), key
+    least = summary["AdamA, N=8, over the least of the others"]
+    assert quotes(page["AdamA, 8 microbatches"][0], size / 1e9, least)
+
+
+def test_the_largest_model():
+    page, summary = PAGE["The largest model"], result("adama_largest")["summary"]
+    ways = [
+        f"{way}, {what}"
+        for what in ("whole", "states divided")
+        for way in ("accumulation", "AdamA")
+    ]
+    assert page.keys() == {"16 GB", "32 GB", "80 GB"}
+    for cap, cells in page.items():
+        sizes = [summary[f"{way}, {cap}"]["billion"] for way in ways]
+        assert quotes(" ".join(cells), *sizes), cap
+    whole, ours, divided, ours_divided = sizes
+    assert quotes(answer("Largest BERT"), ours, whole, ours_divided, divided)
+
+
+def test_time_of_adama():
+    page, ratios = PAGE["AdamA: time"], result("adama_time")["to accumulation in place"]
+    models = ("gpt_nano", "width 512")
+    names = {"accumulation in a scan": "scan", "AdamA, whole gradients": "adama"}
+    names["AdamA, released"] = "released"
+    for row, cells in page.items():
+        of = [ratios[f"{model}, {names.get(row, row)}"] for model in models]
+        assert quotes(" ".join(cells), *(m[k]["median"] for m in of for k in ("clock", "cores")))
+    assert len(page) == 5
+    work = (ratios[f"{model}, released"]["cores"]["median"] for model in models)
+    assert quotes(answer("released step"), *work)
+
+
+def test_convergence_of_adama():
+    page, summary = PAGE["AdamA: convergence"], result("adama_convergence")["summary"]
+    assert len(page) == len(summary)
+    for row, cells in page.items():
+        found = summary[row.split(",")[0]]
+        differences = found["AdamA less Adam"].values()
+        assert quotes(" ".join(cells), found["Adam"], found["spread"], *differences), row
+    gpt = summary["GPT"]
+    shares = [100 * d / gpt["Adam"] for d in gpt["AdamA less Adam"].values()]
+    assert quotes(answer("converge"), min(shares), max(shares))
+    assert all(summary["BERT"]["within"].values()), "the BERT stays within the spread of its seeds"
+    assert all(d < 0 for d in summary["ResNet"]["AdamA less Adam"].values()), "it ends lower"
