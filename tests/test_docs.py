@@ -1,5 +1,5 @@
-"""docs/: each model runs before and after its five changed lines, to the same loss; the stack's and
-AdamA's examples run.
+"""docs/: each model runs before and after its five changed lines, to the same loss; the examples of
+the other pages run as they stand.
 """
 
 import pathlib
@@ -42,6 +42,18 @@ def test_five_changed_lines_plan_a_model(name, diff, tmp_path, monkeypatch):
     exec(compile(side(diff, "-"), f"{name}, after", "exec"), after)
     assert np.isfinite(before["value"])
     np.testing.assert_allclose(after["value"], before["value"], rtol=1e-5)
+
+
+@pytest.mark.jax_defaults
+def test_the_tutorial_is_shown_as_it_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    found = run("tutorial.md")
+    assert found["plan"].compiled_bytes <= 24 * 2**20 < found["plan"].baseline_bytes / 2
+    assert found["losses"][-1] < found["losses"][0] - 2, "it learns"
+    assert int(found["restored"].step) == 41
+    assert float(found["value"]) < found["losses"][0] - 2, "the restored state goes on"
+    assert "evaluation takes" in capsys.readouterr().out
 
 
 @pytest.mark.jax_defaults
