@@ -24,7 +24,7 @@ INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check -c constraint
 JAX_PLATFORMS ?= $(if $(shell command -v nvidia-smi),,cpu)
 export JAX_PLATFORMS
 
-.PHONY: help setup run test test-core test-slow test-matrix bench lint format typecheck wheel present clean
+.PHONY: help setup run test test-core test-slow test-matrix bench lint format typecheck docs wheel present clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
@@ -64,6 +64,10 @@ format: $(VENV)/.installed-dev  ## ruff, fixing what it can
 typecheck: $(VENV)/.installed-dev  ## pyright
 	$(PY) -m pyright --pythonpath $(PY)
 
+docs: $(VENV)/.installed-docs  ## the pages of docs/ and the API reference as an offline site, into site/
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+	@echo "site/index.html"
+
 wheel: $(VENV)/.installed  ## build the wheel; import it with nothing else installed; run the core tests away from the sources
 	rm -rf dist
 	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
@@ -93,6 +97,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(INSTALL) -e ".[$(EXTRAS),dev]"
 	@touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(INSTALL) -e ".[$(EXTRAS),docs]"
+	@touch $@
+
 clean:  ## remove virtual environments, builds and caches (not runs/)
-	rm -rf .venv* dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv* dist site .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,11 +2,14 @@
 the other pages run as they stand.
 """
 
+import ast
 import pathlib
 import re
 
 import numpy as np
 import pytest
+
+import jaxmem
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 DIFFS = re.findall(r"## (\w+)[^\n]*\n\n```diff\n(.*?)```", (DOCS / "adopting.md").read_text(), re.S)
@@ -80,3 +83,36 @@ def test_what_the_docs_point_to_is_there():
     for text in (p.read_text() for p in DOCS.glob("*.md")):
         for path in re.findall(r"`((?:benchmarks|configs|experiments)/[\w/.]+)`", text):
             assert (DOCS.parent / path).exists(), path
+
+
+def public_names() -> set[str]:
+    """jaxmem's public names, with those of its public modules, from the sources."""
+    sources = pathlib.Path(jaxmem.__file__).parent
+    names = {f"jaxmem.{name}" for name in named(sources / "_public.py")}
+    for module in sorted(n for n in names if (sources / f"{n.split('.')[1]}.py").exists()):
+        names.remove(module)
+        names |= {f"{module}.{name}" for name in named(sources / f"{module.split('.')[1]}.py")}
+    return names
+
+
+def named(source: pathlib.Path) -> set[str]:
+    """What a file defines, or hands on as `X as X`."""
+    found: set[str] = set()
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.name for alias in node.names if alias.name == alias.asname}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found |= {t.id for t in node.targets if isinstance(t, ast.Name)}
+    return {name for name in found if not name.startswith("_")}
+
+
+@pytest.mark.core
+def test_every_public_name_has_an_entry_in_the_api_reference():
+    pages = sorted((DOCS / "api").glob("*.md"))
+    entries = [e for p in pages for e in re.findall(r"^::: (\S+)$", p.read_text("utf-8"), re.M)]
+    assert {"jaxmem.plan", "jaxmem.Plan", "jaxmem.codecs.parse"} <= public_names()
+    assert sorted(entries) == sorted(public_names()), "one entry each, and none of another name"
+    index = (DOCS / "api" / "index.md").read_text("utf-8")
+    assert [name for name in entries if f".md#{name})" not in index] == []
