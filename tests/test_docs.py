@@ -2,14 +2,17 @@
 the other pages run as they stand.
 """
 
+import argparse
 import ast
 import pathlib
 import re
+import shlex
 
 import numpy as np
 import pytest
 
 import jaxmem
+from jaxmem.cli import main, parser
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 DIFFS = re.findall(r"## (\w+)[^\n]*\n\n```diff\n(.*?)```", (DOCS / "adopting.md").read_text(), re.S)
@@ -116,3 +119,37 @@ def test_every_public_name_has_an_entry_in_the_api_reference():
     assert sorted(entries) == sorted(public_names()), "one entry each, and none of another name"
     index = (DOCS / "api" / "index.md").read_text("utf-8")
     assert [name for name in entries if f".md#{name})" not in index] == []
+
+
+@pytest.mark.core
+def test_every_subcommand_and_option_is_explained():
+    (commands,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
+    page = (DOCS / "command.md").read_text("utf-8")
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
+    assert commands.choices.keys() <= sections.keys()
+    for name, command in commands.choices.items():
+        options = {o for a in command._actions for o in a.option_strings if o.startswith("--")}
+        told = set(re.findall(r"^\| `(--[\w-]+)", sections[name], re.M))
+        assert told == options - {"--help", "--debug"}, name
+
+
+@pytest.mark.jax_defaults
+def test_the_commands_are_shown_as_they_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    page = (DOCS / "command.md").read_text("utf-8")
+    (program,) = re.findall(r"```python\n# train.py\n(.*?)```", page, re.S)
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    lines = [
+        line
+        for block in re.findall(r"```\n(jaxmem.*?)```", page, re.S)
+        for line in block.splitlines()
+    ]
+    assert len(lines) >= 10
+    for line in lines:
+        assert main(shlex.split(line)[1:]) == 0, (line, capsys.readouterr().err)
+    assert {"plan.json", "plan.html", "h200.json", "compared.html"} <= {
+        p.name for p in tmp_path.iterdir()
+    }
+    assert jaxmem.Plan.load("h200.json").target == "h200"
+    assert "microbatches: " in capsys.readouterr().out
