@@ -7,6 +7,7 @@ import ast
 import pathlib
 import re
 import shlex
+import sys
 
 import numpy as np
 import pytest
@@ -133,23 +134,61 @@ def test_every_subcommand_and_option_is_explained():
         assert told == options - {"--help", "--debug"}, name
 
 
-@pytest.mark.jax_defaults
-def test_the_commands_are_shown_as_they_run(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """The program of the command's page as the module `train` of the current folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
     page = (DOCS / "command.md").read_text("utf-8")
     (program,) = re.findall(r"```python\n# train.py\n(.*?)```", page, re.S)
     (tmp_path / "train.py").write_text(program, encoding="utf-8")
-    lines = [
-        line
-        for block in re.findall(r"```\n(jaxmem.*?)```", page, re.S)
-        for line in block.splitlines()
-    ]
+    yield page
+    sys.modules.pop("train", None)
+
+
+@pytest.mark.jax_defaults
+def test_the_commands_are_shown_as_they_run(train, tmp_path, capsys):
+    blocks = re.findall(r"```\n(jaxmem.*?)```", train, re.S)
+    lines = [line for block in blocks for line in block.splitlines()]
     assert len(lines) >= 10
     for line in lines:
         assert main(shlex.split(line)[1:]) == 0, (line, capsys.readouterr().err)
-    assert {"plan.json", "plan.html", "h200.json", "compared.html"} <= {
-        p.name for p in tmp_path.iterdir()
-    }
+    written = {path.name for path in tmp_path.iterdir()}
+    assert {"plan.json", "plan.html", "h200.json", "compared.html"} <= written
     assert jaxmem.Plan.load("h200.json").target == "h200"
     assert "microbatches: " in capsys.readouterr().out
+
+
+@pytest.mark.jax_defaults
+def test_a_plan_of_the_laptop_runs_elsewhere_as_shown(train, tmp_path):
+    """Elsewhere is this CPU, on which the step must fit as it does on the GPU."""
+    found = run("troubleshooting.md")
+    assert found["plan"].target == "h200"
+    assert 0 < found["found"] <= found["plan"].budget_bytes < found["plan"].baseline_bytes / 2
+    assert np.isfinite(found["w"]["up"]).all()
+    with pytest.raises(jaxmem.errors.StepError, match="this plan holds no executable"):
+        found["plan"].step  # noqa: B018
+
+
+def test_contributing_shows_the_import_tables_that_are_asserted():
+    """Those of tests/test_architecture.py, read from its source."""
+    tree = ast.parse((DOCS.parent / "tests" / "test_architecture.py").read_text("utf-8"))
+    asserted = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and ast.unparse(node.targets[0]) in ("LIBRARY", "EXPERIMENTS")
+    }
+    text = (DOCS.parent / "CONTRIBUTING.md").read_text("utf-8")
+    for name, table in asserted.items():
+        known = "|".join(table)
+        rows = dict(re.findall(rf"^\| `({known})` \|[^|]*\|([^|]*)\|$", _after(text, name), re.M))
+        shown = {row: set(re.findall(rf"`({known})`", cell)) for row, cell in rows.items()}
+        assert shown == {package: set(may) for package, may in table.items()}, name
+
+
+def _after(text: str, table: str) -> str:
+    """CONTRIBUTING from the head of one of the two tables to the next empty line."""
+    head = "| Package | What it does" if table == "LIBRARY" else "| Package of `experiments/`"
+    return text[text.index(head) :].split("\n\n")[0]
