@@ -40,7 +40,7 @@ test: $(VENV)/.installed  ## the tests, without the slow ones
 test-core: $(VENV)/.installed
 	$(PY) -m pytest -m "core and not slow" $(ARGS)
 
-test-slow: $(VENV)/.installed  ## the slow tests alone
+test-slow: $(VENV)/.installed-docs  ## the slow tests alone
 	$(PY) -m pytest -m slow $(ARGS)
 
 MATRIX = $(foreach python,python3.11 python3.12,$(if $(call interpreter,$(python)),$(python)))
