@@ -48,7 +48,7 @@ def deliver(show: Callable[[], None], writes: Sequence[Write]) -> None:
             try:
                 write(path)
             except OSError as error:
-                failed.append(f"{option}: {path!r} could not be written: {error}")
+                failed.append(f"{option}: {path!r} could not be written: {_why(error)}")
         if failed:
             raise JaxmemError(f"{'; '.join(failed)}; the plan is printed above")
 
@@ -94,7 +94,12 @@ def _check_place(option: str, path: str) -> None:
             raise JaxmemError(f"{option}: {path!r} is no regular file; expected the name of one")
         check_writable(place)
     except OSError as error:
-        raise JaxmemError(f"{option}: {path!r} cannot be written: {error}") from error
+        raise JaxmemError(f"{option}: {path!r} cannot be written: {_why(error)}") from error
+
+
+def _why(error: OSError) -> str:
+    """The reason alone: the path beside it may be that of a file that we made."""
+    return error.strerror or str(error)
 
 
 def _same(one: str, other: str) -> bool:

@@ -116,4 +116,6 @@ def _codecs(texts: list[str] | None) -> list[str] | None:
     try:
         return [str(parse(word)) for word in words]
     except JaxmemError as error:
-        raise JaxmemError(f"--codecs: {error}") from None
+        listed = any("," in word.partition("(")[0] for word in words)
+        hint = "; several stand with ';' between them" if listed else ""
+        raise JaxmemError(f"--codecs: {error}{hint}") from None

@@ -66,7 +66,8 @@ def _action(word, actions) -> Action:
         hint = f"; {_plain(word)!r} stands alone" if alone else hint
         raise TagError(
             f"plan: `actions` is {actions!r}: {word!r} is not a valid Action; expected some of"
-            f" {', '.join(Action)}, or one of {', '.join(map(repr, _NAMED))}{hint}"
+            f" {', '.join(Action)} with commas between them, or one of"
+            f" {', '.join(map(repr, _NAMED))}{hint}"
         ) from None
 
 
