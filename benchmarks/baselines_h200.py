@@ -15,8 +15,9 @@ asking for them changes the matrix kernels. A plan wins where its time is less b
 from typing import Any
 
 import jaxmem
-from benchmarks.baselines import Baseline, baselines
-from benchmarks.common import Case, Report, show
+from benchmarks.shared.baselines import Baseline, baselines
+from benchmarks.shared.case import Case, show
+from benchmarks.shared.results import Report
 from experiments.models.loops import scanned
 from experiments.steps.step import step_over
 from jaxmem._core.actions import ALL
@@ -120,9 +121,7 @@ def compare(report: Report, config: str) -> None:
                     of_plan(case, report[key]["bytes"], False, kept_flops) | everything_seconds,
                 )
         least = min(
-            r["bytes"]
-            for k, r in report.data["results"].items()
-            if k.startswith(f"{config} baseline")
+            r["bytes"] for k, r in report.results.items() if k.startswith(f"{config} baseline")
         )
         if not report.has(key := f"{config} plan 8 % below the least"):
             report.add(
@@ -132,7 +131,7 @@ def compare(report: Report, config: str) -> None:
 
 def table(report: Report, config: str) -> dict:
     rows, wins = [], {}
-    results = report.data["results"]
+    results = report.results
     step = max(
         (r["xla_seconds"] or 0 for k, r in results.items() if k.startswith(f"{config} baseline")),
         default=0,

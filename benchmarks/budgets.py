@@ -21,7 +21,8 @@ import time
 from unittest import mock
 
 import jaxmem
-from benchmarks.common import Case, Report
+from benchmarks.shared.case import Case
+from benchmarks.shared.results import Report
 from jaxmem._plan.plan import Draft
 from jaxmem._planner.history import History
 from jaxmem._planner.plan import DEVICELESS_MARGIN
@@ -124,7 +125,7 @@ def _points(report: Report, name: str, case: Case) -> None:
 
 
 def summary(report: Report, name: str) -> dict:
-    rows = [r for k, r in report.data["results"].items() if k.startswith(name) and "budget" in r]
+    rows = [r for k, r in report.results.items() if k.startswith(name) and "budget" in r]
     between = [
         r
         for r in rows

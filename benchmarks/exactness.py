@@ -16,8 +16,9 @@ import jax
 import numpy as np
 
 import jaxmem
-from benchmarks.baselines import naive, own_codec
-from benchmarks.common import Case, Report, show
+from benchmarks.shared.baselines import naive, own_codec
+from benchmarks.shared.case import Case, show
+from benchmarks.shared.results import Report
 from experiments.command.load import load
 from experiments.data import text as data
 from experiments.models.loops import scanned
@@ -89,7 +90,7 @@ def main() -> None:
         if name.endswith("lossless"):
             _, gradient = loss_and_gradient(DROPOUT + FLOAT64, actions)
             report.add(f"float64 {name}", {"farthest": farthest(gradient, reference)})
-    rows = report.data["results"]
+    rows = report.results
     of = lambda label, key: [r[key] for k, r in rows.items() if k.startswith(label)]
     report.summarise(
         {

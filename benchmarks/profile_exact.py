@@ -12,57 +12,24 @@ run, and the times of `local` are those of h200: neither changes a byte.
 """
 
 import contextlib
-import random
 
-from benchmarks.common import Case, OtherTimes, Report, show
-from jaxmem._core.actions import RECOMPUTE, Action, Actions
+from benchmarks.shared.case import Case, OtherTimes, show
+from benchmarks.shared.plans import plans
+from benchmarks.shared.results import Report
+from jaxmem._core.actions import Actions
 from jaxmem._device.target import Target
 from jaxmem._jax.jaxpr import as_scan, matmul_flops, nbytes, subjaxprs
 from jaxmem._profile.audit import audit
 from jaxmem._solver.cost import evaluate
-from jaxmem._solver.solve import open_choices, solve
 from jaxmem._xla.deviceless import Compiler
 
 CONFIGS, TARGETS = ("gpt_117m", "gpt_345m", "gpt_4b7"), ("h200", "a100-80gb", "local")
-ROOMS = (0.5, 0.2, 0.08)  # of the bytes of all tags
 COMPILED = {
     ("gpt_117m", "h200"): ("recompute", "compress", "solved 0.2"),
     ("gpt_345m", "h200"): ("recompute", "solved 0.2", "random 1"),
     ("gpt_117m", "a100-80gb"): ("solved 0.08",),
     ("gpt_117m", "local"): ("random 0",),
 }
-
-
-def plans(case: Case) -> dict[str, Actions]:
-    tags = [(b.name, t) for b in case.profile.blocks for t in b.tags]
-    first = lambda tag, action: next(
-        (o.choice for o in tag.options if o.choice.action is action), RECOMPUTE
-    )
-    found = {
-        "keep everything": case.keep_everything,
-        "keep": case.keep_tags,
-        "recompute": {b.name: {} for b in case.profile.blocks},
-    }
-    for action in (Action.COMPRESS, Action.OFFLOAD, Action.COMPRESS_OFFLOAD):
-        if any(first(t, action) != RECOMPUTE for _, t in tags):
-            found[action.value] = _nested((b, t.name, first(t, action)) for b, t in tags)
-    choices = open_choices(case.profile)
-    for seed in range(3):
-        pick = random.Random(f"{case.config.model.width} {seed}").choice
-        found[f"random {seed}"] = _nested((b, t, pick(open_)) for (b, t), open_ in choices.items())
-    most = evaluate(case.profile, case.keep_tags).saved_bytes
-    for share in ROOMS:
-        solution = solve(case.profile, room=int(share * most))
-        if solution is not None:
-            found[f"solved {share}"] = solution.actions
-    return found
-
-
-def _nested(entries) -> Actions:
-    result: Actions = {}
-    for block, tag, choice in entries:
-        result.setdefault(block, {})[tag] = choice
-    return result
 
 
 def stacks(jaxpr) -> int:
@@ -148,7 +115,7 @@ def main() -> None:
                 for name in COMPILED.get((config, target), ()):
                     if not report.has(key := f"HLO {config} {target} {name}"):
                         report.add(key, compiled(case, made[name]))
-    rows = report.data["results"]
+    rows = report.results
     traced = [r for k, r in rows.items() if not k.startswith("HLO")]
     hlo = [r for k, r in rows.items() if k.startswith("HLO")]
     report.summarise(

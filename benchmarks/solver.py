@@ -18,7 +18,8 @@ import warnings
 import hypothesis
 from hypothesis import strategies as st
 
-from benchmarks.common import Case, Report
+from benchmarks.shared.case import Case
+from benchmarks.shared.results import Report
 from jaxmem._device.target import Target
 from jaxmem._solver.cost import evaluate
 from jaxmem._solver.greedy import greedy
@@ -161,7 +162,7 @@ def main() -> None:
                     report.add(key, on_profile(Case(config, target, compiler)))
     if not report.has("random graphs"):
         report.add("random graphs", on_random_graphs())
-    real = [r for k, r in report.data["results"].items() if k != "random graphs"]
+    real = [r for k, r in report.results.items() if k != "random graphs"]
     graphs = report["random graphs"]
     report.summarise(
         {

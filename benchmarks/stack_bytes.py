@@ -11,8 +11,9 @@ run.
 
 import contextlib
 
-from benchmarks.common import Case, OtherTimes, Report
-from benchmarks.profile_exact import plans
+from benchmarks.shared.case import Case, OtherTimes
+from benchmarks.shared.plans import plans
+from benchmarks.shared.results import Report
 from jaxmem._core.actions import Actions
 from jaxmem._core.groups import group_label
 from jaxmem._device.target import Target
@@ -70,7 +71,7 @@ def main() -> None:
     for config in CONFIGS:
         for target in TARGETS:
             compare(report, config, target)
-    ratios = {k: r["ratio"] for k, r in report.data["results"].items() if "ratio" in r}
+    ratios = {k: r["ratio"] for k, r in report.results.items() if "ratio" in r}
     report.summarise({"largest ratio": max(ratios.values()), "ratios": ratios})
 
 

@@ -5,7 +5,7 @@ it.
 import jax
 import pytest
 
-from benchmarks.common import Case
+from benchmarks.shared.case import Case
 from jaxmem import codecs
 from jaxmem._core.actions import Action, Choice
 from jaxmem._jax.export import export_flat

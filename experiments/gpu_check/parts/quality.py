@@ -8,6 +8,7 @@ no such figure. Training is saved every so often, and goes on from there.
 """
 
 import hashlib
+import io
 import os
 import pathlib
 import time
@@ -20,6 +21,7 @@ from experiments.data import text as data
 from experiments.gpu_check.settings import Settings
 from experiments.running.planning import named, total_bytes
 from experiments.steps.step import init_state, make_loss
+from jaxmem.runs import write_whole
 
 RUNS = {"unplanned": "keep_everything", "compressed": "compress_tags"}
 TARGET = 1.48
@@ -94,12 +96,10 @@ def train(
 
 
 def store(path: pathlib.Path, state, history: list[tuple]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}")
-    with part.open("wb") as file:
-        arrays = [np.asarray(a) for a in jax.tree.leaves(state)]
-        np.savez(file, *arrays, history=np.asarray(history, np.float64))
-    os.replace(part, path)
+    content = io.BytesIO()
+    arrays = [np.asarray(a) for a in jax.tree.leaves(state)]
+    np.savez(content, *arrays, history=np.asarray(history, np.float64))
+    write_whole(path, content.getvalue())
 
 
 def restore(path: pathlib.Path, first) -> tuple:

@@ -19,7 +19,7 @@ import jaxmem
 from experiments.config.text import Config
 from experiments.models import registry as models
 from experiments.models.split import whole
-from experiments.steps.step import microbatches, released_step
+from experiments.steps.accumulate import microbatches, released_step
 from jaxmem._jax.export import export_flat
 from jaxmem._plan.plan import Draft
 from jaxmem._states.stacked import at, put

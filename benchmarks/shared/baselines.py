@@ -17,6 +17,9 @@ from jaxmem._core.profile import Profile
 from jaxmem._plan.plan import Draft
 
 NAIVE = naive_codec(None)
+WITH_NAIVE = {  # the codecs to profile with, by kind
+    kind: [own(kind), NAIVE] for kind in jaxmem.codecs.KINDS if kind != "mask"
+}
 DOTS = ("qkv", "mid", "up")  # products without batch dimensions that the backward needs
 
 
