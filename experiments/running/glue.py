@@ -29,8 +29,8 @@ class Task:
 
 def read(config: GlueConfig) -> Task:
     path, task = config.data.path, config.data.task
-    validation = {side: glue.read(path, task, side) for side in TASKS[task].dev}
-    return Task(glue.read(path, task, "train"), validation)
+    examples = glue.read(path, task, "train")
+    return Task(examples, {side: glue.read(path, task, side) for side in TASKS[task].dev})
 
 
 def says(config: GlueConfig, data: Task) -> str:

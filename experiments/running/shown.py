@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
@@ -68,5 +69,5 @@ def table(rows: Mapping[str, str]) -> None:
         return
     drawn = Table(show_header=False)
     for name, value in rows.items():
-        drawn.add_row(name, value)
+        drawn.add_row(escape(name), escape(value))  # a path may hold what rich takes for markup
     Console(file=sys.stderr).print(drawn)

@@ -246,24 +246,6 @@ def test_an_interrupted_run_leaves_what_it_has(losses, folder, tmp_path):
     assert [row["step"] for row in rows] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("data.task=WNLI", "which has no folder WNLI, but MNLI, SST-2, STS-B; allowed"),
-        ("data.task=RTT", "did you mean RTE?"),
-        ("data.path=/nowhere", "data.path: got '/nowhere', which is no folder"),
-    ],
-)
-def test_bad_input_is_exit_code_2_one_message_and_no_file(
-    override, message, folder, tmp_path, capsys
-):
-    assert run(folder, tmp_path / "out", override) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("error: ")
-    assert message in last
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_bert_may_be_given_to_start_from():
     config = config_of()
     pretrained = jax.jit(functools.partial(bert.create, config))(jax.random.key(5))

@@ -93,19 +93,3 @@ def test_a_loss_that_is_not_finite_is_exit_code_3(tmp_path, monkeypatch, capsys)
     )
     assert not (tmp_path / "summary.json").exists()
     assert len(list(tmp_path.glob("unfinished-*/metrics.jsonl"))) == 1
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["data.path=/nowhere"], "data.path: got '/nowhere', which is no folder"),
-        (["model.classes=100"], "model.classes: got 100; allowed for scikit-learn's digits"),
-        (["model.widht=8"], "model.widht: unknown key, got 8; did you mean model.width?"),
-    ],
-)
-def test_bad_input_is_exit_code_2_one_message_and_no_file(tmp_path, capsys, overrides, message):
-    assert run(tmp_path / "out", *overrides) == 2
-    captured = capsys.readouterr().err
-    assert captured.splitlines()[-1].startswith("error: ")
-    assert message in captured
-    assert not list(tmp_path.iterdir())

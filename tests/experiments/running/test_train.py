@@ -187,39 +187,6 @@ def test_planning_alone_writes_a_plan_and_prints_it(text, tmp_path, capsys):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["gpt_nanno"], "did you mean gpt_nano"),
-        (
-            ["gpt_nano", "train.stepps=5"],
-            "train.stepps: unknown key, got 5; did you mean train.steps",
-        ),
-        (["gpt_nano", "optimizer.learning_rate=nan"], "optimizer.learning_rate: got nan"),
-        (["gpt_nano", "data.path=/nowhere"], "data.path: got '/nowhere', which does not exist"),
-        (["gpt_nano", "plan.budget=lots"], "`budget` is 'lots'"),
-        (["gpt_nano", "plan.budget=0GB"], "`budget` is '0GB'"),
-        (["gpt_nano", "plan.budget=-1"], "plan.budget: budget: `budget` is -1"),
-        (["gpt_nano", "plan.target=h2000"], "h2000"),
-        (["gpt_nano", "plan.path=/nowhere.json"], "/nowhere.json"),
-    ],
-    ids=lambda v: v[-1] if isinstance(v, list) else "",
-)
-@pytest.mark.parametrize("program", [train, plan], ids=["train", "plan"])
-def test_bad_input_is_exit_code_2_one_message_and_no_file(
-    program, arguments, message, tmp_path, capsys
-):
-    if program is plan and arguments[-1].startswith(("data.path", "plan.path")):
-        arguments = ["gpt_nano", "plan.budget=none"]  # planning reads neither
-        message = "plan.budget: got 'none'"
-    assert program.main([*arguments, "--out", str(tmp_path / "out")]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.splitlines()[-1].startswith("error: ")
-    assert message in captured.err
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.core
 @pytest.mark.parametrize("content", ["", "{}", '{"schema": 99}', "[1]"])
 def test_a_broken_plan_file_is_exit_code_2(content, text, tmp_path, capsys):
     broken = tmp_path / "broken.json"
@@ -227,16 +194,6 @@ def test_a_broken_plan_file_is_exit_code_2(content, text, tmp_path, capsys):
     assert run(text, f"plan.path={broken}", out=tmp_path / "out") == 2
     assert "broken.json" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.core
-def test_a_place_that_is_a_file_is_exit_code_2(text, tmp_path, capsys):
-    (tmp_path / "file").write_text("mine")
-    assert run(text, UNPLANNED, out=tmp_path / "file" / "out") == 2
-    assert re.search(
-        r"error: record: cannot write to '.*/file/out': .*Not a directory", capsys.readouterr().err
-    )
-    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_command_line_fails_without_a_traceback(tmp_path):
