@@ -23,8 +23,8 @@ from experiments.models import registry as models
 from experiments.models.loops import stacked
 from experiments.steps.accumulate import microbatches
 from experiments.steps.step import abstract, make_step
+from jaxmem._core.assignment import Assignment
 from jaxmem._jax.export import export_flat
-from jaxmem._plan.plan import Draft
 from jaxmem._xla.deviceless import Compiler
 
 CONFIG, TARGET = "gpt_345m", "h200"
@@ -36,7 +36,7 @@ WAYS = {
     "AdamA, whole gradients": "adama",
     "AdamA, released": "released",
 }
-PLAN = Draft({"block": {}})
+PLAN = Assignment({"block": {}})
 
 
 def config_of(way: str) -> Config:

@@ -16,7 +16,7 @@ from benchmarks.shared.results import Report
 from benchmarks.shared.timing import cache_compiles, interleaved
 from experiments.gpu_check.measure import quartiles
 from experiments.steps.step import abstract, make_step
-from jaxmem._plan.plan import Draft
+from jaxmem._core.assignment import Assignment
 
 WAYS = {
     "scan": ("scan", "value"),
@@ -47,7 +47,7 @@ def main() -> None:
             for name, (way, clip) in WAYS.items()
         }
         steps = {
-            way: jax.jit(make_step(c, Draft({"block": {}})), donate_argnums=0)
+            way: jax.jit(make_step(c, Assignment({"block": {}})), donate_argnums=0)
             .lower(*abstract(c))
             .compile()
             for way, c in configs.items()

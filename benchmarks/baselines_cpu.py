@@ -17,10 +17,10 @@ from benchmarks.shared.results import Report, say
 from benchmarks.shared.timing import Seconds, cache_compiles, interleaved
 from experiments.config.text import Config
 from experiments.gpu_check.measure import quartiles
-from experiments.running.planning import total_bytes
 from experiments.steps.step import abstract, make_step
-from jaxmem._core.actions import ALL, REST
+from jaxmem._core.actions import ALL, LOSSLESS, REST
 from jaxmem._solver.cost import evaluate, everything
+from jaxmem.plans import compiled_bytes
 
 LEFT_OUT = ("keep_everything",)  # a plan at its bytes is the same program
 
@@ -30,12 +30,12 @@ def plans_at(config: Config, budget: int) -> dict[str, jaxmem.Plan | str]:
     none.
     """
     found: dict[str, jaxmem.Plan | str] = {}
-    for name, actions in (("plan", ALL), ("lossless_plan", jaxmem.LOSSLESS)):
+    for name, actions in (("plan", ALL), ("lossless_plan", LOSSLESS)):
         if name == "plan" or not lossless(found["plan"]):
             try:
                 build = functools.partial(make_step, config)
                 found[name] = jaxmem.plan(build, *abstract(config), budget=budget, actions=actions)
-            except jaxmem.BudgetError as error:
+            except jaxmem.errors.BudgetError as error:
                 found[name] = str(error)
     return found
 
@@ -98,15 +98,15 @@ def main() -> None:
     for baseline in baselines(profile):
         if baseline.name not in LEFT_OUT:
             step = compile_step(config, baseline.policy)
-            found[baseline] = step, plans_at(config, total_bytes(step))
-            say(f"{baseline.name}: {total_bytes(step)} bytes")
+            found[baseline] = step, plans_at(config, compiled_bytes(step))
+            say(f"{baseline.name}: {compiled_bytes(step)} bytes")
     clock, cores = timed(config, found, report.chosen["rounds"])
     rows = []
     for baseline, (step, plans) in found.items():
         rows.append(
             {
                 "baseline": baseline.name,
-                "bytes": total_bytes(step),
+                "bytes": compiled_bytes(step),
                 "lossless": not baseline.lossy,
                 "seconds": quartiles(clock[baseline.name]["baseline"]),
                 "predicted_extra_seconds": evaluate(profile, baseline.actions).seconds

@@ -11,8 +11,6 @@ repeats. Of some, with the optimized HLO's products and FLOPs, loops times trip 
 run, and the times of `local` are those of h200: neither changes a byte.
 """
 
-import contextlib
-
 from benchmarks.shared.case import Case, OtherTimes, show
 from benchmarks.shared.plans import plans
 from benchmarks.shared.results import Report
@@ -21,7 +19,7 @@ from jaxmem._device.target import Target
 from jaxmem._jax.jaxpr import as_scan, matmul_flops, nbytes, subjaxprs
 from jaxmem._profile.audit import audit
 from jaxmem._solver.cost import evaluate
-from jaxmem._xla.deviceless import Compiler
+from jaxmem._xla.backend import backend_for
 
 CONFIGS, TARGETS = ("gpt_117m", "gpt_345m", "gpt_4b7"), ("h200", "a100-80gb", "local")
 COMPILED = {
@@ -85,7 +83,7 @@ def compiled(case: Case, actions: Actions) -> dict:
     """[predicted, in the HLO]; what is predicted for the step's FLOPs is its trace with all kept,
     and what is recomputed.
     """
-    base, under = (v.compiled for v in case.verifier.compile(None, actions))
+    base, under = (v.compiled for v in case.compile(None, actions))
     said = evaluate(case.profile, actions)
     matmuls = sum(b.runs * c.matmuls for b, c in zip(case.profile.blocks, said.blocks))
     flops = (
@@ -103,9 +101,8 @@ def compiled(case: Case, actions: Actions) -> dict:
 def main() -> None:
     report = Report("profile_exact")
     for config, target in [(c, t) for t in TARGETS for c in CONFIGS] + list(COMPILED):
-        local = target == "local"
-        with contextlib.nullcontext() if local else Compiler(Target.parse(target)) as compiler:
-            case = Case(config, target, compiler, OtherTimes("h200") if local else None)
+        with backend_for(Target.parse(target)) as backend:
+            case = Case(config, backend, OtherTimes("h200") if target == "local" else None)
             made = plans(case)
             wanted = {n: a for n, a in made.items() if not report.has(f"{config} {target} {n}")}
             keep = audit(case.trace(None)) if wanted else None

@@ -33,8 +33,8 @@ from experiments.running.shown import Progress
 from experiments.running.text import TEXT, evaluate
 from experiments.steps.step import make_loss
 from jaxmem._core.actions import KEEP, Actions
+from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
-from jaxmem._plan.plan import Draft
 
 TARGET = 0.005
 
@@ -80,7 +80,7 @@ def training(
             if report.has(key) and not first:
                 continue
             if name not in steps:
-                steps[name] = compile_step(config, jaxmem.remat_policy(Draft(actions)))
+                steps[name] = compile_step(config, jaxmem.remat_policy(Assignment(actions)))
             trained, result = train(seeded, steps[name], text, 2 * config.train.eval_batches)
             params = trained if first else params
             report.add(
@@ -102,7 +102,7 @@ def gradients(
 
     def gradient(actions: Actions) -> list[np.ndarray]:
         compiled = jax.jit(
-            jax.grad(make_loss(config, scanned(jaxmem.remat_policy(Draft(actions)))))
+            jax.grad(make_loss(config, scanned(jaxmem.remat_policy(Assignment(actions)))))
         )
         leaves = [jax.tree.leaves(compiled(params, one)) for one in tokens]
         return [

@@ -18,8 +18,9 @@ from experiments.config.text import Config
 from experiments.gpu_check.measure import quartiles
 from experiments.steps.step import abstract, make_step
 from jaxmem._core.actions import KEEP, Action, Actions
-from jaxmem._plan.plan import Draft
+from jaxmem._core.assignment import Assignment
 from jaxmem._solver.cost import evaluate
+from jaxmem._solver.problem import Problem
 from jaxmem._solver.solve import solve
 
 
@@ -38,7 +39,7 @@ def plans(config: Config) -> dict[str, Actions | None]:
         "recompute": {b.name: {} for b in profile.blocks},
         "compress": compress,
     }
-    solution = solve(profile, room=evaluate(profile, keep).saved_bytes // 4)
+    solution = solve(Problem(profile, room=evaluate(profile, keep).saved_bytes // 4))
     return found | ({"solved": solution.actions} if solution else {})
 
 
@@ -48,7 +49,7 @@ def main() -> None:
     configs = {loop: nano(f"model.loop={loop}") for loop in ("scan", "stack")}
     groups = []
     for name, actions in plans(configs["scan"]).items():
-        plan = None if actions is None else Draft(actions)
+        plan = None if actions is None else Assignment(actions)
         steps = {}
         for loop, config in configs.items():
             step = jax.jit(make_step(config, plan), donate_argnums=0)

@@ -24,13 +24,14 @@ from benchmarks.shared.case import compile_step, local_profile, nano, show
 from benchmarks.shared.results import Report, say
 from benchmarks.shared.timing import cache_compiles, interleaved
 from experiments.gpu_check.measure import quartiles
-from experiments.running.planning import total_bytes
 from jaxmem._core.actions import Actions
+from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
-from jaxmem._plan.plan import Draft
 from jaxmem._solver.cost import effective, evaluate
 from jaxmem._solver.greedy import greedy
-from jaxmem._solver.solve import least_bytes, open_choices, solve
+from jaxmem._solver.problem import Problem
+from jaxmem._solver.solve import least_bytes, solve
+from jaxmem.plans import compiled_bytes
 
 BUDGETS, GREEDY, RANDOM = 10, 3, 8
 NAMED = (
@@ -49,21 +50,23 @@ def plans(profile: Profile) -> dict[str, Actions]:
     found = {b.name: b.actions for b in baselines(profile) if b.name in NAMED}
     found["compress_all"] = of_choices("", profile, own_codec).actions
     most = evaluate(profile, found["keep_tags"]).saved_bytes
-    fewest = least_bytes(profile)
+    fewest = least_bytes(Problem(profile))
     assert fewest is not None
     least = fewest.saved_bytes
     for i in range(BUDGETS):
-        solution = solve(profile, room=round(least + (most - least) * i / (BUDGETS - 1)))
+        solution = solve(Problem(profile, room=round(least + (most - least) * i / (BUDGETS - 1))))
         assert solution is not None
         found[f"planned_{i}"] = solution.actions
     for i in range(GREEDY):
-        solution = greedy(profile, room=round(least + (most - least) * (i + 1) / (GREEDY + 1)))
+        solution = greedy(
+            Problem(profile, room=round(least + (most - least) * (i + 1) / (GREEDY + 1)))
+        )
         if solution is not None:
             found[f"greedy_{i}"] = solution.actions
     rng = random.Random(0)
     for i in range(RANDOM):
         actions: Actions = {b.name: {} for b in profile.blocks}
-        for (block, tag), choices in open_choices(profile).items():
+        for (block, tag), choices in Problem(profile).open_choices().items():
             actions[block][tag] = rng.choice(choices)
         found[f"random_{i}"] = actions
     unique: dict[str, str] = {}
@@ -81,7 +84,7 @@ def main() -> None:
     chosen = plans(profile)
     steps = {}
     for name, actions in chosen.items():
-        steps[name] = compile_step(config, jaxmem.remat_policy(Draft(actions)))
+        steps[name] = compile_step(config, jaxmem.remat_policy(Assignment(actions)))
         say(f"compiled {name} ({len(steps)}/{len(chosen)})")
     seconds, worked = interleaved(config, [{name: step} for name, step in steps.items()], rounds)
     base = evaluate(profile, chosen[BASE]).seconds
@@ -98,7 +101,7 @@ def main() -> None:
                 "core_seconds": quartiles(worked[name]),
                 "core_ratio": quartiles([s / b for s, b in zip(worked[name], worked[BASE])]),
                 "saved_bytes": cost.saved_bytes,
-                "compiled_bytes": total_bytes(steps[name]),
+                "compiled_bytes": compiled_bytes(steps[name]),
                 "actions": show(actions),
             }
         )

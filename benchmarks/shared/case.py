@@ -13,13 +13,14 @@ from experiments.config.text import Config
 from experiments.models.loops import scanned
 from experiments.steps.step import abstract, make_step, step_over
 from jaxmem._core.actions import ALL, KEEP, REST, Actions
+from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database
 from jaxmem._core.profile import Profile
 from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
-from jaxmem._plan.plan import Draft
-from jaxmem._planner.compile import Verifier
+from jaxmem._planner.compile import CompiledStep, StepCompiler
 from jaxmem._profile.profile import profile
+from jaxmem._xla.backend import Backend, Local
 
 # A compiled program is remembered whoever traced it.
 jax.config.update("jax_traceback_in_locations_limit", 0)
@@ -28,25 +29,22 @@ IMAGES = ("model.depth=14", "model.width=8", "train.steps=200", "train.batch=64"
 
 
 class Case:
-    """A config's training step, as `jaxmem.plan` gets it, for one target. `compiler`: None profiles
-    by a roofline.
-    """
+    """A config's training step, as `jaxmem.plan` gets it, on a backend."""
 
-    def __init__(
-        self, config: str, target: str, compiler=None, database=None, overrides: Sequence[str] = ()
-    ):
-        self.config, self.target = load(config, overrides), Target.parse(target)
+    def __init__(self, config: str, backend: Backend, database=None, overrides: Sequence[str] = ()):
+        self.config, self.backend, self.database = load(config, overrides), backend, database
         self.build, self.args = functools.partial(make_step, self.config), abstract(self.config)
-        self.verifier = Verifier(self.build, self.args, self.target, compiler)
-        self.compiler, self.database = compiler, database
+        self.steps = StepCompiler(self.build, self.args, backend)
+
+    @property
+    def target(self) -> Target:
+        return self.backend.target
 
     @functools.cached_property
     def profile(self) -> Profile:
         allowed, _ = allowed_actions(ALL, self.target)
-        jaxpr = self.verifier.trace(Draft()).jaxpr
-        return profile(
-            jaxpr, self.target, actions=allowed, compiler=self.compiler, database=self.database
-        )
+        jaxpr = self.steps.trace(Assignment.nothing()).jaxpr
+        return profile(jaxpr, self.backend, actions=allowed, database=self.database)
 
     @property
     def keep_tags(self) -> Actions:
@@ -59,7 +57,11 @@ class Case:
         return {b.name: {t.name: KEEP for t in b.tags} | {REST: KEEP} for b in self.profile.blocks}
 
     def trace(self, actions: Actions | None):
-        return self.verifier.trace(None if actions is None else Draft(actions))
+        return self.steps.trace(None if actions is None else Assignment(actions))
+
+    def compile(self, *many: Actions | None) -> list[CompiledStep]:
+        """The step under each, None being what `build(None)` does."""
+        return self.steps.compile(*(self.keep_everything if a is None else a for a in many))
 
 
 class OtherTimes(Database):
@@ -73,6 +75,10 @@ class OtherTimes(Database):
 
     def read_times(self, device: str, source: str, texts: Sequence[str]) -> dict[str, float]:
         return dict.fromkeys(texts, 1e-5) | super().read_times(self.device, "xla", texts)
+
+
+def local() -> Local:
+    return Local(Target.parse("local"))
 
 
 def nano(*overrides: str) -> Config:
@@ -91,10 +97,11 @@ def small_resnet(way, seed: int) -> ImageConfig:
 
 def local_profile(config: Config, codecs=None) -> Profile:
     """The step's profile on this machine, with every action that can be taken here."""
-    target = Target.parse("local")
-    verifier = Verifier(functools.partial(make_step, config), abstract(config), target)
-    actions, _ = allowed_actions(ALL, target)
-    return profile(verifier.trace(Draft()).jaxpr, target, actions=actions, codecs=codecs)
+    backend = local()
+    steps = StepCompiler(functools.partial(make_step, config), abstract(config), backend)
+    actions, _ = allowed_actions(ALL, backend.target)
+    jaxpr = steps.trace(Assignment.nothing()).jaxpr
+    return profile(jaxpr, backend, actions=actions, codecs=codecs)
 
 
 def compile_step(config: Config, policy):

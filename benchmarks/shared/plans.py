@@ -5,7 +5,8 @@ import random
 from benchmarks.shared.case import Case
 from jaxmem._core.actions import RECOMPUTE, Action, Actions
 from jaxmem._solver.cost import evaluate
-from jaxmem._solver.solve import open_choices, solve
+from jaxmem._solver.problem import Problem
+from jaxmem._solver.solve import solve
 
 ROOMS = (0.5, 0.2, 0.08)  # of the bytes of all tags
 
@@ -23,13 +24,13 @@ def plans(case: Case) -> dict[str, Actions]:
     for action in (Action.COMPRESS, Action.OFFLOAD, Action.COMPRESS_OFFLOAD):
         if any(first(t, action) != RECOMPUTE for _, t in tags):
             found[action.value] = _nested((b, t.name, first(t, action)) for b, t in tags)
-    choices = open_choices(case.profile)
+    choices = Problem(case.profile).open_choices()
     for seed in range(3):
         pick = random.Random(f"{case.config.model.width} {seed}").choice
         found[f"random {seed}"] = _nested((b, t, pick(open_)) for (b, t), open_ in choices.items())
     most = evaluate(case.profile, case.keep_tags).saved_bytes
     for share in ROOMS:
-        solution = solve(case.profile, room=int(share * most))
+        solution = solve(Problem(case.profile, room=int(share * most)))
         if solution is not None:
             found[f"solved {share}"] = solution.actions
     return found

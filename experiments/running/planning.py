@@ -17,7 +17,7 @@ from experiments.errors import InputError, nearest
 from experiments.models.loops import scanned
 from experiments.running.policies import Candidate, candidates
 from experiments.steps.step import abstract, make_step, step_over
-from jaxmem._core.bytes import parse_budget
+from jaxmem.plans import LOSSLESS, Plan, Target, compiled_bytes, parse_budget, progress
 
 UNPLANNED, KEPT = "none", "keep_everything"
 
@@ -30,8 +30,8 @@ class Ready:
     `found` is what a search over named policies decided, after `compiles` of them.
     """
 
-    step: Callable[..., Any]
-    plan: jaxmem.Plan | None
+    step: Any
+    plan: Plan | None
     compiled_bytes: int
     policy: str = "plan"
     found: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -52,7 +52,7 @@ def check(config: Config) -> None:
     """
     wanted = config.plan
     with _told_of("plan.target"):
-        target = jaxmem.plans.Target.parse(wanted.target)
+        target = Target.parse(wanted.target)
     if wanted.budget != UNPLANNED:
         budget_bytes(config)
     with _told_of("plan.host_budget"):
@@ -66,7 +66,7 @@ def check(config: Config) -> None:
     _check_codecs(config)
     if wanted.path is not None:
         with _told_of("plan.path"):
-            jaxmem.Plan.load(wanted.path)
+            Plan.load(wanted.path)
 
 
 def _check_codecs(config: Config) -> None:
@@ -95,18 +95,18 @@ def _told_of(key: str) -> Iterator[None]:
 def budget_bytes(config: Config) -> int:
     """`plan.budget` in bytes, as `jaxmem.plan` reads it; left out: the target's usable memory."""
     with _told_of("plan.budget"):
-        usable = jaxmem.plans.Target.parse(config.plan.target).usable_bytes
+        usable = Target.parse(config.plan.target).usable_bytes
         return parse_budget(config.plan.budget, usable)
 
 
-def new_plan(config: Config) -> jaxmem.Plan:
+def new_plan(config: Config) -> Plan:
     """Plans the config's step from shapes alone: no array of the model's size is made."""
     wanted = config.plan
     more: dict[str, Any] = {} if wanted.codecs is None else {"codecs": wanted.codecs}
     if wanted.actions != "all":
         lossless = wanted.actions == "lossless"
-        more["actions"] = jaxmem.plans.LOSSLESS if lossless else wanted.actions
-    with jaxmem.plans.progress():
+        more["actions"] = LOSSLESS if lossless else wanted.actions
+    with progress():
         try:
             return jaxmem.plan(
                 functools.partial(make_step, config),
@@ -131,7 +131,7 @@ def prepare(config: Config) -> Ready:
     build, shapes = functools.partial(make_step, config), abstract(config)
     if config.plan.path is not None:
         with _told_of("plan.path"):
-            plan = jaxmem.Plan.load(config.plan.path)
+            plan = Plan.load(config.plan.path)
             if plan.target == "local":
                 plan = jaxmem.verify(plan, build, *shapes)
     elif config.plan.budget == UNPLANNED:
@@ -149,7 +149,7 @@ def prepare(config: Config) -> Ready:
 def unplanned(step: Callable[..., Any], *shapes: Any) -> Ready:
     """A step as it is, compiled with its first argument donated."""
     compiled = jax.jit(step, donate_argnums=0).lower(*shapes).compile()
-    return Ready(compiled, None, total_bytes(compiled), KEPT)
+    return Ready(compiled, None, compiled_bytes(compiled), KEPT)
 
 
 def named(config: Config) -> Ready:
@@ -160,7 +160,7 @@ def named(config: Config) -> Ready:
     totals: list[int] = []
     for candidate in candidates(config):
         compiled = compile_candidate(config, candidate)
-        totals.append(total_bytes(compiled))
+        totals.append(compiled_bytes(compiled))
         if totals[-1] <= budget:
             return Ready(
                 compiled, None, totals[-1], config.remat.policy, candidate.found, len(totals)
@@ -176,17 +176,6 @@ def compile_candidate(config: Config, candidate: Candidate):
     """The step under a candidate's policy, its first argument donated."""
     step = step_over(config, scanned(candidate.policy, candidate.every))
     return jax.jit(step, donate_argnums=0).lower(*abstract(config)).compile()
-
-
-def total_bytes(compiled) -> int:
-    """Device bytes of a compiled step: arguments, temporaries and outputs, less what is aliased."""
-    m = compiled.memory_analysis()
-    return (
-        m.argument_size_in_bytes
-        + m.temp_size_in_bytes
-        + m.output_size_in_bytes
-        - m.alias_size_in_bytes
-    )
 
 
 def plan_into(config: Config, out: pathlib.Path, overwrite: bool = False) -> None:

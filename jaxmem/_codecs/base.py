@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem.errors import TagError
+from jaxmem_kernels import references as references
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 SCALES = ("bfloat16", "float32")

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from experiments.gpu_check.measure import normal
 from experiments.gpu_check.settings import Settings
 from jaxmem import codecs
-from jaxmem_kernels import references as only_references
 
 EQUAL = "equals its reference: "
 SHAPE, TINY = (4096, 4096), (64, 1024)
@@ -65,7 +64,7 @@ def equality(name: str, shape: tuple[int, ...]) -> dict:
         return codes, codec.decode(codes, x.shape, x.dtype)
 
     kernel = jax.jit(both)(x)
-    with only_references():
+    with codecs.references():
         reference = jax.jit(lambda x: both(x))(x)  # a function of its own: the other is compiled
     differ = [
         int((a != b).sum()) for a, b in zip(jax.tree.leaves(kernel), jax.tree.leaves(reference))
@@ -87,7 +86,7 @@ def speed(point: str) -> dict:
     codes = encode()(tensors)
     given: Any = tensors if way == "encode" else codes
     program = encode if way == "encode" else decode
-    with only_references():
+    with codecs.references():
         reference = program().lower(given).compile()
     kernel = program().lower(given).compile()
     flip = _each(lambda x: ~x if dtype.kind == "b" else -x).lower(tensors).compile()

@@ -19,8 +19,9 @@ import numpy as np
 from experiments.config.text import Config
 from experiments.data import text as data
 from experiments.gpu_check.settings import Settings
-from experiments.running.planning import named, total_bytes
+from experiments.running.planning import named
 from experiments.steps.step import init_state, make_loss
+from jaxmem.plans import compiled_bytes
 from jaxmem.runs import write_whole
 
 RUNS = {"unplanned": "keep_everything", "compressed": "compress_tags"}
@@ -53,7 +54,7 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
     history = train(config, ready.step, text, saved, (2, 4) if settings.small else (EVERY, SAVE))
     return {
         "policy": ready.policy,
-        "compiled_bytes": total_bytes(ready.step),
+        "compiled_bytes": compiled_bytes(ready.step),
         "text": os.path.basename(settings.data) if settings.data else "the standard library",
         "text_bytes": len(text.train) + len(text.validation),
         "best_validation_loss": min(loss for _, loss, _ in history),

@@ -12,14 +12,13 @@ from flax import nnx
 
 import jaxmem
 from experiments.command.load import load
-from experiments.gpu_check.parts.stack import Groups
 from experiments.models import blocks, gpt
 from experiments.models.loops import scanned
 from experiments.models.loss import cross_entropy
-from experiments.running.policies import KEEP, Choice
 from experiments.steps.accumulate import gradient
 from experiments.steps.optimizer import learning_rate, matrices, optimizer
 from experiments.steps.step import abstract, init_state, make_loss, make_step
+from jaxmem.plans import Action, Assignment, Choice
 from tests.experiments.states import first_state
 
 pytestmark = pytest.mark.jax_defaults
@@ -177,7 +176,7 @@ def test_dropout_is_a_function_of_its_key_and_recomputation_repeats_it():
 
 def recomputing(*, but=()):
     """Every tag recomputed, in two groups of layers; those of `but` kept in the second."""
-    return Groups({"block[0:1]": {}, "block[1:2]": {tag: Choice(KEEP) for tag in but}})
+    return Assignment({"block[0:1]": {}, "block[1:2]": {tag: Choice(Action.KEEP) for tag in but}})
 
 
 @pytest.mark.core

@@ -19,9 +19,10 @@ from experiments.errors import InputError
 from experiments.models.loops import scanned
 from experiments.running import planning
 from experiments.running import policies as baselines
-from experiments.running.planning import budget_bytes, compile_candidate, total_bytes
+from experiments.running.planning import budget_bytes, compile_candidate
 from experiments.running.policies import FIXED, LOSSY, SEARCHES
 from experiments.steps.step import abstract, make_loss, make_step
+from jaxmem.plans import compiled_bytes
 from tests.experiments.states import first_state
 
 pytestmark = pytest.mark.jax_defaults
@@ -163,7 +164,7 @@ def test_a_search_ends_within_its_budget_at_its_first_candidate_that_fits(name, 
 
     monkeypatch.setattr(planning, "compile_candidate", once)
     tried = list(baselines.candidates(micro(name)))
-    totals = [total_bytes(once(micro(name), one)) for one in tried]
+    totals = [compiled_bytes(once(micro(name), one)) for one in tried]
     assert min(totals) < totals[0]
     budget = totals[0] - 1
     ready = planning.prepare(micro(name, f"plan.budget={budget}"))

@@ -1,5 +1,5 @@
-"""The rooms of experiments/ and benchmarks/, read from the sources: who imports whom, how long the
-mains are, and that every text says its encoding.
+"""experiments/ and benchmarks/, read from their sources: mains and files are short, benchmarks are
+scripts and what they share, and every text says its encoding.
 """
 
 import ast
@@ -17,60 +17,6 @@ SOURCES = {
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
 MAINS = ("plan", "train", "train_glue", "train_images")
-# Each room may import itself and those that are named; whatever may be imported stands before.
-ROOMS = {
-    "errors": (),
-    "config": ("errors",),
-    "command": ("config", "errors"),
-    "data": ("config", "errors"),
-    "models": ("data", "config", "errors"),
-    "steps": ("models", "data", "config", "errors"),
-    "running": ("steps", "models", "data", "config", "errors"),
-    "gpu_check": ("running", "steps", "models", "data", "config", "errors", "command"),
-    **dict.fromkeys(MAINS, ("running", "config", "command")),
-}
-
-
-def imported(tree: ast.Module) -> set[str]:
-    """Dotted names of modules, and of what is taken from them; imports within functions too."""
-    nodes = list(ast.walk(tree))
-    found = {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
-    froms = (node for node in nodes if isinstance(node, ast.ImportFrom))
-    return found | {f"{node.module}.{a.name}" for node in froms for a in node.names}
-
-
-def room(name: str) -> str:
-    return name.split(".")[1]
-
-
-@pytest.mark.parametrize("path", [p for p in SOURCES if p.startswith("experiments/")])
-def test_imports_go_down(path):
-    if path == "experiments/__init__.py":
-        return
-    own = pathlib.PurePath(path).with_suffix("").parts[1]
-    names = {n for n in imported(SOURCES[path]) if n.startswith("experiments.")}
-    assert {n for n in names if room(n) not in (own, *ROOMS[own])} == set()
-
-
-def test_every_room_has_a_row_and_none_goes_up():
-    found = {pathlib.PurePath(p).with_suffix("").parts[1] for p in SOURCES if p[0] == "e"}
-    assert found - {"__init__"} == set(ROOMS)
-    names = list(ROOMS)
-    assert all(names.index(b) < names.index(a) for a, below in ROOMS.items() for b in below)
-
-
-@pytest.mark.parametrize("path", SOURCES)
-def test_nothing_of_other_houses_is_imported(path):
-    names = imported(SOURCES[path])
-    houses = {name.split(".")[0] for name in names}
-    if path.startswith("experiments/"):
-        assert not houses & {"benchmarks", "tests", "kernels"}
-        assert not any(n.startswith("jaxmem._") for n in names)
-    else:
-        assert "kernels" not in houses
-        assert all(n.startswith("tests.shared.") for n in names if n.startswith("tests"))
-        shared = (n for n in names if n.startswith("benchmarks."))
-        assert all(n.startswith("benchmarks.shared.") for n in shared)
 
 
 @pytest.mark.parametrize("path", SOURCES)
