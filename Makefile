@@ -78,7 +78,6 @@ wheel: $(VENV)/.installed  ## build the wheel; import it with nothing else insta
 	(cd "$$there" && venv/bin/python -W error -c "import jaxmem, jaxmem_kernels; print(jaxmem.__file__)"); \
 	$$install "$$wheel[$(EXTRAS)]"; \
 	cp -r pyproject.toml README.md docs tests experiments benchmarks configs "$$there"; rm "$$there/tests/test_architecture.py"; \
-	mkdir "$$there/kernels"; cp kernels/bench.py "$$there/kernels"; \
 	cd "$$there" && venv/bin/python -m pytest -m "core and not slow" -o pythonpath=. $(ARGS)
 
 # Does PYTHON name an interpreter of this machine?

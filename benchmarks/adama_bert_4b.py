@@ -9,8 +9,8 @@ gradient sum: 4 bytes a parameter, of what accumulation takes. The paper saves 2
 over eight, 20.1 GB against divided moments alone, 7.6 GB against divided moments and gradients.
 """
 
-from benchmarks.adama_devices import accumulation, adama, compiled, count
-from benchmarks.common import Report
+from benchmarks.shared.devices import accumulation, adama, compiled, count
+from benchmarks.shared.results import Report
 from experiments.command.load import load
 from experiments.config.text import Config
 from jaxmem._xla.deviceless import Compiler
@@ -39,7 +39,7 @@ def main() -> None:
             with Compiler(f"h200:{devices}", workers=1) as compiler:
                 found = compiled(compiler, config, devices, make(config, devices, *arguments))
             report.add(name, {"bytes": found.total_bytes, "temp_bytes": found.temp_bytes})
-    size, rows = count(config), {name: row["bytes"] for name, row in report.data["results"].items()}
+    size, rows = count(config), {name: row["bytes"] for name, row in report.results.items()}
 
     def saving(accumulated: str, released: str) -> dict:
         saved = rows[accumulated] - rows[released]

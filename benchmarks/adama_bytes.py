@@ -16,14 +16,15 @@ import math
 import jax
 import jax.numpy as jnp
 
-from benchmarks.common import Report
+from benchmarks.shared.results import Report
 from experiments.command.load import load
 from experiments.config.text import Config
 from experiments.models import registry as models
 from experiments.models.loops import stacked
-from experiments.steps.step import abstract, make_step, microbatches
+from experiments.steps.accumulate import microbatches
+from experiments.steps.step import abstract, make_step
+from jaxmem._core.assignment import Assignment
 from jaxmem._jax.export import export_flat
-from jaxmem._plan.plan import Draft
 from jaxmem._xla.deviceless import Compiler
 
 CONFIG, TARGET = "gpt_345m", "h200"
@@ -35,7 +36,7 @@ WAYS = {
     "AdamA, whole gradients": "adama",
     "AdamA, released": "released",
 }
-PLAN = Draft({"block": {}})
+PLAN = Assignment({"block": {}})
 
 
 def config_of(way: str) -> Config:
@@ -99,7 +100,7 @@ def main() -> None:
                 report.add(
                     way, measured(compiler, make_step(config, PLAN), abstract(config), donate=True)
                 )
-    rows, limits = report.data["results"], bound(config_of("scan"))
+    rows, limits = report.results, bound(config_of("scan"))
     gradients = {way: rows[way]["temp_bytes"] - rows[INPUT]["temp_bytes"] for way in WAYS}
     held = rows["optax.MultiSteps"]["argument_bytes"] - rows["AdamA, released"]["argument_bytes"]
     report.summarise(

@@ -13,18 +13,18 @@ import statistics
 
 import jax
 
-from benchmarks.common import Report
+from benchmarks.shared.case import small_resnet
+from benchmarks.shared.results import Report
 from experiments.command.load import load
-from experiments.config.images import ImageConfig
 from experiments.config.text import Config
 from experiments.data import images as image_data
 from experiments.data import text as data
 from experiments.models import registry as models
+from experiments.running.images import evaluate as evaluate_images
+from experiments.running.images import read as read_images
+from experiments.running.text import evaluate
 from experiments.steps import images as image_step
 from experiments.steps.step import init_state, make_step
-from experiments.train import evaluate
-from experiments.train_images import evaluate as evaluate_images
-from experiments.train_images import read as read_images
 
 SEEDS, WAYS = (0, 1, 2), ("Adam", 2, 4, 8)
 SMALL = (
@@ -32,7 +32,6 @@ SMALL = (
     "train.steps=250", "train.batch=32", "train.sequence=32", "train.loss_chunk=32", "optimizer.clip=none",
 )  # fmt: skip
 TEXTS = {"GPT": (), "BERT": ("model.kind=bert", "model.vocab=257")}
-IMAGES = ("model.depth=14", "model.width=8", "train.steps=200", "train.batch=64")
 CURVE = 20  # steps to a point
 
 
@@ -50,18 +49,11 @@ def train_text(model: str, way, seed: int) -> dict:
         rows = data.sample(text.train, t.seed, number, t.batch, t.sequence)
         state, metrics = step(state, models.batch(config, rows, number))
         losses.append(metrics["loss"])
-    return {"final": evaluate(config, state, text), "curve": curve(losses)}
-
-
-def image_config(way, seed: int) -> ImageConfig:
-    how = "none" if way == "Adam" else "adama"
-    count = 1 if way == "Adam" else way
-    chosen = f"optimizer.accumulation={how}", f"train.microbatches={count}", f"train.seed={seed}"
-    return load("resnet50_digits", [*IMAGES, *chosen], ImageConfig)
+    return {"final": evaluate(config, state, text)["val_loss"], "curve": curve(losses)}
 
 
 def train_images(way, seed: int) -> dict:
-    config = image_config(way, seed)
+    config = small_resnet(way, seed)
     images = read_images(config)
     state = image_step.init_state(config)
     step, losses = jax.jit(image_step.make_step(config), donate_argnums=0), []
@@ -91,7 +83,7 @@ def main() -> None:
                         if model == "ResNet"
                         else train_text(model, way, seed),
                     )
-    rows, summary = report.data["results"], {}
+    rows, summary = report.results, {}
     for model in (*TEXTS, "ResNet"):
         finals = {
             way: [rows[f"{model}, {way}, seed {seed}"]["final"] for seed in SEEDS] for way in WAYS

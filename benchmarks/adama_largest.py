@@ -16,8 +16,8 @@ import math
 
 import numpy as np
 
-from benchmarks.adama_devices import accumulation, adama, compiled, count
-from benchmarks.common import Report
+from benchmarks.shared.devices import accumulation, adama, compiled, count
+from benchmarks.shared.results import Report
 from experiments.command.load import load
 from experiments.config.text import Config
 from jaxmem._xla.deviceless import Compiler
@@ -92,7 +92,7 @@ def main() -> None:
             for way, (make, arguments, each) in WAYS.items():
                 if not report.has(key := f"{way}, {cap // GB} GB"):
                     report.add(key, largest(compiler, make, arguments, cap, cap / each))
-    rows = report.data["results"]
+    rows = report.results
     report.summarise(
         {
             key: {"billion": row["parameters"] / 1e9, "of the bound": row["of the bound"]}

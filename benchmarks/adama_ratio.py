@@ -16,12 +16,13 @@ as the identity are nearly 0, are cut off.
 import jax
 import jax.numpy as jnp
 
-from benchmarks.adama_convergence import image_config
-from benchmarks.common import Report
+from benchmarks.shared.case import small_resnet
+from benchmarks.shared.results import Report
 from experiments.data import images as image_data
 from experiments.models import resnet
+from experiments.running.images import read
 from experiments.steps import images as image_step
-from experiments.train_images import read
+from jaxmem._core.files import write_whole
 
 COUNTS, SEED, COLOURS = (2, 4, 8), 0, ("#1f77b4", "#d62728", "#2ca02c")
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 240, 60, 40, 24
@@ -65,7 +66,7 @@ def watched_step(config):
 
 
 def follow(n: int) -> dict[str, list[float]]:
-    config = image_config(n, SEED)
+    config = small_resnet(n, SEED)
     images, state = read(config), image_step.init_state(config)
     other, step, rows = jax.tree.map(jnp.zeros_like, state.params), watched_step(config), []
     for number in range(1, config.train.steps + 1):
@@ -144,8 +145,8 @@ def main() -> None:
     for n in COUNTS:
         if not report.has(f"N={n}"):
             report.add(f"N={n}", follow(n))
-    rows = {n: report.data["results"][f"N={n}"] for n in COUNTS}
-    report.path.with_suffix(".svg").write_text(figure(rows))
+    rows = {n: report.results[f"N={n}"] for n in COUNTS}
+    write_whole(report.path.with_suffix(".svg"), figure(rows))
     report.summarise(
         {
             f"N={n}": {

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import optax
 
-from benchmarks.common import Report
+from benchmarks.shared.results import Report
 from experiments.command.load import load
 from experiments.config.text import Config
 from experiments.models.loops import stacked
@@ -71,7 +71,7 @@ def main() -> None:
                 )
                 found = compiler.submit(exported, donated=donated).result()
                 report.add(name, {"bytes": found.total_bytes, "temp_bytes": found.temp_bytes})
-    rows = {name: row["bytes"] for name, row in report.data["results"].items()}
+    rows = {name: row["bytes"] for name, row in report.results.items()}
     best = min(rows[name] for name in OPTIMIZERS)
     report.summarise(
         {"bytes": rows, "AdamA, N=8, over the least of the others": rows["AdamA, N=8"] / best}

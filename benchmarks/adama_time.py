@@ -11,9 +11,12 @@ paired by round: median and quartiles, by the clock and by all cores' work.
 import jax
 import numpy as np
 
-from benchmarks import _run
+from benchmarks.shared.case import nano
+from benchmarks.shared.results import Report
+from benchmarks.shared.timing import cache_compiles, interleaved
+from experiments.gpu_check.measure import quartiles
 from experiments.steps.step import abstract, make_step
-from jaxmem._plan.plan import Draft
+from jaxmem._core.assignment import Assignment
 
 WAYS = {
     "scan": ("scan", "value"),
@@ -30,12 +33,11 @@ SIZES = {
 
 
 def main() -> None:
-    args = _run.options("adama_time", rounds=25)
-    _run.cache_compiles()
-    rows: dict[str, dict] = {}
+    report = Report("adama_time", rounds=25)
+    cache_compiles()
     for size, overrides in SIZES.items():
         configs = {
-            name: _run.nano(
+            name: nano(
                 "model.loop=stack",
                 "train.microbatches=8",
                 f"optimizer.accumulation={way}",
@@ -45,19 +47,19 @@ def main() -> None:
             for name, (way, clip) in WAYS.items()
         }
         steps = {
-            way: jax.jit(make_step(c, Draft({"block": {}})), donate_argnums=0)
+            way: jax.jit(make_step(c, Assignment({"block": {}})), donate_argnums=0)
             .lower(*abstract(c))
             .compile()
             for way, c in configs.items()
         }
-        both = _run.interleaved(configs["in_place"], [steps], args.rounds, configs)
+        both = interleaved(configs["in_place"], [steps], report.chosen["rounds"], configs)
         for what, seconds in zip(("clock", "cores"), both):
             base = np.asarray(seconds["in_place"])
             for way in WAYS:
-                row = rows.setdefault(f"{size}, {way}", {})
-                row[what] = _run.quartiles((np.asarray(seconds[way]) / base).tolist())
-    _run.write(args.out, {"rounds": args.rounds, "to accumulation in place": rows})
-    _run.say(f"{args.out}")
+                row = report.results.setdefault(f"{size}, {way}", {})
+                row[what] = quartiles((np.asarray(seconds[way]) / base).tolist())
+    cores = {name: row["cores"]["median"] for name, row in report.results.items()}
+    report.summarise({"median of cores' work, to accumulation in place": cores})
 
 
 if __name__ == "__main__":

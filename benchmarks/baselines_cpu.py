@@ -11,13 +11,16 @@ Command:  python -m benchmarks.baselines_cpu [--out FILE] [--rounds N]
 import functools
 
 import jaxmem
-from benchmarks import _run
-from benchmarks.baselines import Baseline, baselines
+from benchmarks.shared.baselines import WITH_NAIVE, Baseline, baselines
+from benchmarks.shared.case import compile_step, local_profile, nano
+from benchmarks.shared.results import Report, say
+from benchmarks.shared.timing import Seconds, cache_compiles, interleaved
 from experiments.config.text import Config
-from experiments.running.planning import total_bytes
+from experiments.gpu_check.measure import quartiles
 from experiments.steps.step import abstract, make_step
-from jaxmem._core.actions import ALL, REST
+from jaxmem._core.actions import ALL, LOSSLESS, REST
 from jaxmem._solver.cost import evaluate, everything
+from jaxmem.plans import compiled_bytes
 
 LEFT_OUT = ("keep_everything",)  # a plan at its bytes is the same program
 
@@ -27,12 +30,12 @@ def plans_at(config: Config, budget: int) -> dict[str, jaxmem.Plan | str]:
     none.
     """
     found: dict[str, jaxmem.Plan | str] = {}
-    for name, actions in (("plan", ALL), ("lossless_plan", jaxmem.LOSSLESS)):
+    for name, actions in (("plan", ALL), ("lossless_plan", LOSSLESS)):
         if name == "plan" or not lossless(found["plan"]):
             try:
                 build = functools.partial(make_step, config)
                 found[name] = jaxmem.plan(build, *abstract(config), budget=budget, actions=actions)
-            except jaxmem.BudgetError as error:
+            except jaxmem.errors.BudgetError as error:
                 found[name] = str(error)
     return found
 
@@ -62,9 +65,7 @@ def describe(plan: jaxmem.Plan | str) -> dict:
     }
 
 
-def timed(
-    config: Config, found: dict[Baseline, tuple], rounds: int
-) -> list[dict[str, _run.Seconds]]:
+def timed(config: Config, found: dict[Baseline, tuple], rounds: int) -> list[dict[str, Seconds]]:
     """By the clock and of the cores' work: baseline -> "baseline", "plan", "lossless_plan" ->
     seconds by round.
     """
@@ -74,7 +75,7 @@ def timed(
         for b, (step, plans) in found.items()
     ]
     both = []
-    for measured in _run.interleaved(config, groups, rounds):
+    for measured in interleaved(config, groups, rounds):
         both.append({b.name: {} for b in found})
         for name, seconds in measured.items():
             baseline, which = name.split("/")
@@ -82,32 +83,32 @@ def timed(
     return both
 
 
-def ratios(own: _run.Seconds) -> dict[str, dict[str, float]]:
+def ratios(own: Seconds) -> dict[str, dict[str, float]]:
     """Plan / baseline within a round: quartiles over rounds."""
     pairs = {k: zip(own[k], own["baseline"]) for k in own if k != "baseline"}
-    return {k: _run.quartiles([p / b for p, b in both]) for k, both in pairs.items()}
+    return {k: quartiles([p / b for p, b in both]) for k, both in pairs.items()}
 
 
 def main() -> None:
-    args = _run.options("baselines_cpu", rounds=25)
-    _run.cache_compiles()
-    config = _run.nano()
-    profile = _run.local_profile(config, codecs=_run.WITH_NAIVE)
+    report = Report("baselines_cpu", rounds=25)
+    cache_compiles()
+    config = nano()
+    profile = local_profile(config, codecs=WITH_NAIVE)
     found: dict[Baseline, tuple] = {}
     for baseline in baselines(profile):
         if baseline.name not in LEFT_OUT:
-            step = _run.compile_step(config, baseline.policy)
-            found[baseline] = step, plans_at(config, total_bytes(step))
-            _run.say(f"{baseline.name}: {total_bytes(step)} bytes")
-    clock, cores = timed(config, found, args.rounds)
+            step = compile_step(config, baseline.policy)
+            found[baseline] = step, plans_at(config, compiled_bytes(step))
+            say(f"{baseline.name}: {compiled_bytes(step)} bytes")
+    clock, cores = timed(config, found, report.chosen["rounds"])
     rows = []
     for baseline, (step, plans) in found.items():
         rows.append(
             {
                 "baseline": baseline.name,
-                "bytes": total_bytes(step),
+                "bytes": compiled_bytes(step),
                 "lossless": not baseline.lossy,
-                "seconds": _run.quartiles(clock[baseline.name]["baseline"]),
+                "seconds": quartiles(clock[baseline.name]["baseline"]),
                 "predicted_extra_seconds": evaluate(profile, baseline.actions).seconds
                 - everything(profile).seconds,
                 "plans": {k: describe(p) for k, p in plans.items()},
@@ -125,7 +126,8 @@ def main() -> None:
         "no_plan": sum("plan" not in r["ratios"] for r in rows),
         "of": len(rows),
     }
-    _run.write(args.out, {"rounds": args.rounds, "summary": wins, "rows": rows})
+    report.results = {r["baseline"]: r for r in rows}
+    report.summarise(wins)
     for r in rows:
         print(
             f"{r['baseline']:34} {r['bytes'] / 2**20:6.1f} MiB  {r['seconds']['median'] * 1e3:5.0f}"

@@ -3,7 +3,7 @@ not there.
 
     python -m benchmarks.baselines_h200
 
-Each baseline of `benchmarks/baselines.py` is compiled: its bytes by XLA's buffer assignment, its
+Each baseline of `benchmarks/shared/baselines.py` is compiled: its bytes by XLA's buffer assignment, its
 time in the planner's cost model (seconds on top of an ideal step that neither writes nor repeats
 anything), and XLA's own estimate of the step. Then a plan at its bytes, and one 8 % below the least
 of them all. Both times are models: no step ran. XLA's estimate leaves out host copies and whatever
@@ -15,18 +15,18 @@ asking for them changes the matrix kernels. A plan wins where its time is less b
 from typing import Any
 
 import jaxmem
-from benchmarks.baselines import Baseline, baselines
-from benchmarks.common import Case, Report, show
+from benchmarks.shared.baselines import Baseline, baselines
+from benchmarks.shared.case import Case, show
+from benchmarks.shared.results import Report
 from experiments.models.loops import scanned
 from experiments.steps.step import step_over
-from jaxmem._core.actions import ALL
-from jaxmem._jax.export import export_flat
+from jaxmem._core.actions import ALL, LOSSLESS
+from jaxmem._core.assignment import Assignment
+from jaxmem._device.target import Target
 from jaxmem._jax.jaxpr import matmul_flops
-from jaxmem._plan.plan import Draft
-from jaxmem._planner.compile import Verifier
-from jaxmem._planner.plan import DEVICELESS_MARGIN
+from jaxmem._planner.compile import StepCompiler
 from jaxmem._solver.cost import evaluate, everything
-from jaxmem._xla.deviceless import Compiler
+from jaxmem._xla.backend import DEVICELESS_MARGIN, backend_for
 
 CONFIGS, TARGET = ("gpt_117m", "gpt_345m"), "h200"
 FIRST = (
@@ -42,10 +42,8 @@ DRAW = 0.005  # of a step
 
 def priced_by_xla(case: Case, build, plan):
     """A future of XLA's own estimate, beside whatever else is compiled."""
-    traced = Verifier(build, case.args, case.target).trace(plan)
-    exported, donated = export_flat(traced, case.target.platform)
-    compiler: Any = case.compiler
-    return compiler.submit(exported, donated=donated, cost=True)
+    backend: Any = case.backend
+    return backend.estimate(StepCompiler(build, case.args, backend).trace(plan))
 
 
 def products(case: Case, actions, kept_flops: float) -> float:
@@ -55,14 +53,11 @@ def products(case: Case, actions, kept_flops: float) -> float:
 
 def of_baseline(case: Case, baseline: Baseline, kept_flops: float) -> dict:
     if baseline.exact:
-        build, plan = case.build, Draft(baseline.actions)
+        build, plan = case.build, Assignment(baseline.actions)
     else:
         build, plan = lambda _: step_over(case.config, scanned(baseline.policy)), None
-    verifier, priced = (
-        Verifier(build, case.args, case.target, case.compiler),
-        priced_by_xla(case, build, plan),
-    )
-    compiled = verifier.compile(baseline.actions if plan else None)[0].compiled
+    steps, priced = StepCompiler(build, case.args, case.backend), priced_by_xla(case, build, plan)
+    compiled = steps.compile(baseline.actions)[0].compiled
     cost = evaluate(case.profile, baseline.actions)
     predicted = products(case, baseline.actions, kept_flops)
     return {
@@ -87,12 +82,12 @@ def of_plan(case: Case, at_bytes: int, lossless: bool, kept_flops: float) -> dic
             *case.args,
             budget=budget,
             target=case.target,
-            actions=jaxmem.LOSSLESS if lossless else ALL,
+            actions=LOSSLESS if lossless else ALL,
         )
-    except jaxmem.BudgetError as error:
+    except jaxmem.errors.BudgetError as error:
         return {"at_bytes": at_bytes, "found": False, "least_bytes": error.least_bytes}
-    draft = Draft(plan.actions)
-    compiled = case.verifier.compile(plan.actions)[0].compiled
+    draft = Assignment(plan.actions)
+    compiled = case.compile(plan.actions)[0].compiled
     return {
         "at_bytes": at_bytes,
         "found": True,
@@ -107,8 +102,8 @@ def of_plan(case: Case, at_bytes: int, lossless: bool, kept_flops: float) -> dic
 
 
 def compare(report: Report, config: str) -> None:
-    with Compiler(TARGET) as compiler:
-        case = Case(config, TARGET, compiler)
+    with backend_for(Target.parse(TARGET)) as backend:
+        case = Case(config, backend)
         kept_flops = sum(matmul_flops(e)[0] for e in case.trace(None).jaxpr.jaxpr.eqns)
         everything_seconds = {"everything_extra_seconds": everything(case.profile).seconds}
         for baseline in sorted(baselines(case.profile), key=lambda b: b.name not in FIRST):
@@ -120,9 +115,7 @@ def compare(report: Report, config: str) -> None:
                     of_plan(case, report[key]["bytes"], False, kept_flops) | everything_seconds,
                 )
         least = min(
-            r["bytes"]
-            for k, r in report.data["results"].items()
-            if k.startswith(f"{config} baseline")
+            r["bytes"] for k, r in report.results.items() if k.startswith(f"{config} baseline")
         )
         if not report.has(key := f"{config} plan 8 % below the least"):
             report.add(
@@ -132,7 +125,7 @@ def compare(report: Report, config: str) -> None:
 
 def table(report: Report, config: str) -> dict:
     rows, wins = [], {}
-    results = report.data["results"]
+    results = report.results
     step = max(
         (r["xla_seconds"] or 0 for k, r in results.items() if k.startswith(f"{config} baseline")),
         default=0,

@@ -21,11 +21,11 @@ import time
 from unittest import mock
 
 import jaxmem
-from benchmarks.common import Case, Report
-from jaxmem._plan.plan import Draft
+from benchmarks.shared.case import Case
+from benchmarks.shared.results import Report
+from jaxmem._device.target import Target
 from jaxmem._planner.history import History
-from jaxmem._planner.plan import DEVICELESS_MARGIN
-from jaxmem._xla.deviceless import Compiler
+from jaxmem._xla.backend import backend_for
 
 CASES = (("gpt_nano", "local"), ("gpt_117m", "h200"), ("gpt_345m", "h200"))
 BETWEEN, ODD = 8, "1357"
@@ -34,7 +34,7 @@ BETWEEN, ODD = 8, "1357"
 def ends(case: Case) -> dict:
     """Bytes of the least that compiled, of every tag kept, and of everything kept."""
     everything = jaxmem.plan(case.build, *case.args, budget=10**15, target=case.target)
-    keep = case.verifier.compile(
+    keep = case.compile(
         {
             label: {t: c for t, c in tags.items() if t != "*"}
             for label, tags in everything.actions.items()
@@ -44,7 +44,7 @@ def ends(case: Case) -> dict:
         jaxmem.plan(
             case.build, *case.args, budget=everything.baseline_bytes // 100, target=case.target
         )
-    except jaxmem.BudgetError as error:
+    except jaxmem.errors.BudgetError as error:
         return {
             "least": error.least_bytes,
             "keep_all": keep[0].compiled.total_bytes,
@@ -63,9 +63,8 @@ def at(case: Case, budget: int, from_nothing: bool) -> dict:
     try:
         with forget:
             plan = jaxmem.plan(case.build, *case.args, budget=budget, target=case.target)
-    except jaxmem.BudgetError as error:
+    except jaxmem.errors.BudgetError as error:
         return {"budget": budget, "found": False, "least": error.least_bytes}
-    margin = 0 if case.target.local else DEVICELESS_MARGIN
     return {
         "budget": budget,
         "found": True,
@@ -73,7 +72,7 @@ def at(case: Case, budget: int, from_nothing: bool) -> dict:
         "compiles": plan.compiles,
         "within": plan.compiled_bytes <= budget,
         "share_of_budget": plan.compiled_bytes / budget,
-        "share_less_margin": plan.compiled_bytes / (budget * (1 - margin)),
+        "share_less_margin": plan.compiled_bytes / (budget * (1 - case.backend.margin)),
         "compiled_bytes": plan.compiled_bytes,
         "predicted_bytes": plan.predicted_bytes,
         "prediction_error": abs(plan.predicted_bytes / plan.compiled_bytes - 1),
@@ -90,17 +89,14 @@ def program(case: Case, plan) -> str:
     """The step's jaxpr as text, without the policy and addresses of functions, which are no part of
     what runs.
     """
-    text = str(case.verifier.trace(None if plan is None else Draft(plan.actions)).jaxpr)
+    text = str(case.trace(None if plan is None else plan.actions).jaxpr)
     return re.sub(r"Policy\(.*?\)+\s|0x[0-9a-f]+", "", re.sub(r"policy=[^\n]*", "", text))
 
 
 def run(report: Report, config: str, target: str) -> None:
     name = f"{config} {target}"
-    if target == "local":
-        _points(report, name, Case(config, target))
-        return
-    with Compiler(target) as compiler:
-        _points(report, name, Case(config, target, compiler))
+    with backend_for(Target.parse(target)) as backend:
+        _points(report, name, Case(config, backend))
 
 
 def _points(report: Report, name: str, case: Case) -> None:
@@ -112,9 +108,8 @@ def _points(report: Report, name: str, case: Case) -> None:
         for i in range(1, BETWEEN + 1)
     }
     budgets |= {"keep_all": e["keep_all"], "above": (e["keep_all"] + e["everything"]) // 2}
-    budgets["everything"] = (
-        e["everything"] if case.target.local else int(e["everything"] / (1 - DEVICELESS_MARGIN)) + 1
-    )
+    margin = case.backend.margin
+    budgets["everything"] = int(e["everything"] / (1 - margin)) + 1 if margin else e["everything"]
     for label in sorted(
         budgets,
         key=lambda b: (b != "everything", b.isalpha(), int(b[0]) % 2 if b[0].isdigit() else 0),
@@ -124,7 +119,7 @@ def _points(report: Report, name: str, case: Case) -> None:
 
 
 def summary(report: Report, name: str) -> dict:
-    rows = [r for k, r in report.data["results"].items() if k.startswith(name) and "budget" in r]
+    rows = [r for k, r in report.results.items() if k.startswith(name) and "budget" in r]
     between = [
         r
         for r in rows

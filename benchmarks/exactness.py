@@ -16,14 +16,15 @@ import jax
 import numpy as np
 
 import jaxmem
-from benchmarks.baselines import naive, own_codec
-from benchmarks.common import Case, Report, show
+from benchmarks.shared.baselines import naive, own_codec
+from benchmarks.shared.case import Case, local, show
+from benchmarks.shared.results import Report
 from experiments.command.load import load
 from experiments.data import text as data
 from experiments.models.loops import scanned
 from experiments.steps.step import init_state, make_loss
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Action, Actions, Choice
-from jaxmem._plan.plan import Draft
+from jaxmem._core.assignment import Assignment
 
 MIXED, LOSSLESS = 12, 8
 DROPOUT = ("model.attention_dropout=0.1",)
@@ -57,7 +58,7 @@ def loss_and_gradient(overrides, actions: Actions | None):
     """On real text, at initialization, with the dropout of the first step."""
     config = load("gpt_nano", overrides)
     loss = make_loss(
-        config, scanned(jaxmem.remat_policy(None if actions is None else Draft(actions)))
+        config, scanned(jaxmem.remat_policy(None if actions is None else Assignment(actions)))
     )
     state, t = init_state(config), config.train
     tokens = data.sample(data.read(None, t.sequence).train, 0, 1, t.batch, t.sequence)
@@ -74,7 +75,7 @@ def farthest(gradient, reference) -> float:
 
 def main() -> None:
     report = Report("exactness")
-    chosen = plans(Case("gpt_nano", "local").profile)
+    chosen = plans(Case("gpt_nano", local()).profile)
     for label, overrides in (("float32", ()), ("bfloat16", BFLOAT16)):
         reference, _ = loss_and_gradient(DROPOUT + overrides, None)
         for name, actions in chosen.items():
@@ -89,7 +90,7 @@ def main() -> None:
         if name.endswith("lossless"):
             _, gradient = loss_and_gradient(DROPOUT + FLOAT64, actions)
             report.add(f"float64 {name}", {"farthest": farthest(gradient, reference)})
-    rows = report.data["results"]
+    rows = report.results
     of = lambda label, key: [r[key] for k, r in rows.items() if k.startswith(label)]
     report.summarise(
         {

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 
-from benchmarks.common import Report
+from benchmarks.shared.results import Report
 
 CONFIG, TARGET, BUDGETS, GOAL = "gpt_345m", "h200", ("16GiB",), 120
 CHILD = f"""
@@ -25,7 +25,8 @@ start = time.perf_counter()
 from experiments.command.load import load
 from experiments.running.planning import new_plan
 imported = time.perf_counter()
-plan = new_plan(load({CONFIG!r}), sys.argv[1], {TARGET!r})
+settings = ["plan.budget=" + sys.argv[1], "plan.target=" + {TARGET!r}]
+plan = new_plan(load({CONFIG!r}, settings))
 total = time.perf_counter() - start
 print(json.dumps(dict(total=total, imports=imported - start, profile=plan.profile_seconds, solve=plan.solve_seconds,
     compile=plan.compile_seconds, compiles=plan.compiles, budget_bytes=plan.budget_bytes,
@@ -59,7 +60,7 @@ def main() -> None:
     for budget in BUDGETS:
         if not report.has(budget):
             report.add(budget, one(budget))
-    rows = report.data["results"].values()
+    rows = report.results.values()
     report.summarise(
         {
             "goal_seconds": GOAL,

@@ -11,58 +11,23 @@ repeats. Of some, with the optimized HLO's products and FLOPs, loops times trip 
 run, and the times of `local` are those of h200: neither changes a byte.
 """
 
-import contextlib
-import random
-
-from benchmarks.common import Case, OtherTimes, Report, show
-from jaxmem._core.actions import RECOMPUTE, Action, Actions
+from benchmarks.shared.case import Case, OtherTimes, show
+from benchmarks.shared.plans import plans
+from benchmarks.shared.results import Report
+from jaxmem._core.actions import Actions
 from jaxmem._device.target import Target
 from jaxmem._jax.jaxpr import as_scan, matmul_flops, nbytes, subjaxprs
 from jaxmem._profile.audit import audit
 from jaxmem._solver.cost import evaluate
-from jaxmem._solver.solve import open_choices, solve
-from jaxmem._xla.deviceless import Compiler
+from jaxmem._xla.backend import backend_for
 
 CONFIGS, TARGETS = ("gpt_117m", "gpt_345m", "gpt_4b7"), ("h200", "a100-80gb", "local")
-ROOMS = (0.5, 0.2, 0.08)  # of the bytes of all tags
 COMPILED = {
     ("gpt_117m", "h200"): ("recompute", "compress", "solved 0.2"),
     ("gpt_345m", "h200"): ("recompute", "solved 0.2", "random 1"),
     ("gpt_117m", "a100-80gb"): ("solved 0.08",),
     ("gpt_117m", "local"): ("random 0",),
 }
-
-
-def plans(case: Case) -> dict[str, Actions]:
-    tags = [(b.name, t) for b in case.profile.blocks for t in b.tags]
-    first = lambda tag, action: next(
-        (o.choice for o in tag.options if o.choice.action is action), RECOMPUTE
-    )
-    found = {
-        "keep everything": case.keep_everything,
-        "keep": case.keep_tags,
-        "recompute": {b.name: {} for b in case.profile.blocks},
-    }
-    for action in (Action.COMPRESS, Action.OFFLOAD, Action.COMPRESS_OFFLOAD):
-        if any(first(t, action) != RECOMPUTE for _, t in tags):
-            found[action.value] = _nested((b, t.name, first(t, action)) for b, t in tags)
-    choices = open_choices(case.profile)
-    for seed in range(3):
-        pick = random.Random(f"{case.config.model.width} {seed}").choice
-        found[f"random {seed}"] = _nested((b, t, pick(open_)) for (b, t), open_ in choices.items())
-    most = evaluate(case.profile, case.keep_tags).saved_bytes
-    for share in ROOMS:
-        solution = solve(case.profile, room=int(share * most))
-        if solution is not None:
-            found[f"solved {share}"] = solution.actions
-    return found
-
-
-def _nested(entries) -> Actions:
-    result: Actions = {}
-    for block, tag, choice in entries:
-        result.setdefault(block, {})[tag] = choice
-    return result
 
 
 def stacks(jaxpr) -> int:
@@ -118,7 +83,7 @@ def compiled(case: Case, actions: Actions) -> dict:
     """[predicted, in the HLO]; what is predicted for the step's FLOPs is its trace with all kept,
     and what is recomputed.
     """
-    base, under = (v.compiled for v in case.verifier.compile(None, actions))
+    base, under = (v.compiled for v in case.compile(None, actions))
     said = evaluate(case.profile, actions)
     matmuls = sum(b.runs * c.matmuls for b, c in zip(case.profile.blocks, said.blocks))
     flops = (
@@ -136,9 +101,8 @@ def compiled(case: Case, actions: Actions) -> dict:
 def main() -> None:
     report = Report("profile_exact")
     for config, target in [(c, t) for t in TARGETS for c in CONFIGS] + list(COMPILED):
-        local = target == "local"
-        with contextlib.nullcontext() if local else Compiler(Target.parse(target)) as compiler:
-            case = Case(config, target, compiler, OtherTimes("h200") if local else None)
+        with backend_for(Target.parse(target)) as backend:
+            case = Case(config, backend, OtherTimes("h200") if target == "local" else None)
             made = plans(case)
             wanted = {n: a for n, a in made.items() if not report.has(f"{config} {target} {n}")}
             keep = audit(case.trace(None)) if wanted else None
@@ -148,7 +112,7 @@ def main() -> None:
                 for name in COMPILED.get((config, target), ()):
                     if not report.has(key := f"HLO {config} {target} {name}"):
                         report.add(key, compiled(case, made[name]))
-    rows = report.data["results"]
+    rows = report.results
     traced = [r for k, r in rows.items() if not k.startswith("HLO")]
     hlo = [r for k, r in rows.items() if k.startswith("HLO")]
     report.summarise(

@@ -12,58 +12,35 @@ The file is written as results come, and what stands in it is not run again.
 Command:  python -m benchmarks.quality [--out FILE] [--steps N] [--seeds N] [--batches N]
 """
 
-import dataclasses
-import json
-import pathlib
 import statistics
-import tempfile
 import time
 
 import jax
 import numpy as np
 
 import jaxmem
-from benchmarks import _run
-from benchmarks.baselines import naive, of_choices, own_codec
+from benchmarks.shared.baselines import naive, of_choices, own_codec
+from benchmarks.shared.case import compile_step, local_profile, nano
+from benchmarks.shared.results import Report
+from benchmarks.shared.timing import cache_compiles
 from experiments.config.text import Config
 from experiments.data import text as data
 from experiments.models.loops import scanned
+from experiments.running import run
 from experiments.running.planning import new_plan
-from experiments.running.record import Progress
+from experiments.running.record import row
+from experiments.running.shown import Progress
+from experiments.running.text import TEXT, evaluate
 from experiments.steps.step import make_loss
-from experiments.train import evaluate, loop
 from jaxmem._core.actions import KEEP, Actions
+from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
-from jaxmem._plan.plan import Draft
 
 TARGET = 0.005
 
 
-@dataclasses.dataclass
-class Report:
-    """Results by name, in a file that is always whole."""
-
-    path: pathlib.Path
-    settings: dict
-    results: dict[str, dict]
-
-    @staticmethod
-    def at(path: pathlib.Path, settings: dict) -> "Report":
-        old = json.loads(path.read_text()) if path.exists() else {}
-        return Report(
-            path, settings, old.get("results", {}) if old.get("settings") == settings else {}
-        )
-
-    def add(self, name: str, value: dict) -> None:
-        self.results[name] = value
-        _run.write(
-            self.path,
-            {"settings": self.settings, "summary": summary(self.results), "results": self.results},
-        )
-
-
 def variants(config: Config, profile: Profile) -> dict[str, Actions]:
-    plan = new_plan(config, config.plan.budget, "local")
+    plan = new_plan(config)
     return {
         "unplanned": of_choices("", profile, lambda _: KEEP, rest=True).actions,
         "plan": plan.actions,
@@ -74,19 +51,19 @@ def variants(config: Config, profile: Profile) -> dict[str, Actions]:
 
 def train(config: Config, step, text: data.Text, batches: int):
     """The trained parameters and what is reported of them."""
-    t, losses = config.train, []
-    progress = Progress(t.steps, 50, t.batch * t.sequence)
+    t, rows = config.train, []
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        state = loop(config, step, text, progress, losses, pathlib.Path(folder) / "metrics.jsonl")
-    val = evaluate(
-        config.model_copy(update={"train": t.model_copy(update={"eval_batches": batches})}),
-        state,
-        text,
-    )
+    with Progress(t.steps, 50, TEXT.unit, TEXT.count(config)) as progress:
+
+        def record(number: int, metrics) -> None:
+            rows.append({"step": number} | row(number, metrics, TEXT.remedy))
+            progress(number, rows[-1]["loss"])
+
+        state = run.train(TEXT, config, text, step, record)
+    longer = config.model_copy(update={"train": t.model_copy(update={"eval_batches": batches})})
     return state.params, {
-        "val_loss": val,
-        "train_loss": losses[-1],
+        **evaluate(longer, state, text),
+        "train_loss": rows[-1],
         "seconds": time.perf_counter() - started,
     }
 
@@ -100,10 +77,10 @@ def training(
         seeded = config.model_copy(update={"train": config.train.model_copy(update={"seed": seed})})
         for name, actions in chosen.items():
             key, first = f"train/{name}/{seed}", name == "unplanned" and seed == 0
-            if key in report.results and not first:
+            if report.has(key) and not first:
                 continue
             if name not in steps:
-                steps[name] = _run.compile_step(config, jaxmem.remat_policy(Draft(actions)))
+                steps[name] = compile_step(config, jaxmem.remat_policy(Assignment(actions)))
             trained, result = train(seeded, steps[name], text, 2 * config.train.eval_batches)
             params = trained if first else params
             report.add(
@@ -111,7 +88,6 @@ def training(
                 result
                 | {"actions": {t: str(c) for tags in actions.values() for t, c in tags.items()}},
             )
-            _run.say(f"{key}: {result}")
     return params
 
 
@@ -126,7 +102,7 @@ def gradients(
 
     def gradient(actions: Actions) -> list[np.ndarray]:
         compiled = jax.jit(
-            jax.grad(make_loss(config, scanned(jaxmem.remat_policy(Draft(actions)))))
+            jax.grad(make_loss(config, scanned(jaxmem.remat_policy(Assignment(actions)))))
         )
         leaves = [jax.tree.leaves(compiled(params, one)) for one in tokens]
         return [
@@ -139,14 +115,13 @@ def gradients(
         for tag in (t for t in block.tags if t.dtype != "bool"):
             for which, choose in (("own", own_codec), ("naive", naive)):
                 key = f"gradient/{tag.kind}/{tag.name}/{which}"
-                if key not in report.results:
+                if not report.has(key):
                     got = gradient(keep | {block.name: keep[block.name] | {tag.name: choose(tag)}})
                     errors = [1 - g @ e / np.sqrt((g @ g) * (e @ e)) for g, e in zip(got, exact)]
                     report.add(
                         key,
                         {"codec": choose(tag).codec, "one_less_cosine": [float(e) for e in errors]},
                     )
-                    _run.say(f"{key}: {np.mean(errors):.3g}")
 
 
 def summary(results: dict[str, dict]) -> dict:
@@ -184,27 +159,23 @@ def summary(results: dict[str, dict]) -> dict:
 
 
 def main() -> None:
-    args = _run.options("quality", steps=150, seeds=3, batches=4)
-    _run.cache_compiles()
-    config = _run.nano(f"train.steps={args.steps}")
+    report = Report("quality", steps=150, seeds=3, batches=4)
+    chosen = report.chosen
+    cache_compiles()
+    config = nano(f"train.steps={chosen['steps']}")
     text = data.read(config.data.path, config.train.sequence)
-    profile = _run.local_profile(config)
-    settings = {
-        "config": "gpt_nano",
-        "steps": args.steps,
-        "batches": args.batches,
-        "budget": config.plan.budget,
-    }
-    report = Report.at(args.out, settings)
-    params = training(config, args.seeds, variants(config, profile), text, report)
-    gradients(config, profile, params, text, args.batches, report)
-    for name, row in summary(report.results)["validation_loss"].items():
+    profile = local_profile(config)
+    params = training(config, chosen["seeds"], variants(config, profile), text, report)
+    gradients(config, profile, params, text, chosen["batches"], report)
+    found = summary(report.results)
+    report.summarise(found)
+    for name, one in found["validation_loss"].items():
         print(
-            f"{name:12} {row['relative_difference']:+.3%} of the unplanned loss, by seed"
-            f" {row['by_seed']}"
+            f"{name:12} {one['relative_difference']:+.3%} of the unplanned loss, by seed"
+            f" {one['by_seed']}"
         )
-    for kind, row in summary(report.results)["gradient_one_less_cosine_by_kind"].items():
-        print(f"{kind:10} 1 - cosine: own {row['own']:.3g}, naive {row['naive']:.3g}")
+    for kind, one in found["gradient_one_less_cosine_by_kind"].items():
+        print(f"{kind:10} 1 - cosine: own {one['own']:.3g}, naive {one['naive']:.3g}")
 
 
 if __name__ == "__main__":

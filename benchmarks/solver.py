@@ -18,12 +18,14 @@ import warnings
 import hypothesis
 from hypothesis import strategies as st
 
-from benchmarks.common import Case, Report
+from benchmarks.shared.case import Case
+from benchmarks.shared.results import Report
 from jaxmem._device.target import Target
 from jaxmem._solver.cost import evaluate
 from jaxmem._solver.greedy import greedy
+from jaxmem._solver.problem import Problem
 from jaxmem._solver.solve import least_bytes, solve
-from jaxmem._xla.deviceless import Compiler
+from jaxmem._xla.backend import backend_for
 from tests.shared import profiles
 
 CONFIGS, TARGETS, ROOMS = ("gpt_117m", "gpt_345m", "gpt_4b7"), ("h200", "a100-80gb"), 25
@@ -33,7 +35,7 @@ SAME = 1e-6  # relative, in priced seconds: ties are broken in favour of fewer b
 
 def on_profile(case: Case) -> dict:
     made = case.profile
-    least, most = least_bytes(made), evaluate(made, case.keep_tags)
+    least, most = least_bytes(Problem(made)), evaluate(made, case.keep_tags)
     assert least is not None
     rooms = [
         round(least.bytes + (most.saved_bytes - least.bytes) * i / (ROOMS - 1))
@@ -44,7 +46,7 @@ def on_profile(case: Case) -> dict:
     before = float("inf")
     for room in rooms:
         start, busy = time.perf_counter(), time.process_time()
-        best = solve(made, room=room)
+        best = solve(Problem(made, room=room))
         seconds.append(time.perf_counter() - start)
         processor.append(time.process_time() - busy)
         assert best is not None
@@ -52,7 +54,7 @@ def on_profile(case: Case) -> dict:
         rising += best.seconds > before * (1 + SAME)
         before = best.seconds
         slack.append(best.bytes / room if room else 1.0)
-        other = greedy(made, room=room)
+        other = greedy(Problem(made, room=room))
         if other is None:
             missed += 1
         else:
@@ -105,7 +107,7 @@ def on_random_graphs() -> dict:
             if room < 0:
                 continue
             start = time.perf_counter()
-            got = solve(made, room=room)
+            got = solve(Problem(made, room=room))
             seconds.append(time.perf_counter() - start)
             want = min((p.priced for p in known if p.bytes <= room), default=None)
             counts["solves"] += 1
@@ -117,7 +119,7 @@ def on_random_graphs() -> dict:
             counts["equal_to_brute_force"] += (
                 got.bytes <= room and priced <= want * (1 + SAME) + tie
             )
-            other = greedy(made, room=room)
+            other = greedy(Problem(made, room=room))
             if other is None:
                 versus["greedy_found_none"] += 1
                 continue
@@ -157,11 +159,11 @@ def main() -> None:
     for target in TARGETS:
         for config in CONFIGS:
             if not report.has(key := f"{config} {target}"):
-                with Compiler(Target.parse(target)) as compiler:
-                    report.add(key, on_profile(Case(config, target, compiler)))
+                with backend_for(Target.parse(target)) as backend:
+                    report.add(key, on_profile(Case(config, backend)))
     if not report.has("random graphs"):
         report.add("random graphs", on_random_graphs())
-    real = [r for k, r in report.data["results"].items() if k != "random graphs"]
+    real = [r for k, r in report.results.items() if k != "random graphs"]
     graphs = report["random graphs"]
     report.summarise(
         {

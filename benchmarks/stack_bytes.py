@@ -9,14 +9,13 @@ every tag kept in the other. Bytes are of the whole step, with host bytes beside
 run.
 """
 
-import contextlib
-
-from benchmarks.common import Case, OtherTimes, Report
-from benchmarks.profile_exact import plans
+from benchmarks.shared.case import Case, OtherTimes
+from benchmarks.shared.plans import plans
+from benchmarks.shared.results import Report
 from jaxmem._core.actions import Actions
-from jaxmem._core.groups import group_label
+from jaxmem._core.labels import group_label
 from jaxmem._device.target import Target
-from jaxmem._xla.deviceless import Compiler
+from jaxmem._xla.backend import backend_for
 
 CONFIGS, TARGETS = ("gpt_117m", "gpt_345m"), ("h200", "local")
 CHOSEN = ("keep everything", "keep", "recompute", "compress", "offload", "solved 0.2")
@@ -30,7 +29,7 @@ def halves(first: Actions, last: Actions, layers: int) -> Actions:
 
 
 def measure(case: Case, actions: Actions | None) -> dict:
-    compiled = case.verifier.compile(actions)[0].compiled
+    compiled = case.compile(actions)[0].compiled
     return {
         "bytes": compiled.total_bytes,
         "host_bytes": compiled.host_bytes,
@@ -39,11 +38,8 @@ def measure(case: Case, actions: Actions | None) -> dict:
 
 
 def compare(report: Report, config: str, target: str) -> None:
-    deviceless = (
-        Compiler(target) if Target.parse(target).platform == "cuda" else contextlib.nullcontext()
-    )
-    with deviceless as compiler:
-        of = lambda loop: Case(config, target, compiler, OtherTimes("h200"), [f"model.loop={loop}"])
+    with backend_for(Target.parse(target)) as backend:
+        of = lambda loop: Case(config, backend, OtherTimes("h200"), [f"model.loop={loop}"])
         scan, stack = of("scan"), of("stack")
         found = plans(scan)
         for name in CHOSEN:
@@ -70,7 +66,7 @@ def main() -> None:
     for config in CONFIGS:
         for target in TARGETS:
             compare(report, config, target)
-    ratios = {k: r["ratio"] for k, r in report.data["results"].items() if "ratio" in r}
+    ratios = {k: r["ratio"] for k, r in report.results.items() if "ratio" in r}
     report.summarise({"largest ratio": max(ratios.values()), "ratios": ratios})
 
 

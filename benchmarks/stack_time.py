@@ -11,17 +11,21 @@ clock and by all cores' work.
 import jax
 import numpy as np
 
-from benchmarks import _run
+from benchmarks.shared.case import local_profile, nano
+from benchmarks.shared.results import Report
+from benchmarks.shared.timing import cache_compiles, interleaved
 from experiments.config.text import Config
+from experiments.gpu_check.measure import quartiles
 from experiments.steps.step import abstract, make_step
 from jaxmem._core.actions import KEEP, Action, Actions
-from jaxmem._plan.plan import Draft
+from jaxmem._core.assignment import Assignment
 from jaxmem._solver.cost import evaluate
+from jaxmem._solver.problem import Problem
 from jaxmem._solver.solve import solve
 
 
 def plans(config: Config) -> dict[str, Actions | None]:
-    profile = _run.local_profile(config)
+    profile = local_profile(config)
     tags = [(b.name, t) for b in profile.blocks for t in b.tags]
     compress = {b.name: {} for b in profile.blocks}
     for block, tag in tags:
@@ -35,40 +39,31 @@ def plans(config: Config) -> dict[str, Actions | None]:
         "recompute": {b.name: {} for b in profile.blocks},
         "compress": compress,
     }
-    solution = solve(profile, room=evaluate(profile, keep).saved_bytes // 4)
+    solution = solve(Problem(profile, room=evaluate(profile, keep).saved_bytes // 4))
     return found | ({"solved": solution.actions} if solution else {})
 
 
 def main() -> None:
-    args = _run.options("stack_time", rounds=25)
-    _run.cache_compiles()
-    configs = {loop: _run.nano(f"model.loop={loop}") for loop in ("scan", "stack")}
+    report = Report("stack_time", rounds=25)
+    cache_compiles()
+    configs = {loop: nano(f"model.loop={loop}") for loop in ("scan", "stack")}
     groups = []
     for name, actions in plans(configs["scan"]).items():
-        plan = None if actions is None else Draft(actions)
+        plan = None if actions is None else Assignment(actions)
         steps = {}
         for loop, config in configs.items():
             step = jax.jit(make_step(config, plan), donate_argnums=0)
             steps[f"{name} {loop}"] = step.lower(*abstract(config)).compile()
         groups.append(steps)
-    rows = {}
-    for what, seconds in zip(
-        ("clock", "cores"), _run.interleaved(configs["scan"], groups, args.rounds)
-    ):
+    both = interleaved(configs["scan"], groups, report.chosen["rounds"])
+    for what, seconds in zip(("clock", "cores"), both):
         for group in groups:
             of_scan, of_stack = (np.asarray(seconds[name]) for name in group)
             name = next(iter(group)).removesuffix(" scan")
-            rows.setdefault(name, {})[what] = _run.quartiles((of_stack / of_scan).tolist())
-    worst = max(r["cores"]["median"] for r in rows.values())
-    _run.write(
-        args.out,
-        {
-            "rounds": args.rounds,
-            "largest median ratio of cores' work": worst,
-            "stack to scan": rows,
-        },
-    )
-    _run.say(f"largest median ratio {worst:.3f}: {args.out}")
+            row = report.results.setdefault(name, {})
+            row[what] = quartiles((of_stack / of_scan).tolist())
+    worst = max(r["cores"]["median"] for r in report.results.values())
+    report.summarise({"largest median ratio of cores' work, stack to scan": worst})
 
 
 if __name__ == "__main__":

@@ -19,15 +19,19 @@ from typing import Any
 from scipy.stats import spearmanr
 
 import jaxmem
-from benchmarks import _run
-from benchmarks.baselines import baselines, of_choices, own_codec
-from experiments.running.planning import total_bytes
+from benchmarks.shared.baselines import baselines, of_choices, own_codec
+from benchmarks.shared.case import compile_step, local_profile, nano, show
+from benchmarks.shared.results import Report, say
+from benchmarks.shared.timing import cache_compiles, interleaved
+from experiments.gpu_check.measure import quartiles
 from jaxmem._core.actions import Actions
+from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
-from jaxmem._plan.plan import Draft
 from jaxmem._solver.cost import effective, evaluate
 from jaxmem._solver.greedy import greedy
-from jaxmem._solver.solve import least_bytes, open_choices, solve
+from jaxmem._solver.problem import Problem
+from jaxmem._solver.solve import least_bytes, solve
+from jaxmem.plans import compiled_bytes
 
 BUDGETS, GREEDY, RANDOM = 10, 3, 8
 NAMED = (
@@ -46,21 +50,23 @@ def plans(profile: Profile) -> dict[str, Actions]:
     found = {b.name: b.actions for b in baselines(profile) if b.name in NAMED}
     found["compress_all"] = of_choices("", profile, own_codec).actions
     most = evaluate(profile, found["keep_tags"]).saved_bytes
-    fewest = least_bytes(profile)
+    fewest = least_bytes(Problem(profile))
     assert fewest is not None
     least = fewest.saved_bytes
     for i in range(BUDGETS):
-        solution = solve(profile, room=round(least + (most - least) * i / (BUDGETS - 1)))
+        solution = solve(Problem(profile, room=round(least + (most - least) * i / (BUDGETS - 1))))
         assert solution is not None
         found[f"planned_{i}"] = solution.actions
     for i in range(GREEDY):
-        solution = greedy(profile, room=round(least + (most - least) * (i + 1) / (GREEDY + 1)))
+        solution = greedy(
+            Problem(profile, room=round(least + (most - least) * (i + 1) / (GREEDY + 1)))
+        )
         if solution is not None:
             found[f"greedy_{i}"] = solution.actions
     rng = random.Random(0)
     for i in range(RANDOM):
         actions: Actions = {b.name: {} for b in profile.blocks}
-        for (block, tag), choices in open_choices(profile).items():
+        for (block, tag), choices in Problem(profile).open_choices().items():
             actions[block][tag] = rng.choice(choices)
         found[f"random_{i}"] = actions
     unique: dict[str, str] = {}
@@ -70,18 +76,17 @@ def plans(profile: Profile) -> dict[str, Actions]:
 
 
 def main() -> None:
-    args = _run.options("time_rank", rounds=25)
-    _run.cache_compiles()
-    config = _run.nano()
-    profile = _run.local_profile(config)
+    report = Report("time_rank", rounds=25)
+    rounds = report.chosen["rounds"]
+    cache_compiles()
+    config = nano()
+    profile = local_profile(config)
     chosen = plans(profile)
     steps = {}
     for name, actions in chosen.items():
-        steps[name] = _run.compile_step(config, jaxmem.remat_policy(Draft(actions)))
-        _run.say(f"compiled {name} ({len(steps)}/{len(chosen)})")
-    seconds, worked = _run.interleaved(
-        config, [{name: step} for name, step in steps.items()], args.rounds
-    )
+        steps[name] = compile_step(config, jaxmem.remat_policy(Assignment(actions)))
+        say(f"compiled {name} ({len(steps)}/{len(chosen)})")
+    seconds, worked = interleaved(config, [{name: step} for name, step in steps.items()], rounds)
     base = evaluate(profile, chosen[BASE]).seconds
     rows = []
     for name, actions in chosen.items():
@@ -90,34 +95,28 @@ def main() -> None:
             {
                 "plan": name,
                 "predicted_extra_seconds": cost.seconds - base,
-                "measured_ratio": _run.quartiles(
-                    [s / b for s, b in zip(seconds[name], seconds[BASE])]
-                ),
-                "measured_seconds": _run.quartiles(seconds[name]),
+                "measured_ratio": quartiles([s / b for s, b in zip(seconds[name], seconds[BASE])]),
+                "measured_seconds": quartiles(seconds[name]),
                 "least_seconds": min(seconds[name]),
-                "core_seconds": _run.quartiles(worked[name]),
-                "core_ratio": _run.quartiles([s / b for s, b in zip(worked[name], worked[BASE])]),
+                "core_seconds": quartiles(worked[name]),
+                "core_ratio": quartiles([s / b for s, b in zip(worked[name], worked[BASE])]),
                 "saved_bytes": cost.saved_bytes,
-                "compiled_bytes": total_bytes(steps[name]),
-                "actions": {
-                    b: {t: str(c) for t, c in choices.items()} for b, choices in actions.items()
-                },
+                "compiled_bytes": compiled_bytes(steps[name]),
+                "actions": show(actions),
             }
         )
     rows.sort(key=lambda r: r["predicted_extra_seconds"])
     predicted = [r["predicted_extra_seconds"] for r in rows]
-    results = {
+    summary = {
         "plans": len(rows),
-        "rounds": args.rounds,
         "spearman": rank(predicted, [r["measured_ratio"]["median"] for r in rows]),
         "spearman_of_least_seconds": rank(predicted, [r["least_seconds"] for r in rows]),
         "spearman_of_core_seconds": rank(predicted, [r["core_ratio"]["median"] for r in rows]),
         "target": 0.9,
         "time_source": profile.time_source,
-        "baseline_seconds": _run.quartiles(seconds[BASE]),
-        "rows": rows,
+        "baseline_seconds": quartiles(seconds[BASE]),
     }
-    _run.write(args.out, results)
+    report.results = {r["plan"]: r for r in rows}
     for r in rows:
         low, mid, high = (
             r["measured_ratio"][k] for k in ("lower_quartile", "median", "upper_quartile")
@@ -129,11 +128,11 @@ def main() -> None:
             f" ({low:.3f} to {high:.3f}), cores x{r['core_ratio']['median']:.3f}, {size}"
         )
     print(
-        f"Spearman {results['spearman']:.3f} over {len(rows)} plans, {args.rounds} rounds (target"
-        " 0.9); of the least"
-        f" seconds {results['spearman_of_least_seconds']:.3f}, of the cores'"
-        f" {results['spearman_of_core_seconds']:.3f}"
+        f"Spearman {summary['spearman']:.3f} over {len(rows)} plans, {rounds} rounds (target"
+        f" 0.9); of the least seconds {summary['spearman_of_least_seconds']:.3f}, of the cores'"
+        f" {summary['spearman_of_core_seconds']:.3f}"
     )
+    report.summarise(summary)
 
 
 def rank(predicted, measured) -> float:

@@ -7,6 +7,7 @@ from jaxmem import errors as errors
 from jaxmem import layers as layers
 from jaxmem import ops as ops
 from jaxmem import plans as plans
+from jaxmem import runs as runs
 from jaxmem._adama.released import released_step as released_step
 from jaxmem._adama.transform import adama as adama
 from jaxmem._adama.transform import adamaw_a as adamaw_a

@@ -3,6 +3,7 @@ takes which.
 """
 
 from jaxmem._codecs.base import Codec as Codec
+from jaxmem._codecs.base import references as references
 from jaxmem._codecs.int4 import ChannelwiseSymmetric as ChannelwiseSymmetric
 from jaxmem._codecs.int4 import GroupedAsymmetric as GroupedAsymmetric
 from jaxmem._codecs.int4 import GroupedSymmetric as GroupedSymmetric

@@ -45,6 +45,12 @@ class PlanFileError(JaxmemError):
     """A plan file that is broken, of another schema, or made for another model; names the field."""
 
 
+class RunError(JaxmemError):
+    """A run's folder that holds another run, that another process writes to, or that cannot be
+    written.
+    """
+
+
 class SolverError(JaxmemError):
     """The solver was given numbers it cannot use, or returned nothing."""
 

@@ -7,6 +7,7 @@ from jaxmem._core.actions import LOSSLESS as LOSSLESS
 from jaxmem._core.actions import Action as Action
 from jaxmem._core.actions import Choice as Choice
 from jaxmem._core.assignment import Assignment as Assignment
+from jaxmem._core.bytes import parse_budget as parse_budget
 from jaxmem._device.target import Target as Target
 from jaxmem._plan.difference import difference as difference
 from jaxmem._plan.plan import Plan as Plan

@@ -1,16 +1,21 @@
-"""What both command lines share: settings, warnings and errors in one line, exit codes."""
+"""What the command lines share: their options, settings, errors in one message, exit codes."""
 
 import argparse
+import pathlib
+import shlex
 import sys
+import typing
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
+import pydantic
 
 import jaxmem
 from experiments.command.load import load
-from experiments.config.text import Config
 from experiments.errors import BAD_INPUT, DIVERGED, INTERRUPTED, DivergedError, InputError
+
+C = typing.TypeVar("C", bound=pydantic.BaseModel)
 
 
 def parser(program: str, description: str) -> argparse.ArgumentParser:
@@ -27,31 +32,43 @@ def parser(program: str, description: str) -> argparse.ArgumentParser:
     made.add_argument(
         "--out", metavar="DIR", help="where results go (default: runs/ and the config's name)"
     )
+    made.add_argument(
+        "--overwrite", action="store_true", help="let the results of an earlier run in DIR go"
+    )
     return made
 
 
-def settings(name: str, overrides: Sequence[str]) -> Config:
-    return in_its_dtype(load(name, overrides))
-
-
-def in_its_dtype(config):
-    """The config, with JAX set to 64 bits where it computes in them."""
-    if config.model.dtype == "float64":
+def settings(args: argparse.Namespace, schema: type[C]) -> C:
+    """The config that a command line gives, with JAX set to 64 bits where it computes in them."""
+    config = load(args.config, args.overrides, schema)
+    if config.model.dtype == "float64":  # pyright: ignore[reportAttributeAccessIssue]
         jax.config.update("jax_enable_x64", True)
     return config
 
 
-def exit_code(main: Callable[[], None]) -> int:
+def name(args: argparse.Namespace) -> str:
+    return pathlib.Path(args.config).stem
+
+
+def out(args: argparse.Namespace) -> pathlib.Path:
+    return pathlib.Path(args.out or pathlib.Path("runs") / name(args))
+
+
+def again(program: str, args: argparse.Namespace) -> str:
+    """The command line that makes the run again."""
+    words = ["python", "-m", program, args.config, *args.overrides, "--out", str(out(args))]
+    return shlex.join(words)
+
+
+def exit_code(main: Callable[[], object]) -> int:
     """Runs `main`: 0, or the code of what stopped it, told in one message without a traceback."""
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
         main()
-    except (InputError, jaxmem.errors.JaxmemError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
-    except DivergedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return DIVERGED
+    except (InputError, DivergedError, jaxmem.errors.JaxmemError) as error:
+        said = "; ".join([str(error), *getattr(error, "__notes__", ())])
+        print(f"error: {said}", file=sys.stderr)
+        return DIVERGED if isinstance(error, DivergedError) else BAD_INPUT
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

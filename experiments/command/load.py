@@ -1,7 +1,8 @@
-"""A TOML file and `key.sub=value` overrides -> Config, or an InputError with file, key, value and
+"""A TOML file and `key.sub=value` overrides -> a config, or an InputError with file, key, value and
 what is allowed.
 """
 
+import os
 import pathlib
 import tomllib
 import typing
@@ -9,11 +10,19 @@ from typing import Any
 
 import pydantic
 
+from experiments.command.mistakes import explain
+from experiments.config.glue import GlueConfig
+from experiments.config.images import ImageConfig
 from experiments.config.text import Config
 from experiments.errors import InputError, nearest
 
 C = typing.TypeVar("C", bound=pydantic.BaseModel)
 FOLDER = pathlib.Path(__file__).parents[2] / "configs"
+TRAINERS: dict[str, type[pydantic.BaseModel]] = {
+    "experiments.train": Config,
+    "experiments.train_glue": GlueConfig,
+    "experiments.train_images": ImageConfig,
+}
 
 
 @typing.overload
@@ -30,12 +39,12 @@ def load(
     settings. `schema`: the kind of experiment.
     """
     path = find(name)
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path}: not TOML: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
+    data = read(path)
+    if (trainer := other_trainer(data, schema)) is not None:
+        raise InputError(
+            f"{path}: a config of another kind of experiment; allowed: one for this command, or"
+            f" `python -m {trainer} {name}`"
+        )
     sources: dict[str, str] = {}
     for text in overrides:
         key, value = parse_override(text)
@@ -46,14 +55,14 @@ def load(
     try:
         return schema.model_validate(data)
     except pydantic.ValidationError as error:
-        raise InputError(_explain(error, data, str(path), sources, schema)) from error
+        raise InputError(explain(error, data, str(path), sources, schema)) from error
 
 
 def find(name: str) -> pathlib.Path:
     """The file of a config: a path, or a name in `configs/`."""
     path = pathlib.Path(name)
     if path.suffix == ".toml" or len(path.parts) > 1:
-        if not path.is_file():
+        if not os.path.isfile(path):  # which takes too long a name for none
             raise InputError(
                 f"{name}: no such config file; give a TOML file, or a name: {', '.join(_names())}"
             )
@@ -64,6 +73,31 @@ def find(name: str) -> pathlib.Path:
             " or give a TOML file"
         )
     return FOLDER / f"{name}.toml"
+
+
+def read(path: pathlib.Path) -> dict[str, Any]:
+    """What a TOML file says, of whatever kind it is."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:  # also a number of too many digits
+        raise InputError(f"{path}: not TOML: {error}") from error
+
+
+def other_trainer(data: dict[str, Any], schema: type[pydantic.BaseModel]) -> str | None:
+    """The command that takes a file which `schema` does not, if there is one."""
+    if _is_valid(data, schema):
+        return None
+    return next((name for name, other in TRAINERS.items() if _is_valid(data, other)), None)
+
+
+def _is_valid(data: dict[str, Any], schema: type[pydantic.BaseModel]) -> bool:
+    try:
+        schema.model_validate(data)
+    except pydantic.ValidationError:
+        return False
+    return True
 
 
 def _names() -> list[str]:
@@ -79,7 +113,7 @@ def parse_override(text: str) -> tuple[str, Any]:
         )
     try:
         parsed = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return key, value
     return key, parsed["value"] if set(parsed) == {"value"} else value
 
@@ -98,93 +132,3 @@ def _shorten_warmup(data: dict) -> None:
     warmup = optimizer.get("warmup") if isinstance(optimizer, dict) else None
     if isinstance(optimizer, dict) and type(warmup) is int and type(steps) is int:
         optimizer["warmup"] = min(warmup, max(0, steps))
-
-
-def _explain(
-    error: pydantic.ValidationError, data: dict, path: str, sources: dict[str, str], schema: Any
-) -> str:
-    problems: dict[str, list[Any]] = {}  # a union reports one problem for each of its members
-    for problem in error.errors(include_url=False):
-        problems.setdefault(_key(problem["loc"], data), []).append(problem)
-    lines = []
-    for key, group in problems.items():
-        line = _line(key, group, schema)
-        cause = next(
-            (text for k, text in sources.items() if k in line or k.startswith(f"{key}.")), None
-        )
-        lines.append(f"{path}{f' with override {cause!r}' if cause else ''}: {line}")
-    return "\n".join(lines)
-
-
-def _key(location: tuple, data: Any) -> str:
-    """The dotted key of a problem: its location in the data, less the names pydantic gives to a
-    union's members.
-    """
-    parts: list[str] = []
-    for part in location:
-        if isinstance(part, int) and isinstance(data, list):
-            parts[-1] += f"[{part}]"
-            data = data[part]
-        elif isinstance(part, str) and isinstance(data, dict):
-            parts.append(part)
-            data = data.get(part)
-    return ".".join(parts)
-
-
-def _line(key: str, group: list[Any], schema: Any) -> str:
-    problem = group[0]
-    if problem["type"] == "value_error":
-        return str(problem["ctx"]["error"])
-    if problem["type"] == "extra_forbidden":
-        section, _, _ = key.rpartition(".")
-        names = _fields(section, schema)
-        full = [f"{section}.{n}" if section else n for n in names]
-        return (
-            f"{key}: unknown key, got {problem['input']!r}{nearest(key, full)}; allowed:"
-            f" {', '.join(names)}"
-        )
-    if problem["type"] == "missing":
-        what = "section" if "." not in key else "key"
-        return f"{key}: missing {what}; it has no default"
-    got = problem["input"]
-    allowed = " or ".join(dict.fromkeys(_allowed(p) for p in group))
-    choices = [
-        c.strip("'")
-        for p in group
-        if p["type"] == "literal_error"
-        for c in p["ctx"]["expected"].replace(" or ", ", ").split(", ")
-    ]
-    return (
-        f"{key}: got {got!r}{nearest(got, choices) if isinstance(got, str) else ''}; allowed:"
-        f" {allowed}"
-    )
-
-
-_TYPES = {
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "string_type": "a text",
-    "string_too_short": "a text that is not empty",
-    "list_type": "a list of texts",
-    "too_short": "a list that is not empty",
-    "finite_number": "a finite number",
-    "model_type": "a section",
-    "dict_type": "a section",
-}
-_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-
-
-def _allowed(problem: Any) -> str:
-    context = problem.get("ctx", {})
-    if problem["type"] == "literal_error":
-        return f"one of {context['expected']}"
-    for bound, words in _BOUNDS.items():
-        if bound in context:
-            return f"{words} {context[bound]}"
-    return str(_TYPES.get(problem["type"], problem["msg"]))
-
-
-def _fields(section: str, model: Any) -> list[str]:
-    for part in filter(None, section.split(".")):
-        model = model.model_fields[part].annotation
-    return list(model.model_fields)

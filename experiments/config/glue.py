@@ -1,31 +1,32 @@
-"""The typed experiment of fine-tuning on a GLUE task: `config.py`'s, with a task for the text."""
+"""The typed experiment of fine-tuning on a GLUE task: that on text, with a task in its place."""
 
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from experiments.config.glue_tasks import TaskName
+from experiments.config.sections import LARGEST, Path
 from experiments.config.text import Config, Data, Model, Train
 
 
 class GlueModel(Model):
-    """A BERT. `vocab`: at least the bytes, [MASK], [CLS], [SEP] and [PAD] (`glue_text.py`)."""
+    """A BERT. `vocab`: at least the bytes, [MASK], [CLS], [SEP] and [PAD] (`data/tokens.py`)."""
 
     kind: Literal["bert_glue"] = "bert_glue"
-    vocab: Annotated[int, Field(ge=260)] = 260
+    vocab: Annotated[int, Field(ge=260, le=LARGEST)] = 260
 
 
 class GlueData(Data):
     """`path`: the folder of the GLUE download, with one for each task."""
 
-    path: Annotated[str, Field(min_length=1)]  # pyright: ignore[reportGeneralTypeIssues]  # has a default in `Data`
+    path: Path  # pyright: ignore[reportGeneralTypeIssues]  # has a default in `Data`
     task: TaskName
 
 
 class GlueTrain(Train):
     """`sequence`: tokens of an example, cut or padded. The validation examples are all looked at."""
 
-    sequence: Annotated[int, Field(ge=8)]
+    sequence: Annotated[int, Field(ge=8, le=LARGEST)]
     loss_chunk: ClassVar[int] = 1  # there is one loss an example
     eval_batches: ClassVar[int] = 0
 

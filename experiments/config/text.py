@@ -1,18 +1,16 @@
-"""The typed experiment: what a TOML file of `configs/` may say. Strict: no unknown keys, no
-conversions, no nan.
-"""
+"""The typed experiment of a GPT or a BERT on text: what its TOML file in `configs/` may say."""
 
 from typing import Annotated, Literal, Self
 
 import pydantic
 from pydantic import Field
 
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Probability = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+from experiments.config import sections
+from experiments.config.sections import Count, Dtype, Path, Positive, Probability, Section, Text
+
 ActionName = Literal["keep", "recompute", "compress", "offload", "compress_offload"]
-Budget = Annotated[int, Field(ge=1)] | Annotated[str, Field(min_length=1)]
+Size = int | float | Text  # of memory, as `jaxmem.plan` reads it
+CodecNames = Text | Annotated[list[Text], Field(min_length=1)]
 PolicyName = Literal[
     "plan",
     "keep_everything",
@@ -36,10 +34,6 @@ PolicyName = Literal[
 ]
 
 
-class Section(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
 class Model(Section):
     """GPT-2's architecture: pre-layer-norm, learned positions, biases, the head tied to the
     embedding; or BERT's.
@@ -49,15 +43,12 @@ class Model(Section):
     layers: Count
     width: Count
     heads: Count
-    vocab: Annotated[int, Field(ge=256)] = (
-        256  # text is read as bytes; a larger vocabulary only has its size
-    )
+    # Text is read as bytes; a larger vocabulary only has its size.
+    vocab: Annotated[int, Field(ge=256, le=sections.LARGEST)] = 256
     dropout: Probability = 0.0  # of both residual branches
     attention_dropout: Probability = 0.0
     attention: Literal["materialized", "fused"] = "materialized"
-    dtype: Literal["float32", "bfloat16", "float64"] = (
-        "float32"  # of the computation; parameters are float32 at least
-    )
+    dtype: Dtype = "float32"  # of the computation; parameters are float32 at least
     loop: Literal["scan", "stack"] = "scan"  # over the layers: jax.lax.scan, or jaxmem.stack
 
     @pydantic.model_validator(mode="after")
@@ -80,28 +71,17 @@ class Model(Section):
 
 
 class Data(Section):
-    path: Annotated[str, Field(min_length=1)] | None = (
-        None  # a text file or a folder; left out: the standard library
-    )
+    path: Path | None = None  # a text file or a folder; left out: the standard library
 
 
-class Train(Section):
-    steps: Count
-    batch: Count
+class Train(sections.Train):
+    """`sequence`: tokens of an example. `loss_chunk`: positions whose logits are alive at once."""
+
     sequence: Count
-    loss_chunk: Count  # positions whose logits are alive at once
-    microbatches: Count = 1
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    log_every: Count = 10  # steps between lines where standard error is no terminal
-    eval_batches: Count = 16
+    loss_chunk: Count
 
     @pydantic.model_validator(mode="after")
-    def _divides(self) -> Self:
-        if self.batch % self.microbatches:
-            raise ValueError(
-                f"train.microbatches: got {self.microbatches}; allowed: a divisor of train.batch,"
-                f" {self.batch}"
-            )
+    def _divides_the_sequence(self) -> Self:
         if self.sequence % self.loss_chunk:
             raise ValueError(
                 f"train.loss_chunk: got {self.loss_chunk}; allowed: a divisor of train.sequence,"
@@ -110,10 +90,8 @@ class Train(Section):
         return self
 
 
-class Optimizer(Section):
-    """AdamW; the rate rises over `warmup` steps, then falls as a cosine to `final_ratio` of itself.
-
-    `accumulation`: how a batch's microbatches become one step. "scan" adds their gradients up,
+class Optimizer(sections.Optimizer):
+    """`accumulation`: how a batch's microbatches become one step. "scan" adds their gradients up,
     "in_place" each layer's in the backward; "multi_steps" is optax.MultiSteps; "adama" folds each
     microbatch's whole gradient into the moments, "released" each layer's in the backward.
     `clip`: of the batch's gradient, and of each microbatch's in AdamA. "component", released alone,
@@ -121,33 +99,30 @@ class Optimizer(Section):
     """
 
     accumulation: Literal["scan", "in_place", "multi_steps", "adama", "released"] = "scan"
-
-    learning_rate: Positive
-    warmup: Annotated[int, Field(ge=0)] = 0
-    final_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.1
-    beta1: Probability = 0.9
     beta2: Probability = 0.95
-    epsilon: Positive = 1e-8
-    weight_decay: NonNegative = 0.1
+    weight_decay: sections.NonNegative = 0.1
     clip: Literal["none", "value", "component", "norm"] = "norm"
     clip_at: Positive = 1.0
 
 
 class Plan(Section):
-    """Left out, `budget` is the target's usable memory; "none" trains without a plan, everything
-    kept.
+    """What `jaxmem.plan` is asked for. Left out, `budget` is the target's usable memory; "none"
+    trains without a plan, everything kept.
+
+    `codecs`: a codec for every tag that names none, or for each kind of tensor one or several.
     """
 
-    budget: Budget | None = None
-    host_budget: Budget | None = None
-    target: Annotated[str, Field(min_length=1)] = "local"
+    budget: Size | None = None
+    host_budget: Size | None = None
+    target: Text = "local"
     actions: Annotated[list[ActionName], Field(min_length=1)] | Literal["all", "lossless"] = "all"
-    path: Annotated[str, Field(min_length=1)] | None = None  # train under the plan of this file
+    codecs: CodecNames | dict[str, CodecNames] | None = None
+    path: Path | None = None  # train under the plan of this file
 
 
 class Remat(Section):
     """What the layers' checkpoint keeps: "plan" asks jaxmem; the others are what is done without it
-    (baselines.py).
+    (running/policies.py).
 
     "every_k" and "estimator" search for what fits `plan.budget`; every other named policy takes the
     bytes it takes.
@@ -170,7 +145,7 @@ class Remat(Section):
         return self.policy == "estimator" or (self.policy == "every_k" and self.every_k is None)
 
 
-class Config(Section):
+class Config(sections.Trained):
     model: Model
     data: Data = Data()
     train: Train
@@ -180,11 +155,6 @@ class Config(Section):
 
     @pydantic.model_validator(mode="after")
     def _agrees(self) -> Self:
-        if self.optimizer.warmup > self.train.steps:
-            raise ValueError(
-                f"optimizer.warmup: got {self.optimizer.warmup}; allowed: at most train.steps,"
-                f" {self.train.steps}"
-            )
         way = self.optimizer.accumulation
         if way in ("in_place", "released") and self.model.loop != "stack":
             raise ValueError(

@@ -7,6 +7,7 @@ labels.
 
 import dataclasses
 import math
+import os
 import pathlib
 import warnings
 from collections.abc import Iterator, Sequence
@@ -74,7 +75,7 @@ def read(path: str, name: TaskName, side: str) -> Examples:
 
 
 def _file(path: pathlib.Path, name: str, side: str) -> pathlib.Path:
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise InputError(f"data.path: got {str(path)!r}, which is no folder; allowed: {LAYOUT}")
     if not (path / name).is_dir():
         names = ", ".join(sorted(p.name for p in path.iterdir() if p.is_dir())) or "none"

@@ -6,6 +6,7 @@ Shapes: N images, B of a batch, H height, W width; three channels, gray repeated
 
 import dataclasses
 import functools
+import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -65,7 +66,7 @@ def read(path: str | None, size: int | None = None) -> Images:
     if path is None:
         return _sized(_digits(), size)
     folder = pathlib.Path(path)
-    if not folder.is_dir():
+    if not os.path.isdir(path):
         raise InputError(f"data.path: got {path!r}, which is no folder; allowed: {LAYOUTS}")
     if (folder / "data_batch_1").is_file() or (folder / "batches.meta").is_file():
         return _sized(_in_memory(*cifar_10(folder), f"CIFAR-10 ({path})"), size)

@@ -4,6 +4,7 @@ validation.
 
 import dataclasses
 import hashlib
+import os
 import pathlib
 import sysconfig
 
@@ -12,6 +13,7 @@ import numpy as np
 from experiments.errors import InputError
 
 VALIDATION = 0.07  # of the files
+NUL = b"\0"  # in no text, but in nearly everything else
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
 
 
@@ -31,7 +33,7 @@ def read(path: str | None, sequence: int) -> Text:
     if path is None:
         folder = pathlib.Path(sysconfig.get_path("stdlib"))
         text = _folder(folder, f"Python's standard library ({folder})", "*.py")
-    elif pathlib.Path(path).is_dir():
+    elif os.path.isdir(path):
         text = _folder(pathlib.Path(path), path, "*")
     else:
         text = _file(path)
@@ -62,19 +64,25 @@ def _folder(folder: pathlib.Path, source: str, pattern: str) -> Text:
         if hidden or not path.is_file():
             continue
         content = _bytes(path)
-        if b"\0" not in content:  # not text
+        if NUL not in content:
             sides[in_validation(relative.as_posix())].append(content)
     train, validation = (np.frombuffer(b"\n".join(side), np.uint8) for side in sides)
     return Text(train, validation, source)
 
 
 def _file(path: str) -> Text:
-    if not pathlib.Path(path).exists():
+    if not os.path.isfile(path):
+        what = "is neither a file nor a folder" if os.path.exists(path) else "does not exist"
         raise InputError(
-            f"data.path: got {path!r}, which does not exist; allowed: a text file or a folder of"
-            " them"
+            f"data.path: got {path!r}, which {what}; allowed: a text file or a folder of them"
         )
-    everything = np.frombuffer(_bytes(pathlib.Path(path)), np.uint8)
+    content = _bytes(pathlib.Path(path))
+    if NUL in content:
+        raise InputError(
+            f"data.path: got {path!r}, which is no text: byte {content.index(NUL):,} of it is 0;"
+            " allowed: a text file, such as UTF-8, or a folder of them"
+        )
+    everything = np.frombuffer(content, np.uint8)
     cut = len(everything) * 9 // 10
     return Text(everything[:cut], everything[cut:], path)
 

@@ -1,7 +1,7 @@
 """Examples as BERT reads them: [CLS] text [SEP], or [CLS] text [SEP] text [SEP], then [PAD]; and
 batches of them.
 
-Text is bytes, 0 to 255; [MASK] is token 256 (`bert.py`), and the others follow it.
+Text is bytes, 0 to 255; the other tokens follow.
 Shapes: B batch, S sequence.
 """
 
@@ -11,9 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from experiments.data.glue import Examples
-from experiments.models.bert import MASK
 
-CLS, SEP, PAD = MASK + 1, MASK + 2, MASK + 3
+MASK, CLS, SEP, PAD = 256, 257, 258, 259  # after the bytes
 VOCAB = PAD + 1
 
 

@@ -17,7 +17,6 @@ from experiments.errors import BAD_INPUT, InputError, nearest
 from experiments.gpu_check.results import Results
 from experiments.gpu_check.runner import run_part
 from experiments.gpu_check.settings import Settings
-from experiments.running.record import check_folder
 
 PARTS = {
     "ceilings": ("ceilings", None),
@@ -72,6 +71,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_line(settings.part, results), flush=True)
         whole &= not (results.data["unfinished"] or results.data["failed"])
     return 0 if whole else 1
+
+
+def check_folder(out: str) -> pathlib.Path:
+    """`out` as a path, if results can be written there; creates nothing."""
+    path = pathlib.Path(out)
+    place = next(p for p in (path.absolute(), *path.absolute().parents) if os.path.exists(p))
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        what = "cannot be written to" if place.is_dir() else "is a file"
+        raise InputError(
+            f"--out: got {out!r}, and {place} {what}; allowed: a folder, or a path where one can"
+            " be made"
+        )
+    return path
 
 
 def _settings(args: argparse.Namespace) -> list[Settings]:

@@ -58,15 +58,13 @@ def driver() -> str | None:
     """The GPU driver's version, where something here tells it."""
     try:
         asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        return subprocess.run(
-            asked, capture_output=True, text=True, check=True, timeout=20
-        ).stdout.split()[0]
+        done = subprocess.run(asked, capture_output=True, encoding="utf-8", check=True, timeout=20)
+        return done.stdout.split()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
         pass
     try:
-        found = re.search(
-            r"\d+\.\d+(\.\d+)?", pathlib.Path("/proc/driver/nvidia/version").read_text()
-        )
+        text = pathlib.Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+        found = re.search(r"\d+\.\d+(\.\d+)?", text)
         return found and found[0]
     except OSError:
         return None

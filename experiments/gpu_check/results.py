@@ -8,7 +8,7 @@ import pathlib
 from typing import Any
 
 from experiments.errors import InputError
-from experiments.running.record import write_json
+from jaxmem.runs import write_whole
 
 MOST_CUTS = 2  # a point that was cut so often is given up
 SAME = ("small", "versions", "device")  # results are of one machine and its software
@@ -20,7 +20,9 @@ class Results:
     def __init__(self, path: pathlib.Path):
         self.path = path
         try:
-            self.data: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+            self.data: dict[str, Any] = (
+                json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            )
             self.rows: dict[str, dict] = self.data.setdefault("rows", {})
         except (ValueError, AttributeError) as error:
             raise InputError(
@@ -75,12 +77,11 @@ class Results:
         self._write()
 
     def _write(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         last = ("summary", "rows")
         self.data = {k: v for k, v in self.data.items() if k not in last} | {
             k: self.data[k] for k in last if k in self.data
         }
-        write_json(self.path, self.data)
+        write_whole(self.path, json.dumps(self.data, indent=1, allow_nan=False) + "\n")
 
 
 def finite(value):

@@ -64,7 +64,7 @@ def launch(settings: Settings, timeout: float) -> tuple[int | None, str]:
         "XDG_CACHE_HOME": settings.cache,
     } | ({"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} if settings.small else {})
     command = [sys.executable, "-m", "experiments.gpu_check.child", settings.text()]
-    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         process = subprocess.Popen(command, env=ENVIRONMENT | os.environ | caches, stderr=errors)
         try:
             code = process.wait(timeout)

@@ -41,7 +41,7 @@ def plan_row(config: Config, budget: int, actions: Sequence[str] | None = None) 
         return {"budget_bytes": budget, "infeasible": str(error)}
     with tempfile.TemporaryDirectory() as folder:
         plan.save(path := pathlib.Path(folder) / "plan.json")
-        written = json.loads(path.read_text())
+        written = json.loads(path.read_text(encoding="utf-8"))
     return {
         "budget_bytes": budget,
         "bytes": plan.compiled_bytes,
@@ -67,7 +67,7 @@ def planned(config: Config, row: dict):
     """The step under the plan of a row of `plan_row`, compiled anew."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "plan.json"
-        path.write_text(json.dumps(row["plan"]))
+        path.write_text(json.dumps(row["plan"]), encoding="utf-8")
         plan = jaxmem.Plan.load(path)
     step = make_step(config, plan)
     return jax.jit(step, donate_argnums=0).lower(*abstract(config)).compile()

@@ -16,10 +16,11 @@ from flax import nnx
 
 import jaxmem
 from experiments.config.text import Config, Model
+from experiments.data.tokens import MASK
 from experiments.models.blocks import INIT, Norm, attention, dropout, linear, parameter_dtype
 from experiments.models.split import Split
 
-MASK, CHOSEN = 256, 0.15
+CHOSEN = 0.15
 
 
 class Block(nnx.Module):

@@ -8,12 +8,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 import jaxmem
+from experiments.config import images
 from experiments.config.text import Model
 
 INIT = 0.02
 
 
-def parameter_dtype(model: Model):
+def parameter_dtype(model: Model | images.Model):
+    """float32 at least, whatever is computed in."""
     return jnp.float64 if model.dtype == "float64" else jnp.float32
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from experiments.config.images import ImageConfig, Model
+from experiments.models.blocks import parameter_dtype
 
 STAGES = {
     14: (1, 1, 1, 1),
@@ -20,10 +21,6 @@ STAGES = {
     50: (3, 4, 6, 3),
 }  # blocks, by the number of weight layers
 EXPANSION, MOMENTUM, EPSILON = 4, 0.9, 1e-5
-
-
-def parameter_dtype(model: Model):
-    return jnp.float64 if model.dtype == "float64" else jnp.float32
 
 
 class BatchNorm(nnx.Module):

@@ -1,21 +1,23 @@
 """The config's plan or named policy, and the step that runs under it."""
 
+import contextlib
 import dataclasses
 import functools
+import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import pydantic
 
 import jaxmem
-import jaxmem.cli
+import jaxmem.runs
 from experiments.config.text import Config
-from experiments.errors import InputError
+from experiments.errors import InputError, nearest
 from experiments.models.loops import scanned
 from experiments.running.policies import Candidate, candidates
 from experiments.steps.step import abstract, make_step, step_over
+from jaxmem.plans import LOSSLESS, Plan, Target, compiled_bytes, parse_budget, progress
 
 UNPLANNED, KEPT = "none", "keep_everything"
 
@@ -28,8 +30,8 @@ class Ready:
     `found` is what a search over named policies decided, after `compiles` of them.
     """
 
-    step: Callable[..., Any]
-    plan: jaxmem.Plan | None
+    step: Any
+    plan: Plan | None
     compiled_bytes: int
     policy: str = "plan"
     found: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -43,19 +45,81 @@ class Ready:
         return self.compiled_bytes if self.policy == KEPT else None
 
 
-def new_plan(config: Config, budget: int | str | None, target: str) -> jaxmem.Plan:
+def check(config: Config) -> None:
+    """Raises InputError, with the key, for settings that no step can be planned with.
+
+    Data may take minutes to read, and a plan to make; this takes none.
+    """
+    wanted = config.plan
+    with _told_of("plan.target"):
+        target = Target.parse(wanted.target)
+    if wanted.budget != UNPLANNED:
+        budget_bytes(config)
+    with _told_of("plan.host_budget"):
+        parse_budget(wanted.host_budget, target.host_bytes, "host_budget")
+    if target.platform == "cpu" and isinstance(wanted.actions, list):
+        for action in (a for a in wanted.actions if "offload" in a):
+            raise InputError(
+                f"plan.actions: got {action!r}; allowed for plan.target = {wanted.target!r}: keep,"
+                " recompute, compress, since a CPU has no host memory apart from its own"
+            )
+    _check_codecs(config)
+    if wanted.path is not None:
+        with _told_of("plan.path"):
+            Plan.load(wanted.path)
+
+
+def _check_codecs(config: Config) -> None:
+    codecs = config.plan.codecs
+    by_kind = codecs if isinstance(codecs, dict) else {None: codecs or []}
+    for kind, names in by_kind.items():
+        key = "plan.codecs" if kind is None else f"plan.codecs.{kind}"
+        if kind is not None and kind not in jaxmem.codecs.KINDS:
+            kinds = jaxmem.codecs.KINDS
+            raise InputError(
+                f"{key}: no kind of tensor{nearest(kind, kinds)}; allowed: {', '.join(kinds)}"
+            )
+        with _told_of(key):
+            for name in [names] if isinstance(names, str) else names:
+                jaxmem.codecs.parse(name)
+
+
+@contextlib.contextmanager
+def _told_of(key: str) -> Iterator[None]:
+    try:
+        yield
+    except jaxmem.errors.JaxmemError as error:
+        raise InputError(f"{key}: {error}") from error
+
+
+def budget_bytes(config: Config) -> int:
+    """`plan.budget` in bytes, as `jaxmem.plan` reads it; left out: the target's usable memory."""
+    with _told_of("plan.budget"):
+        usable = Target.parse(config.plan.target).usable_bytes
+        return parse_budget(config.plan.budget, usable)
+
+
+def new_plan(config: Config) -> Plan:
     """Plans the config's step from shapes alone: no array of the model's size is made."""
-    wanted = config.plan.actions
-    chosen: Any = jaxmem.plans.LOSSLESS if wanted == "lossless" else wanted
-    with jaxmem.plans.progress():
-        return jaxmem.plan(
-            functools.partial(make_step, config),
-            *abstract(config),
-            budget=budget,
-            host_budget=config.plan.host_budget,
-            target=target,
-            **({} if wanted == "all" else {"actions": chosen}),
-        )
+    wanted = config.plan
+    more: dict[str, Any] = {} if wanted.codecs is None else {"codecs": wanted.codecs}
+    if wanted.actions != "all":
+        lossless = wanted.actions == "lossless"
+        more["actions"] = LOSSLESS if lossless else wanted.actions
+    with progress():
+        try:
+            return jaxmem.plan(
+                functools.partial(make_step, config),
+                *abstract(config),
+                budget=wanted.budget,
+                host_budget=wanted.host_budget,
+                target=wanted.target,
+                **more,
+            )
+        except jaxmem.errors.BudgetError as error:
+            raise InputError(f"plan.budget: {error}") from error
+        except jaxmem.errors.TargetError as error:
+            raise InputError(f"plan.target: {error}") from error
 
 
 def prepare(config: Config) -> Ready:
@@ -66,22 +130,26 @@ def prepare(config: Config) -> Ready:
         return named(config)
     build, shapes = functools.partial(make_step, config), abstract(config)
     if config.plan.path is not None:
-        plan = jaxmem.Plan.load(config.plan.path)
-        if plan.target == "local":
-            plan = jaxmem.verify(plan, build, *shapes)
+        with _told_of("plan.path"):
+            plan = Plan.load(config.plan.path)
+            if plan.target == "local":
+                plan = jaxmem.verify(plan, build, *shapes)
     elif config.plan.budget == UNPLANNED:
-        compiled = jax.jit(build(None), donate_argnums=0).lower(*shapes).compile()
-        return Ready(compiled, None, total_bytes(compiled), KEPT)
+        return unplanned(build(None), *shapes)
     else:
-        plan = new_plan(config, config.plan.budget, config.plan.target)
+        plan = new_plan(config)
     if plan.target == "local":
         return Ready(plan.step, plan, plan.compiled_bytes)
-    here = jaxmem.verify(
-        dataclasses.replace(plan, target="local", budget_bytes=sys.maxsize), build, *shapes
-    )
-    return Ready(
-        here.step, plan, here.compiled_bytes
-    )  # of another target: its budget does not bind here
+    # The budget of another target does not bind here.
+    here = dataclasses.replace(plan, target="local", budget_bytes=sys.maxsize)
+    verified = jaxmem.verify(here, build, *shapes)
+    return Ready(verified.step, plan, verified.compiled_bytes)
+
+
+def unplanned(step: Callable[..., Any], *shapes: Any) -> Ready:
+    """A step as it is, compiled with its first argument donated."""
+    compiled = jax.jit(step, donate_argnums=0).lower(*shapes).compile()
+    return Ready(compiled, None, compiled_bytes(compiled), KEPT)
 
 
 def named(config: Config) -> Ready:
@@ -92,16 +160,15 @@ def named(config: Config) -> Ready:
     totals: list[int] = []
     for candidate in candidates(config):
         compiled = compile_candidate(config, candidate)
-        totals.append(total_bytes(compiled))
+        totals.append(compiled_bytes(compiled))
         if totals[-1] <= budget:
             return Ready(
                 compiled, None, totals[-1], config.remat.policy, candidate.found, len(totals)
             )
     raise InputError(
         f"plan.budget: got {budget:,} bytes; the least of the {len(totals)} steps that remat.policy"
-        " ="
-        f" {config.remat.policy!r} compiled takes {min(totals):,}; give more, or let remat.policy ="
-        " 'plan' choose"
+        f" = {config.remat.policy!r} compiled takes {min(totals):,}; give more, or let"
+        " remat.policy = 'plan' choose"
     )
 
 
@@ -111,39 +178,21 @@ def compile_candidate(config: Config, candidate: Candidate):
     return jax.jit(step, donate_argnums=0).lower(*abstract(config)).compile()
 
 
-def budget_bytes(config: Config) -> int:
-    """`plan.budget` in bytes: a number, "12GiB", or "90%" of the target's usable memory; left out:
-    all of that.
-    """
-    budget = config.plan.budget
-    if isinstance(budget, int):
-        return budget
-    text, found = "100%" if budget is None else budget.strip(), 0.0
-    try:
-        share = float(text[:-1]) / 100 if text.endswith("%") else 0.0
-        found = (
-            0.0
-            if text.endswith("%")
-            else pydantic.TypeAdapter(pydantic.ByteSize).validate_python(text)
-        )
-    except ValueError:
-        share = 0.0
-    if 0 < share <= 1:
-        found = share * jaxmem.plans.Target.parse(config.plan.target).usable_bytes
-    if found < 1:
+def plan_into(config: Config, out: pathlib.Path, overwrite: bool = False) -> None:
+    """Prints the config's plan, and leaves it in the folder `out`; nothing is trained."""
+    if config.plan.budget == UNPLANNED:
         raise InputError(
-            f"plan.budget: got {budget!r}; allowed: bytes, a text such as '12GiB', or a share such"
-            " as '90%'"
+            f"plan.budget: got {UNPLANNED!r}; allowed here: bytes, or a text such as '12GiB' or"
+            " '90%'"
         )
-    return int(found)
-
-
-def total_bytes(compiled) -> int:
-    """Device bytes of a compiled step: arguments, temporaries and outputs, less what is aliased."""
-    m = compiled.memory_analysis()
-    return (
-        m.argument_size_in_bytes
-        + m.temp_size_in_bytes
-        + m.output_size_in_bytes
-        - m.alias_size_in_bytes
-    )
+    if config.remat.policy != "plan":
+        raise InputError(
+            f"remat.policy: got {config.remat.policy!r}; allowed here: 'plan', since nothing else"
+            " is planned"
+        )
+    check(config)
+    with jaxmem.runs.record(out, overwrite=overwrite) as results:
+        plan = new_plan(config)
+        print(plan, flush=True)
+        results.plan(plan)
+    print(f"wrote {out / 'plan.json'}", file=sys.stderr)

@@ -22,6 +22,7 @@ import jax
 
 import jaxmem
 from experiments.config.text import Config
+from jaxmem.plans import Action, Assignment, Choice
 
 KINDS = {
     "resid_in": "residual", "ln1": "norm", "qkv": "qkv", "probs": "softmax", "attn_mask": "mask", "attn": "linear",
@@ -36,33 +37,7 @@ KEPT = {
     "minimal_with_context": ("qkv", "attn", "mid", "up"),
 }
 OFFLOADED = {"qkv_proj_offloaded": ("qkv",), "minimal_offloaded": ("qkv", "mid", "up")}
-KEEP, RECOMPUTE, COMPRESS, OFFLOAD = "keep", "recompute", "compress", "offload"
-
-
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """What becomes of a tag: one of jaxmem's actions, with the codec's text form where it
-    compresses.
-    """
-
-    action: str
-    codec: str | None = None
-
-    def __str__(self) -> str:
-        return self.action if self.codec is None else f"{self.action} {self.codec}"
-
-
 Choices = dict[str, Choice]  # by tag; one that is left out is recomputed
-
-
-@dataclasses.dataclass(frozen=True)
-class Assignment:
-    """Actions that `jaxmem.remat_policy` turns into a policy, as it does a Plan."""
-
-    choices: Choices
-
-    def choices_for(self, block: str) -> Choices:
-        return self.choices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,13 +73,13 @@ def without_outliers(kind: str | None) -> str:
 
 
 def compressed(codec_of: Callable[[str | None], str]) -> Choices:
-    return {tag: Choice(COMPRESS, codec_of(kind)) for tag, kind in KINDS.items()}
+    return {tag: Choice(Action.COMPRESS, codec_of(kind)) for tag, kind in KINDS.items()}
 
 
 ASSIGNMENTS: dict[str, Choices] = (
-    {"keep_tags": dict.fromkeys(KINDS, Choice(KEEP))}
-    | {name: dict.fromkeys(tags, Choice(KEEP)) for name, tags in KEPT.items()}
-    | {name: dict.fromkeys(tags, Choice(OFFLOAD)) for name, tags in OFFLOADED.items()}
+    {"keep_tags": dict.fromkeys(KINDS, Choice(Action.KEEP))}
+    | {name: dict.fromkeys(tags, Choice(Action.KEEP)) for name, tags in KEPT.items()}
+    | {name: dict.fromkeys(tags, Choice(Action.OFFLOAD)) for name, tags in OFFLOADED.items()}
     | {
         "compress_tags": compressed(own),
         "compress_tags_without_outliers": compressed(without_outliers),
@@ -125,7 +100,7 @@ LOSSY = ("compress_tags", "compress_tags_without_outliers", "naive_int4")
 
 def policy_of(choices: Choices):
     """The policy of `jax.checkpoint` under which the GPT's layers do as `choices` says."""
-    return jaxmem.remat_policy(Assignment(choices))
+    return jaxmem.remat_policy(Assignment(others=choices))
 
 
 def candidates(config: Config) -> Iterator[Candidate]:
@@ -170,10 +145,10 @@ def estimator(config: Config) -> Iterator[Candidate]:
         "mid": (width, width),
     }
     order = sorted(sizes, key=lambda tag: [-size for size in sizes[tag]])
-    cheaper = (RECOMPUTE,) if jax.default_backend() == "cpu" else (OFFLOAD, RECOMPUTE)
-    actions = dict.fromkeys(order, KEEP)
-    for action in (KEEP, *cheaper):
-        for tag in order if action != KEEP else order[:1]:
+    offload = () if jax.default_backend() == "cpu" else (Action.OFFLOAD,)
+    actions = dict.fromkeys(order, Action.KEEP)
+    for action in (Action.KEEP, *offload, Action.RECOMPUTE):
+        for tag in order if action != Action.KEEP else order[:1]:
             actions[tag] = action
             found = {"actions": dict(actions)}
             yield Candidate(policy_of({t: Choice(a) for t, a in actions.items()}), found=found)

@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-import jaxmem
 from experiments.config.images import ImageConfig
 from experiments.models import resnet
-from experiments.steps.optimizer import matrices
+from experiments.steps.optimizer import image_optimizer as optimizer
 
 WATCHED = 256  # values of each array, by which the gradients of microbatches are compared
 
@@ -37,35 +36,6 @@ def init_state(config: ImageConfig) -> State:
     """The first state; under `jax.eval_shape` it allocates nothing."""
     params, statistics = resnet.create(config, jax.random.key(config.train.seed))
     return State(params, statistics, optimizer(config).init(params), jnp.zeros((), jnp.int32))
-
-
-def learning_rate(config: ImageConfig):
-    """Step (int32) -> rate: linear warm-up, then a cosine down to `final_rate` at the last step."""
-    o = config.optimizer
-    falling = optax.cosine_decay_schedule(
-        o.learning_rate, max(1, config.train.steps - o.warmup), o.final_rate / o.learning_rate
-    )
-
-    def rate(count):
-        rising = o.learning_rate * (count + 1) / max(1, o.warmup)
-        return jnp.where(count < o.warmup, rising, falling(jnp.maximum(count - o.warmup, 0)))
-
-    return rate
-
-
-def optimizer(config: ImageConfig) -> optax.GradientTransformation:
-    """What is called once a microbatch ("adama", "multi_steps"), or once a batch; weights of
-    convolutions decay.
-    """
-    o, n = config.optimizer, config.train.microbatches
-    rates, decay = (learning_rate(config), o.beta1, o.beta2, o.epsilon), o.weight_decay
-    if o.accumulation == "adama":
-        return jaxmem.adamaw_a(*rates, weight_decay=decay, mask=matrices, accumulation_steps=n)
-    adamw = optax.adamw(*rates, weight_decay=decay, mask=matrices)
-    if o.accumulation == "multi_steps":
-        wide = resnet.parameter_dtype(config.model)
-        return optax.MultiSteps(adamw, n, accumulator_dtype=wide).gradient_transformation()
-    return adamw
 
 
 class Way(NamedTuple):

@@ -5,17 +5,20 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
+from experiments.config.images import ImageConfig
+from experiments.config.sections import Trained
 from experiments.config.text import Config
+from experiments.models.blocks import parameter_dtype
 
 
-def learning_rate(config: Config):
-    """Step (int32) -> rate (float32): linear warm-up, then a cosine down to `final_ratio` at the
+def learning_rate(config: Trained):
+    """Step (int32) -> rate: linear warm-up, then a cosine down to `final_ratio` at the
     last step.
     """
     o, steps = config.optimizer, config.train.steps
 
     def rate(count):
-        count = jnp.asarray(count).astype(jnp.float32)
+        count = jnp.asarray(count).astype(float)
         progress = jnp.clip((count - o.warmup) / max(1, steps - o.warmup), 0.0, 1.0)
         cosine = o.final_ratio + (1 - o.final_ratio) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
         return o.learning_rate * jnp.where(count < o.warmup, (count + 1) / max(1, o.warmup), cosine)
@@ -28,6 +31,37 @@ def matrices(params):
     return jax.tree_util.tree_map_with_path(
         lambda path, _: path[-1].key in ("kernel", "embedding", "positions", "segments"), params
     )
+
+
+def adamw(config: Trained) -> optax.GradientTransformation:
+    o = config.optimizer
+    rates = learning_rate(config), o.beta1, o.beta2, o.epsilon
+    return optax.adamw(*rates, weight_decay=o.weight_decay, mask=matrices)
+
+
+def adama(config: Trained, axis_name: str | None = None):
+    """The same AdamW, which microbatches are folded into."""
+    o = config.optimizer
+    return jaxmem.adamaw_a(
+        learning_rate(config),
+        o.beta1,
+        o.beta2,
+        o.epsilon,
+        weight_decay=o.weight_decay,
+        mask=matrices,
+        accumulation_steps=config.train.microbatches,
+        axis_name=axis_name,
+    )
+
+
+def multi_steps(
+    config: Config | ImageConfig, tx: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """`tx` on the mean of a batch's microbatches, called once for each."""
+    wide = parameter_dtype(config.model)
+    return optax.MultiSteps(
+        tx, config.train.microbatches, accumulator_dtype=wide
+    ).gradient_transformation()
 
 
 def clipping(config: Config) -> optax.GradientTransformation:
@@ -43,34 +77,16 @@ def clipping(config: Config) -> optax.GradientTransformation:
 
 def optimizer(config: Config) -> optax.GradientTransformation:
     """AdamW after clipping, for whole gradients of a batch."""
-    o = config.optimizer
-    adamw = optax.adamw(
-        learning_rate(config),
-        o.beta1,
-        o.beta2,
-        o.epsilon,
-        weight_decay=o.weight_decay,
-        mask=matrices,
-    )
-    chained = optax.chain(clipping(config), adamw)
-    if o.accumulation != "multi_steps":
-        return chained
-    wide = jnp.float64 if config.model.dtype == "float64" else jnp.float32
-    return optax.MultiSteps(
-        chained, config.train.microbatches, accumulator_dtype=wide
-    ).gradient_transformation()
+    chained = optax.chain(clipping(config), adamw(config))
+    return multi_steps(config, chained) if _by_microbatch(config) else chained
 
 
-def adama(config: Config, axis_name: str | None = None):
-    """The same AdamW, which microbatches are folded into."""
-    o = config.optimizer
-    return jaxmem.adamaw_a(
-        learning_rate(config),
-        o.beta1,
-        o.beta2,
-        o.epsilon,
-        weight_decay=o.weight_decay,
-        mask=matrices,
-        accumulation_steps=config.train.microbatches,
-        axis_name=axis_name,
-    )
+def image_optimizer(config: ImageConfig) -> optax.GradientTransformation:
+    """What is called once a microbatch ("adama", "multi_steps"), or once a batch."""
+    if config.optimizer.accumulation == "adama":
+        return adama(config)
+    return multi_steps(config, adamw(config)) if _by_microbatch(config) else adamw(config)
+
+
+def _by_microbatch(config: Config | ImageConfig) -> bool:
+    return config.optimizer.accumulation == "multi_steps"

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem.errors import TagError
+from jaxmem_kernels import references as references
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 

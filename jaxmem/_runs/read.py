@@ -1,6 +1,4 @@
-"""What a run of experiments left behind, read for a page: its plan, its losses, its summary; what
-is broken is named.
-"""
+"""What a run left in its folder, read: its plan, its losses, its summary; what is broken is named."""
 
 import dataclasses
 import json
@@ -24,8 +22,11 @@ _LARGEST = 1e100  # what is greater is drawn as what is not finite
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One column of a comparison. `losses` are (step, loss) in the file's order, nan where a row
-    has none.
+    """What a run left behind.
+
+    `name` is what its summary says as `config`, else its folder's name. `plan` is None where it
+    trained without one. `losses` are (step, loss) in the file's order, nan where a row has none.
+    `summary` is summary.json, as `Record.summary` was given it.
     """
 
     name: str
@@ -39,10 +40,12 @@ class Run:
         return value if value is not None and abs(value) < _LARGEST else None
 
 
-def read_run(source: str) -> Run:
-    """A folder of results, or a plan's file. Raises PlanFileError naming the file and its line or
-    field.
+def read_run(source: str | os.PathLike) -> Run:
+    """What a run left in a folder of results, or a plan's file alone.
+
+    Raises PlanFileError if there are no results, or if a file is broken, with its line or field.
     """
+    source = os.fspath(source)
     path = pathlib.Path(source)
     if not path.is_dir():
         return Run(path.stem, checked(Plan.load(path), path))
@@ -50,8 +53,7 @@ def read_run(source: str) -> Run:
     if not found:
         raise PlanFileError(
             f"report: {source!r} holds none of {PLAN}, {METRICS}, {SUMMARY}; expected a folder that"
-            " experiments.train or"
-            " experiments.plan wrote, or a plan's JSON file"
+            " experiments.train or experiments.plan wrote, or a plan's JSON file"
         )
     plan = checked(Plan.load(path / PLAN), path / PLAN) if PLAN in found else None
     return results(path, plan)
@@ -128,7 +130,7 @@ def checked(plan: Plan, path: pathlib.Path) -> Plan:
 
 def _text(path: pathlib.Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PlanFileError(
             f"report: cannot read {str(path)!r}: {error}; expected a text that a run wrote"

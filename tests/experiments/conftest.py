@@ -1,5 +1,5 @@
 """Programs here are compiled often and run briefly: XLA's costly passes are left out, unless a test
-asks for them.
+asks for them, the same program is compiled once, and random bits come from a short program.
 """
 
 import os
@@ -7,11 +7,33 @@ import sys
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+CHEAP = {
+    "jax_default_prng_impl": "rbg",  # threefry's rounds take a third of a small step's compile
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+    "jax_traceback_in_locations_limit": 0,  # a program is the same whoever traced it
+}
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory):
+    """Where compiled programs lie, until the end of the session."""
+    return tmp_path_factory.mktemp("programs")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quickly(quick_compiles):
-    return
+def quickly(quick_compiles, programs):
+    settings = CHEAP | {"jax_compilation_cache_dir": str(programs)}
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()  # which looks at its folder once
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture

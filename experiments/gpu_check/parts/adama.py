@@ -11,12 +11,11 @@ from experiments.config.text import Config
 from experiments.gpu_check.measure import quartiles
 from experiments.gpu_check.settings import Settings
 from experiments.gpu_check.steps import Race, example, usable_bytes
-from experiments.running.planning import total_bytes
-from experiments.running.policies import Assignment
 from experiments.steps.step import abstract, make_step
+from jaxmem.plans import Assignment, compiled_bytes
 
 WAYS = ("scan", "in_place", "multi_steps", "adama", "released")
-PLANS = {"everything": None, "recompute": Assignment({})}
+PLANS = {"everything": None, "recompute": Assignment.nothing()}
 MICROBATCHES, ROUNDS, STEPS = 8, 12, 5
 RACES: dict[tuple, Race] = {}
 
@@ -50,7 +49,7 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
     if what == "losses":
         return {"losses": losses(settings, f"{name} recompute")}
     if what != "round":
-        size = total_bytes(step_of(settings, point))
+        size = compiled_bytes(step_of(settings, point))
         return {"bytes": size, "fits": size <= usable_bytes()}
     race = racing(settings, tuple(p for p, row in rows.items() if row.get("fits")))
     return {"seconds": race.round(int(name)), "left_out": race.failed}

@@ -1,28 +1,53 @@
-"""Speed of every codec, as `kernels.bench` measures it, and that the device's codes are the
-reference's bit for bit.
+"""Speed of every codec on the device at hand, against a copy in the same run and against XLA's own
+fusion of the reference; and that the device's codes are the reference's bit for bit.
+
+Each size is a tensor of rows of 4096 values, or of several of them one after the other in one
+program: a round of encoding, its reference and the copy passes through more than a cache. Bytes are
+the tensor's and its codes', once: what a codec reads twice lowers its rate.
 """
 
-import functools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from experiments.gpu_check.measure import normal
 from experiments.gpu_check.settings import Settings
-from jaxmem_kernels import references
-from kernels import bench
+from jaxmem import codecs
 
 EQUAL = "equals its reference: "
 SHAPE, TINY = (4096, 4096), (64, 1024)
+WIDTH = 4096
+SIZES, SMALL = tuple(2**n for n in (20, 22, 24, 26, 28, 30)), (2**16,)
+# Values of one program at least, in so many tensors at most, since their compiling takes time.
+PASS, MOST = 2**28, 24
+CODECS: dict[str, Any] = {
+    "grouped_symmetric": codecs.GroupedSymmetric(),
+    "grouped_symmetric stochastic": codecs.GroupedSymmetric(stochastic=True),
+    "grouped_asymmetric": codecs.GroupedAsymmetric(),
+    "channelwise_symmetric": codecs.ChannelwiseSymmetric(),
+    "outlier_separated": codecs.OutlierSeparated(),
+    "bit_mask": codecs.BitMask(),
+}
+WAYS = ("encode", "decode")
 
 
 def points(settings: Settings) -> list[str]:
-    return [*(EQUAL + name for name in bench.CODECS), *bench.points(settings.small)]
+    return [*(EQUAL + name for name in CODECS), *speeds(settings.small)]
+
+
+def speeds(small: bool = False) -> list[str]:
+    """The points that `speed` measures: a codec, a way and a number of values."""
+    sizes = SMALL if small else SIZES
+    return [f"{name} {way} {size}" for name in CODECS for size in sizes for way in WAYS]
 
 
 def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
     if not point.startswith(EQUAL):
-        return bench.measure(point)
+        return speed(point)
     return equality(point.removeprefix(EQUAL), TINY if settings.small else SHAPE)
 
 
@@ -30,17 +55,102 @@ def equality(name: str, shape: tuple[int, ...]) -> dict:
     """How many bytes of codes, and of decoded values, differ between the device's kernels and its
     references.
     """
-    codec = bench.CODECS[name]
+    codec = CODECS[name]
     x = normal(shape, jnp.bfloat16).at[:, 7].multiply(50)
     x = x > 0 if name == "bit_mask" else x
-    both = lambda x: (codes := codec.encode(x), codec.decode(codes, x.shape, x.dtype))
+
+    def both(x):
+        codes = codec.encode(x)
+        return codes, codec.decode(codes, x.shape, x.dtype)
+
     kernel = jax.jit(both)(x)
-    with references():
-        reference = jax.jit(functools.partial(both))(x)
+    with codecs.references():
+        reference = jax.jit(lambda x: both(x))(x)  # a function of its own: the other is compiled
     differ = [
         int((a != b).sum()) for a, b in zip(jax.tree.leaves(kernel), jax.tree.leaves(reference))
     ]
     return {"codec": str(codec), "shape": list(shape), "values": x.size, "differ": differ}
+
+
+def speed(point: str) -> dict:
+    """Of a point: seconds a tensor, GB/s, shares of a copy's rate in the same run, and times the
+    reference's seconds.
+    """
+    name, way, size = *point.rsplit(" ", 2)[:2], int(point.rsplit(" ", 1)[1])
+    codec, shape = CODECS[name], (size // WIDTH, WIDTH)
+    dtype = jnp.dtype(bool if name == "bit_mask" else "bfloat16")
+    count = max(1, min(MOST, PASS // size)) if size >= SIZES[0] else 1
+    tensors = [_tensor(shape, dtype, seed) for seed in range(count)]
+    encode = lambda: _each(codec.encode)
+    decode = lambda: _each(lambda codes: codec.decode(codes, shape, dtype))
+    codes = encode()(tensors)
+    given: Any = tensors if way == "encode" else codes
+    program = encode if way == "encode" else decode
+    with codecs.references():
+        reference = program().lower(given).compile()
+    kernel = program().lower(given).compile()
+    flip = _each(lambda x: ~x if dtype.kind == "b" else -x).lower(tensors).compile()
+    kernels, references, copies = _seconds(
+        [lambda: kernel(given), lambda: reference(given), lambda: flip(tensors)], count
+    )
+    moved = tensors[0].nbytes + sum(c.nbytes for c in codes[0])
+    rate, copy = moved / kernels, 2 * tensors[0].nbytes / copies
+    return {
+        "codec": str(codec),
+        "way": way,
+        "values": size,
+        "dtype": dtype.name,
+        "tensors": count,
+        "is_kernel": "triton_kernel_call" in (kernel.as_text() or ""),
+        "seconds": kernels,
+        "reference_seconds": references,
+        "copy_seconds": copies,
+        "bytes": moved,
+        "gigabytes_per_second": rate / 1e9,
+        "copy_gigabytes_per_second": copy / 1e9,
+        "of_copy": rate / copy,
+        "of_reference": kernels / references,
+    }
+
+
+def _tensor(shape, dtype, seed: int):
+    values = normal(shape, jnp.float32, seed)
+    return values > 0 if dtype.kind == "b" else values.astype(dtype)
+
+
+def _each(function: Callable):
+    """One program that does it to every tensor of a list."""
+    return jax.jit(lambda given: [function(one) for one in given])
+
+
+def _seconds(runs: Sequence[Callable[[], Any]], count: int, rounds: int = 12) -> list[float]:
+    """The median of each run's seconds, a tensor; runs take turns."""
+    taken: list[list[float]] = [[] for _ in runs]
+    for number in range(rounds + 2):
+        for run, times in zip(runs, taken):
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            if number >= 2:  # the first two warm up
+                times.append((time.perf_counter() - start) / count)
+    return [statistics.median(times) for times in taken]
+
+
+def table(rows: Sequence[dict]) -> str:
+    """Rows of `speed` as Markdown."""
+    head = ("codec", "way", "values", "GB/s", "of a copy", "time of XLA's", "runs")
+    cells = [
+        (
+            row["codec"].split("(")[0] + " stochastic" * ("stochastic" in row["codec"]),
+            row["way"],
+            f"2^{row['values'].bit_length() - 1}",
+            f"{row['gigabytes_per_second']:.0f}",
+            f"{row['of_copy']:.2f}",
+            f"{row['of_reference']:.2f}",
+            "kernel" if row["is_kernel"] else "reference",
+        )
+        for row in rows
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ("---",) * len(head), *cells))
 
 
 def summary(rows: dict[str, dict], settings: Settings) -> dict:
@@ -48,24 +158,25 @@ def summary(rows: dict[str, dict], settings: Settings) -> dict:
     size at which kernels pay.
     """
     measured = {point: row for point, row in rows.items() if "of_copy" in row}
-    found: dict = {"table": bench.table(list(measured.values())).splitlines()}
-    for name in bench.CODECS:
-        for way in bench.WAYS:
-            own = [
-                row for point, row in measured.items() if point.rsplit(" ", 1)[0] == f"{name} {way}"
-            ]
-            if own:
+    found: dict = {"table": table(list(measured.values())).splitlines()}
+    of = lambda name, way: [
+        r for p, r in measured.items() if p.rpartition(" ")[0] == f"{name} {way}"
+    ]
+    for name in CODECS:
+        for way in WAYS:
+            if own := of(name, way):
                 pays = [row["values"] for row in own if row["of_reference"] < 1]
                 found[f"{name} {way}"] = {
                     "of_copy": own[-1]["of_copy"],
                     "pays_from": min(pays, default=None),
                 }
-    seconds = lambda name, way: [
-        r["seconds"] for p, r in measured.items() if p.rsplit(" ", 1)[0] == f"{name} {way}"
-    ]
-    plain = {way: seconds("grouped_symmetric", way) for way in bench.WAYS}
     for name in ("grouped_symmetric stochastic", "outlier_separated"):
-        pairs = {way: [a / b for a, b in zip(seconds(name, way), plain[way])] for way in bench.WAYS}
-        found[f"{name}, times grouped_symmetric's seconds"] = pairs
+        found[f"{name}, times grouped_symmetric's seconds"] = {
+            way: [
+                a["seconds"] / b["seconds"]
+                for a, b in zip(of(name, way), of("grouped_symmetric", way))
+            ]
+            for way in WAYS
+        }
     found["differ"] = {point: sum(row["differ"]) for point, row in rows.items() if "differ" in row}
     return found

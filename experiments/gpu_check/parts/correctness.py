@@ -19,6 +19,7 @@ from experiments.gpu_check.settings import Settings
 from experiments.models.loops import Loop, scanned, stacked
 from experiments.running import policies as baselines
 from experiments.steps.step import init_state, make_loss
+from jaxmem.plans import Action, Choice
 
 ACTIONS = ("keep", "recompute", "offload", "compress", "compress_offload")
 SIZES = ("model.attention_dropout=0.1", "train.batch=4")
@@ -50,10 +51,8 @@ def choose(point: str, layers: int) -> tuple[Loop, bool]:
     if what == "action":
         return scanned(jaxmem.remat_policy(plan_of(name, layers))), "compress" not in name
     if what == "offload":
-        others = dict.fromkeys(baselines.KINDS, baselines.Choice(baselines.KEEP))
-        return scanned(
-            baselines.policy_of(others | {name: baselines.Choice(baselines.OFFLOAD)})
-        ), True
+        others = dict.fromkeys(baselines.KINDS, Choice(Action.KEEP))
+        return scanned(baselines.policy_of(others | {name: Choice(Action.OFFLOAD)})), True
     if name == "every_k=2":
         return scanned(jax.checkpoint_policies.nothing_saveable, 2), True
     fixed = baselines.JAX_POLICIES.get(name) or baselines.policy_of(baselines.ASSIGNMENTS[name])

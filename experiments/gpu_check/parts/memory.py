@@ -10,7 +10,7 @@ import jax
 
 from experiments.gpu_check.settings import Settings
 from experiments.gpu_check.steps import example, plan_row, planned, under
-from experiments.running.planning import total_bytes
+from jaxmem.plans import compiled_bytes
 
 APART = True
 NAMED = (
@@ -38,7 +38,9 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
     what, model, name = point.split()
     config = settings.config(model)
     if what == "plan":
-        ends = (total_bytes(under(config, end)) for end in ("nothing_saveable", "keep_everything"))
+        ends = (
+            compiled_bytes(under(config, end)) for end in ("nothing_saveable", "keep_everything")
+        )
         low, high = ends
         return plan_row(config, int(low + float(name) * (high - low)))
     if name[0].isdigit():
@@ -60,7 +62,7 @@ def peaks(step, config) -> dict:
     for _ in range(STEPS):
         state, metrics = step(state, tokens)
         jax.block_until_ready((state, metrics))
-    after, compiled = count("peak_bytes_in_use"), total_bytes(step)
+    after, compiled = count("peak_bytes_in_use"), compiled_bytes(step)
     return {
         "compiled_bytes": compiled,
         "measured_peak_bytes": after,

@@ -12,15 +12,17 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
-import jaxmem
 from experiments.config.text import Config
 from experiments.gpu_check.measure import quartiles
 from experiments.gpu_check.settings import Settings
 from experiments.gpu_check.steps import Race, plan_row, planned, under
-from experiments.running.planning import total_bytes
-from experiments.running.policies import COMPRESS, KEEP, RECOMPUTE
+from jaxmem.plans import LOSSLESS, Action, compiled_bytes
 
-SETS = {"all": None, "lossless": jaxmem.plans.LOSSLESS, "compress": (KEEP, RECOMPUTE, COMPRESS)}
+SETS = {
+    "all": None,
+    "lossless": LOSSLESS,
+    "compress": (Action.KEEP, Action.RECOMPUTE, Action.COMPRESS),
+}
 SHARES, ROUNDS, LAYERS = (0.08, 0.2, 0.35, 0.5, 0.7), 10, 6
 ENDS = ("nothing_saveable", "keep_everything")
 RACES: dict[tuple, Race] = {}
@@ -40,7 +42,7 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
     what, name, *rest = point.split()
     config = config_of(settings)
     if what == "end":
-        return {"bytes": total_bytes(under(config, name))}
+        return {"bytes": compiled_bytes(under(config, name))}
     if what == "plan":
         low, high = (rows[f"end {end}"]["bytes"] for end in ENDS)
         return plan_row(config, int(low + float(rest[0]) * (high - low)), SETS[name])

@@ -8,6 +8,7 @@ no such figure. Training is saved every so often, and goes on from there.
 """
 
 import hashlib
+import io
 import os
 import pathlib
 import time
@@ -18,8 +19,10 @@ import numpy as np
 from experiments.config.text import Config
 from experiments.data import text as data
 from experiments.gpu_check.settings import Settings
-from experiments.running.planning import named, total_bytes
+from experiments.running.planning import named
 from experiments.steps.step import init_state, make_loss
+from jaxmem.plans import compiled_bytes
+from jaxmem.runs import write_whole
 
 RUNS = {"unplanned": "keep_everything", "compressed": "compress_tags"}
 TARGET = 1.48
@@ -51,7 +54,7 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
     history = train(config, ready.step, text, saved, (2, 4) if settings.small else (EVERY, SAVE))
     return {
         "policy": ready.policy,
-        "compiled_bytes": total_bytes(ready.step),
+        "compiled_bytes": compiled_bytes(ready.step),
         "text": os.path.basename(settings.data) if settings.data else "the standard library",
         "text_bytes": len(text.train) + len(text.validation),
         "best_validation_loss": min(loss for _, loss, _ in history),
@@ -94,12 +97,10 @@ def train(
 
 
 def store(path: pathlib.Path, state, history: list[tuple]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}")
-    with part.open("wb") as file:
-        arrays = [np.asarray(a) for a in jax.tree.leaves(state)]
-        np.savez(file, *arrays, history=np.asarray(history, np.float64))
-    os.replace(part, path)
+    content = io.BytesIO()
+    arrays = [np.asarray(a) for a in jax.tree.leaves(state)]
+    np.savez(content, *arrays, history=np.asarray(history, np.float64))
+    write_whole(path, content.getvalue())
 
 
 def restore(path: pathlib.Path, first) -> tuple:

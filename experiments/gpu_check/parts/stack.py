@@ -6,32 +6,20 @@ ratio is stack / scan within a round. "groups": the first half of the layers sen
 the host, the other half keeps every tag.
 """
 
-import dataclasses
-
 import jax
 
 from experiments.config.text import Config
 from experiments.gpu_check.measure import quartiles
 from experiments.gpu_check.settings import Settings
 from experiments.gpu_check.steps import Race, usable_bytes
-from experiments.running.planning import total_bytes
-from experiments.running.policies import KINDS, Assignment, Choice, own
+from experiments.running.policies import KINDS, own
 from experiments.steps.step import abstract, make_step
+from jaxmem.plans import Action, Assignment, Choice, compiled_bytes
 
 ACTIONS = ("everything", "keep", "recompute", "compress", "offload")
 LOOPS = ("scan", "stack")
 ROUNDS = 12
 RACES: dict[tuple, Race] = {}
-
-
-@dataclasses.dataclass(frozen=True)
-class Groups:
-    """A plan of several groups of layers, by label."""
-
-    actions: dict[str, dict[str, Choice]]
-
-    def choices_for(self, block: str) -> dict[str, Choice]:
-        return self.actions[block]
 
 
 def points(settings: Settings) -> list[str]:
@@ -42,7 +30,8 @@ def points(settings: Settings) -> list[str]:
 
 def every_tag(name: str) -> dict[str, Choice]:
     return {
-        tag: Choice(name, own(kind) if "compress" in name else None) for tag, kind in KINDS.items()
+        tag: Choice(Action(name), own(kind) if "compress" in name else None)
+        for tag, kind in KINDS.items()
     }
 
 
@@ -51,10 +40,10 @@ def plan_of(action: str, layers: int):
         return None
     if action == "groups":
         half = layers // 2
-        return Groups(
+        return Assignment(
             {f"block[0:{half}]": every_tag("offload"), f"block[{half}:{layers}]": every_tag("keep")}
         )
-    return Assignment(every_tag(action))
+    return Assignment(others=every_tag(action))
 
 
 def step_of(config: Config, point: str):
@@ -68,7 +57,7 @@ def step_of(config: Config, point: str):
 def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
     config = settings.config()
     if not point.startswith("round "):
-        size = total_bytes(step_of(config, point))
+        size = compiled_bytes(step_of(config, point))
         return {"bytes": size, "fits": size <= usable_bytes()}
     race = racing(settings, tuple(p for p, row in rows.items() if row.get("fits")))
     return {"seconds": race.round(int(point.split()[1])), "left_out": race.failed}

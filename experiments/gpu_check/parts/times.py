@@ -14,8 +14,9 @@ from experiments.config.text import Config
 from experiments.gpu_check.measure import quartiles
 from experiments.gpu_check.settings import Settings
 from experiments.gpu_check.steps import Race, plan_row, planned, under, usable_bytes
-from experiments.running.planning import compile_candidate, named, total_bytes
-from experiments.running.policies import Candidate, Choice, policy_of
+from experiments.running.planning import compile_candidate, named
+from experiments.running.policies import Candidate, policy_of
+from jaxmem.plans import Choice, compiled_bytes
 
 NAMES = (
     "keep_everything", "nothing_saveable", "minimal_with_context", "save_qkv_proj", "dots_with_no_batch_dims_saveable",
@@ -39,7 +40,7 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
     what, name = point.split()
     config = settings.config()
     if what == "baseline":
-        size = total_bytes(under(config, name))
+        size = compiled_bytes(under(config, name))
         return {"bytes": size, "fits": size <= usable_bytes()}
     if what == "plan":
         return plan_row(config, budgets(rows)[int(name)])

@@ -4,6 +4,8 @@
 Both take the NNX model's own parameters, give its hidden states, and obey a plan's actions.
 """
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -14,8 +16,8 @@ from flax import nnx
 import jaxmem
 from experiments.config.text import Config, Model, Optimizer, Train
 from experiments.models import gpt
-from jaxmem._core.actions import Choice
-from jaxmem._core.assignment import Assignment
+from jaxmem.plans import Assignment, Choice
+from tests.experiments.states import parameters
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.core]
 
@@ -94,10 +96,15 @@ def main_gpt(params, x_BSD, policy):
     return x_BSD
 
 
+@functools.cache
 def inputs():
-    params = gpt.create(CONFIG, jax.random.key(0))["blocks"]
-    params = jax.tree.map(lambda a: a + 0.1 * jax.random.normal(jax.random.key(1), a.shape), params)
-    return params, jax.random.normal(jax.random.key(2), (2, 16, MODEL.width))
+    params = parameters(functools.partial(gpt.create, CONFIG), shaken=0.1)["blocks"]
+    return params, np.random.default_rng(2).normal(size=(2, 16, MODEL.width)).astype(np.float32)
+
+
+@functools.cache
+def main_loss_and_gradient():
+    return jax.jit(jax.value_and_grad(loss(main_gpt, None)))(*inputs())
 
 
 def loss(spelling, policy):
@@ -112,7 +119,7 @@ def policy(action):
 @pytest.mark.parametrize("spelling", [linen, nnx_scan])
 def test_the_spellings_are_one_model_under_every_plan(spelling):
     params, x = inputs()
-    value, grads = jax.jit(jax.value_and_grad(loss(main_gpt, None)))(params, x)
+    value, grads = main_loss_and_gradient()
     flat = lambda tree: np.concatenate([np.ravel(a) for a in jax.tree.leaves(tree)])
     keep = jax.jit(jax.value_and_grad(loss(spelling, policy("keep"))))(params, x)
     np.testing.assert_allclose(keep[0], value, rtol=1e-5)

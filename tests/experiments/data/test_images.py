@@ -39,7 +39,7 @@ def test_committed_configs_are_valid_and_say_how_to_run_them(path):
         ),
         (
             ["plan.budget=1"],
-            r"plan: unknown key, got \{'budget': 1\}.*; allowed: model, data, train, optimizer",
+            r"plan: unknown key, got \{'budget': 1\}.*; allowed: train, optimizer, model, data",
         ),
         (
             ["train.microbatches=5"],
@@ -51,8 +51,8 @@ def test_committed_configs_are_valid_and_say_how_to_run_them(path):
         ),
         (["optimizer.accumulation=none"], r"train\.microbatches: got 4; allowed with .* 'none': 1"),
         (
-            ["optimizer.final_rate=1.0"],
-            r"optimizer\.final_rate: got 1\.0; allowed: at most optimizer\.learning_rate",
+            ["optimizer.final_ratio=1.5"],
+            r"optimizer\.final_ratio: got 1\.5; allowed: at most 1",
         ),
         (
             ["optimizer.warmup=999"],

@@ -1,10 +1,6 @@
-"""Steps of microbatches: AdamW on the mean gradient, or AdamA's oracle; each learns; a run leaves
-its files.
-"""
+"""Steps of microbatches: AdamW on the mean gradient, or AdamA's oracle; each learns."""
 
 import functools
-import json
-import re
 
 import jax
 import jax.numpy as jnp
@@ -12,20 +8,20 @@ import numpy as np
 import optax
 import pytest
 
-from experiments import train_images
 from experiments.command.load import load
 from experiments.config.images import ImageConfig
 from experiments.data import images as image_data
 from experiments.models import resnet
 from experiments.steps import images as image_step
-from experiments.steps.images import State, init_state, learning_rate, make_step, optimizer
-from experiments.steps.optimizer import matrices
+from experiments.steps.images import State, init_state, make_step, optimizer
+from experiments.steps.optimizer import learning_rate, matrices
+from tests.experiments.states import parameters
 from tests.shared import adama_oracle
 
 pytestmark = pytest.mark.jax_defaults
 SMALL = (
     "model.depth=14", "model.width=4", "train.batch=16", "train.steps=20", "train.eval_batches=2", "optimizer.warmup=0",
-    "optimizer.learning_rate=0.01", "optimizer.final_rate=0.001", "optimizer.epsilon=1e-4",
+    "optimizer.learning_rate=0.01", "optimizer.final_ratio=0.1", "optimizer.epsilon=1e-4",
 )  # fmt: skip
 N = {"scan": 4, "multi_steps": 4, "adama": 4, "none": 1}
 
@@ -51,13 +47,11 @@ def first(wide):
     opened.
     """
     config = config_of("none", f"model.dtype={'float64' if wide else 'float32'}")
-    params, statistics = resnet.create(config, jax.random.key(0))
-    opened = lambda path, a: a + 0.5 if path[-1].key == "scale" else a
-    return jax.tree.map(np.asarray, (jax.tree_util.tree_map_with_path(opened, params), statistics))
+    return parameters(functools.partial(resnet.create, config))
 
 
 def state_of(config):
-    params, statistics = jax.tree.map(jnp.asarray, first(config.model.dtype == "float64"))
+    params, statistics = first(config.model.dtype == "float64")
     return State(params, statistics, optimizer(config).init(params), jnp.zeros((), jnp.int32))
 
 
@@ -150,85 +144,3 @@ def test_signal_to_noise_is_told_without_nan():
     assert float(image_step.signal_to_noise(gradients[:1])) == 0
     assert float(image_step.signal_to_noise(jnp.ones((3, 2)))) == 0
     assert image_step.watched({"a": jnp.ones((1000, 3)), "b": jnp.ones(())}).shape == (251,)
-
-
-def run(out, *overrides):
-    return train_images.main(
-        ["resnet50_digits", *SMALL, "train.steps=3", *overrides, "--out", str(out)]
-    )
-
-
-def read(out):
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return json.loads((out / "summary.json").read_text()), rows
-
-
-def test_a_run_leaves_its_files(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(train_images, "init_state", state_of)
-    assert run(tmp_path / "new" / "out") == 0
-    summary, rows = read(tmp_path / "new" / "out")
-    assert {p.name for p in (tmp_path / "new" / "out").iterdir()} == {
-        "metrics.jsonl",
-        "summary.json",
-    }
-    assert [row["step"] for row in rows] == [1, 2, 3]
-    assert rows[0].keys() == {"step", "loss", "accuracy", "grad_norm", "snr"}
-    assert (summary["first_loss"], summary["final_loss"]) == (rows[0]["loss"], rows[-1]["loss"])
-    assert np.isfinite(summary["val_loss"])
-    assert 0 <= summary["val_accuracy"] <= 1
-    assert summary["command"].startswith(
-        "python -m experiments.train_images resnet50_digits model.depth=14"
-    )
-    assert (summary["interrupted"], summary["settings"]["optimizer"]["accumulation"]) == (
-        False,
-        "adama",
-    )
-    assert "1,438 images to train on, 359 for validation" in capsys.readouterr().err
-
-
-def stub(monkeypatch, *losses):
-    """A step that takes no time: `losses` in turn, and an interrupt after them."""
-    left = list(losses)
-
-    def step(state, batch):
-        if not left:
-            raise KeyboardInterrupt
-        return state, {"loss": left.pop(0), "accuracy": 0.5, "grad_norm": 1.0, "snr": 0.0}
-
-    monkeypatch.setattr(train_images, "init_state", lambda config: jnp.zeros(()))
-    monkeypatch.setattr(train_images, "make_step", lambda config: None)
-    monkeypatch.setattr(train_images.jax, "jit", lambda f, **_: f or step)
-
-
-def test_an_interrupted_run_leaves_what_it_has(tmp_path, monkeypatch):
-    stub(monkeypatch, 2.0, 1.5)
-    assert run(tmp_path) == 130
-    summary, rows = read(tmp_path)
-    assert [row["loss"] for row in rows] == [2.0, 1.5]
-    assert (summary["steps"], summary["interrupted"], summary["val_accuracy"]) == (2, True, None)
-
-
-def test_a_loss_that_is_not_finite_is_exit_code_3(tmp_path, monkeypatch, capsys):
-    stub(monkeypatch, 2.0, float("nan"), 1.0)
-    assert run(tmp_path) == 3
-    assert re.search(
-        r"error: step 2: the loss is nan .*; lower optimizer\.learning_rate",
-        capsys.readouterr().err,
-    )
-    assert not (tmp_path / "summary.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["data.path=/nowhere"], "data.path: got '/nowhere', which is no folder"),
-        (["model.classes=100"], "model.classes: got 100; allowed for scikit-learn's digits"),
-        (["model.widht=8"], "model.widht: unknown key, got 8; did you mean model.width?"),
-    ],
-)
-def test_bad_input_is_exit_code_2_one_message_and_no_file(tmp_path, capsys, overrides, message):
-    assert run(tmp_path / "out", *overrides) == 2
-    captured = capsys.readouterr().err
-    assert captured.splitlines()[-1].startswith("error: ")
-    assert message in captured
-    assert not list(tmp_path.iterdir())

@@ -13,10 +13,13 @@ import jaxmem
 from experiments.running.policies import JAX_POLICIES, KEPT, OFFLOADED, own
 from experiments.running.policies import naive as naive_codec
 from jaxmem._core.actions import KEEP, OFFLOAD, REST, Action, Actions, Choice
+from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
-from jaxmem._plan.plan import Draft
 
 NAIVE = naive_codec(None)
+WITH_NAIVE = {  # the codecs to profile with, by kind
+    kind: [own(kind), NAIVE] for kind in jaxmem.codecs.KINDS if kind != "mask"
+}
 DOTS = ("qkv", "mid", "up")  # products without batch dimensions that the backward needs
 
 
@@ -85,7 +88,7 @@ def of_choices(
 
 
 def of_actions(name: str, actions: Actions, lossy: bool = False) -> Baseline:
-    return Baseline(name, jaxmem.remat_policy(Draft(actions)), actions, lossy=lossy)
+    return Baseline(name, jaxmem.remat_policy(Assignment(actions)), actions, lossy=lossy)
 
 
 def keep_set(profile: Profile, tags: tuple[str, ...], choice: Choice = KEEP) -> Actions:

@@ -54,9 +54,9 @@ def micro(tmp_path):
         ),
         (
             ["modle.width=32"],
-            r"modle: unknown key, got \{'width': 32\}; did you mean model\?; allowed: model, data",
+            r"modle: unknown key, got \{'width': 32\}; did you mean model\?; allowed: .*model, data",
         ),
-        (["steps=7"], r"steps: unknown key, got 7.*; allowed: model, data, train, optimizer, plan"),
+        (["steps=7"], r"steps: unknown key, got 7.*; allowed: train, optimizer, model, data, plan"),
         (
             ["optimizer.learning_rate=nan"],
             r"optimizer\.learning_rate: got nan; allowed: (more than 0|a finite number)",
@@ -101,9 +101,7 @@ def micro(tmp_path):
             r"train\.loss_chunk: got 5; allowed: a divisor of train\.sequence, 32",
         ),
         (["optimizer.warmup=6"], r"optimizer\.warmup: got 6; allowed: at most train\.steps, 5"),
-        (["plan.budget=0"], r"plan\.budget: got 0; allowed: at least 1"),
-        (["plan.budget=true"], r"plan\.budget: got True; allowed: a whole number or a text"),
-        (["plan.budget=1.5"], r"plan\.budget: got 1\.5; allowed: a whole number or a text"),
+        (["plan.budget=true"], r"plan\.budget: got True; allowed: a number or a text"),
         (["plan.target=''"], r"plan\.target: got ''; allowed: a text that is not empty"),
         (
             ["plan.actions=['keep','ofload']"],

@@ -12,13 +12,14 @@ from flax import nnx
 
 import jaxmem
 from experiments.command.load import load
-from experiments.gpu_check.parts.stack import Groups
 from experiments.models import blocks, gpt
 from experiments.models.loops import scanned
 from experiments.models.loss import cross_entropy
-from experiments.running.policies import KEEP, Choice
+from experiments.steps.accumulate import gradient
 from experiments.steps.optimizer import learning_rate, matrices, optimizer
-from experiments.steps.step import abstract, gradient, init_state, make_loss, make_step
+from experiments.steps.step import abstract, init_state, make_loss, make_step
+from jaxmem.plans import Action, Assignment, Choice
+from tests.experiments.states import first_state
 
 pytestmark = pytest.mark.jax_defaults
 
@@ -58,10 +59,12 @@ def test_sizes_are_gpt_2s_and_nothing_is_allocated_to_know_them(name, count):
 def test_the_abstract_state_is_the_states_own():
     config = micro(*DROPS)
     state, _ = abstract(config)
-    real = init_state(config)
-    assert jax.tree.map(lambda a: (a.shape, a.dtype), state) == jax.tree.map(
-        lambda a: (a.shape, a.dtype), real
-    )
+    real, drawn = jax.jit(init_state, static_argnums=0)(config), first_state(config)
+    shapes = lambda tree: jax.tree.map(lambda a: (a.shape, a.dtype), tree)
+    assert shapes(state) == shapes(real) == shapes(drawn)
+    jax.tree.map(np.testing.assert_array_equal, real.moments, drawn.moments)
+    assert 0.019 < float(real.params["embedding"].std()) < 0.021
+    assert (real.key != init_state(micro(*DROPS, "train.seed=1")).key).any()
 
 
 def reference(params, model, x_BS):
@@ -84,6 +87,12 @@ def reference(params, model, x_BS):
     return norm(x, params["final"])
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def plain_hidden_states(config, params, text):
+    return reference(params, config.model, text[:, :-1])
+
+
+@functools.partial(jax.jit, static_argnums=0)
 def hidden_states(config, params, text):
     """Of every position but the last, as the loss is given them."""
     parts = gpt.split(config)
@@ -96,19 +105,18 @@ def hidden_states(config, params, text):
 @pytest.mark.parametrize("attention", ["materialized", "fused"])
 def test_hidden_states_and_loss_are_the_plain_spellings(attention):
     config = micro(f"model.attention={attention}")
-    params, text = init_state(config).params, tokens(config)
-    params = jax.tree.map(lambda a: a + 0.1 * jax.random.normal(jax.random.key(1), a.shape), params)
-    hidden = reference(params, config.model, text[:, :-1])
+    params, text = first_state(config, shaken=0.1).params, tokens(config)
+    hidden = plain_hidden_states(config, params, text)
     np.testing.assert_allclose(hidden_states(config, params, text), hidden, atol=2e-5)
     logs = jax.nn.log_softmax(hidden @ params["embedding"].T)
     expected = -jnp.take_along_axis(logs, text[:, 1:, None], -1).mean()
-    np.testing.assert_allclose(make_loss(config)(params, text), expected, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(make_loss(config))(params, text), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("attention", ["materialized", "fused"])
 def test_no_position_sees_a_later_one(attention):
     config = micro(f"model.attention={attention}")
-    params, one = init_state(config).params, tokens(config)
+    params, one = first_state(config).params, tokens(config)
     other = one.copy()
     other[:, 9:] = (other[:, 9:] + 1) % 256
     a, b = hidden_states(config, params, one), hidden_states(config, params, other)
@@ -130,12 +138,11 @@ def test_tags_are_those_of_adaccs_table():
 
 @pytest.mark.parametrize("chunk", [1, 4, 16])
 def test_the_chunk_of_the_loss_does_not_matter(chunk):
-    k = jax.random.split(jax.random.key(0), 3)
-    hidden, embedding = jax.random.normal(k[0], (2, 16, 8)), jax.random.normal(k[1], (300, 8))
-    targets = jax.random.randint(k[2], (2, 16), 0, 300)
-    both = lambda chunk: jax.value_and_grad(cross_entropy, (0, 1))(
-        hidden, embedding, targets, chunk
-    )
+    rng = np.random.default_rng(0)
+    hidden, embedding = (rng.normal(size=s).astype(np.float32) for s in ((2, 16, 8), (300, 8)))
+    targets = rng.integers(0, 300, (2, 16))
+    loss = jax.jit(jax.value_and_grad(cross_entropy, (0, 1)), static_argnums=3)
+    both = lambda chunk: loss(hidden, embedding, targets, chunk)
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7), both(chunk), both(8)
     )
@@ -145,7 +152,7 @@ def test_the_chunk_of_the_loss_does_not_matter(chunk):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_keeping_everything_is_no_checkpoint_bit_for_bit(dtype, monkeypatch, optimized):
     config = micro(f"model.dtype={dtype}", "model.dropout=0.2")
-    params, text, key = init_state(config).params, tokens(config), jax.random.key(5)
+    params, text, key = first_state(config).params, tokens(config), jax.random.key(5)
     wrapped = jax.jit(make_loss(config, scanned(jaxmem.remat_policy(None))))(params, text, key)
     monkeypatch.setattr(gpt.jax, "checkpoint", lambda f, **_: f)
     plain = jax.jit(make_loss(config))(params, text, key)
@@ -155,7 +162,7 @@ def test_keeping_everything_is_no_checkpoint_bit_for_bit(dtype, monkeypatch, opt
 
 def test_dropout_is_a_function_of_its_key_and_recomputation_repeats_it():
     config = micro(*DROPS)
-    params, text = init_state(config).params, tokens(config)
+    params, text = first_state(config).params, tokens(config)
     policies = jaxmem.remat_policy(None), jax.checkpoint_policies.nothing_saveable
     keep, recompute = (
         jax.jit(jax.value_and_grad(make_loss(config, scanned(policy)))) for policy in policies
@@ -169,7 +176,7 @@ def test_dropout_is_a_function_of_its_key_and_recomputation_repeats_it():
 
 def recomputing(*, but=()):
     """Every tag recomputed, in two groups of layers; those of `but` kept in the second."""
-    return Groups({"block[0:1]": {}, "block[1:2]": {tag: Choice(KEEP) for tag in but}})
+    return Assignment({"block[0:1]": {}, "block[1:2]": {tag: Choice(Action.KEEP) for tag in but}})
 
 
 @pytest.mark.core
@@ -179,7 +186,7 @@ def test_the_stack_is_the_scan_and_a_plan_may_change_in_mid_training():
         update={"model": config.model.model_copy(update={"loop": "stack"})}
     )
     plans = (recomputing(), recomputing(but=TAGS))
-    state, other = init_state(config), init_state(config)
+    state = other = first_state(config)
     scan = jax.jit(make_step(config))
     for number, plan in enumerate(plans):
         text = tokens(config, number)
@@ -205,7 +212,7 @@ def test_layers_and_masks_have_keys_of_their_own():
 
 def test_a_step_draws_new_masks_every_step():
     config = micro(*DROPS, "optimizer.learning_rate=1e-12", "optimizer.weight_decay=0.0")
-    step, state = jax.jit(make_step(config)), init_state(config)
+    step, state = jax.jit(make_step(config)), first_state(config)
     state, first = step(state, tokens(config))
     state, second = step(state, tokens(config))
     assert int(state.step) == 2
@@ -214,8 +221,9 @@ def test_a_step_draws_new_masks_every_step():
 
 def test_microbatches_give_the_whole_batchs_gradient():
     config = micro()
-    params, text = init_state(config).params, tokens(config)
-    whole, parts = (gradient(make_loss(config), params, text, None, n) for n in (1, 4))
+    params, text = first_state(config).params, tokens(config)
+    of = lambda n: jax.jit(lambda p: gradient(make_loss(config), p, text, None, n))
+    whole, parts = of(1)(params), of(4)(params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), whole, parts)
 
 

@@ -157,23 +157,6 @@ def test_every_part_says_its_points_without_a_device():
     assert "action compress_offload" in correctness.points(Settings("a", "a", "a", "a", 1.0))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--part", "codex"],
-            "--part: got 'codex'; did you mean codecs?; allowed: ceilings, codecs",
-        ),
-        (["--data", "/nowhere"], "--data: got '/nowhere', which is no file"),
-        (["--limit", "0"], "--limit: got 0.0; allowed: more than 0"),
-    ],
-)
-def test_bad_input_is_exit_code_2(arguments, message, tmp_path, capsys):
-    assert run(tmp_path / "out", *arguments) == 2
-    assert message in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 def test_without_a_gpu_only_a_rehearsal_runs(tmp_path, capsys):
     assert command.main(["--out", str(tmp_path), "--part", "ceilings"]) == 1
     assert "JAX sees no GPU here; --small rehearses on a CPU" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 run leaves its files.
 """
 
+import dataclasses
 import functools
 import json
 
@@ -20,9 +21,10 @@ from experiments.errors import InputError
 from experiments.models import bert
 from experiments.models import glue as glue_model
 from experiments.models.blocks import attention
+from experiments.running.glue import GLUE, glue_experiment
 from experiments.running.planning import Ready
-from experiments.steps.optimizer import adama, optimizer
-from experiments.steps.step import State, make_step
+from experiments.steps.step import make_step
+from tests.experiments.states import first_state
 
 pytestmark = pytest.mark.jax_defaults
 TINY = (
@@ -76,27 +78,9 @@ def batch_of(config, step=1, n=64):
     return glue_text.sample(examples, 0, step, config.train.batch, config.train.sequence)
 
 
-def first(config):
-    """The first state, its parameters drawn by NumPy, which need not be compiled."""
-    random, fixed = np.random.default_rng(0).normal, {"scale": np.ones, "bias": np.zeros}
-    draw = lambda path, a: fixed.get(path[-1].key, lambda shape: random(0, 0.02, shape))(
-        a.shape
-    ).astype(a.dtype)
-    shapes = jax.eval_shape(functools.partial(glue_model.create, config), jax.random.key(0))
-    params = jax.tree.map(jnp.array, jax.tree_util.tree_map_with_path(draw, shapes))
-    folds = config.optimizer.accumulation in ("adama", "released")
-    moments = (adama(config) if folds else optimizer(config)).init(params)
-    return State(params, moments, jnp.zeros((), jnp.int32), jax.random.key_data(jax.random.key(1)))
-
-
 def shaken(config):
     """Parameters of the first state, none of them near zero."""
-    random = np.random.default_rng(1).normal
-    return jax.tree.map(lambda a: a + random(0, 0.3, a.shape).astype(a.dtype), first(config).params)
-
-
-def scores_of(config, params, batch):
-    return np.asarray(jax.jit(glue_model.scores(config))(params, batch))
+    return first_state(config, shaken=0.3).params
 
 
 @pytest.mark.core
@@ -107,10 +91,12 @@ def test_padding_does_not_change_the_output(kind):
     long = config_of("scan", "model.dtype=float64", f"model.attention={kind}", "train.sequence=40")
     params = shaken(long)
     cut = params | {"positions": params["positions"][:16]}
-    got = scores_of(long, params, batch_of(long))
-    np.testing.assert_allclose(got, scores_of(short, cut, batch_of(short)), rtol=1e-12)
+    scores = jax.jit(glue_model.scores(long))
+    got = np.asarray(scores(params, batch_of(long)))
+    cut_scores = jax.jit(glue_model.scores(short))(cut, batch_of(short))
+    np.testing.assert_allclose(got, cut_scores, rtol=1e-12)
     other = params | {"embedding": params["embedding"].at[PAD].set(7.0)}
-    np.testing.assert_array_equal(got, scores_of(long, other, batch_of(long)))
+    np.testing.assert_array_equal(got, scores(other, batch_of(long)))
     assert np.ptp(got[:, 0]) > 1e-3  # of texts that differ
 
 
@@ -129,8 +115,9 @@ def test_a_mask_that_hides_nothing_changes_nothing(kind, causal):
 def test_the_second_text_is_told_from_the_first():
     config = config_of("scan")
     batch, params, split = batch_of(config), shaken(config), glue_model.split(config)
-    x_BSD, seen_BS = split.embed(params, batch)
-    other_BSD, _ = split.embed(params, batch | {"segments": 1 - batch["segments"]})
+    embed = jax.jit(split.embed)
+    x_BSD, seen_BS = embed(params, batch)
+    other_BSD, _ = embed(params, batch | {"segments": 1 - batch["segments"]})
     assert (x_BSD != other_BSD).any(-1).all()
     np.testing.assert_array_equal(seen_BS, batch["tokens"] != PAD)
 
@@ -143,7 +130,7 @@ def test_released_adama_is_adama(rate):
     exact = "model.dtype=float64", "optimizer.clip_at=0.01", *dropped
 
     def trained(config):
-        state, step = first(config), jax.jit(make_step(config))
+        state, step = first_state(config), jax.jit(make_step(config))
         for i in (1, 2):
             state, metrics = step(state, batch_of(config, i))
         return state, metrics
@@ -163,7 +150,7 @@ SLOW = [pytest.param(way, marks=pytest.mark.slow) for way in ("in_place", "multi
 @pytest.mark.parametrize("way", ["scan", *SLOW])  # AdamA's ways: in the runs below
 def test_each_way_learns_what_can_be_told_apart(way):
     config = config_of(way)
-    state, step = first(config), jax.jit(make_step(config), donate_argnums=0)
+    state, step = first_state(config), jax.jit(make_step(config), donate_argnums=0)
     losses = []
     for i in range(1, 31):
         state, metrics = step(state, batch_of(config, i))
@@ -221,8 +208,9 @@ def losses(monkeypatch):
             raise one
         return state, {"loss": one, "grad_norm": 1.0}
 
-    monkeypatch.setattr(train_glue, "prepare", lambda _: Ready(step, None, 1))
-    monkeypatch.setattr(train_glue, "first_state", lambda config, _: first(config))
+    ready = Ready(step, None, 1)
+    stubs = {"step": lambda config, data: ready, "first_state": first_state}
+    monkeypatch.setattr(train_glue, "GLUE", dataclasses.replace(GLUE, **stubs))
     return said
 
 
@@ -238,7 +226,10 @@ def test_mnli_is_measured_on_both_its_files(losses, folder, tmp_path):
 def test_a_loss_that_is_not_finite_is_exit_code_3(losses, folder, tmp_path, capsys):
     losses[1] = float("nan")
     assert run(folder, tmp_path, "data.task=SST-2", "train.steps=3") == 3
-    assert "error: step 2: the loss is nan" in capsys.readouterr().err
+    (rows,) = tmp_path.glob("unfinished-*/metrics.jsonl")
+    said = capsys.readouterr().err
+    assert "error: step 2: the loss is nan" in said
+    assert f"rows until then are in {rows}" in said
     assert not (tmp_path / "summary.json").exists()
 
 
@@ -255,35 +246,17 @@ def test_an_interrupted_run_leaves_what_it_has(losses, folder, tmp_path):
     assert [row["step"] for row in rows] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("data.task=WNLI", "which has no folder WNLI, but MNLI, SST-2, STS-B; allowed"),
-        ("data.task=RTT", "did you mean RTE?"),
-        ("data.path=/nowhere", "data.path: got '/nowhere', which is no folder"),
-    ],
-)
-def test_bad_input_is_exit_code_2_one_message_and_no_file(
-    override, message, folder, tmp_path, capsys
-):
-    assert run(folder, tmp_path / "out", override) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("error: ")
-    assert message in last
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_bert_may_be_given_to_start_from():
     config = config_of()
     pretrained = jax.jit(functools.partial(bert.create, config))(jax.random.key(5))
-    state = train_glue.first_state(config, pretrained)
+    state = glue_experiment(pretrained).first_state(config)
     for name in glue_model.ENCODER:
         jax.tree.map(np.testing.assert_array_equal, state.params[name], pretrained[name])
     assert state.params.keys() == {*glue_model.ENCODER, "pooler", "classifier"}
     jax.jit(lambda state: state, donate_argnums=0)(state)
     assert state.params["embedding"].is_deleted()
     assert not pretrained["embedding"].is_deleted()  # it was copied
-    params = first(config).params
+    params = first_state(config).params
     longer = params | {"positions": jnp.zeros((32, 16))}
     with pytest.raises(
         InputError,

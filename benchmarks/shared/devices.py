@@ -19,15 +19,15 @@ import jaxmem
 from experiments.config.text import Config
 from experiments.models import registry as models
 from experiments.models.split import whole
-from experiments.steps.step import microbatches, released_step
+from experiments.steps.accumulate import microbatches, released_step
+from jaxmem._core.assignment import Assignment
 from jaxmem._jax.export import export_flat
-from jaxmem._plan.plan import Draft
-from jaxmem._states.stacked import at, put
 from jaxmem._states.shards import assembled, gathered, part_of, refilled, scattered, shards
+from jaxmem._states.stacked import at, put
 from jaxmem._xla.compiled import Compiled
 from jaxmem._xla.deviceless import Compiler
 
-PLAN = Draft({"block": {}})
+PLAN = Assignment({"block": {}})
 AXIS = "data"
 
 

@@ -12,7 +12,8 @@ from experiments.command.load import load
 from experiments.errors import InputError
 from experiments.models import registry as models
 from experiments.steps.optimizer import optimizer
-from experiments.steps.step import abstract, init_state, make_loss, make_step
+from experiments.steps.step import abstract, make_loss, make_step
+from tests.experiments.states import first_state as init_state
 
 pytestmark = pytest.mark.jax_defaults
 SMALL = (

@@ -1,0 +1,3 @@
+"""What the scripts of `benchmarks/` share. Imports jaxmem, its private files too, and
+`experiments`.
+"""

@@ -1,0 +1,84 @@
+"""Results that are written after each one, in a file that is always whole."""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxmem._core.files import read_json, write_json
+from jaxmem._core.versions import installed
+
+RESULTS = pathlib.Path(__file__).parents[1] / "results"
+PACKAGES = ("jax", "jaxlib", "jax-cuda13-pjrt", "flax", "optax", "pulp", "highspy")
+
+
+class Report:
+    """The results of one script, read again by a run that goes on where another stopped.
+
+    `numbers` are whole-number options of the command line with their defaults, `chosen` what they
+    are. Results of other numbers, or of other versions, are not gone on with.
+    """
+
+    def __init__(self, module: str, argv: Sequence[str] | None = None, **numbers: int):
+        parser = argparse.ArgumentParser(
+            f"python -m benchmarks.{module}",
+            description=sys.modules["__main__"].__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        parser.add_argument("--out", type=pathlib.Path, default=RESULTS / f"{module}.json")
+        parser.add_argument(
+            "--fresh", action="store_true", help="forget the results that are there"
+        )
+        for name, default in numbers.items():
+            parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
+        args = parser.parse_args(argv)
+        self.path, self.chosen = args.out, {name: getattr(args, name) for name in numbers}
+        said = "".join(f" --{n} {v}" for n, v in self.chosen.items() if v != numbers[n])
+        self.about: dict[str, Any] = {
+            "command": f"python -m benchmarks.{module}{said}",
+            "versions": versions(),
+            "device": f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores",
+        }
+        self.about |= {"settings": self.chosen} if numbers else {}
+        self.summary: dict[str, Any] | None = None
+        self.results: dict[str, Any] = {}
+        if self.path.exists() and not args.fresh:
+            old = read_json(self.path)
+            if all(old.get(k, {}) == self.about.get(k, {}) for k in ("versions", "settings")):
+                self.results = old["results"]
+
+    def has(self, key: str) -> bool:
+        return key in self.results
+
+    def __getitem__(self, key: str):
+        return self.results[key]
+
+    def add(self, key: str, value) -> None:
+        """One more result, written at once."""
+        self.results[key] = value
+        self.write()
+        print(f"{key}: {json.dumps(value)}", flush=True)
+
+    def summarise(self, summary: dict) -> None:
+        self.summary = summary
+        self.write()
+        print(json.dumps(summary, indent=1))
+
+    def write(self) -> None:
+        summary = {} if self.summary is None else {"summary": self.summary}
+        write_json(self.path, self.about | summary | {"results": self.results})
+
+
+def versions() -> dict[str, str]:
+    found = {name: installed(name) for name in PACKAGES}
+    return {"python": platform.python_version()} | {n: v for n, v in found.items() if v}
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,114 @@
+"""What pydantic found wrong with a config, told with file, key, value and what is allowed."""
+
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic
+
+from experiments.errors import nearest
+
+TYPES = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "a text",
+    "string_too_short": "a text that is not empty",
+    "list_type": "a list of texts",
+    "too_short": "a list that is not empty",
+    "finite_number": "a finite number",
+    "model_type": "a section",
+    "dict_type": "a section",
+}
+BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+SHORT = reprlib.Repr()  # a value as it was given, cut where it is long
+SHORT.maxstring = SHORT.maxother = 80
+
+
+def explain(
+    error: pydantic.ValidationError,
+    data: dict[str, Any],
+    path: str,
+    sources: Mapping[str, str],
+    schema: type[pydantic.BaseModel],
+) -> str:
+    """A line for each key with a mistake. `sources`: the override that each key was given by."""
+    problems: dict[str, list[Any]] = {}  # a union reports one problem for each of its members
+    for problem in error.errors(include_url=False):
+        problems.setdefault(_key(problem, data), []).append(problem)
+    lines = []
+    for key, group in problems.items():
+        line = _line(key, group, schema)
+        cause = next(
+            (text for k, text in sources.items() if k in line or k.startswith(f"{key}.")), None
+        )
+        override = f" with override {SHORT.repr(cause)}" if cause else ""
+        lines.append(f"{path}{override}: {line}")
+    return "\n".join(lines)
+
+
+def _key(problem: Any, data: Any) -> str:
+    """The dotted key of a problem: its location in the data, less the names that pydantic gives to
+    a union's members.
+    """
+    parts: list[str] = []
+    for part in problem["loc"]:
+        if isinstance(part, int) and isinstance(data, list):
+            parts[-1] += f"[{part}]"
+            data = data[part]
+        elif isinstance(part, str) and isinstance(data, dict):
+            if part not in data and problem["type"] != "missing":
+                continue  # of a union
+            parts.append(part)
+            data = data.get(part)
+    return ".".join(parts)
+
+
+def _line(key: str, group: list[Any], schema: Any) -> str:
+    problem = group[0]
+    if problem["type"] == "value_error":
+        said = str(problem["ctx"]["error"])
+        return f"{key}: {said}" if said.startswith("got ") else said  # of one value, or of several
+    if problem["type"] == "extra_forbidden":
+        section, _, _ = key.rpartition(".")
+        names = _fields(section, schema)
+        full = [f"{section}.{n}" if section else n for n in names]
+        return (
+            f"{key}: unknown key, got {SHORT.repr(problem['input'])}{nearest(key, full)}; allowed:"
+            f" {', '.join(names)}"
+        )
+    if problem["type"] == "missing":
+        what = "section" if "." not in key else "key"
+        return f"{key}: missing {what}; it has no default"
+    got = problem["input"]
+    kinds = dict.fromkeys(_allowed(p) for p in group)
+    if "a number" in kinds:
+        kinds.pop("a whole number", None)
+    allowed = " or ".join(kinds)
+    choices = [
+        c.strip("'")
+        for p in group
+        if p["type"] == "literal_error"
+        for c in p["ctx"]["expected"].replace(" or ", ", ").split(", ")
+    ]
+    return (
+        f"{key}: got {SHORT.repr(got)}{nearest(got, choices) if isinstance(got, str) else ''}; allowed:"
+        f" {allowed}"
+    )
+
+
+def _allowed(problem: Any) -> str:
+    context, got = problem.get("ctx", {}), problem["input"]
+    if problem["type"] == "literal_error":
+        return f"one of {context['expected']}"
+    for bound, words in BOUNDS.items():
+        if bound in context:
+            return f"{words} {context[bound]}"
+    if problem["type"] == "int_type" and isinstance(got, float) and got.is_integer():
+        return f"a whole number, such as {int(got)}" if abs(got) < 1e15 else "a whole number"
+    return str(TYPES.get(problem["type"], problem["msg"]))
+
+
+def _fields(section: str, model: Any) -> list[str]:
+    for part in filter(None, section.split(".")):
+        model = model.model_fields[part].annotation
+    return list(model.model_fields)

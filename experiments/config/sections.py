@@ -1,0 +1,82 @@
+"""What the kinds of experiments have in common: values that a setting may take, and the sections
+`train` and `optimizer`.
+
+Strict: no unknown keys, no conversions, no nan.
+"""
+
+from typing import Annotated, Literal, Self
+
+import pydantic
+from pydantic import AfterValidator, Field
+
+LARGEST = 2**31 - 1  # a step's number is an int32
+
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Probability = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1)]
+Dtype = Literal["float32", "bfloat16", "float64"]
+
+
+def _without_nul(path: str) -> str:
+    if "\0" in path:
+        raise ValueError(f"got {path!r}; allowed: a path, which has no NUL character")
+    return path
+
+
+Path = Annotated[str, Field(min_length=1), AfterValidator(_without_nul)]
+
+
+class Section(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Train(Section):
+    """How long, and on how much at once. `batch` is divided into `microbatches` of equal size."""
+
+    steps: Count
+    batch: Count
+    microbatches: Count = 1
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    log_every: Count = 10  # steps between lines where standard error is no terminal
+    eval_batches: Count = 16  # at most, spread evenly
+
+    @pydantic.model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.batch % self.microbatches:
+            raise ValueError(
+                f"train.microbatches: got {self.microbatches}; allowed: a divisor of train.batch,"
+                f" {self.batch}"
+            )
+        return self
+
+
+class Optimizer(Section):
+    """AdamW; the rate rises over `warmup` steps, then falls as a cosine to `final_ratio` of itself
+    at the last step.
+    """
+
+    learning_rate: Positive
+    warmup: Annotated[int, Field(ge=0, le=LARGEST)] = 0
+    final_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.1
+    beta1: Probability = 0.9
+    beta2: Probability = 0.999
+    epsilon: Positive = 1e-8
+    weight_decay: NonNegative = 0.0
+
+
+class Trained(Section):
+    """An experiment that trains. Kinds of experiments narrow both sections, and add their own."""
+
+    train: Train
+    optimizer: Optimizer
+
+    @pydantic.model_validator(mode="after")
+    def _warms_up_in_time(self) -> Self:
+        if self.optimizer.warmup > self.train.steps:
+            raise ValueError(
+                f"optimizer.warmup: got {self.optimizer.warmup}; allowed: at most train.steps,"
+                f" {self.train.steps}"
+            )
+        return self

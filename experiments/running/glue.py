@@ -1,0 +1,107 @@
+"""The experiment of fine-tuning a BERT on a GLUE task, measured as GLUE does."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import numpy as np
+
+from experiments.config.glue import GlueConfig
+from experiments.config.glue_tasks import TASKS
+from experiments.data import glue, tokens
+from experiments.data.glue import Examples
+from experiments.errors import DivergedError
+from experiments.models import glue as model
+from experiments.running.glue_metrics import measure
+from experiments.running.planning import check, prepare
+from experiments.running.run import Experiment
+from experiments.steps.step import State, init_state
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """The examples of a task's files: those to train on, and those of each file for validation."""
+
+    train: Examples
+    validation: dict[str, Examples]
+
+
+def read(config: GlueConfig) -> Task:
+    path, task = config.data.path, config.data.task
+    examples = glue.read(path, task, "train")
+    return Task(examples, {side: glue.read(path, task, side) for side in TASKS[task].dev})
+
+
+def says(config: GlueConfig, data: Task) -> str:
+    held_out = sum(map(len, data.validation.values()))
+    return (
+        f"{config.data.task} ({config.data.path}): {len(data.train):,} examples to train on,"
+        f" {held_out:,} for validation"
+    )
+
+
+def first_state(config: GlueConfig, pretrained: dict | None = None) -> State:
+    state = jax.jit(functools.partial(init_state, config))()
+    if pretrained is None:
+        return state
+    return dataclasses.replace(state, params=model.onto(state.params, pretrained))
+
+
+def batch(config: GlueConfig, data: Task, number: int) -> dict[str, np.ndarray]:
+    t = config.train
+    return tokens.sample(data.train, t.seed, number, t.batch, t.sequence)
+
+
+def evaluate(config: GlueConfig, state: State, data: Task) -> dict:
+    """Of each file: mean loss, in nats or a score squared, and the task's metrics, over all
+    examples, without dropout. The first file's loss is the run's.
+    """
+    scores = jax.jit(model.scores(config))
+    found = {
+        side: _measured(config, scores, state.params, examples)
+        for side, examples in data.validation.items()
+    }
+    return {"val_loss": found[TASKS[config.data.task].dev[0]]["loss"], "validation": found}
+
+
+def _measured(config: GlueConfig, scores, params: dict, examples: Examples) -> dict[str, float]:
+    t, task = config.train, TASKS[config.data.task]
+    batches = tokens.batches(examples, t.batch, t.sequence)
+    scores_NK = np.concatenate([scores(params, batch) for batch in batches])
+    loss = float(model.losses(task, scores_NK, examples.labels).mean())
+    if not math.isfinite(loss):
+        raise DivergedError(
+            f"the validation loss is {loss} after {t.steps} steps; lower optimizer.learning_rate"
+        )
+    predicted_N = scores_NK.argmax(-1) if task.labels else scores_NK[:, 0]
+    assert examples.labels is not None, "no test file is measured"
+    return {"loss": loss} | measure(task, examples.labels, predicted_N)
+
+
+def told(found: dict) -> dict[str, str]:
+    return {
+        side: ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
+        for side, measured in found["validation"].items()
+    }
+
+
+def glue_experiment(pretrained: dict | None = None) -> Experiment[GlueConfig, Task]:
+    """`pretrained`: a BERT's parameters, as `models.bert.create` makes them, to start from."""
+    return Experiment(
+        check=check,
+        read=read,
+        says=says,
+        first_state=functools.partial(first_state, pretrained=pretrained),
+        step=lambda config, _: prepare(config),
+        batch=batch,
+        evaluate=evaluate,
+        told=told,
+        unit="examples",
+        count=lambda config: config.train.batch,
+        unmeasured={"val_loss": None, "validation": {}},
+        remedy="lower optimizer.learning_rate, or clip tighter (optimizer.clip_at)",
+    )
+
+
+GLUE = glue_experiment()

@@ -1,0 +1,99 @@
+"""The experiment of a ResNet that classifies images."""
+
+import functools
+import math
+
+import jax
+
+from experiments.config.images import ImageConfig
+from experiments.data import images
+from experiments.data.images import Images
+from experiments.errors import DivergedError, InputError
+from experiments.models import resnet
+from experiments.running.planning import Ready, unplanned
+from experiments.running.run import Experiment
+from experiments.steps.images import State, init_state, make_step
+
+
+def read(config: ImageConfig) -> Images:
+    """The experiment's images, if its model has their classes."""
+    found = images.read(config.data.path, config.data.size)
+    if found.classes != config.model.classes:
+        raise InputError(
+            f"model.classes: got {config.model.classes}; allowed for {found.source}:"
+            f" {found.classes}"
+        )
+    return found
+
+
+def says(config: ImageConfig, data: Images) -> str:
+    return (
+        f"{data.source}: {len(data.train):,} images to train on, {len(data.validation):,} for"
+        " validation"
+    )
+
+
+def first_state(config: ImageConfig) -> State:
+    return jax.jit(functools.partial(init_state, config))()
+
+
+def step(config: ImageConfig, data: Images) -> Ready:
+    B = config.train.batch
+    shapes = {
+        "images": jax.ShapeDtypeStruct((B, *data.shape), "float32"),
+        "labels": jax.ShapeDtypeStruct((B,), "int32"),
+    }
+    state = jax.eval_shape(functools.partial(init_state, config))
+    return unplanned(make_step(config), state, shapes)
+
+
+def batch(config: ImageConfig, data: Images, number: int):
+    return images.sample(data.train, config.train.seed, number, config.train.batch)
+
+
+def evaluate(config: ImageConfig, state: State, data: Images) -> dict[str, float]:
+    """Mean loss in nats and accuracy over validation images spread evenly, by the running
+    averages.
+    """
+    t, logits = config.train, resnet.logits(config)
+
+    @jax.jit
+    def sums(batch):
+        scores_BK = logits(state.params, state.statistics, batch["images"])
+        right_B = scores_BK.argmax(-1) == batch["labels"]
+        return resnet.cross_entropy(scores_BK, batch["labels"]).sum(), right_B.sum()
+
+    loss = right = count = 0.0
+    for part in images.windows(data.validation, t.eval_batches, t.batch):
+        part_loss, part_right = sums(part)
+        loss, right = loss + float(part_loss), right + float(part_right)
+        count += len(part["labels"])
+    if not math.isfinite(loss):
+        raise DivergedError(
+            f"the validation loss is {loss / count} after {t.steps} steps; lower"
+            " optimizer.learning_rate"
+        )
+    return {"val_loss": loss / count, "val_accuracy": right / count}
+
+
+def told(found: dict) -> dict[str, str]:
+    return {
+        "validation loss": f"{found['val_loss']:.4f} nats",
+        "accuracy": f"{found['val_accuracy']:.4f}",
+    }
+
+
+IMAGES = Experiment(
+    check=lambda _: None,
+    read=read,
+    says=says,
+    first_state=first_state,
+    step=step,
+    batch=batch,
+    evaluate=evaluate,
+    told=told,
+    unit="images",
+    count=lambda config: config.train.batch,
+    unmeasured={"val_loss": None, "val_accuracy": None},
+    remedy="lower optimizer.learning_rate",
+)

@@ -1,0 +1,155 @@
+"""A run, of whatever kind of experiment: from data and plan to a folder of results."""
+
+import dataclasses
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import jax
+
+import jaxmem.runs
+from experiments.config.sections import Trained
+from experiments.running.planning import Ready
+from experiments.running.record import Behind, course, row
+from experiments.running.shown import Progress, table
+
+C = TypeVar("C", bound=Trained)
+D = TypeVar("D")
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment(Generic[C, D]):
+    """A kind of experiment, as functions of its config and its data.
+
+    `check(config)` raises InputError for settings that no run can use, before data are read.
+    `read(config)` -> data, and `says(config, data)` a line about them.
+    `step(config, data)` -> the compiled step, and `first_state(config)` what it begins with.
+    `batch(config, data, number)` -> step `number`'s second argument; numbers begin at 1.
+    `evaluate(config, state, data)` -> what the summary says of the trained state, `val_loss` among
+    it; `unmeasured` is said where the run was interrupted.
+    `told(found)` -> what a person is shown of that, by name.
+    `count(config)`: how many of `unit` a step has, which its speed is counted in.
+    `remedy`: what helps where the loss is not finite.
+    """
+
+    check: Callable[[C], None]
+    read: Callable[[C], D]
+    says: Callable[[C, D], str]
+    first_state: Callable[[C], Any]
+    step: Callable[[C, D], Ready]
+    batch: Callable[[C, D, int], Any]
+    evaluate: Callable[[C, Any, D], dict[str, Any]]
+    told: Callable[[dict[str, Any]], Mapping[str, str]]
+    unit: str
+    count: Callable[[C], int]
+    unmeasured: Mapping[str, Any]
+    remedy: str
+
+
+def run(
+    experiment: Experiment[C, D],
+    config: C,
+    out: pathlib.Path,
+    *,
+    name: str,
+    overwrite: bool = False,
+    command: str | None = None,
+) -> dict[str, Any]:
+    """Trains and evaluates; results appear in `out` when that has ended, or was interrupted.
+
+    `name` and `command`, which makes the run again, stand in the summary. `overwrite`: let the
+    results of an earlier run in `out` go. Returns what summary.json says.
+    """
+    experiment.check(config)
+    found: dict[str, Any] = dict(experiment.unmeasured)
+    rows, stopped = [], None
+    with jaxmem.runs.record(out, overwrite=overwrite) as results:
+        data = experiment.read(config)
+        said = experiment.says(config, data)
+        print(said, file=sys.stderr)
+        ready = experiment.step(config, data)
+        _announce(ready)
+        if ready.plan is not None:
+            results.plan(ready.plan)
+        t = config.train
+        progress = Progress(t.steps, t.log_every, experiment.unit, experiment.count(config))
+
+        def record(number: int, metrics: Mapping[str, Any]) -> None:
+            rows.append(row(number, metrics, experiment.remedy))
+            results.row(number, **rows[-1])
+            progress(number, rows[-1]["loss"])
+
+        begun = time.perf_counter()
+        try:
+            with progress:
+                state = train(experiment, config, data, ready.step, record)
+            found = experiment.evaluate(config, state, data)
+        except KeyboardInterrupt as error:
+            stopped = error
+        summary = {"config": name, "settings": config.model_dump(), "data": said}
+        summary |= course(rows) | found | of_step(ready)
+        summary |= {
+            f"{experiment.unit}_per_second": progress.speed,
+            "seconds": time.perf_counter() - begun,
+            "jax_version": jax.__version__,
+            "interrupted": stopped is not None,
+            "command": command,
+        }
+        results.summary(summary)
+    shown = {} if stopped else dict(experiment.told(found))
+    if ready.plan is not None:
+        jaxmem.plans.report(ready.plan, out / "report.html", run=out)
+        shown["page"] = str(out / "report.html")
+    table(shown | {"results": str(out)})
+    if stopped is not None:
+        raise stopped
+    return summary
+
+
+def train(
+    experiment: Experiment[C, D],
+    config: C,
+    data: D,
+    step: Callable[..., Any],
+    record: Callable[[int, Mapping[str, Any]], None],
+) -> Any:
+    """The state after all steps; `record(number, metrics)` is called a step behind the device."""
+    state = experiment.first_state(config)
+    with Behind(record) as behind:
+        for number in range(1, config.train.steps + 1):
+            state, metrics = step(state, experiment.batch(config, data, number))
+            behind(number, metrics)
+    return state
+
+
+def of_step(ready: Ready) -> dict[str, Any]:
+    """What the summary says of the step: its policy, its bytes, and how it was found."""
+    plan = ready.plan
+    seconds = ("profile", "solve", "compile")
+    return {
+        "policy": ready.policy,
+        "found": ready.found,
+        "target": plan.target if plan else "local",
+        "budget_bytes": plan and plan.budget_bytes,
+        "predicted_bytes": plan and plan.predicted_bytes,
+        "compiled_bytes": plan.compiled_bytes if plan else ready.compiled_bytes,
+        "baseline_bytes": ready.baseline_bytes,
+        "plan_seconds": plan and {name: getattr(plan, f"{name}_seconds") for name in seconds},
+        "compiles": plan.compiles if plan else ready.compiles,
+        "time_source": plan and plan.time_source,
+    }
+
+
+def _announce(ready: Ready) -> None:
+    plan = ready.plan
+    if plan is None:
+        return
+    print(plan, flush=True)
+    if ready.compiled_bytes > plan.budget_bytes:
+        print(
+            f"warning: on this device the plan for {plan.target} takes {ready.compiled_bytes:,}"
+            f" bytes of a budget of {plan.budget_bytes:,}",
+            file=sys.stderr,
+        )

@@ -1,0 +1,73 @@
+"""What a person sees of a run: how far it is, and what came of it. rich draws both on a terminal;
+elsewhere they are plain lines.
+"""
+
+import sys
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+
+class Progress:
+    """Step, loss and speed on standard error: a bar on a terminal, in a pipe a line now and then.
+
+        with Progress(steps, every=10, unit="tokens", count=2048) as progress:
+            progress(number, loss)
+
+    Speed is in units a second, of which a step has `count`; the first step is left out of it, since
+    it may have compiled.
+    """
+
+    def __init__(self, steps: int, every: int, unit: str, count: int):
+        self.steps, self.every, self.unit, self.count = steps, every, unit, count
+        self.first = self.last = time.perf_counter()
+        self.done, self.bar = 0, None
+
+    def __enter__(self) -> "Progress":
+        if sys.stderr.isatty():
+            text, bar, rest = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+            console = Console(file=sys.stderr)
+            self.bar = Bar(bar, MofNCompleteColumn(), text, rest, console=console)
+            self.bar.start()
+            self.task = self.bar.add_task("", total=self.steps)
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    @property
+    def speed(self) -> float | None:
+        """Units a second."""
+        if self.done < 2 or self.last == self.first:
+            return None
+        return (self.done - 1) * self.count / (self.last - self.first)
+
+    def __call__(self, step: int, loss: float) -> None:
+        self.last, self.done = time.perf_counter(), self.done + 1
+        if self.done == 1:
+            self.first = self.last
+        said = f"loss {loss:.4f}"
+        if self.speed is not None:
+            said += f"  {self.speed:,.0f} {self.unit}/s"
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step, description=said)
+        elif step in (1, self.steps) or step % self.every == 0:
+            print(f"step {step}/{self.steps}  {said}", file=sys.stderr, flush=True)
+
+
+def table(rows: Mapping[str, str]) -> None:
+    """Names and values, on standard error."""
+    if not sys.stderr.isatty():
+        for name, value in rows.items():
+            print(f"{name}: {value}", file=sys.stderr)
+        return
+    drawn = Table(show_header=False)
+    for name, value in rows.items():
+        drawn.add_row(escape(name), escape(value))  # a path may hold what rich takes for markup
+    Console(file=sys.stderr).print(drawn)

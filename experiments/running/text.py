@@ -1,0 +1,67 @@
+"""The experiment of a GPT or a BERT on text."""
+
+import functools
+import math
+
+import jax
+
+from experiments.config.text import Config
+from experiments.data import text
+from experiments.data.text import Text
+from experiments.errors import DivergedError
+from experiments.models import registry as models
+from experiments.running.planning import check, prepare
+from experiments.running.run import Experiment
+from experiments.steps.step import State, init_state, make_loss
+
+
+def read(config: Config) -> Text:
+    return text.read(config.data.path, config.train.sequence)
+
+
+def says(config: Config, data: Text) -> str:
+    return (
+        f"{data.source}: {len(data.train):,} bytes to train on, {len(data.validation):,} for"
+        " validation"
+    )
+
+
+def first_state(config: Config) -> State:
+    return jax.jit(functools.partial(init_state, config))()
+
+
+def batch(config: Config, data: Text, number: int):
+    t = config.train
+    rows = text.sample(data.train, t.seed, number, t.batch, t.sequence)
+    return models.batch(config, rows, number)
+
+
+def evaluate(config: Config, state: State, data: Text) -> dict[str, float]:
+    """Mean validation loss in nats a prediction, over windows spread evenly, without dropout."""
+    t, loss = config.train, jax.jit(make_loss(config))
+    batches = text.windows(data.validation, t.eval_batches, t.batch, t.sequence)
+    values = [
+        float(loss(state.params, models.batch(config, rows, i))) for i, rows in enumerate(batches)
+    ]
+    value = sum(values) / len(values)
+    if not math.isfinite(value):
+        raise DivergedError(
+            f"the validation loss is {value} after {t.steps} steps; lower optimizer.learning_rate"
+        )
+    return {"val_loss": value}
+
+
+TEXT = Experiment(
+    check=check,
+    read=read,
+    says=says,
+    first_state=first_state,
+    step=lambda config, _: prepare(config),
+    batch=batch,
+    evaluate=evaluate,
+    told=lambda found: {"validation loss": f"{found['val_loss']:.4f} nats a byte"},
+    unit="tokens",
+    count=lambda config: config.train.batch * config.train.sequence,
+    unmeasured={"val_loss": None},
+    remedy="lower optimizer.learning_rate, or clip tighter (optimizer.clip_at)",
+)

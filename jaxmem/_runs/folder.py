@@ -1,0 +1,248 @@
+"""A run's folder while the run writes it: results appear at the run's end, one run at a time."""
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+import shutil
+import socket
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jaxmem._core.files import write_json
+from jaxmem._plan.plan import Plan
+from jaxmem._runs.read import METRICS, PLAN, SUMMARY
+from jaxmem.errors import JaxmemWarning, RunError
+
+REPORT = "report.html"
+RESULTS = (SUMMARY, METRICS, PLAN, REPORT)  # what belongs to one run; the rest is the user's
+LOCK, UNFINISHED = ".lock", "unfinished-"
+
+
+class Record:
+    """What a run writes down, made by `jaxmem.runs.record`.
+
+    `folder` is where the results appear at the run's end, `path` the folder within it where they
+    are until then, and where they stay if the run fails.
+    """
+
+    def __init__(self, folder: pathlib.Path, path: pathlib.Path):
+        self.folder, self.path = folder, path
+        self.steps = 0
+        self._rows = None
+
+    def row(self, step: int, /, **numbers: float) -> None:
+        """Appends a step's numbers to metrics.jsonl, at once, so that they survive a crash.
+
+        Arguments:
+          step: the step's number, which is the page's horizontal axis.
+          numbers: scalars by name, such as loss=5.5, Python's, NumPy's or JAX's; what is not
+            finite is written as null.
+
+        Raises RunError if it cannot be written.
+        """
+        row = {"step": int(step)} | {name: float(value) for name, value in numbers.items()}
+        with _told(self.folder):
+            if self._rows is None:
+                self._rows = (self.path / METRICS).open("w", encoding="utf-8")
+            self._rows.write(json.dumps(_without_nan(row), allow_nan=False) + "\n")
+            self._rows.flush()
+        self.steps += 1
+
+    def plan(self, plan: Plan) -> None:
+        """Writes the plan under which the run trains, as plan.json."""
+        with _told(self.folder):
+            plan.save(self.path / PLAN)
+
+    def summary(self, fields: Mapping[str, Any]) -> None:
+        """Writes what is to be said of the whole run, as summary.json.
+
+        Arguments:
+          fields: anything that JSON has a word for. `jaxmem report` shows `config` (the run's
+            name), `command`, `val_loss`, `first_loss`, `final_loss`, `steps`, `compiled_bytes`,
+            `baseline_bytes` and `tokens_per_second`.
+        """
+        with _told(self.folder):
+            write_json(self.path / SUMMARY, _without_nan(dict(fields)))
+
+    def _close(self) -> None:
+        if self._rows is not None:
+            self._rows.close()
+
+
+@contextlib.contextmanager
+def record(folder: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Record]:
+    """A run's results, written apart while the statement runs, in `folder` when it has ended.
+
+        with jaxmem.runs.record("runs/mine") as run:
+            run.plan(plan)
+            for number in range(1, steps + 1):
+                state, loss = plan.step(state, batch)
+                run.row(number, loss=loss)
+            run.summary({"val_loss": evaluate(state)})
+
+    Until then they are in `folder`/unfinished-DATE-TIME, and an earlier run's stay as they are. A
+    statement that a KeyboardInterrupt ends has ended too: what it wrote appears, if it has a row or
+    a summary. One that ends by another error has failed: `folder` stays as it was, rows stay in the
+    folder of the unfinished, and a note on the error says so. A process that is killed leaves the
+    same. Rows without a summary get one, of their number.
+
+    Arguments:
+      folder: where the results belong; it is made, with its parents. Files in it that are not a
+        run's are left alone.
+      overwrite: let the results of an earlier run go, when this one ends.
+
+    Raises RunError, before the statement runs, if `folder` holds a run's summary and `overwrite`
+    is not set, if another process writes a run there, or if it cannot be written to.
+    """
+    folder = pathlib.Path(folder)
+    with _made(folder), _locked(folder):
+        _refuse_finished(folder, overwrite)
+        run = Record(folder, _apart(folder))
+        try:
+            yield run
+        except BaseException as error:
+            run._close()
+            interrupted = isinstance(error, KeyboardInterrupt)
+            if interrupted and (run.steps or (run.path / SUMMARY).exists()):
+                _publish(run, interrupted=True)
+            elif run.steps:
+                error.add_note(f"rows until then are in {run.path / METRICS}")
+            else:
+                shutil.rmtree(run.path, ignore_errors=True)
+            raise
+        run._close()
+        _publish(run, interrupted=False)
+
+
+def _publish(run: Record, interrupted: bool) -> None:
+    """Lets an earlier run's files go, and moves this one's to their place.
+
+    The summary moves first. A process killed in between leaves a folder that is taken for a run's,
+    which no other run replaces unasked, and the rest in the folder of the unfinished.
+    """
+    with _told(run.folder):
+        if run.steps and not (run.path / SUMMARY).exists():
+            run.summary({"steps": run.steps, "interrupted": interrupted})
+        if any(run.path.iterdir()):
+            for name in RESULTS:
+                (run.folder / name).unlink(missing_ok=True)
+            for name in RESULTS:
+                if (run.path / name).exists():
+                    os.replace(run.path / name, run.folder / name)
+        with contextlib.suppress(OSError):  # a file of the user's own may be in it
+            run.path.rmdir()
+
+
+def _refuse_finished(folder: pathlib.Path, overwrite: bool) -> None:
+    if (folder / SUMMARY).exists() and not overwrite:
+        raise RunError(
+            f"record: {str(folder)!r} holds the results of a run ({SUMMARY}); expected a folder"
+            " without; name another one, or let them go: overwrite=True, --overwrite on a command"
+            " line"
+        )
+
+
+def _apart(folder: pathlib.Path) -> pathlib.Path:
+    """A new folder within, named after the time. Empty ones of killed processes are removed."""
+    with _told(folder):
+        for old in folder.glob(f"{UNFINISHED}*"):
+            with contextlib.suppress(OSError):  # it is not empty
+                old.rmdir()
+        name, number = f"{UNFINISHED}{time.strftime('%Y%m%d-%H%M%S')}", 1
+        while True:
+            path = folder / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir()
+            except FileExistsError:
+                number += 1
+            else:
+                return path
+
+
+@contextlib.contextmanager
+def _made(folder: pathlib.Path) -> Iterator[None]:
+    """Makes the folder and its parents; those made that are empty at the end are removed."""
+    with _told(folder):
+        missing = [p for p in (folder, *folder.parents) if not p.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        for path in missing:
+            with contextlib.suppress(OSError):  # it holds something
+                path.rmdir()
+
+
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path) -> Iterator[None]:
+    """Holds the folder against other processes. The lock is the system's: it ends with the process
+    that holds it, however that ends.
+    """
+    lock = folder / LOCK
+    while True:
+        with _told(folder):
+            file = lock.open("a+", encoding="utf-8")
+        try:
+            import fcntl  # not on Windows
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "it has just begun"
+            file.close()
+            raise RunError(
+                f"record: another run is writing to {str(folder)!r} ({holder}); wait for it, or"
+                " name another folder"
+            ) from None
+        except (OSError, ImportError) as error:  # some network file systems have no locks
+            warnings.warn(
+                f"record: {str(folder)!r} cannot be locked ({error}); do not write two runs there"
+                " at once",
+                JaxmemWarning,
+                stacklevel=4,
+            )
+        if _is(lock, file.fileno()):
+            break
+        file.close()  # who held it has removed it in the meantime
+    try:
+        with _told(folder):
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            lock.unlink()
+        file.close()
+
+
+def _is(path: pathlib.Path, descriptor: int) -> bool:
+    """Whether the open file is still the one of that name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def _told(folder: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"record: cannot write to {str(folder)!r}: {error}; expected a folder, or a path where"
+            " one can be made and written to"
+        ) from error
+
+
+def _without_nan(value: Any) -> Any:
+    """`value` with null for numbers that JSON has no word for."""
+    if isinstance(value, Mapping):
+        return {str(key): _without_nan(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

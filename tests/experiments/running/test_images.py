@@ -1,0 +1,95 @@
+"""Runs of a ResNet: what one leaves behind, and what is refused."""
+
+import dataclasses
+import functools
+import json
+import re
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import train_images
+from experiments.models import resnet
+from experiments.running.images import IMAGES
+from experiments.running.planning import Ready
+from experiments.steps.images import State, optimizer
+from tests.experiments.states import parameters
+
+pytestmark = pytest.mark.jax_defaults
+SMALL = (
+    "model.depth=14", "model.width=4", "train.batch=16", "train.steps=3", "train.eval_batches=2", "optimizer.warmup=0",
+)  # fmt: skip
+
+
+def first_state(config):
+    params, statistics = parameters(functools.partial(resnet.create, config))
+    return State(params, statistics, optimizer(config).init(params), jnp.zeros((), jnp.int32))
+
+
+def run(out, *overrides):
+    return train_images.main(["resnet50_digits", *SMALL, *overrides, "--out", str(out)])
+
+
+def read(out):
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return json.loads((out / "summary.json").read_text()), rows
+
+
+def test_a_run_leaves_its_files(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(resnet.STAGES, 14, (1,))  # the compiler takes most of the time
+    experiment = dataclasses.replace(IMAGES, first_state=first_state)
+    monkeypatch.setattr(train_images, "IMAGES", experiment)
+    assert run(tmp_path / "new" / "out") == 0
+    summary, rows = read(tmp_path / "new" / "out")
+    assert {p.name for p in (tmp_path / "new" / "out").iterdir()} == {
+        "metrics.jsonl",
+        "summary.json",
+    }
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert rows[0].keys() == {"step", "loss", "accuracy", "grad_norm", "snr"}
+    assert (summary["first_loss"], summary["final_loss"]) == (rows[0]["loss"], rows[-1]["loss"])
+    assert np.isfinite(summary["val_loss"])
+    assert 0 <= summary["val_accuracy"] <= 1
+    assert summary["command"].startswith(
+        "python -m experiments.train_images resnet50_digits model.depth=14"
+    )
+    assert (summary["interrupted"], summary["settings"]["optimizer"]["accumulation"]) == (
+        False,
+        "adama",
+    )
+    assert summary["baseline_bytes"] == summary["compiled_bytes"] > 0
+    assert summary["images_per_second"] > 0
+    assert "1,438 images to train on, 359 for validation" in capsys.readouterr().err
+
+
+def stub(monkeypatch, *losses):
+    """A step that takes no time: `losses` in turn, and an interrupt after them."""
+    left = list(losses)
+
+    def step(state, batch):
+        if not left:
+            raise KeyboardInterrupt
+        return state, {"loss": left.pop(0), "accuracy": 0.5, "grad_norm": 1.0, "snr": 0.0}
+
+    stubs = {"first_state": lambda _: jnp.zeros(()), "step": lambda *_: Ready(step, None, 1)}
+    monkeypatch.setattr(train_images, "IMAGES", dataclasses.replace(IMAGES, **stubs))
+
+
+def test_an_interrupted_run_leaves_what_it_has(tmp_path, monkeypatch):
+    stub(monkeypatch, 2.0, 1.5)
+    assert run(tmp_path) == 130
+    summary, rows = read(tmp_path)
+    assert [row["loss"] for row in rows] == [2.0, 1.5]
+    assert (summary["steps"], summary["interrupted"], summary["val_accuracy"]) == (2, True, None)
+
+
+def test_a_loss_that_is_not_finite_is_exit_code_3(tmp_path, monkeypatch, capsys):
+    stub(monkeypatch, 2.0, float("nan"), 1.0)
+    assert run(tmp_path) == 3
+    assert re.search(
+        r"error: step 2: the loss is nan .*; lower optimizer\.learning_rate",
+        capsys.readouterr().err,
+    )
+    assert not (tmp_path / "summary.json").exists()
+    assert len(list(tmp_path.glob("unfinished-*/metrics.jsonl"))) == 1

@@ -1,0 +1,175 @@
+"""A run of any kind: what happens in which order, what appears when, and what a person sees."""
+
+import dataclasses
+import io
+import json
+import sys
+
+import pytest
+
+from experiments.command import cli
+from experiments.command.load import load
+from experiments.errors import DivergedError, InputError
+from experiments.running.planning import Ready
+from experiments.running.run import Experiment, run
+from experiments.running.shown import Progress, table
+from jaxmem import runs
+
+pytestmark = [pytest.mark.jax_defaults, pytest.mark.core]
+CONFIG = load("gpt_nano", ["train.steps=3", "train.log_every=2"])
+
+
+class Toy:
+    """An experiment of numbers: the state counts steps. `stops` raises where it is told to."""
+
+    def __init__(self, **stops):
+        self.stops, self.calls = stops, []
+
+    def call(self, name, result=None):
+        self.calls.append(name)
+        if name in self.stops:
+            raise self.stops[name]
+        return result
+
+    def step(self, state, batch):
+        loss = self.stops.get("loss", 1.0) if state == 1 else 2.0
+        return state + 1, {"loss": loss, "grad_norm": 1.0, "image": [batch]}
+
+    @property
+    def experiment(self) -> Experiment:
+        return Experiment(
+            check=lambda config: self.call("check"),
+            read=lambda config: self.call("read", "data"),
+            says=lambda config, data: f"all of the {data}",
+            first_state=lambda config: self.call("first_state", 0),
+            step=lambda config, data: self.call("step", Ready(self.step, None, 7)),
+            batch=lambda config, data, number: self.call(f"batch {number}", number),
+            evaluate=lambda config, state, data: self.call("evaluate", {"val_loss": float(state)}),
+            told=lambda found: {"validation loss": f"{found['val_loss']:.1f}"},
+            unit="things",
+            count=lambda config: 10,
+            unmeasured={"val_loss": None},
+            remedy="be patient",
+        )
+
+    def run(self, out, **options):
+        return run(self.experiment, CONFIG, out, name="toy", **options)
+
+
+def test_a_run_checks_reads_prepares_trains_and_evaluates(tmp_path, capsys):
+    toy = Toy()
+    summary = toy.run(tmp_path / "out", command="make toy")
+    steps = [f"batch {number}" for number in (1, 2, 3)]
+    assert toy.calls == ["check", "read", "step", "first_state", *steps, "evaluate"]
+    found = runs.read(tmp_path / "out")
+    assert found.summary == json.loads(json.dumps(summary))
+    assert (found.name, found.losses) == ("toy", ((1.0, 2.0), (2.0, 1.0), (3.0, 2.0)))
+    expected = {"val_loss": 3.0, "steps": 3, "first_loss": 2.0, "final_loss": 2.0}
+    expected |= {"interrupted": False, "command": "make toy", "data": "all of the data"}
+    expected |= {"compiled_bytes": 7, "settings": CONFIG.model_dump()}
+    assert {key: summary[key] for key in expected} == expected
+    assert summary["things_per_second"] > 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "all of the data"
+    assert [line.split("  ")[0] for line in lines[1:4]] == ["step 1/3", "step 2/3", "step 3/3"]
+    assert lines[4:] == ["validation loss: 3.0", f"results: {tmp_path / 'out'}"]
+
+
+@pytest.mark.parametrize("where", ["check", "read", "step", "first_state"])
+@pytest.mark.parametrize("error", [InputError("of mine"), KeyboardInterrupt("of mine")])
+def test_a_run_that_ends_before_its_first_step_leaves_nothing(where, error, tmp_path):
+    toy = Toy(**{where: error})
+    with pytest.raises(type(error), match="of mine"):
+        toy.run(tmp_path / "out")
+    assert toy.calls[-1] == where
+    if where != "first_state" or isinstance(error, InputError):
+        assert list(tmp_path.iterdir()) == []
+    else:  # the plan was made, and training has begun
+        assert runs.read(tmp_path / "out").summary["steps"] == 0
+
+
+def test_a_config_that_no_run_can_use_is_told_before_the_folder_is_looked_at(tmp_path):
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(InputError, match="of mine"):
+        Toy(check=InputError("of mine")).run(tmp_path)
+
+
+def test_an_earlier_run_is_replaced_only_when_that_is_asked_for(tmp_path):
+    Toy().run(tmp_path)
+    toy = Toy()
+    assert cli.exit_code(lambda: toy.run(tmp_path)) == 2
+    assert toy.calls == ["check"]
+    assert cli.exit_code(lambda: toy.run(tmp_path, overwrite=True)) == 0
+
+
+@pytest.mark.parametrize(
+    "stops", [{"loss": float("nan")}, {"evaluate": DivergedError("the validation loss is nan")}]
+)
+def test_a_run_that_diverges_leaves_the_earlier_one_and_names_its_rows(stops, tmp_path, capsys):
+    Toy().run(tmp_path, command="the first")
+    assert cli.exit_code(lambda: Toy(**stops).run(tmp_path, overwrite=True)) == 3
+    assert runs.read(tmp_path).summary["command"] == "the first"
+    (rows,) = tmp_path.glob("unfinished-*/metrics.jsonl")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "loss is nan" in last
+    assert last.endswith(f"; rows until then are in {rows}")
+    assert len(rows.read_text().splitlines()) == (1 if "loss" in stops else 3)
+
+
+@pytest.mark.parametrize(("where", "steps"), [("batch 3", 2), ("evaluate", 3)])
+def test_an_interrupted_run_appears_with_the_steps_that_it_did(where, steps, tmp_path, capsys):
+    Toy().run(tmp_path, command="the first")
+    toy = Toy(**{where: KeyboardInterrupt()})
+    assert cli.exit_code(lambda: toy.run(tmp_path, overwrite=True, command="the second")) == 130
+    found = runs.read(tmp_path).summary
+    assert (found["command"], found["interrupted"], found["steps"]) == ("the second", True, steps)
+    assert found["val_loss"] is None
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_shows_a_bar_and_a_table(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with Progress(4, every=100, unit="tokens", count=1000) as progress:
+        for number in range(1, 5):
+            progress(number, 5.5 - number)
+    table({"validation loss": "3.0", "results": "runs/[red]a"})
+    shown = terminal.getvalue()
+    assert "4/4" in shown
+    assert "loss 1.5000" in shown
+    assert "tokens/s" in shown
+    lines = shown.splitlines()
+    assert any("validation loss" in line and "3.0" in line for line in lines)
+    assert any("runs/[red]a" in line for line in lines)
+    assert "│" in shown
+
+
+def test_a_pipe_shows_a_line_now_and_then(capsys):
+    with Progress(5, every=2, unit="tokens", count=1000) as progress:
+        for number in range(1, 6):
+            progress(number, 1.0)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == ["1/5", "2/5", "4/5", "5/5"]
+    assert lines[0] == "step 1/5  loss 1.0000"
+    assert lines[1].endswith(" tokens/s")
+
+
+def test_an_error_says_in_one_line_what_its_notes_say(capsys):
+    def work():
+        error = InputError("it went wrong")
+        error.add_note("the rest is elsewhere")
+        raise error
+
+    assert cli.exit_code(work) == 2
+    assert capsys.readouterr().err == "error: it went wrong; the rest is elsewhere\n"
+
+
+def test_an_experiment_may_be_changed_in_part(tmp_path):
+    other = dataclasses.replace(Toy().experiment, told=lambda found: {})
+    assert run(other, CONFIG, tmp_path, name="other")["val_loss"] == 3.0

@@ -1,0 +1,35 @@
+"""First states drawn by NumPy, which need not be compiled."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.models import registry as models
+from experiments.steps.step import State, init_state
+
+FIXED = {"scale": np.ones, "bias": np.zeros, "mean": np.zeros, "variance": np.ones}
+
+
+def parameters(create, seed: int = 0, shaken: float = 0.0):
+    """Arrays of the shapes of `create(key)`; `shaken`: the deviation of what is added to each, so
+    that none is near zero.
+    """
+    rng = np.random.default_rng(seed)
+
+    def draw(path, a):
+        fixed = FIXED.get(path[-1].key)
+        values = rng.normal(0, 0.02, a.shape) if fixed is None else fixed(a.shape)
+        return jnp.asarray((values + shaken * rng.normal(size=a.shape)).astype(a.dtype))
+
+    return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(create, jax.random.key(0)))
+
+
+def first_state(config, seed: int = 0, shaken: float = 0.0) -> State:
+    """What `init_state` makes, but for the draws (tests/experiments/models/test_gpt.py)."""
+    shapes = jax.eval_shape(functools.partial(init_state, config))
+    params = parameters(functools.partial(models.create, config), seed, shaken)
+    zeros = jax.tree.map(lambda a: jnp.asarray(np.zeros(a.shape, a.dtype)), shapes)
+    key = jnp.asarray(np.arange(1, 1 + shapes.key.size, dtype=np.uint32))
+    return State(params, zeros.moments, zeros.step, key)

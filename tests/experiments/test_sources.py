@@ -1,0 +1,78 @@
+"""experiments/ and benchmarks/, read from their sources: mains and files are short, benchmarks are
+scripts and what they share, and every text says its encoding.
+"""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+pytestmark = pytest.mark.core
+
+ROOT = pathlib.Path(__file__).parents[2]
+SOURCES = {
+    str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
+    for folder in ("experiments", "benchmarks")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+}
+MAINS = ("plan", "train", "train_glue", "train_images")
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_files_are_short(path):
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    main = re.fullmatch(rf"experiments/({'|'.join(MAINS)})\.py", path)
+    assert len(lines) <= (40 if main else 300)
+
+
+def test_folders_are_small():
+    folders: dict[str, int] = {}
+    for path in SOURCES:
+        folder = str(pathlib.PurePath(path).parent)
+        folders[folder] = folders.get(folder, 0) + 1
+    folders.pop("benchmarks")  # a script's name is its address
+    assert {f: count for f, count in folders.items() if count > 13} == {}
+
+
+def test_benchmarks_are_scripts_and_what_they_share():
+    scripts = [p for p in SOURCES if re.fullmatch(r"benchmarks/[a-z]\w*\.py", p)]
+    assert len(scripts) > 10
+    assert all(
+        f"python -m {p[:-3].replace('/', '.')}" in ast.get_docstring(SOURCES[p]) for p in scripts
+    )
+    assert all("__main__" in (ROOT / p).read_text(encoding="utf-8") for p in scripts)
+
+
+def texts(tree: ast.Module):
+    """Calls that read or write text: in the encoding of the machine, unless they say which."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+        keywords = {k.arg: ast.unparse(k.value) for k in node.keywords}
+        arguments = " ".join(map(ast.unparse, node.args)) + keywords.get("mode", "")
+        opens = (
+            name in ("open", "TemporaryFile")
+            and "'rb'" not in arguments
+            and "'wb'" not in arguments
+        )
+        if ast.unparse(node.func) == "Image.open":
+            continue
+        if (
+            opens
+            or name in ("read_text", "write_text")
+            or ("text" in keywords and name in ("run", "Popen"))
+        ):
+            yield node.lineno, keywords
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_texts_say_their_encoding(path):
+    assert [line for line, keywords in texts(SOURCES[path]) if "encoding" not in keywords] == []
+
+
+def test_a_text_without_an_encoding_is_found():
+    source = "a.read_text()\nopen('x')\nopen('x', 'rb')\nb.write_text(1, encoding='utf-8')\n"
+    source += "subprocess.run(x, text=True)\nsubprocess.run(x)"
+    assert [line for line, k in texts(ast.parse(source)) if "encoding" not in k] == [1, 2, 5]

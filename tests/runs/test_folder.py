@@ -1,0 +1,283 @@
+"""A run's folder: results appear whole at the end, earlier ones outlive a failure, and two runs do
+not mix.
+"""
+
+import fcntl
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import jaxmem
+from jaxmem import runs
+from jaxmem._runs import folder as run_folder
+from jaxmem.errors import JaxmemWarning, RunError
+from tests.shared.report_pages import made
+
+pytestmark = pytest.mark.core
+
+
+def write(out, *losses, overwrite=False, **summary):
+    with runs.record(out, overwrite=overwrite) as run:
+        for number, loss in enumerate(losses, 1):
+            run.row(number, loss=loss)
+        run.summary({"config": "a run"} | summary)
+
+
+def stop(out, error, *losses):
+    """A run that `error` ends after its rows."""
+    with runs.record(out, overwrite=True) as run:
+        run.plan(made())
+        for number, loss in enumerate(losses, 1):
+            run.row(number, loss=loss)
+        raise error
+
+
+def losses(out):
+    return [loss for _, loss in runs.read(out).losses]
+
+
+def names(out):
+    return sorted(p.name for p in out.iterdir())
+
+
+def unfinished(out):
+    (path,) = out.glob("unfinished-*")
+    return path
+
+
+@pytest.fixture
+def earlier(tmp_path):
+    """A folder that holds a finished run and a file of the user's."""
+    out = tmp_path / "out"
+    with runs.record(out) as run:
+        run.plan(made())
+        run.row(1, loss=9.0)
+        run.summary({"config": "earlier"})
+    (out / "report.html").write_text("about the earlier run")
+    (out / "notes.txt").write_text("mine")
+    return out
+
+
+def is_as_it_was(out):
+    return (
+        runs.read(out).name == "earlier"
+        and losses(out) == [9.0]
+        and (out / "report.html").read_text() == "about the earlier run"
+        and (out / "notes.txt").read_text() == "mine"
+    )
+
+
+def test_what_a_run_writes_is_read_back(tmp_path):
+    out = tmp_path / "new" / "out"
+    with runs.record(out) as run:
+        run.plan(made())
+        run.row(1, loss=np.float32(5.5), grad_norm=1)
+        run.row(2, loss=float("nan"))
+        run.summary({"config": "mine", "val_loss": float("inf"), "nested": [{"a": float("nan")}]})
+        assert names(out) == [".lock", run.path.name]
+        assert names(run.path) == ["metrics.jsonl", "plan.json", "summary.json"]
+    assert names(out) == ["metrics.jsonl", "plan.json", "summary.json"]
+    found = runs.read(out)
+    assert (found.name, found.plan) == ("mine", made())
+    assert found.losses[0] == (1.0, 5.5)
+    assert np.isnan(found.losses[1][1])
+    assert found.summary == {"config": "mine", "val_loss": None, "nested": [{"a": None}]}
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [{"step": 1, "loss": 5.5, "grad_norm": 1.0}, {"step": 2, "loss": None}]
+
+
+def test_rows_are_on_the_disk_at_once(tmp_path):
+    with runs.record(tmp_path) as run:
+        run.row(1, loss=1.0)
+        assert json.loads((run.path / "metrics.jsonl").read_text()) == {"step": 1, "loss": 1.0}
+
+
+def test_rows_without_a_summary_get_one(tmp_path):
+    with runs.record(tmp_path) as run:
+        run.row(1, loss=1.0)
+        run.row(2, loss=1.0)
+    assert runs.read(tmp_path).summary == {"steps": 2, "interrupted": False}
+
+
+def test_a_run_that_writes_nothing_leaves_nothing(tmp_path):
+    with runs.record(tmp_path / "new" / "out"):
+        assert (tmp_path / "new" / "out").is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_finished_run_is_not_replaced_unasked(earlier):
+    with (
+        pytest.raises(RunError, match=r"holds the results of a run \(summary\.json\).*overwrite"),
+        runs.record(earlier),
+    ):
+        pytest.fail("the statement ran")
+    assert is_as_it_was(earlier)
+
+
+def test_a_finished_run_goes_when_the_next_one_ends_and_no_file_of_it_is_left(earlier):
+    with runs.record(earlier, overwrite=True) as run:
+        run.row(1, loss=1.0)
+        run.summary({"config": "next"})
+        assert is_as_it_was(earlier)
+    assert runs.read(earlier).name == "next"
+    assert names(earlier) == ["metrics.jsonl", "notes.txt", "summary.json"]
+
+
+def test_a_plan_alone_is_no_run_and_may_be_replaced(tmp_path):
+    for _ in range(2):
+        with runs.record(tmp_path) as run:
+            run.plan(made())
+    assert names(tmp_path) == ["plan.json"]
+
+
+def test_a_run_that_fails_leaves_the_earlier_one_and_says_where_its_rows_are(earlier):
+    with pytest.raises(ZeroDivisionError, match="of mine") as caught:
+        stop(earlier, ZeroDivisionError("of mine"), 1.0)
+    assert is_as_it_was(earlier)
+    rows = unfinished(earlier) / "metrics.jsonl"
+    assert caught.value.__notes__ == [f"rows until then are in {rows}"]
+    assert json.loads(rows.read_text()) == {"step": 1, "loss": 1.0}
+    write(earlier, 2.0, overwrite=True)  # the next run leaves the rows of the failed one alone
+    assert json.loads(rows.read_text()) == {"step": 1, "loss": 1.0}
+    assert losses(earlier) == [2.0]
+
+
+def test_a_run_that_fails_before_its_first_row_leaves_nothing(earlier, tmp_path):
+    for out in (earlier, tmp_path / "new" / "other"):
+        with pytest.raises(ZeroDivisionError, match="of mine"):
+            stop(out, ZeroDivisionError("of mine"))
+    assert is_as_it_was(earlier)
+    assert names(tmp_path) == ["out"]
+    assert not list(earlier.glob("unfinished-*"))
+
+
+def test_what_an_interrupted_run_has_appears(earlier):
+    with pytest.raises(KeyboardInterrupt, match="of mine"):
+        stop(earlier, KeyboardInterrupt("of mine"), 1.0)
+    assert runs.read(earlier).summary == {"steps": 1, "interrupted": True}
+    assert losses(earlier) == [1.0]
+    assert names(earlier) == ["metrics.jsonl", "notes.txt", "plan.json", "summary.json"]
+
+
+def test_an_interrupt_before_the_first_row_leaves_the_earlier_run(earlier):
+    with pytest.raises(KeyboardInterrupt, match="of mine"):
+        stop(earlier, KeyboardInterrupt("of mine"))
+    assert is_as_it_was(earlier)
+    assert not list(earlier.glob("unfinished-*"))
+
+
+def test_of_two_runs_at_once_the_second_is_refused(tmp_path):
+    with runs.record(tmp_path) as run:
+        run.row(1, loss=1.0)
+        with (
+            pytest.raises(RunError, match=rf"another run is writing .*process {os.getpid()} on"),
+            runs.record(tmp_path, overwrite=True),
+        ):
+            pytest.fail("the statement ran")
+        run.row(2, loss=2.0)
+    assert losses(tmp_path) == [1.0, 2.0]
+    assert names(tmp_path) == ["metrics.jsonl", "summary.json"]
+
+
+CHILD = """
+import sys, time
+from jaxmem import runs
+with runs.record(sys.argv[1]) as run:
+    run.row(1, loss=1.0)
+    print("begun", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_process_that_is_killed_does_not_hold_the_folder_and_leaves_its_rows(tmp_path):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, env=environment
+    )
+    try:
+        assert child.stdout.readline() == b"begun\n"
+        with pytest.raises(RunError, match=f"process {child.pid} on"), runs.record(tmp_path):
+            pytest.fail("the statement ran")
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+    rows = unfinished(tmp_path) / "metrics.jsonl"
+    (tmp_path / "unfinished-20000101-000000").mkdir()  # of one that was killed before it had a row
+    write(tmp_path, 2.0)
+    assert losses(tmp_path) == [2.0]
+    assert json.loads(rows.read_text()) == {"step": 1, "loss": 1.0}
+    assert names(tmp_path) == ["metrics.jsonl", "summary.json", rows.parent.name]
+
+
+def test_a_lock_that_was_removed_meanwhile_is_no_lock(tmp_path, monkeypatch):
+    """Who waited for a lock may be given that of a file that is gone."""
+    real, seen = fcntl.flock, []
+
+    def flock(file, how):
+        if not seen:
+            pathlib.Path(file.name).unlink()
+        seen.append(file)
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    write(tmp_path, 1.0)
+    assert len(seen) == 2
+    assert losses(tmp_path) == [1.0]
+
+
+def test_where_nothing_can_be_locked_it_is_said(tmp_path, monkeypatch):
+    def flock(file, how):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.warns(JaxmemWarning, match=r"cannot be locked \(.*not supported\); do not write"):
+        write(tmp_path, 1.0)
+    assert losses(tmp_path) == [1.0]
+
+
+def test_runs_that_begin_in_one_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_folder.time, "strftime", lambda _: "20260101-000000")
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError, match="of mine"):
+            stop(tmp_path, ZeroDivisionError("of mine"), 1.0)
+    expected = ["", "-2", "-3"]
+    assert names(tmp_path) == [f"unfinished-20260101-000000{end}" for end in expected]
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["a file", "in a file"])
+def test_a_place_where_no_folder_can_be_is_told(tmp_path, inside):
+    (tmp_path / "file").write_text("mine")
+    out = tmp_path / "file" / "out" if inside else tmp_path / "file"
+    with (
+        pytest.raises(RunError, match=rf"cannot write to '{re.escape(str(out))}': .*; expected"),
+        runs.record(out),
+    ):
+        pytest.fail("the statement ran")
+    assert (tmp_path / "file").read_text() == "mine"
+    assert names(tmp_path) == ["file"]
+
+
+def test_an_error_of_the_users_own_is_left_as_it_is(tmp_path):
+    with pytest.raises(FileNotFoundError, match="of mine"), runs.record(tmp_path / "out"):
+        raise FileNotFoundError("of mine")
+    assert names(tmp_path) == []
+
+
+def test_a_file_of_the_users_among_the_unfinished_is_kept(tmp_path):
+    with runs.record(tmp_path) as run:
+        run.row(1, loss=1.0)
+        (run.path / "checkpoint").write_text("mine")
+    assert (unfinished(tmp_path) / "checkpoint").read_text() == "mine"
+    assert losses(tmp_path) == [1.0]
+
+
+def test_the_face_is_public():
+    assert issubclass(RunError, jaxmem.errors.JaxmemError)
+    assert {"record", "Record", "read", "Run", "write_whole"} <= set(dir(runs))
