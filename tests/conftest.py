@@ -4,9 +4,18 @@
 
 import os
 
-os.environ.setdefault(
-    "JAX_PLATFORMS", "cpu"
-)  # read when jax is imported; child processes inherit it
+
+def cores() -> list[int]:
+    """Numbers of the cores that this process may use; none where the platform does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+# What follows is read when jax is imported, and child processes inherit it.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if cores() and (worker := os.environ.get("PYTEST_XDIST_WORKER")):
+    # A core for each of pytest-xdist's workers: XLA makes a thread a core that it sees, and the
+    # threads of two workers on the same cores wait for each other.
+    os.sched_setaffinity(0, {cores()[int(worker.removeprefix("gw")) % len(cores())]})
 
 import hypothesis
 import jax
@@ -16,6 +25,15 @@ hypothesis.settings.register_profile(
     "default", deadline=None, derandomize=bool(os.environ.get("CI"))
 )
 hypothesis.settings.load_profile("default")
+
+
+def pytest_xdist_auto_num_workers(config) -> int:
+    """What `-n auto` means: a process a core, of at most 8; this process alone on a GPU, whose
+    memory JAX takes whole.
+    """
+    if os.environ["JAX_PLATFORMS"] != "cpu":
+        return 0
+    return min(len(cores()) or os.cpu_count() or 1, 8)
 
 
 def set_numerics(x64: bool, promotion: str):
@@ -42,6 +60,14 @@ def quick_compiles():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_this_run(tmp_path_factory):
+    """Nothing that earlier runs, the user or another worker measured or compiled is read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")
