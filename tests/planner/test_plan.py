@@ -24,13 +24,7 @@ SHAPES = jax.eval_shape(
 build = models.build_with(models.scanned)
 
 
-def narrow(x, p, key):
-    """A layer of two tags, for what a plan does whatever its step: quickly profiled and compiled."""
-    up = jaxmem.tag(x @ p["up"], "up", kind="linear")
-    return x + jaxmem.tag(jnp.tanh(up) * up, "act", kind="gelu") @ p["down"]
-
-
-build_narrow = models.build_with(functools.partial(models.scanned, block=narrow))
+build_narrow = models.build_with(functools.partial(models.scanned, block=models.narrow))
 
 
 @pytest.fixture(scope="module")
