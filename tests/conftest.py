@@ -4,18 +4,10 @@
 
 import os
 
-
-def cores() -> list[int]:
-    """Numbers of the cores that this process may use; none where the platform does not say."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-
-
-# What follows is read when jax is imported, and child processes inherit it.
+# Read when jax is imported; child processes inherit it.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-if cores() and (worker := os.environ.get("PYTEST_XDIST_WORKER")):
-    # A core for each of pytest-xdist's workers: XLA makes a thread a core that it sees, and the
-    # threads of two workers on the same cores wait for each other.
-    os.sched_setaffinity(0, {cores()[int(worker.removeprefix("gw")) % len(cores())]})
+
+from tests.shared import cores  # isort: skip  (before jax)
 
 import hypothesis
 import jax
@@ -33,7 +25,7 @@ def pytest_xdist_auto_num_workers(config) -> int:
     """
     if os.environ["JAX_PLATFORMS"] != "cpu":
         return 0
-    return min(len(cores()) or os.cpu_count() or 1, 8)
+    return min(len(cores.available()) or os.cpu_count() or 1, 8)
 
 
 def set_numerics(x64: bool, promotion: str):

@@ -3,7 +3,6 @@ accumulation does not add to.
 """
 
 import json
-import os
 import pathlib
 import socket
 import subprocess
@@ -11,18 +10,8 @@ import sys
 
 import pytest
 
-from jaxmem._xla.process import child_environment
-from tests.shared import tiny_lm
-
-
-def environment(devices: int) -> dict[str, str]:
-    return os.environ | {
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')}"
-        f" --xla_force_host_platform_device_count={devices}",
-        "JAX_PLATFORMS": "cpu",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
+from jaxmem._xla.deviceless import child_environment
+from tests.shared import children, tiny_lm
 
 
 def outputs(devices: int, *arguments: tuple) -> list[dict]:
@@ -32,7 +21,7 @@ def outputs(devices: int, *arguments: tuple) -> list[dict]:
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
         "text": True,
-        "env": environment(devices),
+        "env": children.with_cpus(devices),
     }
     running = [subprocess.Popen([*command, *map(str, own)], **pipes) for own in arguments]
     done = [(process, *process.communicate(timeout=500)) for process in running]
@@ -61,7 +50,6 @@ def test_two_processes_are_one():
 def collectives(devices: int, kernels: pathlib.Path) -> dict[str, dict[str, int]]:
     """Executed in a step compiled for GPUs that are not there, by "devices divided microbatches"."""
     command = [sys.executable, "-m", "tests.programs.deviceless_adama", str(devices)]
-    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
     # Each kernel is assembled by a process of its own: those that programs share are assembled once.
     flags = (
         "--xla_gpu_enable_llvm_module_compilation_parallelism=true"
@@ -69,7 +57,7 @@ def collectives(devices: int, kernels: pathlib.Path) -> dict[str, dict[str, int]
     )
     run = subprocess.run(
         command,
-        env=child_environment(os.environ | path) | {"XLA_FLAGS": flags},
+        env=child_environment(children.finding_packages()) | {"XLA_FLAGS": flags},
         capture_output=True,
         text=True,
         check=False,

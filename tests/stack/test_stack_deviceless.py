@@ -3,7 +3,6 @@ hold.
 """
 
 import functools
-import os
 import re
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from jaxmem._xla.compiled import compile_dumped
 from jaxmem._xla.deviceless import Compiler
 from jaxmem._xla.process import child_environment
 from tests.programs.offloaded_stack import BATCH, LAYERS, SEQUENCE, WIDTH
-from tests.shared import models
+from tests.shared import children, models
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 OFFLOADS = tuple(int(p) for p in version("jaxlib").split(".")[:3]) >= (0, 11, 1)
@@ -37,10 +36,9 @@ def offloading(test):
 @functools.cache
 def offloaded() -> str:
     command = [sys.executable, "-m", "tests.programs.offloaded_stack"]
-    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run(
         command,
-        env=child_environment(os.environ | path),
+        env=child_environment(children.finding_packages()),
         capture_output=True,
         text=True,
         check=False,
