@@ -182,9 +182,11 @@ def test_checkpoint_name_values_are_tags():
     p, x = models.parameters(dtype=jnp.float64), models.batch(dtype=jnp.float64)
     want = jax.jit(jax.grad(models.scanned(None, block)))(p, x)
     for choice in (KEEP, RECOMPUTE, OFFLOAD):
-        named = jaxmem.remat_policy(Draft({"block": {"h": choice}}))
+        named = jaxmem.remat_policy(Assignment({"block": {"h": choice}}))
         close(jax.jit(jax.grad(models.scanned(named, block)))(p, x), want, 1e-12)
-    named = jaxmem.remat_policy(Draft({"block": {"h": Choice("compress", models.CODEC["in"])}}))
+    named = jaxmem.remat_policy(
+        Assignment({"block": {"h": Choice("compress", models.CODEC["in"])}})
+    )
     with pytest.raises(jaxmem.errors.TagError, match="checkpoint_name"):
         jax.grad(models.scanned(named, block))(p, x)
 
