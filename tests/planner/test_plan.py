@@ -46,7 +46,7 @@ def halved(unplanned):
 @pytest.fixture(scope="module")
 def lossless(unplanned):
     budget = int(0.4 * unplanned.baseline_bytes)
-    return jaxmem.plan(build, *SHAPES, budget=budget, actions=jaxmem.LOSSLESS)
+    return jaxmem.plan(build, *SHAPES, budget=budget, actions=jaxmem.plans.LOSSLESS)
 
 
 def arrays():
