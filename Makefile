@@ -3,6 +3,8 @@
 PYTHON ?= python3
 EXTRAS ?= test,experiments,deviceless
 ARGS   ?=
+# A process a core; ARGS="-n 0" is one process for all, which is what a debugger or a single file wants.
+PYTEST  = $(PY) -m pytest -n auto --dist worksteal
 
 # A pyenv shim of a version that is not selected fails: it is asked again under pyenv's newest of that version.
 EXE := -c 'import sys; print(sys.executable)'
@@ -35,13 +37,13 @@ run: $(VENV)/.installed  ## train gpt_nano under half of its unplanned bytes, in
 	$(PY) -m experiments.train gpt_nano --out runs/gpt_nano
 
 test: $(VENV)/.installed  ## the tests, without the slow ones
-	$(PY) -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-core: $(VENV)/.installed
-	$(PY) -m pytest -m "core and not slow" $(ARGS)
+	$(PYTEST) -m "core and not slow" $(ARGS)
 
 test-slow: $(VENV)/.installed-docs  ## the slow tests alone
-	$(PY) -m pytest -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 MATRIX = $(foreach python,python3.11 python3.12,$(if $(call interpreter,$(python)),$(python)))
 test-matrix:  ## the core tests on python3.11 and python3.12 where present, and on 3.12 with the newest JAX

@@ -4,9 +4,10 @@
 
 import os
 
-os.environ.setdefault(
-    "JAX_PLATFORMS", "cpu"
-)  # read when jax is imported; child processes inherit it
+# Read when jax is imported; child processes inherit it.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from tests.shared import cores  # isort: skip  (before jax)
 
 import hypothesis
 import jax
@@ -16,6 +17,15 @@ hypothesis.settings.register_profile(
     "default", deadline=None, derandomize=bool(os.environ.get("CI"))
 )
 hypothesis.settings.load_profile("default")
+
+
+def pytest_xdist_auto_num_workers(config) -> int:
+    """What `-n auto` means: a process a core, of at most 8; this process alone on a GPU, whose
+    memory JAX takes whole.
+    """
+    if os.environ["JAX_PLATFORMS"] != "cpu":
+        return 0
+    return min(len(cores.available()) or os.cpu_count() or 1, 8)
 
 
 def set_numerics(x64: bool, promotion: str):
@@ -38,10 +48,28 @@ def numerics(request):
 
 @pytest.fixture(scope="module")
 def quick_compiles():
-    """Programs that are compiled often and run briefly go without XLA's costly passes."""
+    """LLVM's costly passes are left out, in half of the seconds: HLO and buffers are the same, and
+    kernels run slower and may round the last bit otherwise.
+    """
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def optimized(quick_compiles):
+    """Programs as a user's are compiled, for a test of a quick module that compares bits."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_this_run(tmp_path_factory):
+    """Nothing that earlier runs, the user or another worker measured or compiled is read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")

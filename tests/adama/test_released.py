@@ -2,6 +2,8 @@
 refused.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,13 +43,19 @@ def run(step, params, batches, key=None):
     return state, found
 
 
+@functools.cache
+def gradient_of(loss):
+    """Loss and gradient, compiled once for all tests of a batch's shape."""
+    return jax.jit(jax.value_and_grad(loss))
+
+
 def by_transform(tx, params, batches, n, key=None, loss=tiny_lm.loss):
     """The same with whole gradients, one `tx.update` a microbatch."""
-    state, update, gradient = tx.init(params), jax.jit(tx.update), jax.jit(jax.grad(loss))
+    state, update = tx.init(params), jax.jit(tx.update)
     for batch in batches:
         for i, part in enumerate(batch.reshape(n, -1, *batch.shape[1:])):
             own = () if key is None else (jax.random.fold_in(key, i),)
-            updates, state = update(gradient(params, part, *own), state, params)
+            updates, state = update(gradient_of(loss)(params, part, *own)[1], state, params)
             params = optax.apply_updates(params, updates)
     return params, state
 
@@ -61,11 +69,12 @@ def test_it_agrees_with_algorithm_1_over_50_steps_tied_embeddings_decay_and_sche
     params, batches = tiny_lm.parameters(), [tiny_lm.tokens(6, seed) for seed in range(50)]
     tx = jaxmem.adamaw_a(schedule, 0.8, 0.97, weight_decay=0.05, accumulation_steps=n)
     leaves, structure = jax.tree.flatten(params)
-    gradient = jax.jit(jax.grad(tiny_lm.loss))
 
     def of(part):
         return lambda leaves: jax.tree.leaves(
-            gradient(jax.tree.unflatten(structure, list(map(jnp.asarray, leaves))), part)
+            gradient_of(tiny_lm.loss)(
+                jax.tree.unflatten(structure, list(map(jnp.asarray, leaves))), part
+            )[1]
         )
 
     microbatches = [
@@ -96,15 +105,14 @@ def test_a_plan_and_dropout_change_nothing_else(plan):
     got, found = run(tiny_lm.released(tx, plan=plan), params, batches, key)
     close(got, by_transform(tx, params, batches, 2, key))
     assert float(found[-1]["loss"]) < 3
-    first = [
-        tiny_lm.loss(params, part, jax.random.fold_in(key, i))
-        for i, part in enumerate(batches[0].reshape(2, 2, -1))
-    ]
-    np.testing.assert_allclose(found[0]["loss"], np.mean(first))
-    norms = [
-        optax.tree.norm(jax.grad(tiny_lm.loss)(params, part, jax.random.fold_in(key, i)))
-        for i, part in enumerate(batches[0].reshape(2, 2, -1))
-    ]
+    losses, gradients = zip(
+        *(
+            gradient_of(tiny_lm.loss)(params, part, jax.random.fold_in(key, i))
+            for i, part in enumerate(batches[0].reshape(2, 2, -1))
+        )
+    )
+    np.testing.assert_allclose(found[0]["loss"], np.mean(losses))
+    norms = list(map(optax.tree.norm, gradients))
     np.testing.assert_allclose(found[0]["grad_norm"], np.sqrt(np.mean(np.square(norms))))
 
 

@@ -15,7 +15,11 @@ from jaxmem._adama.transform import AdamAState
 from jaxmem.errors import OptimizerError
 from tests.shared import adama_oracle
 
-pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
+pytestmark = [
+    pytest.mark.core,
+    pytest.mark.standard_promotion,
+    pytest.mark.usefixtures("quick_compiles"),
+]
 
 
 def parameters(dtype=np.float64):
@@ -34,12 +38,17 @@ def gradients(count, dtype=np.float64, seed=1):
     ]
 
 
-def run(tx, params, grads):
+def steps(tx, params, grads):
+    """Parameters and state after each gradient."""
     state, update = tx.init(params), jax.jit(tx.update)
     for g in grads:
         updates, state = update(g, state, params)
         params = optax.apply_updates(params, updates)
-    return params, state
+        yield params, state
+
+
+def run(tx, params, grads):
+    return list(steps(tx, params, grads))[-1]
 
 
 def schedule(count):
@@ -78,20 +87,20 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_with_one_microbatch_it_is_optaxs_adam(name):
+def test_with_one_microbatch_it_is_optaxs_adam(name, optimized):
     ours, theirs, arguments = CASES[name]
     params, grads = parameters(np.float32), gradients(12, np.float32)
-    got, state = run(ours(**arguments), params, grads)
-    want, _ = run(theirs(**arguments), params, grads)
+    got, want = (list(steps(make(**arguments), params, grads)) for make in (ours, theirs))
     # an update differs by 1 ulp, of which each of twelve steps may leave some in a parameter
-    jax.tree.map(
-        lambda a, b: np.testing.assert_array_max_ulp(np.asarray(a), np.asarray(b), 4), got, want
-    )
-    once, _ = run(ours(**arguments), params, grads[:1])
-    first, _ = run(theirs(**arguments), params, grads[:1])
-    jax.tree.map(
-        lambda a, b: np.testing.assert_array_max_ulp(np.asarray(a), np.asarray(b), 1), once, first
-    )
+    for at, ulps in ((0, 1), (-1, 4)):
+        jax.tree.map(
+            lambda a, b, ulps=ulps: np.testing.assert_array_max_ulp(
+                np.asarray(a), np.asarray(b), ulps
+            ),
+            got[at][0],
+            want[at][0],
+        )
+    state = got[-1][1]
     assert int(state.count) == 12
     assert state.mu["w"].dtype == arguments.get("mu_dtype", np.float32)
 
@@ -118,9 +127,9 @@ def test_it_agrees_with_algorithm_1_over_50_minibatches(n):
 
 def test_an_update_comes_with_the_last_microbatch_alone():
     tx, params = jaxmem.adama(0.1, accumulation_steps=3), parameters()
-    state = tx.init(params)
+    state, update = tx.init(params), jax.jit(tx.update)
     for i, g in enumerate(gradients(6)):
-        updates, state = tx.update(g, state, params)
+        updates, state = update(g, state, params)
         moved = [bool(u.any()) for u in jax.tree.leaves(updates)]
         assert moved == [i % 3 == 2] * 2
         assert (int(state.count), int(state.folded)) == ((i + 1) // 3, (i + 1) % 3)
@@ -154,10 +163,10 @@ def test_injected_hyperparameters_can_be_changed_between_steps():
     params, grads = parameters(), gradients(4)
     injected = optax.inject_hyperparams(jaxmem.adama)
     tx = injected(learning_rate=0.1, accumulation_steps=2)
-    state = tx.init(params)
+    state, update = tx.init(params), jax.jit(tx.update)
     for i, g in enumerate(grads):
         state.hyperparams["learning_rate"] = jnp.asarray(0.1 if i < 2 else 0.01)
-        updates, state = jax.jit(tx.update)(g, state, params)
+        updates, state = update(g, state, params)
         params = optax.apply_updates(params, updates)
     want, _ = run(
         jaxmem.adama(lambda count: jnp.where(count < 1, 0.1, 0.01), accumulation_steps=2),

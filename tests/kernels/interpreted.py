@@ -145,7 +145,7 @@ def traffic(op: str, arrays, **params):
 
 
 def all_traffic() -> None:
-    x = jax.random.normal(jax.random.key(0), (128, 1024), jnp.bfloat16)
+    x = jax.random.normal(jax.random.key(0), (32, 1024), jnp.bfloat16)
     how, back = (
         {"group": 64, "scale": "bfloat16", "stochastic": False},
         {"width": 1024, "dtype": "bfloat16"},

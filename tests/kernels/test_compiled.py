@@ -3,18 +3,19 @@ moves a tensor.
 """
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
+
+from tests.shared import children
 
 pytest.importorskip("jax_triton", reason="Triton's compiler")
 KERNELS = 10
 
 
 def rows(folder, *capabilities: int) -> list[dict]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"}
+    environment = children.finding_packages() | {"JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "tests.kernels.compiled", str(folder), *map(str, capabilities)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

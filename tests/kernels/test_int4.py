@@ -1,5 +1,7 @@
 """The INT4 references against the numpy oracle, code by code."""
 
+import functools
+
 import hypothesis.extra.numpy as hnp
 import jax
 import jax.numpy as jnp
@@ -122,18 +124,22 @@ def test_given_scales_are_used_and_taken_channels_are_left_out(x, channel):
     np.testing.assert_array_equal(back[:, ~taken], plain[:, ~taken])
 
 
+@functools.cache
+def round_trips(width, scale):
+    """Symmetric and with offsets, of float32."""
+    back = {"width": width, "dtype": "float32"}
+    symmetric = lambda x: jk.dequantize(*jk.quantize(x, scale=scale, **HOW), **back)
+    offset = lambda x: jk.dequantize_offset(*jk.quantize_offset(x, scale=scale, **HOW), **back)
+    return jax.jit(lambda x: (symmetric(x), offset(x)))
+
+
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("shape", [(3, 16), (65, 64), (4099,)], ids=str)
 def test_what_shares_a_scale_with_a_value_that_is_not_finite_is_nan(shape, scale, bad):
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     x.flat[21] = bad
-    back = {"width": shape[-1], "dtype": "float32"}
-    symmetric = jax.jit(lambda x: jk.dequantize(*jk.quantize(x, scale=scale, **HOW), **back))
-    offset = jax.jit(
-        lambda x: jk.dequantize_offset(*jk.quantize_offset(x, scale=scale, **HOW), **back)
-    )
-    for decoded in (symmetric(x), offset(x)):
+    for decoded in round_trips(shape[-1], scale)(x):
         assert np.flatnonzero(np.isnan(decoded)).tolist() == list(range(16, 24))
 
 

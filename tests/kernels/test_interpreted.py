@@ -3,11 +3,12 @@ what is moved.
 """
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
+
+from tests.shared import children
 
 pytest.importorskip("triton", reason="Triton's interpreter")
 OPS = ("quantize", "quantize_offset", "quantize_by", "quantize_without", "pack_bits")
@@ -15,7 +16,7 @@ OPS = ("quantize", "quantize_offset", "quantize_by", "quantize_without", "pack_b
 
 @pytest.fixture(scope="module")
 def rows():
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"}
+    environment = children.finding_packages() | {"JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "tests.kernels.interpreted"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

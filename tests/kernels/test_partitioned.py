@@ -3,18 +3,19 @@ part, and nothing is gathered.
 """
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
+
+from tests.shared import children
 
 pytest.importorskip("jax_triton", reason="kernels")
 pytest.importorskip("jax_cuda13_plugin", reason="XLA:GPU's compiler")
 
 
 def compiled(*which: str) -> list[dict]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"}
+    environment = children.finding_packages() | {"JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "tests.kernels.partitioned", *which]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

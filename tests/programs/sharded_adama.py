@@ -37,16 +37,22 @@ def batches(size):
     return [tiny_lm.tokens(size, seed) for seed in range(STEPS)]
 
 
-def alone(n: int, size: int, key=None, order=lambda batch: batch):
+def keys(dropout: bool) -> tuple:
+    return (jax.random.key(3),) if dropout else ()
+
+
+@functools.cache
+def alone(n: int, size: int, dropout: bool, order=lambda batch: batch):
     """One device with `n` microbatches."""
     step = tiny_lm.released(jaxmem.adamaw_a(0.01, weight_decay=0.1, accumulation_steps=n))
     state, call = step.init(tiny_lm.parameters()), jax.jit(step)
     for batch in batches(size):
-        state, metrics = call(state, order(batch), *(() if key is None else (key,)))
+        state, metrics = call(state, order(batch), *keys(dropout))
     return state, metrics
 
 
-def over(mesh, size: int, divided: str, key=None):
+@functools.cache
+def over(mesh, size: int, divided: str, dropout: bool):
     step = tiny_lm.released(
         jaxmem.adamaw_a(0.01, weight_decay=0.1, accumulation_steps=N, axis_name="data")
     )
@@ -58,7 +64,7 @@ def over(mesh, size: int, divided: str, key=None):
     state = jax.tree.map(place, (params, opt), specs)
     call = jax.jit(step.data_parallel(mesh, divided), donate_argnums=0)
     for batch in batches(size):
-        state, metrics = call(state, place(batch, P("data")), *(() if key is None else (key,)))
+        state, metrics = call(state, place(batch, P("data")), *keys(dropout))
     return state, metrics
 
 
@@ -83,8 +89,8 @@ def by_transform(mesh, size: int, checked: bool):
 
     specs = {"in_specs": (P(), P(), P("data")), "out_specs": (P(), P()), "check_vma": checked}
     call = jax.jit(jax.shard_map(minibatch, mesh=mesh, **specs))
-    params = tiny_lm.parameters()
-    state = tx.init(params)
+    params = jax.device_put(tiny_lm.parameters(), NamedSharding(mesh, P()))
+    state = jax.device_put(tx.init(params), NamedSharding(mesh, P()))
     for batch in batches(size):
         params, state = call(params, state, batch)
     return params, state
@@ -96,10 +102,9 @@ def summed_already(mesh) -> str:
     update = lambda params, batch: tx.update(
         jax.grad(tiny_lm.loss)(params, batch), tx.init(params), params
     )[0]
+    sharded = jax.shard_map(update, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
     try:
-        jax.shard_map(update, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())(
-            tiny_lm.parameters(), tiny_lm.tokens(8)
-        )
+        jax.eval_shape(sharded, tiny_lm.parameters(), tiny_lm.tokens(8))
     except jaxmem.errors.OptimizerError as error:
         return str(error)
     return ""
@@ -110,25 +115,27 @@ def main():
         process, processes, port = map(int, sys.argv[1:])
         jax.distributed.initialize(f"localhost:{port}", processes, process)
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
-    devices, key = jax.device_count(), jax.random.key(3)
+    devices = jax.device_count()
     size = 2 * N * devices
     found = {}
-    for name, own in (("", None), (", dropout", key)):
-        state, metrics = over(mesh, size, "nothing", own)
-        want, expected = alone(N * devices, size, own)
+    several = jax.process_count() > 1
+    without = [] if several else [("", False)]  # to which several processes add nothing
+    for name, dropout in (*without, (", dropout", True)):
+        state, metrics = over(mesh, size, "nothing", dropout)
+        want, expected = alone(N * devices, size, dropout)
         found[f"data parallel{name}"] = worst(state, want)
         found[f"metrics{name}"] = worst(metrics, expected)
     together = lambda batch: (
         batch.reshape(devices, N, -1, batch.shape[1]).swapaxes(0, 1).reshape(batch.shape)
     )
-    want, expected = alone(N, size, order=together)  # microbatch i is every device's i-th
+    want, expected = alone(N, size, False, together)  # microbatch i is every device's i-th
     for divided in ("moments", "states"):
-        state, metrics = over(mesh, size, divided)
+        state, metrics = over(mesh, size, divided, False)
         state = jax.jit(lambda state: state, out_shardings=NamedSharding(mesh, P()))(state)
         found[divided] = worst(state, want)
         found[f"{divided}, metrics"] = worst(metrics, expected)
-    if jax.process_count() == 1:
-        want, _ = alone(N * devices, size)
+    if not several:
+        want, _ = alone(N * devices, size, False)
         explicit = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Explicit,))
         for divided in ("nothing", "states"):
             step = tiny_lm.released(
@@ -140,7 +147,7 @@ def main():
             )
             for batch in batches(size):  # placed nowhere by the caller
                 state, _ = call(state, batch)
-            same, _ = over(mesh, size, divided)
+            same, _ = over(mesh, size, divided, False)
             found[f"explicit mesh, {divided}"] = worst(
                 jax.device_put(state, NamedSharding(mesh, P())), jax.device_get(same)
             )

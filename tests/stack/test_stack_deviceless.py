@@ -3,7 +3,6 @@ hold.
 """
 
 import functools
-import os
 import re
 import subprocess
 import sys
@@ -21,8 +20,9 @@ from jaxmem._xla.compiled import compile_dumped
 from jaxmem._xla.deviceless import Compiler
 from jaxmem._xla.process import child_environment
 from tests.programs.offloaded_stack import BATCH, LAYERS, SEQUENCE, WIDTH
-from tests.shared import models
+from tests.shared import children, models
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 OFFLOADS = tuple(int(p) for p in version("jaxlib").split(".")[:3]) >= (0, 11, 1)
 
 
@@ -36,10 +36,9 @@ def offloading(test):
 @functools.cache
 def offloaded() -> str:
     command = [sys.executable, "-m", "tests.programs.offloaded_stack"]
-    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run(
         command,
-        env=child_environment(os.environ | path),
+        env=child_environment(children.finding_packages()),
         capture_output=True,
         text=True,
         check=False,
@@ -72,17 +71,22 @@ def plain_step(plan):
     return lambda params, x: jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params, x))
 
 
-def stacks_of_parameters(step, *args, target: str) -> list[str]:
+@pytest.fixture(scope="module")
+def h200():
+    with Compiler("h200", workers=1) as compiler:
+        yield compiler
+
+
+def stacks_of_parameters(step, *args, compiler: Compiler | None) -> list[str]:
     """Kinds of the buffers at the peak that have a stacked parameter's shape."""
     shapes = {a.shape for a in jax.tree.leaves(models.parameters(LAYERS, WIDTH))}
     jitted = jax.jit(step, donate_argnums=0)
-    if target == "local":
+    if compiler is None:
         _, dumped = compile_dumped(jitted.lower(*args))
         held = peak(dumped).held
     else:
         exported, donated = export_flat(jitted.trace(*args), "cuda")
-        with Compiler(target, workers=1) as compiler:
-            held = compiler.explain(exported, donated=donated)[1].held
+        held = compiler.explain(exported, donated=donated)[1].held
     return sorted(h.kind for h in held if h.shape in shapes)
 
 
@@ -91,16 +95,17 @@ def stacks_of_parameters(step, *args, target: str) -> list[str]:
     ("action", "target"),
     [("keep", "local"), ("recompute", "local"), (None, "local"), ("recompute", "h200")],
 )
-def test_no_loop_holds_a_copy_of_the_parameters(action, target):
+def test_no_loop_holds_a_copy_of_the_parameters(action, target, request):
+    compiler = None if target == "local" else request.getfixturevalue(target)
     plan = None if action is None else models.draft(action)
     params, x = jax.eval_shape(
         lambda: (models.parameters(LAYERS, WIDTH), models.batch(BATCH, SEQUENCE, WIDTH))
     )
     assert (
-        stacks_of_parameters(folding_step(plan), params, params, x, target=target)
+        stacks_of_parameters(folding_step(plan), params, params, x, compiler=compiler)
         == ["argument"] * 6
     )
-    gradients = stacks_of_parameters(plain_step(plan), params, x, target=target)
+    gradients = stacks_of_parameters(plain_step(plan), params, x, compiler=compiler)
     assert gradients.count("argument") == 3
     assert gradients.count("temporary") <= 3, "the gradient, once"
 

@@ -3,23 +3,19 @@ process of their own.
 """
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 
+from tests.shared import children
+
 
 def errors(*plans) -> dict[str, float]:
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
-    env = os.environ | {
-        "XLA_FLAGS": flags,
-        "JAX_PLATFORMS": "cpu",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
     command = [sys.executable, "-m", "tests.programs.sharded_stack", *plans]
-    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        command, env=children.with_cpus(4), capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr[-3000:]
     found = json.loads(run.stdout.splitlines()[-1])
     assert len(found) == 6 * len(plans)

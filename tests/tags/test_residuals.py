@@ -13,7 +13,7 @@ import pytest
 from jaxmem import codecs, compress_residuals
 from jaxmem.errors import TagError
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
 INT4 = codecs.GroupedSymmetric(group=8)
 
 
@@ -138,7 +138,7 @@ def test_a_lossless_codec_gives_the_exact_gradient(under, keep_args):
     )
 
 
-def test_the_value_is_exact_under_a_lossy_codec_and_the_gradient_near():
+def test_the_value_is_exact_under_a_lossy_codec_and_the_gradient_near(optimized):
     args = arguments(jnp.float32)
     f = compress_residuals(layer, INT4, keep_args=(0,))
     (value, grads), (want, exact) = jitted(f)(*args), jitted(layer)(*args)
@@ -148,7 +148,7 @@ def test_the_value_is_exact_under_a_lossy_codec_and_the_gradient_near():
         assert 1e-4 < jnp.linalg.norm(got - grad) / jnp.linalg.norm(grad) < 0.2
 
 
-def test_the_gradient_is_taken_at_what_was_decoded():
+def test_the_gradient_is_taken_at_what_was_decoded(optimized):
     x, w = (jax.random.normal(jax.random.key(i), (8, 32), jnp.float32) for i in range(2))
     f = compress_residuals(lambda x, w: (jnp.sin(x) * w).sum(), INT4)
     dx, dw = jax.grad(f, (0, 1))(x, w)
@@ -207,7 +207,7 @@ def _attention_backward(residuals, g):
 attention.defvjp(_attention, _attention_backward)
 
 
-def test_attention_output_is_encoded_and_its_log_sum_exp_is_not():
+def test_attention_output_is_encoded_and_its_log_sum_exp_is_not(optimized):
     q, k, v = (jax.random.normal(jax.random.key(i), (64, 32), jnp.float32) for i in range(3))
     choose = lambda aval: codecs.GroupedSymmetric() if aval.shape == (64, 32) else None
     f = compress_residuals(attention, choose)
@@ -285,7 +285,7 @@ def test_what_f_closes_over_is_differentiated():
 
 
 @pytest.mark.jax_defaults
-def test_bfloat16_without_strict_promotion():
+def test_bfloat16_without_strict_promotion(optimized):
     args = arguments(jnp.bfloat16)
     f = compress_residuals(layer, str(codecs.default_for("linear")), keep_args=(0,))
     value, grads = jitted(f)(*args)

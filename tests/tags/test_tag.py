@@ -16,7 +16,7 @@ from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Choice
 from jaxmem._core.assignment import Assignment
 from tests.shared import models
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
 LOSSLESS = ("keep", "recompute", "offload")
 LOSSY = ("compress", "compress_offload")
 
@@ -29,22 +29,26 @@ def close(got, want, rtol):
     )
 
 
+def policy(action):
+    return None if action is None else jaxmem.remat_policy(models.draft(action))
+
+
+@functools.cache
+def gradients(form, action):
+    """Loss and gradients under an action, or without a checkpoint: compiled once for all tests."""
+    p, x = models.parameters(dtype=jnp.float64), models.batch(dtype=jnp.float64)
+    return jax.jit(jax.value_and_grad(form(policy(action))))(p, x)
+
+
 @pytest.mark.parametrize("form", [models.scanned, models.unrolled])
 @pytest.mark.parametrize("action", LOSSLESS)
 def test_lossless_gradient_is_the_plain_one(form, action):
-    p, x = models.parameters(dtype=jnp.float64), models.batch(dtype=jnp.float64)
-    want = jax.jit(jax.value_and_grad(form(None)))(p, x)
-    got = jax.jit(jax.value_and_grad(form(jaxmem.remat_policy(models.draft(action)))))(p, x)
-    close(got, want, 1e-12)
+    close(gradients(form, action), gradients(form, None), 1e-12)
 
 
 @pytest.mark.parametrize("action", LOSSY)
 def test_lossy_forward_is_exact_and_gradient_near(action):
-    p, x = models.parameters(dtype=jnp.float64), models.batch(dtype=jnp.float64)
-    want = jax.jit(jax.value_and_grad(models.scanned(None)))(p, x)
-    got = jax.jit(jax.value_and_grad(models.scanned(jaxmem.remat_policy(models.draft(action)))))(
-        p, x
-    )
+    got, want = gradients(models.scanned, action), gradients(models.scanned, None)
     close(got[0], want[0], 1e-14)
     flat = lambda tree: jnp.concatenate([a.ravel() for a in jax.tree.leaves(tree)])
     g, w = flat(got[1]), flat(want[1])
@@ -113,29 +117,34 @@ def test_outside_a_checkpoint_a_tag_is_free():
     assert a.memory_analysis().temp_size_in_bytes == b.memory_analysis().temp_size_in_bytes
 
 
+def of_one(action):
+    """Gradients of one example."""
+    p, loss = models.parameters(dtype=jnp.float64), models.scanned(policy(action))
+    return lambda x: jax.grad(loss)(p, x[None])
+
+
+@functools.cache
+def one_by_one(action):
+    x = models.batch(4, dtype=jnp.float64)
+    return jax.tree.map(lambda *g: jnp.stack(g), *map(jax.jit(of_one(action)), x))
+
+
 @pytest.mark.parametrize("action", [*LOSSLESS, *LOSSY])
 def test_vmap_of_gradients(action):
-    p, x = models.parameters(dtype=jnp.float64), models.batch(4, dtype=jnp.float64)
-    loss = models.scanned(jaxmem.remat_policy(models.draft(action)))
-    one = lambda x: jax.grad(loss)(p, x[None])
-    close(
-        jax.jit(jax.vmap(one))(x),
-        jax.tree.map(lambda *g: jnp.stack(g), *map(jax.jit(one), x)),
-        1e-9,
-    )
+    want = one_by_one(action if action in LOSSY else None)
+    close(jax.jit(jax.vmap(of_one(action)))(models.batch(4, dtype=jnp.float64)), want, 1e-9)
+
+
+@functools.cache
+def second(action):
+    p, x = models.parameters(dtype=jnp.float64), models.batch(dtype=jnp.float64)
+    first = jax.grad(models.scanned(policy(action)), argnums=1)
+    return jax.jit(jax.grad(lambda x: (first(p, x) ** 2).sum()))(x)
 
 
 @pytest.mark.parametrize("action", ["keep", "offload"])
 def test_gradient_of_gradient(action):
-    p, x = models.parameters(layers=2, dtype=jnp.float64), models.batch(dtype=jnp.float64)
-    second = lambda loss: jax.jit(jax.grad(lambda x: (jax.grad(loss, argnums=1)(p, x) ** 2).sum()))(
-        x
-    )
-    close(
-        second(models.scanned(jaxmem.remat_policy(models.draft(action)))),
-        second(models.scanned(None)),
-        1e-11,
-    )
+    close(second(action), second(None), 1e-11)
 
 
 def test_gradient_of_gradient_through_codes_is_refused():
@@ -146,15 +155,13 @@ def test_gradient_of_gradient_through_codes_is_refused():
 
 
 def test_forward_over_reverse():
-    p, x = models.parameters(layers=2, dtype=jnp.float64), models.batch(dtype=jnp.float64)
-    product = lambda loss: jax.jit(lambda x: jax.jvp(jax.grad(loss, argnums=1), (p, x), (p, x))[1])(
-        x
-    )
-    close(
-        product(models.scanned(jaxmem.remat_policy(models.draft("offload")))),
-        product(models.scanned(None)),
-        1e-11,
-    )
+    p, x = models.parameters(dtype=jnp.float64), models.batch(dtype=jnp.float64)
+
+    def product(action):
+        first = jax.grad(models.scanned(policy(action)), argnums=1)
+        return jax.jit(lambda x: jax.jvp(first, (p, x), (p, x))[1])(x)
+
+    close(product("offload"), product(None), 1e-11)
 
 
 @pytest.mark.parametrize("action", [*LOSSLESS, *LOSSY])
@@ -162,10 +169,10 @@ def test_shard_map(action):
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     P = jax.sharding.PartitionSpec
     p, x = models.parameters(dtype=jnp.float64), models.batch(dtype=jnp.float64)
-    loss = models.scanned(jaxmem.remat_policy(models.draft(action)))
+    loss = models.scanned(policy(action))
     mean = lambda p, x: jax.lax.pmean(loss(p, x), "data")
     sharded = jax.shard_map(mean, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
-    close(jax.jit(jax.grad(sharded))(p, x), jax.jit(jax.grad(loss))(p, x), 1e-12)
+    close(jax.jit(jax.grad(sharded))(p, x), gradients(models.scanned, action)[1], 1e-12)
 
 
 def test_checkpoint_name_values_are_tags():
@@ -173,15 +180,15 @@ def test_checkpoint_name_values_are_tags():
         return x + jnp.sin(checkpoint_name(jnp.sin(x @ p["a"]), "h"))
 
     p, x = models.parameters(dtype=jnp.float64), models.batch(dtype=jnp.float64)
-    want = jax.grad(models.scanned(None, block))(p, x)
+    want = jax.jit(jax.grad(models.scanned(None, block)))(p, x)
     for choice in (KEEP, RECOMPUTE, OFFLOAD):
-        policy = jaxmem.remat_policy(Assignment({"block": {"h": choice}}))
-        close(jax.jit(jax.grad(models.scanned(policy, block)))(p, x), want, 1e-12)
-    policy = jaxmem.remat_policy(
+        named = jaxmem.remat_policy(Assignment({"block": {"h": choice}}))
+        close(jax.jit(jax.grad(models.scanned(named, block)))(p, x), want, 1e-12)
+    named = jaxmem.remat_policy(
         Assignment({"block": {"h": Choice("compress", models.CODEC["in"])}})
     )
     with pytest.raises(jaxmem.errors.TagError, match="checkpoint_name"):
-        jax.grad(models.scanned(policy, block))(p, x)
+        jax.grad(models.scanned(named, block))(p, x)
 
 
 @pytest.mark.parametrize(
@@ -197,8 +204,10 @@ def test_self_tagged_operations(ours, plain):
     w, x = (jnp.asarray(np.random.default_rng(n).standard_normal((n, 16))) for n in (16, 4))
     f = lambda op: lambda x, w: (op(x @ w) ** 3).sum()
     mine = f(functools.partial(ours, name="y"))
-    close(jax.grad(mine)(x, w), jax.grad(f(plain))(x, w), 1e-11)
-    close(jax.jvp(mine, (x, w), (x, w)), jax.jvp(f(plain), (x, w), (x, w)), 1e-11)
+    both = jax.jit(
+        lambda f, x, w: (jax.grad(f)(x, w), jax.jvp(f, (x, w), (x, w))), static_argnums=0
+    )
+    close(both(mine, x, w), both(f(plain), x, w), 1e-11)
     products = lambda op: str(
         jax.make_jaxpr(
             jax.grad(
