@@ -39,10 +39,9 @@ def parse_budget(budget, usable_bytes: int, argument: str = "budget") -> int:
     alone is bytes, also as text; underscores (`1_000_000`) and exponents (`1.5e9`) are read as
     Python reads them. `90%` is a share of `usable_bytes`.
 
-    Arguments:
-        budget: a number, a text or None.
-        usable_bytes: what 100 % is.
-        argument: what the budget is called in errors, such as "plan.budget" of a config.
+    budget: a number, a text or None.
+    usable_bytes: what 100 % is.
+    argument: what the budget is called in errors, such as "plan.budget" of a config.
 
     Raises BudgetError if the budget cannot be read, is not positive and finite, is less than a
     byte, or is more than 100 %.

@@ -68,10 +68,9 @@ class Database:
     """Times of pieces of work on a device, results of deviceless compiles, which are the same every
     time, and what earlier searches tried.
 
-    Arguments:
-        path: the file; None means `default_path()`.
-        since: what was written earlier, in seconds since 1970, is not read.
-        most_bytes: beyond it the oldest rows are dropped.
+    path: the file; None means `default_path()`.
+    since: what was written earlier, in seconds since 1970, is not read.
+    most_bytes: beyond it the oldest rows are dropped.
     """
 
     def __init__(

@@ -11,12 +11,11 @@ import os
 import pathlib
 import sqlite3
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxmem._core.progress import LOG
-from jaxmem.errors import JaxmemWarning
+from jaxmem._core.warn import warn
 
 PATIENCE = 5.0  # seconds to wait for another process's transaction
 _IMPATIENCE = 0.05  # the same, once waiting was in vain
@@ -35,12 +34,11 @@ _healed: set[pathlib.Path] = set()  # files that this process has moved aside, w
 class SqliteFile:
     """Tables in the file at `path`, which is made where it is not there.
 
-    Arguments:
-        path: the file; folders above it are made too.
-        tables: the columns of each table with their types; one of them is `written`, in seconds.
-        layout: a number that changes with `tables`. A file of a lower one is emptied, since it can
-            be filled again; one of a higher number counts as damaged.
-        most_bytes: what the tables may take. The oldest rows of all go where they take more.
+    path: the file; folders above it are made too.
+    tables: the columns of each table with their types; one of them is `written`, in seconds.
+    layout: a number that changes with `tables`. A file of a lower one is emptied, since it can
+      be filled again; one of a higher number counts as damaged.
+    most_bytes: what the tables may take. The oldest rows of all go where they take more.
     """
 
     def __init__(
@@ -196,12 +194,10 @@ class SqliteFile:
             return False
         if self.path not in _healed:
             _healed.add(self.path)
-            warnings.warn(
+            warn(
                 f"jaxmem: the database of times and compiles {str(self.path)!r} was damaged"
                 f" ({what}). It was moved to {str(aside)!r}, and a new one is begun; only time is"
-                " lost, since what it knew is measured and compiled again",
-                JaxmemWarning,
-                stacklevel=2,
+                " lost, since what it knew is measured and compiled again"
             )
         return True
 

@@ -1,4 +1,4 @@
-"""What a traced step's arguments take on one device."""
+"""What a traced step's arguments take on one device, and over how many they are divided."""
 
 import math
 
@@ -42,6 +42,19 @@ def divisors(traced: jax.stages.Traced, args: tuple) -> list[int | None]:
     if not same:
         leaves = [None] * len(avals)
     return [_parts(leaf, aval) for leaf, aval in zip(leaves, avals)]
+
+
+def shards_of(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
+    """Over how many devices a block's tensors are divided: as the most divided argument that is not
+    donated.
+
+    Data-parallel and fully sharded steps divide activations as their batch.
+    """
+    if devices == 1:
+        return 1
+    infos = jax.tree.leaves(traced.args_info)
+    parts = zip(infos, divisors(traced, args))
+    return max((number or 1 for info, number in parts if not info.donated), default=1)
 
 
 def _parts(leaf, aval) -> int | None:

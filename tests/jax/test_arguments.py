@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from jaxmem._jax.arguments import argument_bytes, divisors
+from jaxmem._jax.arguments import argument_bytes, divisors, shards_of
 from jaxmem._jax.step import trace
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
@@ -106,6 +106,20 @@ def test_arguments_that_a_step_flattens_in_its_own_way_may_be_divided():
     assert divisors(step, args) == [2]
     assert divisors(step, (*args, S((3,), jnp.float32))) == [None]
     assert divisors(step, (S((3,), jnp.float32),)) == [None]
+
+
+@pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
+def test_a_block_is_divided_as_the_batch_is(axes):
+    mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(axes, axes))
+    place = lambda *spec: S((16, 8), jnp.float32, sharding=NamedSharding(mesh, P(*spec)))
+    add = lambda x, y: (x + 1, y + 1)
+    args = place(("data", "model")), place("data")
+    assert shards_of(traced(add, *args), args, 8) == 4, "the first is donated: states"
+    assert shards_of(traced(jax.jit(add), *args), args, 8) == 8
+    assert shards_of(traced(add, *args), args, 1) == 1
+    plain = S((16, 8), jnp.float32), S((16, 8), jnp.float32)
+    assert shards_of(traced(add, *plain), plain, 8) == 1
+    assert shards_of(traced(lambda: jnp.zeros(3)), (), 8) == 1
 
 
 def test_what_lies_in_host_memory_is_not_the_devices():
