@@ -11,7 +11,9 @@ class JaxmemError(ValueError):
 class BudgetError(JaxmemError):
     """A byte budget that cannot be read, or that no plan meets.
 
-    `least_bytes` is the least total that compiled, or None where nothing was compiled.
+    `least_bytes` is the least total that compiled. Where the step's arguments alone exceed the
+    budget nothing is compiled, and it is their bytes, of which every plan takes more. It is None
+    where the budget could not be read.
     """
 
     def __init__(self, message: str, least_bytes: int | None = None):

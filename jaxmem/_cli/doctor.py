@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from jaxmem._core.bytes import show_bytes
-from jaxmem._core.database import default_path
+from jaxmem._core.database import check, default_path, usage
 from jaxmem._core.versions import installed, release
 from jaxmem._device.support import OFFLOAD_SINCE
 from jaxmem._xla.wheels import install_command, require_wheels
@@ -36,7 +36,7 @@ def examine() -> list[Check]:
     checks += combinations(found)
     checks += _devices()
     checks += settings(os.environ, _platform() in ("gpu", "cuda", "rocm"))
-    checks += [kernels(found), _deviceless(), _assembler(), _database()]
+    checks += [kernels(found), _deviceless(), _assembler(), cache()]
     return checks
 
 
@@ -207,15 +207,27 @@ def _assembler() -> Check:
     return Check("CUDA 13 assembler", found)
 
 
-def _database() -> Check:
-    path = default_path()
-    place = next(p for p in (path, *path.parents) if p.exists())
-    if not os.access(place, os.W_OK):
+def cache() -> Check:
+    """Whether what is remembered of earlier plans can be read and written."""
+    path, name = default_path(), "database of times"
+    place = next(p for p in (path, *path.parents) if os.path.exists(p))
+    if (what := check()) is not None:
         return Check(
-            "database of times",
-            f"{path} cannot be written",
-            "set XDG_CACHE_HOME to a folder that can",
+            name,
+            f"{path}: {what}",
+            "where it is damaged, the next plan moves it aside and begins a new one; where it"
+            " cannot be read, let this user read and write it",
             "note",
         )
-    size = f", {show_bytes(path.stat().st_size)}" if path.exists() else ", not yet made"
-    return Check("database of times", f"{path}{size}")
+    if not all(os.access(p, os.W_OK) for p in (place, place if place.is_dir() else place.parent)):
+        return Check(
+            name,
+            f"{path} cannot be written: each plan measures and compiles again",
+            "let this user write there, or set XDG_CACHE_HOME to a folder where they can",
+            "note",
+        )
+    if not path.exists():
+        return Check(name, f"{path}, not yet made")
+    held = usage()
+    rows = ", ".join(f"{count} {table}" for table, count in held.rows.items())
+    return Check(name, f"{path}, {show_bytes(held.bytes)}: {rows}")

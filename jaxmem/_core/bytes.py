@@ -1,49 +1,115 @@
-"""Byte budgets: a number of bytes, "12GiB", or "90%" of the usable memory."""
+"""Byte budgets as people write them, and bytes as people read them.
 
+This is the one grammar of the library, the command and the experiments.
+"""
+
+import decimal
 import math
+import numbers
+import operator
 import re
+import unicodedata
 
 from jaxmem.errors import BudgetError
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+MOST = 2**63 - 1  # what XLA and every file format can count
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_UNITS = {f"{letter}{end}": 1000**power for letter, power in _POWERS.items() for end in ("", "b")}
+_UNITS |= {
+    f"{letter}{end}": 1024**power
+    for letter, power in _POWERS.items()
+    for end in ("i", "ib")
+    if letter
+}
+_SHOWN = ("B", "KiB", "MiB", "GiB", "TiB")
+_NUMBER = r"(?:[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
+_TEXT = re.compile(rf"\s*({_NUMBER})\s*([a-zA-Z]*|%)\s*")
 _EXPECTED = (
-    'expected a positive number of bytes, a text such as "12GiB" or "800MB", or a share of the'
-    ' usable memory such as "90%"'
+    'expected a positive number of bytes such as 1_000_000 or "1.5e9", a text such as "12GiB" (2^30'
+    ' bytes each), "12GB" or "12G" (both 10^9 each), or a share of the usable memory such as "90%"'
 )
 
 
 def parse_budget(budget, usable_bytes: int, argument: str = "budget") -> int:
-    """Bytes of `budget`; None means all of `usable_bytes`. Raises BudgetError if it cannot be read
-    or is not positive.
+    """The bytes of a budget; None means all of `usable_bytes`.
+
+    A budget is a number, or a text of a number and a unit, with or without a space and in any case.
+    `12GiB` and `12Gi` are 12 · 2^30 bytes; `12GB` and `12G` are 12 · 10^9: of the two meanings that
+    people give to `12G` that is the smaller one, so that a step which fits it fits both. A number
+    alone is bytes, also as text; underscores (`1_000_000`) and exponents (`1.5e9`) are read as
+    Python reads them. `90%` is a share of `usable_bytes`.
+
+    budget: a number, a text or None.
+    usable_bytes: what 100 % is.
+    argument: what the budget is called in errors, such as "plan.budget" of a config.
+
+    Raises BudgetError if the budget cannot be read, is not positive and finite, is less than a
+    byte, or is more than 100 %.
     """
     if budget is None:
         return usable_bytes
-    value = math.nan
-    if isinstance(budget, str):
-        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*|%)\s*", budget)
-        if match and match[2] == "%":
-            value = float(match[1]) / 100 * usable_bytes
-            if float(match[1]) > 100:
-                raise BudgetError(
-                    f"{argument}: `{argument}` is {budget!r}, more than all of the usable memory;"
-                    f" {_EXPECTED}"
-                )
-        elif match and match[2].lower() in _UNITS:
-            value = float(match[1]) * _UNITS[match[2].lower()]
-    elif isinstance(budget, (int, float)) and not isinstance(budget, bool):
-        value = float(budget)
-    elif hasattr(budget, "__index__") and not isinstance(budget, bool):  # numpy integers
-        value = float(budget.__index__())
-    if not math.isfinite(value) or value < 1:
-        raise BudgetError(f"{argument}: `{argument}` is {budget!r}; {_EXPECTED}")
-    return int(value)
+    count = _read(budget, usable_bytes)
+    if count is not None and 1 <= count <= MOST:
+        return int(count)
+    raise BudgetError(
+        f"`{argument}` is {budget!r}{_objection(budget, count, usable_bytes)}; {_EXPECTED}"
+    )
 
 
 def show_bytes(count: float) -> str:
     """`count` bytes for people: 1536 -> '1.5 KiB'."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024 or unit == "GiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError
+    power = 0
+    while abs(count) >= 1023.95 and power < len(_SHOWN) - 1:  # it would be shown as 1024.0
+        count, power = count / 1024, power + 1
+    return f"{count:.1f} {_SHOWN[power]}" if power else f"{count:.0f} B"
+
+
+def _read(budget, usable_bytes: int) -> decimal.Decimal | None:
+    """Exact bytes; None where `budget` is neither a number nor the text of one."""
+    if isinstance(budget, bool):
+        return None
+    if isinstance(budget, str):
+        match = _TEXT.fullmatch(budget)
+        unit = match[2].lower() if match else ""
+        if match is None or unit not in _UNITS.keys() | {"%"}:
+            return None
+        number = decimal.Decimal(match[1])
+        if unit == "%":
+            return number / 100 * usable_bytes if number <= 100 else None
+        return number * _UNITS[unit]
+    if isinstance(budget, numbers.Real) and not isinstance(budget, numbers.Integral):
+        return decimal.Decimal(float(budget)) if math.isfinite(budget) else None
+    try:  # integers of any library
+        return decimal.Decimal(operator.index(budget))
+    except TypeError:
+        return None
+
+
+def _objection(budget, count: decimal.Decimal | None, usable_bytes: int) -> str:
+    """What is wrong with a budget that was refused, if that is plain, or what was probably meant."""
+    if count is not None:
+        return ", less than a byte" if count < 1 else f", more than {show_bytes(MOST)}"
+    if not isinstance(budget, str):
+        return ""
+    number, unit = _parts(budget)
+    if unit == "%" and _TEXT.fullmatch(number + unit) and decimal.Decimal(number) > 100:
+        return ", more than all of the usable memory"
+    power = unit[:1].upper()
+    known = unit.lower() in _UNITS or unit == "%"
+    units = [unit] if known else [f"{power}iB", f"{power}B"] if power.lower() in _POWERS else []
+    sizes = {number + end: _read(number + end, usable_bytes) for end in units}
+    meant = [repr(text) for text, size in sizes.items() if size is not None and 1 <= size <= MOST]
+    return f": did you mean {' or '.join(meant)}?" if meant else ""
+
+
+def _parts(text: str) -> tuple[str, str]:
+    """Number and unit of a text that was refused, with what people write otherwise made ours.
+
+    These are full-width digits and superscripts, spaces and commas between thousands, and a comma
+    before the fraction.
+    """
+    plain = unicodedata.normalize("NFKC", text).strip()
+    end = len(plain) - len(plain.lstrip("+-0123456789.,_' "))
+    number, unit = plain[:end].replace(" ", ""), plain[end:]
+    number = re.sub(r"[,'](?=[0-9]{3}(?![0-9]))", "_", number).replace(",", ".")
+    return number, unit

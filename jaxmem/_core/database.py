@@ -4,84 +4,119 @@ bytes by the program's.
 A database that cannot be read or written costs speed, never a plan.
 """
 
+import contextlib
+import dataclasses
 import hashlib
 import json
+import math
 import os
 import pathlib
 import sqlite3
-from collections.abc import Mapping, Sequence
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import platformdirs
+
+from jaxmem._core.sqlite import SqliteFile
 from jaxmem._core.versions import installed
 
-_TABLES = (
-    "CREATE TABLE IF NOT EXISTS times (key TEXT PRIMARY KEY, device TEXT, source TEXT, jaxlib TEXT,"
-    " seconds REAL)",
-    "CREATE TABLE IF NOT EXISTS compiles (key TEXT PRIMARY KEY, device TEXT, jaxlib TEXT, result"
-    " TEXT)",
-    "CREATE TABLE IF NOT EXISTS tried (key TEXT PRIMARY KEY, step TEXT, device TEXT, jaxlib TEXT,"
-    " actions TEXT, result TEXT)",
-)
+MOST_BYTES = 256 * 2**20
+LAYOUT = 1  # 0 are files from before checksums
+COLUMNS = {
+    "key": "TEXT PRIMARY KEY",
+    "device": "TEXT",
+    "jaxlib": "TEXT",
+    "written": "REAL",  # seconds since 1970
+    "checksum": "INTEGER",  # SQLite has none, and would read flipped bits as other numbers
+    "value": "TEXT",  # JSON; last, so that the other columns are read without its pages
+}
+_READ = "key, written, checksum, value"
+TABLES = ("times", "compiles", "tried")
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Seconds of a piece of work: the least of some rounds.
+
+    `spread` is how far the median of these rounds lies above the least, as a share of it: near 0 on
+    an idle machine, and 0 for an estimate. `written` is when it was stored, in seconds since 1970.
+    """
+
+    seconds: float
+    spread: float = 0.0
+    written: float = 0.0
+
+
+class Usage(NamedTuple):
+    """What the database takes: bytes of all its files, and rows by table."""
+
+    path: pathlib.Path
+    bytes: int
+    rows: dict[str, int]
 
 
 def default_path() -> pathlib.Path:
-    """`$XDG_CACHE_HOME/jaxmem/profile.sqlite`, with `~/.cache` where that is unset."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return pathlib.Path(cache) / "jaxmem" / "profile.sqlite"
+    """`profile.sqlite` in the user's cache folder: `~/.cache/jaxmem` or `$XDG_CACHE_HOME/jaxmem` on
+    Linux.
+    """
+    return platformdirs.user_cache_path("jaxmem", appauthor=False) / "profile.sqlite"
 
 
 class Database:
-    """Seconds of pieces of work on a device, and the results of deviceless compiles, which are the
-    same every time.
+    """Times of pieces of work on a device, results of deviceless compiles, which are the same every
+    time, and what earlier searches tried.
+
+    path: the file; None means `default_path()`.
+    since: what was written earlier, in seconds since 1970, is not read.
+    most_bytes: beyond it the oldest rows are dropped.
     """
 
-    def __init__(self, path: pathlib.Path | None = None):
-        self.path = path or default_path()
+    def __init__(
+        self,
+        path: pathlib.Path | None = None,
+        since: float = 0.0,
+        most_bytes: int = MOST_BYTES,
+    ):
+        self.path, self.since = path or default_path(), since
+        tables: dict[str, dict[str, str]] = dict.fromkeys(TABLES, COLUMNS)
+        self._file = SqliteFile(self.path, tables, LAYOUT, most_bytes)
         self._jaxlib = installed("jaxlib")
         self._kernels = " ".join(f"{name} {installed(name)}" for name in ("jax-triton", "triton"))
 
-    def read_times(self, device: str, source: str, texts: Sequence[str]) -> dict[str, float]:
-        """Seconds of those of `texts` that are known."""
+    def read_times(self, device: str, source: str, texts: Sequence[str]) -> dict[str, Timing]:
+        """The times of those of `texts` that are known."""
         keys = {self._key(device, source, text): text for text in texts}
-        rows = self._select("SELECT key, seconds FROM times WHERE key IN ({})", list(keys))
-        return {
-            keys[key]: seconds
-            for key, seconds in rows
-            if isinstance(seconds, float) and seconds >= 0
-        }
+        found = self._get("times", list(keys))
+        return {keys[key]: timing for key, row in found if (timing := _timing(*row)) is not None}
 
-    def write_times(self, device: str, source: str, seconds: Mapping[str, float]) -> None:
-        rows = [
-            (self._key(device, source, t), device, source, self._jaxlib, float(s))
-            for t, s in seconds.items()
-        ]
-        self._insert("INSERT OR REPLACE INTO times VALUES (?, ?, ?, ?, ?)", rows)
+    def write_times(self, device: str, source: str, times: Mapping[str, Timing]) -> None:
+        values = {self._key(device, source, t): [x.seconds, x.spread] for t, x in times.items()}
+        self._put("times", device, values)
 
     def read_compile(self, device: str, program: bytes) -> dict | None:
         """What a compile of `program` for `device` said, if it is known."""
-        rows = self._select(
-            "SELECT key, result FROM compiles WHERE key IN ({})", [self._key(device, program)]
-        )
-        try:
-            return json.loads(rows[0][1]) if rows else None
-        except (TypeError, json.JSONDecodeError):
-            return None
+        for _, (result, _) in self._get("compiles", [self._key(device, program)]):
+            return result if isinstance(result, dict) else None
+        return None
 
     def write_compile(self, device: str, program: bytes, result: dict) -> None:
-        row = (self._key(device, program), device, self._jaxlib, json.dumps(result))
-        self._insert("INSERT OR REPLACE INTO compiles VALUES (?, ?, ?, ?)", [row])
+        self._put("compiles", device, {self._key(device, program): result})
 
     def read_tried(self, device: str, step: str, most: int) -> list[tuple[str, str]]:
-        """Actions and results of the latest compiles of `step`, oldest first."""
-        query = (
-            "SELECT actions, result FROM tried WHERE step IN ({}) ORDER BY rowid DESC LIMIT"
-            f" {int(most)}"
+        """Actions and results of the latest `most` compiles of `step`, oldest first."""
+        prefix = self._key(device, step)
+        rows = self._file.read(  # a range of keys, which the index finds; `;` is next after `:`
+            f"SELECT {_READ} FROM tried WHERE key > ? AND key < ? AND written >= ?"
+            " ORDER BY written DESC, rowid DESC LIMIT ?",
+            (f"{prefix}:", f"{prefix};", self.since, most),
         )
-        return self._select(query, [self._key(device, step)])[::-1]
+        return [(v[0], v[1]) for _, (v, _) in _sound(rows) if _are_texts(v)][::-1]
 
     def write_tried(self, device: str, step: str, actions: str, result: str) -> None:
-        key = self._key(device, step, actions)
-        row = (key, self._key(device, step), device, self._jaxlib, actions, result)
-        self._insert("INSERT OR REPLACE INTO tried VALUES (?, ?, ?, ?, ?, ?)", [row])
+        key = f"{self._key(device, step)}:{self._key(actions)}"
+        self._put("tried", device, {key: [actions, result]})
 
     def _key(self, *parts: str | bytes) -> str:
         digest = hashlib.sha256(f"{self._jaxlib} {self._kernels}".encode())
@@ -89,44 +124,75 @@ class Database:
             digest.update(b"\0" + (part if isinstance(part, bytes) else part.encode()))
         return digest.hexdigest()
 
-    def _select(self, query: str, keys: list[str]) -> list:
-        try:
-            with self._open() as connection:
-                return connection.execute(query.format(", ".join("?" * len(keys))), keys).fetchall()
-        except (sqlite3.Error, OSError):
-            return []
+    def _get(self, table: str, keys: list[str]) -> Iterator[tuple[str, tuple[Any, float]]]:
+        marks = ", ".join("?" * len(keys))
+        query = f"SELECT {_READ} FROM {table} WHERE key IN ({marks}) AND written >= ?"
+        return _sound(self._file.read(query, (*keys, self.since)))
 
-    def _insert(self, query: str, rows: list[tuple]) -> None:
-        try:
-            with self._open() as connection:
-                connection.executemany(query, rows)
-        except (sqlite3.Error, OSError):
-            return
-
-    def _open(self) -> "_Session":
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        return _Session(self.path)
+    def _put(self, table: str, device: str, values: Mapping[str, Any]) -> None:
+        now, texts = time.time(), {key: json.dumps(value) for key, value in values.items()}
+        rows = [(k, device, self._jaxlib, now, _checksum(k, t), t) for k, t in texts.items()]
+        if rows:
+            self._file.write(table, rows)
 
 
-class _Session:
-    """A connection that commits and closes."""
+def usage() -> Usage:
+    """What the database takes; no rows are counted where it is damaged or not there."""
+    file = Database()._file
+    rows: dict[str, int] = dict.fromkeys(TABLES, 0)
+    if os.path.isfile(file.path) and check() is None:
+        for name in TABLES:
+            rows[name] = sum(found for (found,) in file.read(f"SELECT count(*) FROM {name}", ()))
+    return Usage(file.path, sum(os.path.getsize(path) for path in file.files()), rows)
 
-    def __init__(self, path: pathlib.Path):
-        self._path = path
 
-    def __enter__(self) -> sqlite3.Connection:
-        self._connection = sqlite3.connect(self._path, timeout=5)
-        try:
-            for table in _TABLES:
-                self._connection.execute(table)
-        except sqlite3.Error:
-            self._connection.close()
-            raise
-        return self._connection
+def clear() -> int:
+    """Removes the database and the copy of a damaged one; returns the bytes that this freed.
 
-    def __exit__(self, kind, *_) -> None:
-        try:
-            if kind is None:
-                self._connection.commit()
-        finally:
-            self._connection.close()
+    Raises OSError if a file cannot be removed.
+    """
+    freed = 0
+    for path in reversed(Database()._file.files()):  # journals go before the file that they are of
+        with contextlib.suppress(FileNotFoundError):  # SQLite removes its own, whenever it is done
+            size = os.path.getsize(path)
+            path.unlink()
+            freed += size
+    return freed
+
+
+def check() -> str | None:
+    """What is wrong with the database, by SQLite's quick check; None where it is good or not made
+    yet. Nothing is changed.
+    """
+    try:
+        return Database()._file.fault()
+    except (sqlite3.Error, OSError) as error:
+        return f"it cannot be read: {error}"
+
+
+def _sound(rows: Iterable[tuple]) -> Iterator[tuple[str, tuple[Any, float]]]:
+    """Key, value and time of the rows that say what was once written to them."""
+    for key, written, checksum, text in rows:
+        right = isinstance(text, str) and isinstance(written, float)  # SQLite does not insist
+        if right and checksum == _checksum(key, text):
+            try:
+                yield key, (json.loads(text), written)
+            except ValueError:
+                continue
+
+
+def _checksum(key: str, text: str) -> int:
+    return zlib.crc32(f"{key}\0{text}".encode(errors="replace"))
+
+
+def _timing(value: Any, written: float) -> Timing | None:
+    try:
+        seconds, spread = (float(number) for number in value)
+    except (TypeError, ValueError):
+        return None
+    good = math.isfinite(seconds) and seconds >= 0 and spread >= 0
+    return Timing(seconds, spread, written) if good else None
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(t, str) for t in value)

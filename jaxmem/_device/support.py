@@ -1,9 +1,10 @@
-"""Which actions a target can carry out."""
+"""What a target can carry out, and hold."""
 
 import difflib
 from collections.abc import Iterable, Sequence
 
 from jaxmem._core.actions import ALL, LOSSLESS, Action
+from jaxmem._core.bytes import show_bytes
 from jaxmem._core.versions import installed, release
 from jaxmem._device.target import Target
 from jaxmem.errors import TagError, TargetError
@@ -40,6 +41,17 @@ def allowed_actions(
             " it out, or leave `actions` out"
         )
     return tuple(a for a in wanted if not a.offloads), (f"offload is left out: {obstacle}",)
+
+
+def budget_notes(limit: int, target: Target) -> tuple[str, ...]:
+    """What to tell the user of a budget of `limit` bytes that the target's memory does not have."""
+    if limit <= target.usable_bytes:
+        return ()
+    where = "on this machine" if target.local else f"on {target.name!r}"
+    return (
+        f"the budget is {show_bytes(limit)}, and a program {where} can use"
+        f" {show_bytes(target.usable_bytes)}: a plan that takes more cannot run there",
+    )
 
 
 def offload_obstacle(target: Target) -> str | None:

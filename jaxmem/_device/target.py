@@ -18,7 +18,7 @@ _CPU_FLOPS_PER_CORE, _CPU_BANDWIDTH = 32e9, 20e9  # an ordinary core and memory 
 class Target:
     """A kind of device and how many of them, all of one host. Every quantity is one device's.
 
-    `memory_bytes` is what a program may use. For a named GPU that is 95 % of what the driver
+    `usable_bytes` is what a program may use. For a named GPU that is 95 % of what the driver
     reports: the rest is the CUDA context's, the libraries' and the fragmentation's. JAX itself
     takes only 75 % unless
     `XLA_PYTHON_CLIENT_MEM_FRACTION=.95` is set. For `local` it is what the runtime says (GPU, TPU),
@@ -33,18 +33,13 @@ class Target:
     platform: str  # "cpu" | "cuda" | "rocm" | "tpu"
     devices: int
     local: bool
-    memory_bytes: int
+    usable_bytes: int
     bandwidth: float  # B/s
     matmul_flops: float  # bfloat16 or float16 products, FLOP/s
     flops_f32: float  # float32 products
     link: float  # host link, B/s each way
     host_bytes: int
     cores: int
-
-    @property
-    def usable_bytes(self) -> int:
-        """The same as `memory_bytes`."""
-        return self.memory_bytes
 
     @property
     def gpu(self) -> Gpu | None:
@@ -77,7 +72,7 @@ class Target:
             return _local()
         if name not in GPUS:
             raise TargetError(_unknown(target, name))
-        if colon and not (count.isdecimal() and int(count) >= 1):
+        if colon and not re.fullmatch("0*[1-9][0-9]*", count):
             raise TargetError(
                 f"`target` {target!r}: the number of devices is {count!r}; it must be a whole"
                 " number of at least 1, "
@@ -119,7 +114,7 @@ def _named(gpu: Gpu, devices: int) -> Target:
         platform="cuda",
         devices=devices,
         local=False,
-        memory_bytes=int(USABLE_FRACTION * gpu.memory_bytes),
+        usable_bytes=int(USABLE_FRACTION * gpu.memory_bytes),
         bandwidth=rates.bandwidth,
         matmul_flops=rates.flops_16bit,
         flops_f32=rates.flops_f32,
@@ -164,7 +159,7 @@ def _local() -> Target:
         platform=platform,
         devices=len(devices),
         local=True,
-        memory_bytes=int(usable) // shared,
+        usable_bytes=int(usable) // shared,
         bandwidth=bandwidth,
         matmul_flops=matmul,
         flops_f32=f32,

@@ -12,7 +12,8 @@ from jaxmem._core.profile import BlockClass
 from jaxmem._device.target import Target
 from jaxmem._explain.explanation import Explanation, Item, Part
 from jaxmem._explain.names import Arguments, Saved, expected, name_saved, operation, show_array
-from jaxmem._jax.step import shards_of, trace, with_microbatches
+from jaxmem._jax.arguments import shards_of
+from jaxmem._jax.step import trace, with_microbatches
 from jaxmem._plan.plan import Plan
 from jaxmem._profile.blocks import find_blocks
 from jaxmem._profile.classes import plan_fingerprint
@@ -84,7 +85,9 @@ def explain(build, *args, plan: Plan | None = None, target: str | Target = "loca
     with backend_for(target, workers=1) as backend:
         compiled, full = backend.explain(traced)
     actions = None if plan is None else plan.actions
-    saved = expected(as_decided(blocks, actions or ()), actions, shards_of(traced, target.devices))
+    saved = expected(
+        as_decided(blocks, actions or ()), actions, shards_of(traced, args, target.devices)
+    )
     return _explanation(full, compiled, saved, Arguments(traced, args), str(target), plan)
 
 

@@ -5,7 +5,6 @@ nnx.jit.
 import contextlib
 import functools
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -80,30 +79,6 @@ def _is_abstract(args: tuple) -> bool:
     """Whether arguments lie on a mesh without devices."""
     meshes = (getattr(getattr(a, "sharding", None), "mesh", None) for a in jax.tree.leaves(args))
     return any(isinstance(mesh, jax.sharding.AbstractMesh) for mesh in meshes)
-
-
-def shards_of(traced: jax.stages.Traced, devices: int) -> int:
-    """Over how many devices a block's tensors are divided: as the most divided argument that is not
-    donated.
-
-    Data-parallel and fully sharded steps divide activations as their batch.
-    """
-    if devices == 1:
-        return 1
-    most = 1
-    for info, aval in zip(jax.tree.leaves(traced.args_info), traced.jaxpr.in_avals):
-        sharding = getattr(info, "sharding", None) or getattr(aval, "sharding", None)
-        spec, mesh = getattr(sharding, "spec", None), getattr(sharding, "mesh", None)
-        if info.donated or spec is None or mesh is None:
-            continue
-        axes = [
-            a
-            for part in spec
-            if part is not None
-            for a in (part if isinstance(part, tuple) else (part,))
-        ]
-        most = max(most, math.prod(mesh.shape[a] for a in axes))
-    return most
 
 
 def _shapes(args) -> str:

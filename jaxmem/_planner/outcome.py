@@ -15,7 +15,7 @@ from jaxmem._plan.rows import Bytes
 from jaxmem._planner.divide import Division
 from jaxmem._planner.pareto import curve
 from jaxmem._planner.table import rows
-from jaxmem._planner.trials import Trial, Trials
+from jaxmem._planner.trials import Limits, Trial, Trials
 from jaxmem.errors import BudgetError
 
 ADVICE = {
@@ -98,23 +98,45 @@ def _whole(profile: Profile, actions: Actions) -> Actions:
     return found
 
 
+def hopeless(arguments: int, limits: Limits, target: Target) -> BudgetError | None:
+    """The error of a budget that the step's arguments alone exceed, before anything is compiled.
+
+    arguments: their bytes on one device.
+    """
+    if arguments <= limits.room:
+        return None
+    each = f" on each of {target.devices} devices" if target.devices > 1 else ""
+    return BudgetError(
+        f"plan: `budget` is {show_bytes(limits.budget)}, and the step's arguments alone take"
+        f" {show_bytes(arguments)} ({arguments} bytes){each} for target {str(target)!r}. Every plan"
+        " takes more, so none was compiled: give a larger budget, or"
+        f" {ADVICE['arguments and model states']}{_margin(limits)}",
+        least_bytes=arguments,
+    )
+
+
 def infeasible(trials: Trials, target: Target) -> BudgetError:
     """Names the least that compiled, and the largest of its parts."""
     least = min(trials.compiled, key=lambda t: t.total)
     parts = dict(zip(ADVICE, dataclasses.astuple(_parts(trials, least))))
     holder = max(parts, key=lambda k: parts[k])
-    margin = 1 - trials.limits.room / trials.limits.budget
     message = (
         f"plan: `budget` is {show_bytes(trials.limits.budget)}, and the least that compiled is"
         f" {show_bytes(least.total)} ({least.total} bytes) for target {str(target)!r}: "
         + ", ".join(f"{show_bytes(v)} {k}" for k, v in parts.items())
-        + f"; the largest part is {holder}: {ADVICE[holder]}"
+        + f"; the largest part is {holder}: {ADVICE[holder]}{_margin(trials.limits)}"
     )
-    if margin > 1e-3:
-        message += f"; {margin:.0%} of the budget is left for autotuning on the device"
     if least.host_bytes:
         message += f"; host memory needed: {show_bytes(least.host_bytes)}"
     return BudgetError(message, least_bytes=least.total)
+
+
+def _margin(limits: Limits) -> str:
+    """What is said of bytes of the budget that a plan may not use."""
+    margin = 1 - limits.room / limits.budget
+    if not 1e-3 < margin < 0.5:  # more is the rounding of a few bytes
+        return ""
+    return f"; {margin:.0%} of the budget is left for autotuning on the device"
 
 
 def _parts(trials: Trials, trial: Trial) -> Bytes:

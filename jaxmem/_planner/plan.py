@@ -10,17 +10,17 @@ from jaxmem._core.database import Database
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._core.warn import warn
-from jaxmem._device.support import allowed_actions
+from jaxmem._device.support import allowed_actions, budget_notes
 from jaxmem._device.target import Target
+from jaxmem._jax.arguments import argument_bytes, shards_of
 from jaxmem._jax.donation import warn_of_copies
-from jaxmem._jax.jaxpr import nbytes
-from jaxmem._jax.step import shards_of, with_microbatches
+from jaxmem._jax.step import with_microbatches
 from jaxmem._plan.plan import Plan
 from jaxmem._planner.candidates import price_of
 from jaxmem._planner.compile import StepCompiler
 from jaxmem._planner.history import History
 from jaxmem._planner.microbatches import checked, fastest
-from jaxmem._planner.outcome import Spent, infeasible, outcome
+from jaxmem._planner.outcome import Spent, hopeless, infeasible, outcome
 from jaxmem._planner.search import Setting, search
 from jaxmem._planner.trials import Limits
 from jaxmem._profile.profile import profile as make_profile
@@ -57,7 +57,8 @@ def plan(
     The assignment is the optimum of a mixed-integer program (Adacc eq. 4-8, with five actions on
     the block's graph), solved again as compiles teach what memory it leaves.
 
-    Raises BudgetError for a budget that cannot be read or met (with the least bytes that compiled),
+    Raises BudgetError for a budget that cannot be read or met (with the least bytes that compiled,
+    or those of the arguments where they alone exceed it, which is told before any compile),
     StepError for a step without a block, TargetError for a target that is unknown or cannot be
     compiled for, TagError for tags that cannot be planned.
     """
@@ -65,6 +66,7 @@ def plan(
     limit = parse_budget(budget, target.usable_bytes)
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
     allowed, notes = allowed_actions(actions, target)
+    notes += budget_notes(limit, target)
     with backend_for(target) as backend:
         limits = Limits(limit, int(limit * (1 - backend.margin)), host_room)
 
@@ -84,14 +86,16 @@ def _plan(
     target, start = backend.target, time.perf_counter()
     LOG.info("tracing the step, and timing its pieces")
     traced = StepCompiler(build, args, backend).trace(Assignment.nothing())
-    shards = shards_of(traced, target.devices)
+    arguments = argument_bytes(traced, args, target.devices)
+    if (refusal := hopeless(arguments, limits, target)) is not None:
+        raise refusal
+    shards = shards_of(traced, args, target.devices)
     profile = make_profile(traced.jaxpr, backend, actions=allowed, codecs=codecs, shards=shards)
     profile_seconds = time.perf_counter() - start
     warn_of_copies(traced, "plan")
     _warn_of_waste(profile)
     steps = StepCompiler(build, args, backend, profile.idle_blocks)
     history = History(Database(), target, traced.jaxpr)
-    arguments = sum(nbytes(a) for a in traced.jaxpr.in_avals) // shards
     found = search(Setting(profile, steps, history, limits), arguments)
     if found.best is None:
         raise infeasible(found.trials, target)

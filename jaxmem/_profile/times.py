@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxmem._core.database import Database
+from jaxmem._core.database import Database, Timing
 from jaxmem._device.rates import rates_of
 from jaxmem._device.target import Target
 from jaxmem._jax.jaxpr import matmul_flops, nbytes, text_of
@@ -29,12 +29,14 @@ def job_seconds(
     if source != "roofline":
         device = f"{target.name} {target.kind}" + (f" codec {codec:.4g}" if target.gpu else "")
         unique = dict(zip(texts, jobs))
-        known = database.read_times(device, source, list(unique))
+        times = database.read_times(device, source, list(unique))
+        known = {text: timing.seconds for text, timing in times.items()}
         missing = [text for text in unique if text not in known]
         found = backend.seconds([unique[text] for text in missing])
         if found is not None:
             new = dict(zip(missing, found))
-            database.write_times(device, source, new)
+            timings = {text: Timing(seconds) for text, seconds in new.items()}
+            database.write_times(device, source, timings)
             return [(known | new)[text] for text in texts], source
     return [_roofline(t, target, codec) for t in traced], "roofline"
 

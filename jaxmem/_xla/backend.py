@@ -17,6 +17,7 @@ import jax
 from jax import export
 
 from jaxmem._core.database import Database
+from jaxmem._core.warn import warn
 from jaxmem._device.target import Target
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.job import Job
@@ -118,6 +119,7 @@ class Deviceless(Backend):
         super().__init__(target)
         self._compiler = Compiler(target, workers=workers)
         self._database = Database()
+        self._told = False
         self.source = "xla" if target.gpu is not None and target.gpu.priced else "roofline"
 
     def __exit__(self, *_) -> None:
@@ -125,6 +127,7 @@ class Deviceless(Backend):
 
     def compile(self, stage, traced) -> "concurrent.futures.Future[Built]":
         exported, donated = self._export(traced)
+        self._tell_of_idle_devices(exported)
         device, program = str(self.target), _program_text(exported, donated)
         if (known := self._database.read_compile(device, program)) is not None:
             with contextlib.suppress(TypeError):  # written by another version of jaxmem
@@ -136,14 +139,15 @@ class Deviceless(Backend):
                 result.set_exception(error)
                 return
             compiled = future.result()
+            result.set_result(Built(compiled))  # first: a warning of the database may be an error
             self._database.write_compile(device, program, dataclasses.asdict(compiled))
-            result.set_result(Built(compiled))
 
         self._compiler.submit(exported, donated=donated).add_done_callback(finish)
         return result
 
     def explain(self, traced) -> tuple[Compiled, Peak]:
         exported, donated = self._export(traced)
+        self._tell_of_idle_devices(exported)
         return self._compiler.explain(exported, donated=donated)
 
     def estimate(self, traced: jax.stages.Traced) -> "concurrent.futures.Future[Compiled]":
@@ -161,6 +165,19 @@ class Deviceless(Backend):
         seconds = [s for s in found if s is not None]
         # one source for all, or none compare
         return seconds if len(seconds) == len(found) else None
+
+    def _tell_of_idle_devices(self, exported: bytes) -> None:
+        """Warns, once, where the target has devices and the step is sharded over none of them."""
+        count = self.target.devices
+        if count == 1 or self._told or export.deserialize(bytearray(exported)).nr_devices > 1:
+            return
+        self._told = True
+        warn(
+            f"jaxmem: the target {str(self.target)!r} has {count} devices, and the step is sharded"
+            f" over none of them: bytes are those of one device, and the other {count - 1} would"
+            f" idle or repeat its work; give the arguments shardings over a mesh of {count} devices,"
+            f" or plan for {self.target.name!r}"
+        )
 
     def _export(self, traced: jax.stages.Traced) -> tuple[bytes, tuple[int, ...]]:
         return export_flat(traced, self.target.platform, self.target.compute_capability)

@@ -3,6 +3,7 @@
 import pytest
 
 from jaxmem._core.actions import ALL, LOSSLESS, Action
+from jaxmem._core.bytes import show_bytes
 from jaxmem._device import support
 from jaxmem._device.target import Target
 from jaxmem.errors import TagError, TargetError
@@ -72,3 +73,12 @@ def test_before_it_is_left_out_and_the_version_is_named(jaxlib, version):
     assert f"jaxlib {version}" in notes[0]
     with pytest.raises(TargetError, match=f"jaxlib {version}"):
         support.allowed_actions([Action.OFFLOAD], Target.parse("h200"))
+
+
+@pytest.mark.parametrize(("name", "place"), [("local", "on this machine"), ("t4:2", "on 't4'")])
+def test_a_budget_beyond_the_memory_is_said(name, place):
+    target = Target.parse(name)
+    assert support.budget_notes(target.usable_bytes, target) == ()
+    (note,) = support.budget_notes(2**50, target)
+    assert f"the budget is 1024.0 TiB, and a program {place} can use" in note
+    assert show_bytes(target.usable_bytes) in note

@@ -56,6 +56,10 @@ def test_devices_are_counted_and_printed():
         ("h200:x", "is 'x'; it must be a whole number"),
         ("h200:", "is ''; it must be a whole number"),
         ("h200:-1", "is '-1'; it must be"),
+        ("h200:２", "is '２'; it must be"),
+        ("h200:²", "is '²'; it must be"),
+        ("h200:1_0", "is '1_0'; it must be"),
+        ("h200:00", "is '00'; it must be"),
         ("h20", "did you mean 'h200'"),
         ("a100", "did you mean 'a100-40gb' or 'a100-80gb'"),
         ("rtx-4090", "did you mean 'rtx4090'"),
@@ -93,10 +97,16 @@ def test_local_cpu_is_this_machine():
     assert target.platform == jax.devices()[0].platform == "cpu"
     assert target.kind == jax.devices()[0].device_kind
     assert target.devices == jax.local_device_count()
-    assert target.memory_bytes * target.devices == pytest.approx(
+    assert target.usable_bytes * target.devices == pytest.approx(
         0.9 * host_memory_bytes(), abs=target.devices
     )
     assert str(target) == "local"
+
+
+def test_what_a_program_may_use_has_one_name():
+    names = {field.name for field in dataclasses.fields(Target)}
+    assert "usable_bytes" in names
+    assert not hasattr(Target.parse("h200"), "memory_bytes")
 
 
 class FakeGpu:
@@ -110,7 +120,7 @@ class FakeGpu:
 def test_local_gpu_has_what_the_runtime_gives(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", lambda: [FakeGpu(), FakeGpu()])
     target = Target.parse("local")
-    assert (target.memory_bytes, target.devices, target.platform) == (123_456, 2, "cuda")
+    assert (target.usable_bytes, target.devices, target.platform) == (123_456, 2, "cuda")
     assert target.bandwidth == GPUS["h200"].bandwidth
     monkeypatch.setattr(FakeGpu, "memory_stats", lambda _: None)
     with pytest.raises(TargetError, match="does not report its memory"):

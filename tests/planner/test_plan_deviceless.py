@@ -11,6 +11,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import Action
+from jaxmem.errors import BudgetError
 from tests.shared import models
 
 pytestmark = pytest.mark.jax_defaults
@@ -102,9 +103,22 @@ def test_several_devices_divide_the_batch(unplanned):
     args = place(SHAPES[0], P()), place(SHAPES[1], P("data"))
     plan = jaxmem.plan(build, *args, target="h200:2")
     assert 0.4 < plan.baseline_bytes / unplanned.baseline_bytes < 0.65
+    assert plan.baseline_parts.saved == unplanned.baseline_parts.saved // 2
     tight = jaxmem.plan(build, *args, target="h200:2", budget=int(0.5 * plan.baseline_bytes))
     assert tight.compiled_bytes <= tight.budget_bytes
     assert tight.target == "h200:2"
+
+
+def test_a_hopeless_budget_names_each_devices_bytes():
+    whole = sum(a.size * 4 for a in jax.tree.leaves(SHAPES))
+    with pytest.raises(BudgetError, match=rf"\({whole} bytes\) for target 'h200'.*; 2% of the"):
+        jaxmem.plan(build, *SHAPES, target="h200", budget=whole)
+    mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, None, "data"))
+    place = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=spec)
+    with pytest.raises(BudgetError, match=rf"\({whole // 2} bytes\) on each of 2 devices") as e:
+        jaxmem.plan(build, *jax.tree.map(place, SHAPES), target="h200:2", budget="10KB")
+    assert e.value.least_bytes == whole // 2
 
 
 def test_offload_wants_a_scan():

@@ -8,6 +8,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import Action
+from jaxmem.errors import BudgetError
 from tests.shared import models
 
 pytestmark = [
@@ -74,6 +75,31 @@ def test_idle_tags_are_told():
 def test_wrong_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         jaxmem.plan(build, *SHAPES, **arguments)
+
+
+def test_a_hopeless_budget_is_refused_before_anything_is_timed_or_compiled(monkeypatch):
+    arguments = sum(a.size * 4 for a in jax.tree.leaves(SHAPES))
+    with monkeypatch.context() as patch:
+        never = lambda *_, **__: pytest.fail("a compile was asked for")
+        patch.setattr("jaxmem._planner.compile.StepCompiler.compile", never)
+        patch.setattr("jaxmem._xla.timing.measure", never)
+        patch.setattr("jaxmem._xla.backend.measure", never)
+        with pytest.raises(BudgetError, match="arguments alone take") as caught:
+            jaxmem.plan(build, *SHAPES, budget=arguments - 1)
+        assert f"({arguments} bytes) for target 'local'" in str(caught.value)
+        assert caught.value.least_bytes == arguments
+        some = lambda plan, microbatches: build(plan)
+        with pytest.raises(
+            BudgetError, match=r"none of 1, 2 microbatches fits; the least, .*alone"
+        ):
+            jaxmem.plan(some, *SHAPES, budget="1KiB", microbatches=(1, 2))
+
+
+def test_a_budget_beyond_the_machine_is_noted():
+    usable = jaxmem.plans.Target.parse("local").usable_bytes
+    plan = jaxmem.plan(build, *SHAPES, budget=usable + 2**30)
+    assert "on this machine can use" in plan.notes[-1]
+    assert "note: the budget is" in str(plan)
 
 
 @pytest.mark.parametrize(

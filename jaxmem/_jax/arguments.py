@@ -1,0 +1,80 @@
+"""What a traced step's arguments take on one device, and over how many they are divided."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import partial_eval
+from jax.sharding import NamedSharding
+
+
+def argument_bytes(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
+    """Bytes of the arguments on one device, of which no plan makes less.
+
+    Arguments that the step does not read are left out, since `jax.jit` drops them, and so are those
+    in host memory.
+
+    traced: the step, as `jaxmem._jax.step.trace` returns JAX's stage of it.
+    args: what it was traced for.
+    devices: how many there are. An argument of which the sharding is not known here, but could be
+      by `jax.jit(in_shardings=)`, is taken to be divided over all of them.
+    """
+    jaxpr = traced.jaxpr.jaxpr
+    _, read = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    total = 0
+    for aval, is_read, parts in zip(traced.jaxpr.in_avals, read, divisors(traced, args)):
+        if is_read and not _on_the_host(aval):
+            bits = math.prod(aval.shape) * _bits(aval.dtype)
+            total += -(-bits // (8 * (devices if parts is None else parts)))
+    return total
+
+
+def divisors(traced: jax.stages.Traced, args: tuple) -> list[int | None]:
+    """Over how many devices each argument is divided; None where neither the argument nor its type
+    says so.
+
+    On a mesh with automatic axes the argument alone says so, on one with explicit axes its type.
+    """
+    avals, leaves = traced.jaxpr.in_avals, jax.tree.leaves(args)
+    same = len(leaves) == len(avals) and all(
+        getattr(leaf, "shape", None) == aval.shape for leaf, aval in zip(leaves, avals)
+    )  # else the step flattens its arguments in a way of its own
+    if not same:
+        leaves = [None] * len(avals)
+    return [_parts(leaf, aval) for leaf, aval in zip(leaves, avals)]
+
+
+def shards_of(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
+    """Over how many devices a block's tensors are divided: as the most divided argument that is not
+    donated.
+
+    Data-parallel and fully sharded steps divide activations as their batch.
+    """
+    if devices == 1:
+        return 1
+    infos = jax.tree.leaves(traced.args_info)
+    parts = zip(infos, divisors(traced, args))
+    return max((number or 1 for info, number in parts if not info.donated), default=1)
+
+
+def _parts(leaf, aval) -> int | None:
+    for sharding in (getattr(leaf, "sharding", None), getattr(aval, "sharding", None)):
+        if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
+            spec = [axes if isinstance(axes, tuple) else (axes,) for axes in sharding.spec]
+            names = [name for axes in spec for name in axes if name in sharding.mesh.shape]
+            if names or sharding is getattr(leaf, "sharding", None):
+                return math.prod(sharding.mesh.shape[name] for name in names)
+    return None
+
+
+def _bits(dtype) -> int:
+    """Bits of an element in an argument, where XLA packs those of less than a byte."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).bits
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.finfo(dtype).bits
+    return 8 * dtype.itemsize
+
+
+def _on_the_host(aval) -> bool:
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host  # tokens have none

@@ -1,0 +1,131 @@
+"""What is said of a step's arguments beforehand is what XLA counts, or less."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from jaxmem._jax.arguments import argument_bytes, divisors, shards_of
+from jaxmem._jax.step import trace
+
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+S, P = jax.ShapeDtypeStruct, PartitionSpec
+
+
+def traced(step, *args):
+    return trace(lambda _: step, None, args)[1]
+
+
+def counted(step, *args) -> int:
+    """XLA's own count on this CPU."""
+    stage = trace(lambda _: step, None, args)[0]
+    return stage.lower().compile().memory_analysis().argument_size_in_bytes
+
+
+def sgd(params, batch, key, unused):
+    noise = jax.random.normal(key, batch.shape)
+    grads = jax.grad(lambda p: jnp.sum(jnp.tanh((batch + noise) @ p["w"]) + p["b"]))(params)
+    return jax.tree.map(lambda p, g: p - g, params, grads)
+
+
+SGD = (
+    {"w": S((32, 16), jnp.float32), "b": S((16,), jnp.float32), "idle": S((7,), jnp.float32)},
+    S((8, 32), jnp.float32),
+    jax.eval_shape(lambda: jax.random.key(0)),
+    S((1000,), jnp.float32),
+)
+
+
+@jax.jit
+def inner(x, y):
+    return x * 2, y * 3
+
+
+@pytest.mark.parametrize(
+    ("step", "args"),
+    [
+        (sgd, SGD),
+        (jax.jit(sgd), SGD),
+        (lambda x, y: inner(x, y)[0], (S((64,), jnp.float32), S((640,), jnp.float32))),
+        (lambda x: x, (S((64,), jnp.bfloat16),)),
+        (lambda x: x.astype(jnp.float32), (S((1024,), jnp.int4),)),
+        (lambda x: x.astype(jnp.float32), (S((1023,), jnp.uint4),)),
+        (lambda x: x.astype(jnp.float32), (S((1024,), jnp.float8_e4m3fn),)),
+        (lambda x: jnp.where(x, 1, 2), (S((1024,), jnp.bool_),)),
+        (lambda x: x * 1j, (S((16,), jnp.complex64),)),
+        (lambda x: x + 1, (S((), jnp.float32),)),
+        (lambda x: x + 1, (S((0, 3), jnp.float32),)),
+        (lambda x, y: y + 1, (np.ones((5, 5), np.float32), 3)),
+        (lambda: jnp.zeros(3), ()),
+    ],
+)
+def test_bytes_are_those_that_xla_counts(step, args):
+    assert argument_bytes(traced(step, *args), args, 1) == counted(step, *args)
+
+
+def test_a_scans_idle_carry_is_not_read():
+    def step(x, idle):
+        body = lambda c, _: ((c[0] * 2, c[1] + 1), None)
+        return jax.lax.scan(body, (x, idle), None, length=3)[0][0]
+
+    args = S((64,), jnp.float32), S((640,), jnp.float32)
+    assert argument_bytes(traced(step, *args), args, 1) <= counted(step, *args)
+
+
+@pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
+def test_divided_arguments_count_a_devices_share(axes):
+    mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(axes, axes))
+
+    def place(shape, *spec):
+        return S(shape, jnp.float32, sharding=NamedSharding(mesh, P(*spec)))
+
+    args = (
+        place((16, 8), ("data", "model")),
+        place((16, 8), "data"),
+        place((16, 8), None, "model"),
+        place((16, 8)),
+    )
+    step = traced(lambda *a: [x + 1 for x in a], *args)
+    assert divisors(step, args)[:3] == [8, 4, 2]
+    assert argument_bytes(step, args, 8) == 4 * (16 + 32 + 64) + 4 * 128
+
+
+def test_an_argument_that_may_be_divided_counts_as_divided():
+    args = S((16, 8), jnp.float32), np.ones(16, np.float32)
+    step = traced(lambda x, y: (x + 1, y + 1), *args)
+    assert divisors(step, args) == [None, None]
+    assert argument_bytes(step, args, 8) == 64 + 8
+    assert argument_bytes(step, args, 1) == 512 + 64
+
+
+def test_arguments_that_a_step_flattens_in_its_own_way_may_be_divided():
+    mesh = AbstractMesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    args = (S((16, 8), jnp.float32, sharding=NamedSharding(mesh, P("data"))),)
+    step = traced(lambda x: x + 1, *args)
+    assert divisors(step, args) == [2]
+    assert divisors(step, (*args, S((3,), jnp.float32))) == [None]
+    assert divisors(step, (S((3,), jnp.float32),)) == [None]
+
+
+@pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
+def test_a_block_is_divided_as_the_batch_is(axes):
+    mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(axes, axes))
+    place = lambda *spec: S((16, 8), jnp.float32, sharding=NamedSharding(mesh, P(*spec)))
+    add = lambda x, y: (x + 1, y + 1)
+    args = place(("data", "model")), place("data")
+    assert shards_of(traced(add, *args), args, 8) == 4, "the first is donated: states"
+    assert shards_of(traced(jax.jit(add), *args), args, 8) == 8
+    assert shards_of(traced(add, *args), args, 1) == 1
+    plain = S((16, 8), jnp.float32), S((16, 8), jnp.float32)
+    assert shards_of(traced(add, *plain), plain, 8) == 1
+    assert shards_of(traced(lambda: jnp.zeros(3)), (), 8) == 1
+
+
+def test_what_lies_in_host_memory_is_not_the_devices():
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,))
+    host = NamedSharding(mesh, P(), memory_kind="pinned_host")
+    device = NamedSharding(mesh, P(), memory_kind="device")
+    args = S((64,), jnp.float32, sharding=host), S((16,), jnp.float32)
+    step = traced(jax.jit(lambda x, y: (jax.device_put(x, device), y + 1)), *args)
+    assert argument_bytes(step, args, 1) == 64

@@ -1,0 +1,87 @@
+"""What a deviceless backend does around a compile, with a compiler that answers at once."""
+
+import concurrent.futures
+import logging
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from jaxmem._core.database import Database
+from jaxmem._device.target import Target
+from jaxmem._jax.job import Job
+from jaxmem._jax.step import trace
+from jaxmem._xla.backend import Deviceless
+from jaxmem._xla.compiled import Compiled
+from jaxmem.errors import JaxmemWarning
+
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
+ANSWER = Compiled(10, 4, 5, 2, 1, 0, 1e-3, 100, 1, 0.5)
+
+
+class Answers:
+    """In the place of a `Compiler`."""
+
+    asked: ClassVar[list[str]] = []
+
+    def __init__(self, target, workers):
+        self.target = target
+
+    def submit(self, exported, donated=(), cost=False):
+        self.asked.append(str(self.target))
+        future = concurrent.futures.Future()
+        future.set_result(ANSWER)
+        return future
+
+    def close(self):
+        return
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    monkeypatch.setattr("jaxmem._xla.backend.Compiler", Answers)
+    monkeypatch.setattr(Answers, "asked", [])
+    return lambda name: Deviceless(Target.parse(name))
+
+
+def step(size: int, sharding=None):
+    args = (jax.ShapeDtypeStruct((size, 8), jnp.float32, sharding=sharding),)
+    return trace(lambda _: lambda x: x + 1, None, args)
+
+
+def test_devices_that_the_step_is_not_sharded_over_are_told_once(backend):
+    eight = backend("h200:8")
+    with pytest.warns(JaxmemWarning, match="'h200:8' has 8 devices.*the other 7 would idle") as w:
+        eight.compile(*step(16)).result()
+    assert len(w) == 1
+    assert "or plan for 'h200'" in str(w[0].message)
+    eight.compile(*step(24)).result()  # a warning would be an error
+
+
+def test_a_step_that_is_sharded_and_pieces_of_one_are_not_told_of(backend):
+    mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    eight = backend("h200:8")
+    eight.compile(*step(16, sharding)).result()
+    eight.seconds([Job(lambda x: x * 2, (jax.ShapeDtypeStruct((8,), jnp.float32),))])
+    backend("h200").compile(*step(16)).result()
+
+
+def test_a_database_that_fails_does_not_stop_a_compile(backend, monkeypatch, caplog):
+    """A warning that it gives may be an error, in the thread that hands the result over."""
+
+    def fails(*_):
+        raise JaxmemWarning("the database was damaged")
+
+    monkeypatch.setattr(Database, "write_compile", fails)
+    caplog.set_level(logging.CRITICAL)
+    assert backend("h200").compile(*step(32)).result(timeout=60).compiled == ANSWER
+
+
+def test_what_was_compiled_is_not_compiled_again(backend):
+    compilers = [backend("h200"), backend("h200"), backend("t4")]
+    for one in (compilers[0], *compilers):
+        assert one.compile(*step(40)).result().compiled == ANSWER
+    assert Answers.asked == ["h200", "t4"]
