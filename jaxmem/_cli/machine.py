@@ -1,10 +1,12 @@
-"""`jaxmem targets`, `calibrate`, `doctor`: the commands about devices and this machine."""
+"""`jaxmem targets`, `calibrate`, `doctor`, `cache`: the commands about devices and this machine."""
 
 import argparse
 import dataclasses
 import pathlib
 
 from jaxmem._cli.output import check_outputs, print_json, say
+from jaxmem._core import database
+from jaxmem._core.bytes import show_bytes
 from jaxmem._device.calibrate import calibrate as write_rates
 from jaxmem._device.gpus import GPUS
 from jaxmem._device.target import Target
@@ -48,3 +50,20 @@ def doctor(args: argparse.Namespace) -> int:
             if c.remedy is not None:
                 say(f"     -> {c.remedy}", hang=" " * 3)
     return 1 if any(c.level == "bad" for c in checks) else 0
+
+
+def cache(args: argparse.Namespace) -> int:
+    if args.clear:
+        path, freed = database.default_path(), database.clear()
+        if args.json:
+            print_json({"path": str(path), "freed_bytes": freed})
+        else:
+            say(f"{path}: {show_bytes(freed)} freed")
+        return 0
+    held, fault = database.usage(), database.check()
+    if args.json:
+        print_json({"path": str(held.path), "bytes": held.bytes, "rows": held.rows, "fault": fault})
+        return 0
+    rows = ", ".join(f"{count} {table}" for table, count in held.rows.items())
+    say(f"{held.path}: {fault or f'{show_bytes(held.bytes)}, {rows}'}")
+    return 0

@@ -151,6 +151,10 @@ def _of_this_machine(command) -> None:
     one = command("doctor", "look at versions, devices and settings, and say what is amiss")
     one.add_argument("--json", action="store_true", help="print JSON")
 
+    one = command("cache", "tell where the times and compiles of earlier plans lie, or remove them")
+    one.add_argument("--clear", action="store_true", help="remove them")
+    one.add_argument("--json", action="store_true", help="print JSON")
+
 
 def _add_debug(parser: argparse.ArgumentParser) -> None:
     """Before the command and after it: without a default, neither overwrites the other."""

@@ -8,6 +8,7 @@ from importlib import metadata
 import pytest
 
 import jaxmem
+from jaxmem._core.database import TABLES, Database, Timing, default_path
 from tests.shared.command import run
 from tests.shared.plans import other, plan
 
@@ -111,6 +112,31 @@ def test_targets(capsys):
     assert {t["name"] for t in json.loads(capsys.readouterr().out)} >= {"t4", "h200", "b200"}
 
 
+def test_the_cache_is_shown_and_cleared(folder, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    path = default_path()
+    assert run("cache --json") == 0
+    empty = {"path": str(path), "bytes": 0, "rows": dict.fromkeys(TABLES, 0), "fault": None}
+    assert json.loads(capsys.readouterr().out) == empty
+    Database().write_times("cpu", "measured", {"a": Timing(1.0), "b": Timing(2.0)})
+    assert run("cache --json") == 0
+    held = json.loads(capsys.readouterr().out)
+    assert held["rows"]["times"] == 2
+    assert held["bytes"] == sum(file.stat().st_size for file in path.parent.iterdir())
+    assert run("cache") == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{path}: ")
+    assert "2 times" in out
+    assert run("cache --clear --json") == 0
+    assert json.loads(capsys.readouterr().out) == {"path": str(path), "freed_bytes": held["bytes"]}
+    assert list(path.parent.iterdir()) == []
+    path.write_bytes(b"no database at all" * 100)
+    assert run("cache") == 0
+    assert "database" in capsys.readouterr().out.removeprefix(f"{path}")
+    assert run("cache --clear") == 0
+    assert capsys.readouterr().out == f"{path}: 1.8 KiB freed\n"
+
+
 def test_the_version_is_the_packages(capsys):
     version = metadata.version("jaxmem")
     assert run("--version") == 0
@@ -131,7 +157,7 @@ import sys
 import jaxmem
 from jaxmem.cli import main
 
-lines = "--version|--help|plan --help|targets|show plan.json|show plan.json --json|diff plan.json second.json"
+lines = "--version|--help|plan --help|targets|cache|show plan.json|show plan.json --json|diff plan.json second.json"
 lines += "|report plan.json second.json --out page.html|plan|show broken.json|calibrate folder"
 codes = []
 for line in lines.split("|"):
@@ -150,5 +176,5 @@ def test_what_needs_no_jax_imports_none(folder):
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_JAX], capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2] []"
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2] []"
     assert "no codec 'groped_symmetric'; expected one of" in done.stderr

@@ -56,6 +56,8 @@ OF_THE_PARSER = [
     ("calibrate", "required: DIR"),
     ("calibrate folder more", "unrecognized arguments: more"),
     ("calibrate folder --out", "argument --out: expected one argument"),
+    ("cache --claer", "unrecognized arguments: --claer; did you mean --clear"),
+    ("cache clear", "unrecognized arguments: clear"),
     ("doctor --fix", "unrecognized arguments: --fix"),
     ("doctor steps:tiny", "unrecognized arguments: steps:tiny"),
 ]
