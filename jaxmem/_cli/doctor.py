@@ -13,7 +13,9 @@ from jaxmem._device.support import OFFLOAD_SINCE
 from jaxmem._xla.wheels import install_command, require_wheels
 from jaxmem.errors import TargetError
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "pulp", "highspy", "jax-triton", "triton")
+PACKAGES = (
+    "jax", "jaxlib", "flax", "optax", "numpy", "pulp", "highspy", "jax-triton", "triton", "rich",
+)  # fmt: skip
 PREALLOCATE, FRACTION = "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
@@ -36,7 +38,7 @@ def examine() -> list[Check]:
     checks += combinations(found)
     checks += _devices()
     checks += settings(os.environ, _platform() in ("gpu", "cuda", "rocm"))
-    checks += [kernels(found), _deviceless(), _assembler(), cache()]
+    checks += [kernels(found), terminal(found), _deviceless(), _assembler(), cache()]
     return checks
 
 
@@ -86,6 +88,14 @@ def kernels(found: Mapping[str, str]) -> Check:
         what = f"without {' and '.join(missing)}, codecs on CUDA are what XLA makes of them"
         return Check("kernels", what, "pip install 'jaxmem[gpu]'", "note")
     return Check("kernels", "codecs on CUDA are Triton kernels")
+
+
+def terminal(found: Mapping[str, str]) -> Check:
+    """Whether tables and progress fit the terminal."""
+    if "rich" not in found:
+        what = "without rich, tables and progress are plain text as wide as it is"
+        return Check("terminal", what, "pip install 'jaxmem[cli]'", "note")
+    return Check("terminal", "rich draws tables and progress")
 
 
 def settings(environment: Mapping[str, str], gpu: bool) -> list[Check]:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxmem._cli.doctor import combinations, kernels, release, settings
+from jaxmem._cli.doctor import combinations, kernels, release, settings, terminal
 from tests.shared.command import run
 
 pytestmark = pytest.mark.core
@@ -35,6 +35,12 @@ def test_the_doctor_misses_kernels():
     without = kernels({"triton": "3.6.0"})
     assert (without.level, without.remedy) == ("note", "pip install 'jaxmem[gpu]'")
     assert "without jax-triton, codecs" in without.found
+
+
+def test_the_doctor_misses_rich():
+    assert terminal({"rich": "15.0.0"}).level == "ok"
+    without = terminal({})
+    assert (without.level, without.remedy) == ("note", "pip install 'jaxmem[cli]'")
 
 
 def test_the_doctor_is_content_with_what_goes_together():
