@@ -14,7 +14,7 @@ from experiments.models.loops import scanned
 from experiments.steps.step import abstract, make_step, step_over
 from jaxmem._core.actions import ALL, KEEP, REST, Actions
 from jaxmem._core.assignment import Assignment
-from jaxmem._core.database import Database
+from jaxmem._core.database import Database, Timing
 from jaxmem._core.profile import Profile
 from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
@@ -73,8 +73,8 @@ class OtherTimes(Database):
         super().__init__()
         self.device = f"{target} {Target.parse(target).kind}"
 
-    def read_times(self, device: str, source: str, texts: Sequence[str]) -> dict[str, float]:
-        return dict.fromkeys(texts, 1e-5) | super().read_times(self.device, "xla", texts)
+    def read_times(self, device: str, source: str, texts: Sequence[str]) -> dict[str, Timing]:
+        return dict.fromkeys(texts, Timing(1e-5)) | super().read_times(self.device, "xla", texts)
 
 
 def local() -> Local:
