@@ -56,7 +56,7 @@ def test_the_tutorial_is_shown_as_it_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     found = run("tutorial.md")
-    assert found["plan"].compiled_bytes <= 24 * 2**20 < found["plan"].baseline_bytes / 2
+    assert found["plan"].compiled_bytes <= 16 * 2**20 < found["plan"].baseline_bytes / 2
     assert found["losses"][-1] < found["losses"][0] - 2, "it learns"
     assert int(found["restored"].step) == 41
     assert float(found["value"]) < found["losses"][0] - 2, "the restored state goes on"
