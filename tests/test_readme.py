@@ -13,21 +13,24 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), 
 @pytest.mark.jax_defaults
 @pytest.mark.core
 def test_the_examples_run(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert len(BLOCKS) == 4
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    assert len(BLOCKS) == 5
     names: dict = {}
-    here, there = [], []  # the plan of the first block, and that of the second
-    for block, found in zip(BLOCKS, (here, there, [], [])):
+    plans = []
+    for block in BLOCKS:
         exec(compile(block, str(README), "exec"), names)
-        found.append(names["plan"])
+        plans.append(names["plan"])
+    here, verified, there = plans[:3]
     printed = capsys.readouterr().out
     assert "of a budget of 100.0 MiB" in printed
-    for (plan,), target in ((here, "local"), (there, "h200")):
+    for plan, target in ((here, "local"), (verified, "local"), (there, "h200")):
         assert plan.target == target
         assert 0 < plan.compiled_bytes <= plan.budget_bytes < plan.baseline_bytes / 2
         assert f"everything kept: {plan.baseline_bytes / 2**20:.1f} MiB" in str(plan)
-    assert f"{there[0].compiled_bytes} {there[0].host_bytes}" in printed
-    model = names["stack"](here[0])
+    assert f"{there.compiled_bytes} {there.host_bytes}" in printed
+    assert (verified.actions, verified.compiled_bytes) == (here.actions, here.compiled_bytes)
+    model = names["stack"](here)
     assert model.init(jax.random.key(0), jax.numpy.zeros((2, 4, 8)), None)["params"]
     assert names["metrics"]["skipped_layers"].shape == (8,)
     assert jax.numpy.isfinite(names["metrics"]["loss"])

@@ -46,8 +46,8 @@ def site(tmp_path_factory) -> dict[pathlib.Path, Links]:
         capture_output=True,
         text=True,
     )
-    assert built.returncode == 0, built.stderr
-    assert "WARNING" not in built.stderr, built.stderr
+    assert built.returncode == 0, built.stderr[-2000:]
+    assert "WARNING" not in built.stderr, built.stderr[-2000:]
     pages = [page for page in folder.rglob("*.html") if page.name != "404.html"]
     return {page: Links(page.read_text(encoding="utf-8")) for page in pages}
 
