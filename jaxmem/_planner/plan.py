@@ -24,6 +24,7 @@ from jaxmem._planner.outcome import Spent, hopeless, infeasible, outcome
 from jaxmem._planner.search import Setting, search
 from jaxmem._planner.trials import Limits
 from jaxmem._profile.profile import profile as make_profile
+from jaxmem._profile.times import RETRY_SECONDS
 from jaxmem._xla.backend import Backend, backend_for
 
 
@@ -36,6 +37,7 @@ def plan(
     actions: Sequence[Action] = ALL,
     codecs=None,
     microbatches: Sequence[int] | None = None,
+    fresh: bool = False,
 ) -> Plan:
     """The actions under which a training step fits a byte budget at the least cost in time,
     verified by a compile.
@@ -53,6 +55,8 @@ def plan(
       kind's own (Adacc §3.2).
     microbatches: numbers to choose from, each planned for with `build(plan, microbatches=n)`; the
       fastest that fits is taken, and is the plan's `microbatches`.
+    fresh: True plans as if for the first time: what earlier plans timed, compiled and tried is not
+      read, and is written anew. For a machine that was busy when it was measured, or was changed.
 
     The assignment is the optimum of a mixed-integer program (Adacc eq. 4-8, with five actions on
     the block's graph), solved again as compiles teach what memory it leaves.
@@ -67,7 +71,8 @@ def plan(
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
     allowed, notes = allowed_actions(actions, target)
     notes += budget_notes(limit, target)
-    with backend_for(target) as backend:
+    database = Database(since=time.time() if fresh else 0.0)
+    with backend_for(target, database) as backend:
         limits = Limits(limit, int(limit * (1 - backend.margin)), host_room)
 
         def plan_for(number: int | None) -> Plan:
@@ -90,17 +95,36 @@ def _plan(
     if (refusal := hopeless(arguments, limits, target)) is not None:
         raise refusal
     shards = shards_of(traced, args, target.devices)
-    profile = make_profile(traced.jaxpr, backend, actions=allowed, codecs=codecs, shards=shards)
+    profile = make_profile(
+        traced.jaxpr,
+        backend,
+        actions=allowed,
+        codecs=codecs,
+        shards=shards,
+        database=backend.database,
+    )
     profile_seconds = time.perf_counter() - start
     warn_of_copies(traced, "plan")
     _warn_of_waste(profile)
     steps = StepCompiler(build, args, backend, profile.idle_blocks)
-    history = History(Database(), target, traced.jaxpr)
+    history = History(backend.database, target, traced.jaxpr)
     found = search(Setting(profile, steps, history, limits), arguments)
     if found.best is None:
         raise infeasible(found.trials, target)
+    notes += _time_notes(profile)
     spent = Spent(profile_seconds, found.solve_seconds, steps.seconds, steps.compiles)
     return outcome(found.trials, found.best, found.division, target, spent, notes)
+
+
+def _time_notes(profile: Profile) -> tuple[str, ...]:
+    """What to tell the user of times that were measured beside other work."""
+    if profile.disturbed < 0.05:
+        return ()
+    return (
+        f"{profile.disturbed:.0%} of the times were measured while the machine was busy, and may be"
+        f" too long; a plan made in {RETRY_SECONDS // 60} minutes or later measures them again, and"
+        " one made with `fresh=True` does so at once",
+    )
 
 
 def _warn_of_waste(profile: Profile) -> None:

@@ -8,7 +8,7 @@ from jaxmem._core.warn import warn
 from jaxmem._profile.classes import Class, blocks_of, plan_fingerprint
 from jaxmem._profile.jobs import Jobs
 from jaxmem._profile.price import priced_class, unpriced
-from jaxmem._profile.times import job_seconds
+from jaxmem._profile.times import job_times
 
 
 def profile(
@@ -40,8 +40,8 @@ def profile(
     for number, (graph, instances) in enumerate(found.classes):
         here = [a for a in actions if not (a.offloads and instances[0].label in unrolled)]
         drafts.append(unpriced(graph, number, here, codecs, jobs))
-    seconds, source = job_seconds(jobs.jobs, backend, database)
-    price = jobs.prices(seconds)
+    times = job_times(jobs.jobs, backend, database)
+    price = jobs.prices(times.seconds)
     blocks = [
         priced_class(draft, instances, price, 1 if instances[0].sharded else shards)
         for draft, (_, instances) in zip(drafts, found.classes)
@@ -52,9 +52,10 @@ def profile(
         target=target.name,
         link_bytes_per_second=target.link,
         step_seconds=sum(b.runs * (b.forward_seconds + b.backward_seconds) for b in blocks),
-        time_source=source,
+        time_source=times.source,
         idle_tags=_idle_tags(blocks, found.tag_names),
         idle_blocks=found.idle,
+        disturbed=times.disturbed,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 import jax
 from jax import export
 
-from jaxmem._core.database import Database
+from jaxmem._core.database import Database, Timing
 from jaxmem._core.warn import warn
 from jaxmem._device.target import Target
 from jaxmem._jax.export import export_flat
@@ -24,7 +24,7 @@ from jaxmem._jax.job import Job
 from jaxmem._xla.buffers import Peak, peak
 from jaxmem._xla.compiled import Compiled, compile_dumped, read_compiled
 from jaxmem._xla.deviceless import Compiler
-from jaxmem._xla.timing import measure
+from jaxmem._xla.timing import measure_all
 
 DEVICELESS_MARGIN = 0.02  # autotuning picks other matrix kernels there: up to 1.3 % of bytes seen
 
@@ -50,8 +50,8 @@ class Pricing:
     def __init__(self, target: Target):
         self.target = target
 
-    def seconds(self, jobs: Sequence[Job]) -> list[float] | None:
-        """Seconds of each job, or None where they cannot be told for all."""
+    def times(self, jobs: Sequence[Job]) -> list[Timing] | None:
+        """The time of each job, or None where they cannot be told for all."""
         return None
 
 
@@ -60,10 +60,15 @@ class Backend(Pricing, abc.ABC):
 
     margin: the share of a budget that is left free, since the device may need it.
     width: how many compiles are worth asking for at once.
+    database: what was timed and compiled before, and where it is written down.
     """
 
     margin = 0.0
     width = 1
+
+    def __init__(self, target: Target, database: Database | None = None):
+        super().__init__(target)
+        self.database = database or Database()
 
     def __enter__(self) -> Self:
         return self
@@ -101,8 +106,8 @@ class Local(Backend):
         executable, dumped = compile_dumped(traced.lower())
         return read_compiled(executable, False, time.perf_counter() - start), peak(dumped)
 
-    def seconds(self, jobs: Sequence[Job]) -> list[float]:
-        return [measure(job) for job in jobs]
+    def times(self, jobs: Sequence[Job]) -> list[Timing]:
+        return measure_all(jobs)
 
 
 class Deviceless(Backend):
@@ -115,10 +120,9 @@ class Deviceless(Backend):
     margin = DEVICELESS_MARGIN
     width = 2
 
-    def __init__(self, target: Target, workers: int = 2):
-        super().__init__(target)
+    def __init__(self, target: Target, database: Database | None = None, workers: int = 2):
+        super().__init__(target, database)
         self._compiler = Compiler(target, workers=workers)
-        self._database = Database()
         self._told = False
         self.source = "xla" if target.gpu is not None and target.gpu.priced else "roofline"
 
@@ -129,7 +133,7 @@ class Deviceless(Backend):
         exported, donated = self._export(traced)
         self._tell_of_idle_devices(exported)
         device, program = str(self.target), _program_text(exported, donated)
-        if (known := self._database.read_compile(device, program)) is not None:
+        if (known := self.database.read_compile(device, program)) is not None:
             with contextlib.suppress(TypeError):  # written by another version of jaxmem
                 return _done(Built(Compiled(**known)))
         result: concurrent.futures.Future[Built] = concurrent.futures.Future()
@@ -140,7 +144,7 @@ class Deviceless(Backend):
                 return
             compiled = future.result()
             result.set_result(Built(compiled))  # first: a warning of the database may be an error
-            self._database.write_compile(device, program, dataclasses.asdict(compiled))
+            self.database.write_compile(device, program, dataclasses.asdict(compiled))
 
         self._compiler.submit(exported, donated=donated).add_done_callback(finish)
         return result
@@ -158,13 +162,13 @@ class Deviceless(Backend):
         exported, donated = self._export(traced)
         return self._compiler.submit(exported, donated=donated, cost=True)
 
-    def seconds(self, jobs: Sequence[Job]) -> list[float] | None:
+    def times(self, jobs: Sequence[Job]) -> list[Timing] | None:
         if self.source != "xla":
             return None
         found = [f.result().xla_seconds for f in [self.estimate(job.trace()) for job in jobs]]
-        seconds = [s for s in found if s is not None]
+        times = [Timing(seconds) for seconds in found if seconds is not None]
         # one source for all, or none compare
-        return seconds if len(seconds) == len(found) else None
+        return times if len(times) == len(found) else None
 
     def _tell_of_idle_devices(self, exported: bytes) -> None:
         """Warns, once, where the target has devices and the step is sharded over none of them."""
@@ -183,12 +187,14 @@ class Deviceless(Backend):
         return export_flat(traced, self.target.platform, self.target.compute_capability)
 
 
-def backend_for(target: Target, workers: int = 2) -> Local | Deviceless:
+def backend_for(
+    target: Target, database: Database | None = None, workers: int = 2
+) -> Local | Deviceless:
     """The device at hand, or the processes that compile for a named one, `workers` at once.
 
     Raises TargetError where the wheels that compiling needs are not installed.
     """
-    return Local(target) if target.local else Deviceless(target, workers)
+    return Local(target, database) if target.local else Deviceless(target, database, workers)
 
 
 def _done(built: Built) -> "concurrent.futures.Future[Built]":

@@ -1,27 +1,41 @@
 """Runs a piece of a program on the device at hand, and times it."""
 
-import math
+import statistics
 import time
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmem._core.database import Timing
 from jaxmem._jax.job import Job
 
 
-def measure(job: Job, least_seconds: float = 0.02) -> float:
-    """The least of several runs: what others on the machine add only ever adds."""
+def measure_all(jobs: Sequence[Job]) -> list[Timing]:
+    """The time of each job: the least of several runs, since what others on the machine add only
+    ever adds.
+
+    The spread says how far the median of a job's runs lies above the least, and is the median of
+    all jobs': others may disturb every run of one job alike, so that it alone tells nothing, and
+    the many of the same minute tell whether the machine was busy.
+    """
+    rounds = [measure(job) for job in jobs]
+    spread = statistics.median(statistics.median(r) / min(r) - 1 for r in rounds) if jobs else 0.0
+    return [Timing(min(r), spread) for r in rounds]
+
+
+def measure(job: Job, least_seconds: float = 0.02) -> list[float]:
+    """Seconds of each of at least 7 runs of a job, the first after one that is not counted."""
     arguments = [_sample(a) for a in job.avals]
     run = jax.jit(job.function).lower(*job.specs).compile()
     jax.block_until_ready(run(*arguments))
-    best, spent, rounds = math.inf, 0.0, 0
-    while rounds < 7 or (spent < least_seconds and rounds < 50):
+    rounds: list[float] = []
+    while len(rounds) < 7 or (sum(rounds) < least_seconds and len(rounds) < 50):
         start = time.perf_counter()
         jax.block_until_ready(run(*arguments))
-        elapsed = time.perf_counter() - start
-        best, spent, rounds = min(best, elapsed), spent + elapsed, rounds + 1
-    return best
+        rounds.append(time.perf_counter() - start)
+    return rounds
 
 
 def _sample(aval):

@@ -163,7 +163,7 @@ def test_lossless_plans_use_no_codec(lossless):
 
 
 def test_infeasible_budgets_name_the_least(own_database, defaults):
-    with pytest.raises(jaxmem.BudgetError, match="least that compiled") as caught:
+    with pytest.raises(jaxmem.errors.BudgetError, match="least that compiled") as caught:
         jaxmem.plan(build_narrow, *SHAPES, budget="1MiB")
     least = caught.value.least_bytes
     assert f"{least} bytes" in str(caught.value)

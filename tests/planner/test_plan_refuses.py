@@ -82,8 +82,7 @@ def test_a_hopeless_budget_is_refused_before_anything_is_timed_or_compiled(monke
     with monkeypatch.context() as patch:
         never = lambda *_, **__: pytest.fail("a compile was asked for")
         patch.setattr("jaxmem._planner.compile.StepCompiler.compile", never)
-        patch.setattr("jaxmem._xla.timing.measure", never)
-        patch.setattr("jaxmem._xla.backend.measure", never)
+        patch.setattr("jaxmem._xla.backend.measure_all", never)
         with pytest.raises(BudgetError, match="arguments alone take") as caught:
             jaxmem.plan(build, *SHAPES, budget=arguments - 1)
         assert f"({arguments} bytes) for target 'local'" in str(caught.value)
@@ -98,7 +97,7 @@ def test_a_hopeless_budget_is_refused_before_anything_is_timed_or_compiled(monke
 def test_a_budget_beyond_the_machine_is_noted():
     usable = jaxmem.plans.Target.parse("local").usable_bytes
     plan = jaxmem.plan(build, *SHAPES, budget=usable + 2**30)
-    assert "on this machine can use" in plan.notes[-1]
+    assert any("on this machine can use" in note for note in plan.notes)
     assert "note: the budget is" in str(plan)
 
 

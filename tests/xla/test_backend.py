@@ -65,7 +65,7 @@ def test_a_step_that_is_sharded_and_pieces_of_one_are_not_told_of(backend):
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     eight = backend("h200:8")
     eight.compile(*step(16, sharding)).result()
-    eight.seconds([Job(lambda x: x * 2, (jax.ShapeDtypeStruct((8,), jnp.float32),))])
+    eight.times([Job(lambda x: x * 2, (jax.ShapeDtypeStruct((8,), jnp.float32),))])
     backend("h200").compile(*step(16)).result()
 
 

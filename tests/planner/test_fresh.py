@@ -1,0 +1,65 @@
+"""plan(fresh=True) reads nothing that earlier plans timed, compiled or tried; others do."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxmem
+from jaxmem._core.database import Timing
+from jaxmem._planner.history import History
+from jaxmem._xla import backend
+from tests.shared import models
+
+pytestmark = [
+    pytest.mark.core,
+    pytest.mark.jax_defaults,
+    pytest.mark.usefixtures("quick_compiles", "own_database"),
+]
+build = models.build_with(models.scanned)
+
+
+@pytest.fixture
+def shapes():
+    return jax.eval_shape(
+        lambda: (models.parameters(2, 16, jnp.float32), models.batch(4, 32, 16, jnp.float32))
+    )
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """How many pieces each plan measured, and how many earlier compiles it recalled."""
+    measured, recalled = [], []
+    measure, recall = backend.measure_all, History.recall
+
+    def measure_and_tell(jobs):
+        measured.append(len(jobs))
+        return measure(jobs)
+
+    def recall_and_tell(history):
+        recalled.append(len(found := recall(history)))
+        return found
+
+    monkeypatch.setattr(backend, "measure_all", measure_and_tell)
+    monkeypatch.setattr(History, "recall", recall_and_tell)
+    return measured, recalled
+
+
+def test_a_fresh_plan_reads_nothing_of_earlier_ones(shapes, seen):
+    measured, recalled = seen
+    jaxmem.plan(build, *shapes)
+    jaxmem.plan(build, *shapes)
+    jaxmem.plan(build, *shapes, fresh=True)
+    pieces = measured[0]
+    assert pieces > 5
+    assert measured == [pieces, 0, pieces]
+    assert recalled == [0, 1, 0]
+
+
+def test_times_of_a_busy_machine_are_noted(shapes, monkeypatch):
+    monkeypatch.setattr(backend, "measure_all", lambda jobs: [Timing(1e-4, 0.5)] * len(jobs))
+    plan = jaxmem.plan(build, *shapes, fresh=True)
+    assert "100% of the times were measured while the machine was busy" in plan.notes[-1]
+    assert "`fresh=True`" in str(plan)
+    monkeypatch.setattr(backend, "measure_all", lambda jobs: [Timing(1e-4, 0.1)] * len(jobs))
+    quiet = jaxmem.plan(build, *shapes, fresh=True)
+    assert not any("busy" in note for note in quiet.notes)

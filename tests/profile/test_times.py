@@ -1,0 +1,125 @@
+"""Times are measured once, and again where the machine was busy or they are old; the less disturbed
+measurement is kept.
+"""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxmem._core.database import Database, Timing
+from jaxmem._device.target import Target
+from jaxmem._jax.job import Job
+from jaxmem._profile.times import BUSY, OLD_SECONDS, RETRY_SECONDS, job_times
+from jaxmem._xla.backend import Local, Pricing
+from jaxmem._xla.timing import measure_all
+
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+QUIET, DISTURBED = BUSY / 2, 2 * BUSY
+
+
+def job(size: int) -> Job:
+    return Job(lambda x: x * 2, (jax.ShapeDtypeStruct((size,), jnp.float32),))
+
+
+class Machine(Pricing):
+    """Measures what it is told to, and counts how often it was asked."""
+
+    source = "measured"
+
+    def __init__(self):
+        super().__init__(Target.parse("local"))
+        self.asked, self.answer = [], Timing(1.0)
+
+    def times(self, jobs):
+        self.asked.append(len(jobs))
+        return [self.answer] * len(jobs)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [1e9]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def measured(tmp_path, clock):
+    """Answers with seconds, and how many jobs were measured for them, `later` than before."""
+    machine, jobs = Machine(), [job(3), job(4), job(3)]
+
+    def again(seconds: float, spread: float, later: float = 0.0, **how):
+        clock[0] += later
+        machine.asked, machine.answer = [], Timing(seconds, spread)
+        found = job_times(jobs, machine, Database(tmp_path / "profile.sqlite", **how))
+        assert len(found.seconds) == 3
+        assert len(set(found.seconds)) == 1
+        return found.seconds[0], sum(machine.asked), found.disturbed
+
+    return again
+
+
+def test_a_quiet_time_is_measured_once(measured):
+    assert measured(5.0, QUIET) == (5.0, 2, 0.0)
+    assert measured(9.0, QUIET) == (5.0, 0, 0.0)
+    assert measured(9.0, QUIET, later=OLD_SECONDS - 1) == (5.0, 0, 0.0)
+
+
+def test_a_busy_time_is_measured_again_after_a_while(measured):
+    assert measured(5.0, DISTURBED) == (5.0, 2, 1.0)
+    assert measured(4.0, QUIET, later=RETRY_SECONDS - 1) == (5.0, 0, 1.0)
+    assert measured(4.0, QUIET, later=2) == (4.0, 2, 0.0)
+    assert measured(3.0, QUIET, later=RETRY_SECONDS + 1) == (4.0, 0, 0.0)
+
+
+def test_of_busy_times_the_least_is_kept_and_stays_doubtful(measured):
+    assert measured(5.0, DISTURBED)[0] == 5.0
+    assert measured(8.0, DISTURBED, later=RETRY_SECONDS + 1) == (5.0, 2, 1.0)
+    assert measured(4.0, DISTURBED, later=RETRY_SECONDS + 1) == (4.0, 2, 1.0)
+    assert measured(6.0, QUIET, later=RETRY_SECONDS + 1) == (6.0, 2, 0.0)
+
+
+def test_an_old_time_is_measured_again(measured):
+    assert measured(5.0, QUIET)[0] == 5.0
+    assert measured(7.0, QUIET, later=OLD_SECONDS + 1) == (7.0, 2, 0.0), "the machine has changed"
+    assert measured(9.0, DISTURBED, later=OLD_SECONDS + 1) == (7.0, 2, 1.0), "or was busy now"
+    assert measured(9.0, QUIET, later=1) == (7.0, 0, 1.0)
+    assert measured(8.0, QUIET, later=RETRY_SECONDS + 1) == (8.0, 2, 0.0)
+
+
+def test_a_time_of_the_future_is_old(measured):
+    assert measured(5.0, QUIET)[0] == 5.0
+    assert measured(6.0, QUIET, later=-2 * OLD_SECONDS) == (6.0, 2, 0.0)
+
+
+def test_what_is_not_to_be_read_is_measured_and_written_anew(measured, clock):
+    assert measured(5.0, QUIET)[0] == 5.0
+    start = clock[0] + 1
+    assert measured(6.0, DISTURBED, later=1, since=start) == (6.0, 2, 1.0)
+    assert measured(7.0, QUIET, later=1, since=start) == (6.0, 0, 1.0), "not within one plan"
+    assert measured(7.0, QUIET, later=1)[0] == 6.0
+
+
+def test_estimates_do_not_age(measured, monkeypatch):
+    monkeypatch.setattr(Machine, "source", "xla")
+    assert measured(5.0, 0.0)[0] == 5.0
+    assert measured(6.0, 0.0, later=2 * OLD_SECONDS) == (5.0, 0, 0.0)
+
+
+def test_a_machine_is_measured_with_the_spread_of_most_jobs(monkeypatch):
+    rounds = iter([[2.0, 2.0, 2.2], [1.0, 1.3, 1.6], [4.0, 8.0, 9.0]])
+    monkeypatch.setattr("jaxmem._xla.timing.measure", lambda _: next(rounds))
+    found = measure_all([job(3), job(4), job(5)])
+    assert [timing.seconds for timing in found] == [2.0, 1.0, 4.0]
+    assert [timing.spread for timing in found] == pytest.approx([0.3, 0.3, 0.3])
+    assert measure_all([]) == []
+
+
+def test_the_machine_at_hand_is_measured(tmp_path):
+    backend = Local(Target.parse("local"))
+    found = job_times([job(2**16), job(2**4)], backend, Database(tmp_path / "profile.sqlite"))
+    assert found.source == "measured"
+    assert all(0 < seconds < 60 for seconds in found.seconds)
+    again = job_times([job(2**16)], backend, Database(tmp_path / "profile.sqlite"))
+    assert again.seconds == found.seconds[:1]
