@@ -38,10 +38,12 @@ TABLES = ("times", "compiles", "tried")
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Seconds of a piece of work: the least of some rounds.
+    """Seconds of a piece of work: the least of some runs.
 
-    `spread` is how far the median of these rounds lies above the least, as a share of it: near 0 on
-    an idle machine, and 0 for an estimate. `written` is when it was stored, in seconds since 1970.
+    seconds: the least.
+    spread: how far the median of the runs lay above the least, as a share of it, for most of the
+      pieces that were measured together; 0 for an estimate.
+    written: when it was stored, in seconds since 1970.
     """
 
     seconds: float
