@@ -1,5 +1,6 @@
-"""First states drawn by NumPy, which need not be compiled."""
+"""What tests of experiments share: first states drawn by NumPy, which need not be compiled."""
 
+import contextlib
 import functools
 
 import jax
@@ -33,3 +34,17 @@ def first_state(config, seed: int = 0, shaken: float = 0.0) -> State:
     zeros = jax.tree.map(lambda a: jnp.asarray(np.zeros(a.shape, a.dtype)), shapes)
     key = jnp.asarray(np.arange(1, 1 + shapes.key.size, dtype=np.uint32))
     return State(params, zeros.moments, zeros.step, key)
+
+
+@contextlib.contextmanager
+def user_numerics():
+    """What the marker `jax_defaults` stands for, for a fixture that serves a whole module."""
+    names = "jax_enable_x64", "jax_numpy_dtype_promotion"
+    before = [getattr(jax.config, name) for name in names]
+    for name, value in zip(names, (False, "standard")):
+        jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        for name, value in zip(names, before):
+            jax.config.update(name, value)

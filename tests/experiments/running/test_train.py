@@ -1,6 +1,5 @@
 """The command lines: a run from plan to summary, what is refused, what is left behind."""
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -8,7 +7,6 @@ import re
 import subprocess
 import sys
 
-import jax
 import numpy as np
 import pytest
 
@@ -18,6 +16,7 @@ from experiments.command.load import load
 from experiments.data import text as data
 from experiments.running import planning
 from experiments.running.text import TEXT as EXPERIMENT
+from tests.experiments.states import user_numerics
 
 pytestmark = pytest.mark.jax_defaults
 
@@ -50,18 +49,6 @@ def read(out):
     return json.loads((out / "summary.json").read_text()), rows
 
 
-@contextlib.contextmanager
-def defaults():
-    """The marker `jax_defaults`, for a fixture that serves a whole module."""
-    names = "jax_enable_x64", "jax_numpy_dtype_promotion"
-    before = [getattr(jax.config, name) for name in names]
-    for name, value in zip(names, (False, "standard")):
-        jax.config.update(name, value)
-    yield
-    for name, value in zip(names, before):
-        jax.config.update(name, value)
-
-
 def stepping(ready):
     """The experiment with a step that is there already."""
     return dataclasses.replace(EXPERIMENT, step=lambda config, data: ready)
@@ -70,7 +57,7 @@ def stepping(ready):
 @pytest.fixture(scope="module")
 def compiled(text):
     """The unplanned step, compiled once for all that runs it."""
-    with defaults():
+    with user_numerics():
         return planning.prepare(load("gpt_nano", (*MICRO, text, UNPLANNED)))
 
 
@@ -81,10 +68,10 @@ def runs(compiled, text, tmp_path_factory):
         name: tmp_path_factory.mktemp("runs") / name
         for name in ("unplanned", "planned", "replayed")
     }
-    with defaults(), pytest.MonkeyPatch.context() as patch:
+    with user_numerics(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "TEXT", stepping(compiled))
         assert run(text, UNPLANNED, out=outs["unplanned"]) == 0
-    with defaults():
+    with user_numerics():
         budget = read(outs["unplanned"])[0]["compiled_bytes"] * 7 // 10
         assert run(text, f"plan.budget={budget}", out=outs["planned"]) == 0
         assert run(text, f"plan.path={outs['planned'] / 'plan.json'}", out=outs["replayed"]) == 0
