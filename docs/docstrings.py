@@ -6,8 +6,8 @@ the page, with or without a heading such as `Args:` above them.
     target: the device                           - `target`: the device
 """
 
-import inspect
 import re
+import textwrap
 
 import griffe
 
@@ -29,7 +29,7 @@ def _paragraph(text: str) -> str:
     """The paragraph, as a list if each of its lines is an item or goes on with one."""
     first, _, rest = text.partition("\n")
     if HEADING.match(first):
-        text = inspect.cleandoc(rest)
+        text = textwrap.dedent(rest)
     lines = text.split("\n")
     items = [ITEM.match(line) for line in lines]
     if items[0] is None or not all(item or line[:1] == " " for item, line in zip(items, lines)):
