@@ -35,7 +35,11 @@ def defaults():
 
 @pytest.fixture(scope="module")
 def unplanned(quick_compiles, own_database, defaults):
-    return jaxmem.plan(build, *SHAPES)
+    """Its times, which the other plans find in the database, are of optimized programs."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    plan = jaxmem.plan(build, *SHAPES)
+    jax.config.update("jax_disable_most_optimizations", True)
+    return plan
 
 
 @pytest.fixture(scope="module")
