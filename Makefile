@@ -34,7 +34,7 @@ help:  ## list the targets
 setup: $(VENV)/.installed  ## create the virtual environment
 
 run: $(VENV)/.installed  ## train gpt_nano under half of its unplanned bytes, into runs/gpt_nano/
-	$(PY) -m experiments.train gpt_nano --out runs/gpt_nano
+	$(PY) -m experiments.train gpt_nano --out runs/gpt_nano $(ARGS)
 
 test: $(VENV)/.installed  ## the tests, without the slow ones
 	$(PYTEST) $(ARGS)

@@ -51,6 +51,7 @@ def test_five_changed_lines_plan_a_model(name, diff, tmp_path, monkeypatch):
     np.testing.assert_allclose(after["value"], before["value"], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.jax_defaults
 def test_the_tutorial_is_shown_as_it_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
