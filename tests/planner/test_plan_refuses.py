@@ -96,7 +96,8 @@ def test_a_hopeless_budget_is_refused_before_anything_is_timed_or_compiled(monke
 
 def test_a_budget_beyond_the_machine_is_noted():
     usable = jaxmem.plans.Target.parse("local").usable_bytes
-    plan = jaxmem.plan(build, *SHAPES, budget=usable + 2**30)
+    narrow = models.build_with(functools.partial(models.scanned, block=models.narrow))
+    plan = jaxmem.plan(narrow, *SHAPES, budget=usable + 2**30)
     assert any("on this machine can use" in note for note in plan.notes)
     assert "note: the budget is" in str(plan)
 
