@@ -28,8 +28,9 @@ from experiments.steps.step import init_state, make_step
 
 SEEDS, WAYS = (0, 1, 2), ("Adam", 2, 4, 8)
 SMALL = (
-    "model.layers=2", "model.width=64", "model.heads=4", "model.dropout=0.0", "model.attention_dropout=0.0", "plan.budget=none",
-    "train.steps=250", "train.batch=32", "train.sequence=32", "train.loss_chunk=32", "optimizer.clip=none",
+    "model.layers=2", "model.width=64", "model.heads=4", "model.dropout=0.0",
+    "model.attention_dropout=0.0", "plan.budget=none", "train.steps=250", "train.batch=32",
+    "train.sequence=32", "train.loss_chunk=32", "optimizer.clip=none",
 )  # fmt: skip
 TEXTS = {"GPT": (), "BERT": ("model.kind=bert", "model.vocab=257")}
 CURVE = 20  # steps to a point

@@ -30,7 +30,8 @@ WAYS = {
     "accumulation, states divided": (accumulation, ("states", "bfloat16"), 7.5),
     "AdamA, states divided": (adama, ("states", "bfloat16"), 3.5),
 }
-GPT3 = ((125e6, 12, 768), (350e6, 24, 1024), (760e6, 24, 1536), (1.3e9, 24, 2048), (2.7e9, 32, 2560), (6.7e9, 32, 4096),
+GPT3 = ((125e6, 12, 768), (350e6, 24, 1024), (760e6, 24, 1536), (1.3e9, 24, 2048),
+        (2.7e9, 32, 2560), (6.7e9, 32, 4096),
         (13e9, 40, 5120), (175e9, 96, 12288))  # fmt: skip
 HEADS, STEP = 16, 16  # widths between the table's rows
 

@@ -3,12 +3,12 @@ not there.
 
     python -m benchmarks.baselines_h200
 
-Each baseline of `benchmarks/shared/baselines.py` is compiled: its bytes by XLA's buffer assignment, its
-time in the planner's cost model (seconds on top of an ideal step that neither writes nor repeats
-anything), and XLA's own estimate of the step. Then a plan at its bytes, and one 8 % below the least
-of them all. Both times are models: no step ran. XLA's estimate leaves out host copies and whatever
-it does not price, so it says nothing of offload. Bytes are of a compile without estimates, since
-asking for them changes the matrix kernels. A plan wins where its time is less by more than
+Each baseline of `benchmarks/shared/baselines.py` is compiled: its bytes by XLA's buffer assignment,
+its time in the planner's cost model (seconds on top of an ideal step that neither writes nor
+repeats anything), and XLA's own estimate of the step. Then a plan at its bytes, and one 8 % below
+the least of them all. Both times are models: no step ran. XLA's estimate leaves out host copies and
+whatever it does not price, so it says nothing of offload. Bytes are of a compile without estimates,
+since asking for them changes the matrix kernels. A plan wins where its time is less by more than
 0.5 % of the step.
 """
 

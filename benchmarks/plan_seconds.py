@@ -28,9 +28,12 @@ imported = time.perf_counter()
 settings = ["plan.budget=" + sys.argv[1], "plan.target=" + {TARGET!r}]
 plan = new_plan(load({CONFIG!r}, settings))
 total = time.perf_counter() - start
-print(json.dumps(dict(total=total, imports=imported - start, profile=plan.profile_seconds, solve=plan.solve_seconds,
-    compile=plan.compile_seconds, compiles=plan.compiles, budget_bytes=plan.budget_bytes,
-    compiled_bytes=plan.compiled_bytes, predicted_bytes=plan.predicted_bytes, time_source=plan.time_source)))
+print(json.dumps(dict(
+    total=total, imports=imported - start, profile=plan.profile_seconds,
+    solve=plan.solve_seconds, compile=plan.compile_seconds, compiles=plan.compiles,
+    budget_bytes=plan.budget_bytes, compiled_bytes=plan.compiled_bytes,
+    predicted_bytes=plan.predicted_bytes, time_source=plan.time_source,
+)))
 """
 
 

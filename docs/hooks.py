@@ -1,5 +1,5 @@
-"""Hooks of mkdocs: README.md, CONTRIBUTING.md and CHANGELOG.md become pages of the site, so that each
-is written once.
+"""Hooks of mkdocs: README.md, CONTRIBUTING.md and CHANGELOG.md become pages of the site, so that
+each is written once.
 """
 
 import pathlib

@@ -68,7 +68,7 @@ def test_the_tutorial_is_shown_as_it_runs(tmp_path, monkeypatch, capsys):
 def test_the_stack_is_shown_as_it_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = run("stack.md")
-    assert found["plan"].compiled_bytes <= 200e6
+    assert found["plan"].compiled_bytes <= 80e6
     (m, v) = found["moments"]["w"]
     assert m.shape == v.shape == (3, 16, 16)
     assert float(abs(m).max()) > 0

@@ -1,5 +1,5 @@
-"""`make docs`: the pages and the API reference become one site, without a warning, that asks nothing
-of a network.
+"""`make docs`: the pages and the API reference become one site, without a warning, that asks
+nothing of a network.
 """
 
 import html.parser

@@ -1,5 +1,5 @@
-"""docs/troubleshooting.md has an entry for every error and warning that jaxmem raises, read from the
-sources without importing them.
+"""docs/troubleshooting.md has an entry for every error and warning that jaxmem raises, read from
+the sources without importing them.
 """
 
 import ast

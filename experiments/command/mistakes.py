@@ -90,10 +90,8 @@ def _line(key: str, group: list[Any], schema: Any) -> str:
         if p["type"] == "literal_error"
         for c in p["ctx"]["expected"].replace(" or ", ", ").split(", ")
     ]
-    return (
-        f"{key}: got {SHORT.repr(got)}{nearest(got, choices) if isinstance(got, str) else ''}; allowed:"
-        f" {allowed}"
-    )
+    meant = nearest(got, choices) if isinstance(got, str) else ""
+    return f"{key}: got {SHORT.repr(got)}{meant}; allowed: {allowed}"
 
 
 def _allowed(problem: Any) -> str:

@@ -24,7 +24,7 @@ class GlueData(Data):
 
 
 class GlueTrain(Train):
-    """`sequence`: tokens of an example, cut or padded. The validation examples are all looked at."""
+    """`sequence`: tokens of an example, cut or padded. Every validation example is used."""
 
     sequence: Annotated[int, Field(ge=8, le=LARGEST)]
     loss_chunk: ClassVar[int] = 1  # there is one loss an example

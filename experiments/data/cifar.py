@@ -76,13 +76,13 @@ STANDS_FOR = {
     ("numpy", "dtype"): Dtype,
 }
 BROKEN = (  # what reading a pickle raises of bytes that are none
-    pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, ImportError, LookupError, MemoryError, RecursionError,
-    TypeError, ValueError,
+    pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, ImportError, LookupError,
+    MemoryError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
 
 
 class Arrays(pickle.Unpickler):
-    """Looks up nothing: a pickle may name any function there is, and call it. Arrays are stood for."""
+    """Looks up nothing: a pickle may name any function, and call it. Arrays are stood for."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in STANDS_FOR:

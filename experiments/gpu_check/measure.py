@@ -33,7 +33,7 @@ PACKAGES = (
 
 
 def about(settings: Settings) -> dict:
-    """Versions, device and driver. Raises InputError if there is no GPU, and this is no rehearsal."""
+    """Versions, device and driver. Raises InputError without a GPU, unless it is a rehearsal."""
     device = jax.local_devices()[0]
     if device.platform == "cpu" and not settings.small:
         raise InputError("JAX sees no GPU here; --small rehearses on a CPU")

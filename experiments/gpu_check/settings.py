@@ -46,7 +46,7 @@ class Settings:
         )
 
     def config(self, name: str | None = None, *overrides: str) -> Config:
-        """The config `name`, else the part's model; tiny in a rehearsal, whatever `overrides` say."""
+        """The config `name`, else the part's model; tiny in a rehearsal, despite `overrides`."""
         return load(name or self.model or "gpt_nano", (*overrides, *(TINY if self.small else ())))
 
     def text(self) -> str:

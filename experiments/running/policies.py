@@ -25,8 +25,9 @@ from experiments.config.text import Config
 from jaxmem.plans import Action, Assignment, Choice
 
 KINDS = {
-    "resid_in": "residual", "ln1": "norm", "qkv": "qkv", "probs": "softmax", "attn_mask": "mask", "attn": "linear",
-    "attn_out_mask": "mask", "mid": "residual", "ln2": "norm", "up": "linear", "gelu": "gelu", "mlp_out_mask": "mask",
+    "resid_in": "residual", "ln1": "norm", "qkv": "qkv", "probs": "softmax", "attn_mask": "mask",
+    "attn": "linear", "attn_out_mask": "mask", "mid": "residual", "ln2": "norm", "up": "linear",
+    "gelu": "gelu", "mlp_out_mask": "mask",
 }  # fmt: skip
 KEPT = {
     "save_out_proj": ("mid",),
@@ -52,7 +53,7 @@ class Candidate:
 
 
 def naive(kind: str | None) -> str:
-    """The codec under which a tag of `kind` is in INT4 with a scale a token; a mask takes one bit."""
+    """The codec that puts a tag of `kind` in INT4 with a scale a token; a mask takes one bit."""
     codecs = jaxmem.codecs
     return str(codecs.BitMask() if kind == "mask" else codecs.NaivePerToken())
 

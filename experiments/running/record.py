@@ -1,4 +1,4 @@
-"""A step's metrics as a row: recorded a step behind the device, refused where they are not finite."""
+"""A step's metrics as a row: recorded a step behind the device, refused if they are not finite."""
 
 import collections
 import math

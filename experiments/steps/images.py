@@ -24,7 +24,7 @@ WATCHED = 256  # values of each array, by which the gradients of microbatches ar
 )
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Everything that a step changes. `statistics`: running averages of the batch normalizations."""
+    """Everything that a step changes. `statistics`: running averages of batch normalizations."""
 
     params: dict[str, Any]
     statistics: dict[str, Any]

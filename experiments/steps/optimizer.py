@@ -1,4 +1,4 @@
-"""AdamW as GPT-2's trainers use it: warm-up and cosine, decay of matrices only, gradients clipped."""
+"""AdamW as GPT-2's trainers use it: warm-up, cosine, decay of matrices only, gradients clipped."""
 
 import jax
 import jax.numpy as jnp

@@ -87,7 +87,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _no_device(error: BaseException) -> str | None:
     """What to say where JAX was told of a platform that is not here.
 
-    JAX says so itself in a RuntimeError, or fails an assertion without a text, so it is asked again.
+    JAX says so in a RuntimeError, or fails an assertion without a text, so it is asked again.
     """
     jax: Any = sys.modules.get("jax")  # what was never imported did not fail
     asked = jax and jax.config.jax_platforms

@@ -60,7 +60,7 @@ class Version(argparse.Action):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Reads the whole line; `args.command` names a function of `steps.py`, `plans.py` or `machine.py`."""
+    """Reads the whole line; `args.command` is a function of `steps`, `plans` or `machine`."""
     top = Parser(
         "jaxmem",
         description="Fit a JAX training step into a byte budget at the least cost in time.",

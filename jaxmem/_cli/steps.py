@@ -67,9 +67,9 @@ def verify(args: argparse.Namespace) -> int:
         return 0
     host = f", and {show_bytes(found.host_bytes)} in host memory" if found.host_bytes else ""
     say(
-        f"the plan is this step's, and fits: it compiles to {show_bytes(found.compiled_bytes)}{host}"
-        f" on {found.target}; its budget is {show_bytes(found.budget_bytes)}, and when it was made"
-        f" it compiled to {show_bytes(loaded.compiled_bytes)}"
+        f"the plan is this step's, and fits: it compiles to {show_bytes(found.compiled_bytes)}"
+        f"{host} on {found.target}; its budget is {show_bytes(found.budget_bytes)}, and when it was"
+        f" made it compiled to {show_bytes(loaded.compiled_bytes)}"
     )
     return 0
 
@@ -102,8 +102,8 @@ def _microbatches(text: str | None) -> list[int] | None:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdecimal() for word in words):
         raise JaxmemError(
-            f"--microbatches: got {text!r}; expected whole numbers of at least 1 with commas between"
-            " them, such as 1,2,4"
+            f"--microbatches: got {text!r}; expected whole numbers of at least 1 with commas"
+            " between them, such as 1,2,4"
         )
     return [int(word) for word in words]
 

@@ -1,4 +1,4 @@
-"""Tables that fit the terminal, in colour, where standard output is one and rich is installed; plain
+"""Tables that fit the terminal, in colour, if standard output is one and rich is installed; plain
 text elsewhere.
 """
 
@@ -19,8 +19,8 @@ _NARROW = 100  # columns: below this, what the user said is left out, and codecs
 
 
 def show_plan(plan: Plan) -> None:
-    """Prints a plan. On a terminal "why" is wrapped to what the other columns leave; on a narrow one
-    a codec stands under its action.
+    """Prints a plan. On a terminal "why" is wrapped to what the other columns leave; on a narrow
+    one a codec stands under its action.
     """
     console = _terminal()
     if console is None:

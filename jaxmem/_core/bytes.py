@@ -86,7 +86,7 @@ def _read(budget, usable_bytes: int) -> decimal.Decimal | None:
 
 
 def _objection(budget, count: decimal.Decimal | None, usable_bytes: int) -> str:
-    """What is wrong with a budget that was refused, if that is plain, or what was probably meant."""
+    """What is wrong with a refused budget, if that is plain, or what was probably meant."""
     if count is not None:
         return ", less than a byte" if count < 1 else f", more than {show_bytes(MOST)}"
     if not isinstance(budget, str):

@@ -1,9 +1,9 @@
 """An SQLite file that is only a cache: several processes share it, it heals, and it stays small.
 
-Whatever is wrong with it costs speed and raises no error. A file that cannot be used (no permission,
-a full disk, a lock that is never released) is gone without; a damaged one is moved aside, and a new
-one is begun. SQLite's rollback journal is used and not its write-ahead log: that one needs memory
-which all processes share, which network file systems lack, and home folders often lie on these.
+Whatever is wrong with it costs speed and raises no error. A file that cannot be used (for want of
+permission, a full disk, a lock that is never released) is left alone; a damaged one is moved aside,
+and a new one is begun. SQLite's rollback journal is used, not its write-ahead log: that one needs
+memory which all processes share. Network file systems lack it, and home folders often lie on these.
 """
 
 import contextlib

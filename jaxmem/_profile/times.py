@@ -71,8 +71,8 @@ def _due(timing: Timing, now: float) -> bool:
 
 
 def _better(old: Timing | None, new: Timing) -> Timing:
-    """A quiet measurement stands by itself. Of others the least counts, since disturbance only adds;
-    it stays as doubtful as the new one.
+    """A quiet measurement stands by itself. Of others the least counts, since disturbance only
+    adds; it stays as doubtful as the new one.
     """
     if old is None or new.spread <= BUSY:
         return new

@@ -1,4 +1,4 @@
-"""What a run left in its folder, read: its plan, its losses, its summary; what is broken is named."""
+"""What a run left in its folder, read: plan, losses and summary; what is broken is named."""
 
 import dataclasses
 import json

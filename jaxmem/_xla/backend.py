@@ -179,8 +179,8 @@ class Deviceless(Backend):
         warn(
             f"jaxmem: the target {str(self.target)!r} has {count} devices, and the step is sharded"
             f" over none of them: bytes are those of one device, and the other {count - 1} would"
-            f" idle or repeat its work; give the arguments shardings over a mesh of {count} devices,"
-            f" or plan for {self.target.name!r}"
+            " idle or repeat its work; give the arguments shardings over a mesh of"
+            f" {count} devices, or plan for {self.target.name!r}"
         )
 
     def _export(self, traced: jax.stages.Traced) -> tuple[bytes, tuple[int, ...]]:

@@ -70,8 +70,9 @@ def test_microbatches_and_codecs_are_the_planners(folder, capsys, monkeypatch):
     monkeypatch.setattr(
         "jaxmem._cli.steps.make_plan", lambda *_, **named: given.update(named) or plan()
     )
-    line = "plan steps:tiny --microbatches '1, 2,4' --codecs 'bit_mask; naive_per_token(scale=float32)'"
-    assert run(f"{line} --codecs grouped_symmetric --actions Lossless --target h200") == 0
+    line = "plan steps:tiny --microbatches '1, 2,4'"
+    line += " --codecs 'bit_mask; naive_per_token(scale=float32)' --codecs grouped_symmetric"
+    assert run(f"{line} --actions Lossless --target h200") == 0
     assert given["microbatches"] == [1, 2, 4]
     assert given["codecs"] == [
         "bit_mask()",
@@ -157,8 +158,9 @@ import sys
 import jaxmem
 from jaxmem.cli import main
 
-lines = "--version|--help|plan --help|targets|cache|show plan.json|show plan.json --json|diff plan.json second.json"
-lines += "|report plan.json second.json --out page.html|plan|show broken.json|calibrate folder"
+lines = "--version|--help|plan --help|targets|cache|show plan.json|show plan.json --json"
+lines += "|diff plan.json second.json|report plan.json second.json --out page.html"
+lines += "|plan|show broken.json|calibrate folder"
 codes = []
 for line in lines.split("|"):
     try:

@@ -1,4 +1,4 @@
-"""Every wrong command line is told in one message, with exit code 2, and leaves every file as it is."""
+"""Every wrong command line ends in one message and exit code 2, and leaves every file as it is."""
 
 import re
 

@@ -79,7 +79,7 @@ def arrays(shape, dtype):
 
 
 def spread(codec, stored, shape):
-    """Stored scales or offsets, one for each value: where a codec's docstring says that it applies."""
+    """Stored scales or offsets, one a value: where a codec's docstring says that it applies."""
     stored, size = np.asarray(stored, np.float64), math.prod(shape)
     if isinstance(codec, ChannelwiseSymmetric):
         return np.broadcast_to(stored[: shape[-1] if shape else 1], shape or (1,)).reshape(shape)

@@ -40,7 +40,7 @@ def back(codec, x):
 
 
 def with_outliers(channels, width=96, tokens=40, seed=0):
-    """(tokens, width) of normal values; the given channels, {index: factor}, are that much greater."""
+    """(tokens, width) of normal values; channels {index: factor} are that much greater."""
     x = np.random.default_rng(seed).normal(size=(tokens, width)).astype(np.float32)
     for channel, factor in channels.items():
         x[:, channel] *= factor
@@ -74,9 +74,11 @@ def test_outliers_never_exceed_a_tenth(width, seed):
 def test_separation_helps_the_rest_and_the_naive_codec_suffers_most():
     x = with_outliers({3: 60, 40: 80}).astype(jnp.bfloat16)
     normal = np.delete(np.arange(96), [3, 40])
-    error = {c.name: np.abs(back(c, x).astype(np.float64) - x)[:, normal].mean() for c in map(codecs.parse, (
-        "outlier_separated", "grouped_symmetric", "channelwise_symmetric", "naive_per_token"
-    ))}  # fmt: skip
+    names = ("outlier_separated", "grouped_symmetric", "channelwise_symmetric", "naive_per_token")
+    error = {
+        name: np.abs(back(codecs.parse(name), x).astype(np.float64) - x)[:, normal].mean()
+        for name in names
+    }
     assert error["outlier_separated"] < 0.15
     assert error["channelwise_symmetric"] < 0.15
     assert error["naive_per_token"] > 4 * error["outlier_separated"]

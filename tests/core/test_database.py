@@ -1,4 +1,4 @@
-"""What is remembered is what was written, or nothing: whatever happens to the file, or beside it."""
+"""What is remembered is what was written, or nothing: whatever happens to the file or beside it."""
 
 import contextlib
 import json

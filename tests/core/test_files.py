@@ -38,7 +38,7 @@ def test_a_fault_leaves_the_old_content_and_nothing_else(tmp_path, monkeypatch, 
 
 
 def test_a_killed_writer_leaves_a_whole_file(tmp_path):
-    """kill -9 while a process rewrites a file again and again: it holds one content or the other."""
+    """kill -9 while a process rewrites a file over and over: it holds one content or the other."""
     path = tmp_path / "file"
     script = (
         "import sys; from jaxmem._core.files import write_whole\n"

@@ -1,4 +1,4 @@
-"""What a target can do follows from the jaxlib that is installed, whatever its version looks like."""
+"""What a target can do follows from the installed jaxlib, whatever its version looks like."""
 
 import pytest
 

@@ -49,9 +49,10 @@ def plan_of(step, choices, target="local") -> Plan:
     blocks = block_classes(trace(build, Assignment.nothing(), tuple(args))[1].jaxpr)
     nothing = Bytes(0, 0, 0)
     return Plan(
-        actions={"block": choices}, budget_bytes=1, predicted_bytes=0, compiled_bytes=0, baseline_bytes=0, host_bytes=0,
-        predicted_seconds=0.0, baseline_seconds=0.0, profile_seconds=0.0, solve_seconds=0.0, compile_seconds=0.0,
-        compiles=0, time_source="roofline", target=target, fingerprint=plan_fingerprint(blocks),
+        actions={"block": choices}, budget_bytes=1, predicted_bytes=0, compiled_bytes=0,
+        baseline_bytes=0, host_bytes=0, predicted_seconds=0.0, baseline_seconds=0.0,
+        profile_seconds=0.0, solve_seconds=0.0, compile_seconds=0.0, compiles=0,
+        time_source="roofline", target=target, fingerprint=plan_fingerprint(blocks),
         jax_version=jax.__version__, parts=nothing, baseline_parts=nothing,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Blocks are found, counted and told apart from what surrounds them, however the step is written."""
+"""Blocks are found, counted and told apart from what is around them, however a step is written."""
 
 import functools
 

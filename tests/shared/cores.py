@@ -1,4 +1,4 @@
-"""Pins a worker of pytest-xdist to a core of its own when it is imported, which is to be before JAX.
+"""Pins a worker of pytest-xdist to a core of its own when imported, which is to be before JAX.
 
 XLA makes a thread for every core that it sees, and the threads of two workers on the same cores
 wait for each other.

@@ -28,8 +28,8 @@ def block(equations, needed, sizes, tags=(), inputs=(0,), free=(), **other) -> B
     )
     fields = {"name": "block", "fingerprint": "", "layers": 1, "runs": 1} | other
     return BlockClass(
-        values=tuple(sizes), inputs=tuple(inputs), free=tuple(free), needed=tuple(needed), equations=made, tags=named,
-        **fields,
+        values=tuple(sizes), inputs=tuple(inputs), free=tuple(free), needed=tuple(needed),
+        equations=made, tags=named, **fields,
     )  # fmt: skip
 
 
@@ -221,9 +221,11 @@ def blocks(draw, name: str, most_tags: int) -> BlockClass:
     needed = draw(st.sets(st.integers(0, len(sizes) - 1), min_size=1, max_size=4))
     layers = draw(st.integers(1, 3))
     return block(
-        equations, sorted(needed | {len(sizes) - 1}), sizes, tags, inputs=(0, 1), free=(2,), name=name, layers=layers,
-        runs=layers * draw(st.integers(1, 2)), forward_seconds=draw(st.integers(0, 10)) / 1.0,
-        backward_seconds=draw(st.integers(0, 20)) / 1.0, input_seconds=(draw(st.integers(0, 9)) / 10, 0.0),
+        equations, sorted(needed | {len(sizes) - 1}), sizes, tags, inputs=(0, 1), free=(2,),
+        name=name, layers=layers, runs=layers * draw(st.integers(1, 2)),
+        forward_seconds=draw(st.integers(0, 10)) / 1.0,
+        backward_seconds=draw(st.integers(0, 20)) / 1.0,
+        input_seconds=(draw(st.integers(0, 9)) / 10, 0.0),
     )  # fmt: skip
 
 

@@ -52,10 +52,11 @@ def made(*rows, **other):
     fields = {
         "actions": actions, "rows": rows, "notes": ("offload is dear"
                                                     " here",), "budget_bytes": 100 * MIB,
-        "predicted_bytes": 63 * MIB, "compiled_bytes": 70 * MIB, "baseline_bytes": 220 * MIB, "host_bytes": 32 * MIB,
-        "predicted_seconds": 0.02, "baseline_seconds": 0.015, "profile_seconds": 1.0, "solve_seconds": 0.1,
-        "compile_seconds": 9.0, "compiles": 2, "time_source": "measured", "target": "local", "fingerprint": "abc",
-        "jax_version": "0.10.2", "parts": Bytes(10 * MIB, 20 * MIB, 40 * MIB),
+        "predicted_bytes": 63 * MIB, "compiled_bytes": 70 * MIB, "baseline_bytes": 220 * MIB,
+        "host_bytes": 32 * MIB, "predicted_seconds": 0.02, "baseline_seconds": 0.015,
+        "profile_seconds": 1.0, "solve_seconds": 0.1, "compile_seconds": 9.0, "compiles": 2,
+        "time_source": "measured", "target": "local", "fingerprint": "abc", "jax_version": "0.10.2",
+        "parts": Bytes(10 * MIB, 20 * MIB, 40 * MIB),
         "baseline_parts": Bytes(10 * MIB, 170 * MIB, 40 * MIB),
         "points": (Point(60 * MIB, 0.025), Point(80 * MIB, 0.018), Point(220 * MIB, 0.015)),
     }  # fmt: skip

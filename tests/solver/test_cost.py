@@ -81,8 +81,8 @@ def test_a_tag_that_nothing_demands_is_not_saved():
 
 def test_a_tag_after_an_operation_that_is_recomputed_all_the_same_is_told():
     softmax = block(
-        [([0], [1], 5.0, None), ([1], [2], 1.0, None), ([2], [3], 0.0, "probs")], [2, 3], [1, 9, 9, 9],
-        {"probs": [Option(KEEP, 9, 0, 0.1)]},
+        [([0], [1], 5.0, None), ([1], [2], 1.0, None), ([2], [3], 0.0, "probs")], [2, 3],
+        [1, 9, 9, 9], {"probs": [Option(KEEP, 9, 0, 0.1)]},
     )  # fmt: skip
     cost = evaluate(profile(softmax), {"block": {"probs": KEEP}})
     assert cost.blocks[0].recomputed == (0, 1)

@@ -33,7 +33,7 @@ def best(options, room, host_room=None, key=lambda p: p.priced):
 
 
 def tolerance(known):
-    """Seconds that may be given up where bytes break ties: a millionth of the dearest assignment."""
+    """Seconds given up where bytes break ties: a millionth of the dearest assignment."""
     return 2e-6 * max(1.0, max(p.priced for p in known))
 
 

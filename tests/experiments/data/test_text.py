@@ -64,11 +64,11 @@ def test_a_file_is_split_at_nine_tenths(tmp_path):
     [
         (
             None,
-            r"data\.path: got '.*text\.txt', which does not exist; allowed: a text file or a folder",
+            r"data\.path: got '.*text\.txt', which does not exist; allowed: a text file or a",
         ),
         (
             b"",
-            r"too short: got 0 bytes for train; allowed: at least 33, one more than train\.sequence",
+            r"too short: got 0 bytes for train; allowed: at least 33, one more than train\.seq",
         ),
         (b"x" * 300, r"too short: got 30 bytes for validation; allowed: at least 33"),
     ],

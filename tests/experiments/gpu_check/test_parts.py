@@ -1,4 +1,4 @@
-"""The GPU's check, rehearsed on a CPU: every part's rows and summary, and what its command refuses."""
+"""The GPU's check, rehearsed on a CPU: each part's rows and summary, and what it refuses."""
 
 import json
 

@@ -18,7 +18,8 @@ from tests.experiments.states import parameters
 
 pytestmark = pytest.mark.jax_defaults
 SMALL = (
-    "model.depth=14", "model.width=4", "train.batch=16", "train.steps=3", "train.eval_batches=2", "optimizer.warmup=0",
+    "model.depth=14", "model.width=4", "train.batch=16", "train.steps=3", "train.eval_batches=2",
+    "optimizer.warmup=0",
 )  # fmt: skip
 
 

@@ -28,8 +28,8 @@ from tests.experiments.states import first_state
 pytestmark = pytest.mark.jax_defaults
 
 MICRO = (
-    "model.layers=5", "model.width=32", "model.heads=2", "model.dropout=0.1", "model.attention_dropout=0.1",
-    "train.batch=4", "train.sequence=32", "train.loss_chunk=8",
+    "model.layers=5", "model.width=32", "model.heads=2", "model.dropout=0.1",
+    "model.attention_dropout=0.1", "train.batch=4", "train.sequence=32", "train.loss_chunk=8",
 )  # fmt: skip
 EVERY = ("every_k=1", "every_k=2", "every_k=5")  # of five layers: with one left over, and with none
 NAMED = (*FIXED, *EVERY)

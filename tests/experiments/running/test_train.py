@@ -23,13 +23,14 @@ pytestmark = pytest.mark.jax_defaults
 TEXT = "".join(f"def function_{i}(x):\n    return x + {i * i}\n\n" for i in range(400))
 MICRO = (
     "model.layers=2", "model.width=32", "model.heads=2", "model.dropout=0.1",
-    "train.steps=5", "train.batch=8", "train.sequence=64", "train.loss_chunk=32", "train.eval_batches=1",
-    "optimizer.warmup=1", "plan.actions=lossless",
+    "train.steps=5", "train.batch=8", "train.sequence=64", "train.loss_chunk=32",
+    "train.eval_batches=1", "optimizer.warmup=1", "plan.actions=lossless",
 )  # fmt: skip
 UNPLANNED = "plan.budget=none"
 KEYS = {
-    "config", "steps", "first_loss", "final_loss", "val_loss", "budget_bytes", "predicted_bytes", "compiled_bytes",
-    "baseline_bytes", "tokens_per_second", "plan_seconds", "compiles", "time_source", "jax_version", "target",
+    "config", "steps", "first_loss", "final_loss", "val_loss", "budget_bytes", "predicted_bytes",
+    "compiled_bytes", "baseline_bytes", "tokens_per_second", "plan_seconds", "compiles",
+    "time_source", "jax_version", "target",
 }  # fmt: skip
 
 

@@ -20,8 +20,9 @@ from tests.shared import adama_oracle
 
 pytestmark = pytest.mark.jax_defaults
 SMALL = (
-    "model.depth=14", "model.width=4", "train.batch=16", "train.steps=20", "train.eval_batches=2", "optimizer.warmup=0",
-    "optimizer.learning_rate=0.01", "optimizer.final_ratio=0.1", "optimizer.epsilon=1e-4",
+    "model.depth=14", "model.width=4", "train.batch=16", "train.steps=20", "train.eval_batches=2",
+    "optimizer.warmup=0", "optimizer.learning_rate=0.01", "optimizer.final_ratio=0.1",
+    "optimizer.epsilon=1e-4",
 )  # fmt: skip
 N = {"scan": 4, "multi_steps": 4, "adama": 4, "none": 1}
 
