@@ -34,19 +34,18 @@ def stacks(jaxpr) -> int:
     """Bytes that loops stack up and later reversed loops read: an audit that knows nothing of
     blocks and policies.
     """
-    made = {}
+    made = {}  # by id, since a literal among operands has no hash
     for eqn in jaxpr.eqns:
         if (scan := as_scan(eqn)) is not None and not eqn.params["reverse"]:
-            made |= {v: nbytes(v.aval) for v in eqn.outvars[scan.carry :]}
+            made |= {id(v): nbytes(v.aval) for v in eqn.outvars[scan.carry :]}
     read = set()
     for eqn in jaxpr.eqns:
         if (scan := as_scan(eqn)) is not None and eqn.params["reverse"]:
             used = {id(v) for e in scan.jaxpr.eqns for v in _read(e)} | {
                 id(v) for v in scan.jaxpr.outvars
             }
-            read |= {
-                o for o, i in zip(eqn.invars, scan.jaxpr.invars) if o in made and id(i) in used
-            }
+            operands = zip(eqn.invars, scan.jaxpr.invars)
+            read |= {id(o) for o, i in operands if id(o) in made and id(i) in used}
     return sum(made[v] for v in read)
 
 
