@@ -1,0 +1,156 @@
+"""A layer's program as a block: tagged, under `jax.checkpoint` with the plan's policy."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+
+from jaxmem._auto.candidates import MOST, Candidate, candidates
+from jaxmem._auto.graph import Graph, is_costly, is_inexact
+from jaxmem._auto.names import named
+from jaxmem._auto.softmax import Softmax, with_softmaxes
+from jaxmem._jax.jaxpr import flatten
+from jaxmem._jax.rewrite import Node, Program
+from jaxmem._tags.operations import (
+    exp_tangent,
+    self_tagged,
+    sigmoid_tangent,
+    softmax_tangent,
+    tanh_tangent,
+)
+from jaxmem._tags.policy import remat_policy
+from jaxmem._tags.tag import tag, tag_p
+
+_NUMBER = "value "  # begins a tag's name where every value is tagged by its number
+_READS_ITSELF = {"tanh": tanh_tangent, "logistic": sigmoid_tangent, "exp": exp_tangent}
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A layer found in a function: its program, what it is called in a plan, and its candidates."""
+
+    label: str
+    program: Program
+    candidates: tuple[Candidate, ...]
+
+    def block(self, plan, prevent_cse: bool) -> Callable[..., list]:
+        """The layer as a function of its inputs, decided by `plan`."""
+        policy = remat_policy(plan, block=self.label)
+        tagged = _tagged(self.program, self.candidates)
+        return jax.checkpoint(tagged, policy=policy, prevent_cse=prevent_cse)
+
+
+def layer_of(program: Program, activations: Sequence[int], label: str) -> Layer:
+    """`program` with its softmaxes folded, and the candidates that its derivative depends on."""
+    graph = Graph(with_softmaxes(program), activations)
+    found = _worth_it(graph, candidates(graph))
+    # The largest are kept where there are too many, in the order in which they are made.
+    largest = sorted(found, key=lambda c: -graph.bytes(c.value))[:MOST]
+    kept = [c for c in found if c in largest]
+    return Layer(label, graph.program, tuple(named(graph, kept)))
+
+
+def _tagged(program: Program, found: Sequence[Candidate]) -> Callable[..., list]:
+    """`program` as a function of its inputs with the tags in it."""
+    outside = {c.value: c for c in found}
+    nodes = []
+    for node in program.nodes:
+        tangent = _own_tangent(node)
+        if tangent is not None and node.outputs[0] in outside:
+            node = _with_tag(node, outside.pop(node.outputs[0]), tangent)
+        nodes.append(node)
+    tagged = dataclasses.replace(program, nodes=tuple(nodes))
+
+    def after(value: int, x):
+        if value not in outside:
+            return x
+        return tag(x, outside[value].name, kind=outside[value].kind)
+
+    return lambda *arguments: tagged.run(arguments, after)
+
+
+def _own_tangent(node: Node) -> Callable | None:
+    """The tangent of an operation whose derivative reads its own result, else None."""
+    if isinstance(node.call, Softmax):
+        return functools.partial(softmax_tangent, axis=node.call.axes)
+    return None if node.call is not None else _READS_ITSELF.get(node.primitive)
+
+
+def _with_tag(node: Node, candidate: Candidate, tangent: Callable) -> Node:
+    call = self_tagged(lambda x: node.bind([x])[0], tangent)
+    tagged = lambda x: (call(x, candidate.name, candidate.kind),)
+    return dataclasses.replace(node, call=tagged)
+
+
+def _worth_it(graph: Graph, found: Sequence[Candidate]) -> list[Candidate]:
+    """Those that the derivative reads, and those from which alone it can remake what it reads.
+
+    A product's result that only a bias and a next product follow is one of neither: where the next
+    candidates are saved, nothing reads it.
+    """
+    read = _read_by_the_derivative(graph)
+    tagged = {c.value for c in found}
+
+    def stood_for(value: int) -> bool:
+        """Whether the candidates after the value stand between it and all that is read."""
+        for node in graph.used_by(value):
+            if is_costly(node):
+                return False
+            for v in node.outputs:
+                if v in tagged or (v in graph.outputs and v not in read):
+                    continue
+                if v in read or not stood_for(v):
+                    return False
+        return True
+
+    given = {*graph.program.inputs}
+    return [
+        c
+        for c in found
+        if c.value in read or c.value in given or c.kind == "mask" or not stood_for(c.value)
+    ]
+
+
+def _read_by_the_derivative(graph: Graph) -> set[int]:
+    """Values that the derivative reads as they are: it is traced with every value tagged by its
+    number, and the tags that it meets first are collected.
+    """
+    program = graph.program
+    avals = [
+        jax.ShapeDtypeStruct(program.avals[v].shape, program.avals[v].dtype) for v in program.inputs
+    ]
+    inexact = [i for i, aval in enumerate(avals) if is_inexact(aval)]
+    every = [
+        Candidate(v, "linear", "", f"{_NUMBER}{v}")
+        for node in program.nodes
+        for v in node.outputs
+        if graph.inexact(v)
+    ]
+    tagged = _tagged(program, every)
+
+    def derivative(*arguments):
+        def forward(*floating):
+            given = list(arguments)
+            for i, x in zip(inexact, floating):
+                given[i] = x
+            return [x for x in tagged(*given) if is_inexact(x)]
+
+        return jax.vjp(forward, *(arguments[i] for i in inexact))[1]
+
+    flat = flatten(jax.make_jaxpr(derivative)(*avals))
+    made = {v: e for e in flat.equations for v in e.outputs}
+    found: set[int] = set()
+    seen: set[int] = set()
+    todo = [v for v in flat.outputs if isinstance(v, int)]
+    while todo:
+        v = todo.pop()
+        if v in seen or v not in made:
+            continue
+        seen.add(v)
+        eqn = made[v].eqn
+        if eqn.primitive is tag_p and eqn.params["name"].startswith(_NUMBER):
+            found.add(int(eqn.params["name"].removeprefix(_NUMBER)))
+        else:
+            todo += made[v].reads
+    return found

@@ -1,0 +1,110 @@
+"""Which values of a layer are worth a decision."""
+
+import dataclasses
+
+from jaxmem._auto.graph import SOFTMAX, Graph, is_costly
+from jaxmem._auto.kinds import kind_of, kind_of_product
+from jaxmem._jax.primitives import POINTWISE_LINEAR, VIEWS
+
+SMALLEST = 1 / 64  # of the largest activation: what is smaller is not worth a variable
+MOST = 24  # a layer: more make the program slower, and the table longer, than they save
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A value that gets a tag: its number, what it is, and why it was picked."""
+
+    value: int
+    kind: str
+    why: str
+    name: str = ""
+
+
+def candidates(graph: Graph) -> list[Candidate]:
+    """Results and operands of products and convolutions, softmaxes, random masks, residual joins
+    and the layer's input, in the order in which they are made.
+    """
+    found: dict[int, Candidate] = {}
+    sizes = [graph.bytes(v) for v in graph.activations] or [
+        max(map(graph.bytes, graph.live), default=1)
+    ]
+    least = max(SMALLEST * max(sizes), 1)
+    tagged = {
+        v
+        for n in graph.program.nodes
+        if n.primitive in ("jaxmem_tag", "name")
+        for v in (*n.reads, *n.outputs)
+    }
+
+    def add(value: int, kind: str, why: str) -> None:
+        computed = value in graph.live or value in graph.noise
+        given = value in graph.program.inputs and value not in graph.activations
+        if value in found or value in tagged or given or not computed:
+            return
+        if value not in graph.program.constants and graph.bytes(value) >= least:
+            found[value] = Candidate(value, kind, why)
+
+    for value in sorted(graph.activations):
+        if graph.inexact(value):
+            add(value, "residual", "the layer's input")
+    for node in graph.program.nodes:
+        if node.primitive == SOFTMAX:
+            add(node.outputs[0], "softmax", "a softmax")
+        elif is_costly(node):
+            for v in node.outputs:
+                if v in graph.live:
+                    last = _cheapest_form(graph, v)
+                    add(last, kind_of_product(graph, last), f"the result of {node.primitive}")
+            for v in node.reads:
+                if v in graph.live:
+                    first = _before_views(graph, v)
+                    add(first, kind_of(graph, first), f"an operand of {node.primitive}")
+        for v in node.outputs:
+            if _is_mask(graph, node, v):
+                add(v, "mask", "a random mask")
+            elif v in graph.live and graph.joins(v):
+                add(v, "residual", "a residual sum")
+    return sorted(found.values(), key=lambda c: graph.order[c.value])
+
+
+def _cheapest_form(graph: Graph, value: int) -> int:
+    """Where a product's result lives on past bias, scale, cast and views, if these are all that
+    read it: the last form that is not larger.
+    """
+    best = value
+    while len(users := graph.used_by(value)) == 1 and value not in graph.outputs:
+        (node,) = users
+        if node.call is not None or node.primitive not in POINTWISE_LINEAR:
+            break
+        (result,) = node.outputs
+        others = [v for v in node.reads if v != value]
+        # Another activation, or a large array: the result is more than a form of the value.
+        if any(v in graph.live or 8 * graph.bytes(v) > graph.bytes(value) for v in others):
+            break
+        if graph.count(result) != graph.count(value):
+            break
+        value = result
+        best = value if graph.bytes(value) <= graph.bytes(best) else best
+    return best
+
+
+def _before_views(graph: Graph, value: int) -> int:
+    """The value of which `value` is a view: one tag whatever the readers' layouts."""
+    while (node := graph.maker.get(value)) and node.primitive in VIEWS and node.reads:
+        earlier = node.reads[0]
+        given = earlier in graph.program.inputs and earlier not in graph.activations
+        if given or graph.bytes(earlier) > graph.bytes(value):
+            break
+        value = earlier
+    return value
+
+
+def _is_mask(graph: Graph, node, value: int) -> bool:
+    """Whether booleans are made here of random numbers, and not of other random booleans."""
+    boolean = lambda v: graph.program.avals[v].dtype == bool
+    return (
+        value in graph.noise
+        and value not in graph.live
+        and boolean(value)
+        and not any(boolean(v) for v in node.reads if v in graph.noise)
+    )

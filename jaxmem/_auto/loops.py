@@ -1,0 +1,72 @@
+"""Loops over layers: each turn of such a `jax.lax.scan` becomes a block."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+from jax.extend.core import ClosedJaxpr
+
+from jaxmem._auto.graph import flops, is_inexact
+from jaxmem._jax.jaxpr import as_scan
+from jaxmem._jax.rewrite import Node, Program
+
+SHARE = 0.6  # of a turn's FLOPs: what an inner loop holds more of is where the layers are
+
+# From a turn's program, and the inputs among its carries that are activations, to what runs.
+Body = Callable[[Program, Sequence[int]], Callable[..., Sequence]]
+
+
+def is_loop(node: Node) -> bool:
+    """Whether the node is a scan of at least two turns whose body multiplies matrices."""
+    return node.primitive == "scan" and node.eqn.params["length"] > 1 and flops(node) > 0
+
+
+def turn(node: Node, read: Callable[[ClosedJaxpr], Program]) -> tuple[Program, list[int]]:
+    """One turn of a scan as a program, and its activations: what is carried, floating, and no
+    scalar.
+    """
+    scan = as_scan(node.eqn)
+    assert scan is not None
+    inner = node.eqn.params["jaxpr"]
+    closed = inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
+    program = read(closed)
+    carried = program.inputs[scan.consts : scan.consts + scan.carry]
+    arrays = [v for v in carried if is_inexact(program.avals[v]) and program.avals[v].ndim]
+    return program, arrays
+
+
+def holds_layers_within(program: Program) -> bool:
+    """Whether most of a turn is another loop over layers: the turn is a microbatch, say."""
+    total = sum(map(flops, program.nodes))
+    return any(is_loop(n) and _slices(n) and flops(n) > SHARE * total for n in program.nodes)
+
+
+def _slices(node: Node) -> bool:
+    """Whether a scan reads something a slice a turn, as layers read their parameters."""
+    scan = as_scan(node.eqn)
+    assert scan is not None
+    return scan.consts + scan.carry < len(node.inputs)
+
+
+def with_body(node: Node, step: Callable[..., Sequence]) -> Node:
+    """The scan with `step` as its body: from a turn's inputs to its outputs."""
+    scan = as_scan(node.eqn)
+    assert scan is not None
+    consts, carry, params = scan.consts, scan.carry, node.eqn.params
+
+    def call(*operands):
+        def body(carried, sliced):
+            results = step(*operands[:consts], *carried, *sliced)
+            return tuple(results[:carry]), tuple(results[carry:])
+
+        last, stacked = jax.lax.scan(
+            body,
+            tuple(operands[consts : consts + carry]),
+            tuple(operands[consts + carry :]),
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        return (*last, *stacked)
+
+    return dataclasses.replace(node, call=call)
