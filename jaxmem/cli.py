@@ -58,6 +58,8 @@ def _tell(error: BaseException, args: argparse.Namespace) -> int:
         raise error
     if getattr(args, "debug", False):
         traceback.print_exception(error)
+    # The library's messages begin with the function that failed, which is often the command's name.
+    said = said.removeprefix(f"{args.command}: ")
     say(f"jaxmem {args.command}: error: {said}", sys.stderr)
     return BAD_INPUT
 

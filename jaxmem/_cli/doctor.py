@@ -10,7 +10,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.database import check, default_path, usage
 from jaxmem._core.versions import installed, release
 from jaxmem._device.support import OFFLOAD_SINCE
-from jaxmem._xla.wheels import install_command, require_wheels
+from jaxmem._xla.wheels import install_command, plugin_command, require_wheels
 from jaxmem.errors import TargetError
 
 PACKAGES = (
@@ -193,13 +193,8 @@ def _platform() -> str:
 def _deviceless() -> Check:
     try:
         require_wheels("h200")
-    except TargetError as error:
-        return Check(
-            "plans for GPUs that are not there",
-            "no compiler",
-            str(error).split("Install it")[-1].strip(" :"),
-            "note",
-        )
+    except TargetError:
+        return Check("plans for GPUs that are not there", "no compiler", plugin_command(), "note")
     return Check(
         "plans for GPUs that are not there", "the compiler's two wheels are of jax's version"
     )

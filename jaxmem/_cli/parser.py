@@ -27,6 +27,7 @@ MICROBATCHES = (
     "choose among these numbers of microbatches, such as 1,2,4: build(plan, microbatches=N)"
     " returns the step with N"
 )
+FRESH = "read nothing that earlier plans timed, compiled or tried; for a machine that was busy then"
 
 
 class Parser(argparse.ArgumentParser):
@@ -95,6 +96,7 @@ def _plan(command) -> None:
     one.add_argument("--actions", metavar="A", default="all", help=ACTIONS)
     one.add_argument("--codecs", metavar="C", action="append", help=CODECS)
     one.add_argument("--microbatches", metavar="N,N", help=MICROBATCHES)
+    one.add_argument("--fresh", action="store_true", help=FRESH)
     one.add_argument("--out", metavar="FILE", help="write the plan here, as JSON")
     one.add_argument("--report", metavar="FILE", help="write a page about the plan here, as HTML")
     one.add_argument("--json", action="store_true", help="print the plan as JSON, not as a table")

@@ -38,6 +38,7 @@ def plan(args: argparse.Namespace) -> int:
                 host_budget=args.host_budget,
                 target=args.target,
                 actions=args.actions,
+                fresh=args.fresh,
                 codecs=codecs,
                 microbatches=microbatches,
             )

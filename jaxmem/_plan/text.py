@@ -45,6 +45,6 @@ def summary(plan: "Plan") -> list[str]:
         f" everything kept: {show_bytes(plan.baseline_bytes)}{host}",
         f"step {plan.predicted_seconds * 1e3:.2f} ms, everything kept"
         f" {plan.baseline_seconds * 1e3:.2f} ms (times: {plan.time_source});"
-        f" {plan.compiles} compiles{microbatches}",
+        f" {plan.compiles} compile{'' if plan.compiles == 1 else 's'}{microbatches}",
         *(f"note: {note}" for note in plan.notes),
     ]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from jaxmem._core.files import write_whole
 from jaxmem._plan.plan import Plan
 from jaxmem._report.page import page
-from jaxmem._runs.read import Run, checked, read_run, results, told_apart
+from jaxmem._runs.read import Run, checked, read, results, told_apart
 
 
 def report(plan: Plan, path: str | os.PathLike, run: str | os.PathLike | None = None) -> None:
@@ -39,8 +39,8 @@ def report_runs(runs: Sequence[str], out: pathlib.Path) -> str:
 
     Raises PlanFileError, naming the file and its line or field, where one is broken.
     """
-    read = told_apart([read_run(run) for run in runs], list(runs))
-    _write(out, page(read, _command(runs, out)))
+    found = told_apart([read(run) for run in runs], list(runs))
+    _write(out, page(found, _command(runs, out)))
     return str(out)
 
 

@@ -40,7 +40,7 @@ class Run:
         return value if value is not None and abs(value) < _LARGEST else None
 
 
-def read_run(source: str | os.PathLike) -> Run:
+def read(source: str | os.PathLike) -> Run:
     """What a run left in a folder of results, or a plan's file alone.
 
     Raises PlanFileError if there are no results, or if a file is broken, with its line or field.
