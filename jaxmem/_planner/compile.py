@@ -30,7 +30,8 @@ class StepCompiler:
     build: takes a plan, or None for everything kept, and returns the step.
     args: the step's arguments, as arrays or shapes.
     backend: where it is compiled.
-    idle_blocks: labels of blocks that no gradient runs through; they are recomputed.
+    idle_blocks: labels of blocks that no gradient runs through. Actions do not name them, and
+      `build` asks what is decided for them too, so they are recomputed.
     """
 
     def __init__(self, build, args: tuple, backend: Backend, idle_blocks: tuple[str, ...] = ()):
@@ -46,7 +47,7 @@ class StepCompiler:
     def compile(self, *many: Actions) -> list[CompiledStep]:
         """Compiles the step under each of `many` actions, side by side where the target allows."""
         start = time.perf_counter()
-        futures = []
+        futures = []  # all are handed in before the first is waited for
         for actions in many:
             stage, traced = trace(self.build, self._plan(actions), self.args)
             futures.append(self.backend.compile(stage, traced))
