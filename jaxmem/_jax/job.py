@@ -15,7 +15,7 @@ class Job:
 
     @property
     def specs(self) -> list[jax.ShapeDtypeStruct]:
-        """Its arguments' shapes and dtypes."""
+        """The shapes and dtypes of its arguments, without what else an aval holds."""
         return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.avals]
 
     def trace(self) -> jax.stages.Traced:
