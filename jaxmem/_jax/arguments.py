@@ -25,7 +25,7 @@ def argument_bytes(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
     total = 0
     for aval, is_read, parts in zip(traced.jaxpr.in_avals, read, divisors(traced, args)):
         if is_read and not _on_the_host(aval):
-            # Rounded up to whole bytes a device, from bits, since int4 takes half a byte.
+            # Bits, rounded up to whole bytes a device, since int4 arguments are packed.
             bits = math.prod(aval.shape) * _bits(aval.dtype)
             total += -(-bits // (8 * (devices if parts is None else parts)))
     return total

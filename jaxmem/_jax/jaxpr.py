@@ -21,7 +21,7 @@ from jaxmem._jax.primitives import CALLS
 
 
 def nbytes(aval) -> int:
-    """Bytes of an array whose elements take whole bytes each, as int4 does too."""
+    """Bytes of an array by its dtype's item size, which is a whole byte for int4 too."""
     return math.prod(aval.shape) * aval.dtype.itemsize
 
 

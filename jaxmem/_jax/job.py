@@ -8,7 +8,11 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A function of arrays shaped like `avals`, to be timed as one fused program."""
+    """A function to be timed as one fused program.
+
+    function: takes arrays, and returns arrays in any container.
+    avals: shapes and dtypes of its arguments.
+    """
 
     function: Callable
     avals: tuple

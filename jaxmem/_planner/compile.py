@@ -15,8 +15,11 @@ from jaxmem._xla.compiled import Compiled
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """A step that was compiled under `actions`: what was read of it, and the executable where it
-    can run here.
+    """A step that was compiled.
+
+    actions: what it was compiled under.
+    compiled: what was read of it: bytes, FLOPs and how long compiling took.
+    executable: what runs it; None where it cannot run here, or is only remembered.
     """
 
     actions: Actions

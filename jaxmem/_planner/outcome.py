@@ -29,7 +29,13 @@ ADVICE = {
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-    """What a search took. Seconds are those that the user waited."""
+    """What a search took. Seconds are those that the user waited.
+
+    profile_seconds: for tracing the step and timing its pieces.
+    solve_seconds: for the solver.
+    compile_seconds: for compiles, of which two may go side by side.
+    compiles: how many there were.
+    """
 
     profile_seconds: float
     solve_seconds: float

@@ -35,7 +35,13 @@ GUESSED_HEAD = 0.15
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a search is given: the step's profile and compiler, its history, and the limits."""
+    """What a search is given.
+
+    profile: the step's, with its layers undivided.
+    steps: compiles it, and counts compiles.
+    history: what earlier searches compiled.
+    limits: the bytes that a plan may take.
+    """
 
     profile: Profile
     steps: StepCompiler

@@ -189,7 +189,7 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
                         frames + ((jaxpr, 1),),
                         sharded or eqn.primitive.name == "shard_map",
                     )
-                    # Only a call's outputs are its body's: a loop's are those of its last turn.
+                    # Of these equations, only a call's outputs are exactly those of its body.
                     if call_body(eqn) is not None:
                         origin.update(
                             {o: "free" for o, kind in zip(eqn.outvars, kinds) if kind == "free"}

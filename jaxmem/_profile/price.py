@@ -20,7 +20,13 @@ from jaxmem.errors import TagError
 
 @dataclasses.dataclass(frozen=True)
 class UnpricedTag:
-    """A tag and the choices open to it; `value` numbers its tensor among the class's values."""
+    """A tag of a block class before its times are known.
+
+    name, kind: as the tag was given them.
+    shape, dtype: those of its tensor, before a mesh divides it.
+    value: the number of its tensor among the class's values.
+    options: the choices open to it.
+    """
 
     name: str
     kind: str | None

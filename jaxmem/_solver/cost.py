@@ -15,25 +15,35 @@ from jaxmem.errors import SolverError, TagError
 class BlockCost:
     """The cost of one block class under an assignment. Bytes, seconds, FLOPs and counts are those
     of one layer.
+
+    name: the block's label.
+    recomputed: indices into `BlockClass.equations` of those that the backward repeats, in order.
+    saved: the tags whose tensor the backward reads from where it was stored, with their choices.
+    raw_inputs: those of `BlockClass.inputs` that are kept as they are.
+    wasted: saved tags whose tensor is recomputed, or kept raw, all the same.
+    device_bytes, host_bytes: what is saved, raw inputs included.
+    recompute_seconds: what repeating the equations takes.
+    keep_seconds: what writing, reading, encoding and decoding takes of what is saved.
+    exposed_seconds: the part of the transfers that the block's own work does not hide.
+    matmuls, flops: matrix products that are recomputed, and their FLOPs.
     """
 
     name: str
-    # indices into `BlockClass.equations` of those that the backward repeats, in order
     recomputed: tuple[int, ...]
-    # tags whose tensor the backward reads from where it was stored, with their choices
     saved: tuple[tuple[str, Choice], ...]
-    raw_inputs: tuple[int, ...]  # those of `BlockClass.inputs` that are kept as they are
-    wasted: tuple[str, ...]  # saved tags whose tensor is recomputed, or kept raw, all the same
+    raw_inputs: tuple[int, ...]
+    wasted: tuple[str, ...]
     device_bytes: int
     host_bytes: int
     recompute_seconds: float
-    keep_seconds: float  # writing, reading, encoding and decoding what is saved
-    exposed_seconds: float  # the part of the transfers that the block's own work does not hide
-    matmuls: int  # matrix products that are recomputed
-    flops: float  # FLOPs of those products
+    keep_seconds: float
+    exposed_seconds: float
+    matmuls: int
+    flops: float
 
     @property
     def seconds(self) -> float:
+        """Seconds that one run of the block takes on top of an ideal one."""
         return self.recompute_seconds + self.keep_seconds + self.exposed_seconds
 
 
@@ -43,13 +53,18 @@ class Cost:
 
     Bytes are those that all layers hold at once. Seconds are on top of a step that saves for free
     and recomputes nothing.
+
+    saved_bytes, host_bytes: what is saved in device memory, and what in host memory.
+    seconds: all that saving, transfers and recomputing take.
+    recompute_seconds: the part of `seconds` that repeats equations.
+    blocks: the costs of the block classes, aligned with `Profile.blocks`.
     """
 
-    saved_bytes: int  # in device memory
+    saved_bytes: int
     host_bytes: int
     seconds: float
-    recompute_seconds: float  # the part of `seconds` that repeats equations
-    blocks: tuple[BlockCost, ...]  # aligned with `Profile.blocks`
+    recompute_seconds: float
+    blocks: tuple[BlockCost, ...]
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -33,6 +33,8 @@ class Scale:
 
     That is about MiB and µs for a common step. HiGHS's tolerances are absolute, so that a small
     step and a large one must look alike to it.
+
+    bytes, seconds: how many of each make one unit.
     """
 
     bytes: float

@@ -15,8 +15,9 @@ ROUNDING = 0.5  # bytes by which rounding may move the working memory of a solut
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """An assignment of every tag (those that nothing demands are recomputed), and its price.
+    """An assignment and its price.
 
+    actions: choices for every tag; those that nothing demands are recomputed.
     cost: the price by `evaluate`.
     working_bytes: working memory beyond the model's reference; may be negative.
     solve_seconds: what solving took.
