@@ -95,6 +95,8 @@ class ReleasedStep:
     def _metrics(self, moments, losses, zero1: bool):
         """The metrics of a minibatch, from its tallies; `losses` has one entry a microbatch."""
         outer, layers = moments
+        # Squares are summed over components and microbatches: divided by the number of microbatches
+        # they give the mean of the squared norms.
         squares = sum((c["squares"] for c in outer), layers["squares"].sum()) / losses.shape[0]
         skipped = sum((c["skipped"] for c in outer), layers["skipped"].sum())
         found: dict[str, Any] = {

@@ -150,6 +150,7 @@ def _computed(flat: Flat, inputs, passes: Callable[[FlatEquation], bool]) -> set
 
 def _upstream(flat: Flat, values) -> list[FlatEquation]:
     """The equations that `values` depend on, in the order of the program."""
+    # backward through the program, so that what an equation reads is wanted before its maker comes
     wanted, chosen = set(values), []
     for e in reversed(flat.equations):
         if wanted.intersection(e.outputs):

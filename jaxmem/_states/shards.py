@@ -32,6 +32,7 @@ def shards(params, size: int, axis_name: str, first: int = 0):
     """
 
     def one(a):
+        # `None` for each dimension before the divided one; those after it may be left out
         d = next((d for d in range(first, len(a.shape)) if a.shape[d] % size == 0), None)
         return PartitionSpec() if d is None else PartitionSpec(*[None] * d, axis_name)
 
@@ -65,6 +66,7 @@ def scattered(gradient, like, axis_name: str | None):
         return gradient
     size = jax.lax.axis_size(axis_name)
 
+    # A mean for every array, scattered or not: `psum_scatter` sums, hence the division.
     def one(g, m):
         if (d := divided(g.shape, m.shape)) is None:
             return jax.lax.pmean(g, axis_name)
@@ -138,6 +140,8 @@ def assembled(parts: list, shapes: list, axis_name: str, dtype) -> list:
     dtype: what the gathered ones are converted to; None leaves their dtypes.
     """
     which = [a.shape != like.shape for a, like in zip(parts, shapes)]
+    # Zeros to fill are made for the divided arrays alone; the others take their place in the
+    # result.
     empty = [
         jnp.zeros(like.shape, dtype or a.dtype)
         for a, like, part in zip(parts, shapes, which)
