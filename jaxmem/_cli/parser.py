@@ -37,6 +37,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, allow_abbrev=False, **kwargs)
 
     def error(self, message: str):
+        """Ends with argparse's message, the nearest known word if there is one, and the usage."""
+        # argparse tells what is unknown in its message alone, so words are looked for in that.
         words = message.replace("'", " ").replace("=", " ").split()
         known = [o for a in self._actions for o in (*a.option_strings, *(a.choices or ()))]
         unknown = [w for w in words if w not in known and not w.endswith(":")]
@@ -61,7 +63,9 @@ class Version(argparse.Action):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Reads the whole line; `args.command` is a function of `steps`, `plans` or `machine`."""
+    """Makes the parser of the whole line. In what it returns, `command` names a function of
+    `steps`, `plans` or `machine`, and `parser` is the command's own parser.
+    """
     top = Parser(
         "jaxmem",
         description="Fit a JAX training step into a byte budget at the least cost in time.",
@@ -159,7 +163,9 @@ def _of_this_machine(command) -> None:
 
 
 def _add_debug(parser: argparse.ArgumentParser) -> None:
-    """Before the command and after it: without a default, neither overwrites the other."""
+    """Adds `--debug`, which may stand before the command and after it. Without a default neither
+    parser overwrites what the other read.
+    """
     parser.add_argument(
         "--debug",
         action="store_true",

@@ -85,7 +85,8 @@ def as_scan(eqn: JaxprEqn) -> Scan | None:
 
 def matmul_flops(eqn: JaxprEqn) -> tuple[float, int]:
     """Returns FLOPs and number of matrix products of one equation, those of inner loops times their
-    trip counts. Convolutions count as matrix products.
+    trip counts. Convolutions count as matrix products. A `while` counts as one turn, and all
+    branches of a `cond` count.
     """
     name = eqn.primitive.name
     if name == "dot_general":

@@ -1,6 +1,4 @@
-"""The report: one HTML page, whole in one file, about a plan, a run, or several of them side by
-side.
-"""
+"""report(): writes one HTML file about a plan, a run, or several of them side by side."""
 
 import os
 import pathlib
@@ -14,7 +12,7 @@ from jaxmem._runs.read import Run, checked, read, results, told_apart
 
 
 def report(plan: Plan, path: str | os.PathLike, run: str | os.PathLike | None = None) -> None:
-    """Writes a page about a plan: one HTML file that needs no other. It appears whole or not at
+    """Writes a page about a plan: one HTML file that needs no other, and appears whole or not at
     all.
 
     plan: the plan, as `jaxmem.plan` or `Plan.load` gave it.
@@ -49,5 +47,7 @@ def _command(runs: Sequence[str], out: pathlib.Path) -> str:
 
 
 def _write(path: pathlib.Path, text: str) -> None:
-    """A lone surrogate, which JSON can hold and UTF-8 cannot, becomes a question mark."""
+    """Writes the page. A lone surrogate, which JSON can hold and UTF-8 cannot, becomes a question
+    mark.
+    """
     write_whole(path, text.encode("utf-8", "replace"))

@@ -112,6 +112,8 @@ def _search(problem: Problem, goal: str) -> Solution | None:
         if not choices:  # the one assignment there is does not fit
             return None
         program.refuse(found.actions)
+    if goal == "bytes" and problem.room is None:  # as below already
+        return None
     # Both roundings failed to decide. The smallest assignment is slow, but it fits if any does.
     least = _search(problem.within(None), "bytes")
     return least if least is not None and fits(least, problem) else None
