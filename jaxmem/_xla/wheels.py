@@ -27,4 +27,5 @@ def require_wheels(target: str) -> None:
 
 
 def install_command(*wheels: str) -> str:
+    """The command that installs these wheels, and nothing that they depend on."""
     return f"pip install --no-deps {' '.join(wheels)}"
