@@ -35,8 +35,8 @@ _BY_KIND: dict[str, Codec] = {
 }
 _OF_UNKNOWN = GroupedSymmetric()  # assumes nothing about channels
 KINDS = tuple(_BY_KIND)
-"""The kinds of tensor that `jaxmem.tag(..., kind=)` takes. The kind decides which codec compresses a
-tensor where neither its tag nor the plan names one (`default_for`).
+"""The kinds of tensor that `jaxmem.tag(..., kind=)` takes. The kind decides which codec compresses
+a tensor where neither its tag nor the plan names one (`default_for`).
 """
 
 
