@@ -25,8 +25,10 @@ def unpack_bits(packed, zero, one, *, width: int):
     """Returns (*lead, W) values, the scalar `one` where `pack_bits` set a bit and `zero` elsewhere.
 
     packed: uint8 (*lead, K, H).
-    width: W, the length of a row.
+    zero, one: scalars of the result's dtype.
+    width: W, how many values a row has.
     """
     checks.packed("unpack_bits", packed, width, 8)
+    # (*lead, K, 8, H): bit i of a byte is a value of part i.
     bits = (packed[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
     return jnp.where(unblocked(bits, width) != 0, one, zero)

@@ -62,6 +62,8 @@ def _lead(rank: int) -> Axes:
     return tuple(f"a{i}" for i in range(rank))
 
 
+# Each line: the reference, then the kernel's launch, what it takes, and its rule. `shared` are the
+# operands that all rows have in common: scales, marks and slots of channels, and scalars.
 quantize = operation(int4.quantize, Kernel(launch.quantize, choice.encodes, _encoding(1)))
 quantize_offset = operation(
     int4.quantize_offset, Kernel(launch.quantize_offset, choice.encodes, _encoding(2))

@@ -72,11 +72,13 @@ def partitioned(
     # and the operands lie.
     def partition(mesh, arguments, answers):
         axes = _divided(mesh, arguments, rule)
+        # Axes of the rule that nothing divides have no entry, and are whole on every device.
         layout = lambda names: NamedSharding(
             mesh, PartitionSpec(*(axes.get(_outer(name)) for name in names))
         )
         return mesh, function, tuple(map(layout, rule.results)), tuple(map(layout, rule.operands))
 
+    # Where XLA divides nothing, `function` itself runs on whole arrays.
     divisible = custom_partitioning(lambda *arrays: function(*arrays))
     # JAX infers all sizes from shapes, but not that of g, which stands in a compound axis alone.
     sizes: Any = (
@@ -130,7 +132,9 @@ def _divided(mesh, arguments, rule: Rule) -> dict[str, tuple]:
     found: dict[str, tuple] = {}
     for argument, names in zip(arguments, rule.operands):
         for size, divided, name in zip(argument.shape, argument.sharding.spec, names):
+            # A sharding names one mesh axis, a tuple of them, or None.
             axes = divided if isinstance(divided, tuple) else (divided,) if divided else ()
+            # What the axis must be a multiple of: for a row, whole groups on every device.
             parts = math.prod(mesh.shape[axis] for axis in axes) * (
                 rule.group if name == GROUPED else 1
             )

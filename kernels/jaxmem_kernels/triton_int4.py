@@ -136,6 +136,7 @@ def encode_by(
     there, start = r < n // W - row, x + row * W + group * G
     low = tl.load(start + r * W + h, mask=there, other=0).to(tl.float32)
     high = tl.load(start + r * W + H + h, mask=there, other=0).to(tl.float32)
+    # One scale a column, of all rows of the tile.
     by_low = _inverse(tl.load(scales + group * G + tl.arange(0, H)).to(tl.float32))[None, :]
     by_high = _inverse(tl.load(scales + group * G + H + tl.arange(0, H)).to(tl.float32))[None, :]
     packed = _packed(low * by_low, high * by_high, low, high, group * H + h, STOCHASTIC)
@@ -195,6 +196,7 @@ def decode_with(
     low, high = _decoded(codes, scales, n, first, G, R)
     r, h = tl.arange(0, R)[:, None], tl.arange(0, G // 2)[None, :]
     channel = ((first % (C // G)).to(tl.int32) + r) % (C // G) * G + h
+    # `values` is (tokens, S): a token's C channels are C / G groups.
     there, token = r < tl.cdiv(n, G) - first, (first + r) // (C // G)
     for_low = tl.load(slots + channel).to(tl.int32)
     for_high = tl.load(slots + channel + G // 2).to(tl.int32)

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+# The first two are those of `rounding`; a kernel may read no globals but constexprs.
 LEAST = tl.constexpr(2.0**-125)
 LEAST_OFFSET = tl.constexpr(2.0**-100)
 LARGEST = tl.constexpr(3.4028234663852886e38)  # of float32
