@@ -148,6 +148,7 @@ class _ByRows(_Int4):
         part is a multiple of that.
         """
         rows = tuple(shape) or (1,)
+        # Else one group holds the row: `fitted` rounds its width up to an even number.
         common = math.gcd(rows[-1], PACKED)
         return rows, common if common >= LEAST_PACKED else fitted(rows[-1], 2 * max(rows[-1], 1), 2)
 
@@ -163,6 +164,7 @@ class _ByRows(_Int4):
         self.check(x.shape, x.dtype)
         rows, group = self.rows(x.shape)
         x = x.reshape(rows)
+        # Codes are made by the scales that are stored, rounded up, and not by the exact ones.
         scales = scale_of(self.greatest(x.astype(wide_dtype(x.dtype))), self.scale, self.stochastic)
         return quantize_by(x, self.spread(scales), group=group, stochastic=self.stochastic), scales
 

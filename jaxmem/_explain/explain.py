@@ -80,6 +80,7 @@ def explain(build, *args, plan: Plan | None = None, target: str | Target = "loca
     target = Target.parse(target)
     build = with_microbatches(build, None if plan is None else plan.microbatches)
     blocks = _blocks(build, args)
+    # Another model's plan would name tags and blocks that this step lacks.
     if plan is not None and plan.fingerprint != (found := plan_fingerprint(blocks)):
         raise PlanFileError(
             f"explain: the plan is for another model: its `fingerprint` is {plan.fingerprint}, and"
@@ -128,6 +129,7 @@ def _explanation(
     for h in full.held:
         rows[h.host].append((*_place(h, names, layers, arguments), h.bytes))
     for host, total in ((False, compiled.total_bytes), (True, compiled.host_bytes)):
+        # So that parts add up to the step's bytes, whatever XLA leaves out of its assignment.
         if rest := total - sum(size for *_, size in rows[host]):
             rows[host].append(("other", "not in the buffer assignment", "", rest))
     parts, host_parts = _parts(rows[False]), _parts(rows[True])

@@ -140,6 +140,7 @@ class Deviceless(Backend):
         exported, donated = self._export(traced)
         self._tell_of_idle_devices(exported)
         device, program = str(self.target), _program_text(exported, donated)
+        # A stored result has all that a search reads; nothing could run here in any case.
         if (known := self.database.read_compile(device, program)) is not None:
             with contextlib.suppress(TypeError):  # written by another version of jaxmem
                 return _done(Built(Compiled(**known)))

@@ -124,7 +124,7 @@ class Compiler:
         """Asks this thread's process, and returns its answer. Raises as the future of `submit`."""
         child = getattr(self._own, "child", None) or self._start()
         answer = child.ask(header, exported)
-        if answer is None:
+        if answer is None:  # it died: forget it, so that the next step starts another
             self._own.child = None
             self._children.discard(child)
             raise TargetError(f"compiling for `target` {str(self.target)!r}: {child.obituary()}")

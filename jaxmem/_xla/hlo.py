@@ -70,7 +70,7 @@ class _Instruction:
     opcode: str
     output: _Array  # the first, where there are several
     operands: tuple[_Array, ...]
-    text: str
+    text: str  # all that follows the instruction's name
 
 
 def hlo_costs(text: str, rates: Rates | None = None) -> HloCosts:
@@ -111,6 +111,7 @@ def executed(text: str, opcodes: tuple[str, ...]) -> dict[str, int]:
             total: collections.Counter = collections.Counter()
             for instruction in computations.get(name, []):
                 total[instruction.opcode] += instruction.opcode in opcodes
+                # What a loop calls runs once a trip; what others call, once.
                 trips = (
                     m[1]
                     if instruction.opcode == "while" and (m := _TRIPS.search(instruction.text))
@@ -147,7 +148,7 @@ def _instruction_cost(
         for group in _BRANCHES.findall(text):
             names += _NAME.findall(group.replace(" ", ""))
         return max(map(cost, names), key=lambda c: (c.seconds or 0.0, c.matmul_flops))
-    inner = _total([cost(name) for name in _CALLED.findall(text)])
+    inner = _total([cost(name) for name in _CALLED.findall(text)])  # what a fusion or call runs
     flops = _flops(instruction)
     if rates and flops is not None and _is_mispriced(instruction):
         own = _roofline(instruction, flops, rates)

@@ -131,7 +131,7 @@ class Module:
         # The loops that start with what lies at a place, as a part of their initial state.
         self._readers: dict[Place, list[int]] = collections.defaultdict(list)
         for at, i in self.instructions.items():
-            init = (
+            init = (  # a loop's one operand is the tuple of its initial state
                 self.instructions.get(i.operands[0]) if i.opcode == "while" and i.operands else None
             )
             if init is not None and init.opcode == "tuple":

@@ -31,7 +31,7 @@ def measure(job: Job, least_seconds: float = 0.02) -> list[float]:
     """
     arguments = [_sample(a) for a in job.avals]
     run = jax.jit(job.function).lower(*job.specs).compile()
-    jax.block_until_ready(run(*arguments))
+    jax.block_until_ready(run(*arguments))  # the run that is not counted
     rounds: list[float] = []
     while len(rounds) < 7 or (sum(rounds) < least_seconds and len(rounds) < 50):
         start = time.perf_counter()
