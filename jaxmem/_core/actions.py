@@ -28,6 +28,7 @@ class Action(enum.StrEnum):
 
 ALL = tuple(Action)
 LOSSLESS = (Action.KEEP, Action.RECOMPUTE, Action.OFFLOAD)
+"""The actions that use no codec: the backward reads the forward's values, kept or made again."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)

@@ -30,4 +30,5 @@ def plugin_command() -> str:
 
 
 def install_command(*wheels: str) -> str:
+    """The command that installs these wheels, and nothing that they depend on."""
     return f"pip install --no-deps {' '.join(wheels)}"
