@@ -128,7 +128,7 @@ def _global_factor(fold: Fold, moments, back: Callable, whole_gradients: Callabl
     the microbatch's gradient by its global norm, and the gradients outside the layers.
     """
     outer_moments, layer_moments = moments
-    axis = fold.rule.axis_name
+    axis = fold.mean_over
     like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), layer_moments["mu"])
     none = zeros(layer_moments["squares"])  # (layers,)
     d_x, d_common, squares = back(none, lambda _, g: squared(g, like, axis))

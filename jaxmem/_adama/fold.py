@@ -59,8 +59,9 @@ class Clip:
 def squared(gradient, like, axis_name: str | None):
     """A gradient's squared norm, as a float32 (or float64) scalar.
 
-    `like` has the shapes of its moments: where these are a device's part, the norm is that of the
-    mean gradient over the devices of `axis_name`.
+    gradient: a tree of whole arrays, this device's own.
+    like: the same tree with the shapes of its moments, which may be a device's part.
+    axis_name: the mesh axis over which the gradient is averaged first; None is this device's own.
     """
     return total(scattered(gradient, like, axis_name), gradient, axis_name)
 
@@ -77,18 +78,23 @@ class Fold:
     decays: what mu and nu are multiplied by first: the minibatch's decay rates in its first
       microbatch, 1 in the others.
     factor: what scales every component, where `clip` is by the exact global norm.
+    mean_over: the mesh axis over whose devices every gradient is averaged before it is folded, for
+      moments that are divided over them; None: each device folds its own gradient, and moments are
+      reduced at the end of the minibatch.
     """
 
     rule: Rule
     clip: Clip
     decays: tuple[Any, Any]
     factor: Any = 1.0
+    mean_over: str | None = None
 
     def __call__(self, state: dict[str, Any], gradient) -> dict[str, Any]:
-        # Where moments are divided, `own` is this device's part of the mean gradient; else it is
-        # the gradient. The square is of all parts together, so that all devices decide alike.
-        own = scattered(gradient, state["mu"], self.rule.axis_name)
-        square = total(own, gradient, self.rule.axis_name)
+        # Where moments are divided, `own` is this device's part of the mean gradient, or all of it
+        # for an array that no dimension divides; else it is the device's gradient. The square is of
+        # all parts together, so that all devices decide alike.
+        own = scattered(gradient, state["mu"], self.mean_over)
+        square = total(own, gradient, self.mean_over)
         finite = jnp.isfinite(square)
         # One value that is not finite leaves out the component's gradient; its moments still decay.
         g = jax.tree.map(lambda g, v: self._ready(g, v, square, finite), own, state["nu"])

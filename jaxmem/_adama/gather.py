@@ -21,7 +21,7 @@ def whole(model: Model, params, like, axis_name: str | None):
     """
     if all(a.shape == b.shape for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(like))):
         return params
-    assert axis_name is not None, "arrays are model, and there is no axis"
+    assert axis_name is not None, "arrays are parts, and there is no axis"
 
     def one(a, like):
         if a.shape == like.shape:
@@ -42,7 +42,7 @@ def updated(layers: str, rule: Rule, params, state: AdamAState):
 
     The moments need no reduction here: what was folded into them was the mean over devices.
     """
-    assert rule.axis_name is not None, "arrays are model, and there is no axis"
+    assert rule.axis_name is not None, "arrays are parts, and there is no axis"
     axis: str = rule.axis_name
     mine = jax.tree.map(lambda p, m: part_of(p, m, axis), params, state.mu)
     new: Any = optax.apply_updates(mine, rule.updates(state.mu, state.nu, state.count, mine))

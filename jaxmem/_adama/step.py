@@ -66,6 +66,7 @@ class ReleasedStep:
         # Divided moments are folded with the devices' mean gradient, and never reduced. So nu must
         # not start as a multiple of itself, as it does where the devices' own moments are summed.
         begin = dataclasses.replace(rule, axis_name=None).decays if zero1 else rule.decays
+        mean_over = rule.axis_name if zero1 else None
         own = varying(whole(self.model, params, like, rule.axis_name), rule.axis_name)
         moments = varying(self.model.started(like, old.mu, old.nu), rule.axis_name)
 
@@ -74,9 +75,8 @@ class ReleasedStep:
             own_key = None if key is None else jax.random.fold_in(key, i)
             # The first fold of the minibatch also decays the moments, which saves a pass over them.
             b1, b2 = (jnp.where(i == first, b, 1.0) for b in begin)
-            return backward(
-                self.model, Fold(rule, self.clip, (b1, b2)), own, moments, part, own_key
-            )
+            fold = Fold(rule, self.clip, (b1, b2), mean_over=mean_over)
+            return backward(self.model, fold, own, moments, part, own_key)
 
         # Microbatches are counted on from device to device, so that each has a key of its own.
         first = 0 if rule.axis_name is None else jax.lax.axis_index(rule.axis_name) * n
@@ -181,13 +181,13 @@ class ReleasedStep:
             )
         # A layer is read by its index, so stacked arrays are divided along a later axis than the
         # first.
-        model = {
+        parts = {
             k: shards(v, devices, axis, first=int(k == self.model.layers))
             for k, v in params.items()
         }
         everywhere = jax.tree.map(lambda _: everything, params)
-        moments = everywhere if divided == "nothing" else model
-        return model if divided == "states" else everywhere, AdamAState(
+        moments = everywhere if divided == "nothing" else parts
+        return parts if divided == "states" else everywhere, AdamAState(
             everything, everything, moments, moments
         )
 

@@ -89,8 +89,10 @@ def _peak(
     saved = {c.name: c.device_bytes * b.layers for c, b in zip(solution.cost.blocks, split.blocks)}
 
     def extra(label: str) -> int:
-        choices = solution.actions[label].items()
-        return round(sum(of(label).get((label, t, c), 0.0) for t, c in choices))
+        """The working memory while this group runs: of its own choices and of other blocks'."""
+        working = of(label)
+        chosen = ((b, t, c) for b, tags in solution.actions.items() for t, c in tags.items())
+        return round(sum(working.get(key, 0.0) for key in chosen))
 
     in_last = solution.saved_bytes + extra(last)
     in_first = solution.saved_bytes - saved[last] + extra(first)

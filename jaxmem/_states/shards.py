@@ -47,22 +47,21 @@ def placed(tree, layout, mesh):
     """
     if AxisType.Explicit not in mesh.axis_types:
         return tree
-    put = lambda spec, part: jax.tree.map(lambda a: jax.reshard(a, NamedSharding(mesh, spec)), part)
-    return jax.tree.map(put, layout, tree, is_leaf=lambda spec: isinstance(spec, PartitionSpec))
+    move = lambda spec, part: jax.tree.map(
+        lambda a: jax.reshard(a, NamedSharding(mesh, spec)), part
+    )
+    return jax.tree.map(move, layout, tree, is_leaf=lambda spec: isinstance(spec, PartitionSpec))
 
 
 def scattered(gradient, like, axis_name: str | None):
-    """This device's part of the devices' mean gradient, where an array of `like` is a part.
-
-    The gradient is returned as it is, and is not averaged, where no array of `like` is a part.
+    """Returns the devices' mean gradient, and of an array of which `like` has a part, this device's
+    part of it.
 
     gradient: a tree of whole arrays, this device's own.
     like: a tree of the same structure; the shapes are those of the moments to fold it into.
-    axis_name: the mesh axis; None on one device.
+    axis_name: the mesh axis; None leaves the gradient as it is.
     """
-    if axis_name is None or all(
-        a.shape == b.shape for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(like))
-    ):
+    if axis_name is None:
         return gradient
     size = jax.lax.axis_size(axis_name)
 

@@ -99,6 +99,12 @@ def hlo_costs(text: str, rates: Rates | None = None) -> HloCosts:
     return cost(entry)
 
 
+def _called(text: str) -> list[str]:
+    """The computations that an instruction runs, each branch of a conditional among them."""
+    branches = [_NAME.findall(group.replace(" ", "")) for group in _BRANCHES.findall(text)]
+    return [*_CALLED.findall(text), *(name for group in branches for name in group)]
+
+
 def executed(text: str, opcodes: tuple[str, ...]) -> dict[str, int]:
     """Returns how often instructions of each of these opcodes run in one execution of a module,
     those in loops times the known trip counts.
@@ -117,7 +123,7 @@ def executed(text: str, opcodes: tuple[str, ...]) -> dict[str, int]:
                     if instruction.opcode == "while" and (m := _TRIPS.search(instruction.text))
                     else 1
                 )
-                for called in _CALLED.findall(instruction.text):
+                for called in _called(instruction.text):
                     total.update({opcode: int(trips) * n for opcode, n in count(called).items()})
             done[name] = total
         return done[name]
@@ -144,10 +150,7 @@ def _instruction_cost(
         trips = int(m[1]) if (m := _TRIPS.search(text)) else 1
         return _total([cost(name) for name in _CALLED.findall(text)], trips)
     if instruction.opcode == "conditional":
-        names = _CALLED.findall(text)
-        for group in _BRANCHES.findall(text):
-            names += _NAME.findall(group.replace(" ", ""))
-        return max(map(cost, names), key=lambda c: (c.seconds or 0.0, c.matmul_flops))
+        return max(map(cost, _called(text)), key=lambda c: (c.seconds or 0.0, c.matmul_flops))
     inner = _total([cost(name) for name in _CALLED.findall(text)])  # what a fusion or call runs
     flops = _flops(instruction)
     if rates and flops is not None and _is_mispriced(instruction):
