@@ -13,12 +13,13 @@ from jaxmem._tags.tag import tag
 
 
 def _wide(dtype):
+    """The dtype to compute in: `dtype`, or float32 if that has fewer bits."""
     return dtype if dtype.itemsize >= 4 else jnp.dtype(jnp.float32)
 
 
 def _self_tagged(forward, tangent):
-    """A tagged `forward(x, *static)` whose tangent is `tangent(y, t, *static)`, both computed in
-    float32 at least.
+    """Returns a tagged `forward(x, *static)` whose tangent is `tangent(y, t, *static)`, where y is
+    the tagged output. Both are computed in float32 at least.
     """
 
     def tagged(x, name, kind, codec, static):
@@ -30,7 +31,8 @@ def _self_tagged(forward, tangent):
     @operation.defjvp
     def _(name, kind, codec, static, primals, tangents):
         (x,), (t,) = primals, tangents
-        # not `operation`: the tag would hide inside custom_jvp_call
+        # Not `operation`: the tag would hide inside a custom_jvp_call. The tangent must read what
+        # the tag returns, or the backward would need the output from before it.
         y = tagged(x, name, kind, codec, static)
         wide = _wide(x.dtype)
         return y, tangent(y.astype(wide), t.astype(wide), *static).astype(x.dtype)
@@ -57,22 +59,52 @@ _exp = _self_tagged(jnp.exp, lambda y, t: y * t)
 
 
 def softmax(x, name: str, *, axis: int = -1, codec=None):
-    """Softmax of `x` (floating, any shape) along `axis`, in `x`'s dtype, tagged as `name` with kind
-    `softmax`.
+    """Computes the softmax of `x` along an axis, and tags it with kind `softmax`.
+
+    x: floating, of any shape; the result has its shape and dtype.
+    name: the tag's name.
+    axis: the axis along which the result adds up to 1.
+    codec: what compresses the result, as a codec or its text; None means the default for its kind.
+
+    Raises TagError as `jaxmem.tag` does.
     """
     return _softmax(jnp.asarray(x), name, "softmax", codec and str(codec), (axis,))
 
 
 def tanh(x, name: str, *, kind: str | None = None, codec=None):
-    """Hyperbolic tangent of `x` (floating, any shape), in `x`'s dtype, tagged as `name`."""
+    """Computes the hyperbolic tangent of `x`, and tags it.
+
+    x: floating, of any shape; the result has its shape and dtype.
+    name: the tag's name.
+    kind: what the tensor is (`jaxmem.codecs.KINDS`), which decides its default codec.
+    codec: what compresses the result, as a codec or its text; None means the default for its kind.
+
+    Raises TagError as `jaxmem.tag` does.
+    """
     return _tanh(jnp.asarray(x), name, kind, codec and str(codec), ())
 
 
 def sigmoid(x, name: str, *, kind: str | None = None, codec=None):
-    """Logistic function of `x` (floating, any shape), in `x`'s dtype, tagged as `name`."""
+    """Computes the logistic function of `x`, and tags it.
+
+    x: floating, of any shape; the result has its shape and dtype.
+    name: the tag's name.
+    kind: what the tensor is (`jaxmem.codecs.KINDS`), which decides its default codec.
+    codec: what compresses the result, as a codec or its text; None means the default for its kind.
+
+    Raises TagError as `jaxmem.tag` does.
+    """
     return _sigmoid(jnp.asarray(x), name, kind, codec and str(codec), ())
 
 
 def exp(x, name: str, *, kind: str | None = None, codec=None):
-    """Exponential of `x` (floating, any shape), in `x`'s dtype, tagged as `name`."""
+    """Computes the exponential of `x`, and tags it.
+
+    x: floating, of any shape; the result has its shape and dtype.
+    name: the tag's name.
+    kind: what the tensor is (`jaxmem.codecs.KINDS`), which decides its default codec.
+    codec: what compresses the result, as a codec or its text; None means the default for its kind.
+
+    Raises TagError as `jaxmem.tag` does.
+    """
     return _exp(jnp.asarray(x), name, kind, codec and str(codec), ())
