@@ -1,5 +1,8 @@
-"""Make a JAX training step fit a byte budget at the least cost in time, confirmed by XLA before a
+"""Makes a JAX training step fit a byte budget at the least cost in time, confirmed by XLA before a
 step runs.
+
+Importing this package imports no JAX: public names are looked up in `_public.py` when they are
+first used.
 """
 
 from typing import TYPE_CHECKING
@@ -17,6 +20,7 @@ _MOVED = {"BudgetError": "errors", "LOSSLESS": "plans", "Target": "plans"}  # un
 
 
 def __getattr__(name: str):
+    """Python calls this for a name that the module does not hold yet."""
     if name == "__version__":
         from jaxmem._core.versions import installed
 
@@ -36,13 +40,14 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
+    """What `dir(jaxmem)` and completion show; it imports all public names, and JAX with them."""
     from jaxmem import _public
 
     return [*(name for name in vars(_public) if not name.startswith("_")), "__version__"]
 
 
 def _moved(name: str):
-    """A name that stood here, from where it stands now, with a warning that says so."""
+    """Returns a name that has another address, and warns of its old one."""
     import importlib
     import warnings
 

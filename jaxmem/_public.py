@@ -1,5 +1,7 @@
-"""The public names, each where it lives. `import jaxmem` itself imports no JAX: the first use of a
-name does.
+"""The public names of `jaxmem`, each imported from the file that defines it.
+
+`import jaxmem` reads this file when a name is first used, since it imports JAX. A name is public by
+its line `X as X` here.
 """
 
 from jaxmem import codecs as codecs

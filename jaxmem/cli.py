@@ -19,6 +19,9 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command that `argv`, or the process's own line, asks for; returns the exit code."""
+    # Unknown arguments are refused here and not by `parse_args`, so that the error shows the usage
+    # of the command and not that of `jaxmem`.
     args, unknown = parser().parse_known_args(argv)
     if unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -31,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # `jaxmem show | head`
+    # `jaxmem show | head`: Python flushes standard output once more at its end, so that goes
+    # nowhere.
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (Exception, SystemExit) as error:
@@ -39,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    """Calls the command's function, which has the command's name. The module that holds it is
+    imported here, so that commands which need no JAX import none.
+    """
     match args.command:
         case "plan" | "verify" | "explain":
             from jaxmem._cli import steps as commands
@@ -50,6 +58,9 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _tell(error: BaseException, args: argparse.Namespace) -> int:
+    """Prints an error that was foreseen as one message, and returns the exit code. Any other error
+    is raised again, for its traceback.
+    """
     from jaxmem._cli.errors import message
 
     said = message(error)
@@ -58,11 +69,14 @@ def _tell(error: BaseException, args: argparse.Namespace) -> int:
         raise error
     if getattr(args, "debug", False):
         traceback.print_exception(error)
+    # The library's messages begin with the function that failed, which is often the command's name.
+    said = said.removeprefix(f"{args.command}: ")
     say(f"jaxmem {args.command}: error: {said}", sys.stderr)
     return BAD_INPUT
 
 
 def _warn(message, *_, **__) -> None:
+    """Shows a warning's text alone, where Python would show the line of code too."""
     say(f"warning: {message}", sys.stderr)
 
 

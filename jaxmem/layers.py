@@ -12,8 +12,8 @@ from jaxmem.errors import StackError
 
 
 def stacked(layers: Sequence):
-    """One tree for L layers' trees of equal structure, shapes and dtypes: its arrays have a leading
-    axis L.
+    """Stacks L layers' trees of equal structure, shapes and dtypes into one tree, whose arrays have
+    a leading axis L.
 
     Raises StackError if a layer differs from the first, naming both.
     """
@@ -40,19 +40,23 @@ def stacked(layers: Sequence):
 
 
 def unstacked(params) -> list:
-    """The L trees of which `params` is stacked."""
+    """Returns the L trees of which `params` is stacked."""
     count = jax.tree.leaves(params)[0].shape[0]
     return [jax.tree.map(lambda a, i=i: a[i], params) for i in range(count)]
 
 
 def linen(module, *, collection: str = "params", rng: str = "dropout"):
-    """A `flax.linen` module as `block(params, x, *shared, key=None)` of its own parameters.
+    """Returns a `flax.linen` module as `block(params, x, *shared, key=None)` of its own parameters.
 
-    `key` becomes the random stream `rng`. Raises StackError if the module changes a variable, as
-    BatchNorm does.
+    module: the module of one layer, called with `x` and what all layers share.
+    collection: the collection of variables that `params` is.
+    rng: the random stream that `key` becomes.
+
+    The block raises StackError if the module changes a variable, as BatchNorm does.
     """
 
     def block(params, x, *shared, key=None):
+        # All collections are mutable, so that a change is seen here and not refused by Flax.
         streams = {} if key is None else {rng: key}
         out, changed = module.apply({collection: params}, x, *shared, rngs=streams, mutable=True)
         if changed := _changed(changed, {collection: params}):
@@ -67,11 +71,12 @@ def linen(module, *, collection: str = "params", rng: str = "dropout"):
 
 
 def nnx(graphdef):
-    """A `flax.nnx` module's graph as `block(state, x, *shared, key=None)` of its own state.
+    """Returns a `flax.nnx` module as `block(state, x, *shared, key=None)` of its own state.
 
-    From `graphdef, state = nnx.split(module)`. `key` is given to the module as
-    `rngs=nnx.Rngs(key)`. Raises StackError if the module changes its state, as BatchNorm or a
-    Dropout with a stream of its own does.
+    graphdef: the module's graph, from `graphdef, state = nnx.split(module)`.
+
+    `key` is given to the module as `rngs=nnx.Rngs(key)`. The block raises StackError if the module
+    changes its state, as BatchNorm or a Dropout with a stream of its own does.
     """
     from flax import nnx
 
@@ -92,6 +97,7 @@ def nnx(graphdef):
 
 def _changed(after: Any, before: Any) -> str:
     """The paths of what is new, or is another array, in `after`."""
+    # By identity, since values are not known while a step is traced.
     known = {jax.tree_util.keystr(path): a for path, a in jax.tree.leaves_with_path(before)}
     new = {jax.tree_util.keystr(path): a for path, a in jax.tree.leaves_with_path(after)}
     return ", ".join(path for path, a in new.items() if known.get(path) is not a)

@@ -1,4 +1,4 @@
-"""Operations whose derivative reads their own result, with the tag inside the derivative rule.
+"""Operations whose derivative reads their own output, with the tag inside the derivative rule.
 
 `jaxmem.tag(jax.nn.softmax(x), name)` saves the output and still recomputes it, because softmax's
 derivative reads the output from before the tag. Here forward and derivative read the tagged one.
@@ -21,8 +21,14 @@ from jaxmem._tags.operations import (
 
 
 def softmax(x, name: str, *, axis: int = -1, codec=None):
-    """Softmax of `x` (floating, any shape) along `axis`, in `x`'s dtype, tagged as `name` with kind
-    `softmax`.
+    """Computes the softmax of `x` along an axis, and tags it with kind `softmax`.
+
+    x: floating, of any shape; the result has its shape and dtype.
+    name: the tag's name.
+    axis: the axis along which the result adds up to 1.
+    codec: what compresses the result, as a codec or its text; None means the default for its kind.
+
+    Raises TagError as `jaxmem.tag` does.
     """
     forward = functools.partial(jax.nn.softmax, axis=axis)
     tangent = functools.partial(softmax_tangent, axis=axis)
@@ -30,22 +36,46 @@ def softmax(x, name: str, *, axis: int = -1, codec=None):
 
 
 def tanh(x, name: str, *, kind: str | None = None, codec=None):
-    """Hyperbolic tangent of `x` (floating, any shape), in `x`'s dtype, tagged as `name`."""
+    """Computes the hyperbolic tangent of `x`, and tags it.
+
+    x: floating, of any shape; the result has its shape and dtype.
+    name: the tag's name.
+    kind: what the tensor is (`jaxmem.codecs.KINDS`), which decides its default codec.
+    codec: what compresses the result, as a codec or its text; None means the default for its kind.
+
+    Raises TagError as `jaxmem.tag` does.
+    """
     return _widened(jnp.tanh, tanh_tangent, x, name, kind, codec)
 
 
 def sigmoid(x, name: str, *, kind: str | None = None, codec=None):
-    """Logistic function of `x` (floating, any shape), in `x`'s dtype, tagged as `name`."""
+    """Computes the logistic function of `x`, and tags it.
+
+    x: floating, of any shape; the result has its shape and dtype.
+    name: the tag's name.
+    kind: what the tensor is (`jaxmem.codecs.KINDS`), which decides its default codec.
+    codec: what compresses the result, as a codec or its text; None means the default for its kind.
+
+    Raises TagError as `jaxmem.tag` does.
+    """
     return _widened(jax.nn.sigmoid, sigmoid_tangent, x, name, kind, codec)
 
 
 def exp(x, name: str, *, kind: str | None = None, codec=None):
-    """Exponential of `x` (floating, any shape), in `x`'s dtype, tagged as `name`."""
+    """Computes the exponential of `x`, and tags it.
+
+    x: floating, of any shape; the result has its shape and dtype.
+    name: the tag's name.
+    kind: what the tensor is (`jaxmem.codecs.KINDS`), which decides its default codec.
+    codec: what compresses the result, as a codec or its text; None means the default for its kind.
+
+    Raises TagError as `jaxmem.tag` does.
+    """
     return _widened(jnp.exp, exp_tangent, x, name, kind, codec)
 
 
 def _widened(forward: Callable, tangent: Callable, x, name: str, kind: str | None, codec):
-    """`forward` computed in float32 at least, and its result tagged."""
+    """Computes `forward` in float32 at least, and tags its result."""
     x = jnp.asarray(x)
     computed = lambda x: forward(x.astype(wide(x.dtype))).astype(x.dtype)
     return self_tagged(computed, tangent)(x, name, kind, codec and str(codec))

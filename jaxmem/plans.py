@@ -1,5 +1,5 @@
-"""What is about plans, beside `jaxmem.plan` itself: the plan, assignments by hand, targets,
-pages.
+"""Public names about plans, beside `jaxmem.plan` itself: the plan, assignments by hand, budgets and
+targets, pages about plans, and the progress of planning.
 """
 
 from jaxmem._cli.progress import progress as progress

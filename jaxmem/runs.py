@@ -8,6 +8,4 @@ from jaxmem._core.files import write_whole as write_whole
 from jaxmem._runs.folder import Record as Record
 from jaxmem._runs.folder import record as record
 from jaxmem._runs.read import Run as Run
-from jaxmem._runs.read import read_run
-
-read = read_run
+from jaxmem._runs.read import read as read

@@ -1,5 +1,5 @@
-"""One microbatch of a released step: forward through embed, layers and head, and back with every
-gradient folded.
+"""One microbatch of a released step: forward through embed, layers and head, and back again, where
+every gradient is folded into its moments as soon as it is whole.
 """
 
 import dataclasses
@@ -20,9 +20,18 @@ from jaxmem.errors import OptimizerError
 
 
 def backward(model: Model, fold: Fold, params, moments, batch, key):
-    """(moments, loss) after one microbatch, whose gradients are folded as they appear and never
-    returned.
+    """Returns (moments, loss) after one microbatch, whose gradients are folded as they appear.
+
+    model: embed, block and head.
+    fold: what becomes of one component's gradient; a component is a layer, or an array outside.
+    params: the whole parameters, a dict.
+    moments: what `Model.started` made: a list for the arrays outside the layers, in the order of
+      their leaves, and the layers' own, stacked.
+    batch: the microbatch.
+    key: its random key, or None.
     """
+    # Forward: embed, the loop over layers, head. The three are differentiated apart, so that each
+    # gives its gradients when the fold wants them.
     outer, stacked = model.outer(params), params[model.layers]
     outer_moments, layer_moments = moments
     embed, combine = _embedding(model, batch, key, jax.tree.leaves(stacked)[0].shape[0])
@@ -43,14 +52,18 @@ def backward(model: Model, fold: Fold, params, moments, batch, key):
         lambda outer, y, aux: _loss(model, outer, y, aux, batch), outer, y, aux
     )
     d_outer, d_y, d_aux = pull_head(jnp.ones_like(loss))
-    d_outer = jax.tree.leaves(d_outer)
+    d_outer = jax.tree.leaves(d_outer)  # the head's share of the gradients outside the layers
 
+    # Runs the layers backward: `state` holds an entry for each layer, to which `fold_layer` adds.
     def back(state, fold_layer):
         into = lambda state, i, gradient: folded_at(
             fold_layer, state, i, split.whole(stacked, gradient)
         )
         return loops.backward((stacked, key), saved, d_y, d_aux, zeros(common[0]), state, into)
 
+    # The gradients outside the layers, those of embed added to those of head. `d_common` begins
+    # with what embed made for all layers; after it comes what `block` closes over, which is no
+    # parameter.
     def whole_gradients(d_x, d_common):
         (d_embed,) = pull_embed((d_x, d_common[: len(floats)]))
         return [a + b for a, b in zip(d_outer, jax.tree.leaves(d_embed))]
@@ -61,11 +74,14 @@ def backward(model: Model, fold: Fold, params, moments, batch, key):
         _, _, layer_moments = back(layer_moments, fold)
         return (list(map(fold, outer_moments, gradients)), layer_moments), loss
 
+    # An array that embed does not read has its whole gradient now: it is folded before the layers'
+    # backward, and let go. What embed reads, tied embeddings too, waits for the end, since halves
+    # of a gradient cannot be squared apart.
     again = reads(jax.make_jaxpr(lambda outer: embed(outer)[0])(outer))
     early = [
         None if is_read else fold(s, g) for s, g, is_read in zip(outer_moments, d_outer, again)
     ]
-    # what the head alone reads is let go before the loop
+    # The barrier makes the loop wait for these folds; else their gradients might live through it.
     d_y, early = jax.lax.optimization_barrier((d_y, early))
     d_x, d_common, layer_moments = back(layer_moments, fold)
     late = zip(early, outer_moments, whole_gradients(d_x, d_common))
@@ -73,11 +89,15 @@ def backward(model: Model, fold: Fold, params, moments, batch, key):
 
 
 def _embedding(model: Model, batch, key, layers: int):
-    """`embed(outer) -> (x, floats), others`, and `combine(floats, others)`: what layers share, as
-    one tuple.
+    """Splits what the model's `embed` returns into what is differentiated and what is not.
+
+    Returns `embed(outer) -> (x, floats), others` and `combine(floats, others)`, which puts what all
+    layers share back into one tuple. `layers`: how many there are.
     """
+    # the structure of what is shared and which leaves are floating-point, known after the first run
     box: dict[str, Any] = {}
 
+    # The layers' keys are folded in at 0 to layers - 1, so embed takes the number after these.
     def embed(outer):
         out = model.embed(
             outer, batch, **({} if key is None else {"key": jax.random.fold_in(key, layers)})
@@ -92,6 +112,7 @@ def _embedding(model: Model, batch, key, layers: int):
 
 
 def _loss(model: Model, outer, y, aux, batch):
+    """What `head` returns. Raises OptimizerError unless it is a floating-point scalar."""
     loss = model.head(outer, y, *((aux,) if model.has_aux else ()), batch)
     if jnp.shape(loss) or not is_floating(loss):
         raise OptimizerError(
@@ -103,15 +124,16 @@ def _loss(model: Model, outer, y, aux, batch):
 
 
 def _global_factor(fold: Fold, moments, back: Callable, whole_gradients: Callable):
-    """By what a microbatch's gradient is scaled, from a backward that keeps each layer's norm; and
-    the outer gradients.
+    """Runs a backward that keeps only each layer's squared norm, and returns the factor that clips
+    the microbatch's gradient by its global norm, and the gradients outside the layers.
     """
     outer_moments, layer_moments = moments
-    axis = fold.rule.axis_name
+    axis = fold.mean_over
     like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), layer_moments["mu"])
-    none = zeros(layer_moments["squares"])
+    none = zeros(layer_moments["squares"])  # (layers,)
     d_x, d_common, squares = back(none, lambda _, g: squared(g, like, axis))
     gradients = whole_gradients(d_x, d_common)
     outside = [squared(g, s["mu"], axis) for g, s in zip(gradients, outer_moments)]
+    # A component whose norm is not finite counts as none, as the fold will leave it out.
     finite = lambda a: jnp.where(jnp.isfinite(a), a, jnp.zeros((), a.dtype))
     return fold.clip.factor(sum(map(finite, outside), finite(squares).sum())), gradients

@@ -1,5 +1,6 @@
-"""What becomes of one component's gradient, a layer's or an array's: checked, clipped, folded, let
-go.
+"""What becomes of one component's gradient: it is checked, clipped and folded into its moments.
+
+A component is what is folded at once: one layer, or one array outside the layers.
 """
 
 import dataclasses
@@ -17,13 +18,18 @@ CLIPS = ("value", "component", "norm")
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """`how`: "none", or one of CLIPS; `at`: the largest value or norm that is not clipped."""
+    """How gradients are clipped.
+
+    how: "none", or one of CLIPS.
+    at: the largest value or norm that is not clipped.
+    """
 
     how: str = "none"
     at: float = 0.0
 
     @staticmethod
     def of(clip) -> "Clip":
+        """Reads the argument `clip` of `released_step`. Raises OptimizerError for anything else."""
         if clip is None:
             return Clip()
         pair = clip if isinstance(clip, tuple) and len(clip) == 2 else (None, None)
@@ -44,36 +50,53 @@ class Clip:
         return Clip(how, float(at))
 
     def factor(self, square):
-        """What scales a gradient of this squared norm to one of at most `at`."""
+        """What scales a gradient of this squared norm to a norm of at most `at`."""
         norm = jnp.sqrt(square)
+        # both branches are computed: 1.0 keeps a zero norm from dividing
         return jnp.where(norm > self.at, self.at / jnp.where(norm == 0, 1.0, norm), 1.0)
 
 
 def squared(gradient, like, axis_name: str | None):
-    """A gradient's squared norm, as a float32 (or float64) scalar. `like`: of its moments, whose
-    shards decide.
+    """A gradient's squared norm, as a float32 (or float64) scalar.
+
+    gradient: a tree of whole arrays, this device's own.
+    like: the same tree with the shapes of its moments, which may be a device's part.
+    axis_name: the mesh axis over which the gradient is averaged first; None is this device's own.
     """
     return total(scattered(gradient, like, axis_name), gradient, axis_name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fold:
-    """`fold(state, gradient)`: the state of one component after one microbatch, whose moments decay
-    by `decays` before.
+    """`fold(state, gradient)` returns the state of one component after one microbatch.
 
-    `state`: moments mu, nu; the sum of squared norms; what was skipped. A gradient that is not
-    finite is left out, and counted. `factor`, of the exact global norm, scales every component.
+    The state is a dict: the moments "mu" and "nu"; "squares", the sum of the squared norms of its
+    gradients; "skipped", how many of them were left out since they were not finite.
+
+    rule: the arithmetic of AdamA.
+    clip: how the gradient is clipped.
+    decays: what mu and nu are multiplied by first: the minibatch's decay rates in its first
+      microbatch, 1 in the others.
+    factor: what scales every component, where `clip` is by the exact global norm.
+    mean_over: the mesh axis over whose devices every gradient is averaged before it is folded, for
+      moments that are divided over them; None: each device folds its own gradient, and moments are
+      reduced at the end of the minibatch.
     """
 
     rule: Rule
     clip: Clip
     decays: tuple[Any, Any]
     factor: Any = 1.0
+    mean_over: str | None = None
 
     def __call__(self, state: dict[str, Any], gradient) -> dict[str, Any]:
-        own = scattered(gradient, state["mu"], self.rule.axis_name)
-        square = total(own, gradient, self.rule.axis_name)
+        # Where moments are divided, `own` is this device's part of the mean gradient, or all of it
+        # for an array that no dimension divides; else it is the device's gradient. The square is of
+        # all parts together, so that all devices decide alike.
+        own = scattered(gradient, state["mu"], self.mean_over)
+        square = total(own, gradient, self.mean_over)
         finite = jnp.isfinite(square)
+        # One value that is not finite leaves out the component's gradient; its moments still decay.
         g = jax.tree.map(lambda g, v: self._ready(g, v, square, finite), own, state["nu"])
         started = lambda name, by: jax.tree.map(lambda a: a * by.astype(a.dtype), state[name])
         mu, nu = self.rule.fold(started("mu", self.decays[0]), started("nu", self.decays[1]), g)
@@ -88,9 +111,11 @@ class Fold:
         }
 
     def _ready(self, g, v, square, finite):
-        """One array's gradient as it is folded."""
+        """One array's gradient in the form in which it is folded: widened, clipped, and zero where
+        the component's gradient is not finite.
+        """
         clip = self.clip
-        # squares of a bfloat16 gradient are its moments' precision
+        # widened first: a bfloat16 gradient is squared in the precision of its moments
         g = g.astype(jnp.promote_types(g.dtype, v.dtype))
         g = jnp.clip(g, -clip.at, clip.at) if clip.how == "value" else g
         if clip.how in ("component", "norm"):

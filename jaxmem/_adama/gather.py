@@ -1,5 +1,5 @@
-"""A released step's parameters where devices have model of them, or of their moments: gathered, and
-updated part by part.
+"""Gathers a released step's parameters where each device holds a part of them, and updates them
+where each device holds a part of their moments.
 """
 
 from typing import Any
@@ -14,12 +14,14 @@ from jaxmem._states.shards import assembled, gathered, part_of, refilled
 
 
 def whole(model: Model, params, like, axis_name: str | None):
-    """The parameters, of the shapes of `like`, gathered in the layers' dtype where each device has
-    a part of them.
+    """The parameters with the shapes of `like`: gathered where each device has a part of them.
+
+    What is gathered is converted to the layers' dtype before, so that fewer bytes cross between
+    devices. The layers are gathered one at a time.
     """
     if all(a.shape == b.shape for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(like))):
         return params
-    assert axis_name is not None, "arrays are model, and there is no axis"
+    assert axis_name is not None, "arrays are parts, and there is no axis"
 
     def one(a, like):
         if a.shape == like.shape:
@@ -35,10 +37,12 @@ def whole(model: Model, params, like, axis_name: str | None):
 
 
 def updated(layers: str, rule: Rule, params, state: AdamAState):
-    """(params, state) after a minibatch: each device updates its part, and all gather what each
-    holds whole (ZeRO-1).
+    """Returns (params, state) after a minibatch: each device updates the part of the parameters for
+    which it has moments, and what every device holds whole is gathered again (ZeRO-1).
+
+    The moments need no reduction here: what was folded into them was the mean over devices.
     """
-    assert rule.axis_name is not None, "arrays are model, and there is no axis"
+    assert rule.axis_name is not None, "arrays are parts, and there is no axis"
     axis: str = rule.axis_name
     mine = jax.tree.map(lambda p, m: part_of(p, m, axis), params, state.mu)
     new: Any = optax.apply_updates(mine, rule.updates(state.mu, state.nu, state.count, mine))

@@ -1,4 +1,4 @@
-"""A model as embed, one layer and head, with the moments of what it is made of."""
+"""A model as three functions, and its moments in the order in which they are folded."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,7 +12,13 @@ from jaxmem.errors import OptimizerError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """A model as embed, layers and head, and what its layers' loop is given."""
+    """A model as embed, layers and head; the fields are the arguments of `released_step`.
+
+    embed, block, head: the three functions.
+    layers: the key of the layers' stacked parameters in the dict of all parameters. All others are
+      called the outer ones.
+    plan, label, dtype, has_aux: what `jaxmem.stack` is given.
+    """
 
     embed: Callable
     block: Callable
@@ -47,10 +53,16 @@ class Model:
                 )
 
     def outer(self, params) -> dict:
+        """The parameters, or a dict like them, without the layers'."""
         return {k: v for k, v in params.items() if k != self.layers}
 
     def started(self, params, mu, nu):
-        """Moments with their tallies at 0: of each array outside the layers, and of the layers."""
+        """Arranges moments as a minibatch folds them, with their tallies at 0.
+
+        Returns a list with a dict for each array outside the layers, and one dict for the layers,
+        whose entries have a leading axis of layers. Each dict is a state of `Fold`: a tally of
+        squared norms, and one of gradients that were skipped, stand beside the moments.
+        """
         inner = jax.tree.leaves(params[self.layers])
         wide = jnp.promote_types(jnp.float32, jnp.result_type(*inner))
         tally = lambda *shape: {
@@ -62,7 +74,7 @@ class Model:
         return [{"mu": m, "nu": v} | tally() for m, v in pairs], layers
 
     def joined(self, params, moments, name: str):
-        """`mu` or `nu`, a dict like `params`, out of what `started` made."""
+        """Undoes `started` for the moment `name`, "mu" or "nu": a dict like `params`."""
         outer, layers = moments
         whole = jax.tree.unflatten(jax.tree.structure(self.outer(params)), [c[name] for c in outer])
         return {k: layers[name] if k == self.layers else whole[k] for k in params}

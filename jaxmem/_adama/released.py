@@ -1,5 +1,5 @@
-"""released_step(): a training step whose backward folds each layer's gradient into Adam's moments
-and lets it go.
+"""released_step(): makes a training step whose backward folds each layer's gradient into Adam's
+moments and lets it go.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def released_step(
     has_aux: bool = False,
     clip: tuple[str, float] | None = None,
 ) -> ReleasedStep:
-    """A training step that never holds a model's gradient: each layer's is folded into Adam's
+    """Makes a training step that never holds a model's gradient: each layer's is folded into Adam's
     moments as it appears, and let go (AdamA §3.2).
 
     tx: from `jaxmem.adama` or its kin.
@@ -68,7 +68,7 @@ def released_step(
 
 
 def _named(tx) -> str:
-    """What is wrong with a `tx` that is no AdamA."""
+    """Says what is wrong with a `tx` that is no AdamA, as the end of an error's sentence."""
     names = _transformations(getattr(tx, "update", None))
     if "clip_by_global_norm" in names:
         return (
@@ -86,10 +86,15 @@ def _named(tx) -> str:
 
 
 def _transformations(update, depth: int = 4) -> set[str]:
-    """Names of the optax functions whose updates a function calls, as far as its closure tells."""
+    """Names of the optax functions whose updates a function calls, as far as its closure tells.
+
+    `optax.chain` keeps the parts' update functions in its own function's closure. `depth` bounds
+    how many chains within chains are opened.
+    """
     if not callable(update) or not depth:
         return set()
     held = [c.cell_contents for c in getattr(update, "__closure__", None) or ()]
     inner = [f for h in held for f in (h if isinstance(h, tuple | list) else (h,))]
+    # such as "clip_by_global_norm.<locals>.update_fn"
     name = getattr(update, "__qualname__", "").split(".")[0]
     return {name}.union(*(_transformations(getattr(f, "update", f), depth - 1) for f in inner))

@@ -13,14 +13,23 @@ from jaxmem.errors import OptimizerError
 
 
 def _known(value) -> bool:
-    """Whether it is a number now, not one that is traced."""
+    """Whether a setting is a number that can be checked, and not a traced one, as
+    `optax.inject_hyperparams` passes them.
+    """
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Settings of one AdamA. `learning_rate` None: updates are not scaled, as optax's scale_by_
-    transformations.
+    """The settings of one AdamA, and its arithmetic. Moments and gradients may be of the whole
+    model or of any part of it.
+
+    b1, b2, eps, eps_root, mu_dtype, nesterov: as for `optax.scale_by_adam`.
+    accumulation_steps: how many microbatches make a minibatch.
+    axis_name: the mesh axis over whose devices moments are reduced; None on one device.
+    learning_rate: a number or a schedule; None means that updates are not scaled.
+    weight_decay: what weights decay by, times the rate; None means no decay.
+    mask: which weights decay, as optax takes it; None means all.
     """
 
     b1: Any
@@ -61,12 +70,12 @@ class Rule:
 
     @property
     def single(self) -> bool:
-        """Whether a microbatch is a minibatch."""
+        """Whether one microbatch is a whole minibatch, which makes this Adam itself."""
         return isinstance(self.accumulation_steps, int) and self.accumulation_steps == 1
 
     def check(self, gradient, mu, params) -> None:
-        """Raises OptimizerError if a gradient is not of the moments' tree and shapes, or is of all
-        devices already.
+        """Raises OptimizerError if a gradient does not have the moments' tree and shapes, if
+        weights decay and `params` is None, or if the gradient is summed over the devices already.
         """
         if jax.tree.structure(gradient) != jax.tree.structure(mu):
             raise OptimizerError(
@@ -86,6 +95,8 @@ class Rule:
                 "adamaw_a: `params` is None; expected the parameters, since they decay:"
                 " update(updates, state, params)"
             )
+        # Under a checked `shard_map` the gradient of parameters that are equal on all devices comes
+        # out summed over them, and nu would gather the square of that sum.
         axis = self.axis_name
         if (
             axis is not None
@@ -101,16 +112,24 @@ class Rule:
 
     @property
     def decays(self) -> tuple[Any, Any]:
-        """By what mu and nu are multiplied as a minibatch starts."""
+        """What mu and nu are multiplied by as a minibatch starts.
+
+        With M devices nu starts as M b2 nu on each of them: `reduced` divides the sum of all by M²,
+        and so leaves b2 nu (AdamA §3.3).
+        """
         return self.b1, self.b2 if self.axis_name is None else self.b2 * jax.lax.axis_size(
             self.axis_name
         )
 
     def begin(self, mu, nu):
+        """The moments as a minibatch starts, each device's own from here on."""
         (b1, b2), (mu, nu) = self.decays, varying((mu, nu), self.axis_name)
         return jax.tree.map(lambda m: b1 * m, mu), jax.tree.map(lambda v: b2 * v, nu)
 
     def fold(self, mu, nu, gradient):
+        """The moments with a microbatch's mean gradient added. nu gathers the sum of the squares of
+        microbatches, not the square of their sum (AdamA, Algorithm 1).
+        """
         g = (
             gradient
             if self.single
@@ -120,7 +139,9 @@ class Rule:
         return first, jax.tree.map(lambda g, v: (1 - self.b2) * _square(g) + v, g, nu)
 
     def reduced(self, mu, nu):
-        """Over `axis_name`: the mean of mu, and the sum of nu / devices² (AdamA §3.3)."""
+        """The moments after a minibatch, equal on all devices of `axis_name`: the mean of mu, and
+        the sum of nu divided by devices² (AdamA §3.3).
+        """
         if self.axis_name is None:
             return mu, nu
         squared = jax.lax.axis_size(self.axis_name) ** 2
@@ -129,8 +150,14 @@ class Rule:
         )
 
     def updates(self, mu, nu, count, params, gradient=None):
-        """Adam's step with bias correction, with decay, times the rate. `gradient`, for Nesterov's,
-        is the minibatch's.
+        """What is to be added to the parameters: Adam's step with bias correction and decay, times
+        minus the rate.
+
+        mu, nu: the moments at the minibatch's end.
+        count: how many minibatches were finished before this one, which is what a schedule is
+          given.
+        params: the parameters; only weight decay reads them.
+        gradient: the minibatch's, which only Nesterov's update reads.
         """
         done = optax.safe_increment(count)
         m_hat, v_hat = (
@@ -154,4 +181,5 @@ class Rule:
 
 
 def _square(g):
+    """|g|², which is real for complex gradients too."""
     return jnp.real(g * jnp.conj(g)) if jnp.iscomplexobj(g) else g * g

@@ -1,5 +1,5 @@
-"""The released step: a minibatch's microbatches one after the other, on one device or on each of
-several.
+"""The released step: runs a minibatch's microbatches one after the other, on one device or on each
+of several, and updates the parameters at their end.
 """
 
 import dataclasses
@@ -21,15 +21,19 @@ from jaxmem.errors import OptimizerError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ReleasedStep:
-    """`step(state, batch, key=None) -> (state, metrics)`, with `state` a pair (params, AdamAState).
-    Donate it.
+    """`step(state, batch, key=None) -> (state, metrics)`, as `jaxmem.released_step` makes it.
 
-    Made by `jaxmem.released_step`. `batch`: a tree of arrays with a leading axis that
-    `accumulation_steps` divides.
-    `key`: a random key; microbatch i is given `fold_in(key, i)`, and its layer j `fold_in` of that
-    and j. Metrics: `loss`, the mean over microbatches; `grad_norm`, the root mean square of the
-    microbatches' gradient norms; `skipped`, how many folds were left out since a gradient was not
-    finite, and `skipped_layers`, of these the layers', int32 (L,).
+    `state` is a pair (params, AdamAState); donate it. `batch` is a tree of arrays with a leading
+    axis that `accumulation_steps` divides. `key` is a random key: microbatch i is given
+    `fold_in(key, i)`, and its layer j `fold_in` of that and j.
+
+    `metrics` is a dict: `loss`, the mean over microbatches; `grad_norm`, the root mean square of
+    the microbatches' gradient norms; `skipped`, how many folds were left out since a gradient was
+    not finite, int32; `skipped_layers`, how many of these were of each layer, int32 (L,).
+
+    tx: the optimizer.
+    model: the model as three functions.
+    clip: how gradients are clipped.
     """
 
     tx: AdamA
@@ -37,7 +41,10 @@ class ReleasedStep:
     clip: Clip
 
     def init(self, params) -> tuple[Any, Any]:
-        """The first state."""
+        """Makes the first state, the pair (params, AdamAState).
+
+        Raises OptimizerError for parameters that `released_step` cannot take.
+        """
         self.model.check(params)
         return params, self.tx.init(params)
 
@@ -45,26 +52,33 @@ class ReleasedStep:
         return self._step(state[0], state, batch, key)
 
     def _step(self, like, state, batch, key=None):
-        """`like`: the whole parameters' shapes; of `state`'s arrays, a device may have a part."""
+        """Runs one minibatch, on one device or inside `jax.shard_map` on each of several.
+
+        `like` has the whole parameters' shapes; of the arrays of `state` a device may have a part.
+        """
         params, old = state
         self.model.check(like)
         rule, n = self.tx.rule, self.tx.rule.accumulation_steps
+        # Divided moments are told by their shapes; no layout is stored beside the state.
         zero1 = any(
             a.shape != b.shape for a, b in zip(jax.tree.leaves(like), jax.tree.leaves(old.mu))
         )
+        # Divided moments are folded with the devices' mean gradient, and never reduced. So nu must
+        # not start as a multiple of itself, as it does where the devices' own moments are summed.
         begin = dataclasses.replace(rule, axis_name=None).decays if zero1 else rule.decays
+        mean_over = rule.axis_name if zero1 else None
         own = varying(whole(self.model, params, like, rule.axis_name), rule.axis_name)
         moments = varying(self.model.started(like, old.mu, old.nu), rule.axis_name)
 
         def one(moments, indexed):
             i, part = indexed
             own_key = None if key is None else jax.random.fold_in(key, i)
-            # within the first fold: no pass of its own
+            # The first fold of the minibatch also decays the moments, which saves a pass over them.
             b1, b2 = (jnp.where(i == first, b, 1.0) for b in begin)
-            return backward(
-                self.model, Fold(rule, self.clip, (b1, b2)), own, moments, part, own_key
-            )
+            fold = Fold(rule, self.clip, (b1, b2), mean_over=mean_over)
+            return backward(self.model, fold, own, moments, part, own_key)
 
+        # Microbatches are counted on from device to device, so that each has a key of its own.
         first = 0 if rule.axis_name is None else jax.lax.axis_index(rule.axis_name) * n
         indices = first + jnp.arange(n, dtype=jnp.int32)
         moments, losses = jax.lax.scan(one, moments, (indices, _microbatches(batch, n)))
@@ -79,7 +93,10 @@ class ReleasedStep:
         return (params, new), self._metrics(moments, losses, zero1)
 
     def _metrics(self, moments, losses, zero1: bool):
+        """The metrics of a minibatch, from its tallies; `losses` has one entry a microbatch."""
         outer, layers = moments
+        # Squares are summed over components and microbatches: divided by the number of microbatches
+        # they give the mean of the squared norms.
         squares = sum((c["squares"] for c in outer), layers["squares"].sum()) / losses.shape[0]
         skipped = sum((c["skipped"] for c in outer), layers["skipped"].sum())
         found: dict[str, Any] = {
@@ -90,7 +107,7 @@ class ReleasedStep:
         }
         if (axis := self.tx.rule.axis_name) is not None:
             counts = skipped, layers["skipped"]
-            # with divided moments all devices skip as one
+            # With divided moments a component's norm is of all devices, so all skip it together.
             counts = counts if zero1 else jax.lax.psum(counts, axis)
             found = dict(zip(found, (*jax.lax.pmean((found["loss"], squares), axis), *counts)))
         return {
@@ -133,7 +150,8 @@ class ReleasedStep:
             call = lambda state, batch, *key: self._step(like, state, batch, *key)
             keys = () if key is None else (key,)
             specs, out = (layout, over, *(everything for _ in keys)), (layout, everything)
-            checked = divided == "nothing"  # what is gathered is equal everywhere: no type says so
+            # Gathered arrays are equal on all devices, but their types do not say so: unchecked.
+            checked = divided == "nothing"
             mapped = jax.shard_map(
                 call, mesh=mesh, in_specs=specs, out_specs=out, check_vma=checked
             )
@@ -142,8 +160,12 @@ class ReleasedStep:
         return step
 
     def specs(self, params, devices: int, divided: str = "nothing"):
-        """The PartitionSpecs of a state (params, AdamAState) of which this is divided over so many
-        devices.
+        """The PartitionSpecs of a state (params, AdamAState), for `data_parallel` with the same
+        `divided`.
+
+        params: the parameters, or their shapes.
+        devices: how many devices `axis_name` has.
+        divided: "nothing", "moments" or "states".
 
         Raises OptimizerError for another `divided` than `data_parallel` takes, or without
         `axis_name`.
@@ -157,19 +179,23 @@ class ReleasedStep:
             raise OptimizerError(
                 "specs: the optimizer has no `axis_name`; expected the mesh axis to divide over"
             )
-        model = {
+        # A layer is read by its index, so stacked arrays are divided along a later axis than the
+        # first.
+        parts = {
             k: shards(v, devices, axis, first=int(k == self.model.layers))
             for k, v in params.items()
         }
         everywhere = jax.tree.map(lambda _: everything, params)
-        moments = everywhere if divided == "nothing" else model
-        return model if divided == "states" else everywhere, AdamAState(
+        moments = everywhere if divided == "nothing" else parts
+        return parts if divided == "states" else everywhere, AdamAState(
             everything, everything, moments, moments
         )
 
 
 def _microbatches(batch, n: int):
-    """The batch's arrays with a leading axis of microbatches."""
+    """The batch's arrays as (microbatches, size of one, ...). Raises OptimizerError where `n` does
+    not divide the leading axis.
+    """
 
     def one(path, a):
         if not jnp.ndim(a) or jnp.shape(a)[0] % n:

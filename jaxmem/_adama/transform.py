@@ -17,10 +17,11 @@ from jaxmem.errors import OptimizerError
 
 
 class AdamAState(NamedTuple):
-    """`count`, int32: minibatches that are finished. `folded`, int32: microbatches of the current
-    one.
+    """The state of AdamA between two microbatches.
 
-    `mu`, `nu`: Adam's moments, trees like the parameters.
+    count: how many minibatches are finished, int32.
+    folded: how many microbatches of the current minibatch are folded, int32.
+    mu, nu: Adam's moments, trees like the parameters.
     """
 
     count: Any
@@ -30,7 +31,7 @@ class AdamAState(NamedTuple):
 
 
 class AdamA(optax.GradientTransformationExtraArgs):
-    """An optax transformation whose model other training loops may call: `begin`, `fold`, `finish`.
+    """An optax transformation whose parts other training loops may call: `begin`, `fold`, `finish`.
 
     A minibatch is `begin` once, `fold` for each of its `accumulation_steps` microbatches, `finish`
     once (AdamA, Algorithm 1). `begin` and `fold` take moments of the whole model or of any part of
@@ -41,6 +42,7 @@ class AdamA(optax.GradientTransformationExtraArgs):
 
     @staticmethod
     def of(rule: Rule) -> "AdamA":
+        """The transformation that follows `rule`, and carries it for the released step to read."""
         update: Any = functools.partial(_update, rule)
         made = AdamA(functools.partial(_init, rule), update)
         made.rule = rule
@@ -74,7 +76,7 @@ class AdamA(optax.GradientTransformationExtraArgs):
 
 
 def _init(rule: Rule, params) -> AdamAState:
-    # each its own, or donating the state donates one buffer twice
+    # Each counter is an array of its own: donating a state that holds one buffer twice is an error.
     zero = lambda: jnp.zeros((), jnp.int32)
     return AdamAState(
         zero(),
@@ -85,6 +87,7 @@ def _init(rule: Rule, params) -> AdamAState:
 
 
 def _finish(rule: Rule, state: AdamAState, params, gradient=None) -> tuple[Any, AdamAState]:
+    """Ends a minibatch: reduces the moments over devices, and makes the updates from them."""
     mu, nu = rule.reduced(state.mu, state.nu)
     updates = rule.updates(mu, nu, state.count, params, gradient)
     return updates, AdamAState(
@@ -95,6 +98,8 @@ def _finish(rule: Rule, state: AdamAState, params, gradient=None) -> tuple[Any, 
 def _update(rule: Rule, updates, state: AdamAState, params=None, **_):
     """`update` of the transformation: a fold, and the minibatch's update after its last one."""
     rule.check(updates, state.mu, params)
+    # Only a minibatch's first microbatch begins with decayed moments; how many are folded is known
+    # when the step runs, not when it is traced.
     begun = rule.begin(state.mu, state.nu)
     if not rule.single:
         now = varying((state.mu, state.nu), rule.axis_name)
@@ -113,6 +118,8 @@ def _update(rule: Rule, updates, state: AdamAState, params=None, **_):
 
     if rule.single:
         return finish()
+    # Before the last microbatch the updates are zeros of the shapes and dtypes that `finish`
+    # returns.
     updates_like, _ = jax.eval_shape(finish)
     nothing = zeros(updates_like)
     last = folded.folded == rule.accumulation_steps
@@ -120,8 +127,10 @@ def _update(rule: Rule, updates, state: AdamAState, params=None, **_):
 
 
 def _stored(rule: Rule, new: AdamAState, old: AdamAState) -> AdamAState:
-    """In the old state's dtypes; moments are each device's own, whether they were just reduced or
-    not.
+    """The new state with the types of the old one, so that both branches of the `cond` agree.
+
+    That takes the old dtypes, and moments that may differ from device to device, although those
+    that were just reduced do not.
     """
     mu, nu = (
         jax.tree.map(lambda a, b: a.astype(b.dtype), *pair)

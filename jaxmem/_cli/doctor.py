@@ -10,7 +10,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.database import check, default_path, usage
 from jaxmem._core.versions import installed, release
 from jaxmem._device.support import OFFLOAD_SINCE
-from jaxmem._xla.wheels import install_command, require_wheels
+from jaxmem._xla.wheels import install_command, plugin_command, require_wheels
 from jaxmem.errors import TargetError
 
 PACKAGES = (
@@ -21,8 +21,12 @@ PREALLOCATE, FRACTION = "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """`level`: "ok"; "note", where something is left out; "bad", where something will fail. The
-    last two have a remedy.
+    """What one look found.
+
+    name: what was looked at.
+    found: what was found, in words.
+    remedy: what to do about it; None where all is well.
+    level: "ok"; "note", where something is left out; "bad", where something will fail.
     """
 
     name: str
@@ -32,7 +36,7 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """Every check, of this process's environment."""
+    """Makes every check, of this process's environment."""
     found = {name: version for name in PACKAGES if (version := installed(name)) is not None}
     checks = [Check("python", sys.version.split()[0]), *(Check(n, v) for n, v in found.items())]
     checks += combinations(found)
@@ -43,7 +47,11 @@ def examine() -> list[Check]:
 
 
 def combinations(found: Mapping[str, str]) -> list[Check]:
-    """Versions that are known not to go together; one check that says so where there are none."""
+    """Names the versions that are known not to go together, a check for each; where there are none,
+    one check says so.
+
+    `found`: package -> its installed version.
+    """
     have = {name: release(version) for name, version in found.items()}
     bad = []
 
@@ -82,7 +90,7 @@ def combinations(found: Mapping[str, str]) -> list[Check]:
 
 
 def kernels(found: Mapping[str, str]) -> Check:
-    """Whether codecs run as Triton kernels on CUDA."""
+    """Tells whether codecs run as Triton kernels on CUDA."""
     missing = [name for name in ("jax-triton", "triton") if name not in found]
     if missing:
         what = f"without {' and '.join(missing)}, codecs on CUDA are what XLA makes of them"
@@ -91,7 +99,7 @@ def kernels(found: Mapping[str, str]) -> Check:
 
 
 def terminal(found: Mapping[str, str]) -> Check:
-    """Whether tables and progress fit the terminal."""
+    """Tells whether tables and progress fit the terminal."""
     if "rich" not in found:
         what = "without rich, tables and progress are plain text as wide as it is"
         return Check("terminal", what, "pip install 'jaxmem[cli]'", "note")
@@ -99,7 +107,7 @@ def terminal(found: Mapping[str, str]) -> Check:
 
 
 def settings(environment: Mapping[str, str], gpu: bool) -> list[Check]:
-    """Environment variables that change what a budget means. `gpu`: whether JAX runs on one."""
+    """Names environment variables that change what a budget means. `gpu`: JAX runs on one."""
     checks = []
     flags = environment.get("XLA_FLAGS", "")
     if "--xla_gpu_enable_latency_hiding_scheduler=true" in flags:
@@ -148,6 +156,7 @@ def settings(environment: Mapping[str, str], gpu: bool) -> list[Check]:
 
 
 def _devices() -> list[Check]:
+    """Names the first eight devices, with their memories and the bytes that programs may use."""
     import jax
 
     try:
@@ -182,6 +191,7 @@ def _devices() -> list[Check]:
 
 
 def _platform() -> str:
+    """JAX's platform, such as "gpu"; "none" where it finds no device."""
     import jax
 
     try:
@@ -191,21 +201,20 @@ def _platform() -> str:
 
 
 def _deviceless() -> Check:
+    """Tells whether XLA's GPU compiler is here. Its error ends with how to install it, which
+    becomes the remedy.
+    """
     try:
         require_wheels("h200")
-    except TargetError as error:
-        return Check(
-            "plans for GPUs that are not there",
-            "no compiler",
-            str(error).split("Install it")[-1].strip(" :"),
-            "note",
-        )
+    except TargetError:
+        return Check("plans for GPUs that are not there", "no compiler", plugin_command(), "note")
     return Check(
         "plans for GPUs that are not there", "the compiler's two wheels are of jax's version"
     )
 
 
 def _assembler() -> Check:
+    """Tells whether NVIDIA's assembler is here, from CUDA or from a wheel."""
     places = [shutil.which("ptxas"), "/usr/local/cuda/bin/ptxas"]
     found = next((p for p in places if p and os.path.exists(p)), None)
     if found is None and installed("nvidia-cuda-nvcc") is not None:
@@ -218,8 +227,9 @@ def _assembler() -> Check:
 
 
 def cache() -> Check:
-    """Whether what is remembered of earlier plans can be read and written."""
+    """Tells whether what is remembered of earlier plans can be read and written."""
     path, name = default_path(), "database of times"
+    # where the file is or would be made: the nearest folder that exists
     place = next(p for p in (path, *path.parents) if os.path.exists(p))
     if (what := check()) is not None:
         return Check(

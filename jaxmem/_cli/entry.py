@@ -1,4 +1,8 @@
-"""MODULE:FUNCTION on a command line -> the step to plan: `(build, *args)`."""
+"""Finds the step to plan, `(build, *args)`, by MODULE:FUNCTION on a command line.
+
+Importing and calling run the user's code. What that raises becomes a StepError with the cause
+attached, from which `errors.py` reads the user's line.
+"""
 
 import difflib
 import functools
@@ -20,11 +24,12 @@ EXPECTED = (
 
 
 def load_entry(name: str) -> tuple[Callable, tuple]:
-    """`build` and its step's arguments, from what the function that `name` points to returns.
+    """Calls the function that `name` points to, and returns `build` and the step's arguments.
 
     Raises StepError if there is no such module or function, or it returns something else; what the
     user's code raises meanwhile, or later in `build`, is the StepError's cause.
     """
+    # The last colon divides: a path may hold others.
     module_name, colon, function_name = name.rpartition(":")
     relative = module_name.startswith(".") and not module_name.endswith(".py")
     if not (colon and module_name and function_name) or relative:
@@ -46,6 +51,8 @@ def load_entry(name: str) -> tuple[Callable, tuple]:
 
 
 def _with_errors_told(build: Callable) -> Callable:
+    """`build`, with a StepError for what it raises."""
+
     @functools.wraps(build)  # with its signature, which the planner looks at
     def told(*args, **named):
         return _called("plan: `build`", build, *args, **named)
@@ -54,8 +61,9 @@ def _with_errors_told(build: Callable) -> Callable:
 
 
 def _called(what: str, function: Callable, *args, **named):
-    """What the user's function returns. Raises StepError from what it raises; jaxmem's own errors
-    pass.
+    """Calls the user's function. Raises StepError from what it raises; jaxmem's own errors pass.
+
+    `what` is what the error calls the function.
     """
     try:
         return function(*args, **named)
@@ -66,7 +74,7 @@ def _called(what: str, function: Callable, *args, **named):
 
 
 def _takes_more(function: Callable) -> str | None:
-    """The arguments of a function that cannot be called without any."""
+    """The signature of a function that cannot be called without arguments; None where it can."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a builtin, or an object that does not tell
@@ -79,6 +87,10 @@ def _takes_more(function: Callable) -> str | None:
 
 
 def _module(name: str, module: str) -> ModuleType:
+    """Imports a module by its name, or by its file's path if it ends in `.py`.
+
+    `name` is the whole MODULE:FUNCTION, for errors.
+    """
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` does: modules of the current folder
     path = pathlib.Path(module)
@@ -93,6 +105,8 @@ def _module(name: str, module: str) -> ModuleType:
     except JaxmemError:
         raise
     except Exception as error:
+        # Only what was asked for can be misspelt: a module that is missing within it is its own
+        # error.
         if isinstance(error, ModuleNotFoundError) and _is_of(error.name, module):
             near = _nearest(module, [p.stem for p in pathlib.Path().glob("*.py")])
             raise StepError(
@@ -109,6 +123,7 @@ def _is_of(missing: str | None, module: str) -> bool:
 
 
 def _from_file(path: pathlib.Path) -> ModuleType:
+    """Imports a file under its name without `.py`, as `import` would find it from its folder."""
     path = path.absolute()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:

@@ -1,5 +1,5 @@
-"""What the command says of an error: its text and, where the user's own code raised it, the line of
-theirs.
+"""Makes an error into what the command says of it: its text and, where the user's own code raised
+it, the line of that code.
 """
 
 import importlib.util
@@ -13,11 +13,13 @@ from typing import Any
 
 from jaxmem.errors import JaxmemError
 
+# folders in which installed packages lie, by their names
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def message(error: BaseException) -> str | None:
     """What to tell the user of `error`; None where nobody foresaw it."""
+    # first, since JAX raises a plain RuntimeError for it, which is not foreseen otherwise
     if (text := _no_device(error)) is not None:
         return text
     if isinstance(error, SystemExit):
@@ -36,7 +38,11 @@ def message(error: BaseException) -> str | None:
 
 
 def _where(error: BaseException) -> str | None:
-    """The innermost line of the user's code that `error` comes from."""
+    """The innermost line of the user's code that `error` comes from, as `path:line, in function`.
+
+    jaxmem's own errors are raised from the user's, so the cause is asked first. None where no line
+    is the user's.
+    """
     cause = error.__cause__ if isinstance(error, JaxmemError) else None
     if cause is not None and (inner := _where(cause)) is not None:
         return inner
@@ -50,7 +56,10 @@ def _where(error: BaseException) -> str | None:
 
 
 def _place(error: BaseException) -> tuple[str, int, str] | None:
-    """File, line and function, where a frame of the traceback is the user's."""
+    """File, line and function of the innermost frame of the traceback that is the user's; None
+    where there is none.
+    """
+    # The line of a SyntaxError never ran, and so is in no frame.
     if isinstance(error, SyntaxError) and error.filename and _is_users(error.filename):
         return os.path.abspath(error.filename), error.lineno or 1, "<module>"
     found = None
@@ -62,20 +71,22 @@ def _place(error: BaseException) -> tuple[str, int, str] | None:
 
 def _is_users(filename: str) -> bool:
     """Whether a file is neither jaxmem's, nor an installed package's, nor Python's own."""
-    if filename.startswith("<"):
+    if filename.startswith("<"):  # such as "<string>" or "<frozen importlib._bootstrap>"
         return False
     path = Path(os.path.abspath(filename))
     return not (_INSTALLED.intersection(path.parts) or any(map(path.is_relative_to, _not_users())))
 
 
 def _not_users() -> set[str]:
+    """The folders of jaxmem, wherever it is installed, and of Python's own library."""
     specs = map(importlib.util.find_spec, ("jaxmem", "jaxmem_kernels"))  # imports neither
     ours = {folder for spec in specs if spec for folder in spec.submodule_search_locations or ()}
     return ours | {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from, and so on."""
+    """The error, what it was raised from, and so on, as Python's traceback goes on."""
+    # compared by identity, so that a chain which closes to a ring ends
     seen: list[BaseException] = []
     one: BaseException | None = error
     while one is not None and not any(one is other for other in seen):

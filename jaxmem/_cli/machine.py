@@ -1,4 +1,6 @@
-"""`jaxmem targets`, `calibrate`, `doctor`, `cache`: the commands about devices and this machine."""
+"""`jaxmem targets`, `calibrate`, `doctor`, `cache`: the commands about devices and this machine.
+Each function runs one command, and returns its exit code.
+"""
 
 import argparse
 import dataclasses

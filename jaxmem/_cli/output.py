@@ -1,4 +1,8 @@
-"""What a command puts out: files, looked at before the work and written after it; text; JSON."""
+"""Puts out what a command has to say: text, JSON and files.
+
+Planning takes minutes. So files are checked before it and written after it, and a result is shown
+even if it cannot be written.
+"""
 
 import json
 import os
@@ -35,8 +39,11 @@ def check_outputs(
 
 
 def deliver(show: Callable[[], None], writes: Sequence[Write]) -> None:
-    """Shows a result, then writes it: what took minutes is seen even if it cannot be written, and
-    written even if nobody reads what is shown.
+    """Shows a result, then writes it: it is seen even if it cannot be written, and written even if
+    nobody reads what is shown.
+
+    show: prints the result.
+    writes: what to write, each tried even if another fails.
 
     Raises JaxmemError, naming the files that could not be written.
     """
@@ -54,9 +61,11 @@ def deliver(show: Callable[[], None], writes: Sequence[Write]) -> None:
 
 
 def say(text: str, stream=None, hang: str = "") -> None:
-    """Prints text on `stream` (standard output); on a terminal, lines break between words.
+    """Prints text; on a terminal, lines break between words.
 
-    A line that is broken goes on under its own indentation and `hang`.
+    text: one line or several.
+    stream: where to; None means standard output.
+    hang: what a line that is broken goes on with, after its own indentation.
     """
     stream = stream or sys.stdout
     if stream.isatty():
@@ -81,11 +90,12 @@ def _broken(line: str, width: int, hang: str) -> str:
 
 
 def print_json(data: Any) -> None:
-    """Prints `data`, whole, before anything else is done."""
+    """Prints `data` as JSON, and flushes it."""
     print(json.dumps(data, indent=1), flush=True)
 
 
 def _check_place(option: str, path: str) -> None:
+    """Raises JaxmemError unless a regular file can be written at `path`."""
     place = pathlib.Path(path)
     try:
         if place.is_dir():

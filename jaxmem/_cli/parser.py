@@ -27,6 +27,7 @@ MICROBATCHES = (
     "choose among these numbers of microbatches, such as 1,2,4: build(plan, microbatches=N)"
     " returns the step with N"
 )
+FRESH = "read nothing that earlier plans timed, compiled or tried; for a machine that was busy then"
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,6 +37,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, allow_abbrev=False, **kwargs)
 
     def error(self, message: str):
+        """Ends with argparse's message, the nearest known word if there is one, and the usage."""
+        # argparse tells what is unknown in its message alone, so words are looked for in that.
         words = message.replace("'", " ").replace("=", " ").split()
         known = [o for a in self._actions for o in (*a.option_strings, *(a.choices or ()))]
         unknown = [w for w in words if w not in known and not w.endswith(":")]
@@ -60,7 +63,9 @@ class Version(argparse.Action):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Reads the whole line; `args.command` is a function of `steps`, `plans` or `machine`."""
+    """Makes the parser of the whole line. In what it returns, `command` names a function of
+    `steps`, `plans` or `machine`, and `parser` is the command's own parser.
+    """
     top = Parser(
         "jaxmem",
         description="Fit a JAX training step into a byte budget at the least cost in time.",
@@ -95,6 +100,7 @@ def _plan(command) -> None:
     one.add_argument("--actions", metavar="A", default="all", help=ACTIONS)
     one.add_argument("--codecs", metavar="C", action="append", help=CODECS)
     one.add_argument("--microbatches", metavar="N,N", help=MICROBATCHES)
+    one.add_argument("--fresh", action="store_true", help=FRESH)
     one.add_argument("--out", metavar="FILE", help="write the plan here, as JSON")
     one.add_argument("--report", metavar="FILE", help="write a page about the plan here, as HTML")
     one.add_argument("--json", action="store_true", help="print the plan as JSON, not as a table")
@@ -157,7 +163,9 @@ def _of_this_machine(command) -> None:
 
 
 def _add_debug(parser: argparse.ArgumentParser) -> None:
-    """Before the command and after it: without a default, neither overwrites the other."""
+    """Adds `--debug`, which may stand before the command and after it. Without a default neither
+    parser overwrites what the other read.
+    """
     parser.add_argument(
         "--debug",
         action="store_true",

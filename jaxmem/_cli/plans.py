@@ -1,4 +1,6 @@
-"""`jaxmem show`, `diff` and `report`: the commands about plans' files. Import no JAX."""
+"""`jaxmem show`, `diff` and `report`: the commands about plans' files, which import no JAX. Each
+function runs one command, and returns its exit code.
+"""
 
 import argparse
 import pathlib
@@ -33,7 +35,7 @@ def report(args: argparse.Namespace) -> int:
     first = pathlib.Path(args.runs[0])
     default = (first if first.is_dir() else first.parent) / "report.html"
     out = default if args.out is None else pathlib.Path(args.out)
-    read = {}
+    read = {}  # what the page must not be written over
     for run in args.runs:
         read[run] = f"{run!r}, which is read,"
         for name in (PLAN, METRICS, SUMMARY):

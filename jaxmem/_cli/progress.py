@@ -1,5 +1,7 @@
-"""Shows what jaxmem's log says of long work: on a terminal one line that is rewritten, with a clock
-that runs on, where rich is installed; plain lines elsewhere.
+"""Shows what jaxmem's log says of long work.
+
+On a terminal, where rich is installed, one line is rewritten, with a bar and a clock that runs on.
+Elsewhere each record is a plain line.
 """
 
 import contextlib
@@ -71,8 +73,8 @@ class _Live(logging.Handler):
 def progress(stream=None) -> Iterator[None]:
     """Shows on `stream` (standard error) how planning goes on while the statement runs.
 
-    One line, rewritten, on a terminal, with a bar of its compiles and a clock, if rich is installed
-    (`pip install 'jaxmem[cli]'`); a line each in a pipe.
+    On a terminal it is one line that is rewritten, with a bar of compiles and a clock, if rich is
+    installed (`pip install 'jaxmem[cli]'`). In a pipe it is a line for each record of the log.
     """
     handler, level = _handler(stream or sys.stderr), LOG.level
     LOG.addHandler(handler)
@@ -86,6 +88,7 @@ def progress(stream=None) -> Iterator[None]:
 
 
 def _handler(stream) -> logging.Handler:
+    """What shows the log on `stream`: a terminal that cannot move its cursor gets plain lines."""
     if not stream.isatty():
         return _Lines(stream)
     try:

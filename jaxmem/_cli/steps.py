@@ -1,4 +1,6 @@
-"""`jaxmem plan`, `verify` and `explain`: the commands about a step, which run the user's code."""
+"""`jaxmem plan`, `verify` and `explain`: the commands about a step, which run the user's code. Each
+function runs one command, and returns its exit code.
+"""
 
 import argparse
 import contextlib
@@ -23,6 +25,7 @@ from jaxmem.errors import JaxmemError
 
 
 def plan(args: argparse.Namespace) -> int:
+    # Files, codecs and numbers are checked before the user's code runs, which may take long.
     module = args.step.rpartition(":")[0]
     code = module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
     outputs = {"--out": args.out, "--report": args.report}
@@ -38,6 +41,7 @@ def plan(args: argparse.Namespace) -> int:
                 host_budget=args.host_budget,
                 target=args.target,
                 actions=args.actions,
+                fresh=args.fresh,
                 codecs=codecs,
                 microbatches=microbatches,
             )
@@ -50,6 +54,7 @@ def plan(args: argparse.Namespace) -> int:
 
 
 def verify(args: argparse.Namespace) -> int:
+    # the two arguments in the other order
     if not pathlib.Path(args.plan).exists() and pathlib.Path(args.step).is_file():
         raise JaxmemError(
             f"expected PLAN.json, then MODULE:FUNCTION; got {args.plan!r}, then {args.step!r}"
@@ -90,13 +95,14 @@ def explain(args: argparse.Namespace) -> int:
 
 
 def _prints_apart(args: argparse.Namespace) -> contextlib.AbstractContextManager:
-    """With --json, what the user's code prints goes to standard error: standard output holds JSON
-    alone.
+    """With --json, sends what the user's code prints to standard error, so that standard output
+    holds JSON alone.
     """
     return contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext()
 
 
 def _microbatches(text: str | None) -> list[int] | None:
+    """The numbers that `--microbatches` lists."""
     if text is None:
         return None
     words = [word.strip() for word in text.split(",")]

@@ -1,5 +1,5 @@
-"""Tables that fit the terminal, in colour, if standard output is one and rich is installed; plain
-text elsewhere.
+"""Prints a plan as a table that fits the terminal, in colour, if standard output is a terminal and
+rich is installed; as plain text elsewhere.
 """
 
 import sys
@@ -15,7 +15,7 @@ _COLOURS = {
     "compress_offload": "cyan",
 }
 _NUMBERS = ("before", "after", "ms")
-_NARROW = 100  # columns: below this, what the user said is left out, and codecs stand elsewhere
+_NARROW = 100  # columns; below it the kind is left out, and the codec stands under the action
 
 
 def show_plan(plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""What a codec is, and the check that all of ours share."""
+"""Defines what a codec is, and the check that all of ours share."""
 
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -30,7 +30,11 @@ class Codec(Protocol):
         ...
 
     def decode(self, codes: tuple[jax.Array, ...], shape: tuple[int, ...], dtype) -> jax.Array:
-        """What was encoded, as well as the codes tell, of the `shape` and `dtype` that it had."""
+        """What was encoded, as well as the codes tell.
+
+        codes: what `encode` returned.
+        shape, dtype: those of the encoded array, which the codes do not hold.
+        """
         ...
 
     def nbytes(self, shape: tuple[int, ...], dtype) -> int:
@@ -39,10 +43,14 @@ class Codec(Protocol):
 
 
 class Checked:
-    """The check of a codec that takes arrays of certain dtypes, whatever their shape."""
+    """The check of a codec that takes arrays of certain dtypes, whatever their shape.
+
+    name: the codec's, for the message.
+    takes: the names of the dtypes.
+    """
 
     name: ClassVar[str]
-    takes: ClassVar[tuple[str, ...]] = FLOATS  # names of dtypes
+    takes: ClassVar[tuple[str, ...]] = FLOATS
 
     def check(self, shape: tuple[int, ...], dtype) -> None:
         # PRNG keys' dtypes are none of numpy's

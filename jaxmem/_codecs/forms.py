@@ -1,5 +1,6 @@
-"""A codec as text: its name and its fields, checked. Free of JAX, so that a plan's file can be read
-without it; the codecs themselves inherit from these classes what they are told.
+"""Reads and writes codecs as text, and checks their fields. Each codec inherits its name, its
+fields and their checks from a class here. Free of JAX, so that a plan's file can be read without
+it.
 """
 
 import dataclasses
@@ -14,8 +15,8 @@ SCALES = ("bfloat16", "float32")
 
 
 class TextForm:
-    """`name(field=value,...)` of a frozen dataclass; flags (bool) stand there only where they are
-    on.
+    """A frozen dataclass whose text is `name(field=value,...)`. Flags (bool) are written only where
+    they are on.
     """
 
     name: ClassVar[str]
@@ -32,13 +33,16 @@ class TextForm:
 
 
 class QuantizedForm(TextForm):
-    """What the INT4 codecs are told; a codec without one of these fields has its value here."""
+    """The fields of INT4 codecs, with their checks. A codec that lacks one of them has its value
+    here, and does not write it into its text.
+    """
 
     group: int = 2
     scale: str = "bfloat16"
     stochastic: bool = False
 
     def __post_init__(self):
+        # A dtype is taken too, and stored as its name; a frozen dataclass allows no assignment.
         object.__setattr__(self, "scale", scale_name(self.name, self.scale))
         check_integer(self.name, "group", self.group, 2, multiple=2)
         check_flag(self.name, "stochastic", self.stochastic)
@@ -46,7 +50,7 @@ class QuantizedForm(TextForm):
 
 @dataclasses.dataclass(frozen=True)
 class GroupedSymmetricForm(QuantizedForm):
-    """Fields of `jaxmem.codecs.GroupedSymmetric`."""
+    """Holds the fields of `jaxmem.codecs.GroupedSymmetric`."""
 
     name: ClassVar[str] = "grouped_symmetric"
     group: int = 64
@@ -56,7 +60,7 @@ class GroupedSymmetricForm(QuantizedForm):
 
 @dataclasses.dataclass(frozen=True)
 class GroupedAsymmetricForm(QuantizedForm):
-    """Fields of `jaxmem.codecs.GroupedAsymmetric`."""
+    """Holds the fields of `jaxmem.codecs.GroupedAsymmetric`."""
 
     name: ClassVar[str] = "grouped_asymmetric"
     group: int = 64
@@ -66,7 +70,7 @@ class GroupedAsymmetricForm(QuantizedForm):
 
 @dataclasses.dataclass(frozen=True)
 class ChannelwiseSymmetricForm(QuantizedForm):
-    """Fields of `jaxmem.codecs.ChannelwiseSymmetric`."""
+    """Holds the fields of `jaxmem.codecs.ChannelwiseSymmetric`."""
 
     name: ClassVar[str] = "channelwise_symmetric"
     scale: str = "bfloat16"
@@ -75,7 +79,7 @@ class ChannelwiseSymmetricForm(QuantizedForm):
 
 @dataclasses.dataclass(frozen=True)
 class NaivePerTokenForm(QuantizedForm):
-    """Fields of `jaxmem.codecs.NaivePerToken`."""
+    """Holds the fields of `jaxmem.codecs.NaivePerToken`."""
 
     name: ClassVar[str] = "naive_per_token"
     scale: str = "bfloat16"
@@ -83,7 +87,7 @@ class NaivePerTokenForm(QuantizedForm):
 
 @dataclasses.dataclass(frozen=True)
 class OutlierSeparatedForm(QuantizedForm):
-    """Fields of `jaxmem.codecs.OutlierSeparated`."""
+    """Holds the fields of `jaxmem.codecs.OutlierSeparated`."""
 
     name: ClassVar[str] = "outlier_separated"
     group: int = 64
@@ -98,7 +102,7 @@ class OutlierSeparatedForm(QuantizedForm):
 
 @dataclasses.dataclass(frozen=True)
 class BitMaskForm(TextForm):
-    """`jaxmem.codecs.BitMask` has no fields."""
+    """Names `jaxmem.codecs.BitMask`, which has no fields."""
 
     name: ClassVar[str] = "bit_mask"
 
@@ -119,8 +123,8 @@ Form = TypeVar("Form")
 
 
 def parse(text: str) -> TextForm:
-    """The name and fields of the codec that `text` describes, checked: `str(parse(text))` is the
-    codec's own text.
+    """Returns the name and the checked fields of the codec that `text` describes:
+    `str(parse(text))` is the codec's own text.
 
     Raises TagError as `jaxmem.codecs.parse` does.
     """
@@ -128,8 +132,8 @@ def parse(text: str) -> TextForm:
 
 
 def parse_as(forms: Mapping[str, type[Form]], text: str) -> Form:
-    """One of `forms`, which are dataclasses by name, from `name(field=value,...)`; fields left out
-    have their default.
+    """Makes one of `forms`, which are dataclasses by name, from `name(field=value,...)`. Fields
+    that are left out have their default.
 
     Raises TagError if a name, a field or a value is unknown, naming the nearest that is not.
     """
@@ -155,6 +159,7 @@ def parse_as(forms: Mapping[str, type[Form]], text: str) -> Form:
 
 
 def _unknown_field(text, name, part, field, equals, defaults) -> str:
+    """The message for `part` of a codec's `text`, which names no field, no value, or one twice."""
     failed = f"`codec` is {text!r}: {part!r}"
     if not defaults:
         return f"{failed} is unknown; expected no fields in {name}"
@@ -167,8 +172,8 @@ def _unknown_field(text, name, part, field, equals, defaults) -> str:
 
 
 def _value(text: str, default):
-    """`text` as the type of `default`, or as it is where it cannot be: the codec then says what it
-    expects.
+    """Returns `text` as a value of the type of `default`, or unchanged where it is none: the
+    codec's own check then says what it expects.
     """
     if isinstance(default, bool):
         return {"true": True, "false": False}.get(text.lower(), text)
@@ -186,6 +191,8 @@ def check_integer(codec: str, field: str, value, least: int, multiple: int = 1) 
         and value % multiple == 0
     ):
         return
+    # The nearest is that of a number within reach, and of anything else the least (NaN is not equal
+    # to itself). `-int(-n // m) * m` rounds up to a multiple of m.
     number = (
         value if isinstance(value, int | float) and value == value and abs(value) < 2**31 else least
     )
@@ -205,9 +212,10 @@ def check_flag(codec: str, field: str, value) -> None:
 
 
 def scale_name(codec: str, value) -> str:
-    """The name of a scale's dtype, given as a name or a dtype. Raises TagError if scales cannot
-    have it.
+    """Returns the name of a scale's dtype, which is given as a name or a dtype. Raises TagError if
+    scales cannot have it.
     """
+    # A type such as `jnp.bfloat16` has a `__name__`; the text of a dtype is its name.
     name = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
     if name not in SCALES:
         raise TagError(
@@ -218,5 +226,5 @@ def scale_name(codec: str, value) -> str:
 
 
 def nearest(text: str, allowed) -> str:
-    """The allowed word that is spelled most like `text`."""
+    """Returns the allowed word that is spelled most like `text`."""
     return difflib.get_close_matches(text, allowed, n=1, cutoff=0)[0]

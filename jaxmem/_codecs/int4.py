@@ -1,4 +1,8 @@
-"""The INT4 codecs of Adacc 3.2 that quantize a whole tensor: two codes to a byte, and scales."""
+"""The INT4 codecs of Adacc 3.2 that quantize a whole tensor: two codes to a byte, and scales.
+
+The arithmetic and the layout of codes are those of `jaxmem_kernels`; here tensors of any shape
+become the rows that it takes.
+"""
 
 import abc
 import dataclasses
@@ -29,18 +33,23 @@ from jaxmem_kernels import (
     wide_dtype,
 )
 
+# Of the codecs with scales by row: how many values of a row share bytes, half with half. A divisor
+# of the row's width, since no row is then filled up; below the least, all of the row.
 PACKED, LEAST_PACKED = 64, 16
 
 
 class _Int4(Checked, QuantizedForm, abc.ABC):
-    """What the four have in common."""
+    """What the four have in common.
 
-    scale_sets: ClassVar[int] = 1  # arrays of that many scales or offsets
+    scale_sets: how many arrays of scales or offsets stand beside the codes.
+    """
+
+    scale_sets: ClassVar[int] = 1
 
     @abc.abstractmethod
     def counts(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Bytes of codes, and the number of scales in each set of them, for a tensor of this
-        shape.
+        """Returns the bytes of the codes of a tensor of this shape, and how many scales each set of
+        them has.
         """
 
     def nbytes(self, shape, dtype) -> int:
@@ -50,26 +59,29 @@ class _Int4(Checked, QuantizedForm, abc.ABC):
 
 
 class _Grouped(_Int4):
-    """In groups of the flat array: of its last axis where groups divide it, so that codes are
-    sharded as the tensor is.
+    """Codecs whose scales are of groups of neighbours in the flat array.
+
+    Groups lie along the last axis where they divide it, so that codes are sharded as the tensor is.
     """
 
     def rows(self, shape) -> tuple[tuple[int, ...], int]:
-        """The tensor's shape with its groups along the last axis, and the size of one."""
+        """Returns the tensor's shape with groups along the last axis, and the size of a group."""
         rows = folded(tuple(shape), self.group)
         return rows, fitted(rows[-1], self.group, 2)
 
     def encoding(self, shape) -> tuple[tuple[int, ...], dict]:
-        """The shape that is encoded, and how."""
+        """Returns the shape that is encoded, and the parameters of the operation that encodes."""
         rows, group = self.rows(shape)
         return rows, {"group": group, "scale": self.scale, "stochastic": self.stochastic}
 
     def decoding(self, shape, dtype) -> dict:
+        """Returns the parameters of the operation that decodes."""
         return {"width": self.rows(shape)[0][-1], "dtype": jnp.dtype(dtype).name}
 
     def counts(self, shape):
         rows, group = self.rows(shape)
         groups = math.prod(rows[:-1]) * -(-rows[-1] // group)
+        # A group's two halves share its bytes.
         return groups * (group // 2), groups
 
 
@@ -78,10 +90,12 @@ class GroupedSymmetric(_Grouped, GroupedSymmetricForm):
     """Symmetric INT4 by groups of the flat array (Adacc 3.2): s = max|x|/8, q = clip(round(x/s),
     -8, 7), x̂ = q·s.
 
-    `group`: values (even) that share a scale. `scale`: dtype of the stored scale, bfloat16 or
-    float32; it is rounded up, and values are quantized against the rounded one. `stochastic`:
-    unbiased rounding, E[x̂] = x, with s = max|x|/7; its random bits are hashed from the group
-    itself.
+    group: how many values (an even number) share a scale.
+    scale: dtype of the stored scale, bfloat16 or float32; it is rounded up, and values are
+      quantized against the rounded one.
+    stochastic: unbiased rounding, E[x̂] = x, with s = max|x|/7; its random bits are hashed from the
+      group itself.
+
     |x − x̂| ≤ s/2, or s where the code was clipped to 7 or rounding is stochastic, plus x̂'s
     rounding to `dtype`. A group of values below 2^-122 may decode to zeros; one with a value that
     is not finite, or whose scale passes the scale's dtype (float64 only), decodes to NaN. Takes
@@ -102,10 +116,14 @@ class GroupedAsymmetric(_Grouped, GroupedAsymmetricForm):
     """Asymmetric INT4 by groups of the flat array (Adacc 3.2), for values on one side of zero, as
     softmax's.
 
+    group: how many values (an even number) share a scale and an offset.
+    scale: dtype of the stored scale and offset, bfloat16 or float32.
+    stochastic: unbiased rounding, as in `GroupedSymmetric`.
+
     o = (max + min)/2, s = (max − min)/16, q = clip(round((x − o)/s), −8, 7), x̂ = q·s + o. o is
     stored in `scale`'s dtype, and s is then max|x − o|/8, rounded up, so that the bounds of
-    `GroupedSymmetric` hold with this s; fields and dtypes are the same. Where |o| is far greater
-    than max − min, a bfloat16 o costs accuracy: take float32.
+    `GroupedSymmetric` hold with this s. Where |o| is far greater than max − min, a bfloat16 o costs
+    accuracy: take float32. Takes the same dtypes.
     """
 
     scale_sets: ClassVar[int] = 2
@@ -120,30 +138,33 @@ class GroupedAsymmetric(_Grouped, GroupedAsymmetricForm):
 
 
 class _ByRows(_Int4):
-    """With scales for the tensor as rows of its last axis, whose neighbouring halves share
-    bytes.
+    """Codecs whose scales are of the channels or of the tokens of a tensor, taken as rows of its
+    last axis. Scales are found first; values are then quantized by them.
     """
 
     def rows(self, shape) -> tuple[tuple[int, ...], int]:
-        """The tensor's shape, a row at least, and how many values' halves share bytes: a shard's
-        own, where one is divided.
+        """Returns the tensor's shape, a row at least, and how many values of a row share bytes,
+        half with half. A device that holds a part of a divided row packs its own values, where the
+        part is a multiple of that.
         """
         rows = tuple(shape) or (1,)
+        # Else one group holds the row: `fitted` rounds its width up to an even number.
         common = math.gcd(rows[-1], PACKED)
         return rows, common if common >= LEAST_PACKED else fitted(rows[-1], 2 * max(rows[-1], 1), 2)
 
     @abc.abstractmethod
     def greatest(self, x):
-        """max|x| over the values that share a scale; its shape is that of the scales."""
+        """Returns max|x| over the values that share a scale; its shape is that of the scales."""
 
     @abc.abstractmethod
     def spread(self, scales):
-        """The scales, as they broadcast to the tensor."""
+        """Returns the scales in a shape that broadcasts to the tensor's."""
 
     def encode(self, x):
         self.check(x.shape, x.dtype)
         rows, group = self.rows(x.shape)
         x = x.reshape(rows)
+        # Codes are made by the scales that are stored, rounded up, and not by the exact ones.
         scales = scale_of(self.greatest(x.astype(wide_dtype(x.dtype))), self.scale, self.stochastic)
         return quantize_by(x, self.spread(scales), group=group, stochastic=self.stochastic), scales
 
@@ -161,7 +182,7 @@ class _ByRows(_Int4):
 
     @abc.abstractmethod
     def scale_count(self, rows) -> int:
-        """How many scales there are."""
+        """Returns how many scales a tensor of shape `rows` has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,10 +190,13 @@ class ChannelwiseSymmetric(_ByRows, ChannelwiseSymmetricForm):
     """Symmetric INT4 with one scale for each channel (index of the last axis) over all tokens
     (Adacc 3.2: Q, K, V).
 
-    An outlier channel of Q, K or V so has a scale of its own and spoils no other, without being
-    moved in memory; there is one scale a channel, however many tokens. The tensor is read twice: a
+    scale: dtype of the stored scales, bfloat16 or float32; they are rounded up.
+    stochastic: unbiased rounding, as in `GroupedSymmetric`.
+
+    So an outlier channel of Q, K or V has a scale of its own and spoils no other, without being
+    moved in memory. There is one scale a channel, however many tokens. The tensor is read twice: a
     scale is known after the last token. A value that is not finite makes its whole channel NaN.
-    Bounds and dtypes as for `GroupedSymmetric`.
+    Bounds and dtypes are those of `GroupedSymmetric`.
     """
 
     def greatest(self, x):
@@ -190,7 +214,10 @@ class NaivePerToken(_ByRows, NaivePerTokenForm):
     """Symmetric INT4 with one scale for each token (all of the last axis): Adacc's baseline, which
     it shows to fail.
 
-    One outlier channel sets the scale of every token. Bounds and dtypes as for `GroupedSymmetric`.
+    scale: dtype of the stored scales, bfloat16 or float32; they are rounded up.
+
+    One outlier channel sets the scale of every token. Bounds and dtypes are those of
+    `GroupedSymmetric`.
     """
 
     def greatest(self, x):

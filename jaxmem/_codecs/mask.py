@@ -1,4 +1,4 @@
-"""One bit a value, for dropout masks and other tensors of two values (Adacc 3.2)."""
+"""The codec of one bit a value, for dropout masks and other tensors of two values (Adacc 3.2)."""
 
 import dataclasses
 import math
@@ -10,19 +10,19 @@ from jaxmem._codecs.base import FLOATS, Checked
 from jaxmem._codecs.forms import BitMaskForm
 from jaxmem_kernels import fitted, folded, pack_bits, unpack_bits
 
-GROUP = 256
+GROUP = 256  # values that share 32 bytes
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 
 
 @dataclasses.dataclass(frozen=True)
 class BitMask(Checked, BitMaskForm):
     """A bit a value. Lossless, up to the sign of zero, for bool and for tensors that hold at most
-    two values.
+    two values. It has no fields.
 
-    Takes bool; bfloat16, float16, float32, float64 and (u)int8 to 64 of two values, such as {0, 1},
-    {0, 1/0.9} or {-inf, 0}: the two are stored beside the bits. Where a floating tensor holds more,
-    all but the least value decode to NaN; where an integer one does, all but the least decode to
-    the greatest: keep such a tensor.
+    Takes bool, and tensors of two values, such as {0, 1}, {0, 1/0.9} or {-inf, 0}, in bfloat16,
+    float16, float32, float64 and (u)int8 to 64: the two values are stored beside the bits. Where a
+    floating tensor holds more values, all but the least decode to NaN; where an integer one does,
+    all but the least decode to the greatest. Keep such a tensor.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("bool", *INTEGERS, *FLOATS)
@@ -31,14 +31,16 @@ class BitMask(Checked, BitMaskForm):
         self.check(x.shape, x.dtype)
         if x.dtype == jnp.bool_:
             return (_pack(x, jnp.zeros((), bool)),)
-        if not x.size:
+        if not x.size:  # no least and no greatest
             return _pack(x, jnp.zeros((), x.dtype)), jnp.zeros(2, x.dtype)
         low, high = x.min(), x.max()
         if jnp.issubdtype(x.dtype, jnp.floating):
+            # A third value, or a NaN, must not decode to a finite one.
             high = jnp.where(((x == low) | (x == high)).all(), high, jnp.nan)
         return _pack(x, low), jnp.stack([low, high])
 
     def decode(self, codes, shape, dtype):
+        # Beside the bits of a bool tensor no values are stored.
         zero, one = codes[1] if len(codes) > 1 else (jnp.zeros((), bool), jnp.ones((), bool))
         return unpack_bits(codes[0], zero, one, width=folded(tuple(shape), GROUP)[-1]).reshape(
             shape
@@ -53,5 +55,6 @@ class BitMask(Checked, BitMaskForm):
 
 
 def _pack(x, zero):
+    """The bits of `x` != `zero`, in groups along the last axis where they divide it."""
     rows = folded(x.shape, GROUP)
     return pack_bits(x.reshape(rows), zero, group=fitted(rows[-1], GROUP, 8))

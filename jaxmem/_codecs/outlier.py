@@ -1,5 +1,5 @@
-"""The outlier-separated codec of Adacc 3.2: outlier channels as they are, the rest as grouped
-INT4.
+"""The outlier-separated codec of Adacc 3.2, which stores outlier channels exactly and the rest as
+grouped INT4.
 """
 
 import dataclasses
@@ -13,33 +13,38 @@ from jaxmem._codecs.forms import OutlierSeparatedForm
 from jaxmem._codecs.int4 import GroupedSymmetric
 from jaxmem_kernels import dequantize_with, quantize_without, wide_dtype
 
-THRESHOLD = 3
+THRESHOLD = 3  # standard deviations above the mean
 
 
 @dataclasses.dataclass(frozen=True)
 class OutlierSeparated(Checked, OutlierSeparatedForm):
-    """Outlier channels (of the last axis) stored exactly, the rest set to `GroupedSymmetric` (Adacc
+    """Outlier channels (of the last axis) stored exactly, the rest as by `GroupedSymmetric` (Adacc
     3.2).
 
-    S_i = Σ|x| over channel i, Z_i = (S_i − μ)/σ over channels; an outlier has Z_i > 3. `capacity`:
-    room for that many outlier channels, filled by greatest S_i; room that is left holds zeros,
-    outliers beyond it are quantized with the rest, and `count` tells how many there are. By
-    Cantelli fewer than a tenth of the channels can be outliers, so no more room than that is made.
-    `group`, `scale`, `stochastic`, dtypes and the bound on the rest as there. Nothing is separated
-    from a tensor with values that are not finite.
+    group: how many values (an even number) of the rest share a scale.
+    scale: dtype of the stored scales, bfloat16 or float32; they are rounded up.
+    capacity: how many outlier channels there is room for, filled by greatest S_i. Room that is left
+      holds zeros, and outliers beyond it are quantized with the rest.
+    stochastic: unbiased rounding of the rest, as in `GroupedSymmetric`.
+
+    S_i = Σ|x| over channel i, Z_i = (S_i − μ)/σ over channels; an outlier has Z_i > 3, and `count`
+    tells how many there are. By Cantelli's inequality fewer than a tenth of the channels can be
+    outliers, so no more room than that is made. Dtypes and the bound on the rest are those of
+    `GroupedSymmetric`. Nothing is separated from a tensor with values that are not finite.
     """
 
     @property
     def _rest(self) -> GroupedSymmetric:
+        """The codec of what is not separated."""
         return _Rest(self.group, self.scale, self.stochastic)
 
     def slots(self, shape: tuple[int, ...]) -> int:
-        """How many channels of such a tensor room is made for."""
+        """Returns how many channels of a tensor of this shape there is room for."""
         return min(self.capacity, _most_outliers(shape))
 
     def count(self, x):
-        """How many channels of `x` have Z > 3: int32 (). What exceeds `slots(x.shape)` is not
-        separated.
+        """Returns how many channels of `x` have Z > 3, as int32 (). Those beyond `slots(x.shape)`
+        are not separated.
         """
         self.check(x.shape, x.dtype)
         most = _most_outliers(x.shape)
@@ -52,9 +57,10 @@ class OutlierSeparated(Checked, OutlierSeparatedForm):
             return self._rest.encode(x)
         channels = x.shape[-1]
         sums, outliers = _outliers(x)
-        # lax.top_k of divided channels crashes XLA:GPU's compiler (jax 0.11.2)
+        # A sort, since lax.top_k of divided channels crashes XLA:GPU's compiler (jax 0.11.2).
         top = jnp.argsort(-sums, stable=True)[:slots]
-        # `channels`: an empty slot
+        # An empty slot has the index `channels`, beyond the last: it takes zeros, and no channel is
+        # separated for it.
         index = jnp.where(outliers[top], top, channels).astype(jnp.int32)
         values = jnp.take(x, index, axis=-1, mode="fill", fill_value=0)
         rows, how = self._rest.encoding(x.shape)
@@ -77,21 +83,26 @@ class OutlierSeparated(Checked, OutlierSeparatedForm):
         self.check(shape, dtype)
         slots = self.slots(shape)
         tokens = math.prod(shape[:-1])
+        # A slot has a value for each token, and the int32 index of its channel.
         return self._rest.nbytes(shape, dtype) + slots * (tokens * jnp.dtype(dtype).itemsize + 4)
 
 
 class _Rest(GroupedSymmetric):
-    name: ClassVar[str] = OutlierSeparated.name  # the name in its errors
+    """The codec of the rest, whose errors name the codec that the user gave."""
+
+    name: ClassVar[str] = OutlierSeparated.name
 
 
 def _most_outliers(shape: tuple[int, ...]) -> int:
-    """n of C channels with Z > 3 means n/C < 1/(1 + 3²)."""
+    """Returns the greatest n that Cantelli's inequality allows: n of C channels have Z > 3 only if
+    n/C < 1/(1 + 3²).
+    """
     return max(shape[-1] - 1, 0) // (1 + THRESHOLD**2) if shape and math.prod(shape) else 0
 
 
 def _outliers(x):
-    """S (C,) relative to its greatest, and which channels have Z > 3 (bool); none where S is not
-    finite.
+    """Returns S (C,) relative to its greatest, whose squares cannot overflow, and which channels
+    have Z > 3 (bool): none where S is not finite, since no comparison with NaN is true.
     """
     sums = jnp.abs(x.astype(wide_dtype(x.dtype))).reshape(-1, x.shape[-1]).sum(0)
     greatest = sums.max()
@@ -102,7 +113,7 @@ def _outliers(x):
 
 
 def _slot_of(index, channels: int):
-    """For each channel its slot, or the number of slots if it has none: int32 (C,)."""
+    """Returns each channel's slot, or the number of slots if it has none: int32 (C,)."""
     slots = index.shape[0]
     return (
         jnp.full(channels, slots, jnp.int32)

@@ -1,4 +1,4 @@
-"""The codecs by name, their text form read back, and the codec of each kind of tensor."""
+"""Finds codecs: by name, by their text form, and by the kind of tensor."""
 
 from jaxmem._codecs.base import Codec
 from jaxmem._codecs.forms import nearest, parse_as
@@ -35,10 +35,14 @@ _BY_KIND: dict[str, Codec] = {
 }
 _OF_UNKNOWN = GroupedSymmetric()  # assumes nothing about channels
 KINDS = tuple(_BY_KIND)
+"""The kinds of tensor that `jaxmem.tag(..., kind=)` takes. The kind decides which codec compresses
+a tensor where neither its tag nor the plan names one (`default_for`).
+"""
 
 
 def default_for(kind: str | None) -> Codec:
-    """The codec for tensors of a kind, after Adacc 3.2; None: grouped symmetric INT4.
+    """Returns the codec for tensors of a kind, after Adacc 3.2. For no kind (None) it is grouped
+    symmetric INT4.
 
     Raises TagError if `kind` is none of `KINDS`.
     """
@@ -53,9 +57,10 @@ def default_for(kind: str | None) -> Codec:
 
 
 def parse(text: str) -> Codec:
-    """The codec that `text` describes: `parse(str(codec)) == codec`.
+    """Returns the codec that `text` describes: `parse(str(codec)) == codec`.
 
-    `text`: `name(field=value,...)`; fields left out have their default. Raises TagError if a name,
-    a field or a value is unknown, naming the nearest that is not.
+    text: `name(field=value,...)`; fields that are left out have their default.
+
+    Raises TagError if a name, a field or a value is unknown, naming the nearest that is not.
     """
     return parse_as(CODECS, text)

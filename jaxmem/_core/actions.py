@@ -5,7 +5,11 @@ import enum
 
 
 class Action(enum.StrEnum):
-    """What becomes of a tagged tensor between its forward and its backward use."""
+    """What becomes of a tagged tensor between its forward and its backward use.
+
+    KEEP leaves it in device memory, RECOMPUTE makes it again, COMPRESS holds codes of it on the
+    device, OFFLOAD holds it in host memory, and COMPRESS_OFFLOAD holds codes of it there.
+    """
 
     KEEP = "keep"
     RECOMPUTE = "recompute"
@@ -24,12 +28,18 @@ class Action(enum.StrEnum):
 
 ALL = tuple(Action)
 LOSSLESS = (Action.KEEP, Action.RECOMPUTE, Action.OFFLOAD)
+"""The actions that use no codec: the backward reads the forward's values, kept or made again."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Choice:
-    """An action, with the codec (in its text form, `jaxmem.codecs.parse`) where the action
-    compresses.
+    """What becomes of one tensor: an action and, where the action compresses, a codec.
+
+    action: the action, or its name.
+    codec: the codec in its text form, which `jaxmem.codecs.parse` reads; None where nothing is
+      compressed.
+
+    Raises ValueError for an unknown action, or if a codec is missing or too many.
     """
 
     action: Action

@@ -1,4 +1,6 @@
-"""What an object given as `plan` means: choices for the tags of each block, in groups of layers."""
+"""What an object given as `plan` must tell: choices for the tags of each block, and which groups of
+its layers are decided apart. A policy and the layer stack ask nothing else of it.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -54,6 +56,7 @@ class Assignment:
     def __post_init__(self):
         if not isinstance(self.actions, Mapping):
             raise TagError(f"Assignment: `actions` is {self.actions!r}; {_EXPECTED}")
+        # A frozen dataclass is changed through `object`, here once before anyone sees it.
         checked = {label: _checked(label, choices) for label, choices in self.actions.items()}
         object.__setattr__(self, "actions", checked)
         if self.others is not None:
@@ -84,7 +87,14 @@ def choices_of(
     others: Mapping[str, Choice] | None,
     what: str,
 ) -> dict[str, Choice]:
-    """The choices of one block. Raises TagError, naming the blocks there are, where it has none."""
+    """The choices of one block, as a dict of its own. Raises TagError where it has none, since a
+    misspelt label would otherwise recompute in silence.
+
+    actions: block label -> tag name -> choice.
+    block: the label asked for.
+    others: the choices of blocks that `actions` does not name, or None.
+    what: what the error calls the object that decides, such as "plan".
+    """
     found = actions.get(block, others)
     if found is None:
         if groups := ranges(actions, block):
@@ -109,6 +119,7 @@ _EXPECTED = (
 
 
 def _checked(label, choices) -> dict[str, Choice]:
+    """One block's choices, with names of actions made into choices."""
     if not isinstance(label, str) or not isinstance(choices, Mapping):
         raise TagError(f"Assignment: got {choices!r} for block {label!r}; {_EXPECTED}")
     return {tag: _choice(label, tag, choice) for tag, choice in choices.items()}

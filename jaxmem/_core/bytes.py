@@ -1,4 +1,4 @@
-"""Byte budgets as people write them, and bytes as people read them.
+"""Reads byte budgets as people write them, and writes bytes as people read them.
 
 This is the one grammar of the library, the command and the experiments.
 """
@@ -14,6 +14,7 @@ from jaxmem.errors import BudgetError
 
 MOST = 2**63 - 1  # what XLA and every file format can count
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+# Unit in lower case -> bytes. Letters alone and with "b" are powers of 1000, with "i" of 1024.
 _UNITS = {f"{letter}{end}": 1000**power for letter, power in _POWERS.items() for end in ("", "b")}
 _UNITS |= {
     f"{letter}{end}": 1024**power
@@ -22,6 +23,8 @@ _UNITS |= {
     if letter
 }
 _SHOWN = ("B", "KiB", "MiB", "GiB", "TiB")
+# Digits as in Python's literals, with underscores and an exponent. Its three digits bound the size
+# of the number that is computed.
 _NUMBER = r"(?:[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
 _TEXT = re.compile(rf"\s*({_NUMBER})\s*([a-zA-Z]*|%)\s*")
 _EXPECTED = (
@@ -59,14 +62,17 @@ def parse_budget(budget, usable_bytes: int, argument: str = "budget") -> int:
 def show_bytes(count: float) -> str:
     """`count` bytes for people: 1536 -> '1.5 KiB'."""
     power = 0
-    while abs(count) >= 1023.95 and power < len(_SHOWN) - 1:  # it would be shown as 1024.0
+    # From 1023.95 on it would be rounded to 1024.0.
+    while abs(count) >= 1023.95 and power < len(_SHOWN) - 1:
         count, power = count / 1024, power + 1
     return f"{count:.1f} {_SHOWN[power]}" if power else f"{count:.0f} B"
 
 
 def _read(budget, usable_bytes: int) -> decimal.Decimal | None:
-    """Exact bytes; None where `budget` is neither a number nor the text of one."""
-    if isinstance(budget, bool):
+    """The bytes of a budget, exact and not yet checked; None where it is neither a number nor the
+    text of one. Decimals are used, since floats would round large counts.
+    """
+    if isinstance(budget, bool):  # an integer to Python
         return None
     if isinstance(budget, str):
         match = _TEXT.fullmatch(budget)
@@ -86,7 +92,9 @@ def _read(budget, usable_bytes: int) -> decimal.Decimal | None:
 
 
 def _objection(budget, count: decimal.Decimal | None, usable_bytes: int) -> str:
-    """What is wrong with a refused budget, if that is plain, or what was probably meant."""
+    """What is wrong with a refused budget, if that is plain, or what was probably meant: the middle
+    of an error's sentence.
+    """
     if count is not None:
         return ", less than a byte" if count < 1 else f", more than {show_bytes(MOST)}"
     if not isinstance(budget, str):
@@ -94,6 +102,8 @@ def _objection(budget, count: decimal.Decimal | None, usable_bytes: int) -> str:
     number, unit = _parts(budget)
     if unit == "%" and _TEXT.fullmatch(number + unit) and decimal.Decimal(number) > 100:
         return ", more than all of the usable memory"
+    # A unit that is known was refused for its number, whose digits `_parts` has mended. Of any
+    # other unit the first letter tells the power, such as "G" of "Gigabytes".
     power = unit[:1].upper()
     known = unit.lower() in _UNITS or unit == "%"
     units = [unit] if known else [f"{power}iB", f"{power}B"] if power.lower() in _POWERS else []
@@ -103,10 +113,10 @@ def _objection(budget, count: decimal.Decimal | None, usable_bytes: int) -> str:
 
 
 def _parts(text: str) -> tuple[str, str]:
-    """Number and unit of a text that was refused, with what people write otherwise made ours.
+    """Takes a text that was refused apart into number and unit, each spelled as `_TEXT` takes it.
 
-    These are full-width digits and superscripts, spaces and commas between thousands, and a comma
-    before the fraction.
+    What people write otherwise is replaced: full-width digits and superscripts, spaces and commas
+    between thousands, and a comma before the fraction.
     """
     plain = unicodedata.normalize("NFKC", text).strip()
     end = len(plain) - len(plain.lstrip("+-0123456789.,_' "))

@@ -1,5 +1,5 @@
-"""What was timed and compiled before, in SQLite: times by the work's own text (Adacc §3.1, A1),
-bytes by the program's.
+"""Remembers in SQLite what was timed and compiled before: times under the text of the work that was
+timed (Adacc §3.1), results of compiles under the program's bytes.
 
 A database that cannot be read or written costs speed, never a plan.
 """
@@ -23,7 +23,7 @@ from jaxmem._core.sqlite import SqliteFile
 from jaxmem._core.versions import installed
 
 MOST_BYTES = 256 * 2**20
-LAYOUT = 1  # 0 are files from before checksums
+LAYOUT = 1  # of the tables; files without checksums have 0, and are emptied
 COLUMNS = {
     "key": "TEXT PRIMARY KEY",
     "device": "TEXT",
@@ -38,9 +38,9 @@ TABLES = ("times", "compiles", "tried")
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Seconds of a piece of work: the least of some runs.
+    """The time of a piece of work.
 
-    seconds: the least.
+    seconds: the least of some runs.
     spread: how far the median of the runs lay above the least, as a share of it, for most of the
       pieces that were measured together; 0 for an estimate.
     written: when it was stored, in seconds since 1970.
@@ -52,7 +52,12 @@ class Timing:
 
 
 class Usage(NamedTuple):
-    """What the database takes: bytes of all its files, and rows by table."""
+    """What the database takes.
+
+    path: its file.
+    bytes: the bytes of all its files.
+    rows: the number of rows by table.
+    """
 
     path: pathlib.Path
     bytes: int
@@ -67,8 +72,11 @@ def default_path() -> pathlib.Path:
 
 
 class Database:
-    """Times of pieces of work on a device, results of deviceless compiles, which are the same every
-    time, and what earlier searches tried.
+    """Reads and writes times of pieces of work on a device, results of deviceless compiles, which
+    are the same every time, and what earlier searches tried.
+
+    Every key holds the versions of jaxlib and of the kernels' compilers, so that nothing from
+    another version is found.
 
     path: the file; None means `default_path()`.
     since: what was written earlier, in seconds since 1970, is not read.
@@ -88,7 +96,12 @@ class Database:
         self._kernels = " ".join(f"{name} {installed(name)}" for name in ("jax-triton", "triton"))
 
     def read_times(self, device: str, source: str, texts: Sequence[str]) -> dict[str, Timing]:
-        """The times of those of `texts` that are known."""
+        """The times of those of `texts` that are known.
+
+        device: the device that they were taken on.
+        source: what took them, such as "measured".
+        texts: the pieces of work, each as a text that is equal for equal work.
+        """
         keys = {self._key(device, source, text): text for text in texts}
         found = self._get("times", list(keys))
         return {keys[key]: timing for key, row in found if (timing := _timing(*row)) is not None}
@@ -99,6 +112,7 @@ class Database:
 
     def read_compile(self, device: str, program: bytes) -> dict | None:
         """What a compile of `program` for `device` said, if it is known."""
+        # one row, or none
         for _, (result, _) in self._get("compiles", [self._key(device, program)]):
             return result if isinstance(result, dict) else None
         return None
@@ -121,6 +135,9 @@ class Database:
         self._put("tried", device, {key: [actions, result]})
 
     def _key(self, *parts: str | bytes) -> str:
+        """A hash of versions and parts. A zero byte stands before each part, so that no two lists
+        of parts run together to the same text.
+        """
         digest = hashlib.sha256(f"{self._jaxlib} {self._kernels}".encode())
         for part in parts:
             digest.update(b"\0" + (part if isinstance(part, bytes) else part.encode()))
@@ -139,7 +156,7 @@ class Database:
 
 
 def usage() -> Usage:
-    """What the database takes; no rows are counted where it is damaged or not there."""
+    """Returns what the database takes; no rows are counted where it is damaged or not there."""
     file = Database()._file
     rows: dict[str, int] = dict.fromkeys(TABLES, 0)
     if os.path.isfile(file.path) and check() is None:
@@ -163,8 +180,8 @@ def clear() -> int:
 
 
 def check() -> str | None:
-    """What is wrong with the database, by SQLite's quick check; None where it is good or not made
-    yet. Nothing is changed.
+    """Says what is wrong with the database, by SQLite's quick check; None where it is good or not
+    made yet. Changes nothing.
     """
     try:
         return Database()._file.fault()
@@ -173,7 +190,9 @@ def check() -> str | None:
 
 
 def _sound(rows: Iterable[tuple]) -> Iterator[tuple[str, tuple[Any, float]]]:
-    """Key, value and time of the rows that say what was once written to them."""
+    """Key, value and time of each row whose checksum is that of its text. Rows with flipped bits
+    are left out, as if they had never been written.
+    """
     for key, written, checksum, text in rows:
         right = isinstance(text, str) and isinstance(written, float)  # SQLite does not insist
         if right and checksum == _checksum(key, text):
@@ -188,6 +207,7 @@ def _checksum(key: str, text: str) -> int:
 
 
 def _timing(value: Any, written: float) -> Timing | None:
+    """A row of times as it was written, or None where its value is no time."""
     try:
         seconds, spread = (float(number) for number in value)
     except (TypeError, ValueError):

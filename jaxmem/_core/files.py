@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and JSON that is read with the error it deserves."""
+"""Writes files that appear whole or not at all, and reads JSON files."""
 
 import contextlib
 import json
@@ -20,6 +20,7 @@ def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
+    # Process and random digits keep two writers apart; the dot hides what a crash leaves behind.
     part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with part.open("xb") as file:
@@ -40,7 +41,9 @@ def write_json(path: str | os.PathLike, data: Any) -> None:
 
 
 def read_json(path: str | os.PathLike) -> Any:
-    """What a JSON file holds. Raises OSError if it cannot be read, ValueError if it is no JSON."""
+    """Returns what a JSON file holds. Raises OSError if it cannot be read, ValueError if it is no
+    JSON.
+    """
     try:
         return json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     except RecursionError as error:
@@ -64,6 +67,7 @@ def check_writable(path: str | os.PathLike) -> None:
 
 
 def _flush_folder(folder: pathlib.Path) -> None:
+    """Writes a folder's list of names to the disk, where the system can."""
     with contextlib.suppress(OSError):  # some file systems cannot, and Windows has no such call
         descriptor = os.open(folder, os.O_RDONLY)
         try:

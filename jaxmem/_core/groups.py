@@ -1,4 +1,8 @@
-"""A profile whose layers are divided into groups that a plan decides apart. Free of JAX."""
+"""Divides a block of a profile into groups of layers that a plan decides apart.
+
+Each group is a block of its own, under a label such as `block[0:6]`. So solver, tables and files
+need to know nothing of groups.
+"""
 
 import dataclasses
 from collections.abc import Iterable
@@ -9,7 +13,9 @@ from jaxmem._core.profile import BlockClass, Profile
 
 def divisible(profile: Profile) -> BlockClass | None:
     """The block whose layers a plan may divide: of those that `jaxmem.stack` loops over, the one
-    that can save most.
+    that saves the most bytes with everything kept. None where there is no such block.
+
+    A label that several blocks share is left out: a group's label would not tell which it divides.
     """
     labels = [b.name for b in profile.blocks]
     stacked = [
@@ -19,19 +25,22 @@ def divisible(profile: Profile) -> BlockClass | None:
 
 
 def divided(profile: Profile, block: BlockClass, at: int) -> Profile:
-    """The same step with `block` as two, of its first `at` layers and of the others."""
+    """The same step with `block` in two parts: its first `at` layers, and the others."""
     labels = [group_label(block.name, 0, at), group_label(block.name, at, block.layers)]
     return dataclasses.replace(profile, blocks=as_decided(profile.blocks, labels))
 
 
 def as_decided(blocks: Iterable[BlockClass], labels: Iterable[str]) -> tuple[BlockClass, ...]:
-    """The blocks, divided into the groups of layers that a plan's labels name."""
+    """The blocks, each divided into the groups of layers that `labels` name, if they name any."""
     labels = list(labels)
     parts = ([_part(b, *r) for r in ranges(labels, b.name)] or [b] for b in blocks)
     return tuple(part for several in parts for part in several)
 
 
 def _part(block: BlockClass, start: int, stop: int) -> BlockClass:
+    """Layers `start` up to `stop` as a block. What is counted per layer stays; the runs in a step
+    are shared out by the number of layers.
+    """
     runs, layers = block.runs * (stop - start) // block.layers, stop - start
     return dataclasses.replace(
         block, name=group_label(block.name, start, stop), layers=layers, runs=runs

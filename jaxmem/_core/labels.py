@@ -1,4 +1,4 @@
-"""Labels of groups of layers: `block[0:6]` is of the first six layers of `block`."""
+"""Labels of groups of layers: `block[0:6]` stands for the first six layers of `block`."""
 
 import re
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ def group_label(block: str, start: int, stop: int) -> str:
 
 
 def ungrouped(label: str) -> str:
-    """The block that a label is of: that of `block[0:6]` is `block`."""
+    """The block that a label is about: `block` for `block[0:6]`, and for `block` itself."""
     match = LABEL.fullmatch(label)
     return match["block"] if match else label
 

@@ -1,4 +1,4 @@
-"""What was learned of a step: its blocks, their tags and what each choice for a tag costs.
+"""The types of what was learned of a step: its blocks, their tags and what each choice costs.
 
 Bytes are int, times are seconds (float), both for one layer (one run of one block) unless a name
 says otherwise.
@@ -12,11 +12,12 @@ from jaxmem._core.actions import KEEP, REST, Actions, Choice
 @dataclasses.dataclass(frozen=True)
 class Option:
     """One choice open to a tag, with its price for one layer. Recomputation is not listed: it is
-    always open.
+    always open, and its price depends on what else is kept.
 
-    `device_bytes` stay on the device until the backward, `host_bytes` cross the host link once each
-    way and lie in host memory meanwhile, `seconds` is the device's time for writing, reading,
-    encoding and decoding.
+    choice: the action, with its codec.
+    device_bytes: what stays on the device until the backward.
+    host_bytes: what crosses the host link once each way, and lies in host memory meanwhile.
+    seconds: the device's time for writing, reading, encoding and decoding.
     """
 
     choice: Choice
@@ -27,7 +28,14 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Tag:
-    """A named point of a block. `value` indexes `BlockClass.values`: the tensor that is saved."""
+    """A named point of a block, where an action may apply.
+
+    name: unique within the block.
+    kind: what the tensor is, or None where the model does not say.
+    shape, dtype: the tensor's.
+    value: the index in `BlockClass.values` of the tensor that is saved.
+    options: the choices open to it, beside recomputation.
+    """
 
     name: str
     kind: str | None
@@ -39,14 +47,12 @@ class Tag:
 
 @dataclasses.dataclass(frozen=True)
 class Equation:
-    """One operation of a block's forward that the backward may have to repeat. `inputs` and
-    `outputs` index values.
-    """
+    """One operation of a block's forward that the backward may have to repeat."""
 
-    primitive: str
-    inputs: tuple[int, ...]
+    primitive: str  # JAX's name of the operation
+    inputs: tuple[int, ...]  # indices in `BlockClass.values`, as those of `outputs`
     outputs: tuple[int, ...]
-    seconds: float
+    seconds: float  # to repeat it once
     flops: float = 0.0  # of matrix products only, those of inner loops times their trip counts
     matmuls: int = 0  # matrix-product instructions in it
     tag: str | None = None  # set where the equation is a tag: its inputs and outputs are one tensor
@@ -63,7 +69,7 @@ class BlockClass:
     """
 
     name: str  # the policy's block label; classes of one label share their decisions
-    fingerprint: str
+    fingerprint: str  # of the block's graph; equal for equal graphs
     layers: int  # how many instances' saved tensors are alive at once
     runs: int  # how many instances run in a step
     values: tuple[int, ...]
@@ -81,8 +87,8 @@ class BlockClass:
 
     @property
     def everything_bytes(self) -> int:
-        """Bytes one layer saves when everything that the backward needs is kept, as without a
-        checkpoint.
+        """Bytes that one layer saves when everything that the backward needs is kept, as without a
+        checkpoint. Parameters and constants are in memory anyhow, and do not count.
         """
         free = set(self.free)
         return sum(self.values[v] for v in self.needed if v not in free)

@@ -1,4 +1,4 @@
-"""The log that says how long work goes on; `jaxmem/_cli/progress.py` shows it."""
+"""The log in which long work says how far it is; `jaxmem/_cli/progress.py` shows it."""
 
 import logging
 

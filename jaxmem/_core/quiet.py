@@ -1,15 +1,18 @@
-"""Silences a traceback that says nothing: JAX's CUDA plugin misses a driver where there is none."""
+"""Silences the traceback that JAX logs when its CUDA plugin is installed on a machine without a
+GPU.
+"""
 
 import logging
 import os
 
 
 def quiet_plugin_noise() -> None:
-    """Drops one record of jax's log, where there is no driver: the traceback of the CUDA plugin
-    that misses it.
+    """Drops the CUDA plugin's traceback from JAX's log, on a machine that has no driver. Where
+    there is one, the traceback tells of a defect, and stays.
     """
     if any(
         os.path.exists(path)
+        # a driver's files on Linux, and on Windows' subsystem for Linux (dxg)
         for path in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
     ):
         return

@@ -92,7 +92,10 @@ class SqliteFile:
             return str(error)
 
     def _misfit(self, connection: sqlite3.Connection) -> str | None:
-        """How a file of this layout, or of a higher one, differs from what we make."""
+        """How a file of this layout, or of a higher one, differs from what we make; None where it
+            does
+        not, and for a file of a lower layout, which `_lay_out` empties.
+        """
         if (found := _layout(connection)) > self.layout:
             return f"its layout is {found}, of a newer version; this version's is {self.layout}"
         for name, columns in self.tables.items() if found == self.layout else ():
@@ -118,6 +121,7 @@ class SqliteFile:
                 return None
 
     def _open(self) -> sqlite3.Connection:
+        """A connection to a file that has our tables. Raises _Damaged where it has others."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         connection = self._connect("rwc")
         try:
@@ -133,6 +137,10 @@ class SqliteFile:
         return connection
 
     def _connect(self, mode: str) -> sqlite3.Connection:
+        """A connection in SQLite's `mode`: "rw" fails where there is no file, "rwc" makes one.
+
+        Python begins no transactions by itself (`isolation_level`): every one is ours.
+        """
         if os.path.isdir(self.path):
             raise _Damaged("it is a folder")
         uri = f"{self.path.absolute().as_uri()}?mode={mode}"
@@ -142,6 +150,7 @@ class SqliteFile:
         return connection
 
     def _lay_out(self, connection: sqlite3.Connection) -> None:
+        """Makes our tables anew, and empties the file of an older layout."""
         connection.execute("BEGIN IMMEDIATE")
         made = _layout(connection) >= self.layout  # by another process, which was first
         if not made:
@@ -167,6 +176,7 @@ class SqliteFile:
             (rows,) = connection.execute(f"SELECT count(*) FROM ({every})").fetchone()
             if rows == 0:
                 return
+            # An eighth of the rows at a time, the oldest of all tables together.
             (limit,) = connection.execute(
                 f"SELECT written FROM ({every}) ORDER BY written LIMIT 1 OFFSET {rows // 8}"
             ).fetchone()

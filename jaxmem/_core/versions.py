@@ -1,4 +1,4 @@
-"""Versions of packages, compared as numbers: of what is installed, release candidates included."""
+"""Finds the versions of installed packages, and makes them comparable."""
 
 import re
 from importlib import metadata

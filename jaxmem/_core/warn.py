@@ -8,6 +8,7 @@ from jaxmem.errors import JaxmemWarning
 
 def warn(message: str) -> None:
     """A JaxmemWarning at the innermost line of the call stack that is not jaxmem's own."""
+    # Level 1 is this function, 2 its caller. The walk ends at the first frame of other code.
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
@@ -15,4 +16,5 @@ def warn(message: str) -> None:
 
 
 def _is_ours(module: str) -> bool:
+    """Whether a frame of this module is skipped: our own, or one that runs our context managers."""
     return module.partition(".")[0] in ("jaxmem", "jaxmem_kernels", "contextlib")

@@ -1,5 +1,5 @@
-"""A GPU's measured rates, in place of its datasheet's: from the results of a check on it to data of
-the package.
+"""Turns the results of a check on a GPU into the package's data, so that its measured rates take
+the place of its datasheet's.
 """
 
 import dataclasses
@@ -13,7 +13,8 @@ from jaxmem._device.rates import MEASURED, NAMES
 from jaxmem._device.rates import datasheet as rates_by_datasheet
 from jaxmem.errors import TargetError
 
-# What a target needs -> the points of the check's `ceilings.json`; of several the slowest counts.
+# Each rate that a target needs, and the points of the check's `ceilings.json` that measure it. Of
+# several points the slowest counts.
 POINTS = {
     "bandwidth": ("copy",),
     "flops_16bit": ("matmul_bfloat16",),
@@ -26,8 +27,12 @@ PLAUSIBLE = 0.05, 1.2  # of the datasheet's: outside of this something else was 
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """Rates by name, B/s and FLOP/s: the datasheet's and the measured ones, and where they are
-    written.
+    """What `calibrate` read and wrote. Rates are by name (`rates.NAMES`), in B/s and FLOP/s.
+
+    gpu: the GPU's name in the table.
+    datasheet: the rates by its datasheet.
+    measured: the rates by the check.
+    path: the file that the measured ones were written to.
     """
 
     gpu: str
@@ -46,11 +51,13 @@ class Calibration:
 
 
 def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -> Calibration:
-    """Reads what `python -m experiments.gpu_check --part ceilings` left in `folder`, and writes the
-    GPU's rates as JSON.
+    """Reads the rates that a check measured on a GPU, and writes them as JSON.
 
-    `out`: a file; None means the package's own data, where targets of that name find them from then
-    on. Raises TargetError for results that are broken, a rehearsal's, of a GPU that is not in the
+    folder: where `python -m experiments.gpu_check --part ceilings` left its results.
+    out: a file; None means the package's own data, where targets of that name find the rates from
+      then on.
+
+    Raises TargetError for results that are broken, a rehearsal's, of a GPU that is not in the
     table, or implausible.
     """
     path = pathlib.Path(folder) / "ceilings.json"
@@ -91,6 +98,7 @@ def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -
 
 
 def _read(path: pathlib.Path) -> dict:
+    """The check's results. Raises TargetError if they cannot be read, or have no `rows`."""
     try:
         data = read_json(path)
     except (OSError, ValueError) as error:
@@ -104,6 +112,7 @@ def _read(path: pathlib.Path) -> dict:
 
 
 def _rate(data: dict, point: str, path: pathlib.Path) -> float:
+    """The median rate of one point, in B/s or FLOP/s. Raises TargetError if it is none."""
     row = data["rows"].get(point)
     rate = row.get("rate") if isinstance(row, dict) else None
     value = rate.get("median") if isinstance(rate, dict) else None

@@ -1,10 +1,9 @@
 """The GPUs that a step can be planned for, as data, and each one's description for XLA.
 
-Rates are dense peaks without sparsity, from NVIDIA's datasheets (named per line). Memory is what
-the CUDA driver reports to a program, a little under the datasheet's; multiprocessors, clocks and
-caches are those that XLA's own
-`target_config/specs` or CUDA's deviceQuery give. Host memory is one device's share of a common
-cloud instance's.
+Rates are dense peaks without sparsity, from the source that each entry names. Memory is what the
+CUDA driver reports to a program, a little under the datasheet's. Multiprocessors, clocks and caches
+are those that XLA's own `target_config/specs` or CUDA's deviceQuery give. Host memory is one
+device's share of a common cloud instance's.
 """
 
 import dataclasses
@@ -15,16 +14,18 @@ GiB, MiB, KiB = 2**30, 2**20, 2**10
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    name: str
+    """A kind of GPU, by its datasheet. Every quantity is one device's."""
+
+    name: str  # as users write it, such as "a100-80gb"
     description: str  # as the driver spells it: XLA looks up its performance tables by it
     matches: str  # a regular expression for the `device_kind` of a device at hand
-    capability: tuple[int, int]
+    capability: tuple[int, int]  # CUDA's compute capability, (9, 0) for 9.0
     memory_bytes: int
     bandwidth: float  # B/s
     flops_16bit: float  # tensor cores, float16 or bfloat16 with float32 sums
     flops_f32: float  # float32 products as XLA runs them by default: TF32 where there is one
     pcie: float  # B/s each way, the line's
-    host_bytes: int
+    host_bytes: int  # host memory for offloaded tensors
     cores: int  # multiprocessors
     fpus_per_core: int
     clock_ghz: float
@@ -34,7 +35,7 @@ class Gpu:
     # whether XLA has a table of matrix products for it; if not, asking for its estimates is an
     # error
     priced: bool
-    source: str
+    source: str  # the datasheet of the rates; the instance or machine of the host memory
 
     @property
     def compute_capability(self) -> int:
@@ -42,7 +43,7 @@ class Gpu:
         return 10 * self.capability[0] + self.capability[1]
 
 
-_PCIE3, _PCIE4, _PCIE5 = 16e9, 32e9, 64e9
+_PCIE3, _PCIE4, _PCIE5 = 16e9, 32e9, 64e9  # B/s of 16 lanes, each way
 
 # fmt: off
 _TABLE = (
@@ -90,15 +91,15 @@ GPUS = {gpu.name: gpu for gpu in _TABLE}
 
 
 def gpu_of_kind(kind: str) -> Gpu | None:
-    """The table's entry for a device's own description, such as 'NVIDIA A100-SXM4-40GB', or
-    None.
+    """Returns the table's entry for a device's own description, such as 'NVIDIA A100-SXM4-40GB', or
+    None for an unknown one.
     """
     return next((gpu for gpu in GPUS.values() if re.search(gpu.matches, kind)), None)
 
 
 def target_config(gpu: Gpu) -> str:
-    """The GPU as XLA's `GpuTargetConfigProto`, in text form: what a compile without the GPU is told
-    of it.
+    """Returns XLA's `GpuTargetConfigProto` of the GPU, in text form: all that a compile without the
+    GPU knows of it. Plain numbers in it are the same for every GPU of the table.
     """
     major, minor = gpu.capability
     return f"""gpu_device_info {{
@@ -128,14 +129,14 @@ device_description_str: "{gpu.description}"
 
 
 def _optin_bytes(gpu: Gpu) -> int:
-    """Shared memory that one block may ask for: all of it on Turing, all but the driver's KiB since
-    Ampere.
+    """Returns the shared memory that one block may ask for: all of a multiprocessor's on Turing,
+    all but the driver's KiB since Ampere.
     """
     return gpu.shared_bytes - (KiB if gpu.capability >= (8, 0) else 0)
 
 
 def _accelerated(gpu: Gpu) -> str:
-    """Hopper's and Blackwell's own instructions (sm_90a, sm_100a), as XLA finds them on the
-    device.
+    """Returns the field that allows Hopper's and Blackwell's own instructions (sm_90a, sm_100a), as
+    XLA does where it finds the device.
     """
     return " feature_extension: ACCELERATED_FEATURES" if gpu.capability >= (9, 0) else ""

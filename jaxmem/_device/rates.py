@@ -1,4 +1,4 @@
-"""A GPU's rates: measured ones where a check has left them (`measured/NAME.json`), else its
+"""Gives a GPU's rates: measured ones where a check has left them (`measured/NAME.json`), else its
 datasheet's.
 """
 
@@ -15,8 +15,13 @@ MEASURED = pathlib.Path(__file__).parent / "measured"
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """B/s and FLOP/s of one device; `link` is the host link's, each way, `codec` what codecs'
-    kernels read and write.
+    """The rates of one device.
+
+    bandwidth: of its memory, B/s.
+    flops_16bit: of float16 and bfloat16 matrix products with float32 sums, FLOP/s.
+    flops_f32: of float32 matrix products as XLA runs them by default, FLOP/s.
+    link: of the host link, B/s each way.
+    codec: of codecs' kernels, B/s that they read and write together.
     """
 
     bandwidth: float
@@ -30,12 +35,13 @@ NAMES = tuple(f.name for f in dataclasses.fields(Rates))
 
 
 def datasheet(gpu: Gpu) -> Rates:
+    """Returns the rates by the GPU's datasheet, with estimates of what copies and codecs reach."""
     link, codec = LINK_EFFICIENCY * gpu.pcie, CODEC_EFFICIENCY * gpu.bandwidth
     return Rates(gpu.bandwidth, gpu.flops_16bit, gpu.flops_f32, link, codec)
 
 
 def rates_of(gpu: Gpu) -> Rates:
-    """The rates that plans for this GPU are priced by."""
+    """Returns the rates that plans for this GPU are priced by."""
     path = MEASURED / f"{gpu.name}.json"
     if not path.exists():
         return datasheet(gpu)

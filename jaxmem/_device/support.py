@@ -1,4 +1,4 @@
-"""What a target can carry out, and hold."""
+"""Says which actions a target can carry out, and whether its memory holds a budget."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -9,6 +9,7 @@ from jaxmem._core.versions import installed, release
 from jaxmem._device.target import Target
 from jaxmem.errors import TagError, TargetError
 
+# Older releases of jaxlib compile a scan that offloads to wrong gradients on a GPU.
 OFFLOAD_SINCE = (0, 11, 1)
 _NAMED = {"all": ALL, "lossless": LOSSLESS}
 
@@ -16,7 +17,7 @@ _NAMED = {"all": ALL, "lossless": LOSSLESS}
 def allowed_actions(
     actions: Sequence[Action | str] | str, target: Target
 ) -> tuple[tuple[Action, ...], tuple[str, ...]]:
-    """The actions to plan with, and what to tell the user of those left out.
+    """Returns the actions to plan with, and what to tell the user of those left out.
 
     actions: some of them, as actions or by name, or a text: "all", "lossless", or names between
       commas. Case, spaces round a name, and `-` for `_` do not matter.
@@ -25,6 +26,8 @@ def allowed_actions(
     Raises TagError for an unknown action, and TargetError for one that was asked for by name and
     that the target cannot do.
     """
+    # Whether a set was named, of which what cannot be done is left out, and not each action. A
+    # tuple of the same actions that the user wrote is no set: hence `is`.
     named = actions is ALL or actions is LOSSLESS
     if isinstance(actions, str):
         named = _plain(actions) in _NAMED
@@ -44,7 +47,9 @@ def allowed_actions(
 
 
 def budget_notes(limit: int, target: Target) -> tuple[str, ...]:
-    """What to tell the user of a budget of `limit` bytes that the target's memory does not have."""
+    """Returns what to tell the user if the target's memory does not have a budget's `limit`
+    bytes.
+    """
     if limit <= target.usable_bytes:
         return ()
     where = "on this machine" if target.local else f"on {target.name!r}"
@@ -55,7 +60,7 @@ def budget_notes(limit: int, target: Target) -> tuple[str, ...]:
 
 
 def offload_obstacle(target: Target) -> str | None:
-    """Why `target` cannot offload, or None."""
+    """Returns why `target` cannot offload, or None if it can."""
     if target.platform == "cpu":
         return "a CPU has no host memory apart from its own"
     version = installed("jaxlib") or "0"
@@ -67,13 +72,14 @@ def offload_obstacle(target: Target) -> str | None:
 
 
 def _action(word, actions) -> Action:
+    """The action that `word`, one of `actions`, names. Raises TagError if it names none."""
     try:
         return Action(_plain(word))
     except ValueError:
         near = difflib.get_close_matches(
             _plain(word), [*map(str, Action), *_NAMED], n=1, cutoff=0.6
         )
-        alone = _plain(word) in _NAMED
+        alone = _plain(word) in _NAMED  # "all" or "lossless" among other words
         hint = f"; did you mean {near[0]!r}?" if near and not alone else ""
         hint = f"; {_plain(word)!r} stands alone" if alone else hint
         raise TagError(

@@ -1,4 +1,6 @@
-"""What a step is planned for: the device at hand, or a named GPU that need not be there."""
+"""Describes what a step is planned for: the device at hand, or a named GPU that need not be
+there.
+"""
 
 import dataclasses
 import difflib
@@ -19,16 +21,16 @@ class Target:
     """A kind of device and how many of them, all of one host. Every quantity is one device's.
 
     `usable_bytes` is what a program may use. For a named GPU that is 95 % of what the driver
-    reports: the rest is the CUDA context's, the libraries' and the fragmentation's. JAX itself
-    takes only 75 % unless
-    `XLA_PYTHON_CLIENT_MEM_FRACTION=.95` is set. For `local` it is what the runtime says (GPU, TPU),
-    or 90 % of the memory that the machine or its container has (CPU). Rates are measured ones where
-    `jaxmem calibrate` has left them, else the datasheet's; then `link` is 80 % of the PCIe line's,
-    each way, about what pinned copies reach. For a local CPU, rates are rough estimates; times
-    there are measured anyway.
+    reports: the rest is taken by the CUDA context, by libraries and by fragmentation. JAX itself
+    takes only 75 % unless `XLA_PYTHON_CLIENT_MEM_FRACTION=.95` is set. For `local` it is what the
+    runtime says (GPU, TPU), or 90 % of the memory that the machine or its container has (CPU).
+
+    Rates are measured ones where `jaxmem calibrate` has left them, else the datasheet's; then
+    `link` is 80 % of the PCIe line's, each way, about what pinned copies reach. For a local CPU,
+    rates are rough estimates; times there are measured anyway.
     """
 
-    name: str
+    name: str  # "local", or a GPU's name
     kind: str  # the device's own description
     platform: str  # "cpu" | "cuda" | "rocm" | "tpu"
     devices: int
@@ -38,8 +40,8 @@ class Target:
     matmul_flops: float  # bfloat16 or float16 products, FLOP/s
     flops_f32: float  # float32 products
     link: float  # host link, B/s each way
-    host_bytes: int
-    cores: int
+    host_bytes: int  # host memory for offloaded tensors
+    cores: int  # multiprocessors of a GPU, cores of a CPU
 
     @property
     def gpu(self) -> Gpu | None:
@@ -56,7 +58,7 @@ class Target:
 
     @classmethod
     def parse(cls, target: "str | Target") -> "Target":
-        """`local`, the name of a GPU, or `name:N` for N of them on one host.
+        """Reads `local`, the name of a GPU, or `name:N` for N of them on one host.
 
         Raises:
           TargetError: an unknown name or a count that is not a whole number of at least 1.
@@ -88,6 +90,7 @@ _EXPECTED = (
 
 
 def _unknown(target: str, name: str) -> str:
+    """The message for a target whose `name` is not in the table."""
     if name.startswith("v100"):
         return (
             f"`target` {target!r}: the CUDA 13 compiler no longer knows the V100 (sm_70). "
@@ -100,6 +103,7 @@ def _unknown(target: str, name: str) -> str:
             f"`target` {target!r}: 'local' takes no number of devices; it is all the devices that"
             " JAX sees here"
         )
+    # "a100" is the beginning of two names: all of them are offered, before those spelled alike.
     longer = [known for known in GPUS if name and known.startswith(name)]
     near = longer or difflib.get_close_matches(name, GPUS, n=1, cutoff=0.3)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
@@ -125,6 +129,7 @@ def _named(gpu: Gpu, devices: int) -> Target:
 
 
 def _local() -> Target:
+    """The devices that JAX has here. Raises TargetError if they do not report their memory."""
     import jax
 
     devices = jax.local_devices()
@@ -141,7 +146,7 @@ def _local() -> Target:
                 f"`target` 'local': {device.device_kind} does not report its memory; give `target`"
                 f" by name: {_EXPECTED}"
             )
-        # an unknown device: modest rates, and times are measured
+        # An unknown device gets modest rates. They matter little, since times are measured.
         gpu = gpu_of_kind(device.device_kind) or GPUS["a10g"]
         rates, cores = rates_of(gpu), gpu.cores
         bandwidth, matmul, f32, link = (
@@ -152,7 +157,9 @@ def _local() -> Target:
         )
         rocm = "rocm" in device.client.platform_version.lower()
         platform = device.platform if device.platform != "gpu" else "rocm" if rocm else "cuda"
-    shared = len(devices) if platform == "cpu" else 1  # JAX's CPU devices are slices of one memory
+    # JAX's CPU devices share one memory; a GPU's `bytes_limit` is its own. Host memory is shared by
+    # all.
+    shared = len(devices) if platform == "cpu" else 1
     return Target(
         name="local",
         kind=device.device_kind,
@@ -170,8 +177,12 @@ def _local() -> Target:
 
 
 def host_memory_bytes(root: str = "/") -> int:
-    """Bytes of memory of this machine, or of its container where that is less."""
+    """Returns the bytes of memory of this machine, or of its container where that is less.
+
+    root: where the file system begins.
+    """
     limits = [_meminfo_bytes(root)]
+    # The container's limit, as version 2 and version 1 of cgroups have it.
     for path in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
         text = _read(pathlib.Path(root, path)).strip()
         limits += [int(text)] if text.isdecimal() else []  # "max" is no limit
@@ -179,6 +190,7 @@ def host_memory_bytes(root: str = "/") -> int:
 
 
 def _meminfo_bytes(root: str) -> int:
+    """Bytes of memory of the machine."""
     if found := re.search(
         r"^MemTotal:\s*(\d+) kB", _read(pathlib.Path(root, "proc/meminfo")), re.M
     ):
@@ -187,6 +199,7 @@ def _meminfo_bytes(root: str) -> int:
 
 
 def _read(path: pathlib.Path) -> str:
+    """The file's text, "" where there is none or it may not be read."""
     try:
         return path.read_text()
     except OSError:

@@ -1,3 +1,3 @@
-"""What holds a step's peak, by name. Imports `_core`, `_jax`, `_device`, `_xla`, `_profile`,
-`_codecs`, `_plan`.
+"""Names what holds the peak of a step's memory. Imports `_core`, `_jax`, `_device`, `_xla`,
+`_profile`, `_codecs`, `_plan`.
 """

@@ -1,5 +1,5 @@
-"""explain(): what holds the peak of a step's memory, by name, from the compiled program's own
-buffer assignment.
+"""explain(): names what holds the peak of a step's memory, from the compiled program's own buffer
+assignment.
 """
 
 import collections
@@ -23,7 +23,7 @@ from jaxmem._xla.buffers import Held, Peak
 from jaxmem._xla.compiled import Compiled
 from jaxmem.errors import PlanFileError
 
-_ADVICE = {  # what holds most, and what to do about it
+_ADVICE = {  # for each kind of part, how a sentence names it, and what to do if it holds most
     "saved": ("tagged tensors", "`jaxmem plan --budget B` recomputes, compresses or offloads them"),
     "untagged": (
         "untagged tensors",
@@ -62,11 +62,16 @@ _ADVICE = {  # what holds most, and what to do about it
 
 
 def explain(build, *args, plan: Plan | None = None, target: str | Target = "local") -> Explanation:
-    """What holds the peak of a step's memory: arguments by path, saved tensors by tag, temporaries
-    by operation.
+    """Tells what holds the peak of a step's memory: arguments by path, saved tensors by tag,
+    temporaries by operation.
 
-    `build` and `args` are those of `jaxmem.plan`; `plan` None means everything kept. The step is
-    compiled once, as a plan's compile is. A step without blocks is explained too, without tags.
+    build: `build(plan)` returns the step, as for `jaxmem.plan`.
+    args: the step's arguments: arrays, modules or `jax.ShapeDtypeStruct`s.
+    plan: the plan to explain the step under; None means everything kept.
+    target: "local", or a GPU such as "h200" or "a100-80gb:8" that need not be there.
+
+    The step is compiled once, as a plan's compile is. A step without blocks is explained too,
+    without tags.
 
     Raises StepError for a step that cannot be traced or compiled, or whose buffer assignment cannot
     be read, PlanFileError for a plan that was made for another model, TargetError for a target that
@@ -75,12 +80,14 @@ def explain(build, *args, plan: Plan | None = None, target: str | Target = "loca
     target = Target.parse(target)
     build = with_microbatches(build, None if plan is None else plan.microbatches)
     blocks = _blocks(build, args)
+    # Another model's plan would name tags and blocks that this step lacks.
     if plan is not None and plan.fingerprint != (found := plan_fingerprint(blocks)):
         raise PlanFileError(
             f"explain: the plan is for another model: its `fingerprint` is {plan.fingerprint}, and"
             f" the model's is {found}:"
             " it has other layers, shapes, dtypes or tags; plan this model anew"
         )
+    # What the compiled program holds, and what its blocks should save under the plan.
     traced = trace(build, plan, args)[1]
     with backend_for(target, workers=1) as backend:
         compiled, full = backend.explain(traced)
@@ -92,6 +99,8 @@ def explain(build, *args, plan: Plan | None = None, target: str | Target = "loca
 
 
 def _blocks(build, args: tuple) -> list[BlockClass]:
+    """The step's blocks, none for a step without any."""
+    # Blocks are found where every tag is recomputed, as `plan` finds them.
     jaxpr = trace(build, Assignment.nothing(), args)[1].jaxpr
     return block_classes(jaxpr) if find_blocks(jaxpr.jaxpr).instances else []
 
@@ -104,12 +113,23 @@ def _explanation(
     target: str,
     plan: Plan | None,
 ) -> Explanation:
+    """Gives every buffer its class, and adds classes up.
+
+    full: what the compiled program holds.
+    compiled: its bytes.
+    saved: what its blocks should save.
+    arguments: names of its arguments and results.
+    target, plan: what it was compiled for, and under which plan.
+    """
     names = name_saved(full, saved)
+    # The loops over layers, known by the stacks of saved tensors that they hand on.
     layers = {loop for h in names for loop in h.handed_on if len(h.shape) > 1}
+    # (kind, part, item, bytes) of each buffer, by whether it is in host memory.
     rows: dict[bool, list[tuple[str, str, str, int]]] = {False: [], True: []}
     for h in full.held:
         rows[h.host].append((*_place(h, names, layers, arguments), h.bytes))
     for host, total in ((False, compiled.total_bytes), (True, compiled.host_bytes)):
+        # So that parts add up to the step's bytes, whatever XLA leaves out of its assignment.
         if rest := total - sum(size for *_, size in rows[host]):
             rows[host].append(("other", "not in the buffer assignment", "", rest))
     parts, host_parts = _parts(rows[False]), _parts(rows[True])
@@ -126,6 +146,7 @@ def _explanation(
 
 
 def _advice(parts: Iterable[Part], total: int) -> str:
+    """A sentence about the kind that holds most of the `total` bytes, and what makes it smaller."""
     kinds: collections.Counter[str] = collections.Counter()
     for part in parts:
         kinds[part.kind] += part.bytes
@@ -140,10 +161,13 @@ def _advice(parts: Iterable[Part], total: int) -> str:
 def _place(
     h: Held, names: dict[Held, tuple[str, str]], layers: set[str], arguments: Arguments
 ) -> tuple[str, str, str]:
-    """Kind, part and item of a buffer, from the surest sign to the least sure.
+    """Returns the kind, the part and the item of a buffer, from the surest sign to the least sure.
 
     JAX writes its transformations into the names of operations: "jvp(" is in a differentiated
     forward, "transpose(" in a backward.
+
+    names: kind and part of the buffers that are saved for the backward.
+    layers: the names of the loops over layers.
     """
     what = f"{operation(h)} {show_array(h)}".strip()
     if h.kind == "argument":
@@ -156,7 +180,7 @@ def _place(
     if h in names:
         return (*names[h], what)
     backward = any("transpose(" in op for op in (h.op, *h.sources))
-    summed = bool(h.handed_on) and operation(h) == "add"  # over microbatches
+    summed = bool(h.handed_on) and operation(h) == "add"  # gradients, over microbatches
     # A gradient looks like what it will update: a donated argument's shape and dtype.
     if (backward or summed) and (h.dtype, h.shape) in arguments.donated:
         return "gradients", "gradients", show_array(h)
@@ -168,6 +192,7 @@ def _place(
 
 
 def _parts(rows: Iterable[tuple[str, str, str, int]]) -> tuple[Part, ...]:
+    """Rows of (kind, part, item, bytes), added up; the largest part and the largest items first."""
     grouped: dict[tuple[str, str], dict[str, list[int]]] = collections.defaultdict(
         lambda: collections.defaultdict(list)
     )
@@ -183,10 +208,11 @@ def _parts(rows: Iterable[tuple[str, str, str, int]]) -> tuple[Part, ...]:
 
 
 def _where(full: Peak, layers: set[str]) -> str:
+    """Where in the step its peak is, as a phrase; "" where nobody knows."""
     if not full.op:
         return ""
     backward = "transpose(" in full.op
-    again = "rematted_computation" in full.op
+    again = "rematted_computation" in full.op  # so JAX names what a checkpoint computes again
     phase = (
         "recomputing for the backward"
         if again

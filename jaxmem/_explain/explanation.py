@@ -1,4 +1,4 @@
-"""What holds a step's peak, as a value and as text."""
+"""Holds what `explain` found, and shows it as text."""
 
 import dataclasses
 
@@ -9,7 +9,12 @@ _SHOWN = 4  # items of a part in the table
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """Buffers of one name: their bytes together, and how many they are."""
+    """Buffers of one name.
+
+    name: an argument's path, or an operation and what it makes, such as "tanh f32[4,32]".
+    bytes: those of all of them.
+    count: how many they are.
+    """
 
     name: str
     bytes: int
@@ -18,10 +23,14 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One class of what is in memory. `kind` is one of `saved`, `untagged`, `arguments`, `outputs`,
-    `gradients`,
-    `layer`, `outside`, `other`, `packing`; `items` go from the largest to the smallest and add up
-    to `bytes`."""
+    """One class of what is in memory.
+
+    kind: `saved`, `untagged`, `arguments`, `outputs`, `gradients`, `layer`, `outside`, `other` or
+      `packing`.
+    name: what it is, such as "saved: up" for the tensors of the tag `up`.
+    bytes: those of all its items.
+    items: what it is made of, the largest first.
+    """
 
     kind: str
     name: str
@@ -33,8 +42,14 @@ class Part:
 class Explanation:
     """What holds a compiled step's memory on one device when it is fullest.
 
-    `parts` add up to `total_bytes`, which is temp + arguments + outputs - aliased; `host_parts` to
-    the bytes in host memory. `peak_at` is the JAX operation that runs at the peak.
+    target: what the step was compiled for.
+    plan: "everything kept" or "under the plan".
+    total_bytes: temp + arguments + outputs - aliased, in device memory.
+    host_bytes: the same in host memory.
+    peak_at: the phase of the step and the JAX operation that runs at the peak; "" if unknown.
+    parts: what is in device memory, the largest first; they add up to `total_bytes`.
+    host_parts: what is in host memory; they add up to `host_bytes`.
+    advice: what holds most, and what makes it smaller.
     """
 
     target: str
@@ -57,8 +72,10 @@ class Explanation:
 
 
 def _table(parts: tuple[Part, ...], total: int) -> list[str]:
+    """The lines of a table of `parts`, which add up to `total` bytes."""
     lines = ["       bytes       %  what"]
     for part in parts:
+        # A part of a single item is shown in one line, others with their largest items below.
         one = (
             f" ({_times(part.items[0])})"
             if len(part.items) == 1 and part.kind in ("saved", "untagged", "layer")

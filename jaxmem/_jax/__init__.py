@@ -1,3 +1,3 @@
-"""Reads and changes traced programs. The home of workarounds for versions of JAX. Imports
-`_core`.
+"""Reads and changes traced programs, and holds the workarounds for versions of JAX. It imports
+`_core` and `jaxmem_kernels`.
 """

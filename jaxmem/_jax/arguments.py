@@ -1,4 +1,4 @@
-"""What a traced step's arguments take on one device, and over how many they are divided."""
+"""Counts what a traced step's arguments take on one device, and over how many they are divided."""
 
 import math
 
@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 
 
 def argument_bytes(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
-    """Bytes of the arguments on one device, of which no plan makes less.
+    """Returns bytes of the arguments on one device, of which no plan makes less.
 
     Arguments that the step does not read are left out, since `jax.jit` drops them, and so are those
     in host memory.
@@ -19,19 +19,21 @@ def argument_bytes(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
     devices: how many there are. An argument of which the sharding is not known here, but could be
       by `jax.jit(in_shardings=)`, is taken to be divided over all of them.
     """
+    # Dead code is dropped, which tells what the remaining program reads.
     jaxpr = traced.jaxpr.jaxpr
     _, read = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     total = 0
     for aval, is_read, parts in zip(traced.jaxpr.in_avals, read, divisors(traced, args)):
         if is_read and not _on_the_host(aval):
+            # Bits, rounded up to whole bytes a device, since int4 arguments are packed.
             bits = math.prod(aval.shape) * _bits(aval.dtype)
             total += -(-bits // (8 * (devices if parts is None else parts)))
     return total
 
 
 def divisors(traced: jax.stages.Traced, args: tuple) -> list[int | None]:
-    """Over how many devices each argument is divided; None where neither the argument nor its type
-    says so.
+    """Returns over how many devices each argument is divided; None where neither the argument nor
+    its type says so.
 
     On a mesh with automatic axes the argument alone says so, on one with explicit axes its type.
     """
@@ -45,10 +47,11 @@ def divisors(traced: jax.stages.Traced, args: tuple) -> list[int | None]:
 
 
 def shards_of(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
-    """Over how many devices a block's tensors are divided: as the most divided argument that is not
-    donated.
+    """Returns over how many devices a block's tensors are divided: as many as the most divided
+    argument that is not donated.
 
-    Data-parallel and fully sharded steps divide activations as their batch.
+    Data-parallel and fully sharded steps divide activations as their batch, which is not donated.
+    Model states are donated, and may be divided further.
     """
     if devices == 1:
         return 1
@@ -58,10 +61,18 @@ def shards_of(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
 
 
 def _parts(leaf, aval) -> int | None:
+    """Over how many devices one argument is divided: as the argument says, else as its type does.
+
+    leaf: the argument, or None where it cannot be told which it is.
+    aval: its type in the trace.
+    """
     for sharding in (getattr(leaf, "sharding", None), getattr(aval, "sharding", None)):
         if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
+            # An entry of a spec is an axis, a tuple of axes, or None; only names of axes count.
             spec = [axes if isinstance(axes, tuple) else (axes,) for axes in sharding.spec]
             names = [name for axes in spec for name in axes if name in sharding.mesh.shape]
+            # A type that names no axis may be divided over automatic axes, which types do not tell;
+            # an argument whose sharding names none is whole on each device.
             if names or sharding is getattr(leaf, "sharding", None):
                 return math.prod(sharding.mesh.shape[name] for name in names)
     return None

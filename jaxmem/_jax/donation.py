@@ -1,4 +1,4 @@
-"""Arguments that a step replaces and does not donate: what is held twice, said once."""
+"""Finds arguments that a step replaces and does not donate, which memory therefore holds twice."""
 
 import collections
 
@@ -8,13 +8,17 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.warn import warn
 from jaxmem._jax.jaxpr import nbytes
 
-NEGLIGIBLE = 0.01  # of the arguments' bytes: a scalar that happens to look like a result
+# The share of the arguments' bytes up to which nothing is said: a scalar, for example, may happen
+# to look like a result.
+NEGLIGIBLE = 0.01
 
 
 def held_twice(traced: jax.stages.Traced) -> dict[str, int]:
-    """Bytes by argument of what is not donated and has the shape and dtype of a result that no
-    donated array can hold.
+    """Returns by argument the bytes of what is not donated and has the shape and dtype of a result
+    that no donated array can hold.
     """
+    # Results by shape and dtype: donated arguments take theirs first, and arguments that are not
+    # donated then match what is left.
     kind = lambda aval: (aval.shape, aval.dtype)
     results = collections.Counter(map(kind, traced.jaxpr.out_avals))
     infos = jax.tree.leaves_with_path(traced.args_info)
@@ -26,13 +30,15 @@ def held_twice(traced: jax.stages.Traced) -> dict[str, int]:
     for (path, info), aval in arguments:
         if not info.donated and results[kind(aval)] > 0:
             results[kind(aval)] -= 1
+            # `args_info` is a pair of positional and keyword arguments, so that the second key of a
+            # path is the argument's.
             found[jax.tree_util.keystr(path[1:2]).strip("[]'")] += nbytes(aval)
     return dict(found)
 
 
 def warn_of_copies(traced: jax.stages.Traced, what: str) -> None:
-    """A JaxmemWarning, naming the arguments, if a step holds much twice that it could update in
-    place.
+    """Issues a JaxmemWarning that names the arguments if a step holds much twice that it could
+    update in place. `what` is the public function that the message is from.
     """
     found = held_twice(traced)
     total = sum(found.values())

@@ -1,5 +1,5 @@
-"""A traced step as bytes that another process can compile: flat arguments, flat results, shardings
-kept.
+"""Exports a traced step as bytes that another process can compile: with flat arguments and results,
+and with its shardings.
 """
 
 import contextlib
@@ -10,6 +10,8 @@ from jax import export
 
 from jaxmem_kernels import compiling_for
 
+# `jax.export` refuses custom calls that another JAX may not know. The process that compiles has the
+# version that exports, so that these are safe.
 _CUSTOM_CALLS = (
     "annotate_device_placement",
     "triton_kernel_call",
@@ -54,6 +56,8 @@ def export_flat(
         exported = export.export(
             _AlreadyTraced(traced), platforms=[platform], disabled_checks=checks
         )()
+    # The step's own containers may be registered in the user's code only. Tuples need no
+    # registration; the second part of `in_tree` is the keyword arguments, of which there are none.
     flat = dataclasses.replace(
         exported,
         in_tree=jax.tree.structure(((0,) * len(exported.in_avals), {})),

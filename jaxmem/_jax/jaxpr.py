@@ -1,5 +1,5 @@
-"""The one jaxpr walker: inlines calls, reads scans, counts matrix products, runs a piece of a
-program.
+"""Everything that reads jaxprs at large: it inlines calls, reads scans, counts matrix products, and
+runs pieces of a program.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ from jaxmem._jax.primitives import CALLS
 
 
 def nbytes(aval) -> int:
+    """Bytes of an array by its dtype's item size, which is a whole byte for int4 too."""
     return math.prod(aval.shape) * aval.dtype.itemsize
 
 
@@ -36,6 +37,7 @@ def body(value) -> Jaxpr | None:
 
 
 def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
+    """Yields every jaxpr among an equation's parameters: bodies, branches, conditions."""
     for value in eqn.params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if (inner := body(item)) is not None:
@@ -55,6 +57,11 @@ def call_body(eqn: JaxprEqn):
 class Scan:
     """A scan's parts, told from shapes alone, since their spelling in the parameters differs
     between JAX versions.
+
+    length: its trip count.
+    jaxpr: its body.
+    consts, carry: how many of its operands it reads whole, and how many it carries; these are the
+      first ones, in this order, and the others are sliced.
     """
 
     length: int
@@ -64,18 +71,22 @@ class Scan:
 
 
 def as_scan(eqn: JaxprEqn) -> Scan | None:
+    """Reads a scan's parts; None for every other primitive."""
     if eqn.primitive.name != "scan":
         return None
     inner = body(eqn.params["jaxpr"])
     assert inner is not None
+    # What is sliced loses its leading axis in the body, and what is stacked gains one outside; what
+    # is carried has one shape in both.
     xs = sum(len(_shape(o)) > len(_shape(i)) for o, i in zip(eqn.invars, inner.invars))
     carry = sum(len(_shape(o)) == len(_shape(i)) for o, i in zip(eqn.outvars, inner.outvars))
     return Scan(eqn.params["length"], inner, len(inner.invars) - xs - carry, carry)
 
 
 def matmul_flops(eqn: JaxprEqn) -> tuple[float, int]:
-    """FLOPs and number of matrix products of one equation, those of inner loops times their trip
-    counts.
+    """Returns FLOPs and number of matrix products of one equation, those of inner loops times their
+    trip counts. Convolutions count as matrix products. A `while` counts as one turn, and all
+    branches of a `cond` count.
     """
     name = eqn.primitive.name
     if name == "dot_general":
@@ -83,6 +94,7 @@ def matmul_flops(eqn: JaxprEqn) -> tuple[float, int]:
         depth = math.prod(_shape(eqn.invars[0])[d] for d in contract)
         return 2.0 * depth * math.prod(_shape(eqn.outvars[0])), 1
     if name == "conv_general_dilated":
+        # Each output element sums over all of the kernel that leads to its own channel.
         kernel = _shape(eqn.invars[1])
         out_channels = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
         return 2.0 * math.prod(_shape(eqn.outvars[0])) * math.prod(kernel) / max(out_channels, 1), 1
@@ -93,19 +105,32 @@ def matmul_flops(eqn: JaxprEqn) -> tuple[float, int]:
 
 @dataclasses.dataclass(frozen=True)
 class FlatEquation:
+    """An equation of a `Flat`.
+
+    eqn: JAX's own, for its primitive, parameters and shapes.
+    inputs: numbers of values, or literals.
+    outputs: numbers of values.
+    """
+
     eqn: JaxprEqn
     inputs: tuple[int | Literal, ...]
     outputs: tuple[int, ...]
 
     @property
     def reads(self) -> tuple[int, ...]:
+        """The inputs that are values."""
         return tuple(v for v in self.inputs if isinstance(v, int))
 
 
 @dataclasses.dataclass(frozen=True)
 class Flat:
-    """A jaxpr with its calls inlined: values are numbered, `constants` are those with a known
-    array.
+    """A jaxpr with its calls inlined and its values numbered.
+
+    avals: shapes and dtypes, by number.
+    equations: in topological order.
+    inputs: numbers of the jaxpr's inputs.
+    outputs: numbers or literals.
+    constants: number -> array, of the arrays that the jaxpr closes over.
     """
 
     avals: list
@@ -116,6 +141,7 @@ class Flat:
 
 
 def flatten(jaxpr: Jaxpr | ClosedJaxpr) -> Flat:
+    """Inlines the calls of a jaxpr, at every depth. Loops and conditionals stay equations."""
     avals, equations, constants = [], [], {}
 
     def new(aval) -> int:
@@ -128,9 +154,12 @@ def flatten(jaxpr: Jaxpr | ClosedJaxpr) -> Flat:
         return number
 
     def go(jaxpr, arguments):
+        """Adds a jaxpr's equations, its inputs being `arguments`; returns its outputs."""
         inner, consts = (
             (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, ClosedJaxpr) else (jaxpr, ())
         )
+        # Variables are looked up in the jaxpr at hand alone: a jaxpr that is called twice has its
+        # equations added twice, with new numbers.
         env = {v: constant(c, v.aval) for v, c in zip(inner.constvars, consts)} | dict(
             zip(inner.invars, arguments)
         )
@@ -151,7 +180,7 @@ def flatten(jaxpr: Jaxpr | ClosedJaxpr) -> Flat:
 
 
 def reads(closed: ClosedJaxpr) -> list[bool]:
-    """Whether the outputs depend on each input."""
+    """Returns for each input whether any of the outputs depends on it."""
     flat = flatten(closed)
     wanted = {v for v in flat.outputs if isinstance(v, int)}
     for e in reversed(flat.equations):
@@ -161,7 +190,7 @@ def reads(closed: ClosedJaxpr) -> list[bool]:
 
 
 def run(equations: Sequence[FlatEquation], values: dict) -> dict:
-    """Evaluates equations in order over `values` (number -> array), and returns them with the
+    """Evaluates equations in order over `values` (number -> array), and returns these with the
     results added.
 
     A collective over a mesh axis that is not there gives an array of its shape, so that what
@@ -190,8 +219,8 @@ def _like(atom, operands):
 
 
 def describe(equation: FlatEquation, avals: list) -> str:
-    """A text that is equal for equal work: primitive, shapes, parameters; free of addresses and of
-    names.
+    """Returns a text that is equal for equal work: primitive, shapes and parameters, without
+    addresses and names.
     """
     operands = [avals[v].str_short() if isinstance(v, int) else f"{v.val}" for v in equation.inputs]
     params = sorted(
@@ -204,13 +233,15 @@ def describe(equation: FlatEquation, avals: list) -> str:
 
 
 def text_of(program) -> str:
-    """A traced program as text without addresses, so that equal programs have equal texts."""
+    """Returns a traced program as text without addresses: equal programs have equal texts."""
     return re.sub(r" at 0x[0-9a-f]+|0x[0-9a-f]{6,}", "", str(program))
 
 
 def lift(closed: ClosedJaxpr) -> tuple[Any, list]:
-    """`closed` as a function of (lifted, *arguments), and `lifted`: the traced arrays that it
-    closed over.
+    """Makes the traced arrays that `closed` closes over explicit arguments.
+
+    Returns a function of (lifted, *arguments), and `lifted`: those arrays. Constants that are no
+    tracers stay closed over.
     """
     traced = [isinstance(c, Tracer) for c in closed.consts]
 

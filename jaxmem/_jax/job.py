@@ -8,14 +8,18 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A function of arrays shaped like `avals`, to be timed as one fused program."""
+    """A function to be timed as one fused program.
+
+    function: takes arrays, and returns arrays in any container.
+    avals: shapes and dtypes of its arguments.
+    """
 
     function: Callable
     avals: tuple
 
     @property
     def specs(self) -> list[jax.ShapeDtypeStruct]:
-        """Its arguments' shapes and dtypes."""
+        """The shapes and dtypes of its arguments, without what else an aval holds."""
         return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.avals]
 
     def trace(self) -> jax.stages.Traced:

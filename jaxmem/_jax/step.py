@@ -1,5 +1,5 @@
-"""build(plan) -> a traced step, whatever the user's step is: a plain function, jax.jit or
-nnx.jit.
+"""Traces the step that `build(plan)` returns, be it a plain function, a jax.jit or an nnx.jit
+function.
 """
 
 import contextlib
@@ -15,8 +15,9 @@ from jaxmem_kernels import abstract_devices
 
 
 def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
-    """The step's own stage, to compile, and JAX's, to read. A plain function is compiled with its
-    first argument donated.
+    """Traces the step, and returns its own stage, to compile, and JAX's, to read.
+
+    The two differ for nnx.jit. A plain function is compiled with its first argument donated.
 
     Raises StepError if `build` does not return a step, or the step cannot be traced for `args`.
     """
@@ -47,15 +48,17 @@ def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
 
 
 def described(error: BaseException) -> str:
-    """The type and the text of what the user's code raised, as Python shows them."""
-    # str() of a SyntaxError names its line too, which is told apart
+    """Returns the type and the text of what the user's code raised, as Python shows them."""
+    # str() of a SyntaxError adds its file and line, which are told apart.
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _check_takes_a_plan(build, plan) -> None:
-    """Raises StepError if `build` cannot be called with a plan. What it raises when it is called is
-    its own affair, a TypeError too.
+    """Raises StepError if `build` cannot be called with a plan.
+
+    Calling it and catching its TypeError would not do: a TypeError may also come from inside
+    `build`, and is then the user's to see.
     """
     function, before, named = build, (), {}
     if isinstance(build, functools.partial):  # its own signature does not say what is wrong with it
@@ -82,11 +85,12 @@ def _is_abstract(args: tuple) -> bool:
 
 
 def _shapes(args) -> str:
+    """The arguments' shapes for an error, each cut to 200 characters."""
     return ", ".join(str(jax.tree.map(lambda a: getattr(a, "shape", a), arg))[:200] for arg in args)
 
 
 def with_microbatches(build: Callable, number: int | None) -> Callable:
-    """`build` as it is called for a plan of so many microbatches; None: of a plan that does not
-    say.
+    """Returns `build` as it is called for a plan of so many microbatches, or `build` itself where
+    the plan does not choose their number (None).
     """
     return build if number is None else functools.partial(build, microbatches=number)

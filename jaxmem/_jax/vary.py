@@ -1,5 +1,6 @@
-"""Which axes of `jax.shard_map` an array varies over, as its type says where the mesh checks it
-(`check_vma`).
+"""Tells over which mesh axes an array varies inside `jax.shard_map`, and makes arrays vary.
+
+Types say so where `shard_map` checks it (`check_vma`). Elsewhere no axis is told.
 """
 
 import jax
@@ -7,8 +8,8 @@ import jax.numpy as jnp
 
 
 def axes_of(a) -> frozenset[str]:
-    """The mesh axes over which an array, or its shape, differs from device to device; none where
-    nothing is checked.
+    """Returns the mesh axes over which an array, or its shape, differs from device to device; none
+    where nothing is checked.
     """
     kind = getattr(
         a if isinstance(a, jax.ShapeDtypeStruct) else jax.typeof(a), "manual_axis_type", None
@@ -17,7 +18,7 @@ def axes_of(a) -> frozenset[str]:
 
 
 def varying(tree, axes):
-    """The same values, as arrays that may differ along `axes` (a name, several, or None for
+    """Returns the same values, as arrays that may differ along `axes` (a name, several, or None for
     none).
     """
     wanted = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
@@ -31,9 +32,10 @@ def varying(tree, axes):
 
 def is_checked(axis: str) -> bool:
     """Whether types tell if an array varies along `axis` here."""
+    # Where nothing is checked, the type of an array that was made to vary does not show it.
     return axis in axes_of(varying(jnp.zeros(()), axis))
 
 
 def zeros(like):
-    """Zeros with the shapes, dtypes and varying mesh axes of `like`."""
+    """Returns zeros with the shapes, dtypes and varying mesh axes of `like`."""
     return jax.tree.map(lambda a: varying(jnp.zeros_like(a), sorted(axes_of(a))), like)

@@ -1,4 +1,4 @@
-"""What differs between two plans: the whole step's figures, then tag by tag."""
+"""Tells what differs between two plans: the whole step's figures, then the choice for each tag."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ from jaxmem._core.actions import REST, Choice
 from jaxmem._core.bytes import show_bytes
 from jaxmem._plan.plan import Plan
 
+# fields of Plan that are compared, by how they are shown
 BYTES = ("budget_bytes", "compiled_bytes", "baseline_bytes", "host_bytes")
 TEXTS = ("target", "fingerprint", "time_source", "jax_version", "microbatches")
 SECONDS = "predicted_seconds"
@@ -15,7 +16,7 @@ SECONDS = "predicted_seconds"
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """What differs between two plans. Printed, it is lines of text.
+    """What differs between two plans. As a text it has a line for each difference.
 
     figures: field of Plan -> its values in the first and in the second, where they differ.
     comparable: whether both plans' seconds are of one target and from one source.
@@ -44,12 +45,13 @@ class Difference:
 
 
 def difference(first: Plan, second: Plan) -> Difference:
-    """What differs between two plans, of one model or of two."""
+    """Compares two plans, of one model or of two."""
     pairs = {n: (getattr(first, n), getattr(second, n)) for n in (*BYTES, *TEXTS, SECONDS)}
     chosen = [
         {(b, t): choice for b, tags in plan.actions.items() for t, choice in tags.items()}
         for plan in (first, second)
     ]
+    # Every (block, tag) of either plan, those of the first in its order and then the others.
     choices = {
         place: (chosen[0].get(place), chosen[1].get(place)) for place in {**chosen[0], **chosen[1]}
     }
@@ -61,6 +63,9 @@ def difference(first: Plan, second: Plan) -> Difference:
 
 
 def _figure(name: str, a, b, comparable: bool) -> str:
+    """One figure's line. Seconds from different sources or targets are shown without a difference,
+    which would mean nothing.
+    """
     if name in BYTES:
         return f"{name}: {show_bytes(a)} -> {show_bytes(b)} ({b - a:+,} bytes)"
     if name != SECONDS:

@@ -1,6 +1,8 @@
-"""A plan's fields as JSON, and back: every one is looked at, and the one that is broken is named.
+"""Writes a plan's fields as JSON and reads them back; every field is checked, and an error names
+the one that is broken.
 
-Works on fields and knows no `Plan`, so that `Plan` can import it.
+A plan's file may come from another machine or from an editor, so nothing in it is trusted. This
+module works on fields and knows no `Plan`, so that `Plan` can import it.
 """
 
 import dataclasses
@@ -13,20 +15,26 @@ from jaxmem._core.actions import Action, Choice
 from jaxmem._plan.rows import Bytes, Point, Row
 from jaxmem.errors import PlanFileError, TagError
 
-SCHEMA = 1
+SCHEMA = 1  # a file of another number is refused
 
 _WHOLE, _FINITE = "a whole number of at least 0", "a finite number of at least 0"
 _BYTES = ("budget_bytes", "predicted_bytes", "compiled_bytes", "baseline_bytes", "host_bytes")
 _SECONDS = (
     "predicted_seconds", "baseline_seconds", "profile_seconds", "solve_seconds", "compile_seconds",
 )  # fmt: skip
+# what a number is read as; a number that is read as a float may be written as a whole one
 _NUMBERS = dict.fromkeys((*_BYTES, "compiles"), int) | dict.fromkeys(_SECONDS, float)
 _TEXTS = ("time_source", "target", "fingerprint", "jax_version")
 _PARTS = ("parts", "baseline_parts")
 
 
 class _Broken(Exception):
-    """A field that is not what it must be."""
+    """A field that is not what it must be: `read` adds the file's name and raises PlanFileError.
+
+    field: the path of the field, such as `rows[3].shape`.
+    got: its value.
+    expected: what it must be, in words.
+    """
 
     def __init__(self, field: str, got: Any, expected: str):
         super().__init__(field, got, expected)
@@ -34,7 +42,7 @@ class _Broken(Exception):
 
 
 def write(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What a plan's file holds, from the plan's fields by name."""
+    """Returns what a plan's file holds, from the plan's fields by name."""
     data: dict[str, Any] = {"schema": SCHEMA} | {k: fields[k] for k in (*_NUMBERS, *_TEXTS)}
     data["actions"] = {
         block: {tag: _plain(choice) for tag, choice in tags.items()}
@@ -52,7 +60,7 @@ def write(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(data: Any, path: str) -> dict[str, Any]:
-    """A plan's fields by name, from what its file holds.
+    """Returns a plan's fields by name, from what its file holds.
 
     `path` is named in errors. Raises PlanFileError, naming the field, where one is broken.
     """
@@ -66,8 +74,10 @@ def read(data: Any, path: str) -> dict[str, Any]:
 
 
 def _fields(data: Any) -> dict[str, Any]:
+    """The fields, in the order in which they are checked. Raises _Broken for the first bad one."""
     if not isinstance(data, dict):
         raise _Broken("(the whole file)", type(data).__name__, "an object")
+    # True equals 1 in Python, and is no number here; the same goes for every number below.
     if data.get("schema") != SCHEMA or isinstance(data.get("schema"), bool):
         raise _Broken("schema", data.get("schema"), f"{SCHEMA}, the one this jaxmem reads")
     fields: dict[str, Any] = {}
@@ -100,6 +110,7 @@ def _fields(data: Any) -> dict[str, Any]:
 
 
 def _list(data: dict, name: str, expected: str) -> list:
+    """The list in a field, which may be left out: it is empty then."""
     value = data.get(name, [])
     if not isinstance(value, list):
         raise _Broken(name, value, expected)
@@ -122,6 +133,7 @@ def _plain(choice: Choice) -> dict[str, str]:
 
 
 def _choice(value: Any, field: str) -> Choice:
+    """Undoes `_plain`. A codec is parsed and written again: equal codecs have equal texts."""
     if not isinstance(value, dict):
         raise _Broken(field, value, "an object with `action`, and `codec` where it compresses")
     if value.get("action") not in list(Action):
@@ -143,6 +155,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_size(value: Any) -> bool:
+    """Whether a value is a whole number that fits 64 bits with a sign."""
     return type(value) is int and 0 <= value < 2**63
 
 
@@ -150,6 +163,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+# The fields of Row beside its choice, in words and as a test.
 _ROW = {
     "block": ("a text", _is_text),
     "tag": ("a text", _is_text),

@@ -1,4 +1,4 @@
-"""A plan as a piece of HTML, as notebooks show it: the table, and what the whole step comes to."""
+"""Writes a plan as a piece of HTML for notebooks: the table, and the step's bytes and times."""
 
 from html import escape
 from typing import TYPE_CHECKING

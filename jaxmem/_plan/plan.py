@@ -15,7 +15,8 @@ from jaxmem.errors import PlanFileError, StepError
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A step's actions, and what they cost. `jaxmem.plan` makes one, `Plan.load` reads one.
+    """The actions for a step's tensors, and what they cost. `jaxmem.plan` makes one, `Plan.load`
+    reads one.
 
     Bytes are of the whole step on one device: arguments + temporaries + outputs - what is aliased.
     Seconds are of one step.
@@ -24,9 +25,9 @@ class Plan:
       actions: block label -> tag name -> choice; layers that are decided apart stand under labels
         such as `block[0:6]`.
       budget_bytes: what was asked for.
-      predicted_bytes: what was said before the compile that gave `compiled_bytes`.
-      compiled_bytes: the verified step's.
-      baseline_bytes: those of the step with everything kept, as it is without a plan.
+      predicted_bytes: what was predicted before the compile that gave `compiled_bytes`.
+      compiled_bytes: what the verified step takes, by XLA's memory analysis.
+      baseline_bytes: what the step takes with everything kept, as it is without a plan.
       host_bytes: what lies in host memory.
       predicted_seconds, baseline_seconds: of the step under the plan, and with everything kept.
       profile_seconds, solve_seconds, compile_seconds: what planning took.
@@ -64,6 +65,7 @@ class Plan:
     rows: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
     microbatches: int | None = None
+    # the executable; it is not saved, and plans that differ in it alone are equal
     _step: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @property

@@ -1,4 +1,4 @@
-"""What a plan is made of: its table's rows, bytes by what they hold, points of its curve."""
+"""The parts of a plan: its table's rows, its bytes by what they hold, the points of its curve."""
 
 import dataclasses
 
@@ -7,7 +7,18 @@ from jaxmem._core.actions import Choice
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One tag's line of the table: bytes and milliseconds of one layer."""
+    """One tag's line of the table. Bytes and milliseconds are those of one layer.
+
+    block, tag: the labels under which the choice stands.
+    kind: what the tensor is, or None where the tag does not say.
+    shape, dtype: the tensor's.
+    choice: what becomes of it.
+    bytes_before: what it takes when it is kept.
+    bytes_after: what it takes on the device under the choice.
+    milliseconds: what the choice costs.
+    why: what the best other plan does with the tensor, in words.
+    layers: how many of such tensors are alive at once.
+    """
 
     block: str
     tag: str
@@ -19,13 +30,16 @@ class Row:
     bytes_after: int
     milliseconds: float
     why: str
-    layers: int = 1  # how many of them are alive at once
+    layers: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Bytes:
-    """Device bytes of a compiled step by what they hold; `working` is what neither of the others
-    accounts for.
+    """Device bytes of a compiled step by what they hold.
+
+    arguments: the step's arguments, such as model states and the batch.
+    saved: what the blocks save for the backward.
+    working: what neither of the others accounts for.
     """
 
     arguments: int

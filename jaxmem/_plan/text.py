@@ -1,4 +1,4 @@
-"""A plan as text: a line a tag, and what the whole step comes to."""
+"""Writes a plan as text: a table with a line for each tag, and the whole step's bytes and times."""
 
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ HEAD = ("tensor", "kind", "action", "codec", "before", "after", "ms", "why")
 def table(plan: "Plan") -> str:
     """The plan as lines of plain text, as wide as they are."""
     lines = [HEAD, *cells(plan)]
+    # the last column is the longest and is not padded
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD) - 1)]
     text = [
         "  ".join([*(cell.ljust(w) for cell, w in zip(line, widths)), line[-1]]).rstrip()
@@ -26,6 +27,7 @@ def cells(plan: "Plan") -> list[tuple[str, ...]]:
     lines = []
     for row in plan.rows:
         name = row.tag if len(plan.actions) == 1 else f"{row.block}/{row.tag}"
+        # a codec's name without its settings
         codec = (row.choice.codec or "-").split("(")[0]
         sizes = show_bytes(row.bytes_before), show_bytes(row.bytes_after)
         ms = f"{row.milliseconds:.3f}"
@@ -45,6 +47,6 @@ def summary(plan: "Plan") -> list[str]:
         f" everything kept: {show_bytes(plan.baseline_bytes)}{host}",
         f"step {plan.predicted_seconds * 1e3:.2f} ms, everything kept"
         f" {plan.baseline_seconds * 1e3:.2f} ms (times: {plan.time_source});"
-        f" {plan.compiles} compiles{microbatches}",
+        f" {plan.compiles} compile{'' if plan.compiles == 1 else 's'}{microbatches}",
         *(f"note: {note}" for note in plan.notes),
     ]

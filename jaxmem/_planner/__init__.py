@@ -1,3 +1,3 @@
-"""The search that joins profile, solver and compiler. Imports all of these; nothing below the faces
-imports it.
+"""The search that joins profile, solver and compiler. It imports all of these; nothing below the
+faces imports it.
 """

@@ -1,4 +1,8 @@
-"""What a search may compile next: pure functions of the trials, the model and the problem."""
+"""What a search may compile next: pure functions of the trials, the model and the problem.
+
+Each function returns candidates with their predicted price. `search.py` decides how many of them
+are compiled, and leaves out those that were compiled before.
+"""
 
 import math
 from collections.abc import Sequence
@@ -13,11 +17,13 @@ from jaxmem._solver.solution import Solution, fits, priced
 from jaxmem._solver.solve import least_bytes, solve
 from jaxmem.errors import TagError
 
-SHARES = (1.0, 0.985, 0.96)  # of the room: a prediction may be short by so much
+# Shares of the room that candidates are solved for. A prediction may be too low, and the plan for a
+# smaller share still fits then.
+SHARES = (1.0, 0.985, 0.96)
 
 
 def fastest(problem: Problem) -> Solution | None:
-    """The solver's answer, with its actions `settled`."""
+    """Returns the solver's answer with its actions `settled`, or None where no assignment fits."""
     solution = solve(problem)
     if solution is None:
         return None
@@ -25,14 +31,18 @@ def fastest(problem: Problem) -> Solution | None:
 
 
 def within_budget(trials: Trials, model: Expected, count: int) -> list[Solution]:
-    """The fastest assignments for the room that is left, and for a little less: `count` of them."""
+    """Returns the fastest assignments for the room that is left, and for a little less of it: one
+    for each of the first `count` of `SHARES`, where there is one.
+    """
     found = [fastest(trials.problem(model, share)) for share in SHARES[:count]]
     return [solution for solution in found if solution is not None]
 
 
 def towards_the_least(trials: Trials, model: Expected) -> tuple[Solution | None, list[Solution]]:
-    """Where nothing fits yet: the assignment of least bytes, and others that may turn out
-    smaller.
+    """Returns, for a search in which nothing fits yet, the assignment of least bytes by the model,
+    and others that may turn out smaller.
+
+    The others are full recomputation, and what differs from the least that compiled in one choice.
     """
     problem = trials.problem(model)
     nothing = priced(problem, {b.name: {} for b in trials.profile.blocks})
@@ -40,8 +50,8 @@ def towards_the_least(trials: Trials, model: Expected) -> tuple[Solution | None,
 
 
 def neighbours(trials: Trials, problem: Problem) -> list[Solution]:
-    """The plans one choice away from the least that compiled, least first: the model may be wrong
-    about one.
+    """Returns the plans one choice away from the least that compiled, least first: the model may be
+    wrong about one of them.
     """
     least = min(trials.compiled, key=lambda t: t.total).actions
     found = [
@@ -49,13 +59,13 @@ def neighbours(trials: Trials, problem: Problem) -> list[Solution]:
         for (block, tag), choices in problem.open_choices().items()
         for choice in choices
     ]
-    on_host = problem.within(None)
+    on_host = problem.within(None)  # device bytes are not limited, since the model may be wrong
     return sorted((s for s in found if fits(s, on_host)), key=lambda s: (s.bytes, s.seconds))
 
 
 def recalled(trials: Trials, problem: Problem) -> Solution | None:
-    """The fastest plan that an earlier search saw compile within this budget, if this search has
-    none so fast yet.
+    """Returns the fastest plan that an earlier search saw compile within this budget, if this
+    search has none so fast yet.
     """
     best = min((t.cost.seconds for t in trials.within_budget), default=math.inf)
     limits = trials.limits
@@ -71,8 +81,10 @@ def recalled(trials: Trials, problem: Problem) -> Solution | None:
 
 
 def settled(profile: Profile, solution: Solution) -> Actions:
-    """The same program, with a tag called kept where its tensor is the block's input, which is kept
-    anyway.
+    """Returns actions of the same price in which a tag is called kept where its tensor is kept
+    anyway, such as a tag of the block's own input.
+
+    The solver may call such a tag recomputed, since both cost the same.
     """
     actions = solution.actions
     price = (solution.saved_bytes, solution.seconds)
@@ -88,7 +100,7 @@ def settled(profile: Profile, solution: Solution) -> Actions:
 
 
 def price_of(profile: Profile, actions: Actions) -> Cost | None:
-    """The price of an assignment, None where it takes a choice that has none."""
+    """Returns the price of an assignment, or None where it takes a choice that has none."""
     try:
         return evaluate(profile, actions)
     except TagError:  # such as keep, where it is not among the actions allowed
@@ -101,6 +113,7 @@ def is_among(actions: Actions, others: Sequence[Trial | Solution]) -> bool:
 
 
 def _stored(actions: Actions) -> dict:
+    """The choices that store something, which is how two assignments are compared."""
     return {
         label: {t: c for t, c in tags.items() if c.action is not Action.RECOMPUTE}
         for label, tags in actions.items()
@@ -108,4 +121,7 @@ def _stored(actions: Actions) -> dict:
 
 
 def _is_saved(cost: Cost, label: str, tag: str) -> bool:
+    """Whether the tag takes effect: one that nothing demands costs the same kept, and stays
+    recomputed.
+    """
     return any(b.name == label and tag in dict(b.saved) for b in cost.blocks)

@@ -15,8 +15,11 @@ from jaxmem._xla.compiled import Compiled
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """A step that was compiled under `actions`: what was read of it, and the executable where it
-    can run here.
+    """A step that was compiled.
+
+    actions: what it was compiled under.
+    compiled: what was read of it: bytes, FLOPs and how long compiling took.
+    executable: what runs it; None where it cannot run here, or is only remembered.
     """
 
     actions: Actions
@@ -30,7 +33,8 @@ class StepCompiler:
     build: takes a plan, or None for everything kept, and returns the step.
     args: the step's arguments, as arrays or shapes.
     backend: where it is compiled.
-    idle_blocks: labels of blocks that no gradient runs through; they are recomputed.
+    idle_blocks: labels of blocks that no gradient runs through. Actions do not name them, and
+      `build` asks what is decided for them too, so they are recomputed.
     """
 
     def __init__(self, build, args: tuple, backend: Backend, idle_blocks: tuple[str, ...] = ()):
@@ -46,7 +50,7 @@ class StepCompiler:
     def compile(self, *many: Actions) -> list[CompiledStep]:
         """Compiles the step under each of `many` actions, side by side where the target allows."""
         start = time.perf_counter()
-        futures = []
+        futures = []  # all are handed in before the first is waited for
         for actions in many:
             stage, traced = trace(self.build, self._plan(actions), self.args)
             futures.append(self.backend.compile(stage, traced))

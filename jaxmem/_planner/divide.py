@@ -1,5 +1,7 @@
-"""Where a plan divides a stack's layers into two groups, and what each does: the best of many small
-programs.
+"""Finds where a plan divides a stack's layers into two groups, and what each group does.
+
+The place is not a variable of the mixed-integer program: a program is solved for each place, and
+the best answer is taken.
 """
 
 import dataclasses
@@ -11,16 +13,16 @@ from jaxmem._solver.problem import Problem
 from jaxmem._solver.solution import Solution
 from jaxmem._solver.solve import solve
 
-MOST_DIVISIONS = 16  # tried, evenly over the layers
+MOST_DIVISIONS = 16  # places that are tried, evenly over the layers
 
 
 @dataclasses.dataclass(frozen=True)
 class Division:
     """Layers in two groups, and what each does.
 
-    problem: what was solved: a profile whose layers are divided.
+    problem: what was solved: its profile has the block's two groups as two blocks.
     solution: the assignment for it.
-    bytes: what it adds to the memory model's reference.
+    bytes: what it adds to the memory model's reference, at the larger of the two groups' peaks.
     """
 
     problem: Problem
@@ -29,7 +31,10 @@ class Division:
 
 
 def best_division(problem: Problem) -> Division | None:
-    """The fastest two groups of layers within the problem's room, or None if no stack fits so.
+    """Returns the fastest two groups of layers within the problem's room.
+
+    The result is None if no place gives a plan that fits, if there is no stack to divide, or if the
+    problem has no `room`.
 
     The last layers' backward runs while everything is saved; that of the first, when what the last
     saved is gone. So only the last group's working memory is on top of all that is saved, and the
@@ -40,6 +45,7 @@ def best_division(problem: Problem) -> Division | None:
         return None
     found = []
     for k in range(1, MOST_DIVISIONS + 1):
+        # `at` is the first layer of the last group. Stacks of few layers try every place.
         at = k * block.layers // (MOST_DIVISIONS + 1) if block.layers > MOST_DIVISIONS else k
         if not 0 < at < block.layers:
             continue
@@ -47,7 +53,9 @@ def best_division(problem: Problem) -> Division | None:
         first, last = (b.name for b in split.blocks if b.name.startswith(f"{block.name}["))
 
         def of(label: str) -> dict:
-            """The working memory of the block's choices, as that of one group's."""
+            """The problem's working memory, with that of the block's choices counted for the group
+            `label` alone.
+            """
             return {
                 (label if b == block.name else b, t, c): size
                 for (b, t, c), size in problem.working.items()
@@ -70,14 +78,21 @@ def best_division(problem: Problem) -> Division | None:
 def _peak(
     split: Profile, solution: Solution, first: str, last: str, of: Callable[[str], Mapping]
 ) -> int:
-    """The larger of the two groups' backward: with all that is saved, and without what the last
-    group saved.
+    """Returns the larger of the two groups' peaks: that of the last group with all that is saved,
+    and that of the first without what the last group saved.
+
+    split: the profile whose layers are divided.
+    solution: the assignment for it.
+    first, last: the labels of the two groups.
+    of: takes a label to the working memory of the block's choices under that label.
     """
     saved = {c.name: c.device_bytes * b.layers for c, b in zip(solution.cost.blocks, split.blocks)}
 
     def extra(label: str) -> int:
-        choices = solution.actions[label].items()
-        return round(sum(of(label).get((label, t, c), 0.0) for t, c in choices))
+        """The working memory while this group runs: of its own choices and of other blocks'."""
+        working = of(label)
+        chosen = ((b, t, c) for b, tags in solution.actions.items() for t, c in tags.items())
+        return round(sum(working.get(key, 0.0) for key in chosen))
 
     in_last = solution.saved_bytes + extra(last)
     in_first = solution.saved_bytes - saved[last] + extra(first)

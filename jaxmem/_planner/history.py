@@ -1,5 +1,5 @@
-"""What a step compiled to under earlier plans, from the database: the next search for it starts
-with these trials.
+"""The compiles of a step by earlier searches, from the database, with which the next search for the
+step starts.
 
 They guide; they prove nothing. A plan that is returned was compiled by the search that returns it.
 """
@@ -15,13 +15,21 @@ from jaxmem._jax.jaxpr import text_of
 from jaxmem._planner.compile import CompiledStep
 from jaxmem._xla.compiled import Compiled
 
-MOST = 48  # of the latest
+MOST = 48  # how many of the latest compiles are recalled
 
 
 class History:
-    """The compiles of one step, told by its jaxpr under no plan, on one target."""
+    """The earlier compiles of one step on one target."""
 
     def __init__(self, database: Database, target: Target, jaxpr):
+        """Takes the step's jaxpr, traced with every tag recomputed, as what it is known by.
+
+        database: where compiles are read from, and written to.
+        target: what they are for.
+        jaxpr: the traced step.
+        """
+        # The user's flags change what a local compile gives. Deviceless compiles run in child
+        # processes that have flags of their own.
         flags = os.environ.get("XLA_FLAGS", "") if target.local else ""
         self._database, self._device = database, f"{target} {target.kind}"
         self._step = f"{flags}\n{text_of(jaxpr)}"
@@ -33,7 +41,7 @@ class History:
             try:
                 found.append(CompiledStep(_parse(actions), Compiled(**json.loads(result))))
             except (ValueError, TypeError, AttributeError):
-                continue
+                continue  # for example, another version of jaxmem wrote it
         return found
 
     def remember(self, step: CompiledStep) -> None:

@@ -1,5 +1,5 @@
-"""A plan that also chooses in how many microbatches a step takes its batch: each number is planned,
-the fastest is taken.
+"""Chooses in how many microbatches a step takes its batch: each number is planned, and the fastest
+plan is taken.
 """
 
 import dataclasses
@@ -11,7 +11,11 @@ from jaxmem.errors import BudgetError, StepError
 
 
 def checked(numbers: Sequence[int]) -> list[int]:
-    """In ascending order. Raises StepError if they are no numbers of microbatches."""
+    """Returns the numbers in ascending order, each once.
+
+    Raises StepError if there are none, or some that are no whole numbers of at least 1.
+    """
+    # True and False are ints in Python.
     found = (
         sorted(set(numbers))
         if all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)
@@ -26,16 +30,22 @@ def checked(numbers: Sequence[int]) -> list[int]:
 
 
 def fastest(numbers: Sequence[int], plan_for: Callable[[int], Plan]) -> Plan:
-    """The plan of least predicted time over numbers of microbatches, in ascending order.
+    """Returns the plan of least predicted time over numbers of microbatches.
 
-    More microbatches only cost time once everything is kept, so that the search ends there. Raises
-    BudgetError, with the least bytes of all, if no number fits.
+    More microbatches only cost time once everything is kept, so that the search ends there.
+
+    numbers: in ascending order.
+    plan_for: makes the plan for one number, or raises BudgetError if it does not fit.
+
+    Raises BudgetError, with the least bytes of all, if no number fits.
     """
     plans, failures = [], []
     for number in numbers:
         try:
             plans.append(dataclasses.replace(plan_for(number), microbatches=number))
         except BudgetError as error:
+            # An error without bytes does not say that the step is too large, but for example that
+            # no assignment meets `host_budget`.
             if error.least_bytes is None:
                 raise
             failures.append((error.least_bytes, number, error))

@@ -1,5 +1,5 @@
-"""What a search ends with: a Plan with its table, or the error that names the least bytes and what
-holds them.
+"""Makes of a finished search what the user gets: a Plan with its table, or the error that names the
+least bytes and what holds them.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from jaxmem._planner.table import rows
 from jaxmem._planner.trials import Limits, Trial, Trials
 from jaxmem.errors import BudgetError
 
+# What takes a step's bytes, in the order of the fields of `Bytes`, and what to do about it.
 ADVICE = {
     "arguments and model states": "use a smaller model, lower-precision states, or more devices",
     "tensors saved for the backward": "allow more actions, or tag more tensors",
@@ -28,7 +29,13 @@ ADVICE = {
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-    """What a search took. Seconds are of waiting."""
+    """What a search took. Seconds are those that the user waited.
+
+    profile_seconds: for tracing the step and timing its pieces.
+    solve_seconds: for the solver.
+    compile_seconds: for compiles, of which two may go side by side.
+    compiles: how many there were.
+    """
 
     profile_seconds: float
     solve_seconds: float
@@ -44,18 +51,31 @@ def outcome(
     spent: Spent,
     notes: tuple[str, ...],
 ) -> Plan:
-    """The plan that `best` is, of layers that are divided or not."""
+    """Returns the plan that `best` is, with its table and its curve of other budgets.
+
+    trials: every compile of the search.
+    best: the trial to return as a plan.
+    division: how `best` divides layers into groups; None where it does not.
+    target: what the step was compiled for.
+    spent: what the search took.
+    notes: sentences for the user.
+    """
     profile, baseline, model = trials.profile, trials.baseline, trials.model()
     base = _step_seconds(profile, baseline, target)
 
     def seconds(cost: float) -> float:
-        """Those of the step; a plan is never claimed to be faster than the step without one."""
+        """Takes a cost's seconds to those of the step. A plan is never claimed to be faster than
+        the step without one, though one that recomputes cheap tensors may be.
+        """
         return base + max(0.0, cost - baseline.cost.seconds)
 
     problem = trials.problem(model)
+    # The table is of what was decided, of divided layers too, within the room that the memory model
+    # leaves. The curve is always of undivided layers.
     decided = division.problem if division else problem
     decided = decided.within(problem.room)
     actions = _whole(decided.profile, best.actions)
+    # Idle blocks follow the others: a plan keeps everything only if every block of it does.
     of_idle_blocks = {REST: KEEP} if keeps_everything(actions) else {}
     return Plan(
         actions={label: dict(of_idle_blocks) for label in profile.idle_blocks} | actions,
@@ -88,7 +108,7 @@ def outcome(
 
 
 def _whole(profile: Profile, actions: Actions) -> Actions:
-    """The actions with every tag named, as a plan shows and saves them."""
+    """Returns the actions with every tag named, as a plan shows and saves them."""
     found: Actions = {}
     for block in profile.blocks:
         chosen = found.setdefault(block.name, dict(actions.get(block.name, {})))
@@ -99,7 +119,8 @@ def _whole(profile: Profile, actions: Actions) -> Actions:
 
 
 def hopeless(arguments: int, limits: Limits, target: Target) -> BudgetError | None:
-    """The error of a budget that the step's arguments alone exceed, before anything is compiled.
+    """Returns the error of a budget that the step's arguments alone exceed, before anything is
+    compiled, or None where they fit.
 
     arguments: their bytes on one device.
     """
@@ -116,7 +137,7 @@ def hopeless(arguments: int, limits: Limits, target: Target) -> BudgetError | No
 
 
 def infeasible(trials: Trials, target: Target) -> BudgetError:
-    """Names the least that compiled, and the largest of its parts."""
+    """Returns the error that names the least that compiled, and the largest of its parts."""
     least = min(trials.compiled, key=lambda t: t.total)
     parts = dict(zip(ADVICE, dataclasses.astuple(_parts(trials, least))))
     holder = max(parts, key=lambda k: parts[k])
@@ -132,9 +153,11 @@ def infeasible(trials: Trials, target: Target) -> BudgetError:
 
 
 def _margin(limits: Limits) -> str:
-    """What is said of bytes of the budget that a plan may not use."""
+    """The end of an error's sentence, about the share of the budget that a plan may not use; empty
+    where there is none.
+    """
     margin = 1 - limits.room / limits.budget
-    if not 1e-3 < margin < 0.5:  # more is the rounding of a few bytes
+    if not 1e-3 < margin < 0.5:  # a larger share is the rounding of a budget of a few bytes
         return ""
     return f"; {margin:.0%} of the budget is left for autotuning on the device"
 
@@ -144,9 +167,12 @@ def _parts(trials: Trials, trial: Trial) -> Bytes:
 
 
 def _step_seconds(profile: Profile, baseline: Trial, target: Target) -> float:
-    """A step with everything kept: the blocks, the other products at the rate of theirs, the states
-    read and written.
+    """Returns seconds of a step with everything kept, of which a profile knows the blocks alone.
+
+    To these are added the matrix products outside blocks, at the rate of those inside, and one
+    reading and writing of the arguments, for the update of the model states.
     """
+    # The rate of products in the blocks, by the profile's own times; without any, the peak rate.
     products = [e for b in profile.blocks for e in b.equations if e.matmuls and e.seconds > 0]
     rate = target.matmul_flops
     if products:

@@ -1,4 +1,4 @@
-"""Least step time against bytes: the budgets that were not asked for."""
+"""The curve of least step time against bytes, for the budgets that were not asked for."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from jaxmem._solver.problem import Problem
 from jaxmem._solver.solution import Solution
 from jaxmem._solver.solve import least_bytes, solve
 
-POINTS = 12
+POINTS = 12  # budgets that are solved for, the ends of the curve included
 
 
 def curve(
@@ -17,8 +17,8 @@ def curve(
     seconds: Callable[[float], float],
     everything_bytes: int,
 ) -> tuple[Point, ...]:
-    """The fastest plans from the least bytes to everything kept, by rising bytes and falling
-    seconds.
+    """Returns the fastest plans from the least bytes to everything kept, by rising bytes and
+    falling seconds. All but everything kept are predicted, and not compiled.
 
     problem: what the plan was solved for; its `room` does not count.
     whole: takes saved and working bytes to those of the step.
@@ -34,7 +34,9 @@ def curve(
         if (between := solve(problem.within(room))) is not None:
             found.append(between)
     points = [Point(whole(s.bytes), seconds(s.seconds)) for s in found]
+    # Everything kept is no assignment of tags: its bytes are those that compiled.
     points.append(Point(everything_bytes, seconds(everything(problem.profile).seconds)))
+    # Points that another beats in both bytes and seconds are left out.
     front: list[Point] = []
     for p in sorted(points, key=lambda p: (p.bytes, p.seconds)):
         if not front or p.seconds < front[-1].seconds:

@@ -1,4 +1,4 @@
-"""plan(): arguments read, the step profiled, a search run, its outcome told."""
+"""plan(): reads its arguments, profiles the step, runs a search and returns its outcome."""
 
 import time
 from collections.abc import Sequence
@@ -71,6 +71,7 @@ def plan(
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
     allowed, notes = allowed_actions(actions, target)
     notes += budget_notes(limit, target)
+    # A database reads nothing that was written before `since`, and writes in either case.
     database = Database(since=time.time() if fresh else 0.0)
     with backend_for(target, database) as backend:
         limits = Limits(limit, int(limit * (1 - backend.margin)), host_room)
@@ -87,13 +88,23 @@ def plan(
 def _plan(
     build, args: tuple, backend: Backend, limits: Limits, allowed, codecs, notes: tuple[str, ...]
 ) -> Plan:
-    """`plan` for one number of microbatches."""
+    """Makes the plan for one number of microbatches.
+
+    build, args: the step and its arguments, as `plan` takes them.
+    backend: where the step is compiled, and its pieces are timed.
+    limits: the bytes that the plan may take.
+    allowed, codecs: the actions that the target can carry out, and the codecs asked for.
+    notes: sentences for the user, known before.
+    """
+    # Read the step. It is traced with every tag recomputed, so that the backward of each block
+    # holds its whole forward.
     target, start = backend.target, time.perf_counter()
     LOG.info("tracing the step, and timing its pieces")
     traced = StepCompiler(build, args, backend).trace(Assignment.nothing())
     arguments = argument_bytes(traced, args, target.devices)
     if (refusal := hopeless(arguments, limits, target)) is not None:
         raise refusal
+    # Profile it. Traced shapes are those before a mesh divides them; `shards` is by how much.
     shards = shards_of(traced, args, target.devices)
     profile = make_profile(
         traced.jaxpr,
@@ -106,6 +117,7 @@ def _plan(
     profile_seconds = time.perf_counter() - start
     warn_of_copies(traced, "plan")
     _warn_of_waste(profile)
+    # Search: solve and compile in turns. The idle blocks are known only from the profile.
     steps = StepCompiler(build, args, backend, profile.idle_blocks)
     history = History(backend.database, target, traced.jaxpr)
     found = search(Setting(profile, steps, history, limits), arguments)
@@ -117,7 +129,7 @@ def _plan(
 
 
 def _time_notes(profile: Profile) -> tuple[str, ...]:
-    """What to tell the user of times that were measured beside other work."""
+    """Returns what to tell the user of times that were measured beside other work, if anything."""
     if profile.disturbed < 0.05:
         return ()
     return (
@@ -128,8 +140,8 @@ def _time_notes(profile: Profile) -> tuple[str, ...]:
 
 
 def _warn_of_waste(profile: Profile) -> None:
-    """Tells of tags that would be saved in vain."""
+    """Warns of tags that would be saved in vain, as seen in the plan that keeps every tag."""
     every_tag = {b.name: {t.name: KEEP for t in b.tags} for b in profile.blocks}
-    cost = price_of(profile, every_tag)
+    cost = price_of(profile, every_tag)  # None where keep is not among the actions allowed
     for message in cost.warnings if cost else ():
         warn(f"jaxmem: {message}")

@@ -1,5 +1,9 @@
-"""One search: compiles teach it what fits, and what is compiled next is solved for what they
-taught.
+"""One search for a plan: it solves, compiles what was solved for, learns from the compiled bytes,
+and solves again.
+
+A compile takes far longer than a solve, so that a search is bounded by its number of compiles. Its
+phases are `_begin` (everything kept, and a first guess), `refine` (the best plan that fits) and
+`divide` (two groups of layers, where that is faster).
 """
 
 import dataclasses
@@ -22,14 +26,22 @@ from jaxmem._solver.solve import least_bytes
 from jaxmem.errors import BudgetError
 
 MOST_COMPILES = 6
-ENOUGH = 0.98  # of the budget: a plan that uses it is not improved on
-WORTH = 0.002  # of a step: what dividing the layers must gain
-GUESSED_HEAD = 0.15  # of the room beside the arguments: working memory, before a compile has told
+ENOUGH = 0.98  # the share of the room of which a plan that uses it is not improved on
+WORTH = 0.002  # the share of a step's time that dividing the layers must gain
+# The share of the room beside the arguments that is taken to be working memory before any compile
+# has told.
+GUESSED_HEAD = 0.15
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a search is given: the step's profile and compiler, its history, and the limits."""
+    """What a search is given.
+
+    profile: the step's, with its layers undivided.
+    steps: compiles it, and counts compiles.
+    history: what earlier searches compiled.
+    limits: the bytes that a plan may take.
+    """
 
     profile: Profile
     steps: StepCompiler
@@ -37,7 +49,11 @@ class Setting:
     limits: Limits
 
     def compile(self, *many: Actions, least: int | None = None) -> list[CompiledStep]:
-        """Compiles, says so, and remembers. `least`: the least bytes that compiled so far."""
+        """Compiles the step under each of `many` actions, logs that it does, and remembers the
+        results.
+
+        `least` is the least bytes that compiled so far, for the log.
+        """
         done = self.steps.compiles
         numbers = " and ".join(str(done + i + 1) for i in range(len(many)))
         so_far = ""
@@ -59,7 +75,13 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a search ends with: the best plan that fits, if any, and how its layers are divided."""
+    """What a search ends with.
+
+    trials: what it compiled, plans of divided layers excepted.
+    best: the fastest plan that fits, or None.
+    division: how the best plan divides layers into groups; None where it does not.
+    solve_seconds: what solving took.
+    """
 
     trials: Trials
     best: Trial | None
@@ -68,7 +90,7 @@ class Found:
 
 
 def search(setting: Setting, arguments: int) -> Found:
-    """The fastest plan within the limits that at most `MOST_COMPILES` compiles find.
+    """Finds the fastest plan within the limits that at most `MOST_COMPILES` compiles show to fit.
 
     arguments: bytes of the step's arguments on one device, as traced.
 
@@ -76,6 +98,8 @@ def search(setting: Setting, arguments: int) -> Found:
     """
     start = _Search(setting, _begin(setting, arguments))
     trials = start.trials
+    # Where everything fits there is nothing to plan: no plan is taken to be faster than the step
+    # without one.
     if trials.baseline.total <= setting.limits.room:
         return Found(trials, trials.baseline, None, start.solve_seconds)
     start.refine()
@@ -87,18 +111,22 @@ def search(setting: Setting, arguments: int) -> Found:
 
 
 def _begin(setting: Setting, arguments: int) -> Trials:
-    """The step with everything kept and, unless that fits, a first guess.
+    """Compiles the step with everything kept and, unless that fits, a first guess.
 
-    The guess of a deviceless search is compiled beside it, and knows bytes of arguments alone.
+    Where the backend compiles two programs at once, the guess is compiled beside everything kept.
+    Such a guess knows only the bytes of the arguments, and what earlier searches compiled.
     """
     profile, limits, kept = setting.profile, setting.limits, setting.profile.everything_kept
     whole = lambda step: Trial(step, everything(profile), step.compiled.total_bytes)
+    # Sort what earlier searches compiled into everything kept, of which the latest counts, and
+    # plans. A plan that takes a choice without a price in this profile tells nothing.
     known, recalled = None, []
     for step in setting.history.recall():
         if step.actions == kept:
             known = whole(step)
         elif (cost := candidates.price_of(profile, step.actions)) is not None:
             recalled.append(Trial(step, cost, step.compiled.total_bytes))
+    # Compile everything kept, with a guess beside it where two compile at once.
     guess = guessed = None
     if setting.steps.backend.width > 1:
         head = int(GUESSED_HEAD * max(0, limits.room - arguments))
@@ -112,6 +140,7 @@ def _begin(setting: Setting, arguments: int) -> Trials:
         trials = Trials(profile, limits, whole(step), [], recalled)
     if trials.baseline.total <= limits.room:
         return trials
+    # Elsewhere the guess comes second, and reckons with the working memory of everything kept.
     if guess is None or guessed is None:
         known_trials = [*trials.compiled, *recalled]
         guess = _first_guess(profile, limits, known_trials, trials.static, 0)
@@ -125,10 +154,16 @@ def _begin(setting: Setting, arguments: int) -> Trials:
 def _first_guess(
     profile: Profile, limits: Limits, known: list[Trial], static: int, head: int
 ) -> Solution:
-    """A plan for what is left of the budget beside arguments and working memory, or the one of
-    least saved bytes.
+    """Returns the fastest plan for what is left of the room beside arguments and working memory, or
+    the plan of fewest bytes where none fits.
 
-    head: bytes of working memory to reckon with where no compile has told yet.
+    profile: the step.
+    limits: the bytes that the plan may take.
+    known: compiles that tell of working memory; may be empty.
+    static: bytes of the arguments.
+    head: bytes of working memory to reckon with where `known` is empty.
+
+    Raises BudgetError if no assignment needs as little host memory as `limits.host_room`.
     """
     working = prior_bytes(profile)
     if known:
@@ -153,10 +188,11 @@ class _Search:
 
     def refine(self) -> None:
         """Solves for the room left by what was learned, compiles, and learns, until nothing is left
-        to gain.
+        to gain. What it compiles is added to the trials.
         """
         trials, limits = self.trials, self.setting.limits
         width = self.setting.steps.backend.width
+        # No assignment of tags is faster than the best one without a limit on device bytes.
         best = self._timed(candidates.fastest, Problem(trials.profile, None, limits.host_room))
         least_seconds = best.seconds if best else 0.0
         while (left := MOST_COMPILES - self.setting.steps.compiles) > 0:
@@ -164,17 +200,21 @@ class _Search:
             # A plan that an earlier search saw fit is compiled before anything is called enough:
             # else a search with more history could return a slower plan than one with less.
             earlier = candidates.recalled(trials, trials.problem(model))
+            # A plan that fills the room, or is as fast as one without a limit, ends the search.
             done = any(
                 t.total >= ENOUGH * limits.room or t.cost.seconds <= least_seconds for t in within
             )
             if done and earlier is None:
                 return
+            # Candidates in the order in which they are worth a compile. One more is solved for than
+            # compiles go side by side, since some may have been compiled before.
             picks = [] if earlier is None else [earlier]
             picks += self._timed(candidates.within_budget, trials, model, width + 1)
             # Nothing fits yet, so that a prediction was wrong: try the least that the model knows,
             # and what differs from the least that compiled by one choice.
             if not within:
                 smallest, others = candidates.towards_the_least(trials, model)
+                # It takes the last place of this round's compiles, so that it is among them.
                 picks[width - 1 : width - 1] = [] if smallest is None else [smallest]
                 picks += others
             fresh: list[Solution] = []
@@ -183,6 +223,7 @@ class _Search:
                     fresh.append(pick)
             if not (fresh := fresh[: min(width, left)]):
                 return
+            # Each trial keeps what the model said before it learned of the trial.
             least = min(t.total for t in trials.compiled)
             steps = self.setting.compile(*(p.actions for p in fresh), least=least)
             for step, pick in zip(steps, fresh):
@@ -190,15 +231,18 @@ class _Search:
                 trials.tried.append(Trial(step, pick.cost, predicted))
 
     def divide(self, best: Trial) -> tuple[Trial, Division | None]:
-        """The best plan that decides two groups of layers apart, if it is faster than `best` and
-        compiles within.
+        """Returns the best plan that decides two groups of layers apart, with its division, if it
+        is faster than `best` by `WORTH` and compiles within the limits; else `best` and None.
         """
         trials, limits = self.trials, self.setting.limits
+        # The most seconds that a division may cost, to be worth its compile.
         worth = best.cost.seconds - WORTH * trials.profile.step_seconds
         chosen, short, seen = None, 0, []
         while self.setting.steps.compiles < MOST_COMPILES:
             model = trials.model()
-            base = trials.static + int(model.reference) + short  # what it was short by is learned
+            # The memory model is of layers alike and is not fitted to divided plans. What their
+            # predictions were short by, `short`, is added to its reference instead.
+            base = trials.static + int(model.reference) + short
             problem = trials.problem(model)
             division = self._timed(best_division, problem.within(limits.room - base))
             if division is None or division.solution.actions in seen:
@@ -216,6 +260,7 @@ class _Search:
         return best, chosen
 
     def _timed(self, solver, *arguments):
+        """Calls `solver`, and adds the time that it takes to `solve_seconds`."""
         start = time.perf_counter()
         found = solver(*arguments)
         self.solve_seconds += time.perf_counter() - start

@@ -1,5 +1,5 @@
-"""The lines of a plan's table: what each tag costs under its action, and what the next best would
-cost.
+"""The lines of a plan's table: what each tag costs under its action, and what the next best action
+would cost.
 """
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Actions, Choice
@@ -12,11 +12,12 @@ from jaxmem._solver.solve import runner_up
 
 
 def rows(problem: Problem, actions: Actions) -> tuple[Row, ...]:
-    """One line a tag. `problem` is what the plan was solved for."""
+    """Returns a line for each tag of each label. `problem` is what the plan was solved for."""
     solution = priced(problem, actions)
     if problem.room is not None:  # the plan compiled within its budget, whatever is predicted of it
         problem = problem.within(max(problem.room, solution.bytes))
     blocks = problem.profile.blocks
+    # Classes of one label share their decisions, and so a line; a dict keeps the order.
     places = dict.fromkeys((block.name, tag.name) for block in blocks for tag in block.tags)
     return tuple(_row(problem, solution, actions, *place) for place in places)
 
@@ -44,14 +45,19 @@ def _row(problem: Problem, solution: Solution, actions: Actions, label: str, nam
 
 
 def _with(actions: Actions, block: str, tag: str, choice: Choice) -> Actions:
+    """The actions with another choice for one tag."""
     return {b: dict(tags) for b, tags in actions.items()} | {
         block: actions.get(block, {}) | {tag: choice}
     }
 
 
 def _own_seconds(profile: Profile, actions: Actions, block: str, tag: str, choice: Choice) -> float:
-    """Seconds a layer that this tag's action adds: its own option, or what is recomputed only
-    because of it.
+    """Returns the seconds that this tag's action adds to one layer: those of its option, or what is
+    recomputed only because of it.
+
+    profile, actions: the step, and what is decided for all of its tags.
+    block, tag: the label and the name of the tag.
+    choice: what `actions` says of it.
     """
     held = next(b for b in profile.blocks if b.name == block)
     option = next(
@@ -71,6 +77,8 @@ def _own_seconds(profile: Profile, actions: Actions, block: str, tag: str, choic
     )
     if kept is None:
         return 0.0
+    # What a step would save if the tag were kept is net of the cost of keeping it, which is added
+    # again to get the recomputation alone.
     runs = sum(b.runs for b in profile.blocks if b.name == block)
     saved = (
         evaluate(profile, actions).seconds
@@ -80,8 +88,8 @@ def _own_seconds(profile: Profile, actions: Actions, block: str, tag: str, choic
 
 
 def _why(problem: Problem, solution: Solution, block: str, tag: str) -> str:
-    """What the best plan without this choice would take for the tag, and what that plan costs on
-    top.
+    """Returns what the best plan without this choice would take for the tag, and what that plan
+    costs on top, as a sentence of the table.
     """
     if not demanded(problem.profile, solution, block, tag):
         return "nothing reads it again"

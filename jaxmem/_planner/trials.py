@@ -13,7 +13,12 @@ from jaxmem._solver.problem import Problem
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A plan that was compiled, its price, and what was said of its bytes before."""
+    """A plan that was compiled.
+
+    step: what it compiled to.
+    cost: its price by the profile.
+    predicted_bytes: what was said of its total before the compile.
+    """
 
     step: CompiledStep
     cost: Cost
@@ -33,8 +38,8 @@ class Trial:
 
     @property
     def working(self) -> int:
-        """Bytes that are neither arguments nor saved for the backward: the head's, or one
-        block's.
+        """Bytes that are neither arguments nor saved for the backward: working memory of the head,
+        or of one block. It is what the memory model is fitted to.
         """
         return self.total - self.step.compiled.argument_bytes - self.cost.saved_bytes
 
@@ -44,8 +49,8 @@ class Limits:
     """What a plan may take, in bytes.
 
     budget: what was asked for.
-    room: what of it a plan may use, the rest being left for the device.
-    host_room: in host memory.
+    room: the part of the budget that a plan may use; the rest is left for the device.
+    host_room: what may lie in host memory.
     """
 
     budget: int
@@ -57,7 +62,9 @@ class Limits:
 class Trials:
     """The compiles of one step on one target.
 
-    baseline: the step with everything kept.
+    profile: the step, with its layers undivided.
+    limits: what a plan may take.
+    baseline: the step with everything kept. If it is from an earlier search, it does not fit.
     tried: the other plans that this search compiled.
     recalled: those of earlier searches, which only guide.
     """
@@ -80,22 +87,26 @@ class Trials:
 
     @property
     def within_budget(self) -> list[Trial]:
+        """What fits on the device, whether its host memory fits or not."""
         return [t for t in self.compiled if t.total <= self.limits.room]
 
     @property
     def fitting(self) -> list[Trial]:
+        """What fits on the device and in host memory."""
         return [t for t in self.within_budget if t.host_bytes <= self.limits.host_room]
 
     def model(self) -> Expected:
-        """Fitted to every compile that is known."""
+        """Fits the memory model to every compile that is known."""
         return fitted(self.profile, [*self.compiled, *self.recalled])
 
     def problem(self, model: Expected, share: float = 1.0) -> Problem:
-        """What is left for the solver of `share` of the room, by what the model expects."""
+        """Returns what the solver is asked: its room is what is left of a `share` of the limits'
+        room beside the arguments and the working memory of the model's reference.
+        """
         room = int(self.limits.room * share) - self.static - int(model.reference)
         return Problem(self.profile, room, self.limits.host_room, model.working)
 
 
 def fitted(profile: Profile, trials: Sequence[Trial]) -> Expected:
-    """The memory model of plans that were compiled; the first that has choices is its reference."""
+    """Fits the memory model to compiled plans; the first that has choices is its reference."""
     return Expected.fit([(t.actions, t.working) for t in trials], profile)

@@ -1,4 +1,4 @@
-"""verify(): a plan that was loaded, checked against the model at hand and compiled anew."""
+"""verify(): checks a plan that was loaded against the model at hand, and compiles it anew."""
 
 import dataclasses
 
@@ -21,8 +21,8 @@ from jaxmem.errors import BudgetError, PlanFileError
 
 
 def verify(plan: Plan, build, *args) -> Plan:
-    """The plan, with `build(plan)` compiled under it for the plan's own target: `compiled_bytes`
-    and `step` are new. For a plan that was loaded.
+    """Returns the plan with `build(plan)` compiled under it for the plan's own target:
+    `compiled_bytes`, `host_bytes` and `step` are new. It is for a plan that was loaded.
 
     plan: from `Plan.load`, or made for a step that changed since.
     build, args: those of `jaxmem.plan`.
@@ -49,6 +49,15 @@ def verify(plan: Plan, build, *args) -> Plan:
 
 
 def _check_model(plan: Plan, blocks: list[BlockClass], idle: set[str]) -> None:
+    """Raises PlanFileError if the plan was made for another model.
+
+    The fingerprint is compared last, since an error can name a block or a tag that differs.
+
+    plan: what was loaded.
+    blocks: those of the model at hand.
+    idle: labels of blocks outside a backward.
+    """
+
     def fail(field: str, got, expected: str):
         raise PlanFileError(
             f"verify: the plan is for another model: its `{field}` is {got}, {expected}; plan this"
@@ -60,7 +69,7 @@ def _check_model(plan: Plan, blocks: list[BlockClass], idle: set[str]) -> None:
     for block in blocks:
         tags.setdefault(block.name, set()).update(t.name for t in block.tags)
     for label, choices in plan.actions.items():
-        block = ungrouped(label)
+        block = ungrouped(label)  # the model has blocks; a plan may decide groups of their layers
         if label in idle and block not in tags:  # no gradient runs through it
             continue
         if block not in tags:

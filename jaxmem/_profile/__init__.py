@@ -1,1 +1,3 @@
-"""From a traced step to its profile. Imports `_core`, `_jax`, `_device`, `_codecs`, `_tags`."""
+"""Turns a traced step into its profile. It imports `_core`, `_jax`, `_device`, `_codecs` and
+`_tags`.
+"""

@@ -1,4 +1,4 @@
-"""Reads from a traced step, under any plan, what its blocks' backward gets from the forward."""
+"""Counts, in a step that was traced under any plan, what its blocks save and repeat."""
 
 import dataclasses
 import math
@@ -18,17 +18,23 @@ class Audit:
     Matrix products are those of the blocks' backward equations alone: what they recompute, and the
     derivative's own, which are the same under every plan. Inner loops count times their trip
     counts.
+
+    saved_bytes: residuals in device memory.
+    host_bytes: residuals in host memory.
+    matmuls: how many matrix products run in a step.
+    matmul_flops: their FLOPs.
+    blocks: how many backward equations were found.
     """
 
-    saved_bytes: int  # in device memory
+    saved_bytes: int
     host_bytes: int
     matmuls: int
     matmul_flops: float
-    blocks: int  # backward equations found
+    blocks: int
 
 
 def audit(traced: jax.stages.Traced) -> Audit:
-    """Residual bytes and matrix products of the blocks' backward equations in
+    """Counts residual bytes and matrix products of the blocks' backward equations in
     `jax.jit(step).trace(*args)`.
 
     A residual is an input of a backward equation that is neither in memory anyhow (parameters) nor
@@ -45,6 +51,7 @@ def audit(traced: jax.stages.Traced) -> Audit:
     device = host = matmuls = 0
     flops = 0.0
     for i in instances:
+        # A residual may also be handed on as an output of the backward, without an equation.
         read = {v for e in i.flat.equations for v in e.reads} | {
             v for v in i.flat.outputs if isinstance(v, int)
         }

@@ -28,32 +28,51 @@ from jaxmem._jax.primitives import INDICES, REMAT, VIEWS
 from jaxmem._tags.policy import Policy, name_p
 from jaxmem._tags.tag import tag_p
 
-MOST_INDICES = 4096
+MOST_INDICES = 4096  # elements up to which an array may be a loop's counters or its layers' keys
 
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """One block equation of the backward pass."""
+    """One block equation of the backward pass. Values are numbers of `flat`.
+
+    label: the policy's block label.
+    flat: the equation's jaxpr with its calls inlined: the forward, then the derivative.
+    cotangents: the inputs that are cotangents of the block's outputs.
+    boundary: the index of the first equation of the derivative; those before repeat the forward.
+    charged: the inputs that cost memory if the backward reads them raw.
+    layers: for how many runs of the equation saved tensors are alive at once.
+    runs: how often the equation runs in a step.
+    sharded: whether shapes are those of one device already, as inside `jax.shard_map`.
+    stacked: whether it is a layer of `jaxmem.stack`.
+    """
 
     label: str
     flat: Flat
-    cotangents: frozenset[int]  # inputs
-    boundary: int  # equations before it repeat the forward
-    charged: tuple[int, ...]  # inputs that cost memory if the backward reads them raw
+    cotangents: frozenset[int]
+    boundary: int
+    charged: tuple[int, ...]
     layers: int
     runs: int
-    sharded: bool  # shapes are those of one device already
-    stacked: bool  # a layer of jaxmem.stack
+    sharded: bool
+    stacked: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
+    """The blocks of a step's jaxpr.
+
+    instances: the block equations of the backward, in the order of the walk.
+    tag_names: every tag and checkpoint_name of the step, inside blocks or not.
+    plain_labels: labels of blocks outside the backward: their forward, or no gradient at all.
+    """
+
     instances: list[Instance]
-    tag_names: set[str]  # every tag and checkpoint_name of the step
-    plain_labels: set[str]  # of blocks outside the backward: their forward, or no gradient at all
+    tag_names: set[str]
+    plain_labels: set[str]
 
 
 def is_tag(eqn: JaxprEqn) -> bool:
+    """Whether the equation names a tensor, by `jaxmem.tag` or by JAX's `checkpoint_name`."""
     return eqn.primitive is tag_p or eqn.primitive is name_p
 
 
@@ -62,6 +81,7 @@ def _is_block(eqn: JaxprEqn) -> bool:
 
 
 def _small(eqn: JaxprEqn) -> bool:
+    """Whether the equation makes only arrays as small as those that count layers."""
     return all(math.prod(getattr(v.aval, "shape", ())) <= MOST_INDICES for v in eqn.outvars)
 
 
@@ -87,9 +107,17 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
     names = _forward_names(jaxpr)
 
     def walk(jaxpr: Jaxpr, origin: dict[Var, str], frames: tuple, sharded: bool) -> list[str]:
-        """Collects the instances in `jaxpr`; returns where its outputs come from."""
+        """Collects the instances in `jaxpr`; returns where its outputs come from.
+
+        origin: where the inputs of `jaxpr` come from.
+        frames: the jaxprs round this one, outermost first, each with the trip count of the loop
+          that leads on from it (1 where it is no loop).
+        sharded: whether a `shard_map` is among them.
+        """
         origin = dict.fromkeys(jaxpr.constvars, "free") | origin
         here = lambda v: "free" if isinstance(v, Literal) else origin.get(v, "local")
+        # By variable: the equation that makes it, the first one that reads it, and how many blocks
+        # read it.
         defined = {o: i for i, e in enumerate(jaxpr.eqns) for o in e.outvars}
         first_use: dict[Var, int] = {}
         block_uses = Counter(
@@ -123,13 +151,15 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
                     "free" if not isinstance(v, Literal) and v in shared else here(v)
                     for v in eqn.invars
                 ]
+                # What is known is surely a residual; `_instance` tells what the others are.
                 known = [k in ("free", "stacked") or v in early for v, k in zip(eqn.invars, kinds)]
                 instance = _instance(eqn, kinds, known, frames + ((jaxpr, 1),), sharded)
                 if instance is not None:
                     instances.append(instance)
             elif (scan := as_scan(eqn)) is not None:
                 # What another loop made and this one slices, a turn at a time, is a stack of what
-                # layers saved; what it merely reads whole is not.
+                # layers saved; what it merely reads whole is not. Among a scan's operands stands
+                # first what it reads whole, then what it carries, then what it slices.
                 stacked = lambda v: v in defined and jaxpr.eqns[defined[v]].primitive.name == "scan"
                 inner = {}
                 for k, (outer, v) in enumerate(zip(eqn.invars, scan.jaxpr.invars)):
@@ -149,6 +179,7 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
                 for inner in subjaxprs(eqn):
                     # A call's operands are its body's inputs; a conditional has one more, first.
                     operands = eqn.invars[-len(inner.invars) :] if inner.invars else []
+                    # A while loop's trip count is not known: its frame counts one turn.
                     loop = eqn.primitive.name == "while"
                     kinds = ["carry" if loop else here(v) for v in operands]
                     known = dict(zip(inner.invars, kinds))
@@ -158,6 +189,7 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
                         frames + ((jaxpr, 1),),
                         sharded or eqn.primitive.name == "shard_map",
                     )
+                    # Of these equations, only a call's outputs are exactly those of its body.
                     if call_body(eqn) is not None:
                         origin.update(
                             {o: "free" for o, kind in zip(eqn.outvars, kinds) if kind == "free"}
@@ -169,6 +201,12 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
 
 
 def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
+    """Reads one block equation of the backward; None where no cotangent reaches it.
+
+    kinds, known: by input of the equation: where it comes from, and whether it is surely a
+      residual.
+    frames, sharded: those of the walk, the equation's own jaxpr last.
+    """
     flat = flatten(eqn.params["jaxpr"])
     tag_ancestors = _ancestors(flat, [e for e in flat.equations if is_tag(e.eqn)])
     # From the last input backward: cotangents end where an input feeds a tag, has no derivative, or
@@ -184,6 +222,10 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
         return None
     charged = tuple(n for n, k in zip(flat.inputs, kinds) if k != "free" and n not in cotangents)
     names = {e.eqn.params["name"] for e in flat.equations[:boundary] if is_tag(e.eqn)}
+    # Count repeats, from the innermost loop outwards. `runs` takes every trip count, `layers` those
+    # of loops that only the backward is in: the forward ran before them in a loop of its own, so
+    # that all of its saved tensors are alive. A block without tags has no name by which to find its
+    # forward, and its loop over layers is told by running backward.
     layers, runs, inside = 1, 1, True
     jaxprs = [f[0] for f in frames]
     for depth in range(len(frames) - 1, -1, -1):
@@ -211,6 +253,7 @@ def _reversed(jaxprs, depth) -> bool:
 
 
 def _ancestors(flat: Flat, equations) -> set[int]:
+    """The values that the equations read, and all that these are made from."""
     made_by = {o: e for e in flat.equations for o in e.outputs}
     found, todo = set(), [v for e in equations for v in e.reads]
     while todo:

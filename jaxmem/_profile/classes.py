@@ -1,4 +1,6 @@
-"""Blocks of a traced step that are equal, taken together; and what tells models apart."""
+"""Takes equal blocks of a traced step together as classes, and makes the fingerprint that tells
+models apart.
+"""
 
 import hashlib
 import itertools
@@ -19,7 +21,11 @@ NO_BLOCK = (
 
 
 class Class(NamedTuple):
-    """Blocks of one label whose graphs are equal, and which repeat alike."""
+    """Blocks of one label whose graphs are equal, and which repeat alike.
+
+    graph: that of the first of them.
+    instances: all of them, such as the layers of an unrolled loop.
+    """
 
     graph: Graph
     instances: list[Instance]
@@ -28,6 +34,7 @@ class Class(NamedTuple):
 class Blocks(NamedTuple):
     """The blocks of a traced step.
 
+    classes: equal blocks together, in the order in which they are found.
     tag_names: those of every tag of the step, inside blocks or not.
     idle: labels of blocks that no gradient runs through.
     """
@@ -38,7 +45,7 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(jaxpr) -> Blocks:
-    """The blocks of a traced step, equal ones together. Raises StepError where there is none."""
+    """Finds the blocks of a traced step. Raises StepError where there is none."""
     found = find_blocks(jaxpr.jaxpr)
     if not found.instances:
         undifferentiated = (
@@ -49,6 +56,8 @@ def blocks_of(jaxpr) -> Blocks:
     classes: dict[tuple, Class] = {}
     for instance in found.instances:
         graph = graph_of(instance)
+        # Inputs that are charged belong to the key: the first layer of an unrolled loop reads the
+        # step's own argument, which is in memory anyhow, where the others read a saved tensor.
         repeats = (instance.layers, instance.runs, instance.charged)
         key = (instance.label, graph_key(graph), *repeats)
         classes.setdefault(key, Class(graph, [])).instances.append(instance)
@@ -58,7 +67,11 @@ def blocks_of(jaxpr) -> Blocks:
 
 
 def graph_key(graph: Graph) -> str:
-    """A text that is equal for equal graphs: operations, shapes, tags, and what is needed."""
+    """Returns a text that is equal for equal graphs: operations, shapes, tags, and what is needed.
+
+    Values are numbered anew in the order in which they are met, since equal graphs may stand in
+    jaxprs that number them otherwise.
+    """
     avals = graph.instance.flat.avals
     order = itertools.count()
     number: dict[int, int] = {}
@@ -75,13 +88,14 @@ def graph_key(graph: Graph) -> str:
 
 
 def plan_fingerprint(blocks: Iterable[BlockClass]) -> str:
-    """What a plan is tied to: labels, layers, and each tag's name, shape and dtype.
+    """Returns what a plan is tied to: labels, layers, and each tag's name, shape and dtype.
 
-    The same on every version of JAX.
+    It leaves out operations, and so is the same on every version of JAX.
     """
     blocks = list(blocks)
     lines = sorted(
         f"{b.name} {b.layers} {t.name} {t.shape} {t.dtype}" for b in blocks for t in b.tags
     )
+    # A block without tags has no line yet.
     lines += sorted(f"{b.name} {b.layers}" for b in blocks)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -1,4 +1,8 @@
-"""The pieces of work whose times a profile needs, by key."""
+"""The pieces of work whose times a profile needs, by key.
+
+A profile is drafted before any time is known: whatever has a price holds the key of a job. When all
+jobs were timed together, the keys are looked up.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -8,13 +12,14 @@ import jax.numpy as jnp
 
 from jaxmem._jax.job import Job
 
-# Of the loop that tells what keeping costs: more than any cache, or allocator, holds.
+# The size of the loop that tells what keeping costs: more than any cache, or allocator, holds.
 LAYERS, LAYER_BYTES = 32, 2**22
 
 
 class Jobs:
-    """Jobs in the order added. `local`: they will run here, so that keeping a tensor can be timed
-    as a loop does it.
+    """Collects jobs in the order in which they are added.
+
+    local: whether they will run here, so that keeping a tensor can be timed as a loop does it.
     """
 
     def __init__(self, local: bool):
@@ -24,12 +29,13 @@ class Jobs:
         self._kept: set[tuple] = set()
 
     def add(self, key: tuple, job: Job) -> None:
+        """Adds a job under a key that no other job has."""
         self.keys.append(key)
         self.jobs.append(job)
 
     def keep(self, size: int) -> tuple:
-        """The job whose time is the cost of keeping `size` bytes until the backward, on top of
-        computing them.
+        """Adds what tells the cost of keeping `size` bytes until the backward, on top of computing
+        them, and returns the key of that cost.
 
         Here: their share of a loop over layers that keeps what it computes for its backward, less
         one that does not. A step's saved tensors are one large piece of fresh memory, of which
@@ -38,17 +44,17 @@ class Jobs:
         """
         key = ("keep", size)
         if self.local:
-            if not self._kept:
+            if not self._kept:  # one pair of loops tells the price of every size
                 aval = jax.ShapeDtypeStruct((LAYER_BYTES // 4,), jnp.float32)
                 for kept in (True, False):
                     self.add(("loop", kept), Job(functools.partial(_loop, kept), (aval,)))
             self._kept.add(key)
-        elif key not in self.keys:
+        elif key not in self.keys:  # `size` rounded up to whole float32 numbers
             self.add(key, Job(lambda x: -x, (jax.ShapeDtypeStruct((-(-size // 4),), jnp.float32),)))
         return key
 
     def prices(self, seconds: Sequence[float]) -> dict[tuple, float]:
-        """Seconds by key, from those of the jobs in order."""
+        """Returns seconds by key, from those of the jobs in order."""
         price = dict(zip(self.keys, seconds))
         if self._kept:
             of_byte = max(0.0, price["loop", True] - price["loop", False]) / (LAYERS * LAYER_BYTES)

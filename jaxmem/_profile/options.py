@@ -1,5 +1,5 @@
-"""The choices that are open to a tag, with the pieces of work whose times make up each one's
-price.
+"""Lists the choices that are open to a tag, with the pieces of work whose times make up the price
+of each.
 """
 
 import dataclasses
@@ -20,7 +20,12 @@ from jaxmem.errors import TagError
 
 @dataclasses.dataclass(frozen=True)
 class UnpricedOption:
-    """A choice, its bytes before a mesh divides them, and the keys of the jobs that it costs."""
+    """A choice whose time is not known yet.
+
+    choice: the action and its codec.
+    device_bytes, host_bytes: those of one layer, before a mesh divides them.
+    jobs: keys of the jobs whose times add up to its price.
+    """
 
     choice: Choice
     device_bytes: int
@@ -31,11 +36,13 @@ class UnpricedOption:
 def options_of(
     equation: FlatEquation, aval, index: int, actions: Sequence[Action], codecs, jobs: Jobs
 ) -> tuple[UnpricedOption, ...]:
-    """The choices open to the tag that `equation` is, each with its jobs added to `jobs`.
+    """Returns the choices open to the tag that `equation` is.
 
+    equation: the tag, of `jaxmem.tag` or `checkpoint_name`.
     aval: the tensor's shape and dtype.
     index: the number of the tag's block class, which keeps the keys of its jobs apart.
     actions, codecs: what `jaxmem.plan` was given.
+    jobs: each choice's jobs are added to it.
     """
     size, found = nbytes(aval), []
     if Action.KEEP in actions:
@@ -50,10 +57,11 @@ def options_of(
             encoded = jax.eval_shape(codec.encode, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
         except TagError:  # this codec does not take this tensor
             continue
-        if codes >= size:
+        if codes >= size:  # the codes take as much as the tensor
             continue
         name = equation.eqn.params["name"]
         keys = tuple((index, name, str(codec), way) for way in ("encode", "decode"))
+        # A default argument, since the loop's variable is another codec when the job runs.
         decode = lambda *c, codec=codec: codec.decode(c, aval.shape, aval.dtype)
         jobs.add(keys[0], Job(codec.encode, (aval,)))
         jobs.add(keys[1], Job(decode, tuple(encoded)))
@@ -67,7 +75,12 @@ def options_of(
 
 
 def codecs_of(params: Mapping, aval, codecs) -> Iterable:
-    """The codecs that may compress a tag: its own, else those asked for, else its kind's."""
+    """Returns the codecs that may compress a tag: its own, else those asked for, else its kind's.
+
+    params: those of the tag's equation.
+    aval: the tensor's shape and dtype.
+    codecs: what `jaxmem.plan` was given: one codec, several, a dict by kind, or None.
+    """
     kind = params.get("kind")
     if params.get("codec") is not None:
         return [registry.parse(params["codec"])]

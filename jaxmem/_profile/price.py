@@ -1,4 +1,7 @@
-"""A block class before its times are known, and the class with its prices."""
+"""Makes a block class in two steps: `unpriced` before its times are known, `priced_class` after.
+
+All classes of a step are drafted first, so that equal jobs are timed once.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -17,7 +20,13 @@ from jaxmem.errors import TagError
 
 @dataclasses.dataclass(frozen=True)
 class UnpricedTag:
-    """A tag and the choices open to it; `value` numbers its tensor among the class's values."""
+    """A tag of a block class before its times are known.
+
+    name, kind: as the tag was given them.
+    shape, dtype: those of its tensor, before a mesh divides it.
+    value: the number of its tensor among the class's values.
+    options: the choices open to it.
+    """
 
     name: str
     kind: str | None
@@ -29,24 +38,39 @@ class UnpricedTag:
 
 @dataclasses.dataclass(frozen=True)
 class Unpriced:
-    """A block class whose prices are keys of jobs yet."""
+    """A block class that holds keys of jobs where the priced class will hold seconds.
+
+    graph: the equations and values of its blocks.
+    number: value of the flat jaxpr -> value of the class.
+    shares: index of an equation -> (job key, share of its time).
+    tags: the tags and their choices.
+    inputs: the inputs that cost memory, each with the job key of keeping it.
+    forward: the job key of the forward that keeps everything.
+    backward: the job key of the derivative alone.
+    """
 
     graph: Graph
-    number: dict[int, int]  # value of the flat jaxpr -> value of the class
-    shares: dict[int, tuple]  # equation -> (job key, share of its time)
+    number: dict[int, int]
+    shares: dict[int, tuple]
     tags: tuple[UnpricedTag, ...]
-    inputs: tuple[tuple[int, tuple], ...]  # charged input, job key of keeping it
-    forward: tuple  # job key of the forward that keeps everything
-    backward: tuple  # and of the derivative alone
+    inputs: tuple[tuple[int, tuple], ...]
+    forward: tuple
+    backward: tuple
 
 
 def unpriced(graph: Graph, index: int, actions: Sequence[Action], codecs, jobs: Jobs) -> Unpriced:
-    """The class number `index` of a step, with all the work that its prices need added to `jobs`.
+    """Drafts the class number `index` of a step.
+
+    graph: the equations and values of its blocks.
+    index: keeps the keys of its jobs apart from those of other classes.
+    actions, codecs: what `jaxmem.plan` was given.
+    jobs: all the work that its prices need is added to it.
 
     Raises TagError for a tag name that stands twice.
     """
     avals = graph.instance.flat.avals
     read_or_made = {v for e in graph.equations for v in (*e.reads, *e.outputs)}
+    # The flat jaxpr also numbers the derivative's values; the class numbers its own from 0.
     number = {v: i for i, v in enumerate(sorted(read_or_made | set(graph.needed)))}
     shares = {}
     # Times are those of fused segments, since XLA runs no equation alone; each equation has its
@@ -81,8 +105,9 @@ def unpriced(graph: Graph, index: int, actions: Sequence[Action], codecs, jobs: 
 def priced_class(
     made: Unpriced, instances: Sequence[Instance], price: Mapping[tuple, float], shards: int
 ) -> BlockClass:
-    """The class with its prices, for one device.
+    """Returns the class with its prices, for one device.
 
+    made: its draft.
     instances: the class's blocks.
     price: seconds by job key, of work that is not divided.
     shards: over how many devices the block's tensors, and so bytes and seconds, are divided.
@@ -90,6 +115,7 @@ def priced_class(
     graph, number = made.graph, made.number
     instance, avals = graph.instance, graph.instance.flat.avals
     charged = [v for v, _ in made.inputs]
+    # What depends on no input is free: a loop over layers holds it once, as it does parameters.
     produced = {o for e in graph.equations for o in e.outputs} - graph.fixed
     flops = sum(matmul_flops(e.eqn)[0] for e in instance.flat.equations)
     return BlockClass(
@@ -112,11 +138,14 @@ def priced_class(
 
 
 def _equations(made: Unpriced, price: Mapping, shards: int) -> tuple[Equation, ...]:
-    """All but those that depend on no input, which a loop over layers computes once."""
+    """Returns all equations but those that depend on no input, which a loop over layers computes
+    once.
+    """
     found = []
     for i, e in enumerate(made.graph.equations):
         if made.graph.fixed.issuperset(e.outputs):
             continue
+        # Tags, and segments without arguments, have no job: they take no time.
         key, share = made.shares.get(i, (None, 0.0))
         flops, matmuls = matmul_flops(e.eqn)
         found.append(
@@ -147,4 +176,5 @@ def _tag(tag: UnpricedTag, price: Mapping, shards: int) -> Tag:
 
 
 def _of_device(size: int, shards: int) -> int:
+    """The part of `size` bytes that one of `shards` devices holds, rounded up."""
     return -(-size // shards)

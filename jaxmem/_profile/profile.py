@@ -1,4 +1,6 @@
-"""Traced step -> Profile: blocks, tags, what the backward needs, bytes, and times on the target."""
+"""Makes the Profile of a traced step: blocks, tags, what the backward needs, bytes, and times on
+the target.
+"""
 
 from collections.abc import Sequence
 
@@ -20,8 +22,9 @@ def profile(
     shards: int = 1,
     database=None,
 ) -> Profile:
-    """What was learned of a step from its jaxpr, traced with every tag recomputed.
+    """Returns what is learned of a step from its jaxpr, and from timing its pieces.
 
+    jaxpr: the step's, traced with every tag recomputed.
     backend: a `jaxmem._xla.backend.Pricing`, which knows the target and tells times.
     actions: those that are given prices.
     codecs: those that may compress a tag, by kind or for every kind; None means the kind's own.
@@ -33,6 +36,7 @@ def profile(
     target = backend.target
     found = blocks_of(jaxpr)
     jobs = Jobs(target.local)
+    # First draft all classes, whose prices are jobs; then time all jobs at once; then price.
     unrolled: set[str] = set()
     if target.platform == "cuda" and any(a.offloads for a in actions):
         unrolled = _unrolled(found.classes)
@@ -42,6 +46,7 @@ def profile(
         drafts.append(unpriced(graph, number, here, codecs, jobs))
     times = job_times(jobs.jobs, backend, database)
     price = jobs.prices(times.seconds)
+    # Inside shard_map shapes are one device's already, so that nothing is divided again.
     blocks = [
         priced_class(draft, instances, price, 1 if instances[0].sharded else shards)
         for draft, (_, instances) in zip(drafts, found.classes)
@@ -60,7 +65,7 @@ def profile(
 
 
 def block_classes(jaxpr) -> list[BlockClass]:
-    """The blocks and tags of a traced step, without options, every price 0."""
+    """Returns the blocks and tags of a traced step, without options and with every price 0."""
     classes, jobs = blocks_of(jaxpr).classes, Jobs(False)
     drafts = [unpriced(graph, number, (), None, jobs) for number, (graph, _) in enumerate(classes)]
     free = jobs.prices([0.0] * len(jobs.keys))
@@ -70,12 +75,13 @@ def block_classes(jaxpr) -> list[BlockClass]:
 
 
 def _unrolled(classes: Sequence[Class]) -> set[str]:
-    """Labels of blocks that a Python loop repeats, for which offload is left out, with a
+    """Returns labels of blocks that a Python loop repeats, for which offload is left out, with a
     warning.
     """
     repeats: dict[str, list[int]] = {}
     for _, instances in classes:
         repeats.setdefault(instances[0].label, []).extend(i.layers for i in instances)
+    # Several instances under one label, each of one layer: no loop of the program repeats them.
     labels = {label for label, layers in repeats.items() if len(layers) > 1 and max(layers) == 1}
     if labels:
         warn(
@@ -87,7 +93,7 @@ def _unrolled(classes: Sequence[Class]) -> set[str]:
 
 
 def _idle_tags(blocks: Sequence[BlockClass], names: set[str]) -> tuple[str, ...]:
-    """Names of tags that no block's backward reads, with a warning."""
+    """Returns names of tags that no block's backward reads, with a warning."""
     idle = tuple(sorted(names - {t.name for b in blocks for t in b.tags}))
     if idle:
         warn(

@@ -1,4 +1,4 @@
-"""How long pieces of work take on a target: as its backend says, else by a roofline."""
+"""Tells how long pieces of work take on a target: as its backend says, else by a roofline."""
 
 import dataclasses
 import time
@@ -33,7 +33,7 @@ class Times:
 
 
 def job_times(jobs: Sequence[Job], backend, database: Database | None = None) -> Times:
-    """Seconds of each job, as the backend tells them, or else by a roofline.
+    """Returns the seconds of each job, as the backend tells them, or else by a roofline.
 
     jobs: pieces of work; equal ones are timed once.
     backend: a `jaxmem._xla.backend.Backend`: it measures or estimates, or knows no times.
@@ -48,12 +48,14 @@ def job_times(jobs: Sequence[Job], backend, database: Database | None = None) ->
     texts = [text_of(t) for t in traced]
     codec = rates_of(target.gpu).codec if target.gpu else target.bandwidth
     if source != "roofline":
+        # Estimates price a codec's kernel at this rate, so that a stored one holds for no other.
         device = f"{target.name} {target.kind}" + (f" codec {codec:.4g}" if target.gpu else "")
         unique = dict(zip(texts, jobs))
         times, now = database.read_times(device, source, list(unique)), time.time()
         wanted = [
             t for t in unique if t not in times or (source == "measured" and _due(times[t], now))
         ]
+        # None where the backend cannot tell all of them: then the roofline serves for every job.
         found = backend.times([unique[text] for text in wanted])
         if found is not None:
             new = {text: _better(times.get(text), one) for text, one in zip(wanted, found)}
@@ -71,27 +73,30 @@ def _due(timing: Timing, now: float) -> bool:
 
 
 def _better(old: Timing | None, new: Timing) -> Timing:
-    """A quiet measurement stands by itself. Of others the least counts, since disturbance only
-    adds; it stays as doubtful as the new one.
+    """Returns what to remember of an earlier measurement and a new one.
+
+    A quiet new one stands by itself. Of others the least counts, since disturbance only adds; it
+    stays as doubtful as the new one.
     """
     if old is None or new.spread <= BUSY:
         return new
     return dataclasses.replace(new, seconds=min(old.seconds, new.seconds))
 
 
+# Names of the primitives of codecs' kernels begin so.
 _CODEC = tuple(f"jaxmem_{verb}" for verb in ("quantize", "dequantize", "pack_bits", "unpack_bits"))
 
 
 def _roofline(jaxpr, target: Target, codec: float) -> float:
-    """Each matrix product at the slower of its rate and its traffic; everything else reads and
-    writes the ends once.
+    """Seconds by the target's ceilings: each matrix product takes the slower of its rate and its
+    traffic; everything else reads the program's inputs and writes its outputs once.
 
-    `codec`: B/s where that is a codec's kernel.
+    `codec` is the rate of that traffic, in B/s, where the program holds a codec's kernel.
     """
     traffic = sum(
         nbytes(v.aval) for v in (*jaxpr.jaxpr.invars, *jaxpr.jaxpr.outvars) if hasattr(v, "aval")
     )
-    products = 0.0
+    products = 0.0  # seconds
     for eqn in jaxpr.jaxpr.eqns:
         flops = matmul_flops(eqn)[0]
         if flops:

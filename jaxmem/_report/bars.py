@@ -1,4 +1,4 @@
-"""The page's bars: what holds the memory, and the plan as a strip over layers and tensors."""
+"""Draws the page's bars: what holds the memory, and what the plan does with each tensor."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from jaxmem._plan.rows import Bytes, Row
 from jaxmem._report.svg import box, breakable, escape, legend, separators, upright
 from jaxmem._runs.read import Run
 
-CELLS = 48  # of a strip; more layers share cells
+CELLS = 48  # at most, in a tensor's strip of layers; where there are more layers they share cells
 LETTERS = {
     Action.KEEP: "K",
     Action.RECOMPUTE: "R",
@@ -37,8 +37,8 @@ def chip(action: Action) -> str:
 
 
 def memory_figure(plan: Plan) -> str:
-    """Everything kept, the plan as compiled, and the plan as predicted, on one scale with the
-    budget.
+    """Three bars on one scale with the budget: everything kept, the plan as compiled, and the plan
+    as predicted. A table of the first two, by what holds the bytes, stands below.
     """
     bars = [
         ("everything kept", plan.baseline_bytes, _classes(plan.baseline_parts)),
@@ -59,7 +59,9 @@ def memory_figure(plan: Plan) -> str:
 
 
 def runs_figure(runs: Sequence[Run]) -> str:
-    """The compiled bytes of each run, by what holds them where the run has a plan."""
+    """A bar of compiled bytes for each run, by what holds them where the run has a plan; nothing
+    where no run has bytes.
+    """
     bars = []
     for run in runs:
         if run.plan:
@@ -75,8 +77,8 @@ def runs_figure(runs: Sequence[Run]) -> str:
 
 
 def strip_figure(plan: Plan) -> str:
-    """What becomes of each tensor in each layer, and the bytes it saves over all of them; a strip a
-    block.
+    """A strip for each block, with a line for each tensor: its action over the layers, and the
+    bytes that it holds in all of them before and after.
     """
     if not plan.rows:
         return "<p>The plan's file holds no table.</p>"
@@ -86,7 +88,7 @@ def strip_figure(plan: Plan) -> str:
     for block in blocks:
         rows = [row for row in plan.rows if row.block == block]
         layers = max(row.layers for row in rows)
-        each = -(-layers // CELLS)
+        each = -(-layers // CELLS)  # layers to a cell, rounded up
         axis_text = f"layers 1 to {layers}" if layers > 1 else "one layer"
         axis_text += f", {each} to a cell" if each > 1 else ""
         made.append(
@@ -105,12 +107,14 @@ def strip_figure(plan: Plan) -> str:
 
 
 def _tensor(row: Row, most: int) -> str:
+    """A tensor's line of a strip; `most` bytes are as wide as the place for bytes."""
     action, count = row.choice.action, min(CELLS, row.layers)
     before, after = row.bytes_before * row.layers, row.bytes_after * row.layers
     said = (
         f"{row.tag}: {row.choice}, {show_bytes(row.bytes_before)} → {show_bytes(row.bytes_after)} a"
         " layer"
     )
+    # as many cells as are filled by the layers that share one, which may be fewer than CELLS
     cells = count if row.layers <= CELLS else -(-row.layers // -(-row.layers // CELLS))
     return (
         f'<div class="tensor">{chip(action)}<span class="name"'
@@ -126,8 +130,13 @@ def _tensor(row: Row, most: int) -> str:
 
 
 def _bars(bars: Sequence[tuple[str, int, list[tuple[str, int, str]]]], budget: int | None) -> str:
-    """Bars on one scale: name, bytes in all, and the parts (class, bytes, title)."""
+    """Draws bars on one scale, with a rule where the budget is.
+
+    bars: for each its name, its bytes, and its parts as (CSS class, bytes, title).
+    budget: in bytes; None draws no rule.
+    """
     most = max(size for _, size, _ in bars) or 1
+    # A budget far beyond every bar would squeeze them, and is told in words instead.
     near = budget is not None and budget <= 1.5 * most
     most = 1.02 * max(most, budget if near and budget else 0)
     at = 100 * budget / most if budget and near else 0
@@ -147,6 +156,7 @@ def _bars(bars: Sequence[tuple[str, int, list[tuple[str, int, str]]]], budget: i
         )
     if budget is None:
         return f'<div class="bars many">{"".join(rows)}</div>'
+    # The budget's text is anchored on the side of its rule where there is more room.
     said = f"budget {show_bytes(budget)}" + ("" if near else ", beyond the scale →")
     anchor, place = ("end", min(at, 100)) if at > 50 or not near else ("start", at)
     head = (
@@ -160,4 +170,5 @@ def _bars(bars: Sequence[tuple[str, int, list[tuple[str, int, str]]]], budget: i
 
 
 def _classes(parts: Bytes) -> list[tuple[str, int, str]]:
+    """A compiled step's bytes as the parts of a bar."""
     return [(name, getattr(parts, name), text) for name, text in CLASSES.items()]

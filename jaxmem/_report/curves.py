@@ -1,4 +1,4 @@
-"""The page's curves: loss against step, and time against budget."""
+"""Draws the page's curves: loss against step, and time against budget."""
 
 import math
 import statistics
@@ -25,13 +25,14 @@ from jaxmem._runs.read import Run
 
 BUCKETS = 200  # of a loss curve of more than twice as many rows
 SERIES = 6  # colours of lines in the stylesheet
-MEAN, LEAST, GREATEST = 1, 2, 3  # of a point of a loss curve
+MEAN, LEAST, GREATEST = 1, 2, 3  # indices in a point of a loss curve; 0 is its step
 
 
 def loss_figure(runs: Sequence[Run]) -> str:
-    """Loss against step, a line a run, and the validation loss where a run has one; nothing where
-    there is no row.
+    """Loss against step, a line for each run, and its validation loss as a ring at the last step.
+    Nothing where no run has a finite loss.
     """
+    # The index of a run among all, not among those drawn, decides its colour.
     drawn = [
         (run, i) for i, run in enumerate(runs) if any(math.isfinite(loss) for _, loss in run.losses)
     ]
@@ -73,6 +74,7 @@ def loss_figure(runs: Sequence[Run]) -> str:
 
 
 def _curve(run: Run, css: str, x: Axis, y: Axis) -> str:
+    """A run's line; under one of buckets lies a shade from their least to their greatest loss."""
     pieces = _pieces(run.losses)
     across = lambda which: [
         [(x.percent(p[0]), y.percent(p[which])) for p in piece] for piece in pieces
@@ -84,8 +86,8 @@ def _curve(run: Run, css: str, x: Axis, y: Axis) -> str:
 
 
 def time_figure(plan: Plan) -> str:
-    """The least predicted step time at each budget, and where the plan, everything kept and the
-    budget lie.
+    """The least predicted step time at each budget, with the plan, everything kept and the budget
+    marked.
     """
     points = sorted(plan.pareto(), key=lambda p: p.bytes)
     if not points:
@@ -102,6 +104,8 @@ def time_figure(plan: Plan) -> str:
             1e3 * s for s in [*(p.seconds for p in points), *(seconds for _, seconds, *_ in marked)]
         )
     )
+    # A staircase: between two points a budget allows the plan of the lower one. It comes down from
+    # the top at the least bytes, and runs on to the right edge.
     steps = [(x.percent(points[0].bytes), 100.0)]
     for p in points:
         steps += [
@@ -117,7 +121,7 @@ def time_figure(plan: Plan) -> str:
     )
     marks += upright(x.percent(plan.budget_bytes), "budget", "budget") if near else ""
     marks += line([steps], "s0")
-    for size, seconds, css, text in reversed(marked):
+    for size, seconds, css, text in reversed(marked):  # the plan's dot lies on top
         title = f"{text}: {show_bytes(size)}, {show_ms(1e3 * seconds)}"
         marks += dot(x.percent(size), y.percent(1e3 * seconds), css, title)
     budget = f"budget: {show_bytes(plan.budget_bytes)}" + ("" if near else ", beyond the scale")
@@ -145,12 +149,15 @@ def time_figure(plan: Plan) -> str:
 
 
 def _series(i: int) -> str:
+    """The CSS class of the i-th line: every second round through the colours is dashed."""
     return f"s{i % SERIES}" + (" dashed" if i // SERIES % 2 else "")
 
 
 def _pieces(losses: Sequence[tuple[float, float]]) -> list[list[tuple[float, ...]]]:
-    """Unbroken rows of points: step, and the mean, the least and the greatest loss of a row or, of
-    many, of a bucket.
+    """Divides a curve into unbroken pieces. A point is (step, mean, least and greatest loss) of one
+    row or, where there are many rows, of a bucket of them.
+
+    A bucket without a finite loss breaks the line.
     """
     buckets = BUCKETS if len(losses) > 2 * BUCKETS else len(losses)
     made: list[list[tuple[float, ...]]] = [[]]
@@ -167,7 +174,7 @@ def _pieces(losses: Sequence[tuple[float, float]]) -> list[list[tuple[float, ...
 
 
 def _told(runs: Iterable[Run]) -> Iterable[str]:
-    """What the curves do not show."""
+    """Sentences about what the curves do not show: rows in buckets, and rows left out."""
     runs = list(runs)
     if many := [
         f"{run.name} ({len(run.losses):,})" for run in runs if len(run.losses) > 2 * BUCKETS

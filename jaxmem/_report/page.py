@@ -1,4 +1,4 @@
-"""The page itself: what is said of each run in words and tables, round the figures."""
+"""Writes the page: the words and tables about each run, round the figures."""
 
 import json
 import pathlib
@@ -24,7 +24,7 @@ Tile = tuple[str, str, str]  # what, how much, and beside what
 
 
 def page(runs: Sequence[Run], again: str) -> str:
-    """The whole document. `again` is what makes it anew."""
+    """The whole document. `again` is the command or the call that makes the page anew."""
     many = len(runs) > 1
     title = f"{len(runs)} runs" if many else runs[0].name
     loss = loss_figure(runs)
@@ -71,7 +71,7 @@ def _lead(runs: Sequence[Run]) -> str:
 
 
 def _facts(run: Run) -> list[Tile]:
-    """The headline."""
+    """The tiles under a run's title; a comparison of runs has a column for each."""
     found: list[Tile] = []
     if (p := run.plan) is not None:
         source = SOURCES.get(p.time_source, p.time_source)
@@ -245,11 +245,12 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], css: str) -> str:
 
 
 def _share(part: float, whole: float) -> str:
+    """Percent, or a dash where there is no whole."""
     return f"{100 * part / whole:.1f} %" if whole else "–"
 
 
 def _error(plan: Plan) -> float:
-    """What was predicted less what compiled, in percent of the latter."""
+    """By how much the predicted bytes exceed the compiled ones, in percent of the latter."""
     return 100 * (plan.predicted_bytes / plan.compiled_bytes - 1) if plan.compiled_bytes else 0.0
 
 
@@ -267,6 +268,7 @@ def _difference(plan: Plan, whole: bool = False) -> str:
     )
 
 
+# The marks that lie over an action's colour.
 _TEXTURES = {
     "recompute": '<path d="M0 7L7 0"/>',
     "compress": '<circle cx="3.5" cy="3.5" r="1.1"/>',

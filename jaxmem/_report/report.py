@@ -1,6 +1,4 @@
-"""The report: one HTML page, whole in one file, about a plan, a run, or several of them side by
-side.
-"""
+"""report(): writes one HTML file about a plan, a run, or several of them side by side."""
 
 import os
 import pathlib
@@ -10,11 +8,11 @@ from collections.abc import Sequence
 from jaxmem._core.files import write_whole
 from jaxmem._plan.plan import Plan
 from jaxmem._report.page import page
-from jaxmem._runs.read import Run, checked, read_run, results, told_apart
+from jaxmem._runs.read import Run, checked, read, results, told_apart
 
 
 def report(plan: Plan, path: str | os.PathLike, run: str | os.PathLike | None = None) -> None:
-    """Writes a page about a plan: one HTML file that needs no other. It appears whole or not at
+    """Writes a page about a plan: one HTML file that needs no other, and appears whole or not at
     all.
 
     plan: the plan, as `jaxmem.plan` or `Plan.load` gave it.
@@ -39,8 +37,8 @@ def report_runs(runs: Sequence[str], out: pathlib.Path) -> str:
 
     Raises PlanFileError, naming the file and its line or field, where one is broken.
     """
-    read = told_apart([read_run(run) for run in runs], list(runs))
-    _write(out, page(read, _command(runs, out)))
+    found = told_apart([read(run) for run in runs], list(runs))
+    _write(out, page(found, _command(runs, out)))
     return str(out)
 
 
@@ -49,5 +47,7 @@ def _command(runs: Sequence[str], out: pathlib.Path) -> str:
 
 
 def _write(path: pathlib.Path, text: str) -> None:
-    """A lone surrogate, which JSON can hold and UTF-8 cannot, becomes a question mark."""
+    """Writes the page. A lone surrogate, which JSON can hold and UTF-8 cannot, becomes a question
+    mark.
+    """
     write_whole(path, text.encode("utf-8", "replace"))

@@ -1,5 +1,7 @@
-"""Marks of a figure as inline SVG that is as wide as its place: positions in percent, so that text
-keeps its size.
+"""Draws the marks of a figure as inline SVG that is as wide as its place.
+
+Positions are percent, so that a figure stretches and its text keeps its size. y runs upwards here,
+and downwards in SVG: hence `100 - y`.
 """
 
 import dataclasses
@@ -9,12 +11,12 @@ from collections.abc import Iterable
 
 from jaxmem._core.bytes import show_bytes
 
-Ticks = tuple[tuple[float, str], ...]
+Ticks = tuple[tuple[float, str], ...]  # value, and what is written at it
 
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """A linear scale from `low` to `high`, and what is written along it."""
+    """A linear scale from `low` to `high`, which differ, and the `ticks` along it."""
 
     low: float
     high: float
@@ -44,7 +46,7 @@ def axis(low: float, high: float) -> Axis:
 def bytes_axis(low: float, high: float) -> Axis:
     """An axis of bytes, its ticks at round numbers of the unit that suits `high`."""
     low, high = _apart(low, high)
-    unit = 1
+    unit = 1  # bytes, or KiB, MiB or GiB
     while abs(high) / unit >= 1024 and unit < 2**30:
         unit *= 1024
     name = show_bytes(unit).split()[1]
@@ -62,7 +64,13 @@ def padded(values: Iterable[float]) -> tuple[float, float]:
 
 
 def chart(x: Axis, y: Axis, marks: str, *, name: str, x_title: str, y_title: str) -> str:
-    """A plot: grid, labelled ticks, and `marks` over them. `name` is what a screen reader says."""
+    """A plot: a grid with labelled ticks, and marks over it.
+
+    x, y: the axes.
+    marks: SVG, drawn on these axes.
+    name: what a screen reader says.
+    x_title, y_title: what stands beside the axes.
+    """
     grid = [f'<line class="grid" x1="0" x2="100%" y1="{100 - y.percent(v):.2f}%"'
             f' y2="{100 - y.percent(v):.2f}%"/>'
             f'<text class="tick end" x="-8" y="{100 - y.percent(v):.2f}%"'
@@ -83,6 +91,7 @@ def chart(x: Axis, y: Axis, marks: str, *, name: str, x_title: str, y_title: str
 def line(pieces: Iterable[Iterable[tuple[float, float]]], css: str) -> str:
     """Lines through points in percent, y upwards; a piece of one point is a dot."""
     paths = ["L".join(f"{x:.2f} {100 - y:.2f}" for x, y in piece) for piece in pieces]
+    # a line of no length, whose round ends make the dot
     path = "".join(f"M{p}" if "L" in p else f"M{p}h0" for p in paths)
     return (
         '<svg class="stretch" viewBox="0 0 100 100" preserveAspectRatio="none">'
@@ -93,7 +102,7 @@ def line(pieces: Iterable[Iterable[tuple[float, float]]], css: str) -> str:
 def band(
     edges: Iterable[tuple[list[tuple[float, float]], list[tuple[float, float]]]], css: str
 ) -> str:
-    """Areas between a lower and an upper line through points in percent."""
+    """Areas between a lower and an upper line through points in percent, a pair for each area."""
     outlines = [lower + upper[::-1] for lower, upper in edges]
     path = "".join(
         "M" + "L".join(f"{x:.2f} {100 - y:.2f}" for x, y in outline) + "Z" for outline in outlines
@@ -155,12 +164,15 @@ def show_ms(milliseconds: float) -> str:
 
 
 def _apart(low: float, high: float) -> tuple[float, float]:
+    """The ends of an axis, which must differ: where all values are equal, room is made above."""
     return (low, high) if high > low else (low, low + (abs(low) or 1.0))
 
 
 def _nice(low: float, high: float) -> list[float]:
     """At most five round numbers between the ends."""
     rough = (high - low) / 4
+    # The step is the least of 1, 2, 2.5 and 5 times a power of ten that is not below `rough`; the
+    # small terms keep a rounding error from leaving out the ticks at the ends.
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 2.5, 5, 10, 20) if m * power >= rough * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)

@@ -1,4 +1,6 @@
-"""A run's folder while the run writes it: results appear at the run's end, one run at a time."""
+"""A run's folder while the run writes it: the results appear when the run ends, and the folder is
+held against other runs until then.
+"""
 
 import contextlib
 import json
@@ -18,15 +20,18 @@ from jaxmem._runs.read import METRICS, PLAN, SUMMARY
 from jaxmem.errors import JaxmemWarning, RunError
 
 REPORT = "report.html"
-RESULTS = (SUMMARY, METRICS, PLAN, REPORT)  # what belongs to one run; the rest is the user's
+# What belongs to one run; other files in the folder are the user's. The summary is first, since its
+# presence marks the folder as a run's.
+RESULTS = (SUMMARY, METRICS, PLAN, REPORT)
 LOCK, UNFINISHED = ".lock", "unfinished-"
 
 
 class Record:
-    """What a run writes down, made by `jaxmem.runs.record`.
+    """Writes down a run's results, as `jaxmem.runs.record` makes it.
 
-    `folder` is where the results appear at the run's end, `path` the folder within it where they
-    are until then, and where they stay if the run fails.
+    folder: where the results appear at the run's end.
+    path: the folder within it where they are until then, and where they stay if the run fails.
+    steps: how many rows were written.
     """
 
     def __init__(self, folder: pathlib.Path, path: pathlib.Path):
@@ -138,6 +143,7 @@ def _publish(run: Record, interrupted: bool) -> None:
 
 
 def _refuse_finished(folder: pathlib.Path, overwrite: bool) -> None:
+    """Raises RunError if the folder holds a run's summary, which must not be replaced."""
     if (folder / SUMMARY).exists() and not overwrite:
         raise RunError(
             f"record: {str(folder)!r} holds the results of a run ({SUMMARY}); expected a folder"
@@ -147,7 +153,9 @@ def _refuse_finished(folder: pathlib.Path, overwrite: bool) -> None:
 
 
 def _apart(folder: pathlib.Path) -> pathlib.Path:
-    """A new folder within, named after the time. Empty ones of killed processes are removed."""
+    """Makes a folder within `folder`, named after the time, where the results wait. Those that
+    killed processes left empty are removed.
+    """
     with _told(folder):
         for old in folder.glob(f"{UNFINISHED}*"):
             with contextlib.suppress(OSError):  # it is not empty
@@ -180,8 +188,10 @@ def _made(folder: pathlib.Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path) -> Iterator[None]:
     """Holds the folder against other processes. The lock is the system's: it ends with the process
-    that holds it, however that ends.
+    that holds it, however that ends. Where there are no locks, a warning says so.
     """
+    # Whoever holds the lock removes its file at the end. So a file may be locked here that has no
+    # name any more, and would not keep out the next run: then the lock is taken anew.
     lock = folder / LOCK
     while True:
         with _told(folder):
@@ -191,7 +201,7 @@ def _locked(folder: pathlib.Path) -> Iterator[None]:
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
+            file.seek(0)  # it was opened to append, at its end
             holder = file.read().strip() or "it has just begun"
             file.close()
             raise RunError(
@@ -230,6 +240,7 @@ def _is(path: pathlib.Path, descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def _told(folder: pathlib.Path) -> Iterator[None]:
+    """Makes an OSError of the statement a RunError that names the folder."""
     try:
         yield
     except OSError as error:

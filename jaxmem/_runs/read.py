@@ -1,4 +1,6 @@
-"""What a run left in its folder, read: plan, losses and summary; what is broken is named."""
+"""Reads what a run left in its folder: plan, losses and summary. An error names the file and the
+line or field that is broken.
+"""
 
 import dataclasses
 import json
@@ -12,21 +14,23 @@ from jaxmem._plan.plan import Plan
 from jaxmem.errors import PlanFileError
 
 PLAN, METRICS, SUMMARY = "plan.json", "metrics.jsonl", "summary.json"
+# fields of a summary that the page shows, and so are checked; others may hold anything
 _NUMBERS = (
     "first_loss", "final_loss", "val_loss", "tokens_per_second", "steps", "compiled_bytes",
     "baseline_bytes",
 )  # fmt: skip
 _TEXTS = ("config", "command", "policy", "target", "jax_version")
-_LARGEST = 1e100  # what is greater is drawn as what is not finite
+_LARGEST = 1e100  # a greater number is treated as one that is not finite
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
     """What a run left behind.
 
-    `name` is what its summary says as `config`, else its folder's name. `plan` is None where it
-    trained without one. `losses` are (step, loss) in the file's order, nan where a row has none.
-    `summary` is summary.json, as `Record.summary` was given it.
+    name: what its summary says as `config`, else its folder's name.
+    plan: the plan under which it trained, or None where it trained without one.
+    losses: (step, loss) in the file's order; the loss is nan where a row has none.
+    summary: what summary.json holds, as `Record.summary` was given it.
     """
 
     name: str
@@ -40,8 +44,8 @@ class Run:
         return value if value is not None and abs(value) < _LARGEST else None
 
 
-def read_run(source: str | os.PathLike) -> Run:
-    """What a run left in a folder of results, or a plan's file alone.
+def read(source: str | os.PathLike) -> Run:
+    """Reads what a run left in a folder of results, or a plan's file alone.
 
     Raises PlanFileError if there are no results, or if a file is broken, with its line or field.
     """
@@ -60,7 +64,9 @@ def read_run(source: str | os.PathLike) -> Run:
 
 
 def results(folder: str | os.PathLike, plan: Plan | None) -> Run:
-    """What a folder says beside its plan; its files may be missing."""
+    """Reads what a folder holds beside its plan, and returns both as a run. Summary and metrics may
+    be missing.
+    """
     folder = pathlib.Path(folder)
     summary = _summary(folder / SUMMARY) if (folder / SUMMARY).exists() else {}
     losses = _losses(folder / METRICS) if (folder / METRICS).exists() else ()
@@ -68,8 +74,8 @@ def results(folder: str | os.PathLike, plan: Plan | None) -> Run:
 
 
 def told_apart(runs: list[Run], sources: list[str]) -> list[Run]:
-    """The runs; where a name comes twice, each takes its path for a name, and a number where that
-    comes twice too.
+    """The runs under names that differ. Where several have one name, each is named by its path in
+    `sources`; where that comes twice too, a number is added.
     """
     names = [run.name for run in runs]
     names = [source if names.count(name) > 1 else name for name, source in zip(names, sources)]
@@ -78,7 +84,9 @@ def told_apart(runs: list[Run], sources: list[str]) -> list[Run]:
 
 
 def _losses(path: pathlib.Path) -> tuple[tuple[float, float], ...]:
+    """(step, loss) of each row. A row may hold other numbers, which are not read, and no loss."""
     found = []
+    # not `splitlines`, which also breaks at separators that a JSON text may hold
     for number, text in enumerate(_text(path).split("\n"), 1):
         if not text.strip():
             continue
@@ -97,6 +105,7 @@ def _losses(path: pathlib.Path) -> tuple[tuple[float, float], ...]:
 
 
 def _summary(path: pathlib.Path) -> dict[str, Any]:
+    """The summary, whose fields are checked where the page shows them."""
     data = _parse(_text(path), path)
     if not isinstance(data, dict):
         _fail(path, "(the whole file)", type(data).__name__, "an object")
@@ -110,7 +119,9 @@ def _summary(path: pathlib.Path) -> dict[str, Any]:
 
 
 def checked(plan: Plan, path: pathlib.Path) -> Plan:
-    """The plan, if it can be drawn; errors name the file at `path`, where there is one."""
+    """Returns the plan if its numbers can be drawn, and raises PlanFileError if not. `path` is what
+    the error calls its file.
+    """
     for name in (
         "budget_bytes",
         "predicted_bytes",
@@ -155,6 +166,7 @@ def _fail(path: pathlib.Path, where: str, got: Any, expected: str) -> NoReturn:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
+    """Whether JSON's value is a number that a float can stand for; a bool is none."""
     return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
 
 

@@ -1,1 +1,3 @@
-"""From a profile and limits to the fastest assignment of actions. Free of JAX; imports `_core`."""
+"""Finds the fastest assignment of actions for a profile within limits. It is free of JAX, and
+imports `_core` alone.
+"""

@@ -1,4 +1,4 @@
-"""Refuses numbers that would make a solver answer nonsense, and names where they stand."""
+"""Refuses numbers that would make a solver answer nonsense, and names the place they stand at."""
 
 import math
 
@@ -27,6 +27,8 @@ def check_problem(problem: Problem) -> None:
                         f" {block.name!r}"
                     )
                     _check_number(getattr(option, what), where)
+        # Every transfer is divided by the link's rate, so that a profile without a rate may only
+        # have choices that transfer nothing.
         if (
             any(o.host_bytes for t in block.tags for o in t.options)
             and not profile.link_bytes_per_second > 0
@@ -51,6 +53,11 @@ def _check_limits(problem: Problem) -> None:
 
 
 def _check_graph(block: BlockClass) -> None:
+    """Raises SolverError unless every value that is read is an input, free, or made before.
+
+    The walks in `cost` and `demand` go through the equations once, from the last to the first. So
+    they would miss what is demanded of an equation that stands after its own readers.
+    """
     if block.input_seconds and len(block.input_seconds) != len(block.inputs):
         raise SolverError(
             f"`input_seconds` of block {block.name!r} has {len(block.input_seconds)} entries for"

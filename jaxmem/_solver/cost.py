@@ -1,5 +1,7 @@
-"""The price of a given assignment, by closure over each block's graph. Knows nothing of the solver
-that it checks.
+"""The price of a given assignment, by a walk over each block's graph.
+
+It knows nothing of the mixed-integer program (`program.py`), whose answers it checks: the price of
+a solution is always the one that is told here.
 """
 
 import dataclasses
@@ -11,43 +13,62 @@ from jaxmem.errors import SolverError, TagError
 
 @dataclasses.dataclass(frozen=True)
 class BlockCost:
-    """One block class under an assignment. Bytes, seconds, FLOPs and counts are those of one
-    layer.
+    """The cost of one block class under an assignment. Bytes, seconds, FLOPs and counts are those
+    of one layer.
+
+    name: the block's label.
+    recomputed: indices into `BlockClass.equations` of those that the backward repeats, in order.
+    saved: the tags whose tensor the backward reads from where it was stored, with their choices.
+    raw_inputs: those of `BlockClass.inputs` that are kept as they are.
+    wasted: saved tags whose tensor is recomputed, or kept raw, all the same.
+    device_bytes, host_bytes: what is saved, raw inputs included.
+    recompute_seconds: what repeating the equations takes.
+    keep_seconds: what writing, reading, encoding and decoding takes of what is saved.
+    exposed_seconds: the part of the transfers that the block's own work does not hide.
+    matmuls, flops: matrix products that are recomputed, and their FLOPs.
     """
 
     name: str
-    recomputed: tuple[int, ...]  # equations that the backward repeats, in order
-    # tags whose tensor the backward reads from where it was stored
+    recomputed: tuple[int, ...]
     saved: tuple[tuple[str, Choice], ...]
-    raw_inputs: tuple[int, ...]  # of `BlockClass.inputs`: kept as they are
-    wasted: tuple[str, ...]  # saved tags whose tensor is recomputed, or kept raw, all the same
+    raw_inputs: tuple[int, ...]
+    wasted: tuple[str, ...]
     device_bytes: int
     host_bytes: int
     recompute_seconds: float
-    keep_seconds: float  # writing, reading, encoding and decoding what is saved
-    exposed_seconds: float  # of transfers, what the block's own work does not hide
-    matmuls: int  # matrix products that are recomputed
-    flops: float  # theirs
+    keep_seconds: float
+    exposed_seconds: float
+    matmuls: int
+    flops: float
 
     @property
     def seconds(self) -> float:
+        """Seconds that one run of the block takes on top of an ideal one."""
         return self.recompute_seconds + self.keep_seconds + self.exposed_seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """A whole step under an assignment: bytes that its layers hold at once, and seconds on top of
-    an ideal step.
+    """The cost of a whole step under an assignment.
+
+    Bytes are those that all layers hold at once. Seconds are on top of a step that saves for free
+    and recomputes nothing.
+
+    saved_bytes, host_bytes: what is saved in device memory, and what in host memory.
+    seconds: all that saving, transfers and recomputing take.
+    recompute_seconds: the part of `seconds` that repeats equations.
+    blocks: the costs of the block classes, aligned with `Profile.blocks`.
     """
 
     saved_bytes: int
     host_bytes: int
     seconds: float
     recompute_seconds: float
-    blocks: tuple[BlockCost, ...]  # aligned with `Profile.blocks`
+    blocks: tuple[BlockCost, ...]
 
     @property
     def warnings(self) -> tuple[str, ...]:
+        """A sentence for the user about each tag that is saved in vain."""
         return tuple(
             f"tag {tag!r} of block {block.name!r} is saved, and what makes its tensor is recomputed"
             " all the same: the"
@@ -65,9 +86,9 @@ def evaluate(profile: Profile, actions: Actions) -> Cost:
 
     A value is demanded if the backward reads it, or if something recomputed does. A demanded tag is
     saved if its choice says so, and demands nothing further; a saved tag that nothing demands costs
-    nothing, since partial evaluation drops it. Per run of a layer, forward transfers are hidden by
-    `forward_seconds`, those of the backward by
-    `backward_seconds` and by what is recomputed.
+    nothing, since partial evaluation drops it. In each run of a layer, transfers of the forward are
+    hidden by `forward_seconds`, those of the backward by `backward_seconds` and by what is
+    recomputed.
 
     Raises TagError if `actions` names a block, tag or choice that the profile lacks, SolverError if
     a demanded value has no origin.
@@ -75,6 +96,8 @@ def evaluate(profile: Profile, actions: Actions) -> Cost:
     _check_names(profile, actions)
     link = profile.link_bytes_per_second
     costs = tuple(_block_cost(b, actions.get(b.name, {}), link) for b in profile.blocks)
+    # Bytes count layers that are alive at once, seconds count runs: under gradient accumulation a
+    # layer runs once a microbatch, and holds the tensors of one microbatch at a time.
     return Cost(
         saved_bytes=sum(b.layers * c.device_bytes for b, c in zip(profile.blocks, costs)),
         host_bytes=sum(b.layers * c.host_bytes for b, c in zip(profile.blocks, costs)),
@@ -92,13 +115,14 @@ def everything(profile: Profile) -> Cost:
 
 
 def effective(profile: Profile, actions: Actions, cost: Cost | None = None) -> Actions:
-    """What `actions` amounts to: every tag listed, those that nothing demands as recomputed; REST
-    where it is kept.
+    """Returns what `actions` amounts to: every tag is listed, one that nothing demands as
+    recomputed. A block in which REST is kept lists REST alone.
 
     `cost` is `evaluate` of the two, for a caller that has it.
     """
     cost, result = cost or evaluate(profile, actions), {}
     for block, paid in zip(profile.blocks, cost.blocks):
+        # Classes of one label share this entry: a tag is saved if any of the classes demands it.
         choices = result.setdefault(block.name, {})
         if actions.get(block.name, {}).get(REST) == KEEP:
             choices[REST] = KEEP
@@ -110,14 +134,16 @@ def effective(profile: Profile, actions: Actions, cost: Cost | None = None) -> A
 
 
 def tag_at(block: BlockClass, equation: Equation) -> Tag | None:
-    """The tag that `equation` is, if it is one that has options."""
+    """The entry of `block.tags` that `equation` stands for, or None where it is no tag."""
     if equation.tag is None:
         return None
+    # A tag's equation is an identity, and `Tag.value` may be either end of it.
     ends = (*equation.outputs, *equation.inputs)
     return next((t for t in block.tags if t.name == equation.tag and t.value in ends), None)
 
 
 def option_of(block: BlockClass, tag: Tag, choice: Choice) -> Option:
+    """The price of a choice for a tag of the block. Raises TagError where the tag has none."""
     for option in tag.options:
         if option.choice == choice:
             return option
@@ -129,8 +155,8 @@ def option_of(block: BlockClass, tag: Tag, choice: Choice) -> Option:
 
 
 def keep_seconds_per_byte(block: BlockClass) -> float:
-    """What keeping a byte costs in this block: the mean over its tags' keep options and its raw
-    inputs.
+    """Seconds that keeping a byte takes in this block: the mean over its tags' keep options and its
+    raw inputs.
     """
     kept = [(o.device_bytes, o.seconds) for t in block.tags for o in t.options if o.choice == KEEP]
     kept += [(block.values[v], s) for v, s in zip(block.inputs, block.input_seconds)]
@@ -139,6 +165,7 @@ def keep_seconds_per_byte(block: BlockClass) -> float:
 
 
 def _check_names(profile: Profile, actions: Actions) -> None:
+    """Raises TagError for a label or a tag that the profile lacks. Idle ones may be named."""
     known: dict[str, set[str]] = {label: {REST} for label in profile.idle_blocks}
     for b in profile.blocks:
         known.setdefault(b.name, {REST}).update(t.name for t in b.tags)
@@ -157,10 +184,12 @@ def _check_names(profile: Profile, actions: Actions) -> None:
 def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> BlockCost:
     if choices.get(REST) == KEEP:
         return _everything_cost(block)
+    # First: what is demanded. Equations are in topological order, so that the walk from the last
+    # one meets every reader of a value before the equation that makes it.
     free = set(block.free)
     demanded = set(block.needed) - free
     recomputed: list[int] = []
-    saved: list[tuple[int, Tag, Option]] = []
+    saved: list[tuple[int, Tag, Option]] = []  # with the index of the tag's equation
     for i in reversed(range(len(block.equations))):
         equation = block.equations[i]
         if demanded.isdisjoint(equation.outputs):
@@ -170,7 +199,7 @@ def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> B
         if tag is not None and choice != RECOMPUTE:
             saved.append((i, tag, option_of(block, tag, choice)))
             continue
-        if equation.tag is None:
+        if equation.tag is None:  # a recomputed tag is an identity: it costs nothing itself
             recomputed.append(i)
         demanded.update(v for v in equation.inputs if v not in free)
     recomputed.reverse()
@@ -178,6 +207,8 @@ def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> B
     raw = tuple(v for v in block.inputs if v in demanded)
     _check_origins(block, demanded)
 
+    # Then: what that costs. A tensor crosses the link once each way, and each way is hidden by work
+    # of its own, so that what is exposed of the two adds up.
     keeping = dict(zip(block.inputs, block.input_seconds))
     host = sum(o.host_bytes for _, _, o in saved)
     recompute_seconds = sum(block.equations[i].seconds for i in recomputed)
@@ -201,6 +232,10 @@ def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> B
 
 
 def _everything_cost(block: BlockClass) -> BlockCost:
+    """The cost of a block without a checkpoint, where untagged tensors are kept too.
+
+    These have no option that tells the price of keeping them, so that a mean price serves.
+    """
     size = block.everything_bytes
     raw = tuple(v for v in block.inputs if v in set(block.needed) - set(block.free))
     keeping = size * keep_seconds_per_byte(block)
@@ -208,30 +243,37 @@ def _everything_cost(block: BlockClass) -> BlockCost:
 
 
 def _wasted(block: BlockClass, recomputed, raw, saved) -> tuple[str, ...]:
-    """Saved tags of which the tensor, or a matrix product between it and the tags before it, is
+    """Names of saved tags whose tensor, or a matrix product between it and the tags before it, is
     recomputed all the same.
+
+    recomputed, raw, saved: what `_block_cost` found: indices of equations, values that are kept
+      raw, and (equation, tag, option) of each saved tag.
     """
     made_by = {o: i for i, e in enumerate(block.equations) for o in e.outputs}
     again, needed = set(recomputed), set(block.needed)
     names = []
     for i, tag, _ in saved:
         lead, todo = set(), list(block.equations[i].inputs)
+        # What the tag names is made again, or kept raw: then saving it spares nothing.
         if any(v in raw or made_by.get(v) in again for v in todo):
             names.append(tag.name)
             continue
+        # Otherwise `lead` collects what leads from earlier tags to this one.
         while todo:
             e = made_by.get(todo.pop())
             if e is not None and e not in lead and block.equations[e].tag is None:
                 lead.add(e)
                 todo += block.equations[e].inputs
         products = [block.equations[e] for e in lead & again if block.equations[e].matmuls]
-        # else the backward reads the product itself
+        # A product whose result the backward reads itself is repeated for that reader, not because
+        # this tag stands in the wrong place.
         if any(needed.isdisjoint(e.outputs) for e in products):
             names.append(tag.name)
     return tuple(names)
 
 
 def _check_origins(block: BlockClass, demanded: set[int]) -> None:
+    """Raises SolverError for a demanded value of no origin, whose bytes would count nowhere."""
     made = {o for e in block.equations for o in e.outputs} | set(block.inputs)
     if lost := sorted(demanded - made):
         raise SolverError(

@@ -1,5 +1,9 @@
 """A block's graph reduced for the solver: which recomputations and inputs are needed, as a
 function of the tags' choices.
+
+Between tags nothing is decided: what is demanded of an untagged equation follows from which tags
+after it are recomputed. So the whole graph contracts to its tags, and each cost is attached to the
+set of tags that cause it.
 """
 
 import dataclasses
@@ -11,6 +15,7 @@ from jaxmem._solver.cost import tag_at
 # When something is demanded: if any of these tags, by position in `Demand.tags`, is demanded and
 # recomputed.
 When = frozenset[int]
+# The backward itself reads it, whatever the tags' choices. No tag has the position -1.
 ALWAYS: When = frozenset({-1})
 
 
@@ -19,7 +24,11 @@ class Demand:
     """A block class as the solver sees it; bytes and seconds are those of one layer.
 
     Equations that are always demanded together share one entry, so a chain or a whole operator
-    costs one term. A tag comes after those that may pass demand on to it.
+    costs one term.
+
+    tags: each tag with when it is demanded. A tag comes after those that may pass demand on to it.
+    recompute_seconds: what repeating the equations takes that are demanded then.
+    input_bytes, input_seconds: of the block's inputs that are read raw then.
     """
 
     tags: tuple[tuple[Tag, When], ...]
@@ -29,8 +38,9 @@ class Demand:
 
 
 def demand_of(block: BlockClass) -> Demand:
+    """Reduces a block's graph by one walk from its last equation to its first."""
     free = set(block.free)
-    demanders: dict[int, set[int]] = defaultdict(set)
+    demanders: dict[int, set[int]] = defaultdict(set)  # value -> who demands it, as in a When
     for v in block.needed:
         demanders[v] |= ALWAYS
     tags: list[tuple[Tag, When]] = []
@@ -42,6 +52,8 @@ def demand_of(block: BlockClass) -> Demand:
         tag = tag_at(block, equation)
         if tag is not None:
             tags.append((tag, when))
+            # What lies before the tag is demanded for its sake only if the tag is recomputed. All
+            # that demands the tag is thereby replaced by the tag's own position.
             when = frozenset({len(tags) - 1})
         elif equation.tag is None:
             recompute[when] += equation.seconds
@@ -58,5 +70,6 @@ def demand_of(block: BlockClass) -> Demand:
 
 
 def _when(demanders) -> When:
+    """The union of several demands. ALWAYS absorbs the others, so that equal cases have one key."""
     union = frozenset().union(*demanders)
     return ALWAYS if union >= ALWAYS else union

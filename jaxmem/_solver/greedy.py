@@ -1,5 +1,5 @@
-"""The baseline planner: from all tags kept, the switch that frees most bytes a second, again and
-again.
+"""The baseline planner: it begins with all tags kept, and again and again switches the choice that
+frees most bytes for each second it costs.
 """
 
 import dataclasses
@@ -13,8 +13,8 @@ from jaxmem._solver.solution import Solution, fits, priced
 
 
 def greedy(problem: Problem) -> Solution | None:
-    """An assignment that fits, found without looking ahead; None where no single switch frees bytes
-    any more.
+    """Returns an assignment that fits, found without looking ahead, or None where no single switch
+    frees bytes any more.
 
     It is what `solve` is compared with, and raises as `solve`. It may miss plans that exist, and
     does not look at `excluded`.
@@ -27,6 +27,8 @@ def greedy(problem: Problem) -> Solution | None:
     actions: Actions = {b.name: {} for b in problem.profile.blocks}
     for (label, tag), open_ in choices.items():
         actions[label][tag] = KEEP if KEEP in open_ else open_[0]
+    # Switches that exceed the host's room are passed over one by one, so that the loop ends when
+    # the device's room is met. The last check below is for a start that offloads too much.
     now, on_device = priced(problem, actions), dataclasses.replace(problem, host_room=None)
     while not fits(now, on_device):
         best = None
@@ -37,6 +39,7 @@ def greedy(problem: Problem) -> Solution | None:
                 freed, costs = now.bytes - then.bytes, then.seconds - now.seconds
                 if freed <= 0 or (host_room is not None and then.host_bytes > host_room):
                     continue
+                # A switch that costs no time comes first; among those, the one that frees most.
                 rank = (freed / costs if costs > 0 else math.inf, freed)
                 if best is None or rank > best[0]:
                     best = rank, other, then

@@ -45,7 +45,8 @@ class Problem:
         return dataclasses.replace(self, excluded=(*self.excluded, actions))
 
     def open_choices(self) -> dict[tuple[str, str], tuple[Choice, ...]]:
-        """(block, tag) -> choices that every class of that label has a price for; RECOMPUTE first.
+        """Maps (block, tag) to the choices that every class of that label has a price for,
+        RECOMPUTE first.
 
         Those that are refused are left out, so that a tag may have none.
         """

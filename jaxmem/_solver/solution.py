@@ -1,5 +1,5 @@
-"""An assignment of choices to tags with its price, by the cost model that the solver does not
-know.
+"""An assignment of choices to tags with its price, by the cost model that the mixed-integer program
+does not share.
 """
 
 import dataclasses
@@ -10,13 +10,14 @@ from jaxmem._core.profile import Profile
 from jaxmem._solver.cost import Cost, effective, evaluate
 from jaxmem._solver.problem import Problem
 
-ROUNDING = 0.5  # bytes
+ROUNDING = 0.5  # bytes by which rounding may move the working memory of a solution
 
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """An assignment of every tag (those that nothing demands are recomputed), and its price.
+    """An assignment and its price.
 
+    actions: choices for every tag; those that nothing demands are recomputed.
     cost: the price by `evaluate`.
     working_bytes: working memory beyond the model's reference; may be negative.
     solve_seconds: what solving took.
@@ -48,13 +49,18 @@ class Solution:
 
 
 def priced(problem: Problem, actions: Actions, solve_seconds=0.0, gap=0.0) -> Solution:
-    """Any assignment as a Solution, whether it meets the problem's limits or not.
+    """Returns any assignment as a Solution, whether it meets the problem's limits or not.
 
-    Raises TagError if it names what the profile lacks.
+    problem: gives the profile and the working memory of each choice.
+    actions: the assignment, which need not name every tag.
+    solve_seconds, gap: what the Solution says of its solving.
+
+    Raises TagError if the assignment names what the profile lacks.
     """
     cost = evaluate(problem.profile, actions)
     actions = effective(problem.profile, actions, cost)
     keys = ((b, t, c) for b, tags in actions.items() for t, c in tags.items())
+    # fsum rounds once, so that the sum does not depend on the order of the tags.
     extra = math.fsum(problem.working.get(key, 0.0) for key in keys)
     return Solution(actions, cost, round(extra), solve_seconds, gap)
 
@@ -67,7 +73,11 @@ def fits(solution: Solution, problem: Problem) -> bool:
 
 
 def demanded(profile: Profile, solution: Solution, block: str, tag: str) -> bool:
-    """Whether the tag's tensor is saved, or would be if its choice were another."""
+    """Whether the tag's tensor is saved, or would be if its choice were another.
+
+    A tag that is recomputed looks the same whether its choice says so or nothing demands it. What
+    tells the two apart is whether another choice would take effect.
+    """
     if solution.actions[block][tag] != RECOMPUTE:
         return True
     options = Problem(profile).open_choices()[block, tag]

@@ -1,5 +1,5 @@
-"""The assignment of choices to tags that costs least time within a number of bytes: a mixed-integer
-linear program.
+"""Finds the assignment of choices to tags that costs least time within a number of bytes, by a
+mixed-integer linear program.
 """
 
 import dataclasses
@@ -17,11 +17,14 @@ from jaxmem._solver.program import Program, Scale
 from jaxmem._solver.solution import Solution, demanded, fits, priced
 from jaxmem.errors import SolverError, TagError
 
-ATTEMPTS = 20  # assignments refused after the exact count, before limits are rounded the other way
+# How many assignments are refused because the exact count finds them too large, before the limits
+# of the program are rounded to the careful side.
+ATTEMPTS = 20
 
 
 def solve(problem: Problem) -> Solution | None:
-    """The assignment of least time that meets the problem's limits, or None if there is none.
+    """Returns the assignment of least time that meets the problem's limits, or None if there is
+    none.
 
     Adacc eq. 4-8 with five actions, on the block's graph: recomputation is paid once per equation,
     whoever shares it.
@@ -32,13 +35,15 @@ def solve(problem: Problem) -> Solution | None:
 
 
 def least_bytes(problem: Problem) -> Solution | None:
-    """The assignment of fewest saved and working bytes, and of those the one of least time.
+    """Returns the assignment of fewest saved and working bytes, and of those the one of least time.
 
     The problem's `room` does not count. Raises as `solve`.
     """
     least = _search(problem.within(None), "bytes")
     if least is None:
         return None
+    # The first run weighs time too little to find its optimum, so a second one looks for it within
+    # the least bytes.
     best = _search(problem.within(least.bytes), "time")
     if best is None:
         return least
@@ -48,10 +53,16 @@ def least_bytes(problem: Problem) -> Solution | None:
 def runner_up(
     problem: Problem, solution: Solution, block: str, tag: str
 ) -> tuple[Choice, float] | None:
-    """The next best choice for one tag, and the seconds a step that it costs on top, all else
-    chosen anew.
+    """Returns the next best choice for one tag, and the seconds that a step takes longer with it.
 
-    None if no other choice fits, or if nothing demands the tag, so that every choice is the same.
+    All other tags are decided anew. The result is None if no other choice fits, or if nothing
+    demands the tag, so that every choice is the same.
+
+    problem: what `solution` was solved for.
+    solution: the best assignment.
+    block, tag: the label and the name of the tag.
+
+    Raises TagError if the solution has no such tag, and as `solve`.
     """
     if tag not in solution.actions.get(block, {}):
         raise TagError(
@@ -67,9 +78,14 @@ def runner_up(
 
 
 def _search(problem: Problem, goal: str) -> Solution | None:
+    """Returns the best assignment by `goal` ("time" or "bytes") that fits by the exact count.
+
+    The program counts bytes in rounded units, so that its answer may exceed a limit by less than a
+    unit for each term. Such an answer is refused, and the program is run again.
+    """
     check_problem(problem)
     choices = problem.open_choices()
-    if not all(choices.values()):
+    if not all(choices.values()):  # a tag whose choices are all refused
         return None
     started = time.perf_counter()
     program = Program(problem, choices, Scale.of(problem, choices))
@@ -78,21 +94,27 @@ def _search(problem: Problem, goal: str) -> Solution | None:
     for actions in problem.excluded:
         program.refuse(effective(problem.profile, actions))
     for attempt in range(ATTEMPTS + 1):
+        # Thousands of assignments may lie a hair over the room. The last run rounds sizes up, and
+        # so finds none of them.
         if attempt == ATTEMPTS:
             program.limit(problem.room, problem.host_room, strict=True)
         gap = _run(program.problem, problem.time_limit)
         if gap is None and attempt < ATTEMPTS:
-            return None
+            return None  # rounded down, no assignment that fits is lost: there is none
         if gap is None:
-            break
+            break  # rounded up, one that fits may have been lost
         found = priced(problem, program.actions(), time.perf_counter() - started, gap)
         if fits(found, problem):
+            # Under the other goal seconds only break ties, too weakly to be exact.
             if goal == "time":
                 program.agree(found.cost)
             return found
-        if not choices:
+        if not choices:  # the one assignment there is does not fit
             return None
-        program.refuse(found.actions)  # over by less than a unit of the program's bytes
+        program.refuse(found.actions)
+    if goal == "bytes" and problem.room is None:  # as below already
+        return None
+    # Both roundings failed to decide. The smallest assignment is slow, but it fits if any does.
     least = _search(problem.within(None), "bytes")
     return least if least is not None and fits(least, problem) else None
 
@@ -103,6 +125,7 @@ def _run(problem: pulp.LpProblem, time_limit: float) -> float | None:
     PuLP 3 returns a status and PuLP 4 an object: neither is read, since both leave HiGHS's own
     model on the problem.
     """
+    # By default a solver stops within a small gap; 0 asks for a proven optimum.
     problem.solve(pulp.HiGHS(msg=False, gapRel=0.0, timeLimit=time_limit))
     highs: Any = problem.solverModel
     status = highs.modelStatusToString(highs.getModelStatus())

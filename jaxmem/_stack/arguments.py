@@ -1,5 +1,5 @@
-"""What `stack` is given, checked and put in order: what is differentiated apart from what is
-not.
+"""Checks what `stack` is given, and sorts it: arrays that have a gradient are kept apart from those
+that have none, since `jax.vjp` takes the first kind alone.
 """
 
 import dataclasses
@@ -14,23 +14,29 @@ from jaxmem.errors import StackError
 
 
 def is_floating(a) -> bool:
-    """Whether it has a derivative: complex arrays too."""
+    """Whether an array has a derivative: real floating-point and complex arrays have one."""
     return jnp.issubdtype(jnp.result_type(a), jnp.inexact)
 
 
 def separated(leaves: list, which: tuple[bool, ...]) -> tuple[list, list]:
+    """Returns the leaves for which `which` is true, and the others, each in order."""
     return [a for a, f in zip(leaves, which) if f], [a for a, f in zip(leaves, which) if not f]
 
 
 def merged(pair, which: tuple[bool, ...]) -> list:
+    """Puts the two lists that `separated` returned together again, in the leaves' first order."""
     sources = iter(pair[0]), iter(pair[1])
     return [next(sources[0 if f else 1]) for f in which]
 
 
 @dataclasses.dataclass(frozen=True)
 class ParameterSplit:
-    """How a layer's own arrays are told apart: floating-point parameters, and the others with the
-    layer's key.
+    """How a layer's own arrays are told apart: floating-point parameters, which have a gradient,
+    and all others, which have none and travel with the layer's key.
+
+    structure: the tree structure of the parameters.
+    which: for each of their leaves, whether it is floating-point.
+    dtype: the dtype in which a layer is given them; None for the one that they are stored in.
     """
 
     structure: Any
@@ -39,13 +45,20 @@ class ParameterSplit:
 
     @staticmethod
     def of(params, dtype) -> "ParameterSplit":
+        """The split of `params`, stacked or of one layer: only structure and dtypes are read."""
         leaves, structure = jax.tree.flatten(params)
         return ParameterSplit(structure, tuple(map(is_floating, leaves)), dtype)
 
     def own(self, stacked, i) -> tuple[list, Any]:
-        """Layer i's arrays, from (params, key)."""
+        """Reads layer i's arrays from `stacked`, the pair (stacked parameters, key of the stack).
+
+        The result is a pair of what is differentiated and what is not: the floating-point leaves,
+        and (the other leaves, the layer's key).
+        """
         params, key = stacked
         floating, others = separated(at(jax.tree.leaves(params), i), self.which)
+        # Converting here, after the read, makes a layer's worth of copies at a time and not a
+        # stack's. Complex parameters stay as they are.
         if self.dtype is not None:
             floating = [
                 a.astype(self.dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a
@@ -54,16 +67,19 @@ class ParameterSplit:
         return floating, (others, None if key is None else jax.random.fold_in(key, i))
 
     def join(self, own) -> tuple[Any, Any]:
-        """A layer's parameters and key, from `own`."""
+        """The layer's parameters as a tree, and its key: what `block` is called with."""
         floating, (others, key) = own
         return jax.tree.unflatten(self.structure, merged((floating, others), self.which)), key
 
     def floating(self, params) -> list:
+        """The leaves of `params` that have a gradient."""
         return separated(jax.tree.leaves(params), self.which)[0]
 
     def whole(self, params, gradients: list):
-        """A tree like `params`, in its dtypes, of its floating-point arrays' gradients; None for
-        the others.
+        """Makes a tree like `params` out of the gradients of its floating-point leaves.
+
+        Gradients take the dtypes of `params`, which undoes the conversion of `own`. Leaves that are
+        not floating-point become None.
         """
         leaves = jax.tree.leaves(params)
         sources = merged((gradients, [None] * len(leaves)), self.which)
@@ -74,7 +90,10 @@ class ParameterSplit:
 
 
 def check(params, x) -> int:
-    """The number of layers. Raises StackError if `stack` was given trees that are not of layers."""
+    """Returns the number of layers.
+
+    Raises StackError if `x` holds an array without a derivative, or `params` is no stack of layers.
+    """
     for path, a in jax.tree.leaves_with_path(x):
         if not is_floating(a):
             raise StackError(
@@ -101,8 +120,12 @@ def check_moments(moments, params) -> None:
 
 
 def _leading(name: str, tree) -> int:
+    """Returns the length of the leading axis that all arrays of a tree share: the layers.
+
+    `name` is what errors call the tree. Raises StackError where there is no such axis.
+    """
     leaves = jax.tree.leaves_with_path(tree)
-    first: tuple[str, int] | None = None
+    first: tuple[str, int] | None = None  # the first leaf's name and length: the others' measure
     for path, a in leaves:
         here = f"`{name}{jax.tree_util.keystr(path)}`"
         if not jnp.ndim(a) or not jnp.shape(a)[0]:
@@ -124,13 +147,25 @@ def _leading(name: str, tree) -> int:
 
 
 def lifted(block, split: ParameterSplit, params, x, shared, key, has_aux: bool):
-    """`call(own, x, common) -> (x, aux)`, and `common`: what is shared, and what `block` closes
-    over.
+    """Makes `block` a function of explicit arguments alone, `call(own, x, common) -> (x, aux)`.
 
-    `block` is traced once, for layer 0. Raises StackError unless it returns `x` as it got it.
+    `common` is returned beside it: the arrays that all layers read. These are `shared` and what
+    `block` closes over, as a pair of what is differentiated and the rest. Closed-over arrays must
+    become arguments, because `jax.custom_vjp` does not track closed-over tracers.
+
+    `block` is traced once, for layer 0. Raises StackError unless it returns `x` with the structure,
+    shapes and dtypes that it was given.
+
+    block: the user's function of one layer.
+    split: how the parameters are told apart, which makes `own`.
+    params: the stacked parameters.
+    x: what enters the first layer.
+    shared: the tuple of what `block` takes after `x`.
+    key: the stack's key, or None.
+    has_aux: whether `block` returns (x, aux).
     """
     leaves, structure = jax.tree.flatten(shared)
-    box: dict[str, Any] = {}
+    box: dict[str, Any] = {}  # the structure of `block`'s result, which the trace finds out
 
     def once(own, x, leaves):
         p, k = split.join(own)
@@ -151,7 +186,7 @@ def lifted(block, split: ParameterSplit, params, x, shared, key, has_aux: bool):
     function, closed_over = lift(closed)
     leaves = leaves + closed_over
     which = tuple(map(is_floating, leaves))
-    count = len(leaves) - len(closed_over)
+    count = len(leaves) - len(closed_over)  # `shared` comes first, what is closed over after it
 
     def call(own, x, common):
         every = merged(common, which)
@@ -162,6 +197,7 @@ def lifted(block, split: ParameterSplit, params, x, shared, key, has_aux: bool):
 
 
 def _check_output(x, out) -> None:
+    """Raises StackError unless `out` can stand in the place of `x`, as the next layer's input."""
     if jax.tree.structure(x) != jax.tree.structure(out):
         raise StackError(
             f"stack: `block` returned {jax.tree.structure(out)} for `x`, and got"

@@ -1,4 +1,4 @@
-"""A plan -> the policies of a stack's groups of layers."""
+"""Reads from a plan which groups of layers it decides apart, and makes a policy for each."""
 
 import dataclasses
 
@@ -17,15 +17,18 @@ class Group:
 
 
 def groups_of(plan, block: str, layers: int) -> tuple[Group, ...]:
-    """The groups into which a plan divides `layers` layers: one, unless it decides them apart.
+    """The groups into which a plan divides `layers` layers, in order. A plan that decides all
+    layers alike gives one group of all of them.
 
-    Raises TagError if its groups are not these layers, or as `remat_policy`.
+    Raises TagError if the plan's groups do not cover layers 0 to `layers`, each once, and where
+    `remat_policy` does.
     """
     check_remat3()
     decided = decisions(plan)
     found = decided.groups(block)
     if not found:
         return (Group(0, layers, policy_for(decided, block, stacked=True)),)
+    # Each group must start where the one before it stops, the first at 0, the last at the end.
     ends = [0, *(stop for _, stop in found)]
     if [start for start, _ in found] != ends[:-1] or ends[-1] != layers:
         raise TagError(

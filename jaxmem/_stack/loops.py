@@ -1,5 +1,5 @@
-"""The loops of a stack: layers forward, group by group, and backward, one layer's gradient at a
-time.
+"""The loops of a stack: one `jax.lax.scan` forward for each group of layers, and one backward that
+makes a layer's gradient at a time and hands it on at once.
 """
 
 import dataclasses
@@ -12,14 +12,17 @@ import jax.numpy as jnp
 from jaxmem._stack.groups import Group
 from jaxmem._stack.layer import Residuals, forward
 
-Into = Callable[[Any, Any, Any], Any]
+Into = Callable[[Any, Any, Any], Any]  # (state, i, gradient of layer i) -> state
 
 
 @dataclasses.dataclass(frozen=True)
 class Loops:
-    """`layer(own, x, common) -> (x, aux)` over groups of layers, with `own(stacked, i)` of layer i.
+    """The forward and the backward loop of a stack, over all groups of its layers.
 
-    `own` and `common` are pairs: what is differentiated, and the rest.
+    layer: `layer(own, x, common) -> (x, aux)`, where `own` (one layer's arrays) and `common` (those
+      that all layers read) are pairs: what is differentiated, and the rest.
+    own: `own(stacked, i)` reads layer i's arrays, as such a pair.
+    groups: the groups of layers, in order, each with its policy.
     """
 
     layer: Callable
@@ -27,19 +30,24 @@ class Loops:
     groups: tuple[Group, ...]
 
     def plain(self, stacked, x, common):
-        """The output, and every layer's auxiliary output, stacked. Nothing is saved."""
+        """Returns the output, and every layer's auxiliary output, stacked. Saves nothing: this runs
+        where no gradient is asked for.
+        """
         body = lambda x, i: self.layer(self.own(stacked, i), x, common)
         return jax.lax.scan(body, x, jnp.arange(self.groups[-1].stop))
 
     def forward(self, stacked, x, common):
-        """The same; then, by group, what its plan saves of each layer and once for all, and how to
-        go back from it.
+        """Returns what `plain` does, and what `backward` needs, as a triple for each group: the
+        arrays saved of its layers, stacked; the arrays that are the same in every layer; and the
+        `Residuals` that say how the closures are rebuilt from both.
         """
         extras, saved = [], []
         for group in self.groups:
             policy: Any = group.policy
+            # The loop keeps forward and backward apart, so no barrier against common-subexpression
+            # elimination is needed.
             layer = jax.checkpoint(self.layer, policy=policy, prevent_cse=False)
-            box: list[Residuals] = []
+            box: list[Residuals] = []  # one for each trace of `body`; the last trace runs
 
             def body(x, i, layer=layer, box=box):
                 (x, extra), kept, residuals = forward(layer, self.own(stacked, i), x, common)
@@ -48,17 +56,27 @@ class Loops:
 
             x, (extra, kept) = jax.lax.scan(body, x, jnp.arange(group.start, group.stop))
             extras.append(extra)
+            # What is shared is computed out here: as an output of the scan it would be stacked, a
+            # copy for each layer.
             saved.append((kept, box[-1].shared(jax.tree.leaves(common)), box[-1]))
         return x, _joined(extras), saved
 
     def backward(self, stacked, saved, d_x, d_extra, d_common, state, into: Into):
-        """Cotangents of `x` and `common[0]`, and `state` after `state = into(state, i, gradient)`
-        for each layer i.
+        """Runs the layers backward, from the last to the first.
 
-        `d_common`: zeros.
+        Returns the cotangents of `x` and of `common[0]`, and `state` after
+        `state = into(state, i, gradient)` for each layer i.
+
+        stacked: the pair (stacked parameters, key), of which a layer's own arrays are read again.
+        saved: what `forward` returned last.
+        d_x, d_extra: the cotangents of the output, and of the stacked auxiliary outputs.
+        d_common: zeros like `common[0]`, to which every layer's share is added.
+        state: what gathers the layers' gradients: a buffer for all of them, or moments.
+        into: puts a layer's gradient into `state`. A gradient is not referred to after it.
         """
         for group, (kept, shared, residuals) in reversed(list(zip(self.groups, saved))):
-
+            # `state` is carried, so that XLA updates it in place. As a stacked output of the scan
+            # it would be held twice.
             def body(carry, one, shared=shared, residuals=residuals):
                 d_x, d_common, state = carry
                 i, kept, d_extra = one
@@ -74,5 +92,5 @@ class Loops:
 
 
 def _joined(parts):
-    """What groups of layers give, as one."""
+    """Joins what the groups returned, stacked by layer, into one stack of all layers."""
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *a: jnp.concatenate(a), *parts)

@@ -1,5 +1,8 @@
-"""stack(): L identical layers from stacked parameters, as one loop forward and one, ours,
-backward.
+"""stack(): runs L identical layers from stacked parameters, with a backward loop of its own.
+
+The backward that JAX derives for a scan saves what a layer makes of its parameters, such as their
+bfloat16 copies, and returns all gradients stacked. This one reads the parameters again by index,
+and hands each layer's gradient on as soon as it exists.
 """
 
 from collections.abc import Callable
@@ -27,7 +30,7 @@ def stack(
     moments=None,
     fold: Callable | None = None,
 ):
-    """`x = block(p_i, x, *shared)` for each layer i, under a plan.
+    """Runs `x = block(p_i, x, *shared)` for each layer i, under a plan.
 
     Differentiable in `params`, `x` and `shared`. The forward loop saves of each layer what the
     plan's action for each tag asks; the backward loop restores, recomputes and differentiates one
@@ -62,7 +65,7 @@ def stack(
     loops, split, common = loops_over(block, params, x, shared, plan, label, key, dtype, has_aux)
 
     @jax.custom_vjp
-    def run(params, x, common, moments, key):
+    def run(params, x, common, moments, key):  # runs as it stands where nothing is differentiated
         return loops.plain((params, key), x, common)
 
     def run_forward(params, x, common, moments, key):
@@ -72,6 +75,8 @@ def stack(
     def run_backward(residuals, cotangents):
         params, common, moments, key, saved = residuals
         d_x, d_aux = cotangents
+        # Without a fold each layer's gradient fills its place in a buffer of the parameters' shape.
+        # With one the buffer is the moments themselves, and no gradient outlives its layer.
         if fold is None:
             state, into = (
                 zeros(split.floating(params)),
@@ -86,6 +91,9 @@ def stack(
         d_x, d_common, state = loops.backward(
             (params, key), saved, d_x, d_aux, d_common, state, into
         )
+        # None stands for a zero cotangent: of what has no derivative, and of `params` under a fold.
+        # The new moments are handed out as the gradient of the old ones, so that one `jax.grad`
+        # serves the stack together with what is before and after it.
         d_params, d_moments = (split.whole(params, state), None) if fold is None else (None, state)
         return d_params, d_x, (d_common, None), d_moments, None
 
@@ -97,8 +105,11 @@ def stack(
 def loops_over(
     block: Callable, params, x, shared: tuple, plan, label: str, key, dtype, has_aux: bool
 ):
-    """What `stack` and the released step run: the loops, how parameters are told apart, and what
-    layers share.
+    """Makes what `stack` and the released step run: the loops; the split of the parameters into
+    those with a gradient and the others; and what layers share, as a pair split likewise.
+
+    The arguments are those of `stack`, with `shared` as one tuple. Raises what `stack` does for
+    them.
     """
     groups = groups_of(plan, label, check(params, x))
     split = ParameterSplit.of(params, dtype)

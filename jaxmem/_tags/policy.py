@@ -1,4 +1,4 @@
-"""Plan -> Policy: the frozen, hashable `jax.checkpoint` policy."""
+"""Makes a plan into a `Policy`: what `jax.checkpoint` asks of every operation of a block."""
 
 import dataclasses
 import functools
@@ -12,6 +12,7 @@ from jaxmem._tags.tag import differentiable_once, tag_p
 from jaxmem.errors import TagError
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
+# The primitive of `checkpoint_name`, taken from a trace, since JAX exports no name for it.
 name_p = jax.make_jaxpr(lambda x: checkpoint_name(x, "x"))(0.0).eqns[0].primitive
 
 
@@ -24,8 +25,9 @@ TWICE = (
 
 @dataclasses.dataclass(frozen=True)
 class _Stored:
-    """What the tag rule asks of a verdict: `encode` and `decode`, through a codec, host memory, or
-    both.
+    """A policy's answer to a tag whose tensor is stored otherwise than as it is: the tag's rule
+    calls `encode` in the forward and `decode` in the backward. They go through a codec, host
+    memory, or both.
     """
 
     choice: Choice
@@ -37,6 +39,7 @@ class _Stored:
         return None if self.choice.codec is None else parse(self.choice.codec)
 
     def encode(self, x):
+        """The arrays that wait for the backward in the place of `x`, in the memory they wait in."""
         codes = (x,) if self._codec is None else self._codec.encode(differentiable_once(x, TWICE))
         return (
             tuple(jax.device_put(c, HOST, src=DEVICE) for c in codes)
@@ -45,6 +48,7 @@ class _Stored:
         )
 
     def decode(self, codes, shape, dtype):
+        """The tensor of this shape and dtype that `codes` stand for, on the device."""
         if self.choice.action.offloads:
             codes = tuple(jax.device_put(c, DEVICE, src=HOST) for c in codes)
         return codes[0] if self._codec is None else self._codec.decode(codes, shape, dtype)
@@ -52,6 +56,7 @@ class _Stored:
 
 @functools.cache
 def _verdict(choice: Choice):
+    """What a policy answers to a tag of this choice: JAX's own word where it has one."""
     return {Action.KEEP: Saveable, Action.RECOMPUTE: Recompute}.get(choice.action) or _Stored(
         choice
     )
@@ -59,11 +64,14 @@ def _verdict(choice: Choice):
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What `jax.checkpoint` asks of each operation of a block: keep it, recompute it, or how to
-    store it.
+    """Answers what `jax.checkpoint` asks of each operation of a block: keep its result, recompute
+    it, or store it in another form. Frozen and hashable, since partial evaluation caches on it.
 
-    `choices` None keeps everything. `stacked`: the block is a layer of `jaxmem.stack`, whose layers
-    a plan may divide into groups. Frozen and hashable, since partial evaluation caches on it.
+    block: the label of the block, or of the group of layers, that it is for.
+    choices: (tag name, choice) in the order of the names; a tag that is absent is recomputed. None
+      keeps everything.
+    stacked: whether the block is a layer of `jaxmem.stack`, whose layers a plan may divide into
+      groups.
     """
 
     block: str
@@ -75,6 +83,7 @@ class Policy:
         choices = None if self.choices is None else dict(self.choices)
         if choices is None or choices.get(REST) == KEEP:
             return Saveable
+        # Tags and `checkpoint_name` values have a name; no other operation's result is ever saved.
         choice = choices.get(params.get("name", ""), RECOMPUTE)
         if primitive is tag_p:
             return _verdict(choice)
@@ -87,6 +96,7 @@ class Policy:
                 f" and its action is {choice}; such a value can be kept, recomputed or offloaded:"
                 " use jaxmem.tag to compress it"
             )
+        # A named value is stored by JAX's own rule, which knows offloading and no codec.
         return (
             Offloadable(src="device", dst="pinned_host")
             if choice.action.offloads
@@ -95,8 +105,8 @@ class Policy:
 
 
 def check_remat3() -> None:
-    """Raises TagError if JAX runs its third rematerialization, under which a tag would silently be
-    recomputed.
+    """Raises TagError if JAX runs its third implementation of `jax.checkpoint` (`jax_remat3`),
+    under which every tag would silently be recomputed.
     """
     if getattr(jax.config, "jax_remat3", False):
         raise TagError(
@@ -107,7 +117,10 @@ def check_remat3() -> None:
 
 
 def decisions(plan) -> Decisions:
-    """What `plan` decides, None being everything kept. Raises TagError if it decides nothing."""
+    """`plan` as an object that makes decisions; None stands for everything kept.
+
+    Raises TagError if it is neither.
+    """
     if plan is None:
         return Assignment.everything()
     if not isinstance(plan, Decisions) or isinstance(plan, type):
@@ -146,4 +159,5 @@ def remat_policy(plan, *, block: str | None = None) -> Policy:
 
 
 def _named(value) -> str:
+    """What an error calls a value that is of the wrong type."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

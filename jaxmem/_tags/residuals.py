@@ -1,5 +1,7 @@
-"""A function that holds its residuals encoded: for what runs outside `jax.checkpoint`, or owns its
-residuals.
+"""compress_residuals(): makes a function hold encoded what its backward needs.
+
+It serves functions outside `jax.checkpoint`, and those that own their residuals by a
+`jax.custom_vjp` rule.
 """
 
 import dataclasses
@@ -21,13 +23,14 @@ TWICE = (
     " derivative of it:"
     " leave the function as it is where a second one is taken, or recompute it with jax.checkpoint"
 )
+# from a residual's shape and dtype to its codec, or None to hold it as it is
 Choose = Callable[[jax.ShapeDtypeStruct], Codec | None]
 
 
 def compress_residuals(
     f: Callable, codec: Codec | str | Choose, *, keep_args: tuple[int, ...] | None = None
 ) -> Callable:
-    """A function equal to `f`, whose `jax.vjp` holds encoded what the backward needs of it.
+    """Makes a function equal to `f`, whose `jax.vjp` holds encoded what the backward needs of it.
 
     f: any differentiable function. Its arguments are pytrees: of `jax.Array`s, of which the
       floating ones have a gradient, and of anything else (Python numbers, text), which `f` gets
@@ -64,6 +67,7 @@ def compress_residuals(
 
     @functools.wraps(f)
     def compressed(*args, **kwargs):
+        # What is no array stays in the closure of `of_arrays`, and `f` gets it unchanged.
         leaves, tree = jax.tree.flatten((args, kwargs))
         traced = [isinstance(a, jax.Array) for a in leaves]
         held = _held(args, keep_args, leaves)
@@ -75,6 +79,7 @@ def compress_residuals(
             )
             return f(*args, **kwargs)
 
+        # `jax.custom_vjp` does not track arrays that are closed over, so they become arguments too.
         arrays = [a for a, t in zip(leaves, traced) if t]
         function, closed_over = jax.closure_convert(of_arrays, *arrays)
         raw = [h for h, t in zip(held, traced) if t] + [True] * len(closed_over)
@@ -84,21 +89,26 @@ def compress_residuals(
 
 
 def _with_codes(function, codec, raw: list[bool]):
-    """`function` of arrays with a derivative rule of its own; `raw`: which of them are held as they
-    are.
+    """Gives a function of arrays a derivative rule that stores its residuals by `codec`.
+
+    `raw` says for each array whether it is held as it is where it is a residual itself.
     """
     custom = jax.custom_vjp(function)
 
     def forward(*arrays):
         floating = [jnp.issubdtype(a.dtype, jnp.inexact) for a in arrays]
 
+        # `jax.vjp` differentiates floating arrays alone; the others are bound here.
         def of_floating(*given):
             given = iter(given)
             return function(*(next(given) if d else a for a, d in zip(arrays, floating)))
 
         value, pullback = jax.vjp(of_floating, *(a for a, d in zip(arrays, floating) if d))
+        # The pullback's leaves are its residuals. One that is an argument of `function` is the same
+        # object as that argument, so identity tells which they are.
         leaves, tree = jax.tree.flatten(pullback)
         slots, stored = _store(leaves, {id(a) for a, r in zip(arrays, raw) if r}, codec)
+        # A `Partial` is a tree whose leaves are its arguments: what the backward holds is `stored`.
         return value, jax.tree_util.Partial(
             functools.partial(_pull, tree, slots, tuple(floating)), stored
         )
@@ -108,7 +118,15 @@ def _with_codes(function, codec, raw: list[bool]):
 
 
 def _pull(tree, slots, floating: tuple[bool, ...], stored, cotangent):
-    """The cotangents of all arrays, None for those that are not floating."""
+    """Decodes the residuals, rebuilds the pullback and calls it. Returns the cotangents of all
+    arrays, None for those that are not floating.
+
+    tree: the structure of the pullback.
+    slots: how each of its leaves is read back.
+    floating: for each array, whether it has a cotangent.
+    stored: what is held for each slot.
+    cotangent: that of the function's value.
+    """
     gradients = iter(
         jax.tree.unflatten(tree, [s.load(c) for s, c in zip(slots, stored)])(cotangent)
     )
@@ -117,7 +135,9 @@ def _pull(tree, slots, floating: tuple[bool, ...], stored, cotangent):
 
 @dataclasses.dataclass(frozen=True)
 class _Slot:
-    """How one residual is read back."""
+    """How one residual is read back: by `codec`, to an array of this shape and dtype; without a
+    codec it is held as it is.
+    """
 
     codec: Codec | None
     shape: tuple[int, ...]
@@ -128,6 +148,9 @@ class _Slot:
 
 
 def _store(leaves, held: set[int], codec) -> tuple[tuple[_Slot, ...], list[tuple]]:
+    """Encodes residuals, but for those whose `id` is in `held`: returns how each is read back, and
+    the arrays that are held for it.
+    """
     slots, stored = [], []
     for leaf in leaves:  # JAX lists each residual once
         chosen = (
@@ -141,6 +164,7 @@ def _store(leaves, held: set[int], codec) -> tuple[tuple[_Slot, ...], list[tuple
 
 
 def _chosen(codec, aval: jax.ShapeDtypeStruct) -> Codec | None:
+    """The codec of one residual, by the rules of `compress_residuals`; None holds it as it is."""
     if aval.dtype != jnp.bool_ and not jnp.issubdtype(aval.dtype, jnp.inexact):
         return None
     if not isinstance(codec, Codec):
@@ -156,7 +180,6 @@ def _encode(codec: Codec, x):
     """`codec.encode(x)`, refusing a derivative: that of the codes would silently be taken for that
     of `x`.
     """
-
     return tuple(codec.encode(differentiable_once(x, TWICE)))
 
 

@@ -1,12 +1,10 @@
 """The tag primitive: an identity whose partial-evaluation rule carries out a plan's action.
 
-The one file that touches partial-evaluation internals. Inside `jax.checkpoint` the policy's answer
-decides what the
-backward gets: the value (`Saveable`), nothing (`Recompute`), or codes: then the known (forward)
-program is
-`x -> x, *encode(x)`, the staged (backward) program is `decode(codes) -> x`, and the codes are the
-residuals. The forward stays bit-exact, every backward consumer sees the decoded value, and the
-producer is not recomputed.
+This is the one file that touches partial-evaluation internals. Inside `jax.checkpoint` the policy's
+answer decides what the backward gets: the value (`Saveable`), nothing (`Recompute`), or codes. With
+codes the known (forward) program is `x -> x, *encode(x)`, the staged (backward) program is
+`decode(codes) -> x`, and the codes are the residuals. The forward stays bit-exact, every backward
+consumer sees the decoded value, and the producer is not recomputed.
 """
 
 import jax
@@ -19,6 +17,8 @@ from jax.interpreters import partial_eval as pe
 from jaxmem._codecs.registry import default_for, parse
 from jaxmem.errors import TagError
 
+# An identity everywhere but in partial evaluation. Its derivative tags the value and not the
+# tangent: only the value may become a residual.
 tag_p = Primitive("jaxmem_tag")
 tag_p.def_impl(lambda x, **_: x)
 tag_p.def_abstract_eval(lambda x, **_: x)
@@ -42,6 +42,7 @@ batching.primitive_batchers[once_p] = lambda args, dims, **params: (
 
 
 def _no_derivative(primals, tangents, *, message):
+    """The derivative rule of `once_p`, which has none: a derivative is an error of the user's."""
     raise TagError(message)
 
 
@@ -49,8 +50,8 @@ ad.primitive_jvps[once_p] = _no_derivative
 
 
 def differentiable_once(x, message: str):
-    """`x`; a derivative of what is computed from it, which codes would silently leave out, is a
-    TagError.
+    """Returns `x`. A derivative that runs through the result raises TagError with this message:
+    codes have none, and would silently leave its part out.
     """
     return once_p.bind(x, message=message)
 
@@ -60,9 +61,11 @@ def tag(x, name: str, *, kind: str | None = None, codec: str | None = None):
 
     Outside `jax.checkpoint` a tag is free: the compiled program is the same with and without it.
 
-    `x`: an array of any shape and dtype. `kind`: what the tensor is (`jaxmem.codecs.KINDS`), which
-    decides its codec.
-    `codec`: a codec, or its text form, that replaces the kind's.
+    x: an array of any shape and dtype.
+    name: what plans call the tensor, unique within its block.
+    kind: what the tensor is (`jaxmem.codecs.KINDS`), which decides its codec.
+    codec: a codec, or its text form, that replaces the kind's.
+
     Raises TagError if `name` is not a non-empty string, or `kind` or `codec` is unknown.
     """
     if not isinstance(name, str) or not name or name == "*":
@@ -78,16 +81,32 @@ def tag(x, name: str, *, kind: str | None = None, codec: str | None = None):
 
 
 def _traced(function, avals, name):
+    """`function` as one equation: a call of `jit` under `name`, by which `jaxmem.explain` knows the
+    buffers of codes in the compiled program.
+    """
     function.__name__ = name
     (equation,) = jax.make_jaxpr(jax.jit(function))(*avals).eqns
     return equation
 
 
 def _partial_eval(policy, unknown_in, inst_in, eqn):
+    """The rule by which `jax.checkpoint` divides a tag between forward and backward.
+
+    Returns the equation of the known (forward) program and that of the staged (backward) program,
+    each None where there is none; whether each output is unknown in the forward, and whether it is
+    made by the staged program; and the residuals, variables that the forward hands to the backward.
+
+    policy: the answer to what is saved.
+    unknown_in: for the one input, whether the forward does not know it.
+    inst_in: for the one input, whether the staged program has it already.
+    eqn: the tag.
+    """
     (unknown,), (inst,), (x,), (y,) = unknown_in, inst_in, eqn.invars, eqn.outvars
-    if unknown:
+    if unknown:  # the tag belongs to the backward alone
         return None, eqn, [True], [True], [] if inst else [x]
     verdict = policy(tag_p, x.aval, **eqn.params)
+    # Codes: the forward hands on `x` with its codes, and the backward makes the tag's output of the
+    # codes alone. `x` is no residual, so nothing asks for its recomputation.
     if hasattr(verdict, "encode"):
         name, aval = eqn.params["name"], x.aval
         encode = _traced(lambda a: (a, *verdict.encode(a)), [aval], f"{name}_encode")
@@ -104,8 +123,10 @@ def _partial_eval(policy, unknown_in, inst_in, eqn):
             [True],
             codes,
         )
+    # Kept: the output is known, and JAX makes it a residual where the backward reads it.
     if verdict is Saveable or verdict is True:
         return eqn, None, [False], [False], []
+    # Recomputed: the tag is in both programs, and the staged one asks for its input.
     return eqn, eqn, [False], [True], [] if inst else [x]
 
 

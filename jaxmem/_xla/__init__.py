@@ -1,3 +1,3 @@
-"""Compiled programs, and the compiling of them, with or without the device. Imports `_core`,
+"""Compiles programs, with or without the device, and reads compiled ones. Imports `_core`,
 `_device`, `_jax`.
 """

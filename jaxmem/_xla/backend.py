@@ -1,7 +1,7 @@
-"""Where steps are compiled and pieces of them timed: on the device at hand, or without the device.
+"""Where steps are compiled and pieces of them are timed: on the device at hand, or without it.
 
-Everything that a search does differently for the two stands here; it is handed a `Backend`, and
-asks nothing of the target's kind.
+Whatever differs between the two stands here. A search is handed a `Backend`, and never asks what
+kind of target it works for.
 """
 
 import abc
@@ -31,7 +31,11 @@ DEVICELESS_MARGIN = 0.02  # autotuning picks other matrix kernels there: up to 1
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """A compiled step: what was read of it, and the executable where it can run here."""
+    """A compiled step.
+
+    compiled: what was read from it: its bytes, its matrix products, XLA's estimate of its time.
+    executable: what a caller runs; None where it was compiled for a device that is not there.
+    """
 
     compiled: Compiled
     executable: Any = None
@@ -40,7 +44,7 @@ class Built:
 class Pricing:
     """What a profile asks of a target: where the times of pieces of work come from.
 
-    As it is, it knows no times, so that the target's ceilings serve.
+    This base class knows no times, so a profile computes them from the target's peak rates.
 
     source: "measured", "xla" (its estimates) or "roofline".
     """
@@ -51,7 +55,7 @@ class Pricing:
         self.target = target
 
     def times(self, jobs: Sequence[Job]) -> list[Timing] | None:
-        """The time of each job, or None where they cannot be told for all."""
+        """Returns the time of each job, or None unless every one of them has a time."""
         return None
 
 
@@ -78,7 +82,7 @@ class Backend(Pricing, abc.ABC):
 
     @abc.abstractmethod
     def compile(self, stage, traced: jax.stages.Traced) -> "concurrent.futures.Future[Built]":
-        """The step, compiled as it will run.
+        """Compiles the step as it will run, and returns a future of the result.
 
         stage: the step's own traced stage, whose executable is called as the step is.
         traced: JAX's, as `jaxmem._jax.step.trace` returns both.
@@ -86,7 +90,9 @@ class Backend(Pricing, abc.ABC):
 
     @abc.abstractmethod
     def explain(self, traced: jax.stages.Traced) -> tuple[Compiled, Peak]:
-        """The step, compiled once more, and what its buffers hold."""
+        """Compiles the step once more, and returns what was read from it and what its buffers
+        hold.
+        """
 
 
 class Local(Backend):
@@ -95,6 +101,7 @@ class Local(Backend):
     source = "measured"
 
     def compile(self, stage, traced) -> "concurrent.futures.Future[Built]":
+        # It compiles in the caller's thread: the future that it returns is done.
         start = time.perf_counter()
         executable = stage.lower().compile()
         inner = getattr(executable, "compiled", executable)  # nnx.jit wraps JAX's executable
@@ -111,10 +118,10 @@ class Local(Backend):
 
 
 class Deviceless(Backend):
-    """A GPU that is not there: child processes compile for it, XLA estimates times for some.
+    """A GPU that is not there: child processes compile for it. For some GPUs XLA estimates times.
 
-    The same program always compiles to the same bytes, so a compile's result is remembered by the
-    program's own text, and planning again costs no compile.
+    The same program always compiles to the same bytes, so a compile's result is stored under the
+    program's own text, and planning the same step again costs no compile.
     """
 
     margin = DEVICELESS_MARGIN
@@ -123,7 +130,7 @@ class Deviceless(Backend):
     def __init__(self, target: Target, database: Database | None = None, workers: int = 2):
         super().__init__(target, database)
         self._compiler = Compiler(target, workers=workers)
-        self._told = False
+        self._told = False  # whether the user was warned of idle devices
         self.source = "xla" if target.gpu is not None and target.gpu.priced else "roofline"
 
     def __exit__(self, *_) -> None:
@@ -133,6 +140,7 @@ class Deviceless(Backend):
         exported, donated = self._export(traced)
         self._tell_of_idle_devices(exported)
         device, program = str(self.target), _program_text(exported, donated)
+        # A stored result has all that a search reads; nothing could run here in any case.
         if (known := self.database.read_compile(device, program)) is not None:
             with contextlib.suppress(TypeError):  # written by another version of jaxmem
                 return _done(Built(Compiled(**known)))
@@ -143,7 +151,9 @@ class Deviceless(Backend):
                 result.set_exception(error)
                 return
             compiled = future.result()
-            result.set_result(Built(compiled))  # first: a warning of the database may be an error
+            # The result comes first. Writing may raise where warnings are errors; `concurrent`
+            # only logs what a callback raises, and `result` would wait for ever.
+            result.set_result(Built(compiled))
             self.database.write_compile(device, program, dataclasses.asdict(compiled))
 
         self._compiler.submit(exported, donated=donated).add_done_callback(finish)
@@ -155,9 +165,9 @@ class Deviceless(Backend):
         return self._compiler.explain(exported, donated=donated)
 
     def estimate(self, traced: jax.stages.Traced) -> "concurrent.futures.Future[Compiled]":
-        """The program with XLA's estimate of its time, `xla_seconds`, where XLA has one.
+        """Compiles the program for XLA's estimate of its time, `xla_seconds`, where XLA has one.
 
-        Its bytes are not those of `compile`: it is compiled with other options.
+        Its bytes are not those of `compile`, since other compile options are needed.
         """
         exported, donated = self._export(traced)
         return self._compiler.submit(exported, donated=donated, cost=True)
@@ -165,13 +175,14 @@ class Deviceless(Backend):
     def times(self, jobs: Sequence[Job]) -> list[Timing] | None:
         if self.source != "xla":
             return None
+        # The inner list submits all jobs before the first is waited for: workers share them.
         found = [f.result().xla_seconds for f in [self.estimate(job.trace()) for job in jobs]]
         times = [Timing(seconds) for seconds in found if seconds is not None]
-        # one source for all, or none compare
+        # Times of different sources do not compare: all come from XLA, or none does.
         return times if len(times) == len(found) else None
 
     def _tell_of_idle_devices(self, exported: bytes) -> None:
-        """Warns, once, where the target has devices and the step is sharded over none of them."""
+        """Warns, once, where the target has several devices and the step is not sharded."""
         count = self.target.devices
         if count == 1 or self._told or export.deserialize(bytearray(exported)).nr_devices > 1:
             return
@@ -190,7 +201,8 @@ class Deviceless(Backend):
 def backend_for(
     target: Target, database: Database | None = None, workers: int = 2
 ) -> Local | Deviceless:
-    """The device at hand, or the processes that compile for a named one, `workers` at once.
+    """Returns the backend of the device at hand, or one whose `workers` child processes compile for
+    a named device.
 
     Raises TargetError where the wheels that compiling needs are not installed.
     """
@@ -204,7 +216,12 @@ def _done(built: Built) -> "concurrent.futures.Future[Built]":
 
 
 def _program_text(exported: bytes, donated: tuple[int, ...]) -> bytes:
-    """What decides a compile's result: the program, without where in the source it was written."""
+    """What decides a compile's result: the program, without its places in the user's source, and
+    which arguments are donated, since that changes its bytes.
+    """
+    # MLIR names a place in the source as `loc(#loc7)` or `loc("...")` after an operation, and
+    # defines it in a line `#loc7 = ...`. Without them a step that moved in its file is found
+    # again.
     text = export.deserialize(bytearray(exported)).mlir_module()
     text = re.sub(r'loc\((#loc\d*|"[^"]*")\)|^#loc.*\n', "", text, flags=re.MULTILINE)
     return f"{donated} {text}".encode()

@@ -1,5 +1,5 @@
-"""What one compile of a step says: bytes by XLA's buffer assignment, matrix products, XLA's own
-estimate of time.
+"""Reads what one compile of a step says: bytes by XLA's buffer assignment, matrix products, XLA's
+own estimate of time.
 """
 
 import contextlib
@@ -19,12 +19,19 @@ from jaxmem.errors import StepError
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What one compile gave, for one device. `total_bytes` is temp + arguments + outputs − aliased,
-    in device memory; host memory is apart.
+    """What was read from one compiled step. Bytes are those of one device.
 
-    `matmul_flops` and `matmuls` are of one execution, loops times their trip counts. `xla_seconds`
-    is XLA's estimate of one execution, None where it was not asked for or XLA has none for this
-    device.
+    total_bytes: temp + arguments + outputs − aliased, in device memory: what a budget limits.
+    argument_bytes: of the arguments.
+    temp_bytes: of the temporaries' allocations.
+    output_bytes: of the outputs, those in the arguments' memory included.
+    alias_bytes: of outputs that lie in the memory of donated arguments.
+    host_bytes: the same sum as `total_bytes`, in host memory, which is apart.
+    xla_seconds: XLA's estimate of one execution; None where it was not asked for, or XLA has none
+      for this device.
+    matmul_flops: of the matrix products of one execution, loops times their trip counts.
+    matmuls: how many matrix products one execution runs.
+    compile_seconds: what compiling took.
     """
 
     total_bytes: int
@@ -62,12 +69,17 @@ def _memory(compiled: jax.stages.Compiled):
 def read_compiled(
     compiled: jax.stages.Compiled, cost: bool, seconds: float, rates: Rates | None = None
 ) -> Compiled:
-    """Reads `compiled`; with `cost` its estimate too, mended by `rates`. `seconds` is what
-    compiling took.
+    """Reads a compiled step.
 
-    `peak_memory_in_bytes` is not used: it leaves temporaries out on a CPU and mixes host memory in
-    on a GPU.
+    compiled: the step.
+    cost: whether to read XLA's estimate of its time too.
+    seconds: what compiling took.
+    rates: the device's, which replace what XLA is known to estimate wrongly (`hlo_costs`).
+
+    Raises StepError where the platform has no memory analysis.
     """
+    # `peak_memory_in_bytes` is not used: it leaves temporaries out on a CPU, and mixes host memory
+    # in on a GPU.
     memory = _memory(compiled)
     costs = hlo_costs(compiled.as_text() or "", rates if cost else None)
     return Compiled(
@@ -88,11 +100,11 @@ def read_compiled(
 
 
 def compile_dumped(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, bytes]:
-    """The step, compiled as ever, and the `HloProto` that XLA dumped of it: optimized module and
-    buffer assignment.
+    """Compiles a step, and returns it with the `HloProto` that XLA dumped: its optimized module and
+    its buffer assignment.
 
-    A memory analysis holds no buffer assignment for a device that is not there, and on a CPU one
-    without its history. Raises StepError if XLA dumps none.
+    A dump is needed because JAX's memory analysis holds no buffer assignment for a device that is
+    not there, and on a CPU one without its history. Raises StepError if XLA dumps none.
     """
     with tempfile.TemporaryDirectory(prefix="jaxmem-") as folder, _without_cache():
         compiled = lowered.compile(
@@ -112,7 +124,10 @@ def compile_dumped(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, by
 
 @contextlib.contextmanager
 def _without_cache() -> Iterator[None]:
-    """A step out of JAX's compilation cache is not compiled, and so not dumped."""
+    """Turns JAX's compilation cache off: a step that comes out of it is not compiled, and so not
+    dumped.
+    """
+    # JAX decides once whether the cache is used. Only a reset makes it look at the setting again.
     config: Any = jax.config
     before = config.jax_enable_compilation_cache
     config.update("jax_enable_compilation_cache", False)

@@ -19,6 +19,7 @@ from jaxmem._xla.process import Process
 from jaxmem._xla.wheels import install_command, require_wheels
 from jaxmem.errors import StepError, TargetError
 
+# What XLA's messages say where it finds no assembler, or not its library.
 _ASSEMBLER_MISSING = (
     "No PTX compilation provider",
     "libdevice not found",
@@ -28,10 +29,14 @@ _ASSEMBLER_MISSING = (
 
 
 class Compiler:
-    """Compiles exported steps for `target`, up to `workers` at once. Use it in a `with` statement.
+    """Compiles exported steps for a named GPU, in child processes. Use it in a `with` statement.
 
-    Processes start with the first step and end with the statement, or with this process. A process
-    that dies fails the step it was compiling; the next step starts another.
+    Each thread of the pool has a process of its own, which starts with the thread's first step and
+    ends with the statement, or with this process. A process that dies fails the step that it was
+    compiling; the next step starts another.
+
+    target: a GPU's name, or such a `Target`.
+    workers: how many steps are compiled at once.
 
     Raises:
       TargetError: `target` is `local`, or the wheels that compiling needs are not there.
@@ -49,8 +54,8 @@ class Compiler:
         require_wheels(str(self.target))
         self._gpu = gpu
         self._pool = concurrent.futures.ThreadPoolExecutor(workers, "jaxmem-compile")
-        self._own = threading.local()
-        self._children: set[Process] = set()
+        self._own = threading.local()  # .child: the thread's process
+        self._children: set[Process] = set()  # those of all threads, for `close`
         self._closed = False
 
     def __enter__(self) -> "Compiler":
@@ -61,6 +66,8 @@ class Compiler:
 
     def close(self) -> None:
         """Ends the processes, and with them the compiles that have not ended."""
+        # First no step may start any more. Then threads that wait for an answer are freed by the
+        # end of their processes, and only then is it safe to wait for the threads.
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
         for child in list(self._children):
@@ -78,12 +85,16 @@ class Compiler:
         cost: bool = False,
         options: Mapping[str, bool | int | str] | None = None,
     ) -> "concurrent.futures.Future[Compiled]":
-        """Compiles what `export_flat` made. `options` are XLA's own compile options.
+        """Compiles what `export_flat` made, and returns a future of what was read from it.
 
-        `cost` asks for XLA's estimate of time, which there is for some GPUs (`Gpu.priced`). It
-        turns XLA's untuned Triton products off, since it misjudges them; cuBLAS takes more
-        workspace, so read bytes from a compile without it. The future raises StepError where XLA
-        refuses the step, TargetError where the process fails.
+        exported: the serialized step.
+        donated: the flat indices of the donated arguments.
+        cost: whether to read XLA's estimate of time, which there is for some GPUs (`Gpu.priced`).
+          XLA misjudges untuned Triton products, so this turns them off. cuBLAS then takes more
+          workspace: read bytes from a compile without it.
+        options: XLA's own compile options.
+
+        The future raises StepError where XLA refuses the step, TargetError where the process fails.
         """
         gpu = self._gpu
         header = {
@@ -97,8 +108,8 @@ class Compiler:
         return self._pool.submit(lambda: Compiled(**self._compile(header, exported)["compiled"]))
 
     def explain(self, exported: bytes, *, donated: tuple[int, ...] = ()) -> tuple[Compiled, Peak]:
-        """Compiles what `export_flat` made, without estimates or options, and reads what its
-        buffers hold.
+        """Compiles what `export_flat` made, without estimates or options, and returns what was read
+        from it and what its buffers hold.
         """
         header = {
             "target_config": target_config(self._gpu),
@@ -110,9 +121,10 @@ class Compiler:
         return Compiled(**answer["compiled"]), Peak.of(answer["peak"])
 
     def _compile(self, header: dict, exported: bytes) -> dict:
+        """Asks this thread's process, and returns its answer. Raises as the future of `submit`."""
         child = getattr(self._own, "child", None) or self._start()
         answer = child.ask(header, exported)
-        if answer is None:
+        if answer is None:  # it died: forget it, so that the next step starts another
             self._own.child = None
             self._children.discard(child)
             raise TargetError(f"compiling for `target` {str(self.target)!r}: {child.obituary()}")
@@ -128,6 +140,7 @@ class Compiler:
         return child
 
     def _error(self, message: str) -> Exception:
+        """The error for a step that XLA did not compile, by what it said."""
         if any(sign in message for sign in _ASSEMBLER_MISSING):
             return TargetError(
                 f"`target` {str(self.target)!r}: XLA found no CUDA 13 assembler (ptxas and"

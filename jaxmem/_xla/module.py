@@ -1,7 +1,8 @@
-"""XLA's optimized module, read from its serialized form: which instruction a value comes from.
+"""Reads XLA's optimized module from its serialized form, to tell which instruction a value comes
+from.
 
-Of `HloModuleProto` and what it holds, the few fields that tell this are read by their numbers,
-which are those of xla/service/hlo.proto and xla/xla_data.proto.
+Only the fields of `HloModuleProto` that tell this are read. Their numbers are those of
+xla/service/hlo.proto and xla/xla_data.proto.
 """
 
 import collections
@@ -43,6 +44,7 @@ _PRIMITIVE_TYPES = (  # xla.PrimitiveType, from 1
     ),
     *("f8e4m3", "f8e3m4", "s1", "u1", "f4e2m1fn", "f8e8m0fnu"),
 )
+# What these give is their first operand, in another form or at another place.
 _VIEWS = (
     "bitcast",
     "copy",
@@ -59,8 +61,17 @@ Place = tuple[int, tuple[int, ...]]  # an instruction's id, and an index into it
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One operation of the optimized module; `op` is the JAX operation that XLA's metadata
-    names.
+    """One operation of the optimized module. Instructions and computations are named by their ids.
+
+    name: XLA's own, such as "fusion.3".
+    opcode: such as "fusion".
+    op: the JAX operation that XLA's metadata names, "" for none.
+    shape: the result's `ShapeProto`.
+    operands: instructions.
+    called: computations: a loop's body and condition, a fusion's own.
+    parameter: which parameter of its computation it is, if its opcode is "parameter".
+    element: which element it takes out of a tuple, if its opcode is "get-tuple-element".
+    computation: the one that it stands in.
     """
 
     name: str
@@ -68,23 +79,28 @@ class Instruction:
     op: str
     shape: Message
     operands: tuple[int, ...]
-    called: tuple[int, ...]  # computations: a loop's body and condition, a fusion's own
+    called: tuple[int, ...]
     parameter: int
-    element: int  # of a tuple, where the instruction takes one out
+    element: int
     computation: int
 
 
 class Module:
-    """The optimized module of an `HloModuleProto`: instructions by id, and where values come
-    from.
+    """The optimized module of an `HloModuleProto`, and where values in it come from.
+
+    instructions: by id.
+    roots: each computation's last instruction, which is its result.
+    callers: the instructions that call each computation.
+    parameters: the ids of the step's arguments.
+    outputs: where each of the step's outputs is first at.
     """
 
     def __init__(self, message: Message):
         self.instructions: dict[int, Instruction] = {}
-        self.roots: dict[int, int] = {}  # of each computation
+        self.roots: dict[int, int] = {}
         self.callers: dict[int, list[int]] = collections.defaultdict(list)
         self.entry = message.number(6)
-        for computation in message.messages(3):
+        for computation in message.messages(3):  # id is 5, root_id 6, instructions 2
             number = computation.number(5)
             self.roots[number] = computation.number(6)
             for found in computation.messages(2):
@@ -109,11 +125,13 @@ class Module:
         }
         self.by_name = {i.name: at for at, i in self.instructions.items()}
         root = self.instructions.get(self.roots.get(self.entry, 0))
+        # JAX's programs return a tuple: its operands are the outputs.
         outputs = root.operands if root is not None and root.opcode == "tuple" else ()
         self.outputs: list[Place] = [self._handed_on(o, ()) for o in outputs]
+        # The loops that start with what lies at a place, as a part of their initial state.
         self._readers: dict[Place, list[int]] = collections.defaultdict(list)
         for at, i in self.instructions.items():
-            init = (
+            init = (  # a loop's one operand is the tuple of its initial state
                 self.instructions.get(i.operands[0]) if i.opcode == "while" and i.operands else None
             )
             if init is not None and init.opcode == "tuple":
@@ -121,25 +139,28 @@ class Module:
                     self._readers[self._handed_on(operand, ())].append(at)
 
     def shape(self, place: Place) -> tuple[str, tuple[int, ...]]:
-        """Dtype, as XLA writes it, and dimensions."""
-        found = self._shape(place)
+        """Returns the dtype, as XLA writes it, and the dimensions."""
+        found = self._shape(place)  # ShapeProto: element_type is 2, dimensions 3
         kind = found.number(2)
         known = 0 < kind <= len(_PRIMITIVE_TYPES)
         return _PRIMITIVE_TYPES[kind - 1] if known else f"type{kind}", tuple(found.numbers(3))
 
     def space(self, place: Place) -> int:
-        """The memory space of its layout."""
+        """Returns the number of the memory space that the layout names, 0 for the device's own."""
+        # ShapeProto's field 5 is the layout, whose field 8 is the memory space.
         return self._shape(place).message(5).number(8)
 
     def _shape(self, place: Place) -> Message:
         shape = self.instructions[place[0]].shape
-        for i in place[1]:
+        for i in place[1]:  # field 4: the shapes of a tuple's elements
             shape = list(shape.messages(4))[i]
         return shape
 
     def loops(self, at: int) -> list[str]:
-        """The loops round an instruction, innermost first."""
+        """Returns the names of the loops round an instruction, innermost first."""
         found: list[int] = []
+        # Of several callers the first stands for all. No chain is longer than the module, unless
+        # the file is damaged and the chain is a circle.
         callers = self.callers[self.instructions[at].computation][:1]
         while callers and len(found) < len(self.instructions):
             found += callers
@@ -147,11 +168,12 @@ class Module:
         return [self.instructions[i].name for i in found if self.instructions[i].opcode == "while"]
 
     def handed_on(self, place: Place) -> list[str]:
-        """The loops that hand on what lies at `place`, from one turn to the next or to the loops
-        after them.
+        """Returns the names of the loops that hand on what lies at `place`, from one turn to the
+        next, or take it over from what came before them.
         """
         at, index = self._handed_on(*place)
         here = self.instructions[at]
+        # It is a loop's result, or within the body a part of the loop's state.
         own = (
             [at]
             if here.opcode == "while"
@@ -163,8 +185,8 @@ class Module:
         return [self.instructions[i].name for i in found if self.instructions[i].opcode == "while"]
 
     def origins(self, place: Place) -> list[Instruction]:
-        """The instructions that compute what lies at `place`; for what a loop stacks, those that
-        compute what is stacked.
+        """Returns the instructions that compute what lies at `place`; for what a loop stacks, those
+        that compute what is stacked.
         """
         found: dict[int, Instruction] = {}
         seen, todo = set(), [place]
@@ -181,9 +203,10 @@ class Module:
         return list(found.values())
 
     def _before(self, at: int, index: tuple[int, ...]) -> list[Place] | None:
-        """Where the value comes from; None where the instruction computes it."""
+        """Returns the places that the value comes from, or None if the instruction computes it."""
         i = self.instructions[at]
         if i.opcode == "while":
+            # The body's root is the next turn's state, a tuple; the condition's is no tuple.
             bodies = [
                 self.roots[c]
                 for c in i.called
@@ -195,7 +218,7 @@ class Module:
                 self._argument(self.instructions[c], c, i.parameter, index)
                 for c in self.callers[i.computation]
             ]
-        if i.opcode == "dynamic-update-slice":
+        if i.opcode == "dynamic-update-slice":  # a stack comes from what is put into it
             return [(i.operands[1], ())]
         if i.opcode == "async-start" and i.called:  # its result is (operands, result, ...)
             return [(self.roots[i.called[0]], index[1:])]
@@ -207,11 +230,17 @@ class Module:
         return None if passed is None else [passed]
 
     def _argument(self, caller: Instruction, at: int, number: int, index: tuple[int, ...]) -> Place:
+        """Returns where parameter `number` of a computation that `caller` (id `at`) calls comes
+        from.
+
+        For a loop that is the loop itself, whose state `_before` looks for in the body's root.
+        """
         if caller.opcode == "while" or number >= len(caller.operands):
             return at, index
         return caller.operands[number], index
 
     def _passed(self, i: Instruction, index: tuple[int, ...]) -> Place | None:
+        """Returns the place whose value the instruction passes on, None if it makes its own."""
         if i.opcode == "get-tuple-element":
             return i.operands[0], (i.element, *index)
         if i.opcode == "tuple":
@@ -221,7 +250,8 @@ class Module:
         return (i.operands[0], index) if i.opcode in _VIEWS and i.operands else None
 
     def _handed_on(self, at: int, index: tuple[int, ...]) -> Place:
-        """The place that a value is first at, before tuples, views and copies."""
+        """Returns the place that a value is first at, before tuples, views and copies."""
+        # Bounded, since a damaged file may refer in circles.
         for _ in self.instructions:
             if (before := self._passed(self.instructions[at], index)) is None:
                 break

@@ -19,8 +19,10 @@ class Process:
     """One compiling process and the pipes to it."""
 
     def __init__(self):
+        # A file and not a pipe, which nobody would read in time: a full one blocks the process.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 obituary() closes it
         self._process = subprocess.Popen(
+            # -P: no file of the user's working folder is taken for a module.
             [sys.executable, "-P", "-m", "jaxmem._xla.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -36,7 +38,7 @@ class Process:
         return self._process.pid
 
     def ask(self, header: dict, payload: bytes) -> dict | None:
-        """The answer, or None where the process has ended."""
+        """Sends a request and returns its answer, or None where the process has ended."""
         try:
             write_message(self._to, header, payload)
             message = read_message(self._from)
@@ -50,7 +52,7 @@ class Process:
     def obituary(self) -> str:
         """Waits for the process to end, frees its pipes, and says how it ended."""
         for pipe in (self._from, self._to):
-            with contextlib.suppress(OSError):  # what was not sent cannot be any more
+            with contextlib.suppress(OSError):  # closing sends what is left, and nobody reads it
                 pipe.close()
         code = self._process.wait()
         how = (
@@ -68,8 +70,10 @@ class Process:
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The child's environment: no accelerator, none of the user's XLA flags but CUDA's place, and
-    these very packages.
+    """Returns the child's environment.
+
+    It has no accelerator, no XLA flag of the user's but CUDA's place, and the very packages that
+    run here, wherever they were imported from.
     """
     flags = [
         f
@@ -87,7 +91,7 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     own = {
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_COMPILATION_CACHE": "0",  # it is written here, but never hit
-        "JAX_ENABLE_X64": "1",
+        "JAX_ENABLE_X64": "1",  # a step's 64-bit arguments stay what they are
         "XLA_FLAGS": " ".join(flags),
         "PYTHONPATH": os.pathsep.join(path),
     }

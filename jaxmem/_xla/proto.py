@@ -1,7 +1,8 @@
-"""Serialized protobufs without a schema.
+"""Reads serialized protobufs without a schema.
 
 No schema of XLA's is installed with JAX, so the few fields that are needed are read from the wire
-format by their numbers.
+format by their numbers. That format does not tell a nested message from a text or from packed
+numbers: all are bytes, and whoever reads a field says what it is.
 """
 
 import dataclasses
@@ -10,20 +11,27 @@ from collections.abc import Iterator
 
 @dataclasses.dataclass
 class Message:
-    """One protobuf message: field number -> its values, as int or bytes."""
+    """One protobuf message.
+
+    fields: the values of each field by its number, as int or bytes, in the order of the bytes.
+    """
 
     fields: dict[int, list]
 
     def number(self, field: int, default: int = 0) -> int:
+        """The field as an integer. As in all protobufs the last value counts; where none is
+        written, `default` does.
+        """
         value = self.fields.get(field, [default])[-1]
         return value if isinstance(value, int) else default
 
     def text(self, field: int) -> str:
+        """The field as text, "" where it is not written."""
         value = self.fields.get(field, [b""])[-1]
         return value.decode(errors="replace") if isinstance(value, bytes) else ""
 
     def numbers(self, field: int) -> list[int]:
-        """A repeated integer, packed or not."""
+        """The values of a repeated integer, packed into one value or not."""
         found: list[int] = []
         for value in self.fields.get(field, []):
             if isinstance(value, int):
@@ -36,16 +44,22 @@ class Message:
         return found
 
     def messages(self, field: int) -> "Iterator[Message]":
+        """The values of a repeated message. Raises ValueError if the bytes are none."""
         for value in self.fields.get(field, []):
             if not isinstance(value, bytes):
                 raise ValueError(f"field {field} is a number, and not a message")
             yield read(value)
 
     def message(self, field: int) -> "Message":
+        """The field's first message, an empty one where it is not written."""
         return next(iter(self.messages(field)), Message({}))
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Returns the integer that begins at byte `at`, and where the next field begins.
+
+    Each byte holds seven bits, the lowest first; its highest bit says whether another one follows.
+    """
     value = shift = 0
     while True:
         if at >= len(data) or shift > 63:
@@ -64,6 +78,8 @@ def read(data: bytes) -> Message:
     while at < len(data):
         key, at = _varint(data, at)
         field, wire = key >> 3, key & 7
+        # Wire types: 0 is an integer, 2 begins with its length, 1 and 5 have 8 and 4 bytes.
+        # proto3, of which XLA's messages are, has no others.
         if wire == 0:
             value, at = _varint(data, at)
         elif wire in (1, 2, 5):

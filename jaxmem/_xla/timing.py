@@ -13,12 +13,11 @@ from jaxmem._jax.job import Job
 
 
 def measure_all(jobs: Sequence[Job]) -> list[Timing]:
-    """The time of each job: the least of several runs, since what others on the machine add only
-    ever adds.
+    """Times each job by the least of several runs: other work on the machine only adds time.
 
-    The spread says how far the median of a job's runs lies above the least, and is the median of
-    all jobs': others may disturb every run of one job alike, so that it alone tells nothing, and
-    the many of the same minute tell whether the machine was busy.
+    A job's spread is how far the median of its runs lies above the least. Every job is given the
+    median of all jobs' spreads: other work may slow all runs of one job alike, which its own spread
+    does not show, but the many jobs of the same minute show whether the machine was busy.
     """
     rounds = [measure(job) for job in jobs]
     spread = statistics.median(statistics.median(r) / min(r) - 1 for r in rounds) if jobs else 0.0
@@ -26,10 +25,13 @@ def measure_all(jobs: Sequence[Job]) -> list[Timing]:
 
 
 def measure(job: Job, least_seconds: float = 0.02) -> list[float]:
-    """Seconds of each of at least 7 runs of a job, the first after one that is not counted."""
+    """Returns the seconds of each run of a job, after one run that is not counted.
+
+    There are 7 runs, and more until they add up to `least_seconds`, but at most 50.
+    """
     arguments = [_sample(a) for a in job.avals]
     run = jax.jit(job.function).lower(*job.specs).compile()
-    jax.block_until_ready(run(*arguments))
+    jax.block_until_ready(run(*arguments))  # the run that is not counted
     rounds: list[float] = []
     while len(rounds) < 7 or (sum(rounds) < least_seconds and len(rounds) < 50):
         start = time.perf_counter()
@@ -39,13 +41,20 @@ def measure(job: Job, least_seconds: float = 0.02) -> list[float]:
 
 
 def _sample(aval):
-    """An array of ordinary numbers: timing must not meet denormals, and a random key must be a
-    key.
+    """Returns an array of ordinary numbers for `aval`: denormals would slow arithmetic down, and a
+    random key must be a key.
     """
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        key = jax.random.key(0, impl=str(jax.random.key_impl(jax.random.key(0))))
-        return jnp.broadcast_to(key, aval.shape)
+        return jnp.broadcast_to(jax.random.key(0, impl=_key_impl(aval)), aval.shape)
     if jnp.issubdtype(aval.dtype, jnp.inexact):
         values = np.random.default_rng(0).standard_normal(aval.shape, np.float32)
         return jnp.asarray(values).astype(aval.dtype)
     return jnp.zeros(aval.shape, aval.dtype)
+
+
+def _key_impl(aval):
+    """The generator of a key's dtype. JAX tells it of arrays alone, so a tracer is asked."""
+    found = []
+    spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), spec)
+    return found[0]

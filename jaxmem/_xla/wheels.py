@@ -17,14 +17,18 @@ def require_wheels(target: str) -> None:
     got = ", ".join(
         f"{name} {version or 'missing'}" for name, version in found.items() if version != wanted
     )
-    command = install_command(*(f"{name}=={wanted}" for name in PLUGIN_WHEELS))
     raise TargetError(
         f"`target` {target!r} is compiled for by XLA's CUDA plugin, which must be of jax's own"
-        " version, "
-        f"{wanted}; got {got}. Install it (no GPU and no driver are needed): {command}, "
-        "or pip install 'jaxmem[deviceless]'"
+        f" version, {wanted}; got {got}. Install it (no GPU and no driver are needed):"
+        f" {plugin_command()}, or pip install 'jaxmem[deviceless]'"
     )
 
 
+def plugin_command() -> str:
+    """What installs the CUDA plugin of jax's own version."""
+    return install_command(*(f"{name}=={installed('jax')}" for name in PLUGIN_WHEELS))
+
+
 def install_command(*wheels: str) -> str:
+    """The command that installs these wheels, and nothing that they depend on."""
     return f"pip install --no-deps {' '.join(wheels)}"

@@ -6,10 +6,11 @@ import json
 import struct
 from typing import IO
 
-_LENGTH = struct.Struct(">Q")
+_LENGTH = struct.Struct(">Q")  # of the header: 8 bytes, the highest first
 
 
 def write_message(stream: IO[bytes], header: dict, payload: bytes = b"") -> None:
+    """Writes one message. `header` is JSON's kind of data, without a key "payload"."""
     head = json.dumps(header | {"payload": len(payload)}).encode()
     stream.write(_LENGTH.pack(len(head)) + head)
     stream.write(payload)
@@ -17,7 +18,7 @@ def write_message(stream: IO[bytes], header: dict, payload: bytes = b"") -> None
 
 
 def read_message(stream: IO[bytes]) -> tuple[dict, bytes] | None:
-    """The next message, or None where the stream has ended, be it within a message."""
+    """Returns the next message, or None where the stream has ended, be it within a message."""
     if (length := _exactly(stream, _LENGTH.size)) is None:
         return None
     if (head := _exactly(stream, _LENGTH.unpack(length)[0])) is None:
@@ -28,5 +29,6 @@ def read_message(stream: IO[bytes]) -> tuple[dict, bytes] | None:
 
 
 def _exactly(stream: IO[bytes], size: int) -> bytes | None:
+    """Returns the next `size` bytes, or None if the stream ends before."""
     found = stream.read(size)
     return found if len(found) == size else None

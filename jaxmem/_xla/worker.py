@@ -22,12 +22,14 @@ from jaxmem._xla.buffers import peak
 from jaxmem._xla.compiled import compile_dumped, read_compiled
 from jaxmem._xla.wire import read_message, write_message
 
+# The first makes XLA write its estimates into the program's text. The second keeps it from Triton
+# products, whose estimates mean nothing before they are tuned.
 COST_OPTIONS = {"xla_gpu_collect_cost_model_stats": True, "xla_gpu_enable_triton_gemm": False}
 
 
 def deviceless_devices(config: str, count: int) -> list[Any]:
-    """`count` devices of one host, of the kind that `config` describes (a `GpuTargetConfigProto` in
-    text form).
+    """Returns `count` devices of one host, of the kind that `config` describes (a
+    `GpuTargetConfigProto` in text form).
     """
     topology = topologies.get_topology_desc(
         platform="cuda", topology_name="cuda", topology=f"1x1x{count}", target_config=config
@@ -36,10 +38,10 @@ def deviceless_devices(config: str, count: int) -> list[Any]:
 
 
 def deviceless_mesh(devices: list[Any], exported: jax.export.Exported) -> Mesh:
-    """The mesh that `exported` was sharded over, made of `devices`; one device where it is not
-    sharded.
+    """Returns the mesh that `exported` was sharded over, made of `devices`; a mesh of one device
+    where it was not sharded.
     """
-    no_mesh: Any = None
+    no_mesh: Any = None  # shardings then keep the mesh that they were exported with
     named = [s for s in exported.in_shardings_jax(no_mesh) if isinstance(s, NamedSharding)]
     if not named:
         return Mesh(np.array(devices[:1]), ("data",))
@@ -50,8 +52,13 @@ def deviceless_mesh(devices: list[Any], exported: jax.export.Exported) -> Mesh:
 
 
 def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) -> dict[str, Any]:
-    """The answer: what was read from the compiled step, and where `header` asks for it what its
-    buffers hold.
+    """Compiles a step, and returns the answer to a request.
+
+    devices: those of the target.
+    exported_bytes: the step, as `export_flat` made it.
+    header: the request, as `Compiler` writes it; see `Compiler.submit` for its options.
+
+    The answer holds the fields of `Compiled`, and those of `Peak` where `header` asks to explain.
     """
     exported = jax.export.deserialize(bytearray(exported_bytes))
     if exported.nr_devices not in (1, len(devices)):
@@ -73,7 +80,7 @@ def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) ->
             compiler_options=(COST_OPTIONS | options if cost else options) or None
         )
     except jax.errors.JaxRuntimeError as error:
-        # XLA has no table of rates for this device
+        # XLA has no table of rates for this device: it compiles without estimates.
         if not (cost and "Cannot find key" in str(error)):
             raise
         cost, compiled = False, lowered.compile(compiler_options=options or None)
@@ -82,6 +89,7 @@ def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) ->
 
 
 def _arguments(exported: jax.export.Exported, mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
+    """The step's arguments on `mesh`; those without a sharding are whole on every device."""
     replicated = NamedSharding(mesh, PartitionSpec())
     shardings = [s or replicated for s in exported.in_shardings_jax(mesh)]
     return [
@@ -91,18 +99,22 @@ def _arguments(exported: jax.export.Exported, mesh: Mesh) -> list[jax.ShapeDtype
 
 
 def main() -> None:
+    """Answers requests until the parent closes the pipe."""
+    # Answers go to a copy of stdout, and stdout itself becomes stderr: whatever a library prints
+    # must not end up among the answers.
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever prints must not end up among the answers
+    os.dup2(2, 1)
     requests: queue.Queue = queue.Queue()
+    # A thread of its own reads stdin, so that the parent's end is noticed during a compile too.
     threading.Thread(target=_listen, args=(requests,), daemon=True).start()
     devices: list[Any] = []
     while True:
         header, payload = requests.get()
         try:
-            if not devices:
+            if not devices:  # all requests of one process are for one target
                 devices = deviceless_devices(header["target_config"], header["devices"])
             answer = compile_exported(devices, payload, header)
-        except Exception as error:
+        except Exception as error:  # it fails this step, and the process goes on with the next
             answer = {"error": f"{type(error).__name__}: {error}"}
         write_message(answers, answer)
 

@@ -1,5 +1,5 @@
-"""Packing and quantization of arrays: GPU kernels where a program runs on CUDA, and their
-references in jax.numpy elsewhere.
+"""Packs and quantizes arrays: by GPU kernels where a program runs on CUDA, and by their references
+in jax.numpy elsewhere.
 """
 
 from jaxmem_kernels.capability import abstract_devices as abstract_devices

@@ -1,5 +1,5 @@
-"""jax-triton, imported when a CUDA program first asks for a kernel; 0.3 and 0.4 spell a call
-differently.
+"""Calls jax-triton, whose versions 0.3 and 0.4 spell a call differently. It is imported when a CUDA
+program first asks for a kernel.
 """
 
 import functools
@@ -16,7 +16,7 @@ _FALLBACK = (
 
 @functools.cache
 def is_there() -> bool:
-    """Whether jax-triton and Triton can be imported; if not, warns, once."""
+    """Whether jax-triton and Triton can be imported; if not, warns, and by its cache only once."""
     try:
         importlib.import_module("triton")
         importlib.import_module("jax_triton")
@@ -27,10 +27,17 @@ def is_there() -> bool:
 
 
 def call(kernel, arrays, results, grid, capability: int, warps: int, **constants) -> tuple:
-    """Runs a Triton kernel over `arrays`: pointers to them and to its `results` (shapes and
-    dtypes), then `constants`.
+    """Runs a Triton kernel, and returns its results.
 
-    Products and sums are not contracted: what a kernel computes is its reference's to the last bit.
+    kernel: takes pointers to `arrays` and to its results, in this order, then `constants`.
+    arrays: what it reads; Python numbers are passed by value.
+    results: shapes and dtypes of what it writes.
+    grid: how many programs run along each axis.
+    capability: the GPU's compute capability, such as 90.
+    warps: how many warps of 32 threads a program has.
+    constants: what the kernel is compiled for, by name.
+
+    Products and sums are not contracted, so that a kernel equals its reference to the last bit.
     """
     jax_triton: Any = importlib.import_module("jax_triton")
     if "out_type" in inspect.signature(jax_triton.triton_call).parameters:

@@ -1,5 +1,5 @@
-"""One bit a value: eight contiguous parts of a group share its bytes. Shapes are those of
-`layout`.
+"""Packs tensors of two values, one bit a value: eight contiguous parts of a group share its bytes.
+Shapes are those of `layout`, with eight parts.
 """
 
 import functools
@@ -13,8 +13,8 @@ from jaxmem_kernels.layout import blocks, unblocked
 
 
 def pack_bits(x, zero, *, group: int):
-    """Whether each of `x` (*lead, W) differs from the scalar `zero`: uint8 (*lead, K, H), part i in
-    bit i.
+    """Packs whether each value of `x` (*lead, W) differs from the scalar `zero`, as uint8
+    (*lead, K, H): part i of a group is in bit i of its bytes.
     """
     checks.group("pack_bits", group, 8)
     b = blocks(x != zero, group, 8)
@@ -22,7 +22,13 @@ def pack_bits(x, zero, *, group: int):
 
 
 def unpack_bits(packed, zero, one, *, width: int):
-    """(*lead, W) of the scalars `zero` and `one`, by the bits that `pack_bits` made."""
+    """Returns (*lead, W) values, the scalar `one` where `pack_bits` set a bit and `zero` elsewhere.
+
+    packed: uint8 (*lead, K, H).
+    zero, one: scalars of the result's dtype.
+    width: W, how many values a row has.
+    """
     checks.packed("unpack_bits", packed, width, 8)
+    # (*lead, K, 8, H): bit i of a byte is a value of part i.
     bits = (packed[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
     return jnp.where(unblocked(bits, width) != 0, one, zero)

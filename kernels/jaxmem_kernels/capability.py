@@ -1,4 +1,4 @@
-"""For which GPU a program is lowered, and who divides its arrays among several."""
+"""Tells for which GPU a program is lowered, and who divides its arrays among several."""
 
 import contextlib
 import contextvars
@@ -9,7 +9,12 @@ import jax
 
 
 class Wanted(NamedTuple):
-    """What a context asks of programs traced and lowered in it."""
+    """What a context asks of programs that are traced and lowered in it.
+
+    capability: the compute capability to lower for, such as 90; None means that of the device.
+    kernels: whether kernels are used; else references alone.
+    devices: whether operations ask JAX for the program's devices.
+    """
 
     capability: int | None = None
     kernels: bool = True
@@ -20,7 +25,8 @@ _ANYTHING = Wanted()
 _wanted: contextvars.ContextVar[Wanted] = contextvars.ContextVar(
     "jaxmem_kernels_wanted", default=_ANYTHING
 )
-# part of the keys of JAX's caches: what was lowered under another wish is not taken
+# It is a part of the keys of JAX's caches, so that what was lowered under another wish is not taken
+# from them.
 _key = jax.make_user_context(None)
 
 
@@ -36,19 +42,19 @@ def _wanting(**changes) -> Iterator[None]:
 
 
 def compiling_for(capability: int) -> contextlib.AbstractContextManager[None]:
-    """Lowers kernels in its body for GPUs of a compute capability, such as 90, whatever is at
-    hand.
+    """A context that lowers kernels for GPUs of a compute capability, such as 90, whatever device
+    is at hand.
     """
     return _wanting(capability=capability)
 
 
 def references() -> contextlib.AbstractContextManager[None]:
-    """Lowers references alone in its body, as where there are no kernels: to compare with."""
+    """A context that lowers references alone, as where there are no kernels: to compare with."""
     return _wanting(kernels=False)
 
 
 def abstract_devices() -> contextlib.AbstractContextManager[None]:
-    """Traces operations in its body for a mesh without devices: nothing is asked of them, and
+    """A context that traces operations for a mesh without devices: nobody asks for its devices, and
     divided arrays take references.
     """
     return _wanting(devices=False)
@@ -67,10 +73,14 @@ def wants_devices() -> bool:
 
 
 def of(ctx) -> int | None:
-    """The compute capability that a lowering's context is for, as 90; None where nobody knows."""
+    """The compute capability that a program is lowered for, such as 90; None where nobody knows.
+
+    ctx: JAX's context of a lowering rule.
+    """
     if (chosen := _wanted.get().capability) is not None:
         return chosen
     module = ctx.module_context
+    # An exported program may run anywhere. Else its own devices say it, or those at hand.
     for device in (
         ()
         if module.lowering_parameters.for_export
@@ -89,6 +99,8 @@ def is_whole(ctx) -> bool:
     `shard_map` has divided them.
     """
     axes = ctx.module_context.axis_context
+    # Within `shard_map` the context has a mesh, of which XLA divides the axes that are not manual.
+    # Elsewhere the number of devices says it.
     if (mesh := getattr(axes, "mesh", None)) is not None:
         return all(n == 1 for name, n in mesh.shape.items() if name not in axes.manual_axes)
     return getattr(axes, "num_devices", None) == 1

@@ -1,5 +1,7 @@
-"""What operations cannot take, said before XLA or Triton would: what was got, what is expected,
-what to use instead.
+"""Refuses what operations cannot take before XLA or Triton would, and says what was got, what is
+expected and what to use instead.
+
+`op` is the operation's name, for the message; `parts` is how many values share a byte.
 """
 
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ FLOATS = ("bfloat16", "float16", "float32", "float64")
 
 
 def tensor(op: str, x) -> None:
-    """Raises TypeError or ValueError unless `x` is floating, with an axis for groups."""
+    """Raises TypeError unless `x` is floating, ValueError unless it has an axis for groups."""
     if x.dtype.name not in FLOATS:
         raise TypeError(
             f"{op}: `x` is {x.dtype.name} {tuple(x.shape)}; expected one of {', '.join(FLOATS)}:"
@@ -24,7 +26,7 @@ def tensor(op: str, x) -> None:
 
 
 def group(op: str, size: int, parts: int) -> None:
-    """Raises ValueError unless a group is of so many equal parts."""
+    """Raises ValueError unless a group of `size` values has so many equal parts."""
     if isinstance(size, bool) or not isinstance(size, int) or size < parts or size % parts:
         raise ValueError(
             f"{op}: `group` is {size!r}; expected a multiple of {parts}, whose parts share bytes"
@@ -38,7 +40,7 @@ def scale(op: str, dtype) -> None:
 
 
 def packed(op: str, codes, width: int, parts: int) -> None:
-    """Raises ValueError unless `codes` are those of rows of `width` values."""
+    """Raises ValueError unless `codes` are uint8 (*lead, K, H), those of rows of `width` values."""
     if codes.ndim < 2 or codes.dtype != jnp.uint8:
         raise ValueError(
             f"{op}: `packed` is {codes.dtype.name} {tuple(codes.shape)}; expected uint8 (...,"
@@ -54,7 +56,7 @@ def packed(op: str, codes, width: int, parts: int) -> None:
 
 
 def channels(op: str, name: str, count: int, width: int) -> None:
-    """Raises ValueError unless rows of `width` values are of whole sets of `count` channels."""
+    """Raises ValueError unless rows of `width` values are whole sets of `count` channels."""
     if not count or width % count:
         raise ValueError(
             f"{op}: `{name}` is of {count} channels, and rows are of {width} values; expected as"

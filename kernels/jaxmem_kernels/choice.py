@@ -1,4 +1,8 @@
-"""Which arrays a kernel takes; the rest goes to the reference, as XLA compiles it."""
+"""Says which arrays each kernel takes; all others go to the reference, as XLA compiles it.
+
+Each public function here is the `takes` of a `dispatch.Kernel`: it is asked with the shapes and
+dtypes of an operation's arrays, and with its parameters.
+"""
 
 import math
 
@@ -6,16 +10,17 @@ import jax.numpy as jnp
 
 FLOATS = ("bfloat16", "float16", "float32")
 INTEGERS = "int8", "uint8", "int16", "uint16", "int32", "uint32"
-# a thread has 16 bytes of neighbours, a program a few thousand values
+# 16 to 8192 values: a thread has 16 bytes of neighbours, a program a few thousand values.
 GROUPS = tuple(2**i for i in range(4, 14))
 # A launch takes a few microseconds, in which memory moves this much; and XLA fuses a reference with
 # what is around it.
 LEAST_SIZE = 2**16
-MOST_SLOTS = 255
+MOST_SLOTS = 255  # a slot's number is a byte in the kernel, and 0 stands for none
 
 
 def _takes(shape, group: int, dtype, dtypes=FLOATS) -> bool:
-    """Rows of whole groups; or a flat tensor, of which the last may lack values."""
+    """Whether these are rows of whole groups, or a flat tensor whose last group may be short."""
+    # A dimension is no int where a program is exported for any batch.
     if (
         not all(isinstance(n, int) for n in shape)
         or math.prod(shape) < LEAST_SIZE
@@ -30,11 +35,14 @@ def encodes(x, *_, group: int, **__) -> bool:
 
 
 def decodes(codes, *_, width: int, dtype: str) -> bool:
+    # A group's codes are half as many bytes as it has values.
     return _takes((*codes.shape[:-2], width), 2 * codes.shape[-1], dtype)
 
 
 def encodes_by(x, channels, *, group: int, **__) -> bool:
-    """With one of `channels` (scales, or marks) for each value of a row of whole groups."""
+    """As `encodes`, and `channels` (scales, or marks) has one for each value of a row of whole
+    groups.
+    """
     return encodes(x, group=group) and channels.shape == x.shape[-1:] and x.shape[-1] % group == 0
 
 
@@ -56,5 +64,7 @@ def packs(x, _, *, group: int) -> bool:
 
 
 def never(*_, **__) -> bool:
-    """A mask is unpacked where it is used: XLA's fusion reads a bit a value, and writes none."""
+    """Takes no array: a mask is unpacked where it is used, since XLA's fusion then reads a bit a
+    value and writes no unpacked mask.
+    """
     return False

@@ -1,10 +1,10 @@
-"""An operation of arrays with a reference in jax.numpy and a GPU kernel, chosen where a program is
-lowered.
+"""Makes operations that have a reference in jax.numpy and a GPU kernel. Which of the two runs is
+chosen where a program is lowered.
 
 Each operation is a primitive. For CUDA it lowers to its kernel where that takes these arrays, else
-to its reference; on every other platform to its reference. Its derivative and its type are the
-reference's. Under `vmap` a mapped `x` is one with another leading axis. Where XLA partitions a
-program, each device runs the kernel on its own part (`partition`).
+to its reference; on every other platform it lowers to its reference. Its derivative and its type
+are the reference's. Under `vmap` a mapped `x` is one with another leading axis. Where XLA
+partitions a program, each device runs the kernel on its own part (`partition`).
 """
 
 import functools
@@ -21,9 +21,13 @@ from jaxmem_kernels.partition import Rule, needs_devices, partitioned
 
 
 class Kernel(NamedTuple):
-    """What a GPU runs. `launch(capability, *arrays, **params)` is the reference's results;
-    `takes(*avals, **params)` whether it can, and should; `rule(*avals, **params)` how its arrays
-    are divided. `shared`: the operands without leading axes."""
+    """What a GPU runs in place of a reference.
+
+    launch: `launch(capability, *arrays, **params)` returns a tuple of the reference's results.
+    takes: `takes(*avals, **params)` says whether the kernel can run on them, and is worth it.
+    rule: `rule(*avals, **params)` says how the arrays are divided among devices.
+    shared: the indices of the operands without leading axes, which `vmap` must not map.
+    """
 
     launch: Callable[..., tuple]
     takes: Callable[..., bool]
@@ -32,16 +36,22 @@ class Kernel(NamedTuple):
 
 
 def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., Any]:
-    """`reference(*arrays, **params)` as an operation of the same name, arguments and results.
-    `params` are hashable.
+    """Returns `reference(*arrays, **params)` as an operation of the same name, arguments and
+    results. `params` are hashable.
+
+    The primitive has a parameter beside those: `divided` is `partition.needs_devices()`, or None
+    where no GPUs can divide the program. It is there to be found by JAX, and nobody reads it.
     """
     primitive = Primitive(f"jaxmem_{reference.__name__}")
     primitive.multiple_results = True
 
+    # The reference, as a tuple whatever it returns.
     def results(*arrays, divided=None, **params) -> tuple:
         found = reference(*arrays, **params)
         return found if isinstance(found, tuple) else (found,)
 
+    # The reference's trace says the types of results. They hold shardings, and so depend on the
+    # mesh too.
     @functools.cache
     def typed(avals, params, mesh):
         return list(jax.make_jaxpr(functools.partial(results, **dict(params)))(*avals).out_avals)
@@ -50,6 +60,8 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
     def compiled(params):
         return jax.jit(lambda *arrays: primitive.bind(*arrays, **dict(params)))
 
+    # The values are the operation's own, the tangents those of the reference. Codes are integers,
+    # whose tangents JAX wants as symbolic zeros.
     def derivative(primals, tangents, **params):
         tangents = tuple(map(ad.instantiate_zeros, tangents))
         found = primitive.bind(*primals, **params)
@@ -59,6 +71,8 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
         )
         return found, list(map(none, found, moved))
 
+    # The same operation again where `vmap` maps exactly the operands with leading axes; else, such
+    # as where each example has scales of its own, the mapped reference.
     def mapped(arrays, dims, **params):
         if all((d is None) == (i in kernel.shared) for i, d in enumerate(dims)):
             front = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(arrays, dims)]
@@ -67,6 +81,9 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
             found = jax.vmap(functools.partial(results, **params), dims)(*arrays)
         return found, [0] * len(found)
 
+    # A kernel is launched where the GPU is known, where the arrays are whole or XLA asks how to
+    # divide them (to a partitioner that does not ask, a kernel is opaque), where the kernel takes
+    # them, and where Triton is there.
     def on_cuda(ctx, *arrays, divided, **params):
         at, whole = capability.of(ctx), capability.is_whole(ctx)
         possible = (
@@ -83,6 +100,7 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
             )
         return mlir.lower_fun(launch, multiple_results=True)(ctx, *arrays)
 
+    # Outside of any trace an operation is compiled by itself.
     def now(*arrays, **params):
         with jax.disable_jit(False):  # where jit is disabled, it would call itself
             return compiled(hashable(params))(*arrays)

@@ -1,5 +1,8 @@
-"""Each kernel's grid, results and constants. Triton's own files are imported when a kernel is first
-launched.
+"""Launches kernels: for each its grid, the shapes of its results and its constants. Triton's own
+files are imported when a kernel is first launched.
+
+Each public function is the `launch` of the operation of its name: it takes the GPU's compute
+capability, then that operation's arrays and parameters.
 """
 
 import importlib
@@ -9,7 +12,8 @@ import jax.numpy as jnp
 
 from jaxmem_kernels import adapter
 
-# values of a program, and its warps: 32 values to a thread, loaded 16 bytes at a time
+# Values that a program takes, and its warps of 32 threads: 32 values to a thread, loaded 16 bytes
+# at a time.
 TILE, WARPS = (
     4096,
     4,
@@ -78,6 +82,7 @@ def dequantize_offset(capability, codes, scales, offsets, *, width, dtype):
 
 def dequantize_with(capability, codes, scales, values, slots, *, width, dtype):
     room = values.shape[-1]
+    # The kernel reads slots as bytes, one more than their number: 0 stands for none.
     which = jnp.where(slots < room, slots + 1, 0).astype(jnp.uint8)
     return _decode(
         "decode_with",
@@ -120,6 +125,7 @@ def _int4(name, capability, arrays, results, group, **constants):
 
 
 def _decode(name, capability, arrays, width, dtype, **constants):
+    # A group's codes are half as many bytes as it has values.
     x, limit = _rows(arrays[0], 2, width, dtype), float(jnp.finfo(dtype).max)
     return _int4(
         name, capability, (*arrays, x.size), (x,), 2 * arrays[0].shape[-1], LIMIT=limit, **constants
@@ -127,8 +133,16 @@ def _decode(name, capability, arrays, width, dtype, **constants):
 
 
 def _run(file, name, capability, arrays, results, group, **constants):
+    """Runs kernel `name` of `file`.
+
+    arrays: what it reads, and among them as an int how many values the tensor has.
+    results: shapes and dtypes of what it writes.
+    group: values of a group, which the kernel gets as G, beside R, the rows of its tile.
+    constants: others that it is compiled for.
+    """
     kernel = getattr(importlib.import_module(f"jaxmem_kernels.{file}"), name)
     (size,) = (a for a in arrays if isinstance(a, int))
+    # Rows of a program's tile are groups; with scales by channel they are those of the tensor.
     rows = max(1, TILE // group)
     if file == "triton_bits":  # a thread's 16 bytes are as many bools
         rows *= 4
@@ -137,6 +151,7 @@ def _run(file, name, capability, arrays, results, group, **constants):
         grid = (-(-size // constants["W"] // rows) * (constants["W"] // group),)
     else:
         grid = (-(-size // group // rows),)
+    # A group of more than TILE values is a program's alone, and takes more warps.
     warps = max(WARPS, group * WARPS // TILE)
     return adapter.call(
         kernel, arrays, results, grid, capability, warps, G=group, R=rows, **constants
@@ -157,8 +172,8 @@ def _scales(x, group, scale):
 
 
 def _rows(codes, parts, width, dtype):
-    """What is decoded: rows of whole groups, as many as there are here (a device may have a part of
-    them), or of `width`.
+    """The shape and dtype of what is decoded: rows of all the groups that lie here, since a device
+    may have a part of them, or rows of `width` where the last group is short.
     """
     *lead, groups, packed = codes.shape
     whole = groups * parts * packed
@@ -168,6 +183,7 @@ def _rows(codes, parts, width, dtype):
 
 
 def _ragged(shape, group) -> bool:
+    """Whether a row's last group is short."""
     return shape[-1] % group != 0
 
 

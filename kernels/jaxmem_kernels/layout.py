@@ -1,4 +1,4 @@
-"""Arrays as groups of contiguous parts: the parts of a group share its bytes when packed.
+"""Shapes arrays as groups of contiguous parts: the parts of a group share its bytes when packed.
 
 Groups lie along the last axis, and the others stay as they are, so that a sharded array's codes are
 sharded alike. Parts and not neighbours share a byte: strided packing (`q[::2]`) costs XLA a slow
@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 
 def folded(shape: tuple[int, ...], group: int) -> tuple[int, ...]:
-    """`shape` with no more of its last axes merged than groups of `group` need to divide them; flat
-    if none do.
+    """Returns `shape` with its last axes merged, as few of them as make rows of whole groups; flat
+    if no number of them does.
     """
     for axis in range(len(shape) - 1, 0, -1):
         if shape[axis] and (width := math.prod(shape[axis:])) % group == 0:
@@ -23,14 +23,16 @@ def folded(shape: tuple[int, ...], group: int) -> tuple[int, ...]:
 
 
 def fitted(width: int, group: int, parts: int) -> int:
-    """`group`, or where a row of `width` has fewer values the least multiple of `parts` that holds
-    them.
+    """Returns the size of the groups of rows of `width` values: `group`, or where a row is shorter
+    the least multiple of `parts` that holds it.
     """
     return min(group, -(-max(width, 1) // parts) * parts)
 
 
 def blocks(x, group: int, parts: int):
-    """`x` (*lead, W) as (*lead, K, parts, H); what the last group lacks repeats the last value."""
+    """Returns `x` (*lead, W) as (*lead, K, parts, H). The last group is filled up with the last
+    value, which changes neither its greatest nor its least.
+    """
     width = x.shape[-1]
     count = -(-width // group)
     if missing := count * group - width:

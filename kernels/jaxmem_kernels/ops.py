@@ -1,5 +1,8 @@
-"""The operations that codecs are made of: each its reference, the kernel, what that takes, and how
-its arrays are divided.
+"""Defines the operations that codecs are made of: for each its reference, its kernel, what the
+kernel takes, and how its arrays are divided.
+
+Names of axes in rules: a0, a1, … are the leading axes, k the groups of a row, h the bytes of a
+group, s the slots of exact channels. `GROUPED` is a row's axis of values, k groups of g.
 """
 
 from jaxmem_kernels import bits, choice, int4, launch
@@ -8,11 +11,14 @@ from jaxmem_kernels.partition import GROUPED, Axes, Rule
 
 
 def _encoding(scales: int, channels: bool = False):
-    """The rule of an encoder: codes and sets of scales of rows of groups; of a flat tensor whose
-    last group is short.
+    """Makes the rule of an encoder.
+
+    scales: how many sets of scales or offsets it returns beside the codes.
+    channels: whether it takes something for each value of a row, beside `x`.
     """
 
     def rule(x, *_, group: int, **__) -> Rule:
+        # `* channels` leaves the operand out where the flag is False.
         lead, operands = _lead(x.ndim - 1), ((GROUPED,),) * channels
         results = ((*lead, "k", "h"), *((*lead, "k"),) * scales)
         return _rule(((*lead, GROUPED), *operands), results, x.shape[-1], group)
@@ -21,8 +27,8 @@ def _encoding(scales: int, channels: bool = False):
 
 
 def _decoding(*others: Axes):
-    """The rule of a decoder of codes and `others`, given by their last axes: all but channels have
-    the rows' others too.
+    """Makes the rule of a decoder of codes and `others`, which are given by their last axes. All
+    but those of channels (`GROUPED`) have the leading axes too.
     """
 
     def rule(codes, *_, width: int, dtype: str) -> Rule:
@@ -44,6 +50,9 @@ def _unpacking(packed, *_, width: int) -> Rule:
 
 
 def _rule(operands: tuple[Axes, ...], results: tuple[Axes, ...], width: int, group: int) -> Rule:
+    """The rule for rows of `width` values in groups of `group`. Bytes of one group and slots are
+    never divided, nor are rows whose last group is short.
+    """
     named = {name for axes in (*operands, *results) for name in axes}
     rule = Rule(operands, results, frozenset({"h", "s"} & named), width // group, group)
     return rule.with_whole_rows() if width % group else rule
@@ -53,6 +62,8 @@ def _lead(rank: int) -> Axes:
     return tuple(f"a{i}" for i in range(rank))
 
 
+# Each line: the reference, then the kernel's launch, what it takes, and its rule. `shared` are the
+# operands that all rows have in common: scales, marks and slots of channels, and scalars.
 quantize = operation(int4.quantize, Kernel(launch.quantize, choice.encodes, _encoding(1)))
 quantize_offset = operation(
     int4.quantize_offset, Kernel(launch.quantize_offset, choice.encodes, _encoding(2))

@@ -1,5 +1,5 @@
-"""How XLA's partitioner divides a kernel's arrays: every device runs it on its own part, and
-nothing is gathered for it.
+"""Tells XLA's partitioner how to divide a kernel's arrays: every device runs the kernel on its own
+part, and nothing is gathered for it.
 """
 
 import functools
@@ -17,10 +17,14 @@ Axes = tuple[str, ...]
 
 
 class Rule(NamedTuple):
-    """The axes of operands and of results, by name: those named alike are divided alike. `whole`
-    are not divided.
+    """How arrays may be divided: axes of the same name are divided alike. Its text is the sharding
+    rule that JAX reads, such as "a0 (k g) -> a0 k h, a0 k".
 
-    `groups` of `group` values each make a row.
+    operands: the names of each operand's axes.
+    results: the names of each result's axes.
+    whole: the axes that are not divided.
+    groups: how many groups a row has.
+    group: how many values a group has.
     """
 
     operands: tuple[Axes, ...]
@@ -42,7 +46,7 @@ class Rule(NamedTuple):
         return list(found)
 
     def with_whole_rows(self) -> "Rule":
-        """The same, with no row divided."""
+        """The same rule with no row divided: a row's values are then one axis, n."""
         rename = lambda arrays: tuple(
             tuple("n" if a == GROUPED else a for a in axes) for axes in arrays
         )
@@ -58,20 +62,25 @@ class Rule(NamedTuple):
 def partitioned(
     function: Callable[..., tuple], rule: Rule, mesh_sizes: Iterable[int]
 ) -> Callable[..., tuple]:
-    """`function` of arrays, divided by `rule` wherever XLA divides them over a mesh with axes of
-    `mesh_sizes`.
+    """Returns `function` as one that every device runs on its own part of the arrays, which `rule`
+    divides, wherever XLA divides them over a mesh with axes of `mesh_sizes`.
     """
     if not _divides(rule.groups, tuple(mesh_sizes)):
         rule = rule.with_whole_rows()
 
+    # JAX calls it when shardings are known; it answers what each device runs, and how the results
+    # and the operands lie.
     def partition(mesh, arguments, answers):
         axes = _divided(mesh, arguments, rule)
+        # Axes of the rule that nothing divides have no entry, and are whole on every device.
         layout = lambda names: NamedSharding(
             mesh, PartitionSpec(*(axes.get(_outer(name)) for name in names))
         )
         return mesh, function, tuple(map(layout, rule.results)), tuple(map(layout, rule.operands))
 
+    # Where XLA divides nothing, `function` itself runs on whole arrays.
     divisible = custom_partitioning(lambda *arrays: function(*arrays))
+    # JAX infers all sizes from shapes, but not that of g, which stands in a compound axis alone.
     sizes: Any = (
         {"g": rule.group}
         if any(GROUPED in axes for axes in (*rule.operands, *rule.results))
@@ -86,18 +95,21 @@ def partitioned(
 
 @functools.cache
 def needs_devices():
-    """A program that XLA's partitioner asks about, to be a parameter of whatever is lowered to one.
+    """Returns a traced program with a partitioning rule, to be a parameter of an operation.
 
-    JAX tells lowering rules its devices, and their mesh, only where it finds such a program, here
-    or within parameters.
+    JAX tells lowering rules the devices and their mesh only where a program holds such an equation,
+    be it within an equation's parameters. An operation gets its own only when it is lowered, which
+    is too late, and so carries this one.
     """
     identity = partitioned(lambda x: (x,), Rule((("n",),), (("n",),), frozenset(), 1, 1), ())
     return jax.make_jaxpr(identity)(jax.ShapeDtypeStruct((1,), "float32"))
 
 
 def _divides(groups: int, mesh_sizes: tuple[int, ...]) -> bool:
-    """Whether any mesh axes, one after the other, divide `groups` or leave them be; what fits in
-    part, XLA would split.
+    """Whether XLA can divide a row between its groups only, whichever mesh axes it takes.
+
+    In every order each axis must divide the groups that are left, or have no divisor in common with
+    them. Where only a part of an axis fits, XLA would split that axis, and divide within a group.
     """
     if groups < 2:  # JAX's rules know no group of groups of one
         return False
@@ -112,13 +124,17 @@ def _divides(groups: int, mesh_sizes: tuple[int, ...]) -> bool:
 
 
 def _divided(mesh, arguments, rule: Rule) -> dict[str, tuple]:
-    """The mesh axes that divide each axis, as the first operand says that is divided there; each
-    divides one axis.
+    """Returns the mesh axes that divide each axis of the rule, by the outer name of the axis.
+
+    The first operand that is divided there decides. A mesh axis divides one axis at most, and rows
+    only where each part has whole groups.
     """
     found: dict[str, tuple] = {}
     for argument, names in zip(arguments, rule.operands):
         for size, divided, name in zip(argument.shape, argument.sharding.spec, names):
+            # A sharding names one mesh axis, a tuple of them, or None.
             axes = divided if isinstance(divided, tuple) else (divided,) if divided else ()
+            # What the axis must be a multiple of: for a row, whole groups on every device.
             parts = math.prod(mesh.shape[axis] for axis in axes) * (
                 rule.group if name == GROUPED else 1
             )
@@ -134,4 +150,5 @@ def _divided(mesh, arguments, rule: Rule) -> dict[str, tuple]:
 
 
 def _outer(name: str) -> str:
+    """The name of the axis that is divided: of a row that is k, the groups."""
     return "k" if name == GROUPED else name

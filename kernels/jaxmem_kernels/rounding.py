@@ -1,53 +1,54 @@
-"""How a value becomes one of the sixteen codes, and how a scale becomes a number that is stored."""
+"""Rounds values to one of the sixteen codes, and scales to numbers that are stored."""
 
 import math
 
 import jax.numpy as jnp
 from jax import lax
 
-# of scales: a denormal, which may be flushed or not, is less than half of it, and its code 0
+# The least scale. Denormals, which hardware may flush or not, are less than half of it: their code
+# is 0 either way.
 LEAST = 2.0**-125
-LEAST_OFFSET = 2.0**-100  # whether or not denormals are flushed, they are nothing beside it
-# of a scale whose products with codes are exact: what is added to one is then rounded once, fused
-# or not
+# The least offset. Denormals are nothing beside it, whether or not they are flushed.
+LEAST_OFFSET = 2.0**-100
+# Binary digits of a scale whose products with codes, of three digits, are exact in float32's 24.
+# What is added to such a product is rounded once, fused or not.
 EXACT_DIGITS = 21
 
 
 def wide_dtype(dtype):
-    """What arithmetic on values of a floating `dtype` is done in: float32 at least."""
+    """The dtype in which arithmetic on values of a floating `dtype` is done: float32 at least."""
     return jnp.float64 if jnp.dtype(dtype).itemsize == 8 else jnp.float32
 
 
 def greatest(x, axes):
-    """The greatest |x| along `axes` (of none: 0), NaN where one is: among bits, NaN's are above all
-    others'.
-
-    XLA:CPU's own maximum drops some NaN.
-    """
+    """Returns the greatest |x| along `axes`, NaN where a value is NaN, 0 where there is none."""
+    # It is looked for among bits, as integers: those of numbers >= 0 are ordered as the numbers
+    # are, and those of NaN are above all others. XLA:CPU's own maximum drops some NaN.
     bits = lax.bitcast_convert_type(jnp.abs(x), jnp.uint64 if x.dtype.itemsize == 8 else jnp.uint32)
     return lax.bitcast_convert_type(jnp.max(bits, axes, initial=0), x.dtype)
 
 
 def scale_of(greatest, dtype, stochastic: bool, digits: int = 24):
-    """The scale that is stored for a greatest |x|: an eighth of it, rounded up.
+    """Returns the scale that is stored for a greatest |x|: an eighth of it, rounded up.
 
-    A seventh where rounding is stochastic, since at an eighth the greatest value would be clipped,
-    a bias. As a product, which XLA would make of the division anyhow.
+    Where rounding is stochastic it is a seventh, since at an eighth the greatest value would be
+    clipped, which is a bias. It is a product, which XLA would make of a division anyhow.
     """
     return round_up(greatest * (1 / 7 if stochastic else 1 / 8), dtype, digits)
 
 
 def round_up(scale, dtype, digits: int = 24):
-    """The least number of `dtype` (bfloat16 or float32), of so many digits, that is not below
-    `scale` (floating, >= 0).
+    """Returns the least number of `dtype` (bfloat16 or float32), of so many binary digits, that is
+    not below `scale` (floating, >= 0).
 
-    So every value lies within the levels of the scale that is stored. 0 below 2^-125; NaN where
-    `scale` or the result is not finite.
+    So every value lies within the levels of the scale that is stored. The result is 0 for a scale
+    below 2^-125, and NaN where `scale` or the result is not finite.
     """
-    mantissa = min(jnp.finfo(dtype).nmant, digits - 1)
-    # XLA drops a pair of conversions; this it must do
+    mantissa = min(jnp.finfo(dtype).nmant, digits - 1)  # the first digit is not stored
+    # XLA may drop a pair of conversions, but not this. Both dtypes have 8 exponent bits.
     nearest = lax.reduce_precision(scale, 8, mantissa)
     bits = lax.bitcast_convert_type(nearest.astype(jnp.float32), jnp.uint32)
+    # Where it was rounded down, one more in the last digit that is kept of float32's 23.
     bits = jnp.where(nearest < scale, bits + jnp.uint32(1 << (23 - mantissa)), bits)
     up = lax.bitcast_convert_type(bits, jnp.float32)
     up = jnp.where(scale < LEAST, 0.0, jnp.where(up < jnp.inf, up, jnp.nan))
@@ -55,23 +56,27 @@ def round_up(scale, dtype, digits: int = 24):
 
 
 def inverse(scale):
-    """1 / s, and 0 for a scale of zero or NaN. Values are multiplied by it: a division each would
-    cost a GPU more than the memory's speed allows."""
+    """Returns 1 / s, and 0 for a scale that is zero or NaN. Values are multiplied by it, since a
+    division for each takes a GPU longer than moving it through memory.
+    """
+    # The inner `where` keeps 1 / 0 from being computed.
     return jnp.where(scale > 0, 1 / jnp.where(scale > 0, scale, 1), 0)
 
 
 def round_stochastic(y, x):
-    """`y` in [-8, 7] to an integer next to it, float32, up with the probability of its fraction:
-    floor(y + u), to 2^-16.
+    """Rounds `y` in [-8, 7] to an integer next to it, as float32: up with the probability of its
+    fraction, by floor(y + u), to 2^-16.
 
-    u in [0, 1) is 16 bits for each of the two values of `x` (*lead, K, 2, H) that share a byte,
-    hashed from both values' own bits and the byte's index in its row: the same row gives the same
-    numbers, in a recomputation, under `vmap` and on whichever device it lies. An integer stays the
-    integer it is.
+    u in [0, 1) is 16 bits for each of the two values of `x` (*lead, K, 2, H) that share a byte.
+    They are hashed from both values' own bits and the byte's index in its row, so that the same row
+    gives the same numbers in a recomputation, under `vmap` and on whichever device it lies. An
+    integer is not changed.
     """
     bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    # (K, H), or (H,) without an axis of groups: an index for each byte of a row.
     row = (*bits.shape[-3:-2], bits.shape[-1])
     index = lax.iota(jnp.uint32, math.prod(row)).reshape(row)
+    # Multipliers of MurmurHash3, and 2^32 over the golden ratio for the index.
     h = (
         bits[..., 0, :] * jnp.uint32(0xCC9E2D51)
         + bits[..., 1, :] * jnp.uint32(0x1B873593)
@@ -80,5 +85,5 @@ def round_stochastic(y, x):
     h = (h ^ (h >> 15)) * jnp.uint32(0x85EBCA6B)
     h = h ^ (h >> 16)
     u = jnp.stack([h & 0xFFFF, h >> 16], -2).astype(jnp.float32) * 2.0**-16
-    # beside 192, sums have 16 bits after the point
+    # Sums lie in [128, 256), where float32 has 16 bits after the point: the kernel rounds alike.
     return jnp.floor(y.astype(jnp.float32) + (u + 192)) - 192

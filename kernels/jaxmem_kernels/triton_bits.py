@@ -1,4 +1,4 @@
-"""`bits` in Triton. Only `launch` imports this file."""
+"""Packs and unpacks bits in Triton, as `bits` does. Only `launch` imports this file."""
 
 import triton
 import triton.language as tl
@@ -6,19 +6,23 @@ import triton.language as tl
 
 @triton.jit
 def pack(x, zero, n, codes, G: tl.constexpr, R: tl.constexpr, RAGGED: tl.constexpr):
-    """`pack_bits`: a program takes R groups of G = 8 H values, powers of two."""
+    """`pack_bits` of n values: a program takes R groups of G = 8 H values, powers of two.
+
+    RAGGED: `x` is flat, and its last group lacks values.
+    """
     H: tl.constexpr = G // 8
-    first = tl.program_id(0).to(tl.int64) * R
+    first = tl.program_id(0).to(tl.int64) * R  # group; 64 bits, since n may pass 2^31
     r, h = tl.arange(0, R)[:, None], tl.arange(0, H)[None, :]
+    # From the program's first value on; values from there to the end.
     start, left = x + first * G, n - first * G
     nothing = tl.load(zero)
     packed = tl.zeros((R, H), tl.int32)
     if RAGGED:
-        if left < R * G:
+        if left < R * G:  # the last program: after the last value it reads that one again
             for i in tl.static_range(8):
                 value = tl.load(start + tl.minimum(r * G + i * H + h, (left - 1).to(tl.int32)))
                 packed |= (value != nothing).to(tl.int32) << i
-        else:
+        else:  # all other programs need no bounds
             for i in tl.static_range(8):
                 packed |= (tl.load(start + r * G + i * H + h) != nothing).to(tl.int32) << i
     else:
@@ -30,7 +34,7 @@ def pack(x, zero, n, codes, G: tl.constexpr, R: tl.constexpr, RAGGED: tl.constex
 
 @triton.jit
 def unpack(codes, zero, one, n, x, G: tl.constexpr, R: tl.constexpr, RAGGED: tl.constexpr):
-    """`unpack_bits`."""
+    """`unpack_bits` of n values, with the same tiles."""
     H: tl.constexpr = G // 8
     first = tl.program_id(0).to(tl.int64) * R
     r, h = tl.arange(0, R)[:, None], tl.arange(0, H)[None, :]

@@ -1,9 +1,13 @@
 """INT4 encoding and decoding in Triton: what `int4` computes, to the last bit. Only `launch`
 imports this file.
 
-A program takes R groups of G = 2 H values, powers of two: (R, H) tiles of the first halves and of
-the second. A thread so holds neighbours, which it loads, packs and stores in 16 bytes at a time,
-and few threads share a group's scale.
+A program takes R groups of G = 2 H values, powers of two: an (R, H) tile of the first halves, `low`
+in the codes' bytes, and one of the second halves, `high`. So a thread holds neighbours, which it
+loads, packs and stores in 16 bytes at a time, and few threads share a group's scale.
+
+Names that all kernels share: n is how many values the tensor has, `first` the index of a program's
+first group (64 bits, since n may pass 2^31), r and h the indices within a tile, `there` what lies
+within the tensor. Reads beyond it give 0, or in a flat tensor the last value again.
 """
 
 import triton
@@ -11,7 +15,9 @@ import triton.language as tl
 
 from jaxmem_kernels.triton_rounding import greatest_of, noise, rounded_offset, rounded_up
 
-SHIFT = tl.constexpr(12582912.0)  # 1.5 · 2^23, beside which a float has no fraction
+# 1.5 · 2^23, beside which a float has no fraction: adding it rounds to the nearest integer, which
+# is then in the sum's lowest bits.
+SHIFT = tl.constexpr(12582912.0)
 
 
 @triton.jit
@@ -26,7 +32,7 @@ def encode(
     STOCHASTIC: tl.constexpr,
     RAGGED: tl.constexpr,
 ):
-    """`quantize`; RAGGED: `x` is flat, and its last group lacks values."""
+    """`quantize`; K: groups to a row; RAGGED: `x` is flat, and its last group lacks values."""
     first = tl.program_id(0).to(tl.int64) * R
     low, high = _halves(x, n, first, G, R, RAGGED)
     _encode(
@@ -64,7 +70,7 @@ def encode_offset(
     first = tl.program_id(0).to(tl.int64) * R
     low, high = _halves(x, n, first, G, R, RAGGED)
     most, least = tl.max(tl.maximum(low, high), 1), tl.min(tl.minimum(low, high), 1)
-    finite = greatest_of(low, high) < float("inf")
+    finite = greatest_of(low, high) < float("inf")  # false for NaN too
     offset = rounded_offset(most * 0.5 + least * 0.5, offsets.dtype.element_ty == tl.bfloat16)
     offset = tl.where(finite, offset, float("nan"))
     r, o = tl.arange(0, R), offset[:, None]
@@ -72,6 +78,7 @@ def encode_offset(
         offsets + first + r, offset.to(offsets.dtype.element_ty), mask=r < tl.cdiv(n, G) - first
     )
     ends = tl.where(finite, tl.maximum(most - offset, offset - least), float("nan"))
+    # 7: three bits fewer, `rounding.EXACT_DIGITS`. The random bits come from x itself.
     _encode(low - o, high - o, low, high, ends, n, first, codes, scales, K, G, R, STOCHASTIC, 7)
 
 
@@ -87,10 +94,13 @@ def encode_without(
     R: tl.constexpr,
     STOCHASTIC: tl.constexpr,
 ):
-    """`quantize_without`; C is a multiple of G, and `taken` is of bytes."""
+    """`quantize_without`; C, how many channels there are, is a multiple of G, and `taken` is of
+    bytes.
+    """
     first = tl.program_id(0).to(tl.int64) * R
     low, high = _halves(x, n, first, G, R, False)
     r, h = tl.arange(0, R)[:, None], tl.arange(0, G // 2)[None, :]
+    # Which of a row's C / G groups it is, times G, and the value within the group's low half.
     channel = ((first % (C // G)).to(tl.int32) + r) % (C // G) * G + h
     low = tl.where(tl.load(taken + channel) != 0, 0.0, low)
     high = tl.where(tl.load(taken + channel + G // 2) != 0, 0.0, high)
@@ -119,12 +129,14 @@ def encode_by(
     """`quantize_by` with the scale of each of W channels: a program takes one group of them, of R
     rows.
     """
+    # Neighbouring programs take the column groups of the same R rows.
     row, group = (tl.program_id(0) // (W // G)).to(tl.int64) * R, tl.program_id(0) % (W // G)
     H: tl.constexpr = G // 2
     r, h = tl.arange(0, R)[:, None], tl.arange(0, H)[None, :]
     there, start = r < n // W - row, x + row * W + group * G
     low = tl.load(start + r * W + h, mask=there, other=0).to(tl.float32)
     high = tl.load(start + r * W + H + h, mask=there, other=0).to(tl.float32)
+    # One scale a column, of all rows of the tile.
     by_low = _inverse(tl.load(scales + group * G + tl.arange(0, H)).to(tl.float32))[None, :]
     by_high = _inverse(tl.load(scales + group * G + H + tl.arange(0, H)).to(tl.float32))[None, :]
     packed = _packed(low * by_low, high * by_high, low, high, group * H + h, STOCHASTIC)
@@ -177,13 +189,14 @@ def decode_with(
     R: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
-    """`dequantize_with`; C is a multiple of G, `slots` are bytes: 0 for a channel that has none of
-    S, else one more.
+    """`dequantize_with`; C, how many channels there are, is a multiple of G. `slots` are bytes: 0
+    for a channel that has none of the S slots, else its slot's number plus one.
     """
     first = tl.program_id(0).to(tl.int64) * R
     low, high = _decoded(codes, scales, n, first, G, R)
     r, h = tl.arange(0, R)[:, None], tl.arange(0, G // 2)[None, :]
     channel = ((first % (C // G)).to(tl.int32) + r) % (C // G) * G + h
+    # `values` is (tokens, S): a token's C channels are C / G groups.
     there, token = r < tl.cdiv(n, G) - first, (first + r) // (C // G)
     for_low = tl.load(slots + channel).to(tl.int32)
     for_high = tl.load(slots + channel + G // 2).to(tl.int32)
@@ -222,14 +235,14 @@ def decode_by(
 
 @triton.jit
 def _halves(x, n, first, G: tl.constexpr, R: tl.constexpr, RAGGED: tl.constexpr):
-    """(R, H) float32 of each half of the groups from `first` on; after the last of `n` values, that
-    value.
+    """Loads the groups from `first` on: (R, H) float32 of their first halves, and of their second
+    ones. Where the last group is short, the last of the `n` values is repeated.
     """
     H: tl.constexpr = G // 2
     at = tl.arange(0, R)[:, None] * G + tl.arange(0, H)[None, :]
     start, left = x + first * G, n - first * G
     if RAGGED:
-        if left < R * G:
+        if left < R * G:  # the last program; the others need no bounds
             last = (left - 1).to(tl.int32)
             low, high = (
                 tl.load(start + tl.minimum(at, last)),
@@ -263,15 +276,21 @@ def _encode(
     STOCHASTIC: tl.constexpr,
     SPARE: tl.constexpr,
 ):
-    """Stores the codes of y, whose greatest absolute values are given, and its scales. K: groups to
-    a row; SPARE: bits that float32 scales go without.
+    """Stores the codes and the scales of y, an (R, H) tile of each half.
+
+    low, high: the values themselves, which random bits are hashed from.
+    greatest: (R,), the greatest |y| of each group.
+    K: groups to a row.
+    SPARE: a mask of the lowest bits that float32 scales go without.
     """
     H: tl.constexpr = G // 2
+    # bfloat16 has the upper 16 of float32's bits.
     below: tl.constexpr = 0xFFFF if scales.dtype.element_ty == tl.bfloat16 else SPARE
     s = rounded_up(greatest, 1 / 7 if STOCHASTIC else 1 / 8, below)
     by = _inverse(s)[:, None]
     r, h = tl.arange(0, R), tl.arange(0, H)
     at = r[:, None] * H + h[None, :]
+    # A byte's index in its row, as `round_stochastic` counts it.
     index = (((first % K).to(tl.int32) + r) % K)[:, None] * H + h[None, :]
     packed = _packed(y_low * by, y_high * by, low, high, index, STOCHASTIC)
     there = r < tl.cdiv(n, G) - first
@@ -281,13 +300,17 @@ def _encode(
 
 @triton.jit
 def _inverse(scale):
+    """`rounding.inverse`. Triton's `/` is approximate; `div_rn` rounds as the reference does."""
     return tl.where(scale > 0, tl.div_rn(1.0, tl.where(scale > 0, scale, 1.0)), 0.0)
 
 
 @triton.jit
 def _packed(y_low, y_high, low, high, index, STOCHASTIC: tl.constexpr):
-    """The bytes of y; SHIFT and 192 leave the integer in a sum's bits, from the lowest and from the
-    16th on.
+    """Rounds y and packs it into bytes.
+
+    Adding SHIFT leaves the integer in the sum's lowest bits. Adding 192 + u leaves its floor in the
+    bits above the 16 of the fraction. Both are multiples of 16, and so leave the four bits of a
+    code as they are.
     """
     y_low, y_high = _clipped(y_low), _clipped(y_high)
     if STOCHASTIC:
@@ -309,6 +332,7 @@ def _clipped(y):
 
 @triton.jit
 def _decoded(codes, scales, n, first, G: tl.constexpr, R: tl.constexpr):
+    """q·s of the groups from `first` on: (R, H) float32 of each half."""
     H: tl.constexpr = G // 2
     r = tl.arange(0, R)
     at, there = r[:, None] * H + tl.arange(0, H)[None, :], r < tl.cdiv(n, G) - first
@@ -321,8 +345,10 @@ def _decoded(codes, scales, n, first, G: tl.constexpr, R: tl.constexpr):
 
 @triton.jit
 def _unpacked(packed):
-    """Each nibble as float32: it becomes the lowest bits of 2^23, which no conversion is needed
-    for.
+    """Returns the codes in the low and in the high four bits as float32.
+
+    They become the lowest bits of 2^23 (0x4B000000), which takes no conversion. `^ 8` makes them
+    code + 8, and 8388616 is 2^23 + 8.
     """
     low = ((packed & 15) ^ 0x4B000008).to(tl.float32, bitcast=True) - 8388616.0
     return low, ((packed >> 4) ^ 0x4B000008).to(tl.float32, bitcast=True) - 8388616.0
@@ -330,7 +356,7 @@ def _unpacked(packed):
 
 @triton.jit
 def _limited(x, LIMIT: tl.constexpr):
-    """Within what is finite, which the greatest codes can pass, since scales were rounded up. NaN
+    """Brings x within ±LIMIT, which the greatest codes can pass, since scales were rounded up. NaN
     stays.
     """
     return tl.minimum(tl.maximum(x, -LIMIT, tl.PropagateNan.ALL), LIMIT, tl.PropagateNan.ALL)
@@ -338,6 +364,7 @@ def _limited(x, LIMIT: tl.constexpr):
 
 @triton.jit
 def _store(x, low, high, n, first, G: tl.constexpr, R: tl.constexpr, RAGGED: tl.constexpr):
+    """Stores both halves of the groups from `first` on, but nothing after the last value."""
     H: tl.constexpr = G // 2
     at = tl.arange(0, R)[:, None] * G + tl.arange(0, H)[None, :]
     start, left = x + first * G, n - first * G

@@ -73,6 +73,7 @@ def test_microbatches_and_codecs_are_the_planners(folder, capsys, monkeypatch):
     line = "plan steps:tiny --microbatches '1, 2,4'"
     line += " --codecs 'bit_mask; naive_per_token(scale=float32)' --codecs grouped_symmetric"
     assert run(f"{line} --actions Lossless --target h200") == 0
+    assert given["fresh"] is False
     assert given["microbatches"] == [1, 2, 4]
     assert given["codecs"] == [
         "bit_mask()",
@@ -81,6 +82,8 @@ def test_microbatches_and_codecs_are_the_planners(folder, capsys, monkeypatch):
     ]
     assert given["actions"] == "Lossless"
     assert given["target"] == "h200"
+    assert run("plan steps:tiny --fresh") == 0
+    assert given["fresh"] is True
 
 
 def test_a_number_of_microbatches_is_chosen_and_a_codec_used(folder, capsys):

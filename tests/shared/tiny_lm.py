@@ -19,6 +19,7 @@ def parameters(dtype=np.float64, layers=LAYERS, width=WIDTH, vocab=VOCAB):
         "embedding": make(vocab, width),  # read by both ends
         "final": make(width),  # by the head alone
         "scale": make(width),  # by what all layers share
+        "unigram": make(vocab),  # by the head alone; VOCAB is odd, so that no device has a part
     }
 
 
@@ -46,7 +47,7 @@ def block(p, x, scale, positions, key=None):
 
 
 def head(outer, x, batch):
-    logits = (x * outer["final"]) @ outer["embedding"].T
+    logits = (x * outer["final"]) @ outer["embedding"].T + outer["unigram"]
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), batch[:, 1:, None], -1).mean()
 
 
