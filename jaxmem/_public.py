@@ -14,6 +14,7 @@ from jaxmem._adama.released import released_step as released_step
 from jaxmem._adama.transform import adama as adama
 from jaxmem._adama.transform import adamaw_a as adamaw_a
 from jaxmem._adama.transform import scale_by_adama as scale_by_adama
+from jaxmem._auto.auto import auto as auto
 from jaxmem._explain.explain import explain as explain
 from jaxmem._plan.plan import Plan as Plan
 from jaxmem._planner.plan import plan as plan

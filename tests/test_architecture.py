@@ -29,6 +29,7 @@ LIBRARY = {
     "_plan": ("_codecs",),
     "_states": ("_jax",),
     "_profile": ("_jax", "_device", "_codecs", "_tags"),
+    "_auto": ("_jax", "_tags"),
     "_stack": ("_jax", "_tags", "_states"),
     "_adama": ("_jax", "_states", "_stack"),
     "_planner": ("_jax", "_device", "_xla", "_profile", "_solver", "_plan", "_states"),

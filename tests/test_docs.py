@@ -76,6 +76,15 @@ def test_the_stack_is_shown_as_it_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.jax_defaults
+def test_auto_is_shown_as_it_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = run("auto.md")
+    assert found["plan"].compiled_bytes <= found["plan"].budget_bytes < found["plan"].baseline_bytes
+    _, value = found["plan"].step(found["state"], found["tokens"])
+    assert np.isfinite(value)
+
+
+@pytest.mark.jax_defaults
 def test_adama_is_shown_as_it_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = run("adama.md")

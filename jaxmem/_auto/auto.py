@@ -1,19 +1,17 @@
 """`jaxmem.auto`: a loss whose layers become blocks, and their tensors tags, as they are found."""
 
-import dataclasses
 import functools
+import math
 from collections.abc import Callable
 
-from jaxmem._auto.block import Layer, layer_of
 from jaxmem._auto.calls import traced
-from jaxmem._auto.loops import holds_layers_within, is_loop, turn, with_body
-from jaxmem._auto.repeats import Repeat, between, part, repeats
-from jaxmem._jax.jaxpr import subjaxprs
-from jaxmem._jax.primitives import REMAT
-from jaxmem._jax.rewrite import Node, Program, equations, program_of, standing_for
-from jaxmem._tags.policy import Policy, decisions
+from jaxmem._auto.find import Finder, read
+from jaxmem._auto.graph import flops
+from jaxmem._jax.rewrite import Node, Program, place_of
+from jaxmem._tags.policy import decisions
+from jaxmem.errors import StepError
 
-LABEL = "auto"
+_SHOWN = 3  # loops
 
 
 def auto(function: Callable, plan=None) -> Callable:
@@ -22,13 +20,21 @@ def auto(function: Callable, plan=None) -> Callable:
     `jax.value_and_grad(jaxmem.auto(loss, plan))` needs no tag and no `jax.checkpoint` in the model:
     the loss is traced, its layers are found (each turn of a scan over layers, and the layers of a
     Python loop), and what is worth deciding in them is tagged. A `jax.checkpoint` of the user's own
-    is taken away where it carries no jaxmem policy, since the plan decides in its place.
+    is taken away, since the plan decides in its place; blocks under a jaxmem policy, and tags, stay
+    as they are.
 
-    function: a loss, of any arguments, results and Flax NNX modules.
-    plan: a `jaxmem.Plan` or `jaxmem.plans.Assignment`; None returns `function` as it is.
+    function: a loss, or one that returns more beside it, of arrays, modules and anything else. It
+      may change Flax NNX modules.
+    plan: a `jaxmem.Plan` or `jaxmem.plans.Assignment`; None returns `function` as it is, so that a
+      plan's step is compared with the step as the user wrote it.
 
-    Raises StepError, when it is called, if no layer is found; TagError if `plan` is no plan.
+    Raises TagError if `plan` is no plan; when the function is called, StepError if no layer is
+    found in it, with what was looked at, and TagError if the plan does not name a layer.
     """
+    if not callable(function):
+        raise StepError(
+            f"auto: `function` is {type(function).__name__}; expected the loss, a function"
+        )
     decided = decisions(plan)
     if plan is None:
         return function
@@ -36,77 +42,41 @@ def auto(function: Callable, plan=None) -> Callable:
     @functools.wraps(function)
     def rewritten(*args, **kwargs):
         call = traced(function, args, kwargs)
-        program, _ = with_blocks(_read(call.closed), decided, _Labels())
-        return call.returned(program.run(call.arrays))
+        program, finder = read(call.closed), Finder(decided)
+        # What is inside a conditional or a shard_map is searched when that is traced: as it runs.
+        results = finder.with_blocks(program).run(call.arrays)
+        if not finder.found:
+            raise _no_layers(function, program)
+        return call.returned(results)
 
     return rewritten
 
 
-@dataclasses.dataclass
-class _Labels:
-    """Names for the layers that are found, in order: "auto", "auto_2" and so on."""
-
-    layers: list[Layer] = dataclasses.field(default_factory=list)
-    count: int = 0
-
-    def next(self) -> str:
-        self.count += 1
-        return LABEL if self.count == 1 else f"{LABEL}_{self.count}"
-
-
-def with_blocks(program: Program, plan, labels: _Labels) -> tuple[Program, bool]:
-    """`program` with its layers as blocks, and whether there are any."""
-    nodes = [_loop(node, plan, labels) for node in program.nodes]
-    if any(new is not old for new, old in zip(nodes, program.nodes)):
-        return dataclasses.replace(program, nodes=tuple(nodes)), True
-    stretches = repeats(program)
-    return _unrolled(program, stretches, plan, labels), bool(stretches)
+def _no_layers(function: Callable, program: Program) -> StepError:
+    """The error, with the largest loops and why each is none over layers."""
+    name = getattr(function, "__name__", type(function).__name__)
+    loops = [n for n in program.nodes if n.primitive in ("scan", "while")]
+    largest = sorted(loops, key=_size, reverse=True)[:_SHOWN]
+    looked_at = "; ".join(f"the {n.primitive} at {place_of(n)}: {_why(n)}" for n in largest)
+    products = sum(flops(n) > 0 for n in program.nodes)
+    rest = f"of {products} matrix products outside loops, no layers of equal operations repeat"
+    return StepError(
+        f"auto: no layer was found in {name!r} ({looked_at or 'it has no loop'}; {rest}). Layers"
+        " are the turns of a jax.lax.scan, or equal ones after each other, that multiply matrices"
+        " or convolve. Give auto the loss itself, not a step that differentiates it; or wrap a"
+        " layer by hand: jax.checkpoint(layer, policy=jaxmem.remat_policy(plan))"
+    )
 
 
-def _loop(node: Node, plan, labels: _Labels) -> Node:
-    """A scan over layers with each turn a block; any other node as it is."""
-    if not is_loop(node) or _planned(node):
-        return node
-    program, activations = turn(node, _read)
-    if holds_layers_within(program):
-        inner, _ = with_blocks(program, plan, labels)
-        return with_body(node, lambda *inputs: inner.run(inputs))
-    layer = layer_of(program, activations, labels.next())
-    labels.layers.append(layer)
-    return with_body(node, layer.block(plan, prevent_cse=False))
+def _size(node: Node) -> float:
+    """FLOPs, or values where there are none: what makes a loop worth naming."""
+    values = sum(math.prod(getattr(v.aval, "shape", ())) for v in node.eqn.outvars)
+    return flops(node) or values * 1e-9
 
 
-def _unrolled(program: Program, stretches: list[Repeat], plan, labels: _Labels) -> Program:
-    """The layers of Python loops as blocks: those of one stretch share their decisions."""
-    nodes: list[Node] = []
-    done = 0
-    for stretch in stretches:
-        nodes += program.nodes[done : stretch.start]
-        label, layers = labels.next(), list(stretch.layers())
-        for (low, high), activations in zip(layers, between(program, layers)):
-            layer = layer_of(part(program, low, high), activations, label)
-            labels.layers.append(layer)
-            nodes.append(_segment(program.nodes[high - 1], layer, plan))
-            done = high
-    return dataclasses.replace(program, nodes=(*nodes, *program.nodes[done:]))
-
-
-def _segment(last: Node, layer: Layer, plan) -> Node:
-    """One node that runs a layer in the place of its nodes, of which `last` is the last."""
-    program = layer.program
-    block = layer.block(plan, prevent_cse=True)
-    outputs = tuple(v for v in program.outputs if isinstance(v, int))
-    return standing_for(last, LABEL, program.inputs, outputs, block)
-
-
-def _read(closed) -> Program:
-    return program_of(closed, _is_block)
-
-
-def _is_block(eqn) -> bool:
-    """Whether an equation is a checkpoint that carries a plan's decisions already."""
-    return eqn.primitive.name in REMAT and isinstance(eqn.params.get("policy"), Policy)
-
-
-def _planned(node: Node) -> bool:
-    return any(_is_block(eqn) for inner in subjaxprs(node.eqn) for eqn in equations(inner))
+def _why(node: Node) -> str:
+    if node.primitive == "while":
+        return "a while loop has no derivative; a fori_loop of a known number of turns is a scan"
+    if flops(node) == 0:
+        return "its turns hold no matrix product"
+    return "it has one turn" if node.eqn.params["length"] < 2 else "its blocks are planned already"

@@ -12,6 +12,7 @@ from jaxmem._auto.names import named
 from jaxmem._auto.softmax import Softmax, with_softmaxes
 from jaxmem._jax.jaxpr import flatten
 from jaxmem._jax.rewrite import Node, Program
+from jaxmem._jax.vary import axes_of, varying
 from jaxmem._tags.operations import (
     exp_tangent,
     self_tagged,
@@ -49,6 +50,33 @@ def layer_of(program: Program, activations: Sequence[int], label: str) -> Layer:
     largest = sorted(found, key=lambda c: -graph.bytes(c.value))[:MOST]
     kept = [c for c in found if c in largest]
     return Layer(label, graph.program, tuple(named(graph, kept)))
+
+
+def layers_of(
+    programs: Sequence[Program], activations: Sequence[Sequence[int]], label: str
+) -> list[Layer]:
+    """Equal layers, with the same candidates under the same names.
+
+    They are found in the second layer, which takes what it reads from a layer like itself, and are
+    at the same places in the others.
+    """
+    model = layer_of(programs[1], activations[1], label)
+    own = lambda i: layer_of(programs[i], activations[i], label)
+    return [_like(model, program) or own(i) for i, program in enumerate(programs)]
+
+
+def _like(model: Layer, program: Program) -> Layer | None:
+    """A layer with the candidates of `model`; None if its operations are not the same."""
+    folded = with_softmaxes(program)
+    operations = lambda p: [(n.primitive, len(n.outputs)) for n in p.nodes]
+    if operations(folded) != operations(model.program):
+        return None
+    if len(folded.inputs) != len(model.program.inputs):
+        return None
+    values = lambda p: [*p.inputs, *(v for n in p.nodes for v in n.outputs)]
+    here = dict(zip(values(model.program), values(folded)))
+    moved = (dataclasses.replace(c, value=here[c.value]) for c in model.candidates)
+    return Layer(model.label, folded, tuple(moved))
 
 
 def _tagged(program: Program, found: Sequence[Candidate]) -> Callable[..., list]:
@@ -117,12 +145,11 @@ def _read_by_the_derivative(graph: Graph) -> set[int]:
     number, and the tags that it meets first are collected.
     """
     program = graph.program
-    avals = [
-        jax.ShapeDtypeStruct(program.avals[v].shape, program.avals[v].dtype) for v in program.inputs
-    ]
+    types = [program.avals[v] for v in program.inputs]
+    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in types]
     inexact = [i for i, aval in enumerate(avals) if is_inexact(aval)]
     every = [
-        Candidate(v, "linear", "", f"{_NUMBER}{v}")
+        Candidate(v, "linear", "", name=f"{_NUMBER}{v}")
         for node in program.nodes
         for v in node.outputs
         if graph.inexact(v)
@@ -130,6 +157,9 @@ def _read_by_the_derivative(graph: Graph) -> set[int]:
     tagged = _tagged(program, every)
 
     def derivative(*arguments):
+        # inside a shard_map, what differs from device to device has a type of its own
+        arguments = [varying(a, axes_of(aval)) for a, aval in zip(arguments, types)]
+
         def forward(*floating):
             given = list(arguments)
             for i, x in zip(inexact, floating):

@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr
+
+from jaxmem._jax.jaxpr import ClosedJaxpr
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +35,10 @@ def traced(function: Callable, args: tuple, kwargs: dict) -> Call:
 
     def pure(*arrays):
         given = dict(rest) | dict(zip(places, arrays))
-        call = modules.merged(jax.tree.unflatten(tree, [given[i] for i in range(len(leaves))]))
-        (own, named) = call
+        arguments = modules.merged(jax.tree.unflatten(tree, [given[i] for i in range(len(leaves))]))
+        own, named = arguments
         result = function(*own, **named)
-        found, shape = jax.tree.flatten((result, modules.changed(call)))
+        found, shape = jax.tree.flatten((result, modules.changed(arguments)))
         static = {i: leaf for i, leaf in enumerate(found) if not _is_array(leaf)}
         returned.append((shape, static, len(found)))
         return [leaf for i, leaf in enumerate(found) if i not in static]
@@ -61,8 +62,8 @@ def _is_array(leaf) -> bool:
 
 
 class _Modules:
-    """Arguments, as a tree of arrays. Flax's NNX modules are split, since the function may change
-    them; without one, a tree is taken as it is.
+    """Arguments, as a tree of arrays. Flax's NNX modules among them are split into their arrays,
+    since the function may change them; a tree without one is taken as it is.
     """
 
     def __init__(self, state):
@@ -70,35 +71,43 @@ class _Modules:
 
     @staticmethod
     def of(arguments) -> "_Modules":
-        nnx = sys.modules.get("flax.nnx")
+        nnx = sys.modules.get("flax.nnx")  # who has a module has imported it
         is_module = lambda x: nnx is not None and isinstance(x, nnx.Module)
-        if any(map(is_module, jax.tree.leaves(arguments, is_leaf=is_module))):
-            return _NNX(arguments)
+        leaves, tree = jax.tree.flatten(arguments, is_leaf=is_module)
+        if any(map(is_module, leaves)):
+            return _NNX(nnx, leaves, [is_module(leaf) for leaf in leaves], tree)
         return _Modules(arguments)
 
     def merged(self, state):
+        """The arguments with the arrays of `state`."""
         return state
 
     def changed(self, arguments):
+        """The arrays of modules, after the function had `arguments`."""
         return None
 
     def update(self, changed) -> None:
-        pass
+        """Puts what the function changed into the user's own modules."""
 
 
 class _NNX(_Modules):
-    def __init__(self, arguments):
-        from flax import nnx
-
-        self._nnx, self._arguments = nnx, arguments
-        self._graph, state = nnx.split(arguments)
-        super().__init__(state)
+    def __init__(self, nnx, leaves: list, is_module: list[bool], tree):
+        self._nnx, self._is_module, self._tree = nnx, is_module, tree
+        self._modules = [leaf for leaf, one in zip(leaves, is_module) if one]
+        # split together, since modules may share arrays
+        self._graph, arrays = nnx.split(self._modules)
+        super().__init__((arrays, [leaf for leaf, one in zip(leaves, is_module) if not one]))
 
     def merged(self, state):
-        return self._nnx.merge(self._graph, state)
+        arrays, others = state
+        modules, others = iter(self._nnx.merge(self._graph, arrays)), iter(others)
+        leaves = [next(modules) if one else next(others) for one in self._is_module]
+        return jax.tree.unflatten(self._tree, leaves)
 
     def changed(self, arguments):
-        return self._nnx.state(arguments)
+        is_module = lambda x: isinstance(x, self._nnx.Module)
+        leaves = jax.tree.leaves(arguments, is_leaf=is_module)
+        return self._nnx.state([leaf for leaf in leaves if is_module(leaf)])
 
     def update(self, changed) -> None:
-        self._nnx.update(self._arguments, changed)
+        self._nnx.update(self._modules, changed)

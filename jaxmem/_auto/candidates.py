@@ -12,11 +12,19 @@ MOST = 24  # a layer: more make the program slower, and the table longer, than t
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A value that gets a tag: its number, what it is, and why it was picked."""
+    """A value that gets a tag.
+
+    value: its number.
+    kind: what it is, of `jaxmem.codecs.KINDS`.
+    why: why it was picked.
+    path: the modules and functions that it belongs to.
+    name: the tag's.
+    """
 
     value: int
     kind: str
     why: str
+    path: tuple[str, ...] = ()
     name: str = ""
 
 
@@ -25,45 +33,42 @@ def candidates(graph: Graph) -> list[Candidate]:
     and the layer's input, in the order in which they are made.
     """
     found: dict[int, Candidate] = {}
-    sizes = [graph.bytes(v) for v in graph.activations] or [
-        max(map(graph.bytes, graph.live), default=1)
-    ]
-    least = max(SMALLEST * max(sizes), 1)
-    tagged = {
-        v
-        for n in graph.program.nodes
-        if n.primitive in ("jaxmem_tag", "name")
-        for v in (*n.reads, *n.outputs)
-    }
+    largest = max((graph.bytes(v) for v in graph.activations or graph.live), default=0)
+    least = max(SMALLEST * largest, 1)
+    tagged = {v for n in graph.tags for v in (*n.reads, *n.outputs)}  # by the user already
 
-    def add(value: int, kind: str, why: str) -> None:
+    def add(value: int, kind: str, why: str, path: tuple[str, ...]) -> None:
         computed = value in graph.live or value in graph.noise
         given = value in graph.program.inputs and value not in graph.activations
         if value in found or value in tagged or given or not computed:
             return
         if value not in graph.program.constants and graph.bytes(value) >= least:
-            found[value] = Candidate(value, kind, why)
+            found[value] = Candidate(value, kind, why, path)
 
     for value in sorted(graph.activations):
         if graph.inexact(value):
-            add(value, "residual", "the layer's input")
+            add(value, "residual", "the layer's input", ())
     for node in graph.program.nodes:
         if node.primitive == SOFTMAX:
-            add(node.outputs[0], "softmax", "a softmax")
+            add(node.outputs[0], "softmax", "a softmax", node.path)
         elif is_costly(node):
             for v in node.outputs:
                 if v in graph.live:
                     last = _cheapest_form(graph, v)
-                    add(last, kind_of_product(graph, last), f"the result of {node.primitive}")
+                    # It is named after the product, which is in the module that has the weights.
+                    why = f"the result of {node.primitive}"
+                    add(last, kind_of_product(graph, last), why, node.path)
             for v in node.reads:
                 if v in graph.live:
                     first = _before_views(graph, v)
-                    add(first, kind_of(graph, first), f"an operand of {node.primitive}")
+                    maker = graph.maker.get(first)
+                    why = f"an operand of {node.primitive}"
+                    add(first, kind_of(graph, first), why, maker.path if maker else ())
         for v in node.outputs:
             if _is_mask(graph, node, v):
-                add(v, "mask", "a random mask")
+                add(v, "mask", "a random mask", node.path)
             elif v in graph.live and graph.joins(v):
-                add(v, "residual", "a residual sum")
+                add(v, "residual", "a residual sum", node.path)
     return sorted(found.values(), key=lambda c: graph.order[c.value])
 
 

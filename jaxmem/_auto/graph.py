@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jaxmem._jax.jaxpr import Literal, matmul_flops
 from jaxmem._jax.primitives import COSTLY, RANDOM
 from jaxmem._jax.rewrite import Node, Program
+from jaxmem._tags.policy import name_p
+from jaxmem._tags.tag import tag_p
 
 SOFTMAX = "softmax"  # the primitive of a node that stands for a whole softmax
 
@@ -37,6 +39,11 @@ class Graph:
         nodes = self.program.nodes
         made = {v: i for i, node in enumerate(nodes) for v in node.outputs}
         return dict.fromkeys(range(len(self.program.avals)), -1) | made
+
+    @functools.cached_property
+    def tags(self) -> list[Node]:
+        """The user's own tags, and values named by `checkpoint_name`."""
+        return [n for n in self.program.nodes if n.primitive in (tag_p.name, name_p.name)]
 
     @functools.cached_property
     def live(self) -> set[int]:

@@ -37,9 +37,9 @@ def _attended(graph: Graph, value: int, depth: int) -> bool:
     for node in graph.used_by(value):
         if node.primitive == "dot_general" and node.eqn.params["dimension_numbers"][1][0]:
             return True
-        if depth and node.call is None and node.primitive in _HANDED:
-            if any(_attended(graph, v, depth - 1) for v in node.outputs):
-                return True
+        handed = depth > 0 and node.call is None and node.primitive in _HANDED
+        if handed and any(_attended(graph, v, depth - 1) for v in node.outputs):
+            return True
     return False
 
 

@@ -4,16 +4,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import jax
-from jax.extend.core import ClosedJaxpr
 
-from jaxmem._auto.graph import flops, is_inexact
-from jaxmem._jax.jaxpr import as_scan
+from jaxmem._auto.graph import Graph, flops, is_inexact, through
+from jaxmem._jax.jaxpr import ClosedJaxpr, as_scan
+from jaxmem._jax.primitives import VIEWS
 from jaxmem._jax.rewrite import Node, Program
 
 SHARE = 0.6  # of a turn's FLOPs: what an inner loop holds more of is where the layers are
-
-# From a turn's program, and the inputs among its carries that are activations, to what runs.
-Body = Callable[[Program, Sequence[int]], Callable[..., Sequence]]
 
 
 def is_loop(node: Node) -> bool:
@@ -21,18 +18,33 @@ def is_loop(node: Node) -> bool:
     return node.primitive == "scan" and node.eqn.params["length"] > 1 and flops(node) > 0
 
 
-def turn(node: Node, read: Callable[[ClosedJaxpr], Program]) -> tuple[Program, list[int]]:
-    """One turn of a scan as a program, and its activations: what is carried, floating, and no
-    scalar.
+def turn(
+    node: Node, read: Callable[[ClosedJaxpr], Program], graph: Graph
+) -> tuple[Program, list[int]]:
+    """One turn of a scan as a program, and its activations: the floating arrays that it carries, or
+    where it carries none, the slices of what was computed before: chunks of a loss, say.
+
+    read: makes a program of a trace.
+    graph: the program that the scan is in.
     """
     scan = as_scan(node.eqn)
     assert scan is not None
     inner = node.eqn.params["jaxpr"]
     closed = inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
     program = read(closed)
-    carried = program.inputs[scan.consts : scan.consts + scan.carry]
-    arrays = [v for v in carried if is_inexact(program.avals[v]) and program.avals[v].ndim]
-    return program, arrays
+    first = scan.consts + scan.carry
+    floating = lambda v: is_inexact(program.avals[v]) and program.avals[v].ndim > 0
+    carried = [v for v in program.inputs[scan.consts : first] if floating(v)]
+    if carried:
+        return program, carried
+    sliced = zip(program.inputs[first:], node.inputs[first:])
+    return program, [v for v, whole in sliced if floating(v) and _computed(graph, whole)]
+
+
+def _computed(graph: Graph, value) -> bool:
+    """Whether an operation made the value, and did not only view an input."""
+    source, _ = through(graph, value, lambda made: made.primitive in VIEWS)
+    return source in graph.maker
 
 
 def holds_layers_within(program: Program) -> bool:

@@ -17,11 +17,9 @@ def named(graph: Graph, found: Sequence[Candidate]) -> list[Candidate]:
     A name is the path below what all candidates share, and the kind where the path does not tell:
     "attention.query", "mlp.gelu". A second value of one name is "mlp.gelu_2".
     """
-    paths = [_words(graph.maker[c.value].path) if c.value in graph.maker else () for c in found]
+    paths = [_words(c.path) for c in found]
     shared = _shared([path for path in paths if path])
-    taken = {
-        n.eqn.params["name"] for n in graph.program.nodes if n.primitive in ("jaxmem_tag", "name")
-    }
+    taken = {node.eqn.params["name"] for node in graph.tags}
     times: Counter[str] = Counter()
     result = []
     for candidate, path in zip(found, paths):

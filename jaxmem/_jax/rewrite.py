@@ -137,6 +137,11 @@ def standing_for(
     return Node(primitive, tuple(inputs), tuple(outputs), (), last.eqn, names, call)
 
 
+def place_of(node: Node) -> str:
+    """The user's file and line of a node, such as "model.py:12"."""
+    return source_info_util.summarize(node.eqn.source_info)
+
+
 def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     """Every equation, those of inner jaxprs too."""
     for eqn in jaxpr.eqns:

@@ -11,9 +11,8 @@ def axes_of(a) -> frozenset[str]:
     """Returns the mesh axes over which an array, or its shape, differs from device to device; none
     where nothing is checked.
     """
-    kind = getattr(
-        a if isinstance(a, jax.ShapeDtypeStruct) else jax.typeof(a), "manual_axis_type", None
-    )
+    is_type = isinstance(a, jax.ShapeDtypeStruct | jax.core.AbstractValue)
+    kind = getattr(a if is_type else jax.typeof(a), "manual_axis_type", None)
     return getattr(kind, "varying", frozenset())
 
 

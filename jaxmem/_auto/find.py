@@ -1,0 +1,103 @@
+"""Finds the layers of a program, wherever they are in it, and makes them blocks."""
+
+import dataclasses
+
+from jaxmem._auto.block import Layer, layer_of, layers_of
+from jaxmem._auto.branches import branches, with_branches
+from jaxmem._auto.graph import Graph
+from jaxmem._auto.loops import holds_layers_within, is_loop, turn, with_body
+from jaxmem._auto.repeats import Repeat, between, part, repeats
+from jaxmem._jax.jaxpr import ClosedJaxpr, JaxprEqn, subjaxprs
+from jaxmem._jax.primitives import REMAT
+from jaxmem._jax.rewrite import Node, Program, equations, program_of, standing_for
+from jaxmem._tags.policy import Policy
+
+LABEL = "auto"
+
+
+class Finder:
+    """Makes blocks of layers, decided by `plan`.
+
+    found: the layers, in order; those of one stretch of equal layers have one label.
+    """
+
+    def __init__(self, plan):
+        self.plan = plan
+        self.found: list[Layer] = []
+        self._labels = 0
+
+    def with_blocks(self, program: Program) -> Program:
+        """`program` with its layers as blocks: scans over layers, else the layers of Python loops,
+        else what is inside conditionals and calls that stay whole.
+        """
+        before = self._labels
+        graph = Graph(program, ())
+        nodes = [self._loop(node, graph) for node in program.nodes]
+        if self._labels == before and (stretches := repeats(program)):
+            return self._unrolled(program, stretches)
+        return dataclasses.replace(program, nodes=tuple(nodes))
+
+    def _label(self) -> str:
+        self._labels += 1
+        return LABEL if self._labels == 1 else f"{LABEL}_{self._labels}"
+
+    def _loop(self, node: Node, graph: Graph) -> Node:
+        """A scan over layers with each turn a block, what holds such scans with them as blocks, and
+        any other node as it is.
+        """
+        if is_block(node.eqn) or _holds_blocks(node):
+            return node  # the user's own blocks are taken as they are
+        if inner := branches(node):
+            return with_branches(node, [lambda *x, c=c: self._run(c, x) for c in inner])
+        if not is_loop(node):
+            return node
+        program, activations = turn(node, read, graph)
+        if holds_layers_within(program):
+            blocks = self.with_blocks(program)
+            return with_body(node, lambda *inputs: blocks.run(inputs))
+        layer = layer_of(program, activations, self._label())
+        self.found.append(layer)
+        return with_body(node, layer.block(self.plan, prevent_cse=False))
+
+    def _unrolled(self, program: Program, stretches: list[Repeat]) -> Program:
+        """The layers of Python loops as blocks: those of one stretch share their decisions."""
+        nodes: list[Node] = []
+        done = 0
+        for stretch in stretches:
+            nodes += program.nodes[done : stretch.start]
+            label, layers = self._label(), list(stretch.layers())
+            parts = [part(program, low, high) for low, high in layers]
+            alike = layers_of(parts, between(program, layers), label)
+            self.found += alike
+            ends = [program.nodes[high - 1] for _, high in layers]
+            nodes += [_segment(last, layer, self.plan) for last, layer in zip(ends, alike)]
+            done = layers[-1][1]
+        return dataclasses.replace(program, nodes=(*nodes, *program.nodes[done:]))
+
+    def _run(self, closed, operands) -> list:
+        """A program inside another, with its layers as blocks. It is read while it is traced, since
+        only then its mesh axes have a meaning.
+        """
+        return self.with_blocks(read(closed)).run(operands)
+
+
+def _segment(last: Node, layer: Layer, plan) -> Node:
+    """One node that runs a layer in the place of its nodes, of which `last` is the last."""
+    program = layer.program
+    outputs = tuple(v for v in program.outputs if isinstance(v, int))
+    block = layer.block(plan, prevent_cse=True)
+    return standing_for(last, LABEL, program.inputs, outputs, block)
+
+
+def read(closed: ClosedJaxpr) -> Program:
+    """A trace as a program, in which the blocks that a plan decides already stay whole."""
+    return program_of(closed, is_block)
+
+
+def is_block(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a `jax.checkpoint` under a policy of jaxmem's."""
+    return eqn.primitive.name in REMAT and isinstance(eqn.params.get("policy"), Policy)
+
+
+def _holds_blocks(node: Node) -> bool:
+    return any(is_block(eqn) for inner in subjaxprs(node.eqn) for eqn in equations(inner))

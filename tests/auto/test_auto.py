@@ -1,0 +1,191 @@
+"""`jaxmem.auto`: models that name no tag train as they did, under every assignment, and their plans
+change the program.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxmem
+from jaxmem._auto.calls import traced
+from jaxmem._auto.find import Finder, read
+from jaxmem.errors import StepError, TagError
+from jaxmem.plans import Assignment
+from tests.auto import models
+
+pytestmark = pytest.mark.standard_promotion
+
+EVERYTHING, NOTHING = Assignment.everything(), Assignment.nothing()
+MODELS = {
+    "gemma, a Python loop": models.gemma_in_a_loop,
+    "gemma, a scan": models.gemma_in_a_scan,
+    "gemma, a scan of checkpoints": functools.partial(models.gemma_in_a_scan, True),
+    "microbatches, a chunked loss": models.microbatches_with_a_chunked_loss,
+    "mixture of experts": models.mixture_of_experts,
+    "recurrent over time": models.recurrent_over_time,
+    "cond": models.under_cond,
+    "vmap": models.under_vmap,
+    "shard_map": models.under_shard_map,
+    "jit with shardings": models.sharded_jit,
+    "linen, nn.scan, dropout": functools.partial(models.linen_transformer, True),
+    "linen, a Python loop, dropout": functools.partial(models.linen_transformer, False),
+    "linen, batch statistics": models.resnet_with_batch_statistics,
+}
+
+
+def found_in(loss, *args):
+    finder, call = Finder(NOTHING), traced(loss, args, {})
+    finder.with_blocks(read(call.closed)).run(call.arrays)
+    return finder.found
+
+
+def gradients(loss, params, args):
+    """Value and gradients; of a loss that returns more, that too."""
+    shape = jax.eval_shape(lambda p: arrays(loss(p, *args)), params)
+    return jax.jit(
+        jax.value_and_grad(lambda p: arrays(loss(p, *args)), has_aux=isinstance(shape, tuple))
+    )(params)
+
+
+def arrays(result):
+    """Without what is no array, which jit does not return."""
+    if not isinstance(result, tuple):
+        return result
+    value, more = result
+    return value, [x for x in jax.tree.leaves(more) if not isinstance(x, str)]
+
+
+def farthest(got, want) -> float:
+    """The largest difference of two trees, relative to each leaf's largest value, none of which is
+    zero.
+    """
+    pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
+    largest = [float(jnp.abs(b).max()) for _, b in pairs]
+    assert min(largest) > 0, "a gradient is zero: nothing is compared"
+    return max(float(jnp.abs(a - b).max()) / m for (a, b), m in zip(pairs, largest))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_gradients_are_the_models_own(name):
+    """Under every assignment, and the two extreme ones are different programs."""
+    loss, params, args = MODELS[name]()
+    value, want = gradients(loss, params, args)
+    for plan in (EVERYTHING, NOTHING):
+        got_value, got = gradients(jaxmem.auto(loss, plan), params, args)
+        got_loss, own_loss = (np.asarray(jax.tree.leaves(v)[0]) for v in (got_value, value))
+        np.testing.assert_array_max_ulp(got_loss, own_loss, 4)
+        assert farthest(got, want) < 1e-12
+
+    def program(plan) -> str:
+        own = lambda p: jax.tree.leaves(jaxmem.auto(loss, plan)(p, *args))[0]
+        return str(jax.make_jaxpr(jax.grad(own))(params))
+
+    assert program(NOTHING) != program(EVERYTHING)
+
+
+def test_an_nnx_model_is_changed_as_by_its_own_call():
+    x = models.normal(0, 16, models.D, scale=1.0).astype(jnp.float32)
+    loss = lambda model, x: (model(x) ** 2).mean()
+    results = []
+    for plan in (None, EVERYTHING, NOTHING):
+        model = models.NNXModel(nnx.Rngs(0))
+        value, grads = nnx.jit(nnx.value_and_grad(jaxmem.auto(loss, plan)))(model, x)
+        results.append((value, grads, nnx.state(model)))
+    plain, *others = [
+        [
+            np.asarray(a, np.float64)
+            for a in jax.tree.leaves(r)
+            if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
+        ]
+        for r in results
+    ]
+    for other in others:
+        for a, b in zip(other, plain, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    counts = [a for a in jax.tree.leaves(results[2][2]) if a.dtype == jnp.uint32 and not a.shape]
+    assert max(map(int, counts)) > 0, "random keys were counted on"
+
+
+def test_layers_have_names_of_their_modules_and_kinds():
+    loss, params, args = models.linen_transformer(True)
+    (layer,) = found_in(lambda p: loss(p, *args)[0], params)
+    kinds = {c.name: c.kind for c in layer.candidates}
+    assert kinds["in"] == "residual"
+    assert kinds["up"] == "linear"
+    assert kinds["attention.query"] == kinds["attention.value"] == "qkv"
+    assert {"softmax", "mask", "norm", "gelu"} <= set(kinds.values())
+
+
+def test_equal_layers_of_a_loop_share_their_names():
+    loss, params, args = models.gemma_in_a_loop()
+    layers = found_in(loss, params, *args)
+    assert len(layers) >= models.LAYERS - 1
+    (names,) = {tuple((c.name, c.kind) for c in layer.candidates) for layer in layers}
+    assert len(set(names)) == len(names)
+
+
+def test_without_a_plan_the_function_is_the_users_own():
+    loss, *_ = models.gemma_in_a_scan()
+    assert jaxmem.auto(loss, None) is loss
+
+
+def test_blocks_and_tags_of_the_users_own_stay():
+    params = models.gemma_layer_parameters(0, models.LAYERS)
+    x = models.normal(1, models.BATCH, models.SEQUENCE, models.D)
+
+    def tagged(x, p):
+        return models.gemma_layer(jaxmem.tag(x, "mine", kind="residual"), p), None
+
+    loss = lambda params, x: (jax.lax.scan(tagged, x, params)[0] ** 2).mean()
+    (layer,) = found_in(loss, params, x)
+    assert "in" not in [c.name for c in layer.candidates], "the user's tag is at the input"
+    keep = Assignment({"auto": {"mine": "keep"}})
+    program = str(jax.make_jaxpr(jax.grad(jaxmem.auto(loss, keep)))(params, x))
+    assert "name=mine" in program
+    block = jax.checkpoint(tagged, policy=jaxmem.remat_policy(NOTHING))
+    blocks = lambda params, x: (jax.lax.scan(block, x, params)[0] ** 2).mean()
+    with pytest.raises(StepError, match="its blocks are planned already"):
+        jax.grad(jaxmem.auto(blocks, NOTHING))(params, x)
+
+
+def test_where_there_is_no_layer_the_error_says_what_was_looked_at():
+    def loss(w, x):
+        total, _ = jax.lax.scan(lambda s, row: (s + row.sum(), None), 0.0, x)
+        return total * (x @ w).mean()
+
+    with pytest.raises(StepError, match=r"'loss'.*scan at .*test_auto.py.*no matrix product"):
+        jax.grad(jaxmem.auto(loss, NOTHING))(models.normal(0, 4), models.normal(1, 3, 4))
+    with pytest.raises(StepError, match="expected the loss, a function"):
+        jaxmem.auto(3, NOTHING)
+    with pytest.raises(TagError, match="`plan` is int"):
+        jaxmem.auto(loss, 3)
+
+
+def test_a_plan_that_does_not_name_a_layer_is_an_error():
+    loss, params, args = models.gemma_in_a_scan()
+    with pytest.raises(TagError, match="knows no block 'auto'"):
+        jax.grad(jaxmem.auto(loss, Assignment({"block": {}})))(params, *args)
+
+
+@pytest.mark.parametrize("scanned", [True, False])
+def test_a_model_is_planned_unchanged_within_its_budget(scanned):
+    """For a GPU that is not there: XLA:CPU saves nothing where layers are unrolled."""
+    loss, params, _ = models.gemma_in_a_scan() if scanned else models.gemma_in_a_loop()
+
+    def build(plan):
+        planned = jaxmem.auto(loss, plan)
+        return lambda params, batch: jax.tree.map(
+            lambda p, g: p - 0.1 * g, params, jax.grad(planned)(params, batch)
+        )
+
+    batch = jax.ShapeDtypeStruct((64, 129), jnp.int32)
+    params = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.float32), params)
+    whole = jaxmem.plan(build, params, batch, target="h200")
+    assert whole.keeps_everything
+    plan = jaxmem.plan(build, params, batch, target="h200", budget=int(0.6 * whole.baseline_bytes))
+    assert plan.compiled_bytes <= 0.6 * whole.baseline_bytes
+    assert "auto" in plan.actions
