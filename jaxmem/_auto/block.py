@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
@@ -37,7 +38,7 @@ class Layer:
 
     def block(self, plan, prevent_cse: bool) -> Callable[..., list]:
         """The layer as a function of its inputs, decided by `plan`."""
-        policy = remat_policy(plan, block=self.label)
+        policy: Any = remat_policy(plan, block=self.label)
         tagged = _tagged(self.program, self.candidates)
         return jax.checkpoint(tagged, policy=policy, prevent_cse=prevent_cse)
 

@@ -19,7 +19,8 @@ def branches(node: Node) -> list[ClosedJaxpr]:
     if node.primitive == "cond":
         return list(params["branches"])
     if node.primitive == "shard_map":
-        return [ClosedJaxpr(body(params["jaxpr"]), ())]
+        inner = body(params["jaxpr"])
+        return [ClosedJaxpr(inner, ())] if inner is not None else []
     return [params["jaxpr"]] if node.primitive in ("jit", "pjit") else []
 
 

@@ -53,7 +53,8 @@ def _softmax(graph: Graph, division: Node) -> Softmax | None:
         return None
     top, below = division.reads
     total, views = through(graph, below, lambda node: node.primitive in VIEWS)
-    summing, exponential = graph.maker.get(total), graph.maker.get(top)
+    exponential = graph.maker.get(top)
+    summing = graph.maker.get(total) if isinstance(total, int) else None
     if summing is None or summing.primitive != "reduce_sum":
         return None
     if exponential is None or exponential.primitive != "exp":

@@ -12,7 +12,7 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr
 
 from jaxmem._jax.jaxpr import Jaxpr, JaxprEqn, Literal, call_body, subjaxprs
-from jaxmem._jax.primitives import CALLS, RULES
+from jaxmem._jax.primitives import RULES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,9 +113,10 @@ def program_of(closed: ClosedJaxpr, opaque: Callable[[JaxprEqn], bool]) -> Progr
             stack = names + eqn.source_info.name_stack
             here = (*path, *_parts(eqn.source_info.name_stack))
             name = eqn.primitive.name
-            if name in CALLS - RULES and not _shards(eqn) and not opaque(eqn):
-                called = f"@{eqn.params.get('name') or ''}"
-                outputs = inline(call_body(eqn), operands, (*here, called), stack)
+            called = None if name in RULES or _shards(eqn) or opaque(eqn) else call_body(eqn)
+            if called is not None:
+                function = f"@{eqn.params.get('name') or ''}"
+                outputs = inline(called, operands, (*here, function), stack)
             else:
                 outputs = [new(v.aval) for v in eqn.outvars]
                 nodes.append(Node(name, operands, tuple(outputs), here, eqn, stack))

@@ -5,13 +5,14 @@ Types say so where `shard_map` checks it (`check_vma`). Elsewhere no axis is tol
 
 import jax
 import jax.numpy as jnp
+from jax.core import AbstractValue
 
 
 def axes_of(a) -> frozenset[str]:
     """Returns the mesh axes over which an array, or its shape, differs from device to device; none
     where nothing is checked.
     """
-    is_type = isinstance(a, jax.ShapeDtypeStruct | jax.core.AbstractValue)
+    is_type = isinstance(a, jax.ShapeDtypeStruct | AbstractValue)
     kind = getattr(a if is_type else jax.typeof(a), "manual_axis_type", None)
     return getattr(kind, "varying", frozenset())
 
