@@ -164,12 +164,20 @@ def test_the_planner_itself():
     slowest = solver["longest solve on a real profile"]
     seconds, rank = result("plan_seconds"), result("time_rank")
     longest = seconds["summary"]["longest_seconds"]
+    spread = result("time_spread")["summary"]
+    quiet, busy = spread["before_others"], spread["beside_others"]
     expected = [
         equal,
         [solver["greedy better than the solver"], solver["solves on real profiles"]],
         [slowest],
         [longest, seconds["results"]["16GiB"]["compiles"]],
         [rank["spearman"], rank["plans"]],
+        [
+            max(quiet["spread_of_sessions"]),
+            min(busy["spread_of_sessions"]),
+            min(busy["error_of_sessions"]),
+            max(busy["error_of_sessions"]),
+        ],
     ]
     for (question, cells), values in zip(page.items(), expected, strict=True):
         assert quotes(cells[0], *values), question

@@ -176,7 +176,7 @@ def test_a_plan_for_another_gpu_decides_groups_of_layers():
     args = jax.eval_shape(lambda: (models.parameters(12, 256), models.batch(8, 256, 256)))
     plan = jaxmem.plan(build, *args, budget="120MiB", target="h200", actions=("keep", "recompute"))
     first, last = sorted(plan.actions, key=lambda label: ranges([label], "block"))
-    assert ranges([first, last], "block") in [[(0, n), (n, 12)] for n in range(1, 12)]
+    assert ranges([first, last], "block") in [((0, n), (n, 12)) for n in range(1, 12)]
     assert plan.actions[first] != plan.actions[last]
     assert 0.93 * 120 * 2**20 < plan.compiled_bytes <= 120 * 2**20
     assert plan.predicted_bytes == pytest.approx(plan.compiled_bytes, rel=0.01)
