@@ -75,6 +75,7 @@ def test_the_stack_is_shown_as_it_runs(tmp_path, monkeypatch):
     assert float(v.min()) >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.jax_defaults
 def test_auto_is_shown_as_it_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
