@@ -2,7 +2,9 @@
 policy.
 """
 
+import dataclasses
 import functools
+import time
 from collections.abc import Sequence
 
 import jax
@@ -74,7 +76,10 @@ class OtherTimes(Database):
         self.device = f"{target} {Target.parse(target).kind}"
 
     def read_times(self, device: str, source: str, texts: Sequence[str]) -> dict[str, Timing]:
-        return dict.fromkeys(texts, Timing(1e-5)) | super().read_times(self.device, "xla", texts)
+        found = super().read_times(self.device, "xla", texts)
+        # as if measured just now: what is old would be measured again, on this machine
+        known = {text: found.get(text, Timing(1e-5)) for text in texts}
+        return {t: dataclasses.replace(one, written=time.time()) for t, one in known.items()}
 
 
 def local() -> Local:
