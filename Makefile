@@ -73,7 +73,7 @@ docs: $(VENV)/.installed-docs  ## the pages of docs/ and the API reference as an
 wheel: $(VENV)/.installed  ## build the wheel; import it with nothing else installed; run the core tests away from the sources
 	rm -rf dist
 	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
-	set -e; there=$$(mktemp -d); trap 'rm -rf "$$there"' EXIT; wheel=$$(ls dist/*.whl); \
+	set -e; there=$$(mktemp -d); chmod 755 "$$there"; trap 'rm -rf "$$there"' EXIT; wheel=$$(ls dist/*.whl); \
 	$(INTERPRETER) -m venv "$$there/venv"; \
 	install="$$there/venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/$(PINS).txt"; \
 	$$install "$$wheel"; \

@@ -19,7 +19,7 @@ CHEAP = {
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory):
-    """Where compiled programs lie, until the end of the session."""
+    """Where compiled programs lie, until all tests have run."""
     return tmp_path_factory.mktemp("programs")
 
 
