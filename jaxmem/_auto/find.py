@@ -25,6 +25,7 @@ class Finder:
         self.plan = plan
         self.found: list[Layer] = []
         self._labels = 0
+        self._started: dict[int, int] = {}
 
     def with_blocks(self, program: Program) -> Program:
         """`program` with its layers as blocks: scans over layers, else the layers of Python loops,
@@ -76,9 +77,14 @@ class Finder:
 
     def _run(self, closed, operands) -> list:
         """A program inside another, with its layers as blocks. It is read while it is traced, since
-        only then its mesh axes have a meaning.
+        only then its mesh axes have a meaning. JAX may trace it again: the layers' labels are then
+        those of the first time.
         """
-        return self.with_blocks(read(closed)).run(operands)
+        highest = self._labels
+        self._labels = self._started.setdefault(id(closed), highest)
+        results = self.with_blocks(read(closed)).run(operands)
+        self._labels = max(highest, self._labels)
+        return results
 
 
 def _segment(last: Node, layer: Layer, plan) -> Node:

@@ -15,7 +15,7 @@ from jaxmem._auto.calls import traced
 from jaxmem._auto.find import Finder, read
 from jaxmem.errors import StepError, TagError
 from jaxmem.plans import Assignment
-from tests.auto import models
+from tests.auto import flax_models, models
 
 pytestmark = [pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
 
@@ -31,9 +31,9 @@ MODELS = {
     "vmap": models.under_vmap,
     "shard_map": models.under_shard_map,
     "jit with shardings": models.sharded_jit,
-    "linen, nn.scan, dropout": functools.partial(models.linen_transformer, True),
-    "linen, a Python loop, dropout": functools.partial(models.linen_transformer, False),
-    "linen, batch statistics": models.resnet_with_batch_statistics,
+    "linen, nn.scan, dropout": functools.partial(flax_models.linen_transformer, True),
+    "linen, a Python loop, dropout": functools.partial(flax_models.linen_transformer, False),
+    "linen, batch statistics": flax_models.resnet_with_batch_statistics,
 }
 
 
@@ -99,7 +99,7 @@ def test_an_nnx_model_is_changed_as_by_its_own_call():
     loss = lambda model, x: (model(x) ** 2).mean()
     results = []
     for plan in (None, NOTHING):
-        model = models.NNXModel(nnx.Rngs(0))
+        model = flax_models.NNXModel(nnx.Rngs(0))
         value, grads = nnx.jit(nnx.value_and_grad(jaxmem.auto(loss, plan)))(model, x)
         results.append((value, grads, nnx.state(model)))
     is_key = lambda a: jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
@@ -111,7 +111,7 @@ def test_an_nnx_model_is_changed_as_by_its_own_call():
 
 
 def test_layers_have_names_of_their_modules_and_kinds():
-    model, batch, found = models.LinenModel(scanned=True), models.tokens(), []
+    model, batch, found = flax_models.LinenModel(scanned=True), models.tokens(), []
 
     def loss(key):
         variables = model.init({"params": key, "dropout": key}, batch)
@@ -170,6 +170,20 @@ def test_where_there_is_no_layer_the_error_says_what_was_looked_at():
         jaxmem.auto(3, NOTHING)
     with pytest.raises(TagError, match="`plan` is int"):
         jaxmem.auto(loss, 3)
+
+
+def test_what_is_traced_again_has_the_same_labels():
+    """Inside a shard_map or a conditional, which JAX may trace more than once."""
+    for model in (models.under_shard_map, models.under_cond):
+        loss, params, args = model()
+        finder, call = Finder(NOTHING), traced(loss, (params, *args), {})
+        program = finder.with_blocks(read(call.closed))
+        seen = []
+        for _ in range(2):
+            jax.eval_shape(lambda *xs, p=program: p.run(xs), *call.arrays)
+            seen.append({layer.label for layer in finder.found})
+        assert seen[0] == seen[1]
+        assert "auto" in seen[0]
 
 
 def test_a_plan_that_does_not_name_a_layer_is_an_error():
