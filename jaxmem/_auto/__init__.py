@@ -1,1 +1,1 @@
-"""Finds blocks and tags in a function that names none; may import `_jax` and `_tags`."""
+"""Finds blocks in a function that names none; may import `_jax`, `_tags` and `_layer`."""

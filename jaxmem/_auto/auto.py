@@ -1,21 +1,23 @@
-"""`jaxmem.auto`: a loss whose layers become blocks, and their tensors tags, as they are found."""
+"""`jaxmem.auto`: a loss or a step whose layers become blocks, and their tensors tags, as they are
+found.
+"""
 
 import functools
-import math
 from collections.abc import Callable
 
 from jaxmem._auto.calls import traced
-from jaxmem._auto.find import Finder, read
-from jaxmem._auto.graph import flops
-from jaxmem._jax.rewrite import Node, Program, place_of
+from jaxmem._auto.find import read
+from jaxmem._auto.rewriter import Rewriter, no_layers
+from jaxmem._auto.step import build_of, planned_step
+from jaxmem._jax.rewrite import is_differentiated
 from jaxmem._tags.policy import decisions
 from jaxmem.errors import StepError
 
-_SHOWN = 3  # loops
+_BUILD = object()  # `plan` is left out
 
 
-def auto(function: Callable, plan=None) -> Callable:
-    """`function` with its layers found and decided by `plan`, to be differentiated in its place.
+def auto(function: Callable, plan=_BUILD) -> Callable:
+    """`function` with its layers found and decided by `plan`: a loss, or a whole training step.
 
     `jax.value_and_grad(jaxmem.auto(loss, plan))` needs no tag and no `jax.checkpoint` in the model:
     the loss is traced, its layers are found (each turn of a scan over layers, and the layers of a
@@ -23,60 +25,45 @@ def auto(function: Callable, plan=None) -> Callable:
     is taken away, since the plan decides in its place; blocks under a jaxmem policy, and tags, stay
     as they are.
 
-    function: a loss, or one that returns more beside it, of arrays, modules and anything else. It
-      may change Flax NNX modules.
+    `jaxmem.plan(jaxmem.auto(step), state, batch)` plans a step that calls `jax.grad`,
+    `jax.value_and_grad` or `jax.vjp` itself, or through a library: what it differentiates becomes
+    `auto(loss, plan)` while the step is traced. `jaxmem.auto(step, plan)` runs it.
+
+    function: a loss, or one that returns more beside it, or a step; of arrays, modules and anything
+      else. It may change Flax NNX modules. A step may be one of `jax.jit`, and keeps its options.
     plan: a `jaxmem.Plan` or `jaxmem.plans.Assignment`; None returns `function` as it is, so that a
-      plan's step is compared with the step as the user wrote it.
+      plan's step is compared with the step as the user wrote it. Left out, the result is a `build`
+      for `jaxmem.plan`, of the step that `function` is.
 
     Raises TagError if `plan` is no plan; when the function is called, StepError if no layer is
-    found in it, with what was looked at, and TagError if the plan does not name a layer.
+    found in it, with what was looked at, or if a step differentiates nothing that can be seen, and
+    TagError if the plan does not name a layer.
     """
     if not callable(function):
         raise StepError(
-            f"auto: `function` is {type(function).__name__}; expected the loss, a function"
+            f"auto: `function` is {type(function).__name__}; expected the loss or the step, a"
+            " function"
         )
+    if plan is _BUILD:
+        return build_of(function)
     decided = decisions(plan)
     if plan is None:
         return function
+    rewriter, step = Rewriter(decided), planned_step(function, decided)
 
-    @functools.wraps(function)
+    @functools.wraps(function, updated=())
     def rewritten(*args, **kwargs):
+        if step.found:
+            return step(*args, **kwargs)
         call = traced(function, args, kwargs)
-        program, finder = read(call.closed), Finder(decided)
-        # What is inside a conditional or a shard_map is searched when that is traced: as it runs.
-        results = finder.with_blocks(program).run(call.arrays)
-        if not finder.found:
-            raise _no_layers(function, program)
-        return call.returned(results)
+        if is_differentiated(call.closed.jaxpr):
+            # A step; or a loss that holds a gradient, of a function without layers.
+            step.within(traced, function, args, kwargs)
+            if step.found:
+                return step(*args, **kwargs)
+        result = rewriter.result(function, call)
+        if not rewriter.layers:
+            raise no_layers(*rewriter.searched[-1])
+        return result
 
     return rewritten
-
-
-def _no_layers(function: Callable, program: Program) -> StepError:
-    """The error, with the largest loops and why each is none over layers."""
-    name = getattr(function, "__name__", type(function).__name__)
-    loops = [n for n in program.nodes if n.primitive in ("scan", "while")]
-    largest = sorted(loops, key=_size, reverse=True)[:_SHOWN]
-    looked_at = "; ".join(f"the {n.primitive} at {place_of(n)}: {_why(n)}" for n in largest)
-    products = sum(flops(n) > 0 for n in program.nodes)
-    rest = f"of {products} matrix products outside loops, no layers of equal operations repeat"
-    return StepError(
-        f"auto: no layer was found in {name!r} ({looked_at or 'it has no loop'}; {rest}). Layers"
-        " are the turns of a jax.lax.scan, or equal ones after each other, that multiply matrices"
-        " or convolve. Give auto the loss itself, not a step that differentiates it; or wrap a"
-        " layer by hand: jax.checkpoint(layer, policy=jaxmem.remat_policy(plan))"
-    )
-
-
-def _size(node: Node) -> float:
-    """FLOPs, or values where there are none: what makes a loop worth naming."""
-    values = sum(math.prod(getattr(v.aval, "shape", ())) for v in node.eqn.outvars)
-    return flops(node) or values * 1e-9
-
-
-def _why(node: Node) -> str:
-    if node.primitive == "while":
-        return "a while loop has no derivative; a fori_loop of a known number of turns is a scan"
-    if flops(node) == 0:
-        return "its turns hold no matrix product"
-    return "it has one turn" if node.eqn.params["length"] < 2 else "its blocks are planned already"

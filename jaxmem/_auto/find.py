@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from jaxmem._auto.block import Layer, layer_of, layers_of
+from jaxmem._layer.block import Layer, layer_of, layers_of
 from jaxmem._auto.branches import branches, with_branches
-from jaxmem._auto.graph import Graph
+from jaxmem._layer.graph import Graph
 from jaxmem._auto.loops import holds_layers_within, is_loop, turn, with_body
 from jaxmem._auto.repeats import Repeat, between, part, repeats
 from jaxmem._jax.jaxpr import ClosedJaxpr, JaxprEqn, subjaxprs
@@ -18,29 +18,31 @@ LABEL = "auto"
 class Finder:
     """Makes blocks of layers, decided by `plan`.
 
+    plan: an object that makes decisions.
+    first: how many labels are taken already, by other functions of the same step.
     found: the layers, in order; those of one stretch of equal layers have one label.
     """
 
-    def __init__(self, plan):
+    def __init__(self, plan, first: int = 0):
         self.plan = plan
         self.found: list[Layer] = []
-        self._labels = 0
+        self.labels = first
         self._started: dict[int, int] = {}
 
     def with_blocks(self, program: Program) -> Program:
         """`program` with its layers as blocks: scans over layers, else the layers of Python loops,
         else what is inside conditionals and calls that stay whole.
         """
-        before = self._labels
+        before = self.labels
         graph = Graph(program, ())
         nodes = [self._loop(node, graph) for node in program.nodes]
-        if self._labels == before and (stretches := repeats(program)):
+        if self.labels == before and (stretches := repeats(program)):
             return self._unrolled(program, stretches)
         return dataclasses.replace(program, nodes=tuple(nodes))
 
     def _label(self) -> str:
-        self._labels += 1
-        return LABEL if self._labels == 1 else f"{LABEL}_{self._labels}"
+        self.labels += 1
+        return LABEL if self.labels == 1 else f"{LABEL}_{self.labels}"
 
     def _loop(self, node: Node, graph: Graph) -> Node:
         """A scan over layers with each turn a block, what holds such scans with them as blocks, and
@@ -80,10 +82,10 @@ class Finder:
         only then its mesh axes have a meaning. JAX may trace it again: the layers' labels are then
         those of the first time.
         """
-        highest = self._labels
-        self._labels = self._started.setdefault(id(closed), highest)
+        highest = self.labels
+        self.labels = self._started.setdefault(id(closed), highest)
         results = self.with_blocks(read(closed)).run(operands)
-        self._labels = max(highest, self._labels)
+        self.labels = max(highest, self.labels)
         return results
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from jaxmem._auto.graph import Graph, flops, is_inexact, through
+from jaxmem._layer.graph import Graph, flops, is_inexact, through
 from jaxmem._jax.jaxpr import ClosedJaxpr, as_scan
 from jaxmem._jax.primitives import VIEWS
 from jaxmem._jax.rewrite import Node, Program

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jaxmem._auto.graph import Graph, flops
+from jaxmem._layer.graph import Graph, flops
 from jaxmem._jax.jaxpr import Literal, text_of
 from jaxmem._jax.rewrite import Node, Program
 

@@ -151,6 +151,11 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
             yield from equations(inner)
 
 
+def is_differentiated(jaxpr: Jaxpr) -> bool:
+    """Whether a program holds the backward of a derivative."""
+    return any("transpose(" in str(eqn.source_info.name_stack) for eqn in equations(jaxpr))
+
+
 def _parts(stack) -> tuple[str, ...]:
     return tuple(part for part in str(stack).split("/") if part)
 

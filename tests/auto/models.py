@@ -55,7 +55,7 @@ def gemma_layer_parameters(seed=0, *stack):
     shapes = dict.fromkeys("qkvo", (D, D)) | dict.fromkeys(("bq", "bv", "norm1", "norm2"), (D,))
     shapes |= {"gate": (D, 2 * D), "up": (D, 2 * D), "down": (2 * D, D)}
     return {
-        n: normal(seed + i, *stack, *s) + n.startswith("norm")
+        n: normal(seed + i, *stack, *s) + float(n.startswith("norm"))
         for i, (n, s) in enumerate(shapes.items())
     }
 

@@ -166,7 +166,7 @@ def test_where_there_is_no_layer_the_error_says_what_was_looked_at():
 
     with pytest.raises(StepError, match=r"'loss'.*scan at .*test_auto.py.*no matrix product"):
         jax.grad(jaxmem.auto(loss, NOTHING))(models.normal(0, 4), models.normal(1, 3, 4))
-    with pytest.raises(StepError, match="expected the loss, a function"):
+    with pytest.raises(StepError, match="expected the loss or the step, a function"):
         jaxmem.auto(3, NOTHING)
     with pytest.raises(TagError, match="`plan` is int"):
         jaxmem.auto(loss, 3)

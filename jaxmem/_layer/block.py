@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 
-from jaxmem._auto.candidates import MOST, Candidate, candidates
-from jaxmem._auto.graph import Graph, is_costly, is_inexact
-from jaxmem._auto.names import named
-from jaxmem._auto.softmax import Softmax, with_softmaxes
+from jaxmem._layer.candidates import MOST, Candidate, candidates
+from jaxmem._layer.graph import Graph, is_costly, is_inexact
+from jaxmem._layer.names import named
+from jaxmem._layer.softmax import Softmax, with_softmaxes
 from jaxmem._jax.jaxpr import flatten
 from jaxmem._jax.rewrite import Node, Program
 from jaxmem._jax.vary import axes_of, varying

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from jaxmem._auto.graph import SOFTMAX, Graph, is_costly
-from jaxmem._auto.kinds import kind_of, kind_of_product
+from jaxmem._layer.graph import SOFTMAX, Graph, is_costly
+from jaxmem._layer.kinds import kind_of, kind_of_product
 from jaxmem._jax.primitives import POINTWISE_LINEAR, VIEWS
 
 SMALLEST = 1 / 64  # of the largest activation: what is smaller is not worth a variable

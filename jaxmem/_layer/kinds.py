@@ -1,6 +1,6 @@
 """What a value is, told from how it was made and what reads it: the kind that decides its codec."""
 
-from jaxmem._auto.graph import SOFTMAX, Graph, is_costly
+from jaxmem._layer.graph import SOFTMAX, Graph, is_costly
 from jaxmem._jax.primitives import VIEWS
 
 # Operations that hand a value on to an attention: views, slices, and what rotates or scales it.

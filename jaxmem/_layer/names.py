@@ -5,8 +5,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from jaxmem._auto.candidates import Candidate
-from jaxmem._auto.graph import Graph
+from jaxmem._layer.candidates import Candidate
+from jaxmem._layer.graph import Graph
 
 INPUT = "in"
 

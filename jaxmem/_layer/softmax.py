@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxmem._auto.graph import SOFTMAX, Graph, through
+from jaxmem._layer.graph import SOFTMAX, Graph, through
 from jaxmem._jax.primitives import VIEWS
 from jaxmem._jax.rewrite import Node, Program
 

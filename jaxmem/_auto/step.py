@@ -1,0 +1,90 @@
+"""A training step that differentiates functions itself, with the layers of these as blocks."""
+
+import functools
+from collections.abc import Callable
+
+from jaxmem._auto.gradients import NAMES, differentiating
+from jaxmem._auto.rewriter import Rewriter, no_layers, work
+from jaxmem._auto.unseen import innermost, made_before
+from jaxmem._core.assignment import Decisions
+from jaxmem._tags.policy import decisions
+from jaxmem.errors import StepError
+
+
+def build_of(step: Callable) -> Callable:
+    """The function that `jaxmem.plan` takes: from a plan to the step under it, and from None to the
+    step as it is.
+    """
+
+    def auto(plan, *others):
+        if plan is None and not others:
+            return step
+        if others or not isinstance(plan, Decisions):
+            raise StepError(
+                f"auto: called with {type(plan).__name__} where a plan was expected; without a plan"
+                " `jaxmem.auto(step)` is for `jaxmem.plan`. To run a step, or to differentiate a"
+                " loss, give the plan too: jaxmem.auto(function, plan)"
+            )
+        return planned_step(step, decisions(plan))
+
+    return auto
+
+
+def planned_step(step: Callable, decided: Decisions) -> "PlannedStep":
+    """The step under a plan; one that is jitted keeps what was said to jit."""
+    return (JittedStep if hasattr(step, "trace") else PlannedStep)(step, decided)
+
+
+class PlannedStep:
+    """A step in which every function that it differentiates has its layers as blocks.
+
+    found: whether a layer was found until now.
+    """
+
+    def __init__(self, step: Callable, decided: Decisions):
+        self._step = step
+        self._rewriter = Rewriter(decided)
+        functools.update_wrapper(self, step, updated=())
+
+    @property
+    def found(self) -> bool:
+        return bool(self._rewriter.layers)
+
+    def __call__(self, *args, **kwargs):
+        return self._checked(self._step, args, kwargs)
+
+    def within(self, function: Callable, *args, **kwargs):
+        """Calls `function`, with the gradients that it takes being those of the planned step."""
+        names = getattr(innermost(self._step), "__globals__", {})
+        with differentiating(self._rewriter.with_blocks, names, look=not self.found):
+            return function(*args, **kwargs)
+
+    def _checked(self, function: Callable, args: tuple, kwargs: dict):
+        """Calls the step, or what traces it. Raises StepError where no layer is found in it."""
+        result = self.within(function, *args, **kwargs)
+        if not self.found:
+            raise self._no_layers()
+        return result
+
+    def _no_layers(self) -> StepError:
+        if searched := self._rewriter.searched:
+            return no_layers(*max(searched, key=lambda each: work(each[1])))
+        name = getattr(self._step, "__name__", type(self._step).__name__)
+        before = made_before(self._step)
+        made = f": it uses {', '.join(before)}" if before else ""
+        return StepError(
+            f"auto: {name!r} called none of {', '.join(f'jax.{n}' for n in NAMES)} while it was"
+            f" traced. A gradient function that was made before is not seen{made}. Make it inside"
+            " the step, as in `gradients = jax.grad(loss)(params, batch)`; or let it differentiate"
+            " jaxmem.auto(loss, plan), in a `build` that is given the plan"
+        )
+
+
+class JittedStep(PlannedStep):
+    """A step of `jax.jit` or `nnx.jit`, which is traced and lowered as before."""
+
+    def trace(self, *args, **kwargs):
+        return self._checked(self._step.trace, args, kwargs)  # pyright: ignore
+
+    def lower(self, *args, **kwargs):
+        return self._checked(self._step.lower, args, kwargs)  # pyright: ignore

@@ -1,0 +1,1 @@
+"""Picks what is worth deciding in one layer; may import `_jax` and `_tags`."""
