@@ -53,13 +53,13 @@ def auto(function: Callable, plan=_BUILD) -> Callable:
 
     @functools.wraps(function, updated=())
     def rewritten(*args, **kwargs):
-        if step.found:
+        if step.layers:
             return step(*args, **kwargs)
         call = traced(function, args, kwargs)
         if is_differentiated(call.closed.jaxpr):
             # A step; or a loss that holds a gradient, of a function without layers.
             step.within(traced, function, args, kwargs)
-            if step.found:
+            if step.layers:
                 return step(*args, **kwargs)
         result = rewriter.result(function, call)
         if not rewriter.layers:

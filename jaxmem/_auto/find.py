@@ -9,7 +9,7 @@ from jaxmem._auto.loops import holds_layers_within, is_loop, turn, with_body
 from jaxmem._auto.repeats import Repeat, between, part, repeats
 from jaxmem._jax.jaxpr import ClosedJaxpr, JaxprEqn, subjaxprs
 from jaxmem._jax.primitives import REMAT
-from jaxmem._jax.rewrite import Node, Program, equations, program_of, standing_for
+from jaxmem._jax.rewrite import Node, Program, equations, place_of, program_of, standing_for
 from jaxmem._tags.policy import Policy
 
 LABEL = "auto"
@@ -58,7 +58,9 @@ class Finder:
         if holds_layers_within(program):
             blocks = self.with_blocks(program)
             return with_body(node, lambda *inputs: blocks.run(inputs))
-        layer = layer_of(program, activations, self._label())
+        found = layer_of(program, activations, self._label())
+        turns = node.eqn.params["length"]
+        layer = dataclasses.replace(found, place=place_of(node), turns=turns)
         self.found.append(layer)
         return with_body(node, layer.block(self.plan, prevent_cse=False))
 
@@ -71,7 +73,10 @@ class Finder:
             label, layers = self._label(), list(stretch.layers())
             parts = [part(program, low, high) for low, high in layers]
             alike = layers_of(parts, between(program, layers), label)
-            self.found += alike
+            places = [place_of(program.nodes[low]) for low, _ in layers]
+            self.found += [
+                dataclasses.replace(layer, place=place) for layer, place in zip(alike, places)
+            ]
             ends = [program.nodes[high - 1] for _, high in layers]
             nodes += [_segment(last, layer, self.plan) for last, layer in zip(ends, alike)]
             done = layers[-1][1]

@@ -7,6 +7,7 @@ from jaxmem._auto.gradients import NAMES, differentiating
 from jaxmem._auto.rewriter import Rewriter, no_layers, work
 from jaxmem._auto.unseen import innermost, made_before
 from jaxmem._core.assignment import Decisions
+from jaxmem._layer.block import Layer
 from jaxmem._tags.policy import decisions
 from jaxmem.errors import StepError
 
@@ -36,10 +37,7 @@ def planned_step(step: Callable, decided: Decisions) -> "PlannedStep":
 
 
 class PlannedStep:
-    """A step in which every function that it differentiates has its layers as blocks.
-
-    found: whether a layer was found until now.
-    """
+    """A step in which every function that it differentiates has its layers as blocks."""
 
     def __init__(self, step: Callable, decided: Decisions):
         self._step = step
@@ -47,8 +45,9 @@ class PlannedStep:
         functools.update_wrapper(self, step, updated=())
 
     @property
-    def found(self) -> bool:
-        return bool(self._rewriter.layers)
+    def layers(self) -> list[Layer]:
+        """What was found until now."""
+        return self._rewriter.layers
 
     def __call__(self, *args, **kwargs):
         return self._checked(self._step, args, kwargs)
@@ -56,13 +55,13 @@ class PlannedStep:
     def within(self, function: Callable, *args, **kwargs):
         """Calls `function`, with the gradients that it takes being those of the planned step."""
         names = getattr(innermost(self._step), "__globals__", {})
-        with differentiating(self._rewriter.with_blocks, names, look=not self.found):
+        with differentiating(self._rewriter.with_blocks, names, look=not self.layers):
             return function(*args, **kwargs)
 
     def _checked(self, function: Callable, args: tuple, kwargs: dict):
         """Calls the step, or what traces it. Raises StepError where no layer is found in it."""
         result = self.within(function, *args, **kwargs)
-        if not self.found:
+        if not self.layers:
             raise self._no_layers()
         return result
 

@@ -19,12 +19,13 @@ from jaxmem.errors import JaxmemError, StepError
 
 EXPECTED = (
     "expected MODULE:FUNCTION, such as 'train:planned' or 'path/to/train.py:planned', where"
-    " FUNCTION takes nothing and returns (build, *args)"
+    " FUNCTION takes nothing and returns (build, *args); (step, *args) with --auto"
 )
 
 
 def load_entry(name: str) -> tuple[Callable, tuple]:
-    """Calls the function that `name` points to, and returns `build` and the step's arguments.
+    """Calls the function that `name` points to, and returns the two parts of what it returns: the
+    first, `build` or with --auto the step itself, and the step's arguments.
 
     Raises StepError if there is no such module or function, or it returns something else; what the
     user's code raises meanwhile, or later in `build`, is the StepError's cause.

@@ -10,6 +10,10 @@ STEP = (
     "where FUNCTION takes nothing and returns (build, *args), as jaxmem.plan gets them;"
     " FILE.py:FUNCTION will do too"
 )
+AUTO = (
+    "FUNCTION returns the training step itself, as it is: jaxmem finds its layers and what is worth"
+    " deciding in them (jaxmem.auto)"
+)
 BUDGET = (
     'bytes of the whole step on one device, "12GiB", or "90%%" of the usable memory (default: all'
     " of it)"
@@ -94,6 +98,7 @@ def _plan(command) -> None:
         "plan", "choose an action for every tagged tensor, and compile the step within the budget"
     )
     one.add_argument("step", metavar="MODULE:FUNCTION", help=STEP)
+    one.add_argument("--auto", action="store_true", help=AUTO)
     one.add_argument("--budget", metavar="B", help=BUDGET)
     one.add_argument("--host-budget", metavar="B", help="the same for tensors in host memory")
     one.add_argument("--target", metavar="T", default="local", help=TARGET)
@@ -110,10 +115,14 @@ def _of_a_step(command) -> None:
     one = command("verify", "check that a plan is this step's, and compile the step under it")
     one.add_argument("plan", metavar="PLAN.json")
     one.add_argument("step", metavar="MODULE:FUNCTION", help=STEP)
+    one.add_argument("--auto", action="store_true", help=AUTO)
     one.add_argument("--json", action="store_true", help="print JSON")
 
     one = command("explain", "tell what holds the peak of a step's memory, by name")
     one.add_argument("step", metavar="MODULE:FUNCTION", help=STEP)
+    one.add_argument(
+        "--auto", action="store_true", help=f"{AUTO}; and print what it finds, with its lines"
+    )
     one.add_argument("--plan", metavar="FILE", help="under this plan (default: everything kept)")
     one.add_argument(
         "--target", metavar="T", help=TARGET.replace("(default)", "(default: the plan's, or this)")

@@ -8,7 +8,10 @@ import dataclasses
 import functools
 import pathlib
 import sys
+from collections.abc import Callable
 
+from jaxmem._auto.auto import auto
+from jaxmem._auto.seen import seen
 from jaxmem._cli.entry import load_entry
 from jaxmem._cli.output import check_outputs, deliver, print_json, say
 from jaxmem._cli.progress import progress
@@ -32,7 +35,7 @@ def plan(args: argparse.Namespace) -> int:
     check_outputs(outputs, {code: "the step's own code"})
     codecs, microbatches = _codecs(args.codecs), _microbatches(args.microbatches)
     with _prints_apart(args):
-        build, arguments = load_entry(args.step)
+        build, arguments = _entry(args)
         with progress():
             made = make_plan(
                 build,
@@ -61,7 +64,7 @@ def verify(args: argparse.Namespace) -> int:
         )
     loaded = Plan.load(args.plan)
     with _prints_apart(args):
-        build, arguments = load_entry(args.step)
+        build, arguments = _entry(args)
         with progress():
             LOG.info("compiling the step under the plan")
             found = verify_plan(loaded, build, *arguments)
@@ -82,16 +85,26 @@ def verify(args: argparse.Namespace) -> int:
 def explain(args: argparse.Namespace) -> int:
     chosen = None if args.plan is None else Plan.load(args.plan)
     with _prints_apart(args):
-        build, arguments = load_entry(args.step)
+        build, arguments = _entry(args)
+        layers = seen(build(None), arguments) if args.auto else ()
         target = args.target or (chosen.target if chosen else "local")
         with progress():
             LOG.info("compiling the step, and reading its buffers")
             found = make_explanation(build, *arguments, plan=chosen, target=target)
     if args.json:
-        print_json(dataclasses.asdict(found))
+        told = {"layers": [dataclasses.asdict(layer) for layer in layers]} if args.auto else {}
+        print_json(told | dataclasses.asdict(found))
     else:
+        for layer in layers:
+            say(f"{layer}\n")
         say(str(found))
     return 0
+
+
+def _entry(args: argparse.Namespace) -> tuple[Callable, tuple]:
+    """`build` and the step's arguments; with --auto the build of a step as it is."""
+    first, arguments = load_entry(args.step)
+    return (auto(first) if args.auto else first), arguments
 
 
 def _prints_apart(args: argparse.Namespace) -> contextlib.AbstractContextManager:

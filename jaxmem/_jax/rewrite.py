@@ -5,6 +5,7 @@ of custom derivatives stay whole, and each operation keeps its place in the sour
 """
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -139,8 +140,12 @@ def standing_for(
 
 
 def place_of(node: Node) -> str:
-    """The user's file and line of a node, such as "model.py:12"."""
-    return source_info_util.summarize(node.eqn.source_info)
+    """The user's file, line and function of a node, such as "model.py:12:4 (layer)"; a file of a
+    package by its path in the package.
+    """
+    place = source_info_util.summarize(node.eqn.source_info)
+    _, packages, inside = place.rpartition("site-packages" + os.sep)
+    return inside if packages else place.removeprefix(os.getcwd() + os.sep)
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:

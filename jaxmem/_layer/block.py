@@ -30,11 +30,20 @@ _READS_ITSELF = {"tanh": tanh_tangent, "logistic": sigmoid_tangent, "exp": exp_t
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A layer found in a function: its program, what it is called in a plan, and its candidates."""
+    """A layer found in a function.
+
+    label: what it is called in a plan.
+    program: what it computes, with each softmax as one node.
+    candidates: its values that get a tag.
+    place: the user's file and line of its loop, or of its first operation.
+    turns: how often its loop runs it.
+    """
 
     label: str
     program: Program
     candidates: tuple[Candidate, ...]
+    place: str = ""
+    turns: int = 1
 
     def block(self, plan, prevent_cse: bool) -> Callable[..., list]:
         """The layer as a function of its inputs, decided by `plan`."""

@@ -65,6 +65,25 @@ def test_a_step_is_explained(folder, capsys):
     assert sum(part["bytes"] for part in explained["parts"]) == explained["total_bytes"]
 
 
+def test_a_step_as_it_is_is_planned_verified_and_explained(folder, capsys):
+    assert run("plan steps:a_step --auto --budget 400KB --out auto.json") == 0
+    assert "auto" in jaxmem.Plan.load("auto.json").actions
+    assert run("verify auto.json steps:a_step --auto") == 0
+    capsys.readouterr()
+    assert run("explain steps:a_step --auto --plan auto.json") == 0
+    out = capsys.readouterr().out
+    assert "auto: 4 layers, steps.py:" in out
+    assert "the layer's input" in out
+    assert "under the plan" in out
+    assert run("explain steps:a_step --auto --json") == 0
+    (layers,) = json.loads(capsys.readouterr().out)["layers"]
+    assert layers["count"] == 4
+    assert {"in", "linear"} <= {tag["name"] for tag in layers["tags"]}
+    assert all("steps.py:" in tag["place"] for tag in layers["tags"] if tag["name"] != "in")
+    assert run("plan steps:a_loss --auto") == 2
+    assert "called none of jax.grad" in capsys.readouterr().err
+
+
 def test_microbatches_and_codecs_are_the_planners(folder, capsys, monkeypatch):
     given = {}
     monkeypatch.setattr(
