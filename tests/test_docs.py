@@ -85,6 +85,19 @@ def test_auto_is_shown_as_it_runs(tmp_path, monkeypatch):
     assert np.isfinite(value)
 
 
+@pytest.mark.slow
+@pytest.mark.jax_defaults
+@pytest.mark.filterwarnings("default")  # Transformers says that its Flax models are deprecated
+def test_models_of_libraries_are_shown_as_they_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    found = run("libraries.md")
+    loaded = jaxmem.Plan.load("gpt2.json")
+    assert loaded.compiled_bytes <= 400 * 2**20 < loaded.baseline_bytes / 2
+    assert found["plan"].compiled_bytes <= 60 * 2**20 < found["plan"].baseline_bytes / 2
+    assert np.isfinite(found["value"])
+
+
 @pytest.mark.jax_defaults
 def test_adama_is_shown_as_it_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

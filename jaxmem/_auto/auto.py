@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 
 from jaxmem._auto.calls import traced
-from jaxmem._auto.find import read
 from jaxmem._auto.rewriter import Rewriter, no_layers
 from jaxmem._auto.step import build_of, planned_step
 from jaxmem._jax.rewrite import is_differentiated

@@ -2,14 +2,14 @@
 
 import dataclasses
 
-from jaxmem._layer.block import Layer, layer_of, layers_of
 from jaxmem._auto.branches import branches, with_branches
-from jaxmem._layer.graph import Graph
 from jaxmem._auto.loops import holds_layers_within, is_loop, turn, with_body
 from jaxmem._auto.repeats import Repeat, between, part, repeats
 from jaxmem._jax.jaxpr import ClosedJaxpr, JaxprEqn, subjaxprs
 from jaxmem._jax.primitives import REMAT
 from jaxmem._jax.rewrite import Node, Program, equations, place_of, program_of, standing_for
+from jaxmem._layer.block import Layer, layer_of, layers_of
+from jaxmem._layer.graph import Graph
 from jaxmem._tags.policy import Policy
 
 LABEL = "auto"

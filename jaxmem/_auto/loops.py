@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from jaxmem._layer.graph import Graph, flops, is_inexact, through
 from jaxmem._jax.jaxpr import ClosedJaxpr, as_scan
 from jaxmem._jax.primitives import VIEWS
 from jaxmem._jax.rewrite import Node, Program
+from jaxmem._layer.graph import Graph, flops, is_inexact, through
 
 SHARE = 0.6  # of a turn's FLOPs: what an inner loop holds more of is where the layers are
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jaxmem._layer.graph import Graph, flops
 from jaxmem._jax.jaxpr import Literal, text_of
 from jaxmem._jax.rewrite import Node, Program
+from jaxmem._layer.graph import Graph, flops
 
 SHORTEST = 4  # operations: what repeats faster is no layer
 # Of parameters these say where a layer's share lies, or are addresses: equal layers differ in them.

@@ -5,6 +5,7 @@ nothing can be put in its place; what can be done is to say which line to change
 """
 
 import functools
+import itertools
 import types
 from collections.abc import Callable, Iterator
 
@@ -14,7 +15,7 @@ _DEPTH = 3  # functions of the user's that call each other
 
 
 def made_before(step: Callable) -> list[str]:
-    """The gradient functions that the step's code names, such as "grad_fn (of loss, train.py:12)"."""
+    """Gradient functions that a step's code names, such as "grad_fn (of loss, train.py:12)"."""
     found: dict[str, None] = {}
     _search(step, _DEPTH, found, set())
     return list(found)
@@ -75,7 +76,7 @@ def _wrapped(function) -> list:
 def _differentiated(value):
     """The function of which `value` is the gradient, as JAX makes it; None if it is none."""
     chain = _wrapped(value)
-    for outer, inner in zip(chain, chain[1:]):
+    for outer, inner in itertools.pairwise(chain):
         if getattr(outer, "__code__", None) in _codes_of_gradients():
             return inner
     return None

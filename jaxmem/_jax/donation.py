@@ -49,5 +49,6 @@ def warn_of_copies(traced: jax.stages.Traced, what: str) -> None:
     warn(
         f"{what}: the step replaces {show_bytes(total)} of its argument"
         f"{'s' if len(found) > 1 else ''} {names} and does not donate them, so they are held twice;"
-        f" jit it with donate_argnums={argnums}"
+        f" jit it with donate_argnums={argnums}, or give a step without jit all that it replaces as"
+        " its first argument"
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from jaxmem._jax.filtered import Filtered, takes_more_than_arrays
 from jaxmem.errors import JaxmemError, StepError
 from jaxmem_kernels import abstract_devices
 
@@ -17,7 +18,8 @@ from jaxmem_kernels import abstract_devices
 def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
     """Traces the step, and returns its own stage, to compile, and JAX's, to read.
 
-    The two differ for nnx.jit. A plain function is compiled with its first argument donated.
+    The two differ for nnx.jit, and where arguments hold more than arrays. A plain function is
+    compiled with its first argument donated.
 
     Raises StepError if `build` does not return a step, or the step cannot be traced for `args`.
     """
@@ -33,10 +35,10 @@ def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
             f"plan: `build` returned {type(step).__name__}; expected the training step: a function,"
             " jax.jit or nnx.jit of one"
         )
-    jitted = step if hasattr(step, "trace") else jax.jit(step, donate_argnums=0 if args else ())
+    jitted = step if hasattr(step, "trace") else _jitted(step, args)
     try:
         with abstract_devices() if _is_abstract(args) else contextlib.nullcontext():
-            stage = jitted.trace(*args)
+            stage: Any = jitted.trace(*args)
     except JaxmemError:
         raise
     except Exception as error:
@@ -44,7 +46,13 @@ def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
             "plan: the step that `build` returned cannot be traced for the arguments given"
             f" ({_shapes(args)}): {described(error)}"
         ) from error
-    return stage, getattr(stage, "traced", stage)  # nnx.jit wraps JAX's stage
+    return stage, getattr(stage, "traced", stage)  # nnx.jit and `Filtered` wrap JAX's stage
+
+
+def _jitted(step, args: tuple):
+    if takes_more_than_arrays(args):
+        return Filtered(step)
+    return jax.jit(step, donate_argnums=0 if args else ())
 
 
 def described(error: BaseException) -> str:

@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 
+from jaxmem._jax.jaxpr import flatten
+from jaxmem._jax.rewrite import Node, Program
+from jaxmem._jax.vary import axes_of, varying
 from jaxmem._layer.candidates import MOST, Candidate, candidates
 from jaxmem._layer.graph import Graph, is_costly, is_inexact
 from jaxmem._layer.names import named
 from jaxmem._layer.softmax import Softmax, with_softmaxes
-from jaxmem._jax.jaxpr import flatten
-from jaxmem._jax.rewrite import Node, Program
-from jaxmem._jax.vary import axes_of, varying
 from jaxmem._tags.operations import (
     exp_tangent,
     self_tagged,

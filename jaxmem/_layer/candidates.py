@@ -2,9 +2,9 @@
 
 import dataclasses
 
+from jaxmem._jax.primitives import POINTWISE_LINEAR, VIEWS
 from jaxmem._layer.graph import SOFTMAX, Graph, is_costly
 from jaxmem._layer.kinds import kind_of, kind_of_product
-from jaxmem._jax.primitives import POINTWISE_LINEAR, VIEWS
 
 SMALLEST = 1 / 64  # of the largest activation: what is smaller is not worth a variable
 MOST = 24  # a layer: more make the program slower, and the table longer, than they save

@@ -1,7 +1,7 @@
 """What a value is, told from how it was made and what reads it: the kind that decides its codec."""
 
-from jaxmem._layer.graph import SOFTMAX, Graph, is_costly
 from jaxmem._jax.primitives import VIEWS
+from jaxmem._layer.graph import SOFTMAX, Graph, is_costly
 
 # Operations that hand a value on to an attention: views, slices, and what rotates or scales it.
 _HANDED = VIEWS | {"split", "concatenate", "mul", "add", "sub", "neg", "select_n", "div"}

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from jaxmem._layer.graph import SOFTMAX, Graph, through
 from jaxmem._jax.primitives import VIEWS
 from jaxmem._jax.rewrite import Node, Program
+from jaxmem._layer.graph import SOFTMAX, Graph, through
 
 
 @dataclasses.dataclass(frozen=True)

@@ -158,7 +158,7 @@ def test_an_nnx_step_is_planned():
 
 
 def test_two_losses_have_labels_of_their_own_and_keep_them():
-    other, params, args = models.mixture_of_experts()
+    other, params, _ = models.mixture_of_experts()
 
     def step(state, batch):
         first = jax.jit(jax.grad(LOSS))(state[0], batch)
