@@ -3,13 +3,14 @@
 import dataclasses
 
 from jaxmem._auto.branches import branches, with_branches
-from jaxmem._auto.loops import holds_layers_within, is_loop, turn, with_body
+from jaxmem._auto.loops import holds_layers_within, is_loop, turn, with_bodies
 from jaxmem._auto.repeats import Repeat, between, part, repeats
 from jaxmem._jax.jaxpr import ClosedJaxpr, JaxprEqn, subjaxprs
 from jaxmem._jax.primitives import REMAT
 from jaxmem._jax.rewrite import Node, Program, equations, place_of, program_of, standing_for
 from jaxmem._layer.block import Layer, layer_of, layers_of
 from jaxmem._layer.graph import Graph
+from jaxmem._tags.groups import groups_of
 from jaxmem._tags.policy import Policy
 
 LABEL = "auto"
@@ -57,12 +58,15 @@ class Finder:
         program, activations = turn(node, read, graph)
         if holds_layers_within(program):
             blocks = self.with_blocks(program)
-            return with_body(node, lambda *inputs: blocks.run(inputs))
+            turns = node.eqn.params["length"]
+            return with_bodies(node, [(0, turns, lambda *inputs: blocks.run(inputs))])
         found = layer_of(program, activations, self._label())
         turns = node.eqn.params["length"]
         layer = dataclasses.replace(found, place=place_of(node), turns=turns)
         self.found.append(layer)
-        return with_body(node, layer.block(self.plan, prevent_cse=False))
+        groups = groups_of(self.plan, layer.label, turns)
+        blocks = [(g.start, g.stop, layer.block(g.policy, prevent_cse=False)) for g in groups]
+        return with_bodies(node, blocks)
 
     def _unrolled(self, program: Program, stretches: list[Repeat]) -> Program:
         """The layers of Python loops as blocks: those of one stretch share their decisions."""
@@ -78,7 +82,9 @@ class Finder:
                 dataclasses.replace(layer, place=place) for layer, place in zip(alike, places)
             ]
             ends = [program.nodes[high - 1] for _, high in layers]
-            nodes += [_segment(last, layer, self.plan) for last, layer in zip(ends, alike)]
+            groups = groups_of(self.plan, label, len(layers))
+            policies = [g.policy for g in groups for _ in range(g.start, g.stop)]
+            nodes += [_segment(*each) for each in zip(ends, alike, policies)]
             done = layers[-1][1]
         return dataclasses.replace(program, nodes=(*nodes, *program.nodes[done:]))
 
@@ -94,11 +100,11 @@ class Finder:
         return results
 
 
-def _segment(last: Node, layer: Layer, plan) -> Node:
+def _segment(last: Node, layer: Layer, policy: Policy) -> Node:
     """One node that runs a layer in the place of its nodes, of which `last` is the last."""
     program = layer.program
     outputs = tuple(v for v in program.outputs if isinstance(v, int))
-    block = layer.block(plan, prevent_cse=True)
+    block = layer.block(policy, prevent_cse=True)
     return standing_for(last, LABEL, program.inputs, outputs, block)
 
 

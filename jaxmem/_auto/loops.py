@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 
 from jaxmem._jax.jaxpr import ClosedJaxpr, as_scan
 from jaxmem._jax.primitives import VIEWS
@@ -60,25 +61,48 @@ def _slices(node: Node) -> bool:
     return scan.consts + scan.carry < len(node.inputs)
 
 
-def with_body(node: Node, step: Callable[..., Sequence]) -> Node:
-    """The scan with `step` as its body: from a turn's inputs to its outputs."""
+def with_bodies(node: Node, bodies: Sequence[tuple[int, int, Callable]]) -> Node:
+    """The scan with other bodies, from a turn's inputs to its outputs.
+
+    bodies: (start, stop, body) for turns `start` up to `stop`, in the order in which they run. If
+      there are several, a scan runs each, and what is sliced is divided among them.
+    """
     scan = as_scan(node.eqn)
     assert scan is not None
     consts, carry, params = scan.consts, scan.carry, node.eqn.params
+    turns, backward = params["length"], params["reverse"]
+
+    def part(array, start: int, stop: int):
+        if stop - start == turns:
+            return array
+        return array[turns - stop : turns - start] if backward else array[start:stop]
 
     def call(*operands):
-        def body(carried, sliced):
-            results = step(*operands[:consts], *carried, *sliced)
-            return tuple(results[:carry]), tuple(results[carry:])
-
-        last, stacked = jax.lax.scan(
-            body,
-            tuple(operands[consts : consts + carry]),
-            tuple(operands[consts + carry :]),
-            length=params["length"],
-            reverse=params["reverse"],
-            unroll=params["unroll"],
-        )
-        return (*last, *stacked)
+        carried, sliced = operands[consts : consts + carry], operands[consts + carry :]
+        pieces = []
+        for start, stop, step in bodies:
+            carried, stacked = jax.lax.scan(
+                _body(step, operands[:consts], carry),
+                tuple(carried),
+                tuple(part(x, start, stop) for x in sliced),
+                length=stop - start,
+                reverse=backward,
+                unroll=params["unroll"],
+            )
+            pieces.append(stacked)
+        if len(pieces) == 1:
+            return (*carried, *pieces[0])
+        in_place = pieces[::-1] if backward else pieces
+        return (*carried, *(jnp.concatenate(each) for each in zip(*in_place)))
 
     return dataclasses.replace(node, call=call)
+
+
+def _body(step: Callable, whole: Sequence, carry: int) -> Callable:
+    """A scan's body of `step`, which takes what is read whole, what is carried, and the slices."""
+
+    def body(carried, sliced):
+        results = step(*whole, *carried, *sliced)
+        return tuple(results[:carry]), tuple(results[carry:])
+
+    return body

@@ -12,8 +12,8 @@ from jaxmem._core.profile import BlockClass, Profile
 
 
 def divisible(profile: Profile) -> BlockClass | None:
-    """The block whose layers a plan may divide: of those that `jaxmem.stack` loops over, the one
-    that saves the most bytes with everything kept. None where there is no such block.
+    """The block whose layers a plan may divide, as those of `jaxmem.stack` and `jaxmem.auto`: the
+    one that saves the most bytes with everything kept. None where there is no such block.
 
     A label that several blocks share is left out: a group's label would not tell which it divides.
     """

@@ -83,7 +83,7 @@ class BlockClass:
     flops: float = 0.0  # of the matrix products of both
     # of keeping each of `inputs` raw: its writing and reading; empty: nothing
     input_seconds: tuple[float, ...] = ()
-    stacked: bool = False  # layers of jaxmem.stack, which a plan may divide into groups
+    stacked: bool = False  # whether a plan may divide the layers into groups
 
     @property
     def everything_bytes(self) -> int:

@@ -218,16 +218,18 @@ def _like(atom, operands):
     return jnp.full(aval.shape, first, aval.dtype)
 
 
+_OWN = ("name", "sharding", "layout", "start_indices", "limit_indices")  # of an equation's params
+
+
 def describe(equation: FlatEquation, avals: list) -> str:
-    """Returns a text that is equal for equal work: primitive, shapes and parameters, without
-    addresses and names.
+    """Returns a text that is equal for equal work: primitive, shapes and parameters.
+
+    It leaves out addresses and names, and what tells one layer of a Python loop from the next:
+    where a slice of stacked parameters begins, and which number is folded into a random key.
     """
-    operands = [avals[v].str_short() if isinstance(v, int) else f"{v.val}" for v in equation.inputs]
-    params = sorted(
-        (k, str(v))
-        for k, v in equation.eqn.params.items()
-        if k not in ("name", "sharding", "layout")
-    )
+    shape = lambda v: avals[v].str_short() if isinstance(v, int) else f"number {v.aval.str_short()}"
+    operands = [shape(v) for v in equation.inputs]
+    params = sorted((k, str(v)) for k, v in equation.eqn.params.items() if k not in _OWN)
     text = f"{equation.eqn.primitive.name} {operands} {params}"
     return text_of(text)
 

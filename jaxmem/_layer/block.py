@@ -21,7 +21,6 @@ from jaxmem._tags.operations import (
     softmax_tangent,
     tanh_tangent,
 )
-from jaxmem._tags.policy import remat_policy
 from jaxmem._tags.tag import tag, tag_p
 
 _NUMBER = "value "  # begins a tag's name where every value is tagged by its number
@@ -45,9 +44,8 @@ class Layer:
     place: str = ""
     turns: int = 1
 
-    def block(self, plan, prevent_cse: bool) -> Callable[..., list]:
-        """The layer as a function of its inputs, decided by `plan`."""
-        policy: Any = remat_policy(plan, block=self.label)
+    def block(self, policy: Any, prevent_cse: bool) -> Callable[..., list]:
+        """The layer as a function of its inputs, under a policy of `_tags`."""
         tagged = _tagged(self.program, self.candidates)
         return jax.checkpoint(tagged, policy=policy, prevent_cse=prevent_cse)
 

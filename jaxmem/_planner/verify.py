@@ -82,7 +82,7 @@ def _check_model(plan: Plan, blocks: list[BlockClass], idle: set[str]) -> None:
             fail(
                 f"actions.{label}",
                 "a group of layers",
-                "and the model's layers are in no jaxmem.stack",
+                "and the model's layers are in neither jaxmem.stack nor jaxmem.auto",
             )
         for name in choices.keys() - tags[block] - {REST}:
             fail(

@@ -43,7 +43,7 @@ class Instance:
     layers: for how many runs of the equation saved tensors are alive at once.
     runs: how often the equation runs in a step.
     sharded: whether shapes are those of one device already, as inside `jax.shard_map`.
-    stacked: whether it is a layer of `jaxmem.stack`.
+    divisible: of how many layers a plan may divide it is one; 0 where a plan may not.
     """
 
     label: str
@@ -54,7 +54,7 @@ class Instance:
     layers: int
     runs: int
     sharded: bool
-    stacked: bool
+    divisible: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +239,7 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
             layers *= length
     policy, cotangents = eqn.params["policy"], frozenset(cotangents)
     return Instance(
-        policy.block, flat, cotangents, boundary, charged, layers, runs, sharded, policy.stacked
+        policy.block, flat, cotangents, boundary, charged, layers, runs, sharded, policy.layers
     )
 
 

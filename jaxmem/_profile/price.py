@@ -133,7 +133,8 @@ def priced_class(
         forward_seconds=price[made.forward] / shards,
         backward_seconds=price[made.backward] / shards,
         flops=flops / shards,
-        stacked=all(i.stacked for i in instances),
+        # Not if the loop over the layers runs twice: a group would be of half of them.
+        stacked={i.divisible for i in instances} == {sum(i.layers for i in instances)},
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._stack.groups import Group
+from jaxmem._tags.groups import Group
 from jaxmem._stack.layer import Residuals, forward
 
 Into = Callable[[Any, Any, Any], Any]  # (state, i, gradient of layer i) -> state

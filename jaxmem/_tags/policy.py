@@ -70,13 +70,13 @@ class Policy:
     block: the label of the block, or of the group of layers, that it is for.
     choices: (tag name, choice) in the order of the names; a tag that is absent is recomputed. None
       keeps everything.
-    stacked: whether the block is a layer of `jaxmem.stack`, whose layers a plan may divide into
-      groups.
+    layers: how many layers there are where a plan may divide them into groups, as those of
+      `jaxmem.stack` and `jaxmem.auto`; 0 where it may not.
     """
 
     block: str
     choices: tuple[tuple[str, Choice], ...] | None = None
-    stacked: bool = False
+    layers: int = 0
 
     def __call__(self, primitive, *_, **params):
         check_remat3()
@@ -132,13 +132,13 @@ def decisions(plan) -> Decisions:
     return plan
 
 
-def policy_for(decided: Decisions, label: str, *, stacked: bool = False) -> Policy:
+def policy_for(decided: Decisions, label: str, *, layers: int = 0) -> Policy:
     """The policy of the block, or of the group of layers, that stands under `label`."""
     choices = decided.choices_for(label)
     if choices.get(REST) == KEEP:  # one spelling, since partial evaluation caches on the policy
-        return Policy(label, None, stacked)
+        return Policy(label, None, layers)
     chosen = ((tag, Choice(c.action, c.codec)) for tag, c in choices.items())
-    return Policy(label, tuple(sorted(chosen)), stacked)
+    return Policy(label, tuple(sorted(chosen)), layers)
 
 
 def remat_policy(plan, *, block: str | None = None) -> Policy:

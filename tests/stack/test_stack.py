@@ -344,7 +344,7 @@ def test_wrong_arguments(name):
 @pytest.mark.parametrize("ends", [(2,), (2, 4), (5,)])
 def test_a_plan_of_other_layers(ends):
     (weights, numbers), x = parameters(3), models.batch(2, 8, 16, jnp.float64)
-    with pytest.raises(jaxmem.errors.TagError, match="holds 3 layers"):
+    with pytest.raises(jaxmem.errors.TagError, match="there are 3 layers"):
         stack_loss(grouped(ends, ("keep", "recompute")))(weights, numbers, x)
 
 

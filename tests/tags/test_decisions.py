@@ -7,7 +7,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Choice
-from jaxmem._stack.groups import groups_of
+from jaxmem._tags.groups import groups_of
 from jaxmem.errors import TagError
 from jaxmem.plans import Assignment
 
@@ -33,7 +33,7 @@ def test_groups_of_an_object_are_not_lost(plan):
         (0, 1, {"up": KEEP}),
         (1, 3, {"up": INT4}),
     ]
-    assert all(group.policy.stacked for group in found)
+    assert all(group.policy.layers == 3 for group in found)
 
 
 def test_everything_kept_is_one_policy_however_it_is_said():

@@ -27,14 +27,14 @@ def groups_of(plan, block: str, layers: int) -> tuple[Group, ...]:
     decided = decisions(plan)
     found = decided.groups(block)
     if not found:
-        return (Group(0, layers, policy_for(decided, block, stacked=True)),)
+        return (Group(0, layers, policy_for(decided, block, layers=layers)),)
     # Each group must start where the one before it stops, the first at 0, the last at the end.
     ends = [0, *(stop for _, stop in found)]
     if [start for start, _ in found] != ends[:-1] or ends[-1] != layers:
         raise TagError(
-            "stack: `plan` has groups of layers"
-            f" {', '.join(group_label(block, *r) for r in found)}, and `params` holds {layers}"
-            f" layers; the groups must be layers 0 to {layers}, each once: plan this model anew"
+            "remat_policy: `plan` has groups of layers"
+            f" {', '.join(group_label(block, *r) for r in found)}, and there are {layers} layers;"
+            f" the groups must be layers 0 to {layers}, each once: plan this model anew"
         )
-    of = lambda start, stop: policy_for(decided, group_label(block, start, stop), stacked=True)
-    return tuple(Group(*r, of(*r)) for r in found)
+    of = lambda label: policy_for(decided, label, layers=layers)
+    return tuple(Group(*r, of(group_label(block, *r))) for r in found)
