@@ -106,6 +106,7 @@ class Profile:
     time_source: str  # "measured" | "xla" | "roofline"
     idle_tags: tuple[str, ...] = ()  # tagged, but no backward reads them: any action is the same
     idle_blocks: tuple[str, ...] = ()  # labels of blocks that no gradient runs through: likewise
+    unrolled: tuple[str, ...] = ()  # labels of blocks whose layers a Python loop repeats
     disturbed: float = 0.0  # share of the times that were measured while the machine was busy
 
     @property

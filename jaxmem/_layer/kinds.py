@@ -11,7 +11,7 @@ _CURVED = {"tanh", "erf", "erfc", "logistic", "custom_jvp_call", "max", "exp"}
 
 def kind_of(graph: Graph, value: int) -> str:
     """One of `jaxmem.codecs.KINDS`."""
-    if value in graph.program.inputs:
+    if value not in graph.maker:  # an input, or what the function closes over
         return "residual"
     if not graph.inexact(value):
         return "mask"

@@ -32,10 +32,21 @@ def fastest(problem: Problem) -> Solution | None:
 
 def within_budget(trials: Trials, model: Expected, count: int) -> list[Solution]:
     """Returns the fastest assignments for the room that is left, and for a little less of it: one
-    for each of the first `count` of `SHARES`, where there is one.
+    for each of the first `count` of `SHARES`, where there is one. All but the first share are less
+    by what the predictions of this search were short by at most.
     """
-    found = [fastest(trials.problem(model, share)) for share in SHARES[:count]]
+    short = _short(trials)
+    shares = [SHARES[0], *(share - short for share in SHARES[1:])][:count]
+    found = [fastest(trials.problem(model, share)) for share in shares]
     return [solution for solution in found if solution is not None]
+
+
+def _short(trials: Trials) -> float:
+    """The share of the room by which a prediction was short at most. The first trial's is left
+    out, since no plan had taught anything before it; the least of `SHARES` allows for a little.
+    """
+    errors = [(t.total - t.predicted_bytes) / trials.limits.room for t in trials.tried[1:]]
+    return max([0.0, *(error - (1 - SHARES[1]) for error in errors)])
 
 
 def towards_the_least(trials: Trials, model: Expected) -> tuple[Solution | None, list[Solution]]:

@@ -10,7 +10,7 @@ from jaxmem._core.database import Database
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._core.warn import warn
-from jaxmem._device.support import allowed_actions, budget_notes
+from jaxmem._device.support import allowed_actions, budget_notes, unrolled_obstacle
 from jaxmem._device.target import Target
 from jaxmem._jax.arguments import argument_bytes, shards_of
 from jaxmem._jax.donation import warn_of_copies
@@ -116,6 +116,7 @@ def _plan(
     )
     profile_seconds = time.perf_counter() - start
     warn_of_copies(traced, "plan")
+    _warn_of_unrolled(profile, target, arguments, limits)
     _warn_of_waste(profile)
     # Search: solve and compile in turns. The idle blocks are known only from the profile.
     steps = StepCompiler(build, args, backend, profile.idle_blocks)
@@ -136,6 +137,23 @@ def _time_notes(profile: Profile) -> tuple[str, ...]:
         f"{profile.disturbed:.0%} of the times were measured while the machine was busy, and may be"
         f" too long; a plan made in {RETRY_SECONDS // 60} minutes or later measures them again, and"
         " one made with `fresh=True` does so at once",
+    )
+
+
+def _warn_of_unrolled(profile: Profile, target: Target, arguments: int, limits: Limits) -> None:
+    """Warns, before anything is compiled, of layers for which plans will save little here, if all
+    that they keep does not fit.
+
+    arguments: bytes of the step's arguments.
+    """
+    obstacle = unrolled_obstacle(target)
+    kept = sum(b.layers * b.everything_bytes for b in profile.blocks)
+    if not profile.unrolled or obstacle is None or arguments + kept <= limits.room:
+        return
+    warn(
+        f"plan: the layers of block {', '.join(map(repr, profile.unrolled))} follow each other"
+        f" without a loop, and {obstacle}: recomputing saves little here; loop over them with"
+        " jax.lax.scan, update jaxlib, or plan for a GPU with target="
     )
 
 

@@ -37,12 +37,14 @@ def profile(
     found = blocks_of(jaxpr)
     jobs = Jobs(target.local)
     # First draft all classes, whose prices are jobs; then time all jobs at once; then price.
-    unrolled: set[str] = set()
-    if target.platform == "cuda" and any(a.offloads for a in actions):
-        unrolled = _unrolled(found.classes)
+    unrolled = _unrolled(found.classes)
+    offloads = target.platform == "cuda" and any(a.offloads for a in actions)
+    if offloads and unrolled:
+        _warn_of_offload(unrolled)
     drafts = []
     for number, (graph, instances) in enumerate(found.classes):
-        here = [a for a in actions if not (a.offloads and instances[0].label in unrolled)]
+        left_out = offloads and instances[0].label in unrolled
+        here = [a for a in actions if not (a.offloads and left_out)]
         drafts.append(unpriced(graph, number, here, codecs, jobs))
     times = job_times(jobs.jobs, backend, database)
     price = jobs.prices(times.seconds)
@@ -60,6 +62,7 @@ def profile(
         time_source=times.source,
         idle_tags=_idle_tags(blocks, found.tag_names),
         idle_blocks=found.idle,
+        unrolled=unrolled,
         disturbed=times.disturbed,
     )
 
@@ -74,22 +77,22 @@ def block_classes(jaxpr) -> list[BlockClass]:
     ]
 
 
-def _unrolled(classes: Sequence[Class]) -> set[str]:
-    """Returns labels of blocks that a Python loop repeats, for which offload is left out, with a
-    warning.
-    """
+def _unrolled(classes: Sequence[Class]) -> tuple[str, ...]:
+    """Returns labels of blocks that a Python loop repeats."""
     repeats: dict[str, list[int]] = {}
     for _, instances in classes:
         repeats.setdefault(instances[0].label, []).extend(i.layers for i in instances)
     # Several instances under one label, each of one layer: no loop of the program repeats them.
-    labels = {label for label, layers in repeats.items() if len(layers) > 1 and max(layers) == 1}
-    if labels:
-        warn(
-            f"jaxmem: offload is left out for block {', '.join(map(repr, sorted(labels)))}: its"
-            " layers are unrolled in Python, and XLA:GPU would keep what they offload on the"
-            " device; loop over the layers with jax.lax.scan"
-        )
-    return labels
+    found = (label for label, layers in repeats.items() if len(layers) > 1 and max(layers) == 1)
+    return tuple(sorted(found))
+
+
+def _warn_of_offload(unrolled: Sequence[str]) -> None:
+    warn(
+        f"jaxmem: offload is left out for block {', '.join(map(repr, unrolled))}: its layers are"
+        " unrolled in Python, and XLA:GPU would keep what they offload on the device; loop over the"
+        " layers with jax.lax.scan"
+    )
 
 
 def _idle_tags(blocks: Sequence[BlockClass], names: set[str]) -> tuple[str, ...]:

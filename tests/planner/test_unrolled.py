@@ -1,0 +1,105 @@
+"""Layers that a Python loop repeats: profiled once, decided in two groups, and warned of where they
+save little.
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxmem
+from jaxmem._core.versions import installed, release
+from jaxmem._device.support import UNROLLED_SINCE, unrolled_obstacle
+from jaxmem._device.target import Target
+from jaxmem._jax.step import trace
+from jaxmem._profile.classes import blocks_of
+from jaxmem.errors import BudgetError, JaxmemWarning
+from jaxmem.plans import Assignment
+from tests.auto import models
+from tests.auto.test_auto import farthest
+
+pytestmark = [pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
+
+WIDTH = 32
+
+
+def layer(x, w, key, i):
+    keep = jax.random.bernoulli(jax.random.fold_in(key, i), 0.9, x.shape)
+    return x + jnp.where(keep, jnp.tanh(x @ w["up"]) @ w["down"], 0.0) * (i + 1.0)
+
+
+def given(layers: int):
+    shape = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)
+    w = {"up": shape(layers, WIDTH, 4 * WIDTH), "down": shape(layers, 4 * WIDTH, WIDTH)}
+    return w, shape(256, WIDTH), jax.eval_shape(lambda: jax.random.key(0))
+
+
+def step(w, x, key):
+    def loss(w):
+        h = x
+        for i in range(len(w["up"])):
+            h = layer(h, jax.tree.map(lambda a, i=i: a[i], w), key, i)
+        return (h**2).mean()
+
+    return jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss)(w))
+
+
+def classes(layers: int):
+    _, traced = trace(jaxmem.auto(step), Assignment.nothing(), given(layers))
+    return blocks_of(traced.jaxpr).classes
+
+
+def test_equal_layers_are_one_class_whatever_slices_and_keys_they_read():
+    """The first one, whose input has no gradient, is another; more layers are no more classes."""
+    assert sorted(len(c.instances) for c in classes(3)) == [1, 2]
+    assert sorted(len(c.instances) for c in classes(12)) == [1, 11]
+
+
+@pytest.mark.parametrize("model", [models.gemma_in_a_scan, models.gemma_in_a_loop])
+def test_two_groups_of_layers_compute_the_same(model):
+    loss, params, args = model()
+    first, last = "auto[0:1]", f"auto[1:{models.LAYERS}]"
+    groups = Assignment({first: {"softmax": "keep"}, last: {"*": "keep"}})
+    want = jax.jit(jax.grad(loss))(params, *args)
+    planned = jax.grad(jaxmem.auto(loss, groups))
+    assert farthest(jax.jit(planned)(params, *args), want) < 1e-12
+    program = str(jax.make_jaxpr(planned)(params, *args))
+    one = str(jax.make_jaxpr(jax.grad(jaxmem.auto(loss, Assignment.nothing())))(params, *args))
+    assert program != one
+
+
+def test_a_reversed_scan_is_divided_in_the_order_in_which_it_runs():
+    w = jnp.asarray(models.normal(0, 4, WIDTH, WIDTH))
+    x = jnp.asarray(models.normal(1, 8, WIDTH))
+
+    def loss(w, x):
+        turn = lambda h, one: (jnp.tanh(h @ one) + h, h.sum())
+        last, sums = jax.lax.scan(turn, x, w, reverse=True)
+        return (last**2).mean() + (sums * jnp.arange(4.0)).sum()
+
+    groups = Assignment({"auto[0:1]": {}, "auto[1:4]": {"in": "keep"}})
+    want = jax.grad(loss)(w, x)
+    assert farthest(jax.grad(jaxmem.auto(loss, groups))(w, x), want) < 1e-12
+
+
+def test_little_can_be_saved_on_a_cpu_and_that_is_said_before_a_compile(monkeypatch):
+    compiles = []
+    monkeypatch.setattr("jaxmem._planner.plan.search", lambda *_: compiles.append(1) or 1 / 0)
+    arguments = given(6)
+    if release(installed("jaxlib") or "0") >= UNROLLED_SINCE:
+        assert unrolled_obstacle(Target.parse("local")) is None
+        monkeypatch.setattr(
+            "jaxmem._planner.plan.unrolled_obstacle", lambda target: "jaxlib 0 undoes them"
+        )
+    with pytest.warns(JaxmemWarning, match="follow each other without a loop, and jaxlib"):
+        with pytest.raises(ZeroDivisionError):
+            jaxmem.plan(jaxmem.auto(step), *arguments, budget="1.2MB")
+    assert compiles == [1]
+    assert unrolled_obstacle(Target.parse("h200")) is None
+
+
+def test_a_budget_that_fits_everything_is_not_warned_of(recwarn):
+    plan = jaxmem.plan(jaxmem.auto(step), *given(2), budget="1GiB")
+    assert plan.keeps_everything
+    assert not [w for w in recwarn if "without a loop" in str(w.message)]
+    with pytest.raises(BudgetError):
+        jaxmem.plan(jaxmem.auto(step), *given(2), budget="10kB")
