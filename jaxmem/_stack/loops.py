@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._tags.groups import Group
 from jaxmem._stack.layer import Residuals, forward
+from jaxmem._tags.groups import Group
 
 Into = Callable[[Any, Any, Any], Any]  # (state, i, gradient of layer i) -> state
 

@@ -11,9 +11,9 @@ import jax
 
 from jaxmem._jax.vary import zeros
 from jaxmem._stack.arguments import ParameterSplit, check, check_moments, lifted
-from jaxmem._tags.groups import groups_of
 from jaxmem._stack.loops import Loops
 from jaxmem._states.stacked import folded_at, put
+from jaxmem._tags.groups import groups_of
 from jaxmem.errors import StackError
 
 
