@@ -15,7 +15,9 @@ from jaxmem._auto.calls import traced
 from jaxmem._auto.find import Finder, read
 from jaxmem.errors import StepError, TagError
 from jaxmem.plans import Assignment
-from tests.auto import flax_models, models
+from tests.shared.foreign import flax_models
+from tests.shared.foreign import plain as models
+from tests.shared.foreign.size import SMALL, normal, tokens
 
 pytestmark = [pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
 
@@ -23,16 +25,20 @@ EVERYTHING, NOTHING = Assignment.everything(), Assignment.nothing()
 MODELS = {
     "gemma, a Python loop": models.gemma_in_a_loop,
     "gemma, a scan": models.gemma_in_a_scan,
-    "gemma, a scan of checkpoints": functools.partial(models.gemma_in_a_scan, True),
+    "gemma, a scan of checkpoints": models.gemma_in_a_scan_of_checkpoints,
     "microbatches, a chunked loss": models.microbatches_with_a_chunked_loss,
     "mixture of experts": models.mixture_of_experts,
+    "names twice in a layer": models.names_twice_in_a_layer,
+    "encoder and decoder": models.encoder_and_decoder,
     "recurrent over time": models.recurrent_over_time,
     "cond": models.under_cond,
     "vmap": models.under_vmap,
     "shard_map": models.under_shard_map,
     "jit with shardings": models.sharded_jit,
-    "linen, nn.scan, dropout": functools.partial(flax_models.linen_transformer, True),
-    "linen, a Python loop, dropout": functools.partial(flax_models.linen_transformer, False),
+    "linen, nn.scan, dropout": functools.partial(flax_models.linen_transformer, scanned=True),
+    "linen, a Python loop, dropout": functools.partial(
+        flax_models.linen_transformer, scanned=False
+    ),
     "linen, batch statistics": flax_models.resnet_with_batch_statistics,
 }
 
@@ -95,7 +101,7 @@ def test_the_gradients_are_the_models_own(name):
 
 
 def test_an_nnx_model_is_changed_as_by_its_own_call():
-    x = models.normal(0, 16, models.D, scale=1.0).astype(jnp.float32)
+    x = normal(0, 16, SMALL.width, scale=1.0).astype(jnp.float32)
     loss = lambda model, x: (model(x) ** 2).mean()
     results = []
     for plan in (None, NOTHING):
@@ -111,7 +117,7 @@ def test_an_nnx_model_is_changed_as_by_its_own_call():
 
 
 def test_layers_have_names_of_their_modules_and_kinds():
-    model, batch, found = flax_models.LinenModel(scanned=True), models.tokens(), []
+    model, batch, found = flax_models.LinenModel(SMALL, scanned=True), tokens(SMALL), []
 
     def loss(key):
         variables = model.init({"params": key, "dropout": key}, batch)
@@ -130,7 +136,7 @@ def test_layers_have_names_of_their_modules_and_kinds():
 def test_equal_layers_of_a_loop_share_their_names():
     loss, params, args = models.gemma_in_a_loop()
     layers = found_in(loss, params, *args)
-    assert len(layers) >= models.LAYERS - 1
+    assert len(layers) >= SMALL.layers - 1
     (names,) = {tuple((c.name, c.kind) for c in layer.candidates) for layer in layers}
     assert len(set(names)) == len(names)
 
@@ -141,8 +147,8 @@ def test_without_a_plan_the_function_is_the_users_own():
 
 
 def test_blocks_and_tags_of_the_users_own_stay():
-    params = models.gemma_layer_parameters(0, models.LAYERS)
-    x = models.normal(1, models.BATCH, models.SEQUENCE, models.D)
+    params = models.layer_parameters(stack=(SMALL.layers,))
+    x = normal(1, SMALL.batch, SMALL.sequence, SMALL.width)
 
     def tagged(x, p):
         return models.gemma_layer(jaxmem.tag(x, "mine", kind="residual"), p), None
@@ -165,7 +171,7 @@ def test_where_there_is_no_layer_the_error_says_what_was_looked_at():
         return total * (x @ w).mean()
 
     with pytest.raises(StepError, match=r"'loss'.*scan at .*test_auto.py.*no matrix product"):
-        jax.grad(jaxmem.auto(loss, NOTHING))(models.normal(0, 4), models.normal(1, 3, 4))
+        jax.grad(jaxmem.auto(loss, NOTHING))(normal(0, 4), normal(1, 3, 4))
     with pytest.raises(StepError, match="expected the loss or the step, a function"):
         jaxmem.auto(3, NOTHING)
     with pytest.raises(TagError, match="`plan` is int"):

@@ -16,7 +16,9 @@ from jax import grad as gradient_by_another_name
 import jaxmem
 from jaxmem.errors import StepError
 from jaxmem.plans import Assignment
-from tests.auto import flax_models, models
+from tests.shared.foreign import flax_models
+from tests.shared.foreign import plain as models
+from tests.shared.foreign.size import SMALL, normal
 
 pytestmark = [pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
 
@@ -137,7 +139,7 @@ def test_a_jitted_step_keeps_its_options_and_its_cache():
 
 
 def test_an_nnx_step_is_planned():
-    x = models.normal(0, 16, models.D, scale=1.0).astype(jnp.float32)
+    x = normal(0, 16, SMALL.width, scale=1.0).astype(jnp.float32)
 
     @nnx.jit
     def step(model, x):
@@ -218,7 +220,7 @@ def with_a_gradient_made_before(params, batch):
 
 
 def test_a_gradient_that_was_made_before_is_named():
-    with pytest.raises(StepError, match=r"GRADIENT \(of loss, .*models.py:\d+\)"):
+    with pytest.raises(StepError, match=r"GRADIENT \(of loss, .*plain.py:\d+\)"):
         jaxmem.plan(jaxmem.auto(with_a_gradient_made_before), PARAMS, *ARGS)
     made = jax.grad(LOSS)
     with pytest.raises(StepError, match=r"it uses made \(of loss"):
@@ -230,7 +232,7 @@ def test_a_gradient_that_was_made_before_is_named():
 def test_a_step_whose_loss_has_no_layers_says_what_was_looked_at():
     step = lambda w, x: jax.grad(lambda w: (x @ w).sum())(w)
     with pytest.raises(StepError, match="no layer was found in '<lambda>' .it has no loop"):
-        jaxmem.auto(step)(NOTHING)(models.normal(0, 4, 4), models.normal(1, 3, 4))
+        jaxmem.auto(step)(NOTHING)(normal(0, 4, 4), normal(1, 3, 4))
     with pytest.raises(StepError, match="called with dict where a plan was expected"):
         jax.grad(jaxmem.auto(LOSS))(PARAMS, *ARGS)
 

@@ -9,7 +9,7 @@ import jaxmem
 from jaxmem._jax.filtered import Filtered, takes_more_than_arrays
 from jaxmem._jax.step import trace
 from jaxmem.errors import StepError
-from tests.auto import models
+from tests.shared.foreign.size import normal
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles")]
 
@@ -23,7 +23,7 @@ def step(state, x, mode):
 
 def given():
     model = eqx.nn.MLP(8, 8, 16, 2, activation=jnp.tanh, key=jax.random.key(0))
-    return (model, jnp.zeros((), jnp.int32)), jnp.asarray(models.normal(1, 4, 8), jnp.float32), "a"
+    return (model, jnp.zeros((), jnp.int32)), normal(1, 4, 8, dtype=jnp.float32), "a"
 
 
 def test_what_is_no_array_belongs_to_the_program():

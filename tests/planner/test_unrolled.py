@@ -14,8 +14,9 @@ from jaxmem._jax.step import trace
 from jaxmem._profile.classes import blocks_of
 from jaxmem.errors import BudgetError, JaxmemWarning
 from jaxmem.plans import Assignment
-from tests.auto import models
 from tests.auto.test_auto import farthest
+from tests.shared.foreign import plain as models
+from tests.shared.foreign.size import SMALL, normal
 
 pytestmark = [pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
 
@@ -57,7 +58,7 @@ def test_equal_layers_are_one_class_whatever_slices_and_keys_they_read():
 @pytest.mark.parametrize("model", [models.gemma_in_a_scan, models.gemma_in_a_loop])
 def test_two_groups_of_layers_compute_the_same(model):
     loss, params, args = model()
-    first, last = "auto[0:1]", f"auto[1:{models.LAYERS}]"
+    first, last = "auto[0:1]", f"auto[1:{SMALL.layers}]"
     groups = Assignment({first: {"softmax": "keep"}, last: {"*": "keep"}})
     want = jax.jit(jax.grad(loss))(params, *args)
     planned = jax.grad(jaxmem.auto(loss, groups))
@@ -68,8 +69,8 @@ def test_two_groups_of_layers_compute_the_same(model):
 
 
 def test_a_reversed_scan_is_divided_in_the_order_in_which_it_runs():
-    w = jnp.asarray(models.normal(0, 4, WIDTH, WIDTH))
-    x = jnp.asarray(models.normal(1, 8, WIDTH))
+    w = jnp.asarray(normal(0, 4, WIDTH, WIDTH))
+    x = jnp.asarray(normal(1, 8, WIDTH))
 
     def loss(w, x):
         turn = lambda h, one: (jnp.tanh(h @ one) + h, h.sum())

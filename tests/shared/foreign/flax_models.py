@@ -6,29 +6,21 @@ import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
-from tests.auto.models import (
-    HEADS,
-    LAYERS,
-    VOCAB,
-    D,
-    cross_entropy,
-    normal,
-    perturbed,
-    tokens,
-)
+from tests.shared.foreign.size import SMALL, Size, cross_entropy, normal, perturbed, tokens
 
 
 class LinenLayer(linen.Module):
     """A pre-norm transformer layer of Flax's own parts, with dropout."""
 
+    size: Size
     train: bool = True
 
     @linen.compact
     def __call__(self, x, _=None):
-        more = {"param_dtype": jnp.float64, "dtype": jnp.float64}
+        more = {"param_dtype": self.size.dtype, "dtype": self.size.dtype}
         h = linen.LayerNorm(**more)(x)
         h = linen.MultiHeadDotProductAttention(
-            HEADS,
+            self.size.heads,
             dropout_rate=0.1,
             deterministic=not self.train,
             name="attention",
@@ -37,30 +29,32 @@ class LinenLayer(linen.Module):
         )(h, h)
         x = x + linen.Dropout(0.1, deterministic=not self.train)(h)
         h = linen.LayerNorm(**more)(x)
-        h = linen.gelu(linen.Dense(2 * D, name="up", **more)(h))
-        return x + linen.Dense(D, name="down", **more)(h), None
+        h = linen.gelu(linen.Dense(2 * self.size.width, name="up", **more)(h))
+        return x + linen.Dense(self.size.width, name="down", **more)(h), None
 
 
 class LinenModel(linen.Module):
+    size: Size
     scanned: bool
 
     @linen.compact
     def __call__(self, batch):
-        x = linen.Embed(VOCAB, D, param_dtype=jnp.float64)(batch)
+        s = self.size
+        x = linen.Embed(s.vocab, s.width, param_dtype=s.dtype)(batch)
         if self.scanned:
             rngs = {"params": True, "dropout": True}
             layers = linen.scan(
-                LinenLayer, variable_axes={"params": 0}, split_rngs=rngs, length=LAYERS
+                LinenLayer, variable_axes={"params": 0}, split_rngs=rngs, length=s.layers
             )
-            x, _ = layers(name="layers")(x, None)
+            x, _ = layers(s, name="layers")(x, None)
         else:
-            for i in range(LAYERS):
-                x, _ = LinenLayer(name=f"layer_{i}")(x)
-        return linen.Dense(VOCAB, param_dtype=jnp.float64)(x)
+            for i in range(s.layers):
+                x, _ = LinenLayer(s, name=f"layer_{i}")(x)
+        return linen.Dense(s.vocab, param_dtype=s.dtype)(x)
 
 
-def linen_transformer(scanned: bool):
-    model, batch = LinenModel(scanned), tokens()
+def linen_transformer(s: Size = SMALL, *, scanned: bool):
+    model, batch = LinenModel(s, scanned), tokens(s)
     params = perturbed(
         model.init({"params": jax.random.key(0), "dropout": jax.random.key(1)}, batch)
     )
@@ -79,29 +73,34 @@ class Residual(linen.Module):
     """ResNet's block, with batch statistics."""
 
     width: int
+    dtype: type
 
     @linen.compact
     def __call__(self, x):
-        more = {"use_bias": False, "param_dtype": jnp.float64}
-        norm = functools.partial(
-            linen.BatchNorm, use_running_average=False, param_dtype=jnp.float64
-        )
+        more = {"use_bias": False, "param_dtype": self.dtype}
+        norm = functools.partial(linen.BatchNorm, use_running_average=False, param_dtype=self.dtype)
         y = linen.relu(norm()(linen.Conv(self.width, (3, 3), **more)(x)))
         y = norm()(linen.Conv(self.width, (3, 3), **more)(y))
         return linen.relu(x + y)
 
 
 class ResNet(linen.Module):
+    size: Size
+
     @linen.compact
     def __call__(self, x):
-        x = linen.Conv(8, (3, 3), param_dtype=jnp.float64)(x)
-        for _ in range(LAYERS):
-            x = Residual(8)(x)
-        return linen.Dense(5, param_dtype=jnp.float64)(x.mean((1, 2)))
+        width = self.size.width // 4
+        x = linen.Conv(width, (3, 3), param_dtype=self.size.dtype)(x)
+        for _ in range(self.size.layers):
+            x = Residual(width, self.size.dtype)(x)
+        return linen.Dense(5, param_dtype=self.size.dtype)(x.mean((1, 2)))
 
 
-def resnet_with_batch_statistics():
-    model, images = ResNet(), normal(0, 4, 8, 8, 3, scale=1.0)
+def resnet_with_batch_statistics(s: Size = SMALL):
+    """Its images have as many rows as two thirds of the sequence."""
+    side = s.sequence * 2 // 3
+    model = ResNet(s)
+    images = normal(0, 2 * s.batch, side, side, 3, scale=1.0, dtype=s.dtype)
     variables = model.init(jax.random.key(0), images)
 
     def loss(params, statistics, images, labels):
@@ -110,16 +109,16 @@ def resnet_with_batch_statistics():
         )
         return cross_entropy(logits, labels), changed
 
-    labels = jnp.arange(4) % 5
+    labels = jnp.arange(2 * s.batch) % 5
     return loss, perturbed(variables["params"]), (variables["batch_stats"], images, labels)
 
 
 class NNXLayer(nnx.Module):
-    def __init__(self, rngs):
-        self.norm = nnx.LayerNorm(D, rngs=rngs)
-        self.up = nnx.Linear(D, 2 * D, rngs=rngs)
-        self.down = nnx.Linear(2 * D, D, rngs=rngs)
-        self.statistics = nnx.BatchNorm(D, rngs=rngs)
+    def __init__(self, width: int, rngs):
+        self.norm = nnx.LayerNorm(width, rngs=rngs)
+        self.up = nnx.Linear(width, 2 * width, rngs=rngs)
+        self.down = nnx.Linear(2 * width, width, rngs=rngs)
+        self.statistics = nnx.BatchNorm(width, rngs=rngs)
         self.dropout = nnx.Dropout(0.1, rngs=rngs)
 
     def __call__(self, x):
@@ -132,9 +131,9 @@ class NNXModel(nnx.Module):
     float32, as NNX keeps statistics.
     """
 
-    def __init__(self, rngs):
-        self.layers = nnx.List([NNXLayer(rngs) for _ in range(LAYERS)])
-        self.head = nnx.Linear(D, 1, rngs=rngs)
+    def __init__(self, rngs, s: Size = SMALL):
+        self.layers = nnx.List([NNXLayer(s.width, rngs) for _ in range(s.layers)])
+        self.head = nnx.Linear(s.width, 1, rngs=rngs)
 
     def __call__(self, x):
         for layer in self.layers:

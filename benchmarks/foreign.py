@@ -1,0 +1,171 @@
+"""Models that know nothing of jaxmem, planned as they are: none names a tensor, none is changed.
+
+    python -m benchmarks.foreign
+
+Each model's whole training step goes to `jaxmem.plan(jaxmem.auto(step), ...)`, for the CPU at hand
+and for an H200, at 0.9, 0.6 and 0.4 of the bytes of the step as it is, and at 0.97 of those of full
+recomputation: every layer under `jax.checkpoint` with nothing saved. `floor` is the least that the
+planner says that it could compile, where it found no plan. On the CPU each plan's step is run beside
+the user's own from the same parameters, which are perturbed so that no gradient is zero: `loss` and
+`update` are the largest differences, relative, of the loss and of any parameter's gradient. They
+tell of rounding where the plan stores nothing in a codec, `lossless`.
+"""
+
+import functools
+import time
+import warnings
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+import jaxmem
+from benchmarks.shared.results import Report
+from jaxmem._auto.step import planned_step
+from jaxmem._core.assignment import Assignment
+from jaxmem._device.target import Target
+from jaxmem._planner.compile import StepCompiler
+from jaxmem._xla.backend import backend_for
+from tests.shared.foreign import flax_models, libraries, plain
+from tests.shared.foreign.size import Size
+
+SHARES = (0.9, 0.6, 0.4)
+OF_RECOMPUTATION = 0.97
+SIZES = {
+    "local": Size(width=128, heads=4, layers=6, batch=8, sequence=144, vocab=256),
+    "h200": Size(width=512, heads=8, layers=8, batch=32, sequence=576, vocab=2048),
+}
+MODELS: dict[str, Callable] = {
+    "gemma, a Python loop": plain.gemma_in_a_loop,
+    "gemma, a scan": plain.gemma_in_a_scan,
+    "gemma, a scan of checkpoints": plain.gemma_in_a_scan_of_checkpoints,
+    "microbatches, a chunked loss": plain.microbatches_with_a_chunked_loss,
+    "names twice in a layer": plain.names_twice_in_a_layer,
+    "mixture of experts": plain.mixture_of_experts,
+    "encoder and decoder": plain.encoder_and_decoder,
+    "recurrent over time": plain.recurrent_over_time,
+    "Linen, nn.scan": functools.partial(flax_models.linen_transformer, scanned=True),
+    "Linen, a Python loop": functools.partial(flax_models.linen_transformer, scanned=False),
+    "Linen, ResNet with BatchNorm": flax_models.resnet_with_batch_statistics,
+    "Transformers, GPT-2": libraries.gpt2,
+    "Transformers, BERT": libraries.bert,
+    "Transformers, Llama": libraries.llama,
+    "Transformers, ViT": libraries.vit,
+    "Equinox, a Python loop": functools.partial(libraries.equinox_transformer, scanned=False),
+    "Equinox, a scan": functools.partial(libraries.equinox_transformer, scanned=True),
+}
+RATE = 0.1
+
+
+def step_of(loss: Callable) -> Callable:
+    """A training step by plain descent, so that what it changes is the gradient."""
+
+    def step(params, *rest):
+        first = lambda params: jax.tree.leaves(loss(params, *rest))[0]
+        value, gradients = jax.value_and_grad(first)(params)
+        return jax.tree.map(lambda p, g: p - RATE * g, params, gradients), value
+
+    return step
+
+
+def shapes(tree):
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
+
+
+def compiled_bytes(step: Callable, args: tuple, target: str) -> int:
+    """Of the step under full recomputation."""
+    with backend_for(Target.parse(target)) as backend:
+        build = lambda plan: planned_step(step, Assignment.nothing())
+        (found,) = StepCompiler(build, args, backend).compile({})
+    return found.compiled.total_bytes
+
+
+def farthest(got, want, start) -> float:
+    """The largest difference of two trees, relative to how far each leaf moved from `start`."""
+    worst = 0.0
+    for a, b, p in zip(*map(jax.tree.leaves, (got, want, start)), strict=True):
+        moved = float(jnp.abs(b - p).max())
+        assert moved > 0, "a gradient is zero: nothing is compared"
+        worst = max(worst, float(jnp.abs(a - b).max()) / moved)
+    return worst
+
+
+def planned(step: Callable, args: tuple, target: str, budget: int, own=None) -> dict:
+    """What became of one budget. `own` is what the user's step returns, where it was run."""
+    start = time.perf_counter()
+    try:
+        plan = jaxmem.plan(jaxmem.auto(step), *shapes(args), budget=budget, target=target)
+    except jaxmem.errors.BudgetError as error:
+        return {"budget": budget, "found": False, "floor": error.least_bytes}
+    found = {
+        "budget": budget,
+        "found": True,
+        "within": plan.compiled_bytes <= budget,
+        "share_of_budget": plan.compiled_bytes / budget,
+        "share_of_baseline": plan.compiled_bytes / plan.baseline_bytes,
+        "time": plan.predicted_seconds / plan.baseline_seconds,
+        "compiles": plan.compiles,
+        "solve_seconds": plan.solve_seconds,
+        "wall_seconds": time.perf_counter() - start,
+        "tags": sum(len(tags) for tags in plan.actions.values()),
+        "lossless": not any(
+            choice.action.compresses and choice.codec != "bit_mask()"
+            for tags in plan.actions.values()
+            for choice in tags.values()
+        ),
+    }
+    if own is not None:
+        moved, value = plan.step(jax.tree.map(jnp.copy, args[0]), *args[1:])
+        found["loss"] = abs(float(value) / float(own[1]) - 1)
+        found["update"] = farthest(moved, own[0], args[0])
+    return found
+
+
+def run(report: Report, name: str, target: str) -> None:
+    loss, params, rest = MODELS[name](SIZES[target])
+    args, step = (params, *rest), step_of(loss)
+    key = f"{name}, {target}"
+    own = jax.jit(step)(*args) if target == "local" else None
+    if not report.has(key):
+        everything = jaxmem.plan(jaxmem.auto(step), *shapes(args), budget=10**15, target=target)
+        full = compiled_bytes(step, shapes(args), target)
+        report.add(key, {"baseline": everything.baseline_bytes, "recomputed": full})
+    ends = report[key]
+    budgets = {f"{share}": int(share * ends["baseline"]) for share in SHARES}
+    budgets["recomputed"] = int(OF_RECOMPUTATION * ends["recomputed"])
+    for label, budget in budgets.items():
+        if not report.has(f"{key}, {label}"):
+            report.add(f"{key}, {label}", planned(step, args, target, budget, own))
+
+
+def summary(report: Report) -> dict:
+    rows = {k: r for k, r in report.results.items() if "found" in r}
+    found = [r for r in rows.values() if r["found"]]
+    ran = [r for r in found if "update" in r]
+    exact = [r for r in ran if r["lossless"]]
+    high = [r["share_of_budget"] for k, r in rows.items() if k.endswith(", 0.9") and r["found"]]
+    return {
+        "models": len(MODELS),
+        "budgets": len(rows),
+        "found": len(found),
+        "within": sum(r["within"] for r in found),
+        "not found": {k: r["floor"] / r["budget"] for k, r in rows.items() if not r["found"]},
+        "largest difference of the loss": max((r["loss"] for r in ran), default=None),
+        "largest difference of a gradient, lossless": max((r["update"] for r in exact), default=0),
+        "lossless of those run": f"{len(exact)} of {len(ran)}",
+        "least share of the budget used at 0.9": min(high, default=None),
+        "longest solve": max((r["solve_seconds"] for r in found), default=None),
+    }
+
+
+def main() -> None:
+    report = Report("foreign")
+    warnings.simplefilter("ignore")
+    for name in MODELS:
+        for target in SIZES:
+            run(report, name, target)
+    report.summarise(summary(report))
+
+
+if __name__ == "__main__":
+    main()
