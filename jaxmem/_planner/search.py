@@ -11,6 +11,7 @@ import time
 
 from jaxmem._core.actions import Actions
 from jaxmem._core.bytes import show_bytes
+from jaxmem._core.groups import divisible
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._planner import candidates
@@ -19,7 +20,7 @@ from jaxmem._planner.divide import Division, best_division
 from jaxmem._planner.history import History
 from jaxmem._planner.trials import Limits, Trial, Trials, fitted
 from jaxmem._solver.cost import everything
-from jaxmem._solver.memory import prior_bytes
+from jaxmem._solver.memory import Expected, prior_bytes
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solution import Solution
 from jaxmem._solver.solve import least_bytes
@@ -244,7 +245,8 @@ class _Search:
             # predictions were short by, `short`, is added to its reference instead.
             base = trials.static + int(model.reference) + short
             problem = trials.problem(model)
-            division = self._timed(best_division, problem.within(limits.room - base))
+            whole = _bytes_without_checkpoint(trials, model)
+            division = self._timed(best_division, problem.within(limits.room - base), whole)
             if division is None or division.solution.actions in seen:
                 break
             if division.solution.seconds > worth:
@@ -265,3 +267,17 @@ class _Search:
         found = solver(*arguments)
         self.solve_seconds += time.perf_counter() - start
         return found
+
+
+def _bytes_without_checkpoint(trials: Trials, model: Expected) -> float | None:
+    """Returns the bytes that a layer of the block to divide saves under no checkpoint.
+
+    A trace counts every tensor that the backward reads, of which XLA stores fewer. So what a layer
+    should save is taken in proportion to what all blocks do in the step with everything kept.
+    """
+    block = divisible(trials.profile)
+    if block is None:
+        return None
+    counted = sum(b.layers * b.everything_bytes for b in trials.profile.blocks)
+    stored = trials.baseline.total - trials.static - model.reference
+    return block.everything_bytes * min(1.0, stored / counted) if counted and stored > 0 else None

@@ -2,7 +2,9 @@
 would cost.
 """
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Actions, Choice
+import dataclasses
+
+from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Actions, Choice, keeps_everything
 from jaxmem._core.profile import Profile
 from jaxmem._plan.rows import Row
 from jaxmem._solver.cost import evaluate
@@ -13,17 +15,51 @@ from jaxmem._solver.solve import runner_up
 
 def rows(problem: Problem, actions: Actions) -> tuple[Row, ...]:
     """Returns a line for each tag of each label. `problem` is what the plan was solved for."""
+    profile, blocks = problem.profile, problem.profile.blocks
     solution = priced(problem, actions)
+    problem, solution = _without_whole_blocks(problem, solution)
     if problem.room is not None:  # the plan compiled within its budget, whatever is predicted of it
         problem = problem.within(max(problem.room, solution.bytes))
-    blocks = problem.profile.blocks
     # Classes of one label share their decisions, and so a line; a dict keeps the order.
     places = dict.fromkeys((block.name, tag.name) for block in blocks for tag in block.tags)
-    return tuple(_row(problem, solution, actions, *place) for place in places)
+    why = "everything fits" if keeps_everything(actions) else "these layers are kept as they are"
+    return tuple(_row(profile, problem, solution, actions, *place, why) for place in places)
 
 
-def _row(problem: Problem, solution: Solution, actions: Actions, label: str, name: str) -> Row:
-    profile, chosen = problem.profile, actions.get(label, {})
+def _without_whole_blocks(problem: Problem, solution: Solution) -> tuple[Problem, Solution]:
+    """What was decided of blocks under a checkpoint, and the room that the others leave to them:
+    choices of tags are compared with each other, and not with doing without a checkpoint.
+    """
+    whole = {label for label, tags in solution.actions.items() if tags.get(REST) == KEEP}
+    if not whole:
+        return problem, solution
+    costs = zip(solution.cost.blocks, problem.profile.blocks)
+    held = sum(cost.device_bytes * b.layers for cost, b in costs if b.name in whole)
+    blocks = tuple(b for b in problem.profile.blocks if b.name not in whole)
+    room = None if problem.room is None else max(0, problem.room - held)
+    profile = dataclasses.replace(problem.profile, blocks=blocks)
+    rest = dataclasses.replace(problem, profile=profile, room=room)
+    return rest, priced(rest, {b.name: solution.actions[b.name] for b in blocks})
+
+
+def _row(
+    profile: Profile,
+    problem: Problem,
+    solution: Solution,
+    actions: Actions,
+    label: str,
+    name: str,
+    of_whole: str,
+) -> Row:
+    """A line of the table.
+
+    profile: the step's, with every block.
+    problem, solution: of the blocks under a checkpoint.
+    actions: what is decided for all blocks.
+    label, name: those of the tag.
+    of_whole: what to say of a tag whose block is under no checkpoint.
+    """
+    chosen = actions.get(label, {})
     same = [b for b in profile.blocks if b.name == label]
     block, tag = next((b, t) for b in same for t in b.tags if t.name == name)
     everything = chosen.get(REST) == KEEP
@@ -39,7 +75,7 @@ def _row(problem: Problem, solution: Solution, actions: Actions, label: str, nam
         bytes_before=block.values[tag.value],
         bytes_after=option.device_bytes if option else 0,
         milliseconds=1e3 * _own_seconds(profile, actions, label, name, choice),
-        why="everything fits" if everything else _why(problem, solution, label, name),
+        why=of_whole if everything else _why(problem, solution, label, name),
         layers=sum(b.layers for b in same),
     )
 

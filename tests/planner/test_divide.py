@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmem._core.actions import RECOMPUTE
+from jaxmem._core.actions import KEEP, RECOMPUTE, REST
 from jaxmem._core.groups import divided
+from jaxmem._core.profile import Option
 from jaxmem._planner.divide import best_division
 from jaxmem._solver.memory import Expected, MemoryModel
 from jaxmem._solver.problem import Problem
@@ -96,3 +97,42 @@ def test_working_memory_is_that_of_the_last_group_or_of_the_first_alone(data):
     if one is not None:  # with room for the plan that is too careful
         assert two is not None
         assert two.solution.seconds <= one.seconds * (1 + 1e-3) + 1e-3
+
+
+@few
+@given(st.data())
+def test_the_last_group_may_be_kept_whole_if_its_bytes_are_known(data):
+    """Then no answer is slower, and one with a whole group takes what was said of its bytes."""
+    made = data.draw(stacks())
+    block = made.blocks[0]
+    whole = data.draw(st.integers(40, 240))
+    room = data.draw(st.integers(0, 200 * block.layers))
+    without = best_division(Problem(made, room, 10**6))
+    either = best_division(Problem(made, room, 10**6), whole)
+    places = range(1, block.layers)
+    fits = [at for at in places if whole * (block.layers - at) <= room]
+    if without is not None:
+        assert either is not None
+        assert either.solution.seconds <= without.solution.seconds * (1 + 1e-9)
+    if either is None:
+        return
+    last = list(either.solution.actions)[-1]
+    if either.solution.actions[last].get(REST) == KEEP:
+        at = int(last.partition("[")[2].partition(":")[0])
+        first = either.problem.profile.blocks[0]
+        alone = {(first.name, t): c for t, c in either.solution.actions[first.name].items()}
+        assert at in fits
+        assert either.bytes == oracle(profile(first), alone).saved + whole * (block.layers - at)
+        assert either.bytes <= room
+
+
+def test_a_group_kept_whole_is_faster_than_every_tag_kept():
+    """Untagged work is recomputed under every assignment of tags, but not without a checkpoint."""
+    equations = [([0], [1], 1.0, None), ([1], [2], 0.0, "u"), ([2], [3], 5.0, None)]
+    tags = {"u": [Option(KEEP, 8, 0, 0.0)]}
+    made = profile(block(equations, [2, 3], [8] * 4, tags, layers=4, runs=4, stacked=True))
+    tagged, either = (best_division(Problem(made, 4 * 16, 0), w) for w in (None, 16))
+    assert tagged is not None
+    assert either is not None
+    assert either.solution.actions["block[1:4]"] == {REST: KEEP}
+    assert either.solution.seconds < tagged.solution.seconds
