@@ -25,6 +25,7 @@ from jaxmem._planner.search import Setting, search
 from jaxmem._planner.trials import Limits
 from jaxmem._profile.profile import profile as make_profile
 from jaxmem._profile.times import RETRY_SECONDS
+from jaxmem._solver import waste
 from jaxmem._xla.backend import Backend, backend_for
 
 
@@ -142,6 +143,7 @@ def _time_notes(profile: Profile) -> tuple[str, ...]:
 def _warn_of_waste(profile: Profile) -> None:
     """Warns of tags that would be saved in vain, as seen in the plan that keeps every tag."""
     every_tag = {b.name: {t.name: KEEP for t in b.tags} for b in profile.blocks}
-    cost = price_of(profile, every_tag)  # None where keep is not among the actions allowed
-    for message in cost.warnings if cost else ():
+    if price_of(profile, every_tag) is None:  # keep is not among the actions allowed
+        return
+    for message in waste.warnings(profile, every_tag):
         warn(f"jaxmem: {message}")
