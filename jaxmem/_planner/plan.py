@@ -23,6 +23,7 @@ from jaxmem._planner.microbatches import checked, fastest
 from jaxmem._planner.outcome import Spent, hopeless, infeasible, outcome
 from jaxmem._planner.search import Setting, search
 from jaxmem._planner.trials import Limits
+from jaxmem._profile.policies import check_plan_is_passed_on
 from jaxmem._profile.profile import profile as make_profile
 from jaxmem._profile.times import RETRY_SECONDS
 from jaxmem._solver import waste
@@ -64,7 +65,8 @@ def plan(
 
     Raises BudgetError for a budget that cannot be read or met (with the least bytes that compiled,
     or those of the arguments where they alone exceed it, which is told before any compile),
-    StepError for a step without a block, TargetError for a target that is unknown or cannot be
+    StepError for a step without a block, or whose blocks have the same policy whatever plan `build`
+    is given, TargetError for a target that is unknown or cannot be
     compiled for, TagError for tags that cannot be planned.
     """
     target = Target.parse(target)
@@ -101,10 +103,12 @@ def _plan(
     # holds its whole forward.
     target, start = backend.target, time.perf_counter()
     LOG.info("tracing the step, and timing its pieces")
-    traced = StepCompiler(build, args, backend).trace(Assignment.nothing())
+    steps = StepCompiler(build, args, backend)
+    traced = steps.trace(Assignment.nothing())
     arguments = argument_bytes(traced, args, target.devices)
     if (refusal := hopeless(arguments, limits, target)) is not None:
         raise refusal
+    check_plan_is_passed_on(traced.jaxpr.jaxpr, steps.trace(None).jaxpr.jaxpr)
     # Profile it. Traced shapes are those before a mesh divides them; `shards` is by how much.
     shards = shards_of(traced, args, target.devices)
     profile = make_profile(
@@ -119,7 +123,7 @@ def _plan(
     warn_of_copies(traced, "plan")
     _warn_of_waste(profile)
     # Search: solve and compile in turns. The idle blocks are known only from the profile.
-    steps = StepCompiler(build, args, backend, profile.idle_blocks)
+    steps.idle_blocks = profile.idle_blocks
     history = History(backend.database, target, traced.jaxpr)
     found = search(Setting(profile, steps, history, limits), arguments)
     if found.best is None:

@@ -28,10 +28,10 @@ LAYERS, WIDTH, HEADS = 4, 32, 4
 SHAPES = jax.eval_shape(
     lambda: (
         {
-            "qkv": jnp.zeros((LAYERS, WIDTH, 3 * WIDTH)),
-            "out": jnp.zeros((LAYERS, WIDTH, WIDTH)),
-            "up": jnp.zeros((LAYERS, WIDTH, 4 * WIDTH)),
-            "down": jnp.zeros((LAYERS, 4 * WIDTH, WIDTH)),
+            "qkv": jnp.zeros((LAYERS, WIDTH, 3 * WIDTH), jnp.float32),
+            "out": jnp.zeros((LAYERS, WIDTH, WIDTH), jnp.float32),
+            "up": jnp.zeros((LAYERS, WIDTH, 4 * WIDTH), jnp.float32),
+            "down": jnp.zeros((LAYERS, 4 * WIDTH, WIDTH), jnp.float32),
         },
         models.batch(2, 16, WIDTH, jnp.float32),
     )
