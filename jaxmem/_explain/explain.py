@@ -60,6 +60,10 @@ _ADVICE = {  # for each kind of part, how a sentence names it, and what to do if
     ),
 }
 
+# Kinds, from the one that is named least surely.
+UNSURE = ("packing", "other", "outside", "layer", "gradients", "untagged", "saved", "outputs")
+UNSURE += ("arguments",)
+
 
 def explain(build, *args, plan: Plan | None = None, target: str | Target = "local") -> Explanation:
     """Tells what holds the peak of a step's memory: arguments by path, saved tensors by tag,
@@ -130,8 +134,10 @@ def _explanation(
         rows[h.host].append((*_place(h, names, layers, arguments), h.bytes))
     for host, total in ((False, compiled.total_bytes), (True, compiled.host_bytes)):
         # So that parts add up to the step's bytes, whatever XLA leaves out of its assignment.
-        if rest := total - sum(size for *_, size in rows[host]):
+        rest = total - sum(size for *_, size in rows[host])
+        if rest > 0:
             rows[host].append(("other", "not in the buffer assignment", "", rest))
+        rows[host] = without(rows[host], max(0, -rest))
     parts, host_parts = _parts(rows[False]), _parts(rows[True])
     return Explanation(
         target=target,
@@ -143,6 +149,18 @@ def _explanation(
         host_parts=host_parts,
         advice=_advice(parts, compiled.total_bytes),
     )
+
+
+def without(rows: list[tuple[str, str, str, int]], excess: int) -> list[tuple[str, str, str, int]]:
+    """Rows of (kind, part, item, bytes) less `excess` bytes in all, which several buffers are said
+    to hold and XLA counts once. They are taken from what is named least surely.
+    """
+    kept = []
+    for row in sorted(rows, key=lambda row: UNSURE.index(row[0])):
+        taken = min(excess, row[3])
+        excess -= taken
+        kept += [(*row[:3], row[3] - taken)] if row[3] > taken else []
+    return kept
 
 
 def _advice(parts: Iterable[Part], total: int) -> str:

@@ -46,6 +46,16 @@ class Bytes:
     saved: int
     working: int
 
+    @staticmethod
+    def of(total: int, arguments: int, saved: int) -> "Bytes":
+        """`total` bytes by what holds them. Each part is at most what the ones before it leave,
+        since a compiled program may hold less than a plan saves: XLA keeps no copy of a tensor that
+        is an argument or a result anyhow.
+        """
+        arguments = min(max(0, arguments), total)
+        saved = min(max(0, saved), total - arguments)
+        return Bytes(arguments, saved, total - arguments - saved)
+
 
 @dataclasses.dataclass(frozen=True)
 class Point:

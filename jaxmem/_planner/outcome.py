@@ -99,7 +99,7 @@ def outcome(
         rows=rows(decided, actions),
         points=curve(
             problem,
-            lambda size: trials.static + int(model.reference) + size,
+            lambda size: trials.predicted(int(model.reference) + size),
             seconds,
             baseline.total,
         ),
@@ -163,7 +163,7 @@ def _margin(limits: Limits) -> str:
 
 
 def _parts(trials: Trials, trial: Trial) -> Bytes:
-    return Bytes(trials.static, trial.cost.saved_bytes, trial.working)
+    return Bytes.of(trial.total, trials.static, trial.cost.saved_bytes)
 
 
 def _step_seconds(profile: Profile, baseline: Trial, target: Target) -> float:

@@ -146,7 +146,7 @@ def _begin(setting: Setting, arguments: int) -> Trials:
         guess = _first_guess(profile, limits, known_trials, trials.static, 0)
         (guessed,) = setting.compile(guess.actions, least=trials.baseline.total)
     model = trials.model()
-    predicted = int(trials.static + guess.saved_bytes + model.predict(guess.actions))
+    predicted = trials.predicted(guess.saved_bytes + model.predict(guess.actions))
     trials.tried.append(Trial(guessed, guess.cost, predicted))
     return trials
 
@@ -227,7 +227,7 @@ class _Search:
             least = min(t.total for t in trials.compiled)
             steps = self.setting.compile(*(p.actions for p in fresh), least=least)
             for step, pick in zip(steps, fresh):
-                predicted = int(trials.static + pick.saved_bytes + model.predict(pick.actions))
+                predicted = trials.predicted(pick.saved_bytes + model.predict(pick.actions))
                 trials.tried.append(Trial(step, pick.cost, predicted))
 
     def divide(self, best: Trial) -> tuple[Trial, Division | None]:
@@ -252,7 +252,7 @@ class _Search:
             seen.append(division.solution.actions)
             predicted = base + division.bytes
             (step,) = self.setting.compile(division.solution.actions, least=best.total)
-            tried = Trial(step, division.solution.cost, predicted)
+            tried = Trial(step, division.solution.cost, max(trials.static, predicted))
             short += tried.total - predicted
             if tried.total <= limits.room and tried.host_bytes <= limits.host_room:
                 best, chosen = tried, division
