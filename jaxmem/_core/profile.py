@@ -18,12 +18,14 @@ class Option:
     device_bytes: what stays on the device until the backward.
     host_bytes: what crosses the host link once each way, and lies in host memory meanwhile.
     seconds: the device's time for writing, reading, encoding and decoding.
+    doubt: by how many seconds a choice that loses accuracy must be faster, to be taken.
     """
 
     choice: Choice
     device_bytes: int
     host_bytes: int
     seconds: float
+    doubt: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +109,7 @@ class Profile:
     idle_tags: tuple[str, ...] = ()  # tagged, but no backward reads them: any action is the same
     idle_blocks: tuple[str, ...] = ()  # labels of blocks that no gradient runs through: likewise
     disturbed: float = 0.0  # share of the times that were measured while the machine was busy
+    uncertainty: float = 0.0  # share by which work may take longer than its time says
 
     @property
     def everything_kept(self) -> Actions:

@@ -72,7 +72,7 @@ def best_division(problem: Problem) -> Division | None:
             if peak <= room:
                 found.append(Division(asked, solution, peak))
                 break
-    return min(found, key=lambda d: (d.solution.seconds, d.bytes), default=None)
+    return min(found, key=lambda d: (d.solution.cautious_seconds, d.bytes), default=None)
 
 
 def _peak(

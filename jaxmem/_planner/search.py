@@ -105,7 +105,7 @@ def search(setting: Setting, arguments: int) -> Found:
     start.refine()
     best, division = None, None
     if trials.fitting:
-        best = min(trials.fitting, key=lambda t: (t.cost.seconds, t.total))
+        best = min(trials.fitting, key=lambda t: (t.cost.cautious_seconds, t.total))
         best, division = start.divide(best)
     return Found(trials, best, division, start.solve_seconds)
 
@@ -194,7 +194,7 @@ class _Search:
         width = self.setting.steps.backend.width
         # No assignment of tags is faster than the best one without a limit on device bytes.
         best = self._timed(candidates.fastest, Problem(trials.profile, None, limits.host_room))
-        least_seconds = best.seconds if best else 0.0
+        least_seconds = best.cautious_seconds if best else 0.0
         while (left := MOST_COMPILES - self.setting.steps.compiles) > 0:
             within, model = trials.within_budget, trials.model()
             # A plan that an earlier search saw fit is compiled before anything is called enough:
@@ -202,7 +202,8 @@ class _Search:
             earlier = candidates.recalled(trials, trials.problem(model))
             # A plan that fills the room, or is as fast as one without a limit, ends the search.
             done = any(
-                t.total >= ENOUGH * limits.room or t.cost.seconds <= least_seconds for t in within
+                t.total >= ENOUGH * limits.room or t.cost.cautious_seconds <= least_seconds
+                for t in within
             )
             if done and earlier is None:
                 return
@@ -236,7 +237,7 @@ class _Search:
         """
         trials, limits = self.trials, self.setting.limits
         # The most seconds that a division may cost, to be worth its compile.
-        worth = best.cost.seconds - WORTH * trials.profile.step_seconds
+        worth = best.cost.cautious_seconds - WORTH * trials.profile.step_seconds
         chosen, short, seen = None, 0, []
         while self.setting.steps.compiles < MOST_COMPILES:
             model = trials.model()
@@ -247,7 +248,7 @@ class _Search:
             division = self._timed(best_division, problem.within(limits.room - base))
             if division is None or division.solution.actions in seen:
                 break
-            if division.solution.seconds > worth:
+            if division.solution.cautious_seconds > worth:
                 break
             seen.append(division.solution.actions)
             predicted = base + division.bytes
@@ -256,7 +257,7 @@ class _Search:
             short += tried.total - predicted
             if tried.total <= limits.room and tried.host_bytes <= limits.host_room:
                 best, chosen = tried, division
-                worth = best.cost.seconds - WORTH * trials.profile.step_seconds
+                worth = best.cost.cautious_seconds - WORTH * trials.profile.step_seconds
         return best, chosen
 
     def _timed(self, solver, *arguments):

@@ -97,4 +97,9 @@ def _why(problem: Problem, solution: Solution, block: str, tag: str) -> str:
     if other is None:
         return "nothing else fits"
     choice, seconds = other
+    if seconds < 0:
+        known = f"{100 * problem.profile.uncertainty:.0f} %"
+        return (
+            f"{choice.action.value}: {1e3 * seconds:.3f} ms a step, but times are {known} uncertain"
+        )
     return f"{choice.action.value}: +{1e3 * seconds:.3f} ms a step"

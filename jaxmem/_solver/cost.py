@@ -21,6 +21,7 @@ class BlockCost:
     saved: the tags whose tensor the backward reads from where it was stored, with their choices.
     raw_inputs: those of `BlockClass.inputs` that are kept as they are.
     device_bytes, host_bytes: what is saved, raw inputs included.
+    doubt_seconds: by how much what is saved with a loss must be faster than anything without.
     recompute_seconds: what repeating the equations takes.
     keep_seconds: what writing, reading, encoding and decoding takes of what is saved.
     exposed_seconds: the part of the transfers that the block's own work does not hide.
@@ -38,6 +39,7 @@ class BlockCost:
     exposed_seconds: float
     matmuls: int
     flops: float
+    doubt_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -55,6 +57,8 @@ class Cost:
     saved_bytes, host_bytes: what is saved in device memory, and what in host memory.
     seconds: all that saving, transfers and recomputing take.
     recompute_seconds: the part of `seconds` that repeats equations.
+    doubt_seconds: no part of `seconds`: by how much the assignment must be faster than one without
+      its lossy codecs, because times are not known better.
     blocks: the costs of the block classes, aligned with `Profile.blocks`.
     """
 
@@ -62,7 +66,15 @@ class Cost:
     host_bytes: int
     seconds: float
     recompute_seconds: float
+    doubt_seconds: float
     blocks: tuple[BlockCost, ...]
+
+    @property
+    def cautious_seconds(self) -> float:
+        """What assignments are ranked by: seconds, with lossy codecs at their longest. Of two whose
+        times are equal as far as they are known, the one that loses nothing ranks first.
+        """
+        return self.seconds + self.doubt_seconds
 
 
 def evaluate(profile: Profile, actions: Actions) -> Cost:
@@ -88,6 +100,7 @@ def evaluate(profile: Profile, actions: Actions) -> Cost:
         host_bytes=sum(b.layers * c.host_bytes for b, c in zip(profile.blocks, costs)),
         seconds=sum(b.runs * c.seconds for b, c in zip(profile.blocks, costs)),
         recompute_seconds=sum(b.runs * c.recompute_seconds for b, c in zip(profile.blocks, costs)),
+        doubt_seconds=sum(b.runs * c.doubt_seconds for b, c in zip(profile.blocks, costs)),
         blocks=costs,
     )
 
@@ -212,6 +225,7 @@ def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> B
         exposed_seconds=exposed,
         matmuls=sum(block.equations[i].matmuls for i in recomputed),
         flops=sum(block.equations[i].flops for i in recomputed),
+        doubt_seconds=sum(o.doubt for _, o in saved),
     )
 
 

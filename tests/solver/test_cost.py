@@ -22,6 +22,8 @@ few = hypothesis.settings(
     max_examples=100, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
 )
 
+DOUBTS = st.tuples(st.sampled_from((0.0, 0.1, 2.0)), st.sampled_from((0.0, 0.3, 5.0)))
+
 
 @few
 @given(st.data())
@@ -29,10 +31,13 @@ def test_evaluate_is_the_oracle(data):
     made = data.draw(profiles.profiles())
     choices = profiles.open_to(made)
     picked = {k: data.draw(st.sampled_from(c)) for k, c in choices.items()}
+    made = profiles.doubted(made, *data.draw(DOUBTS))
     cost, expected = evaluate(made, nested(picked, made)), oracle(made, picked)
     assert (cost.saved_bytes, cost.host_bytes) == (expected.saved, expected.host)
     assert cost.seconds == pytest.approx(expected.seconds, rel=1e-12, abs=1e-12)
     assert cost.recompute_seconds == pytest.approx(expected.recompute, rel=1e-12, abs=1e-12)
+    assert cost.doubt_seconds == pytest.approx(expected.doubt, rel=1e-12, abs=1e-12)
+    assert cost.cautious_seconds == pytest.approx(cost.seconds + expected.doubt)
     assert flat(effective(made, nested(picked, made))) == expected.effective
 
 
