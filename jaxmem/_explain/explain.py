@@ -3,21 +3,22 @@ assignment.
 """
 
 import collections
+import dataclasses
 from collections.abc import Iterable
 
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
-from jaxmem._core.profile import BlockClass
 from jaxmem._device.target import Target
 from jaxmem._explain.explanation import Explanation, Item, Part
-from jaxmem._explain.names import Arguments, Saved, expected, name_saved, operation, show_array
+from jaxmem._explain.names import Arguments, expected, name_saved, operation, show_array
 from jaxmem._jax.arguments import shards_of
 from jaxmem._jax.step import trace, with_microbatches
 from jaxmem._plan.plan import Plan
 from jaxmem._profile.blocks import find_blocks
 from jaxmem._profile.classes import plan_fingerprint
 from jaxmem._profile.profile import block_classes
+from jaxmem._profile.unnamed import listed, unnamed
 from jaxmem._xla.backend import backend_for
 from jaxmem._xla.buffers import Held, Peak
 from jaxmem._xla.compiled import Compiled
@@ -83,7 +84,8 @@ def explain(build, *args, plan: Plan | None = None, target: str | Target = "loca
     """
     target = Target.parse(target)
     build = with_microbatches(build, None if plan is None else plan.microbatches)
-    blocks = _blocks(build, args)
+    jaxpr = trace(build, Assignment.nothing(), args)[1].jaxpr  # as `plan` finds blocks
+    blocks = block_classes(jaxpr) if find_blocks(jaxpr.jaxpr).instances else []
     # Another model's plan would name tags and blocks that this step lacks.
     if plan is not None and plan.fingerprint != (found := plan_fingerprint(blocks)):
         raise PlanFileError(
@@ -96,23 +98,20 @@ def explain(build, *args, plan: Plan | None = None, target: str | Target = "loca
     with backend_for(target, workers=1) as backend:
         compiled, full = backend.explain(traced)
     actions = None if plan is None else plan.actions
-    saved = expected(
-        as_decided(blocks, actions or ()), actions, shards_of(traced, args, target.devices)
-    )
-    return _explanation(full, compiled, saved, Arguments(traced, args), str(target), plan)
-
-
-def _blocks(build, args: tuple) -> list[BlockClass]:
-    """The step's blocks, none for a step without any."""
-    # Blocks are found where every tag is recomputed, as `plan` finds them.
-    jaxpr = trace(build, Assignment.nothing(), args)[1].jaxpr
-    return block_classes(jaxpr) if find_blocks(jaxpr.jaxpr).instances else []
+    shards = shards_of(traced, args, target.devices)
+    decided = as_decided(blocks, actions or ())
+    saved = expected(decided, actions, shards)
+    names = name_saved(full, saved, {block.layers for block in decided})
+    found = _explanation(full, compiled, names, Arguments(traced, args), str(target), plan)
+    if _largest(found.parts)[0] == "untagged" and (tensors := listed(unnamed(jaxpr, shards))):
+        found = dataclasses.replace(found, advice=f"{found.advice}. The largest: {tensors}")
+    return found
 
 
 def _explanation(
     full: Peak,
     compiled: Compiled,
-    saved: list[Saved],
+    names: dict[Held, tuple[str, str]],
     arguments: Arguments,
     target: str,
     plan: Plan | None,
@@ -121,11 +120,10 @@ def _explanation(
 
     full: what the compiled program holds.
     compiled: its bytes.
-    saved: what its blocks should save.
+    names: kind and part of the buffers that are saved for the backward.
     arguments: names of its arguments and results.
     target, plan: what it was compiled for, and under which plan.
     """
-    names = name_saved(full, saved)
     # The loops over layers, known by the stacks of saved tensors that they hand on.
     layers = {loop for h in names for loop in h.handed_on if len(h.shape) > 1}
     # (kind, part, item, bytes) of each buffer, by whether it is in host memory.
@@ -165,15 +163,21 @@ def without(rows: list[tuple[str, str, str, int]], excess: int) -> list[tuple[st
 
 def _advice(parts: Iterable[Part], total: int) -> str:
     """A sentence about the kind that holds most of the `total` bytes, and what makes it smaller."""
-    kinds: collections.Counter[str] = collections.Counter()
-    for part in parts:
-        kinds[part.kind] += part.bytes
-    ((kind, size),) = kinds.most_common(1)
+    kind, size = _largest(parts)
     what, remedy = _ADVICE[kind]
     return (
         f"{what} hold{'' if what.endswith('s') else 's'} most, {show_bytes(size)} or"
         f" {100 * size / total:.0f}%: {remedy}"
     )
+
+
+def _largest(parts: Iterable[Part]) -> tuple[str, int]:
+    """The kind that holds most, and its bytes."""
+    kinds: collections.Counter[str] = collections.Counter()
+    for part in parts:
+        kinds[part.kind] += part.bytes
+    ((kind, size),) = kinds.most_common(1)
+    return kind, size
 
 
 def _place(

@@ -19,9 +19,10 @@ from jaxmem._planner.trials import Limits, Trial, Trials
 from jaxmem.errors import BudgetError
 
 # What takes a step's bytes, in the order of the fields of `Bytes`, and what to do about it.
+SAVED = "tensors saved for the backward"
 ADVICE = {
     "arguments and model states": "use a smaller model, lower-precision states, or more devices",
-    "tensors saved for the backward": "allow more actions, or tag more tensors",
+    SAVED: "allow more actions, or tag more tensors",
     "working memory of the head and one block": "chunk the loss, or use a smaller batch: no action"
     " in a block makes it smaller",
 }
@@ -136,8 +137,11 @@ def hopeless(arguments: int, limits: Limits, target: Target) -> BudgetError | No
     )
 
 
-def infeasible(trials: Trials, target: Target) -> BudgetError:
-    """Returns the error that names the least that compiled, and the largest of its parts."""
+def infeasible(trials: Trials, target: Target, unnamed: str = "") -> BudgetError:
+    """Returns the error that names the least that compiled, and the largest of its parts.
+
+    unnamed: the largest tensors that no tag names, as a text; empty where there is none.
+    """
     least = min(trials.compiled, key=lambda t: t.total)
     parts = dict(zip(ADVICE, dataclasses.astuple(_parts(trials, least))))
     holder = max(parts, key=lambda k: parts[k])
@@ -147,6 +151,8 @@ def infeasible(trials: Trials, target: Target) -> BudgetError:
         + ", ".join(f"{show_bytes(v)} {k}" for k, v in parts.items())
         + f"; the largest part is {holder}: {ADVICE[holder]}{_margin(trials.limits)}"
     )
+    if unnamed and holder == SAVED:
+        message += f"; the largest tensors that no tag names are {unnamed}"
     if least.host_bytes:
         message += f"; host memory needed: {show_bytes(least.host_bytes)}"
     return BudgetError(message, least_bytes=least.total)

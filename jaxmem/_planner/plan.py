@@ -26,6 +26,7 @@ from jaxmem._planner.trials import Limits
 from jaxmem._profile.policies import check_plan_is_passed_on
 from jaxmem._profile.profile import profile as make_profile
 from jaxmem._profile.times import RETRY_SECONDS
+from jaxmem._profile.unnamed import listed, unnamed
 from jaxmem._solver import waste
 from jaxmem._xla.backend import Backend, backend_for
 
@@ -122,12 +123,13 @@ def _plan(
     profile_seconds = time.perf_counter() - start
     warn_of_copies(traced, "plan")
     _warn_of_waste(profile)
+    _warn_of_no_tags(profile, traced.jaxpr, shards)
     # Search: solve and compile in turns. The idle blocks are known only from the profile.
     steps.idle_blocks = profile.idle_blocks
     history = History(backend.database, target, traced.jaxpr)
     found = search(Setting(profile, steps, history, limits), arguments)
     if found.best is None:
-        raise infeasible(found.trials, target)
+        raise infeasible(found.trials, target, listed(unnamed(traced.jaxpr, shards)))
     notes += _time_notes(profile)
     spent = Spent(profile_seconds, found.solve_seconds, steps.seconds, steps.compiles)
     return outcome(found.trials, found.best, found.division, target, spent, notes)
@@ -151,3 +153,15 @@ def _warn_of_waste(profile: Profile) -> None:
         return
     for message in waste.warnings(profile, every_tag):
         warn(f"jaxmem: {message}")
+
+
+def _warn_of_no_tags(profile: Profile, jaxpr, shards: int) -> None:
+    """Warns of blocks without a tag, and names the largest tensors that a tag could name."""
+    tagged = {block.name for block in profile.blocks if block.tags}
+    for label in dict.fromkeys(b.name for b in profile.blocks if b.name not in tagged):
+        own = [tensor for tensor in unnamed(jaxpr, shards) if tensor.block == label]
+        warn(
+            f"jaxmem: block {label!r} has no tag, so that a plan can only keep all of it or"
+            " recompute all of it; the largest tensors that its backward reads are"
+            f" {listed(own) or 'its inputs'}; name what is dear to recompute by jaxmem.tag"
+        )
