@@ -86,6 +86,7 @@ class BlockClass:
     # of keeping each of `inputs` raw: its writing and reading; empty: nothing
     input_seconds: tuple[float, ...] = ()
     stacked: bool = False  # layers of jaxmem.stack, which a plan may divide into groups
+    shards: int = 1  # over how many devices a tensor is divided, whose shape is told whole
 
     @property
     def everything_bytes(self) -> int:

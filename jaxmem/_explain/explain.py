@@ -84,8 +84,9 @@ def explain(build, *args, plan: Plan | None = None, target: str | Target = "loca
     """
     target = Target.parse(target)
     build = with_microbatches(build, None if plan is None else plan.microbatches)
-    jaxpr = trace(build, Assignment.nothing(), args)[1].jaxpr  # as `plan` finds blocks
-    blocks = block_classes(jaxpr) if find_blocks(jaxpr.jaxpr).instances else []
+    found = trace(build, Assignment.nothing(), args)[1]  # as `plan` finds blocks
+    jaxpr, shards = found.jaxpr, shards_of(found, args, target.devices)
+    blocks = block_classes(jaxpr, shards) if find_blocks(jaxpr.jaxpr).instances else []
     # Another model's plan would name tags and blocks that this step lacks.
     if plan is not None and plan.fingerprint != (found := plan_fingerprint(blocks)):
         raise PlanFileError(
@@ -98,9 +99,8 @@ def explain(build, *args, plan: Plan | None = None, target: str | Target = "loca
     with backend_for(target, workers=1) as backend:
         compiled, full = backend.explain(traced)
     actions = None if plan is None else plan.actions
-    shards = shards_of(traced, args, target.devices)
     decided = as_decided(blocks, actions or ())
-    saved = expected(decided, actions, shards)
+    saved = expected(decided, actions)
     names = name_saved(full, saved, {block.layers for block in decided})
     found = _explanation(full, compiled, names, Arguments(traced, args), str(target), plan)
     if _largest(found.parts)[0] == "untagged" and (tensors := listed(unnamed(jaxpr, shards))):

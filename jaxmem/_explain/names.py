@@ -48,11 +48,10 @@ class Saved:
     asked: bool
 
 
-def expected(blocks: Sequence[BlockClass], actions: Actions | None, shards: int) -> list[Saved]:
+def expected(blocks: Sequence[BlockClass], actions: Actions | None) -> list[Saved]:
     """Returns what the blocks save under a plan's `actions`, or where they are None without a plan.
 
     blocks: the step's blocks, divided into groups of layers as the plan's labels say.
-    shards: over how many devices a block's tensors are divided.
     """
     found = []
     for block in blocks:
@@ -79,7 +78,7 @@ def expected(blocks: Sequence[BlockClass], actions: Actions | None, shards: int)
                 primitive, name = f"jit({tag.name}_encode)", f"codes of {name}"
             host, asked = choice.action.offloads, chosen.get(REST) != KEEP
             for a in arrays:
-                size = -(-a.size * a.dtype.itemsize // shards)
+                size = -(-a.size * a.dtype.itemsize // block.shards)
                 found.append(
                     Saved(
                         name, True, _xla_dtype(a.dtype), size, block.layers, primitive, host, asked
@@ -92,7 +91,7 @@ def expected(blocks: Sequence[BlockClass], actions: Actions | None, shards: int)
                     f"input of the layer{label}",
                     False,
                     "",
-                    block.values[v] // shards,
+                    block.values[v],
                     block.layers,
                     None,
                     False,

@@ -127,7 +127,7 @@ def hopeless(arguments: int, limits: Limits, target: Target) -> BudgetError | No
     """
     if arguments <= limits.room:
         return None
-    each = f" on each of {target.devices} devices" if target.devices > 1 else ""
+    each = _each(target)
     return BudgetError(
         f"plan: `budget` is {show_bytes(limits.budget)}, and the step's arguments alone take"
         f" {show_bytes(arguments)} ({arguments} bytes){each} for target {str(target)!r}. Every plan"
@@ -147,7 +147,8 @@ def infeasible(trials: Trials, target: Target, unnamed: str = "") -> BudgetError
     holder = max(parts, key=lambda k: parts[k])
     message = (
         f"plan: `budget` is {show_bytes(trials.limits.budget)}, and the least that compiled is"
-        f" {show_bytes(least.total)} ({least.total} bytes) for target {str(target)!r}: "
+        f" {show_bytes(least.total)} ({least.total} bytes){_each(target)} for target"
+        f" {str(target)!r}: "
         + ", ".join(f"{show_bytes(v)} {k}" for k, v in parts.items())
         + f"; the largest part is {holder}: {ADVICE[holder]}{_margin(trials.limits)}"
     )
@@ -156,6 +157,11 @@ def infeasible(trials: Trials, target: Target, unnamed: str = "") -> BudgetError
     if least.host_bytes:
         message += f"; host memory needed: {show_bytes(least.host_bytes)}"
     return BudgetError(message, least_bytes=least.total)
+
+
+def _each(target: Target) -> str:
+    """What an error says after bytes; empty for a single device."""
+    return f" on each of {target.devices} devices" if str(target) != target.name else ""
 
 
 def _margin(limits: Limits) -> str:

@@ -121,7 +121,7 @@ def _plan(
         database=backend.database,
     )
     profile_seconds = time.perf_counter() - start
-    warn_of_copies(traced, "plan")
+    warn_of_copies(traced, args, "plan")
     _warn_of_waste(profile)
     _warn_of_no_tags(profile, traced.jaxpr, shards)
     # Search: solve and compile in turns. The idle blocks are known only from the profile.

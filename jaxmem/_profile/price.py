@@ -134,6 +134,7 @@ def priced_class(
         backward_seconds=price[made.backward] / shards,
         flops=flops / shards,
         stacked=all(i.stacked for i in instances),
+        shards=shards,
     )
 
 

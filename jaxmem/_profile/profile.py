@@ -68,13 +68,16 @@ def profile(
     )
 
 
-def block_classes(jaxpr) -> list[BlockClass]:
-    """Returns the blocks and tags of a traced step, without options and with every price 0."""
+def block_classes(jaxpr, shards: int = 1) -> list[BlockClass]:
+    """Returns the blocks and tags of a traced step, without options and with every price 0. Bytes
+    are those of one of `shards` devices.
+    """
     classes, jobs = blocks_of(jaxpr).classes, Jobs(False)
     drafts = [unpriced(graph, number, (), None, jobs) for number, (graph, _) in enumerate(classes)]
     free = jobs.prices([0.0] * len(jobs.keys))
     return [
-        priced_class(draft, instances, free, 1) for draft, (_, instances) in zip(drafts, classes)
+        priced_class(draft, instances, free, 1 if instances[0].sharded else shards)
+        for draft, (_, instances) in zip(drafts, classes)
     ]
 
 

@@ -53,7 +53,8 @@ def unnamed(jaxpr, shards: int = 1) -> list[Unnamed]:
         parts = 1 if instance.sharded else shards
         for equation, value in _values(instance):
             aval = instance.flat.avals[value]
-            key = instance.label, aval.str_short(), place_of(equation.eqn)
+            array = f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
+            key = instance.label, array, place_of(equation.eqn)
             primitives, size = here.get(key, ([], 0))
             size += instance.layers * -(-nbytes(aval) // parts)
             here[key] = [*primitives, equation.eqn.primitive.name], size
