@@ -62,8 +62,10 @@ _ADVICE = {  # for each kind of part, how a sentence names it, and what to do if
 }
 
 # Kinds, from the one that is named least surely.
-UNSURE = ("packing", "other", "outside", "layer", "gradients", "untagged", "saved", "outputs")
-UNSURE += ("arguments",)
+UNSURE = (
+    *("packing", "other", "outside", "layer", "gradients"),
+    *("untagged", "saved", "outputs", "arguments"),
+)
 
 
 def explain(build, *args, plan: Plan | None = None, target: str | Target = "local") -> Explanation:

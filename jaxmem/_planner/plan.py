@@ -67,8 +67,8 @@ def plan(
     Raises BudgetError for a budget that cannot be read or met (with the least bytes that compiled,
     or those of the arguments where they alone exceed it, which is told before any compile),
     StepError for a step without a block, or whose blocks have the same policy whatever plan `build`
-    is given, TargetError for a target that is unknown or cannot be
-    compiled for, TagError for tags that cannot be planned.
+    is given, TargetError for a target that is unknown or cannot be compiled for, TagError for tags
+    that cannot be planned.
     """
     target = Target.parse(target)
     limit = parse_budget(budget, target.usable_bytes)

@@ -60,9 +60,9 @@ def _cause(policies: set[Policy]) -> str:
         )
     if not choices:
         return (
-            "it is the first call's, so the model or the step is cached: by functools.cache, or by"
-            " a jax.jit function made outside `build`, which keeps what it traced first although a"
-            " global that it closes over changed"
+            "it is the first call's, unless a fixed plan recomputes everything: the model or the"
+            " step is cached, by functools.cache, or by a jax.jit function made outside `build`,"
+            " which keeps what it traced first although a global that it closes over changed"
         )
     told = ", ".join(f"{tag}: {choice}" for tag, choice in choices[:3])
     return f"it is of another plan ({told}{', ...' if len(choices) > 3 else ''})"
