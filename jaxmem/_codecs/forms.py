@@ -16,10 +16,11 @@ SCALES = ("bfloat16", "float32")
 
 class TextForm:
     """A frozen dataclass whose text is `name(field=value,...)`. Flags (bool) are written only where
-    they are on.
+    they are on. `lossless` says whether the codec decodes to what was encoded, to the bit.
     """
 
     name: ClassVar[str]
+    lossless: ClassVar[bool] = False
 
     def __str__(self) -> str:
         fields = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]
@@ -105,6 +106,7 @@ class BitMaskForm(TextForm):
     """Names `jaxmem.codecs.BitMask`, which has no fields."""
 
     name: ClassVar[str] = "bit_mask"
+    lossless: ClassVar[bool] = True
 
 
 FORMS: dict[str, type[TextForm]] = {

@@ -65,7 +65,7 @@ def show_bytes(count: float) -> str:
     # From 1023.95 on it would be rounded to 1024.0.
     while abs(count) >= 1023.95 and power < len(_SHOWN) - 1:
         count, power = count / 1024, power + 1
-    return f"{count:.1f} {_SHOWN[power]}" if power else f"{count:.0f} B"
+    return f"{count:.1f} {_SHOWN[power]}" if power else f"{round(count)} B"  # an integer: no "-0"
 
 
 def _read(budget, usable_bytes: int) -> decimal.Decimal | None:

@@ -18,12 +18,14 @@ class Option:
     device_bytes: what stays on the device until the backward.
     host_bytes: what crosses the host link once each way, and lies in host memory meanwhile.
     seconds: the device's time for writing, reading, encoding and decoding.
+    doubt: by how many seconds a choice that loses accuracy must be faster, to be taken.
     """
 
     choice: Choice
     device_bytes: int
     host_bytes: int
     seconds: float
+    doubt: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +86,7 @@ class BlockClass:
     # of keeping each of `inputs` raw: its writing and reading; empty: nothing
     input_seconds: tuple[float, ...] = ()
     stacked: bool = False  # whether a plan may divide the layers into groups
+    shards: int = 1  # over how many devices a tensor is divided, whose shape is told whole
 
     @property
     def everything_bytes(self) -> int:
@@ -108,6 +111,7 @@ class Profile:
     idle_blocks: tuple[str, ...] = ()  # labels of blocks that no gradient runs through: likewise
     unrolled: tuple[str, ...] = ()  # labels of blocks whose layers a Python loop repeats
     disturbed: float = 0.0  # share of the times that were measured while the machine was busy
+    uncertainty: float = 0.0  # share by which work may take longer than its time says
 
     @property
     def everything_kept(self) -> Actions:

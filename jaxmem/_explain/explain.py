@@ -3,21 +3,22 @@ assignment.
 """
 
 import collections
+import dataclasses
 from collections.abc import Iterable
 
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
-from jaxmem._core.profile import BlockClass
 from jaxmem._device.target import Target
 from jaxmem._explain.explanation import Explanation, Item, Part
-from jaxmem._explain.names import Arguments, Saved, expected, name_saved, operation, show_array
+from jaxmem._explain.names import Arguments, expected, name_saved, operation, show_array
 from jaxmem._jax.arguments import shards_of
 from jaxmem._jax.step import trace, with_microbatches
 from jaxmem._plan.plan import Plan
 from jaxmem._profile.blocks import find_blocks
 from jaxmem._profile.classes import plan_fingerprint
 from jaxmem._profile.profile import block_classes
+from jaxmem._profile.unnamed import listed, unnamed
 from jaxmem._xla.backend import backend_for
 from jaxmem._xla.buffers import Held, Peak
 from jaxmem._xla.compiled import Compiled
@@ -60,6 +61,12 @@ _ADVICE = {  # for each kind of part, how a sentence names it, and what to do if
     ),
 }
 
+# Kinds, from the one that is named least surely.
+UNSURE = (
+    *("packing", "other", "outside", "layer", "gradients"),
+    *("untagged", "saved", "outputs", "arguments"),
+)
+
 
 def explain(build, *args, plan: Plan | None = None, target: str | Target = "local") -> Explanation:
     """Tells what holds the peak of a step's memory: arguments by path, saved tensors by tag,
@@ -79,7 +86,9 @@ def explain(build, *args, plan: Plan | None = None, target: str | Target = "loca
     """
     target = Target.parse(target)
     build = with_microbatches(build, None if plan is None else plan.microbatches)
-    blocks = _blocks(build, args)
+    found = trace(build, Assignment.nothing(), args)[1]  # as `plan` finds blocks
+    jaxpr, shards = found.jaxpr, shards_of(found, args, target.devices)
+    blocks = block_classes(jaxpr, shards) if find_blocks(jaxpr.jaxpr).instances else []
     # Another model's plan would name tags and blocks that this step lacks.
     if plan is not None and plan.fingerprint != (found := plan_fingerprint(blocks)):
         raise PlanFileError(
@@ -92,23 +101,19 @@ def explain(build, *args, plan: Plan | None = None, target: str | Target = "loca
     with backend_for(target, workers=1) as backend:
         compiled, full = backend.explain(traced)
     actions = None if plan is None else plan.actions
-    saved = expected(
-        as_decided(blocks, actions or ()), actions, shards_of(traced, args, target.devices)
-    )
-    return _explanation(full, compiled, saved, Arguments(traced, args), str(target), plan)
-
-
-def _blocks(build, args: tuple) -> list[BlockClass]:
-    """The step's blocks, none for a step without any."""
-    # Blocks are found where every tag is recomputed, as `plan` finds them.
-    jaxpr = trace(build, Assignment.nothing(), args)[1].jaxpr
-    return block_classes(jaxpr) if find_blocks(jaxpr.jaxpr).instances else []
+    decided = as_decided(blocks, actions or ())
+    saved = expected(decided, actions)
+    names = name_saved(full, saved, {block.layers for block in decided})
+    found = _explanation(full, compiled, names, Arguments(traced, args), str(target), plan)
+    if _largest(found.parts)[0] == "untagged" and (tensors := listed(unnamed(jaxpr, shards))):
+        found = dataclasses.replace(found, advice=f"{found.advice}. The largest: {tensors}")
+    return found
 
 
 def _explanation(
     full: Peak,
     compiled: Compiled,
-    saved: list[Saved],
+    names: dict[Held, tuple[str, str]],
     arguments: Arguments,
     target: str,
     plan: Plan | None,
@@ -117,11 +122,10 @@ def _explanation(
 
     full: what the compiled program holds.
     compiled: its bytes.
-    saved: what its blocks should save.
+    names: kind and part of the buffers that are saved for the backward.
     arguments: names of its arguments and results.
     target, plan: what it was compiled for, and under which plan.
     """
-    names = name_saved(full, saved)
     # The loops over layers, known by the stacks of saved tensors that they hand on.
     layers = {loop for h in names for loop in h.handed_on if len(h.shape) > 1}
     # (kind, part, item, bytes) of each buffer, by whether it is in host memory.
@@ -130,8 +134,10 @@ def _explanation(
         rows[h.host].append((*_place(h, names, layers, arguments), h.bytes))
     for host, total in ((False, compiled.total_bytes), (True, compiled.host_bytes)):
         # So that parts add up to the step's bytes, whatever XLA leaves out of its assignment.
-        if rest := total - sum(size for *_, size in rows[host]):
+        rest = total - sum(size for *_, size in rows[host])
+        if rest > 0:
             rows[host].append(("other", "not in the buffer assignment", "", rest))
+        rows[host] = without(rows[host], max(0, -rest))
     parts, host_parts = _parts(rows[False]), _parts(rows[True])
     return Explanation(
         target=target,
@@ -145,17 +151,35 @@ def _explanation(
     )
 
 
+def without(rows: list[tuple[str, str, str, int]], excess: int) -> list[tuple[str, str, str, int]]:
+    """Rows of (kind, part, item, bytes) less `excess` bytes in all, which several buffers are said
+    to hold and XLA counts once. They are taken from what is named least surely.
+    """
+    kept = []
+    for row in sorted(rows, key=lambda row: UNSURE.index(row[0])):
+        taken = min(excess, row[3])
+        excess -= taken
+        kept += [(*row[:3], row[3] - taken)] if row[3] > taken else []
+    return kept
+
+
 def _advice(parts: Iterable[Part], total: int) -> str:
     """A sentence about the kind that holds most of the `total` bytes, and what makes it smaller."""
-    kinds: collections.Counter[str] = collections.Counter()
-    for part in parts:
-        kinds[part.kind] += part.bytes
-    ((kind, size),) = kinds.most_common(1)
+    kind, size = _largest(parts)
     what, remedy = _ADVICE[kind]
     return (
         f"{what} hold{'' if what.endswith('s') else 's'} most, {show_bytes(size)} or"
         f" {100 * size / total:.0f}%: {remedy}"
     )
+
+
+def _largest(parts: Iterable[Part]) -> tuple[str, int]:
+    """The kind that holds most, and its bytes."""
+    kinds: collections.Counter[str] = collections.Counter()
+    for part in parts:
+        kinds[part.kind] += part.bytes
+    ((kind, size),) = kinds.most_common(1)
+    return kind, size
 
 
 def _place(

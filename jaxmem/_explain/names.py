@@ -48,11 +48,10 @@ class Saved:
     asked: bool
 
 
-def expected(blocks: Sequence[BlockClass], actions: Actions | None, shards: int) -> list[Saved]:
+def expected(blocks: Sequence[BlockClass], actions: Actions | None) -> list[Saved]:
     """Returns what the blocks save under a plan's `actions`, or where they are None without a plan.
 
     blocks: the step's blocks, divided into groups of layers as the plan's labels say.
-    shards: over how many devices a block's tensors are divided.
     """
     found = []
     for block in blocks:
@@ -79,7 +78,7 @@ def expected(blocks: Sequence[BlockClass], actions: Actions | None, shards: int)
                 primitive, name = f"jit({tag.name}_encode)", f"codes of {name}"
             host, asked = choice.action.offloads, chosen.get(REST) != KEEP
             for a in arrays:
-                size = -(-a.size * a.dtype.itemsize // shards)
+                size = -(-a.size * a.dtype.itemsize // block.shards)
                 found.append(
                     Saved(
                         name, True, _xla_dtype(a.dtype), size, block.layers, primitive, host, asked
@@ -92,7 +91,7 @@ def expected(blocks: Sequence[BlockClass], actions: Actions | None, shards: int)
                     f"input of the layer{label}",
                     False,
                     "",
-                    block.values[v] // shards,
+                    block.values[v],
                     block.layers,
                     None,
                     False,
@@ -102,7 +101,7 @@ def expected(blocks: Sequence[BlockClass], actions: Actions | None, shards: int)
     return found
 
 
-def name_saved(full: Peak, saved: list[Saved]) -> dict[Held, tuple[str, str]]:
+def name_saved(full: Peak, saved: list[Saved], layers: set[int]) -> dict[Held, tuple[str, str]]:
     """Returns the kind and the part of each buffer that is saved for the backward, by its bytes,
     its dtype and the operation that makes it.
 
@@ -110,17 +109,18 @@ def name_saved(full: Peak, saved: list[Saved]) -> dict[Held, tuple[str, str]]:
 
     full: what the compiled program holds.
     saved: what its blocks should save.
+    layers: the numbers of layers that its blocks have, those without a tag too.
     """
     backward = "transpose(" in full.op
     made = [h for h in full.held if h.kind == "temporary" and (h.host or _forward(h))]
     # Each buffer, and how many layers' tensors are in it.
-    stacks = [(h, h.shape[0]) for h in made if _is_stack(h, {s.layers for s in saved})]
+    stacks = [(h, h.shape[0]) for h in made if _is_stack(h, layers)]
     # Where layers are unrolled in Python there are no stacks: what the forward made and is alive in
     # the backward was saved.
     alone = [(h, 1) for h in made if backward and not h.loops and not h.handed_on]
     buckets: dict[tuple, list[Held]] = collections.defaultdict(list)
-    for h, layers in stacks or alone:
-        buckets[h.bytes // layers, h.dtype, h.host].append(h)
+    for h, count in stacks or alone:
+        buckets[h.bytes // count, h.dtype, h.host].append(h)
     names: dict[Held, tuple[str, str]] = {}
     for (size, dtype, host), held in buckets.items():
         # First the buffers that a known operation makes, then what is left of both.

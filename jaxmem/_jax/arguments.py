@@ -32,10 +32,11 @@ def argument_bytes(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
 
 
 def divisors(traced: jax.stages.Traced, args: tuple) -> list[int | None]:
-    """Returns over how many devices each argument is divided; None where neither the argument nor
-    its type says so.
+    """Returns over how many devices each argument is divided; None where neither the argument, nor
+    `jax.jit(in_shardings=)`, nor its type says so.
 
-    On a mesh with automatic axes the argument alone says so, on one with explicit axes its type.
+    On a mesh with automatic axes the argument or the jit says so, on one with explicit axes the
+    type.
     """
     avals, leaves = traced.jaxpr.in_avals, jax.tree.leaves(args)
     same = len(leaves) == len(avals) and all(
@@ -43,7 +44,11 @@ def divisors(traced: jax.stages.Traced, args: tuple) -> list[int | None]:
     )  # else the step flattens its arguments in a way of its own
     if not same:
         leaves = [None] * len(avals)
-    return [_parts(leaf, aval) for leaf, aval in zip(leaves, avals)]
+    # JAX has no public name for what a jit's `in_shardings` were (seen on 0.10.2 and 0.11.2).
+    declared = getattr(traced, "_params", {}).get("in_shardings", ())
+    if len(declared) != len(avals):
+        declared = [None] * len(avals)
+    return [_parts(leaf, said, aval) for leaf, said, aval in zip(leaves, declared, avals)]
 
 
 def shards_of(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
@@ -60,20 +65,23 @@ def shards_of(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
     return max((number or 1 for info, number in parts if not info.donated), default=1)
 
 
-def _parts(leaf, aval) -> int | None:
-    """Over how many devices one argument is divided: as the argument says, else as its type does.
+def _parts(leaf, declared, aval) -> int | None:
+    """Over how many devices one argument is divided: as the argument says, else as its jit does,
+    else as its type does.
 
     leaf: the argument, or None where it cannot be told which it is.
+    declared: its entry of the jit's `in_shardings`; no sharding where these do not say.
     aval: its type in the trace.
     """
-    for sharding in (getattr(leaf, "sharding", None), getattr(aval, "sharding", None)):
+    typed = getattr(aval, "sharding", None)
+    for sharding in (getattr(leaf, "sharding", None), declared, typed):
         if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
             # An entry of a spec is an axis, a tuple of axes, or None; only names of axes count.
             spec = [axes if isinstance(axes, tuple) else (axes,) for axes in sharding.spec]
             names = [name for axes in spec for name in axes if name in sharding.mesh.shape]
             # A type that names no axis may be divided over automatic axes, which types do not tell;
-            # an argument whose sharding names none is whole on each device.
-            if names or sharding is getattr(leaf, "sharding", None):
+            # an argument whose own sharding names none is whole on each device.
+            if names or sharding is not typed:
                 return math.prod(sharding.mesh.shape[name] for name in names)
     return None
 

@@ -6,6 +6,7 @@ import jax
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.warn import warn
+from jaxmem._jax.arguments import divisors
 from jaxmem._jax.jaxpr import nbytes
 
 # The share of the arguments' bytes up to which nothing is said: a scalar, for example, may happen
@@ -13,9 +14,12 @@ from jaxmem._jax.jaxpr import nbytes
 NEGLIGIBLE = 0.01
 
 
-def held_twice(traced: jax.stages.Traced) -> dict[str, int]:
-    """Returns by argument the bytes of what is not donated and has the shape and dtype of a result
-    that no donated array can hold.
+def held_twice(traced: jax.stages.Traced, args: tuple = ()) -> dict[str, int]:
+    """Returns by argument the bytes, on one device, of what is not donated and has the shape and
+    dtype of a result that no donated array can hold.
+
+    traced: the step, as `jaxmem._jax.step.trace` returns JAX's stage of it.
+    args: what it was traced for, which may say over how many devices they are divided.
     """
     # Results by shape and dtype: donated arguments take theirs first, and arguments that are not
     # donated then match what is left.
@@ -27,22 +31,26 @@ def held_twice(traced: jax.stages.Traced) -> dict[str, int]:
         if info.donated:
             results[kind(aval)] -= 1
     found: collections.Counter[str] = collections.Counter()
-    for (path, info), aval in arguments:
+    for ((path, info), aval), parts in zip(arguments, divisors(traced, args)):
         if not info.donated and results[kind(aval)] > 0:
             results[kind(aval)] -= 1
             # `args_info` is a pair of positional and keyword arguments, so that the second key of a
             # path is the argument's.
-            found[jax.tree_util.keystr(path[1:2]).strip("[]'")] += nbytes(aval)
+            found[jax.tree_util.keystr(path[1:2]).strip("[]'")] += -(-nbytes(aval) // (parts or 1))
     return dict(found)
 
 
-def warn_of_copies(traced: jax.stages.Traced, what: str) -> None:
+def warn_of_copies(traced: jax.stages.Traced, args: tuple, what: str) -> None:
     """Issues a JaxmemWarning that names the arguments if a step holds much twice that it could
-    update in place. `what` is the public function that the message is from.
+    update in place.
+
+    traced, args: as in `held_twice`.
+    what: the public function that the message is from.
     """
-    found = held_twice(traced)
+    found = held_twice(traced, args)
     total = sum(found.values())
-    if total <= NEGLIGIBLE * sum(map(nbytes, traced.jaxpr.in_avals)):
+    parts = zip(traced.jaxpr.in_avals, divisors(traced, args))
+    if total <= NEGLIGIBLE * sum(nbytes(aval) / (number or 1) for aval, number in parts):
         return
     names = ", ".join(sorted(found))
     argnums = names if len(found) == 1 else f"({names})"

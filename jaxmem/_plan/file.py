@@ -192,7 +192,11 @@ def _bytes(value: Any, field: str) -> Bytes:
     names = [f.name for f in dataclasses.fields(Bytes)]
     if not isinstance(value, dict) or any(type(value.get(n)) is not int for n in names):
         raise _Broken(field, value, f"whole numbers {', '.join(names)}")
-    return Bytes(*(value[n] for n in names))
+    found = Bytes(*(value[n] for n in names))
+    total = found.arguments + found.saved + found.working
+    if total < 0:
+        raise _Broken(field, value, f"whole numbers {', '.join(names)} of at least 0")
+    return Bytes.of(total, found.arguments, found.saved)  # earlier versions wrote less than nothing
 
 
 def _point(value: Any, field: str) -> Point:

@@ -7,11 +7,11 @@ from jaxmem._core.actions import Choice
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One tag's line of the table. Bytes and milliseconds are those of one layer.
+    """One tag's line of the table. Bytes and milliseconds are those of one layer on one device.
 
     block, tag: the labels under which the choice stands.
     kind: what the tensor is, or None where the tag does not say.
-    shape, dtype: the tensor's.
+    shape, dtype: the tensor's as traced: before a mesh divides it, but for a part in shard_map.
     choice: what becomes of it.
     bytes_before: what it takes when it is kept.
     bytes_after: what it takes on the device under the choice.
@@ -45,6 +45,16 @@ class Bytes:
     arguments: int
     saved: int
     working: int
+
+    @staticmethod
+    def of(total: int, arguments: int, saved: int) -> "Bytes":
+        """`total` bytes by what holds them. Each part is at most what the ones before it leave,
+        since a compiled program may hold less than a plan saves: XLA keeps no copy of a tensor that
+        is an argument or a result anyhow.
+        """
+        arguments = min(max(0, arguments), total)
+        saved = min(max(0, saved), total - arguments)
+        return Bytes(arguments, saved, total - arguments - saved)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,13 +35,19 @@ def cells(plan: "Plan") -> list[tuple[str, ...]]:
     return lines
 
 
+def of_each(plan: "Plan") -> str:
+    """What is said after bytes of one device where the plan is for several of them, else ""."""
+    _, _, count = plan.target.partition(":")
+    return f", on each of {count} devices" if count else ""
+
+
 def summary(plan: "Plan") -> list[str]:
     """What stands under the table: the whole step's bytes and times, and notes."""
     share = 100 * plan.compiled_bytes / plan.budget_bytes
     host = f"; in host memory: {show_bytes(plan.host_bytes)}" if plan.host_bytes else ""
     microbatches = f"; microbatches: {plan.microbatches}" if plan.microbatches else ""
     return [
-        "(bytes and ms of one layer)",
+        f"(bytes and ms of one layer{of_each(plan)})",
         f"predicted {show_bytes(plan.predicted_bytes)}, compiled {show_bytes(plan.compiled_bytes)}"
         f" of a budget of {show_bytes(plan.budget_bytes)} ({share:.1f} %) on {plan.target};"
         f" everything kept: {show_bytes(plan.baseline_bytes)}{host}",

@@ -78,17 +78,18 @@ def recalled(trials: Trials, problem: Problem) -> Solution | None:
     """Returns the fastest plan that an earlier search saw compile within this budget, if this
     search has none so fast yet.
     """
-    best = min((t.cost.seconds for t in trials.within_budget), default=math.inf)
+    best = min((t.cost.cautious_seconds for t in trials.within_budget), default=math.inf)
     limits = trials.limits
     faster = [
         t
         for t in trials.recalled
-        if t.total <= limits.room and t.host_bytes <= limits.host_room and t.cost.seconds < best
+        if t.total <= limits.room and t.host_bytes <= limits.host_room
+        if t.cost.cautious_seconds < best
         if not is_among(t.actions, trials.compiled)
     ]
     if not faster:
         return None
-    return priced(problem, min(faster, key=lambda t: t.cost.seconds).actions)
+    return priced(problem, min(faster, key=lambda t: t.cost.cautious_seconds).actions)
 
 
 def settled(profile: Profile, solution: Solution) -> Actions:

@@ -1,6 +1,7 @@
 """Compiles a step under given actions for the target, and counts what that takes."""
 
 import dataclasses
+import functools
 import time
 from typing import Any
 
@@ -45,19 +46,28 @@ class StepCompiler:
 
     def trace(self, plan: Decisions | None) -> jax.stages.Traced:
         """The step under a plan, traced and not compiled."""
-        return trace(self.build, plan, self.args)[1]
+        return self._stages(plan)[1]
 
     def compile(self, *many: Actions) -> list[CompiledStep]:
         """Compiles the step under each of `many` actions, side by side where the target allows."""
         start = time.perf_counter()
         futures = []  # all are handed in before the first is waited for
         for actions in many:
-            stage, traced = trace(self.build, self._plan(actions), self.args)
+            stage, traced = self._stages(self._plan(actions))
             futures.append(self.backend.compile(stage, traced))
         results = [future.result() for future in futures]
         self.compiles += len(many)
         self.seconds += time.perf_counter() - start
         return [CompiledStep(a, r.compiled, r.executable) for a, r in zip(many, results)]
+
+    def _stages(self, plan: Decisions | None) -> tuple[Any, jax.stages.Traced]:
+        """The step's own traced stage under a plan, and JAX's."""
+        return self._kept if plan is None else trace(self.build, plan, self.args)
+
+    @functools.cached_property
+    def _kept(self) -> tuple[Any, jax.stages.Traced]:
+        """The step with everything kept, traced once: it is checked, and compiled later."""
+        return trace(self.build, None, self.args)
 
     def _plan(self, actions: Actions) -> Assignment | None:
         """What `build` is given; None is how a user says that everything is kept."""

@@ -54,7 +54,7 @@ def best_division(problem: Problem, whole: float | None = None) -> Division | No
             size = round(whole * (block.layers - at))
             found.append(_last_kept_whole(problem, block, at, room - size, size))
     ready = (division for division in found if division is not None)
-    return min(ready, key=lambda d: (d.solution.seconds, d.bytes), default=None)
+    return min(ready, key=lambda d: (d.solution.cautious_seconds, d.bytes), default=None)
 
 
 def _tagged(problem: Problem, block: BlockClass, at: int, room: int) -> Division | None:

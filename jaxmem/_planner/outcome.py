@@ -19,9 +19,10 @@ from jaxmem._planner.trials import Limits, Trial, Trials
 from jaxmem.errors import BudgetError
 
 # What takes a step's bytes, in the order of the fields of `Bytes`, and what to do about it.
+SAVED = "tensors saved for the backward"
 ADVICE = {
     "arguments and model states": "use a smaller model, lower-precision states, or more devices",
-    "tensors saved for the backward": "allow more actions, or tag more tensors",
+    SAVED: "allow more actions, or tag more tensors",
     "working memory of the head and one block": "chunk the loss, or use a smaller batch: no action"
     " in a block makes it smaller",
 }
@@ -99,7 +100,7 @@ def outcome(
         rows=rows(decided, actions),
         points=curve(
             problem,
-            lambda size: trials.static + int(model.reference) + size,
+            lambda size: trials.predicted(int(model.reference) + size),
             seconds,
             baseline.total,
         ),
@@ -126,7 +127,7 @@ def hopeless(arguments: int, limits: Limits, target: Target) -> BudgetError | No
     """
     if arguments <= limits.room:
         return None
-    each = f" on each of {target.devices} devices" if target.devices > 1 else ""
+    each = _each(target)
     return BudgetError(
         f"plan: `budget` is {show_bytes(limits.budget)}, and the step's arguments alone take"
         f" {show_bytes(arguments)} ({arguments} bytes){each} for target {str(target)!r}. Every plan"
@@ -136,20 +137,31 @@ def hopeless(arguments: int, limits: Limits, target: Target) -> BudgetError | No
     )
 
 
-def infeasible(trials: Trials, target: Target) -> BudgetError:
-    """Returns the error that names the least that compiled, and the largest of its parts."""
+def infeasible(trials: Trials, target: Target, unnamed: str = "") -> BudgetError:
+    """Returns the error that names the least that compiled, and the largest of its parts.
+
+    unnamed: the largest tensors that no tag names, as a text; empty where there is none.
+    """
     least = min(trials.compiled, key=lambda t: t.total)
     parts = dict(zip(ADVICE, dataclasses.astuple(_parts(trials, least))))
     holder = max(parts, key=lambda k: parts[k])
     message = (
         f"plan: `budget` is {show_bytes(trials.limits.budget)}, and the least that compiled is"
-        f" {show_bytes(least.total)} ({least.total} bytes) for target {str(target)!r}: "
+        f" {show_bytes(least.total)} ({least.total} bytes){_each(target)} for target"
+        f" {str(target)!r}: "
         + ", ".join(f"{show_bytes(v)} {k}" for k, v in parts.items())
         + f"; the largest part is {holder}: {ADVICE[holder]}{_margin(trials.limits)}"
     )
+    if unnamed and holder == SAVED:
+        message += f"; the largest tensors that no tag names are {unnamed}"
     if least.host_bytes:
         message += f"; host memory needed: {show_bytes(least.host_bytes)}"
     return BudgetError(message, least_bytes=least.total)
+
+
+def _each(target: Target) -> str:
+    """What an error says after bytes; empty for a single device."""
+    return f" on each of {target.devices} devices" if str(target) != target.name else ""
 
 
 def _margin(limits: Limits) -> str:
@@ -163,7 +175,7 @@ def _margin(limits: Limits) -> str:
 
 
 def _parts(trials: Trials, trial: Trial) -> Bytes:
-    return Bytes(trials.static, trial.cost.saved_bytes, trial.working)
+    return Bytes.of(trial.total, trials.static, trial.cost.saved_bytes)
 
 
 def _step_seconds(profile: Profile, baseline: Trial, target: Target) -> float:

@@ -23,8 +23,11 @@ from jaxmem._planner.microbatches import checked, fastest
 from jaxmem._planner.outcome import Spent, hopeless, infeasible, outcome
 from jaxmem._planner.search import Setting, search
 from jaxmem._planner.trials import Limits
+from jaxmem._profile.policies import check_plan_is_passed_on
 from jaxmem._profile.profile import profile as make_profile
 from jaxmem._profile.times import RETRY_SECONDS
+from jaxmem._profile.unnamed import listed, unnamed
+from jaxmem._solver import waste
 from jaxmem._xla.backend import Backend, backend_for
 
 
@@ -63,8 +66,9 @@ def plan(
 
     Raises BudgetError for a budget that cannot be read or met (with the least bytes that compiled,
     or those of the arguments where they alone exceed it, which is told before any compile),
-    StepError for a step without a block, TargetError for a target that is unknown or cannot be
-    compiled for, TagError for tags that cannot be planned.
+    StepError for a step without a block, or whose blocks have the same policy whatever plan `build`
+    is given, TargetError for a target that is unknown or cannot be compiled for, TagError for tags
+    that cannot be planned.
     """
     target = Target.parse(target)
     limit = parse_budget(budget, target.usable_bytes)
@@ -100,10 +104,12 @@ def _plan(
     # holds its whole forward.
     target, start = backend.target, time.perf_counter()
     LOG.info("tracing the step, and timing its pieces")
-    traced = StepCompiler(build, args, backend).trace(Assignment.nothing())
+    steps = StepCompiler(build, args, backend)
+    traced = steps.trace(Assignment.nothing())
     arguments = argument_bytes(traced, args, target.devices)
     if (refusal := hopeless(arguments, limits, target)) is not None:
         raise refusal
+    check_plan_is_passed_on(traced.jaxpr.jaxpr, steps.trace(None).jaxpr.jaxpr)
     # Profile it. Traced shapes are those before a mesh divides them; `shards` is by how much.
     shards = shards_of(traced, args, target.devices)
     profile = make_profile(
@@ -115,15 +121,16 @@ def _plan(
         database=backend.database,
     )
     profile_seconds = time.perf_counter() - start
-    warn_of_copies(traced, "plan")
+    warn_of_copies(traced, args, "plan")
     _warn_of_unrolled(profile, target, arguments, limits)
     _warn_of_waste(profile)
+    _warn_of_no_tags(profile, traced.jaxpr, shards)
     # Search: solve and compile in turns. The idle blocks are known only from the profile.
-    steps = StepCompiler(build, args, backend, profile.idle_blocks)
+    steps.idle_blocks = profile.idle_blocks
     history = History(backend.database, target, traced.jaxpr)
     found = search(Setting(profile, steps, history, limits), arguments)
     if found.best is None:
-        raise infeasible(found.trials, target)
+        raise infeasible(found.trials, target, listed(unnamed(traced.jaxpr, shards)))
     notes += _time_notes(profile)
     spent = Spent(profile_seconds, found.solve_seconds, steps.seconds, steps.compiles)
     return outcome(found.trials, found.best, found.division, target, spent, notes)
@@ -160,6 +167,19 @@ def _warn_of_unrolled(profile: Profile, target: Target, arguments: int, limits: 
 def _warn_of_waste(profile: Profile) -> None:
     """Warns of tags that would be saved in vain, as seen in the plan that keeps every tag."""
     every_tag = {b.name: {t.name: KEEP for t in b.tags} for b in profile.blocks}
-    cost = price_of(profile, every_tag)  # None where keep is not among the actions allowed
-    for message in cost.warnings if cost else ():
+    if price_of(profile, every_tag) is None:  # keep is not among the actions allowed
+        return
+    for message in waste.warnings(profile, every_tag):
         warn(f"jaxmem: {message}")
+
+
+def _warn_of_no_tags(profile: Profile, jaxpr, shards: int) -> None:
+    """Warns of blocks without a tag, and names the largest tensors that a tag could name."""
+    tagged = {block.name for block in profile.blocks if block.tags}
+    for label in dict.fromkeys(b.name for b in profile.blocks if b.name not in tagged):
+        own = [tensor for tensor in unnamed(jaxpr, shards) if tensor.block == label]
+        warn(
+            f"jaxmem: block {label!r} has no tag, so that a plan can only keep all of it or"
+            " recompute all of it; the largest tensors that its backward reads are"
+            f" {listed(own) or 'its inputs'}; name what is dear to recompute by jaxmem.tag"
+        )

@@ -106,7 +106,7 @@ def search(setting: Setting, arguments: int) -> Found:
     start.refine()
     best, division = None, None
     if trials.fitting:
-        best = min(trials.fitting, key=lambda t: (t.cost.seconds, t.total))
+        best = min(trials.fitting, key=lambda t: (t.cost.cautious_seconds, t.total))
         best, division = start.divide(best)
     return Found(trials, best, division, start.solve_seconds)
 
@@ -147,7 +147,7 @@ def _begin(setting: Setting, arguments: int) -> Trials:
         guess = _first_guess(profile, limits, known_trials, trials.static, 0)
         (guessed,) = setting.compile(guess.actions, least=trials.baseline.total)
     model = trials.model()
-    predicted = int(trials.static + guess.saved_bytes + model.predict(guess.actions))
+    predicted = trials.predicted(guess.saved_bytes + model.predict(guess.actions))
     trials.tried.append(Trial(guessed, guess.cost, predicted))
     return trials
 
@@ -195,7 +195,7 @@ class _Search:
         width = self.setting.steps.backend.width
         # No assignment of tags is faster than the best one without a limit on device bytes.
         best = self._timed(candidates.fastest, Problem(trials.profile, None, limits.host_room))
-        least_seconds = best.seconds if best else 0.0
+        least_seconds = best.cautious_seconds if best else 0.0
         while (left := MOST_COMPILES - self.setting.steps.compiles) > 0:
             within, model = trials.within_budget, trials.model()
             # A plan that an earlier search saw fit is compiled before anything is called enough:
@@ -203,7 +203,8 @@ class _Search:
             earlier = candidates.recalled(trials, trials.problem(model))
             # A plan that fills the room, or is as fast as one without a limit, ends the search.
             done = any(
-                t.total >= ENOUGH * limits.room or t.cost.seconds <= least_seconds for t in within
+                t.total >= ENOUGH * limits.room or t.cost.cautious_seconds <= least_seconds
+                for t in within
             )
             if done and earlier is None:
                 return
@@ -228,7 +229,7 @@ class _Search:
             least = min(t.total for t in trials.compiled)
             steps = self.setting.compile(*(p.actions for p in fresh), least=least)
             for step, pick in zip(steps, fresh):
-                predicted = int(trials.static + pick.saved_bytes + model.predict(pick.actions))
+                predicted = trials.predicted(pick.saved_bytes + model.predict(pick.actions))
                 trials.tried.append(Trial(step, pick.cost, predicted))
 
     def divide(self, best: Trial) -> tuple[Trial, Division | None]:
@@ -237,7 +238,7 @@ class _Search:
         """
         trials, limits = self.trials, self.setting.limits
         # The most seconds that a division may cost, to be worth its compile.
-        worth = best.cost.seconds - WORTH * trials.profile.step_seconds
+        worth = best.cost.cautious_seconds - WORTH * trials.profile.step_seconds
         chosen, short, seen = None, 0, []
         while self.setting.steps.compiles < MOST_COMPILES:
             model = trials.model()
@@ -249,16 +250,16 @@ class _Search:
             division = self._timed(best_division, problem.within(limits.room - base), whole)
             if division is None or division.solution.actions in seen:
                 break
-            if division.solution.seconds > worth:
+            if division.solution.cautious_seconds > worth:
                 break
             seen.append(division.solution.actions)
             predicted = base + division.bytes
             (step,) = self.setting.compile(division.solution.actions, least=best.total)
-            tried = Trial(step, division.solution.cost, predicted)
+            tried = Trial(step, division.solution.cost, max(trials.static, predicted))
             short += tried.total - predicted
             if tried.total <= limits.room and tried.host_bytes <= limits.host_room:
                 best, chosen = tried, division
-                worth = best.cost.seconds - WORTH * trials.profile.step_seconds
+                worth = best.cost.cautious_seconds - WORTH * trials.profile.step_seconds
         return best, chosen
 
     def _timed(self, solver, *arguments):

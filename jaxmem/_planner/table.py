@@ -133,4 +133,9 @@ def _why(problem: Problem, solution: Solution, block: str, tag: str) -> str:
     if other is None:
         return "nothing else fits"
     choice, seconds = other
-    return f"{choice.action.value}: +{1e3 * seconds:.3f} ms a step"
+    if seconds <= -0.5e-6:  # what three digits of a millisecond show
+        known = f"{100 * problem.profile.uncertainty:.0f} %"
+        return (
+            f"{choice.action.value}: {1e3 * seconds:.3f} ms a step, but times are {known} uncertain"
+        )
+    return f"{choice.action.value}: +{1e3 * max(0.0, seconds):.3f} ms a step"

@@ -85,6 +85,12 @@ class Trials:
         """Bytes of the step's arguments, which no action changes."""
         return self.baseline.step.compiled.argument_bytes
 
+    def predicted(self, beside: float) -> int:
+        """The bytes to tell of a step that takes `beside` bytes beside its arguments by the model,
+        which may be less than nothing for plans unlike those that it was fitted to.
+        """
+        return self.static + max(0, int(beside))
+
     @property
     def within_budget(self) -> list[Trial]:
         """What fits on the device, whether its host memory fits or not."""

@@ -15,6 +15,7 @@ from jaxmem._plan.plan import Plan
 from jaxmem._planner.compile import StepCompiler
 from jaxmem._profile.blocks import find_blocks
 from jaxmem._profile.classes import plan_fingerprint
+from jaxmem._profile.policies import check_plan_is_passed_on
 from jaxmem._profile.profile import block_classes
 from jaxmem._xla.backend import backend_for
 from jaxmem.errors import BudgetError, PlanFileError
@@ -28,11 +29,13 @@ def verify(plan: Plan, build, *args) -> Plan:
     build, args: those of `jaxmem.plan`.
 
     Raises PlanFileError, naming the field, if the plan was made for another model or other shapes,
-    and BudgetError if the step no longer compiles within the plan's budget.
+    StepError if `build` does not pass its plan on, and BudgetError if the step no longer compiles
+    within the plan's budget.
     """
     with backend_for(Target.parse(plan.target)) as backend:
         steps = StepCompiler(with_microbatches(build, plan.microbatches), args, backend)
         jaxpr = steps.trace(Assignment.nothing()).jaxpr
+        check_plan_is_passed_on(jaxpr.jaxpr, steps.trace(None).jaxpr.jaxpr)
         _check_model(plan, block_classes(jaxpr), find_blocks(jaxpr.jaxpr).plain_labels)
         (compiled,) = steps.compile(plan.actions)
     total = compiled.compiled.total_bytes

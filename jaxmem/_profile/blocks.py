@@ -25,6 +25,7 @@ from jaxmem._jax.jaxpr import (
     subjaxprs,
 )
 from jaxmem._jax.primitives import INDICES, REMAT, VIEWS
+from jaxmem._profile.policies import refuse_combined
 from jaxmem._tags.policy import Policy, name_p
 from jaxmem._tags.tag import tag_p
 
@@ -101,7 +102,10 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
     What costs memory is told by where an input of a block's backward comes from: "free" is in
     memory anyhow (arguments, constants, and views of these), "stacked" was saved by a loop over
     layers, "carry" is handed on by a loop, "local" is anything else.
+
+    Raises TagError for a checkpoint whose policy combines ours with another.
     """
+    refuse_combined(jaxpr)
     instances: list[Instance] = []
     plain_labels: set[str] = set()
     names = _forward_names(jaxpr)

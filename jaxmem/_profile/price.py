@@ -135,6 +135,7 @@ def priced_class(
         flops=flops / shards,
         # Not if the loop over the layers runs twice: a group would be of half of them.
         stacked={i.divisible for i in instances} == {sum(i.layers for i in instances)},
+        shards=shards,
     )
 
 

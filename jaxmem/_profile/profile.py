@@ -8,6 +8,7 @@ from jaxmem._core.actions import Action
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.warn import warn
 from jaxmem._profile.classes import Class, blocks_of, plan_fingerprint
+from jaxmem._profile.doubt import with_doubts
 from jaxmem._profile.jobs import Jobs
 from jaxmem._profile.price import priced_class, unpriced
 from jaxmem._profile.times import job_times
@@ -53,27 +54,33 @@ def profile(
         priced_class(draft, instances, price, 1 if instances[0].sharded else shards)
         for draft, (_, instances) in zip(drafts, found.classes)
     ]
+    step_seconds = sum(b.runs * (b.forward_seconds + b.backward_seconds) for b in blocks)
+    blocks = with_doubts(blocks, times.uncertainty, step_seconds)
     return Profile(
         fingerprint=plan_fingerprint(blocks),
         blocks=tuple(blocks),
         target=target.name,
         link_bytes_per_second=target.link,
-        step_seconds=sum(b.runs * (b.forward_seconds + b.backward_seconds) for b in blocks),
+        step_seconds=step_seconds,
         time_source=times.source,
         idle_tags=_idle_tags(blocks, found.tag_names),
         idle_blocks=found.idle,
         unrolled=unrolled,
         disturbed=times.disturbed,
+        uncertainty=times.uncertainty,
     )
 
 
-def block_classes(jaxpr) -> list[BlockClass]:
-    """Returns the blocks and tags of a traced step, without options and with every price 0."""
+def block_classes(jaxpr, shards: int = 1) -> list[BlockClass]:
+    """Returns the blocks and tags of a traced step, without options and with every price 0. Bytes
+    are those of one of `shards` devices.
+    """
     classes, jobs = blocks_of(jaxpr).classes, Jobs(False)
     drafts = [unpriced(graph, number, (), None, jobs) for number, (graph, _) in enumerate(classes)]
     free = jobs.prices([0.0] * len(jobs.keys))
     return [
-        priced_class(draft, instances, free, 1) for draft, (_, instances) in zip(drafts, classes)
+        priced_class(draft, instances, free, 1 if instances[0].sharded else shards)
+        for draft, (_, instances) in zip(drafts, classes)
     ]
 
 

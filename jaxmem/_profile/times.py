@@ -1,6 +1,7 @@
 """Tells how long pieces of work take on a target: as its backend says, else by a roofline."""
 
 import dataclasses
+import statistics
 import time
 from collections.abc import Sequence
 
@@ -16,6 +17,10 @@ from jaxmem._jax.job import Job
 # nothing came between, and 0.27 to 0.66 beside other work, where times were 1.7 times too long.
 BUSY = 0.2
 RETRY_SECONDS = 600  # busy times are measured again, but not by each plan of the same busy minutes
+# By how much work may take longer than an estimate of its time, as a share of it. Estimates take
+# codecs' kernels to run at 0.8 of the memory's rate (`_device.rates`), which is not measured: a
+# kernel at 0.55 of it takes half as much again. A roofline leaves out launches and caches too.
+ESTIMATED, CEILING = 0.5, 1.0
 OLD_SECONDS = 30 * 86400  # drivers, clocks and coolers change, and measuring takes seconds a month
 
 
@@ -25,11 +30,14 @@ class Times:
 
     source: "measured", "xla" or "roofline", of all of them.
     disturbed: the share of different jobs whose times were measured while the machine was busy.
+    uncertainty: by how much a job may take longer, as a share of its seconds: for measured ones how
+      far the median of the runs lay above the least, which is the time.
     """
 
     seconds: list[float]
     source: str
     disturbed: float = 0.0
+    uncertainty: float = CEILING
 
 
 def job_times(jobs: Sequence[Job], backend, database: Database | None = None) -> Times:
@@ -61,8 +69,10 @@ def job_times(jobs: Sequence[Job], backend, database: Database | None = None) ->
             new = {text: _better(times.get(text), one) for text, one in zip(wanted, found)}
             database.write_times(device, source, new)
             times |= new
-            busy = sum(timing.spread > BUSY for timing in times.values())
-            return Times([times[t].seconds for t in texts], source, busy / max(1, len(times)))
+            spreads = [timing.spread for timing in times.values()] or [0.0]
+            busy = sum(spread > BUSY for spread in spreads) / len(spreads)
+            uncertainty = statistics.median(spreads) if source == "measured" else ESTIMATED
+            return Times([times[t].seconds for t in texts], source, busy, uncertainty)
     return Times([_roofline(t, target, codec) for t in traced], "roofline")
 
 

@@ -8,6 +8,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.versions import installed
 from jaxmem._plan.plan import Plan
 from jaxmem._plan.rows import Row
+from jaxmem._plan.text import of_each
 from jaxmem._report.bars import chip, memory_figure, runs_figure, strip_figure
 from jaxmem._report.curves import loss_figure, time_figure
 from jaxmem._report.svg import breakable, escape, show_ms
@@ -153,8 +154,8 @@ def _about(run: Run) -> Iterable[str]:
             " order of the block.",
         )
         text = (
-            "Bytes and milliseconds of one layer. Why: what the best other plan would do with the"
-            " tensor, and its cost."
+            f"Bytes and milliseconds of one layer{of_each(plan)}. Why: what the best other plan"
+            " would do with the tensor, and its cost."
         )
         yield _section("Why", _why(plan.rows), text)
     elif not run.losses:

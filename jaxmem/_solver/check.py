@@ -21,7 +21,7 @@ def check_problem(problem: Problem) -> None:
         _check_graph(block)
         for tag in block.tags:
             for option in tag.options:
-                for what in ("device_bytes", "host_bytes", "seconds"):
+                for what in ("device_bytes", "host_bytes", "seconds", "doubt"):
                     where = (
                         f"`{what}` of option `{option.choice}` of tag {tag.name!r} of block"
                         f" {block.name!r}"

@@ -20,8 +20,8 @@ class BlockCost:
     recomputed: indices into `BlockClass.equations` of those that the backward repeats, in order.
     saved: the tags whose tensor the backward reads from where it was stored, with their choices.
     raw_inputs: those of `BlockClass.inputs` that are kept as they are.
-    wasted: saved tags whose tensor is recomputed, or kept raw, all the same.
     device_bytes, host_bytes: what is saved, raw inputs included.
+    doubt_seconds: by how much what is saved with a loss must be faster than anything without.
     recompute_seconds: what repeating the equations takes.
     keep_seconds: what writing, reading, encoding and decoding takes of what is saved.
     exposed_seconds: the part of the transfers that the block's own work does not hide.
@@ -32,7 +32,6 @@ class BlockCost:
     recomputed: tuple[int, ...]
     saved: tuple[tuple[str, Choice], ...]
     raw_inputs: tuple[int, ...]
-    wasted: tuple[str, ...]
     device_bytes: int
     host_bytes: int
     recompute_seconds: float
@@ -40,6 +39,7 @@ class BlockCost:
     exposed_seconds: float
     matmuls: int
     flops: float
+    doubt_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -57,6 +57,8 @@ class Cost:
     saved_bytes, host_bytes: what is saved in device memory, and what in host memory.
     seconds: all that saving, transfers and recomputing take.
     recompute_seconds: the part of `seconds` that repeats equations.
+    doubt_seconds: no part of `seconds`: by how much the assignment must be faster than one without
+      its lossy codecs, because times are not known better.
     blocks: the costs of the block classes, aligned with `Profile.blocks`.
     """
 
@@ -64,20 +66,15 @@ class Cost:
     host_bytes: int
     seconds: float
     recompute_seconds: float
+    doubt_seconds: float
     blocks: tuple[BlockCost, ...]
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """A sentence for the user about each tag that is saved in vain."""
-        return tuple(
-            f"tag {tag!r} of block {block.name!r} is saved, and what makes its tensor is recomputed"
-            " all the same: the"
-            " backward reads values between the last product and the tag; tag that product too, or"
-            " put the tag inside the"
-            " operation's derivative rule, as jaxmem.softmax does"
-            for block in self.blocks
-            for tag in block.wasted
-        )
+    def cautious_seconds(self) -> float:
+        """What assignments are ranked by: seconds, with lossy codecs at their longest. Of two whose
+        times are equal as far as they are known, the one that loses nothing ranks first.
+        """
+        return self.seconds + self.doubt_seconds
 
 
 def evaluate(profile: Profile, actions: Actions) -> Cost:
@@ -103,6 +100,7 @@ def evaluate(profile: Profile, actions: Actions) -> Cost:
         host_bytes=sum(b.layers * c.host_bytes for b, c in zip(profile.blocks, costs)),
         seconds=sum(b.runs * c.seconds for b, c in zip(profile.blocks, costs)),
         recompute_seconds=sum(b.runs * c.recompute_seconds for b, c in zip(profile.blocks, costs)),
+        doubt_seconds=sum(b.runs * c.doubt_seconds for b, c in zip(profile.blocks, costs)),
         blocks=costs,
     )
 
@@ -189,7 +187,7 @@ def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> B
     free = set(block.free)
     demanded = set(block.needed) - free
     recomputed: list[int] = []
-    saved: list[tuple[int, Tag, Option]] = []  # with the index of the tag's equation
+    saved: list[tuple[Tag, Option]] = []
     for i in reversed(range(len(block.equations))):
         equation = block.equations[i]
         if demanded.isdisjoint(equation.outputs):
@@ -197,7 +195,7 @@ def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> B
         tag = tag_at(block, equation)
         choice = RECOMPUTE if tag is None else choices.get(tag.name, RECOMPUTE)
         if tag is not None and choice != RECOMPUTE:
-            saved.append((i, tag, option_of(block, tag, choice)))
+            saved.append((tag, option_of(block, tag, choice)))
             continue
         if equation.tag is None:  # a recomputed tag is an identity: it costs nothing itself
             recomputed.append(i)
@@ -210,7 +208,7 @@ def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> B
     # Then: what that costs. A tensor crosses the link once each way, and each way is hidden by work
     # of its own, so that what is exposed of the two adds up.
     keeping = dict(zip(block.inputs, block.input_seconds))
-    host = sum(o.host_bytes for _, _, o in saved)
+    host = sum(o.host_bytes for _, o in saved)
     recompute_seconds = sum(block.equations[i].seconds for i in recomputed)
     transfer = host / link if host else 0.0
     exposed = max(0.0, transfer - block.forward_seconds)
@@ -218,16 +216,16 @@ def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> B
     return BlockCost(
         name=block.name,
         recomputed=tuple(recomputed),
-        saved=tuple((t.name, o.choice) for _, t, o in saved),
+        saved=tuple((t.name, o.choice) for t, o in saved),
         raw_inputs=raw,
-        wasted=_wasted(block, recomputed, raw, saved),
-        device_bytes=sum(o.device_bytes for _, _, o in saved) + sum(block.values[v] for v in raw),
+        device_bytes=sum(o.device_bytes for _, o in saved) + sum(block.values[v] for v in raw),
         host_bytes=host,
         recompute_seconds=recompute_seconds,
-        keep_seconds=sum(o.seconds for _, _, o in saved) + sum(keeping.get(v, 0.0) for v in raw),
+        keep_seconds=sum(o.seconds for _, o in saved) + sum(keeping.get(v, 0.0) for v in raw),
         exposed_seconds=exposed,
         matmuls=sum(block.equations[i].matmuls for i in recomputed),
         flops=sum(block.equations[i].flops for i in recomputed),
+        doubt_seconds=sum(o.doubt for _, o in saved),
     )
 
 
@@ -239,37 +237,7 @@ def _everything_cost(block: BlockClass) -> BlockCost:
     size = block.everything_bytes
     raw = tuple(v for v in block.inputs if v in set(block.needed) - set(block.free))
     keeping = size * keep_seconds_per_byte(block)
-    return BlockCost(block.name, (), (), raw, (), size, 0, 0.0, keeping, 0.0, 0, 0.0)
-
-
-def _wasted(block: BlockClass, recomputed, raw, saved) -> tuple[str, ...]:
-    """Names of saved tags whose tensor, or a matrix product between it and the tags before it, is
-    recomputed all the same.
-
-    recomputed, raw, saved: what `_block_cost` found: indices of equations, values that are kept
-      raw, and (equation, tag, option) of each saved tag.
-    """
-    made_by = {o: i for i, e in enumerate(block.equations) for o in e.outputs}
-    again, needed = set(recomputed), set(block.needed)
-    names = []
-    for i, tag, _ in saved:
-        lead, todo = set(), list(block.equations[i].inputs)
-        # What the tag names is made again, or kept raw: then saving it spares nothing.
-        if any(v in raw or made_by.get(v) in again for v in todo):
-            names.append(tag.name)
-            continue
-        # Otherwise `lead` collects what leads from earlier tags to this one.
-        while todo:
-            e = made_by.get(todo.pop())
-            if e is not None and e not in lead and block.equations[e].tag is None:
-                lead.add(e)
-                todo += block.equations[e].inputs
-        products = [block.equations[e] for e in lead & again if block.equations[e].matmuls]
-        # A product whose result the backward reads itself is repeated for that reader, not because
-        # this tag stands in the wrong place.
-        if any(needed.isdisjoint(e.outputs) for e in products):
-            names.append(tag.name)
-    return tuple(names)
+    return BlockCost(block.name, (), (), raw, size, 0, 0.0, keeping, 0.0, 0, 0.0)
 
 
 def _check_origins(block: BlockClass, demanded: set[int]) -> None:

@@ -50,13 +50,13 @@ class Scale:
             options = [
                 [o for o in t.options if o.choice in choices[b.name, t.name]] for t in b.tags
             ]
-            device, host, keeping = (
-                _most(options, what) for what in ("device_bytes", "host_bytes", "seconds")
+            device, host, keeping, doubt = (
+                _most(options, what) for what in ("device_bytes", "host_bytes", "seconds", "doubt")
             )
             transfer = 2 * host / profile.link_bytes_per_second if host else 0.0
             recompute = sum(e.seconds for e in b.equations)
             size += b.layers * (device + host + sum(b.values[v] for v in b.inputs))
-            seconds += b.runs * (recompute + keeping + sum(b.input_seconds) + transfer)
+            seconds += b.runs * (recompute + keeping + doubt + sum(b.input_seconds) + transfer)
         for key, open_ in choices.items():
             size += max((abs(problem.working.get((*key, c), 0.0)) for c in open_), default=0)
         return Scale((size or 1.0) / 1e4, (seconds or 1.0) / 1e5)
@@ -91,7 +91,8 @@ class Program:
         self._choices = choices
         # Terms of the sums over the whole step, which `_add_block` fills.
         self._saved, self._host = [], []  # (bytes of all layers, variable)
-        self._recompute, self._other = [], []  # (scaled seconds of all runs, variable)
+        # (scaled seconds of all runs, variable)
+        self._recompute, self._other, self._doubt = [], [], []
         self._working = [
             (size, self._pick[key]) for key, size in problem.working.items() if key in self._pick
         ]
@@ -110,6 +111,7 @@ class Program:
                 self._add(stored <= pulp.lpSum(when))
         self._bytes = _sum((size / scale.bytes, v) for size, v in self._saved + self._working)
         self._seconds = _sum([(RECOMPUTE_PRICE * c, v) for c, v in self._recompute] + self._other)
+        self._cautious = self._seconds + _sum(self._doubt)
 
     def limit(self, room: int | None, host_room: int | None, *, strict: bool = False) -> None:
         """Limits bytes to `room` and `host_room`; None means no limit.
@@ -123,12 +125,14 @@ class Program:
             self._limit(self._host, host_room, strict)
 
     def minimise(self, goal: str) -> None:
-        """Sets the goal, "time" or "bytes"; the other one breaks ties."""
+        """Sets the goal, "time" or "bytes"; the other one breaks ties. Time is that by which
+        assignments are ranked, with the doubt of lossy codecs.
+        """
         # All scaled bytes are a tenth of all scaled seconds (`Scale`), hence the factor 10.
         if goal == "time":
-            self.problem += self._seconds + self._bytes * (10 * TIE)
+            self.problem += self._cautious + self._bytes * (10 * TIE)
         else:
-            self.problem += self._bytes * 10.0 + self._seconds * TIE
+            self.problem += self._bytes * 10.0 + self._cautious * TIE
 
     def refuse(self, actions: Actions) -> None:
         """Excludes one assignment that `effective` returned: at least one tag must differ."""
@@ -201,6 +205,7 @@ class Program:
                     option = option_of(block, tag, choice)
                     self._saved.append((option.device_bytes * layers, variable))
                     self._other.append((option.seconds * run, variable))
+                    self._doubt.append((option.doubt * run, variable))
                     self._host.append((option.host_bytes * layers, variable))
                     transfer.append((option.host_bytes, variable))
         recompute = [

@@ -43,6 +43,11 @@ class Solution:
         return self.cost.seconds
 
     @property
+    def cautious_seconds(self) -> float:
+        """What solutions are ranked by."""
+        return self.cost.cautious_seconds
+
+    @property
     def bytes(self) -> int:
         """What `Problem.room` limits: saved bytes and working memory beyond the reference."""
         return self.saved_bytes + self.working_bytes

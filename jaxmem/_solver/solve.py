@@ -24,7 +24,7 @@ ATTEMPTS = 20
 
 def solve(problem: Problem) -> Solution | None:
     """Returns the assignment of least time that meets the problem's limits, or None if there is
-    none.
+    none. Lossy codecs count at their longest (`Cost.cautious_seconds`).
 
     Adacc eq. 4-8 with five actions, on the block's graph: recomputation is paid once per equation,
     whoever shares it.
@@ -53,7 +53,8 @@ def least_bytes(problem: Problem) -> Solution | None:
 def runner_up(
     problem: Problem, solution: Solution, block: str, tag: str
 ) -> tuple[Choice, float] | None:
-    """Returns the next best choice for one tag, and the seconds that a step takes longer with it.
+    """Returns the next best choice for one tag, and the seconds that a step takes longer with it:
+    less than 0 for a lossy choice that gains less than times are known to.
 
     All other tags are decided anew. The result is None if no other choice fits, or if nothing
     demands the tag, so that every choice is the same.
@@ -74,7 +75,9 @@ def runner_up(
     other = solve(problem.without(block, tag, solution.actions[block][tag]))
     if other is None:
         return None
-    return other.actions[block][tag], max(0.0, other.seconds - solution.seconds)
+    longer = other.seconds - solution.seconds
+    doubted = other.cost.doubt_seconds > solution.cost.doubt_seconds
+    return other.actions[block][tag], longer if doubted else max(0.0, longer)
 
 
 def _search(problem: Problem, goal: str) -> Solution | None:

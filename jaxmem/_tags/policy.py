@@ -4,7 +4,7 @@ import dataclasses
 import functools
 
 import jax
-from jax.ad_checkpoint import Offloadable, Recompute, Saveable, checkpoint_name
+from jax.ad_checkpoint import Offloadable, checkpoint_name
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Choice
 from jaxmem._core.assignment import Assignment, Decisions
@@ -56,10 +56,12 @@ class _Stored:
 
 @functools.cache
 def _verdict(choice: Choice):
-    """What a policy answers to a tag of this choice: JAX's own word where it has one."""
-    return {Action.KEEP: Saveable, Action.RECOMPUTE: Recompute}.get(choice.action) or _Stored(
-        choice
-    )
+    """What a policy answers to a tag of this choice: True to keep it, False to recompute it.
+
+    These are what JAX's own policies answer, so that a policy that combines ours with another can
+    be traced, and is refused with a sentence that says so.
+    """
+    return {Action.KEEP: True, Action.RECOMPUTE: False}.get(choice.action, _Stored(choice))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,13 +84,13 @@ class Policy:
         check_remat3()
         choices = None if self.choices is None else dict(self.choices)
         if choices is None or choices.get(REST) == KEEP:
-            return Saveable
+            return True
         # Tags and `checkpoint_name` values have a name; no other operation's result is ever saved.
         choice = choices.get(params.get("name", ""), RECOMPUTE)
         if primitive is tag_p:
             return _verdict(choice)
         if primitive is not name_p:
-            return Recompute
+            return False
         if choice.action.compresses:
             raise TagError(
                 f"remat_policy: tag {params['name']!r} of block {self.block!r} is named by"

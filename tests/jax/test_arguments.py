@@ -122,6 +122,22 @@ def test_a_block_is_divided_as_the_batch_is(axes):
     assert shards_of(traced(lambda: jnp.zeros(3)), (), 8) == 1
 
 
+@pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
+def test_a_jit_says_how_arguments_are_divided(axes):
+    mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(axes, axes))
+    of = lambda *spec: NamedSharding(mesh, P(*spec))
+    plain = S((16, 8), jnp.float32), S((16, 8), jnp.float32), S((16, 8), jnp.float32)
+    add = lambda x, y, z: (x + 1, y + 1, z + 1)
+    shardings = of(("data", "model")), of("data"), of()
+    step = traced(jax.jit(add, in_shardings=shardings, donate_argnums=0), *plain)
+    assert divisors(step, plain) == [8, 4, 1]
+    assert shards_of(step, plain, 8) == 4, "the first is donated: states"
+    assert argument_bytes(step, plain, 8) == 16 * 8 * 4 * (1 / 8 + 1 / 4 + 1)
+    some = traced(jax.jit(add, in_shardings=(of("data"), None, None)), *plain)
+    assert divisors(some, plain) == [4, None, None]
+    assert divisors(traced(jax.jit(add), *plain), plain) == [None] * 3
+
+
 def test_what_lies_in_host_memory_is_not_the_devices():
     mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,))
     host = NamedSharding(mesh, P(), memory_kind="pinned_host")

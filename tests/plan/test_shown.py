@@ -22,6 +22,8 @@ def test_the_plain_table_is_as_wide_as_its_lines(monkeypatch):
     assert "host memory" not in lines[4]
     assert lines[5] == ("step 12.00 ms, everything kept 10.00 ms (times: roofline); 3 compiles")
     assert lines[6:] == ["note: offload is left out: this is a test"]
+    of_several = "(bytes and ms of one layer, on each of 4 devices)"
+    assert str(plan(target="h200:4")).splitlines()[3] == of_several
     assert "in host memory: 1.0 KiB" in str(plan(host_bytes=1024))
     assert "; microbatches: 4" in str(plan(microbatches=4))
 

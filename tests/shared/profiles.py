@@ -107,6 +107,7 @@ class Price:
     recompute: float
     transient: int
     effective: dict
+    doubt: float = 0.0
 
     @property
     def bytes(self) -> int:
@@ -114,23 +115,23 @@ class Price:
 
     @property
     def priced(self) -> float:
-        return self.seconds + (PRICE - 1) * self.recompute
+        return self.seconds + self.doubt + (PRICE - 1) * self.recompute
 
 
 def oracle(profile: Profile, assignment: dict, working=()) -> Price:
     """`assignment`: (block, tag) -> choice."""
     saved = host = 0
-    seconds = recompute = 0.0
+    seconds = recompute = doubt = 0.0
     effective = dict.fromkeys(assignment, RECOMPUTE)
     for b in profile.blocks:
         made_by = {o: e for e in b.equations for o in e.outputs}
         options = {(t.name, o.choice): o for t in b.tags for o in t.options}
         visited, repeated = set(), set()
         device = moved = 0
-        kept = 0.0
+        kept = doubted = 0.0
 
         def visit(v, b=b, made_by=made_by, options=options, visited=visited, repeated=repeated):
-            nonlocal device, moved, kept
+            nonlocal device, moved, kept, doubted
             if v in b.free or v in visited:
                 return
             visited.add(v)
@@ -147,6 +148,7 @@ def oracle(profile: Profile, assignment: dict, working=()) -> Price:
                     moved + option.host_bytes,
                     kept + option.seconds,
                 )
+                doubted += option.doubt
                 effective[b.name, e.tag] = choice
                 return
             if e.tag is None:
@@ -161,8 +163,9 @@ def oracle(profile: Profile, assignment: dict, working=()) -> Price:
         exposed = max(0.0, wait - b.forward_seconds) + max(0.0, wait - b.backward_seconds - again)
         saved, host = saved + b.layers * device, host + b.layers * moved
         seconds, recompute = seconds + b.runs * (again + kept + exposed), recompute + b.runs * again
+        doubt += b.runs * doubted
     extra = sum(dict(working).get((*k, c), 0) for k, c in effective.items())
-    return Price(saved, host, seconds, recompute, extra, effective)
+    return Price(saved, host, seconds, recompute, extra, effective, doubt)
 
 
 def open_to(profile: Profile) -> dict:
@@ -227,6 +230,17 @@ def blocks(draw, name: str, most_tags: int) -> BlockClass:
         backward_seconds=draw(st.integers(0, 20)) / 1.0,
         input_seconds=(draw(st.integers(0, 9)) / 10, 0.0),
     )  # fmt: skip
+
+
+def doubted(made: Profile, uncertainty: float, seen: float) -> Profile:
+    """The same step with a doubt of every choice that compresses."""
+    options = lambda tag: tuple(
+        dataclasses.replace(o, doubt=uncertainty * o.seconds + seen) if o.choice.codec else o
+        for o in tag.options
+    )
+    tags = lambda b: tuple(dataclasses.replace(t, options=options(t)) for t in b.tags)
+    blocks = tuple(dataclasses.replace(b, tags=tags(b)) for b in made.blocks)
+    return dataclasses.replace(made, blocks=blocks, uncertainty=uncertainty)
 
 
 @st.composite

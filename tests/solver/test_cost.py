@@ -12,6 +12,7 @@ from jaxmem._core.profile import Option
 from jaxmem._solver.cost import effective, evaluate, everything
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solve import solve
+from jaxmem._solver.waste import gaps, warnings, wasted
 from jaxmem.errors import SolverError, TagError
 from tests.shared import profiles
 from tests.shared.profiles import INT4, INT8, block, chain, flat, nested, oracle, profile
@@ -21,6 +22,8 @@ few = hypothesis.settings(
     max_examples=100, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
 )
 
+DOUBTS = st.tuples(st.sampled_from((0.0, 0.1, 2.0)), st.sampled_from((0.0, 0.3, 5.0)))
+
 
 @few
 @given(st.data())
@@ -28,10 +31,13 @@ def test_evaluate_is_the_oracle(data):
     made = data.draw(profiles.profiles())
     choices = profiles.open_to(made)
     picked = {k: data.draw(st.sampled_from(c)) for k, c in choices.items()}
+    made = profiles.doubted(made, *data.draw(DOUBTS))
     cost, expected = evaluate(made, nested(picked, made)), oracle(made, picked)
     assert (cost.saved_bytes, cost.host_bytes) == (expected.saved, expected.host)
     assert cost.seconds == pytest.approx(expected.seconds, rel=1e-12, abs=1e-12)
     assert cost.recompute_seconds == pytest.approx(expected.recompute, rel=1e-12, abs=1e-12)
+    assert cost.doubt_seconds == pytest.approx(expected.doubt, rel=1e-12, abs=1e-12)
+    assert cost.cautious_seconds == pytest.approx(cost.seconds + expected.doubt)
     assert flat(effective(made, nested(picked, made))) == expected.effective
 
 
@@ -86,10 +92,68 @@ def test_a_tag_after_an_operation_that_is_recomputed_all_the_same_is_told():
     )  # fmt: skip
     cost = evaluate(profile(softmax), {"block": {"probs": KEEP}})
     assert cost.blocks[0].recomputed == (0, 1)
-    assert cost.blocks[0].wasted == ("probs",)
-    assert "'probs' of block 'block' is saved" in cost.warnings[0]
+    assert wasted(profile(softmax), {"block": {"probs": KEEP}}) == (("block", "probs"),)
+    (message,) = warnings(profile(softmax), {"block": {"probs": KEEP}})
+    assert "'probs' of block 'block' is saved" in message
     assert solve(Problem(profile(softmax), room=100)).actions == {"block": {"probs": RECOMPUTE}}
-    assert not evaluate(profile(chain()), {"block": {"u": KEEP, "v": KEEP}}).warnings
+    assert not warnings(profile(chain()), {"block": {"u": KEEP, "v": KEEP}})
+
+
+def between_tags(keeping, normalizing, second_product=0):
+    """x -> "a" -> product (4 s) -> norm -> "b"; the backward reads the square of what the norm
+    reads, "a" and "b". There may be a second product between norm and "b".
+    """
+    made = block(
+        [([0], [1], 0.0, "a"), ([1], [2], 4.0, None), ([2], [3], 0.1, None),
+         ([2], [4], normalizing, None), ([4], [5], 0.0, "b")], [1, 3, 5], [9] * 6,
+        {"a": [Option(KEEP, 9, 0, 0.1)], "b": [Option(KEEP, 9, 0, keeping)]},
+    )  # fmt: skip
+    products = {1: 1, 3: second_product}
+    equations = [
+        dataclasses.replace(e, matmuls=products.get(i, 0)) for i, e in enumerate(made.equations)
+    ]
+    return profile(dataclasses.replace(made, equations=tuple(equations)))
+
+
+@pytest.mark.parametrize(
+    ("keeping", "normalizing", "second_product", "in_vain"),
+    [(5, 4.5, 0, True), (0.5, 3.5, 0, True), (0.5, 4.5, 0, False), (5, 3.5, 1, False)],
+    ids=["less than keeping takes", "less than half of making", "more than both", "a product"],
+)
+def test_a_saved_tag_is_wasted_only_if_it_spares_nothing(
+    keeping, normalizing, second_product, in_vain
+):
+    made, kept = between_tags(keeping, normalizing, second_product), {"a": KEEP, "b": KEEP}
+    with_it, without = (evaluate(made, {"block": c}) for c in (kept, kept | {"b": RECOMPUTE}))
+    spared = [
+        getattr(without.blocks[0], what) - getattr(with_it.blocks[0], what)
+        for what in ("matmuls", "recompute_seconds")
+    ]
+    assert spared == [second_product, pytest.approx(normalizing)]
+    assert wasted(made, {"block": kept}) == ((("block", "b"),) if in_vain else ())
+    assert gaps(made, {"block": kept}) == {("block", "b"): 1}
+    (message,) = warnings(made, {"block": kept})
+    assert ("recomputed all the same" in message) is in_vain
+    assert ("1 matrix product before tag 'b'" in message) is not in_vain
+
+
+def test_a_tag_that_stands_for_another_is_not_wasted():
+    made = profile(
+        block(
+            [([0], [1], 1.0, None), ([1], [2], 0.0, "u"), ([2], [3], 0.1, None),
+             ([3], [4], 0.0, "v")], [4], [5, 9, 9, 9, 9],
+            {name: [Option(KEEP, 9, 0, 0.5)] for name in "uv"},
+        )
+    )  # fmt: skip
+    assert wasted(made, {"block": {"u": KEEP, "v": KEEP}}) == ()
+
+
+def test_a_label_wastes_a_tag_only_if_each_of_its_classes_does():
+    useful = between_tags(0.5, 0.4, 1).blocks[0]
+    made = dataclasses.replace(
+        between_tags(0.5, 0.4), blocks=(useful, *between_tags(0.5, 0.4).blocks)
+    )
+    assert wasted(made, {"block": {"a": KEEP, "b": KEEP}}) == ()
 
 
 def test_names_and_choices_that_the_profile_lacks():

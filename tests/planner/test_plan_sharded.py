@@ -1,0 +1,152 @@
+"""Every number of a plan over several devices is one device's, however the step is divided: by its
+arguments, by its jit, or by shard_map.
+"""
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+import jaxmem
+from jaxmem.errors import BudgetError, JaxmemWarning
+from tests.shared import models
+
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+TARGET = "a100-80gb:4"  # its times are computed, and are in proportion to bytes
+DEVICES, LAYERS, P = 4, 4, PartitionSpec
+BATCH, SEQUENCE, WIDTH = 16, 128, 64
+UP = BATCH * SEQUENCE * 2 * WIDTH * 4  # bytes of the tag "up" of one layer, on one device of one
+WHOLE = {"up": UP, "mask": UP // 4, "act": UP}
+SHAPES = jax.eval_shape(
+    lambda: (
+        models.parameters(LAYERS, WIDTH, jnp.float32),
+        models.batch(BATCH, SEQUENCE, WIDTH, jnp.float32),
+    )
+)
+LOSS = functools.partial(models.scanned, block=models.narrow)
+BUILD = models.build_with(LOSS)
+MESH = AbstractMesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
+SHARDINGS = NamedSharding(MESH, P()), NamedSharding(MESH, P("data"))
+
+
+def placed(shapes=SHAPES, shardings=SHARDINGS):
+    put = lambda tree, sharding: jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree
+    )
+    return tuple(map(put, shapes, shardings))
+
+
+def jitted(plan):
+    return jax.jit(BUILD(plan), donate_argnums=0, in_shardings=SHARDINGS)
+
+
+def mapped(plan):
+    loss = LOSS(jaxmem.remat_policy(plan))
+    one = lambda p, x: jax.lax.pmean(loss(p, x), "data")
+    whole = jax.shard_map(one, mesh=MESH, in_specs=(P(), P("data")), out_specs=P())
+
+    def step(p, x):
+        value, gradient = jax.value_and_grad(whole)(p, x)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, gradient), value
+
+    return step
+
+
+WAYS = {
+    "by its arguments": (BUILD, placed()),
+    "by its jit": (jitted, SHAPES),
+    "by shard_map": (mapped, placed()),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_database(tmp_path_factory):
+    jax.config.update("jax_enable_x64", False)
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@functools.cache
+def kept(way):
+    build, args = WAYS[way]
+    return jaxmem.plan(build, *args, target=TARGET, actions=jaxmem.plans.LOSSLESS)
+
+
+@functools.cache
+def tight(way):
+    build, args = WAYS[way]
+    budget = int(0.5 * kept(way).baseline_bytes)
+    return jaxmem.plan(build, *args, target=TARGET, budget=budget)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("plan_for", [kept, tight])
+def test_the_table_has_one_devices_bytes(way, plan_for):
+    plan = plan_for(way)
+    assert {r.tag: DEVICES * r.bytes_before for r in plan.rows} == WHOLE
+    assert all(r.bytes_after <= r.bytes_before for r in plan.rows)
+    assert "(bytes and ms of one layer, on each of 4 devices)" in str(plan)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_whole_steps_bytes_are_one_devices(way):
+    plan = kept(way)
+    assert plan.parts.arguments == sum(
+        a.size * 4 // (1 if i < 3 else DEVICES) for i, a in enumerate(jax.tree.leaves(SHAPES))
+    ), "parameters are whole on each device, the batch is divided"
+    # Everything that the blocks' backward reads is stored: at least the tags, at most all bytes.
+    tags = LAYERS * sum(WHOLE.values()) // DEVICES
+    assert tags <= plan.parts.saved <= plan.compiled_bytes - plan.parts.arguments
+    tighter = tight(way)
+    assert abs(tighter.predicted_bytes / tighter.compiled_bytes - 1) < 0.25, "not of four devices"
+    assert tighter.compiled_bytes <= tighter.budget_bytes
+    assert all(p.bytes <= plan.baseline_bytes for p in tighter.pareto())
+
+
+def test_the_ways_agree():
+    plans = [kept(way) for way in WAYS]
+    for number in ("baseline_bytes", "predicted_seconds"):
+        values = [getattr(plan, number) for plan in plans]
+        assert max(values) < 1.1 * min(values), number
+    milliseconds = [[row.milliseconds for row in kept(way).rows] for way in WAYS]
+    assert all(max(ms) == pytest.approx(min(ms), rel=0.1) for ms in zip(*milliseconds))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_explain_finds_saved_tensors_of_one_device(way):
+    build, args = WAYS[way]
+    found = jaxmem.explain(build, *args, target=TARGET)
+    assert sum(part.bytes for part in found.parts) == found.total_bytes
+    saved = {part.name: part.bytes for part in found.parts if part.kind == "saved"}
+    assert any("up" in name for name in saved), found
+    assert all(size % (LAYERS * UP // 4 // DEVICES) == 0 for size in saved.values())
+
+
+def test_an_error_tells_each_devices_bytes():
+    build, args = WAYS["by its jit"]
+    with pytest.raises(
+        BudgetError,
+        match=r"least that compiled is .* bytes\) on each of 4 devices for target 'a100-80gb:4'",
+    ):
+        jaxmem.plan(build, *args, target=TARGET, budget="1.2MiB", actions=["recompute"])
+
+
+def test_a_copy_for_want_of_donation_is_told_in_one_devices_bytes():
+    divided = NamedSharding(MESH, P(None, "data"))
+    shapes = placed(shardings=(divided, SHARDINGS[1]))
+    undonated = lambda plan: jax.jit(BUILD(plan))
+    whole = sum(a.size * 4 for a in jax.tree.leaves(SHAPES[0]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        jaxmem.plan(undonated, *shapes, target=TARGET)
+    (told,) = [
+        str(w.message)
+        for w in caught
+        if issubclass(w.category, JaxmemWarning) and "does not donate" in str(w.message)
+    ]
+    assert f"the step replaces {whole / DEVICES / 1024:.1f} KiB of its argument" in told

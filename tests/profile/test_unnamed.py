@@ -1,0 +1,143 @@
+"""Tensors that no tag names are told by the user's file and line, the largest first."""
+
+import functools
+import inspect
+import re
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmem
+from jaxmem._core.assignment import Assignment
+from jaxmem._jax.step import trace
+from jaxmem._profile.profile import block_classes
+from jaxmem._profile.unnamed import MOST, listed, unnamed
+from jaxmem.errors import JaxmemWarning
+from tests.shared import models
+
+pytestmark = [
+    pytest.mark.core,
+    pytest.mark.jax_defaults,
+    pytest.mark.usefixtures("quick_compiles"),
+]
+LAYERS, BATCH, SEQUENCE, WIDTH = 3, 4, 16, 32
+SHAPES = jax.eval_shape(
+    lambda: (
+        models.parameters(LAYERS, WIDTH, jnp.float32),
+        models.batch(BATCH, SEQUENCE, WIDTH, jnp.float32),
+    )
+)
+X = LAYERS * BATCH * SEQUENCE * WIDTH * 4
+
+
+def without_tags(x, p, _):
+    y = jnp.sin(x @ p["a"])
+    wide = jnp.tanh(y @ p["up"]) + jax.lax.stop_gradient(3.0)
+    return x + wide @ p["down"]
+
+
+def with_tags(x, p, _):
+    product = jaxmem.tag(x @ p["a"], "product")
+    y = jaxmem.tag(jnp.sin(product), "y").reshape(x.shape)
+    return x + jnp.tanh(y @ p["up"]) @ p["down"]
+
+
+def line_of(function, text: str) -> str:
+    lines, start = inspect.getsourcelines(function)
+    (number,) = [start + i for i, line in enumerate(lines) if text in line]
+    return f"test_unnamed.py:{number}:"
+
+
+def build_of(block):
+    return models.build_with(functools.partial(models.scanned, block=block))
+
+
+def found_in(block, shards=1):
+    return unnamed(trace(build_of(block), Assignment.nothing(), SHAPES)[1].jaxpr, shards)
+
+
+def test_each_has_its_shape_its_operations_its_line_and_the_bytes_of_all_layers():
+    wide, narrow = found_in(without_tags)
+    assert wide.array == f"float32[{BATCH},{SEQUENCE},{2 * WIDTH}]"
+    assert line_of(without_tags, "jnp.tanh") in str(wide)
+    assert wide.bytes == 2 * X * len(wide.primitives)  # as many as this JAX's derivative reads
+    assert narrow.array == f"float32[{BATCH},{SEQUENCE},{WIDTH}]"
+    assert narrow.primitives == ("sin", "cos")
+    assert line_of(without_tags, "jnp.sin") in str(narrow)
+    assert narrow.bytes == 2 * X
+    assert str(narrow).startswith(f"2 x {narrow.array} (sin, cos) at ")
+
+
+def test_what_a_tag_names_and_views_of_it_are_left_out():
+    wide, cosine = found_in(with_tags)
+    assert line_of(with_tags, "jnp.tanh") in wide.place
+    assert cosine.primitives == ("cos",), "the sine has a tag, and its derivative's cosine has none"
+
+
+def test_bytes_are_those_that_everything_kept_adds():
+    """The sum is what the block keeps without a checkpoint, less its input."""
+    (block,) = block_classes(trace(build_of(without_tags), Assignment.nothing(), SHAPES)[1].jaxpr)
+    inputs = sum(block.values[v] for v in block.inputs if v in block.needed)
+    kept = block.layers * (block.everything_bytes - inputs)
+    assert sum(u.bytes for u in found_in(without_tags)) == kept
+    halves = [u.bytes for u in found_in(without_tags, 2)]
+    assert halves == [u.bytes // 2 for u in found_in(without_tags)]
+
+
+def test_a_list_names_the_largest_five():
+    def many(x, p, _):
+        for i in range(7):
+            x = x.at[:, i:].set(jnp.sin(x[:, i:]) @ p["a"])
+        return x
+
+    tensors = found_in(many)
+    text = listed(tensors)
+    assert len(tensors) > MOST
+    assert text.count(" at ") == MOST
+    assert text.endswith(f"; and {len(tensors) - MOST} more")
+    assert [u.bytes for u in tensors] == sorted((u.bytes for u in tensors), reverse=True)
+
+
+def test_a_plan_warns_of_a_block_without_tags():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan = jaxmem.plan(build_of(without_tags), *SHAPES)
+    (told,) = [str(w.message) for w in caught if issubclass(w.category, JaxmemWarning)]
+    assert "block 'block' has no tag" in told
+    assert line_of(without_tags, "jnp.tanh") in told
+    assert re.search(r"\(sin, cos\) at \S*test_unnamed.py:\d+:\d+ \(without_tags\): 48.0 KiB", told)
+    assert plan.keeps_everything
+
+
+def test_explain_names_untagged_tensors_where_they_hold_most():
+    big = jax.eval_shape(
+        lambda: (models.parameters(8, 16, jnp.float32), models.batch(64, 64, 16, jnp.float32))
+    )
+    advice = jaxmem.explain(build_of(without_tags), *big).advice
+    assert advice.startswith("untagged tensors hold most")
+    assert line_of(without_tags, "jnp.tanh") in advice
+
+
+def test_a_budget_error_names_what_to_tag_where_saved_tensors_are_the_largest_part():
+    """The block's input, which is kept at the least, is larger than the other parts here."""
+
+    def step(plan):
+        layer = jax.checkpoint(with_tags, policy=jaxmem.remat_policy(plan), prevent_cse=False)
+
+        def loss(p, x):
+            y, _ = jax.lax.scan(lambda x, one: (layer(x, one, 0), None), x, p)
+            return y.mean()
+
+        return lambda p, x: jax.tree.map(lambda w, g: w - g, p, jax.grad(loss)(p, x))
+
+    big = jax.eval_shape(
+        lambda: (models.parameters(64, 16, jnp.float32), models.batch(8, 64, 16, jnp.float32))
+    )
+    with pytest.raises(jaxmem.errors.BudgetError, match="largest part is tensors saved") as caught:
+        jaxmem.plan(step, *big, budget=2**20)
+    assert "or tag more tensors; the largest tensors that no tag names are" in str(caught.value)
+    assert line_of(with_tags, "jnp.tanh") in str(caught.value)
+    assert np.isfinite(caught.value.least_bytes)
