@@ -136,8 +136,11 @@ def hopeless(arguments: int, limits: Limits, target: Target) -> BudgetError | No
     )
 
 
-def infeasible(trials: Trials, target: Target) -> BudgetError:
-    """Returns the error that names the least that compiled, and the largest of its parts."""
+def infeasible(trials: Trials, target: Target, hint: str = "") -> BudgetError:
+    """Returns the error that names the least that compiled, and the largest of its parts.
+
+    hint: what else the end of its sentence says.
+    """
     least = min(trials.compiled, key=lambda t: t.total)
     parts = dict(zip(ADVICE, dataclasses.astuple(_parts(trials, least))))
     holder = max(parts, key=lambda k: parts[k])
@@ -149,7 +152,7 @@ def infeasible(trials: Trials, target: Target) -> BudgetError:
     )
     if least.host_bytes:
         message += f"; host memory needed: {show_bytes(least.host_bytes)}"
-    return BudgetError(message, least_bytes=least.total)
+    return BudgetError(message + hint, least_bytes=least.total)
 
 
 def _margin(limits: Limits) -> str:

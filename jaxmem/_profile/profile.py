@@ -4,11 +4,13 @@ the target.
 
 from collections.abc import Sequence
 
-from jaxmem._core.actions import Action
+from jaxmem._core.actions import LOSSLESS, Action
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.warn import warn
 from jaxmem._profile.classes import Class, blocks_of, plan_fingerprint
 from jaxmem._profile.jobs import Jobs
+from jaxmem._profile.opened import hidden_tags
+from jaxmem._profile.options import Asked
 from jaxmem._profile.price import priced_class, unpriced
 from jaxmem._profile.times import job_times
 
@@ -18,6 +20,7 @@ def profile(
     backend,
     *,
     actions: Sequence[Action],
+    named: Sequence[Action] = LOSSLESS,
     codecs=None,
     shards: int = 1,
     database=None,
@@ -27,14 +30,17 @@ def profile(
     jaxpr: the step's, traced with every tag recomputed.
     backend: a `jaxmem._xla.backend.Pricing`, which knows the target and tells times.
     actions: those that are given prices.
+    named: those of them that are open to what only `checkpoint_name` names.
     codecs: those that may compress a tag, by kind or for every kind; None means the kind's own.
     shards: over how many devices each block's tensors are divided.
     database: where times are remembered; None means the user's own.
 
-    Raises StepError where no block is found, TagError for a tag name that stands twice in a block.
+    Raises StepError where no block is found, TagError for a name whose places in a block ask for
+    different codecs.
     """
     target = backend.target
     found = blocks_of(jaxpr)
+    asked = Asked(actions, [a for a in actions if a in named], codecs)
     jobs = Jobs(target.local)
     # First draft all classes, whose prices are jobs; then time all jobs at once; then price.
     unrolled: set[str] = set()
@@ -42,8 +48,9 @@ def profile(
         unrolled = _unrolled(found.classes)
     drafts = []
     for number, (graph, instances) in enumerate(found.classes):
-        here = [a for a in actions if not (a.offloads and instances[0].label in unrolled)]
-        drafts.append(unpriced(graph, number, here, codecs, jobs))
+        here = asked.without_offload() if instances[0].label in unrolled else asked
+        drafts.append(unpriced(graph, number, here, jobs))
+    hidden = hidden_tags((d.graph.instance.label, d.opened) for d in drafts)
     times = job_times(jobs.jobs, backend, database)
     price = jobs.prices(times.seconds)
     # Inside shard_map shapes are one device's already, so that nothing is divided again.
@@ -58,7 +65,7 @@ def profile(
         link_bytes_per_second=target.link,
         step_seconds=sum(b.runs * (b.forward_seconds + b.backward_seconds) for b in blocks),
         time_source=times.source,
-        idle_tags=_idle_tags(blocks, found.tag_names),
+        idle_tags=_idle_tags(blocks, found.tag_names - hidden),
         idle_blocks=found.idle,
         disturbed=times.disturbed,
     )
@@ -67,7 +74,7 @@ def profile(
 def block_classes(jaxpr) -> list[BlockClass]:
     """Returns the blocks and tags of a traced step, without options and with every price 0."""
     classes, jobs = blocks_of(jaxpr).classes, Jobs(False)
-    drafts = [unpriced(graph, number, (), None, jobs) for number, (graph, _) in enumerate(classes)]
+    drafts = [unpriced(graph, number, Asked(), jobs) for number, (graph, _) in enumerate(classes)]
     free = jobs.prices([0.0] * len(jobs.keys))
     return [
         priced_class(draft, instances, free, 1) for draft, (_, instances) in zip(drafts, classes)
