@@ -180,8 +180,8 @@ class Builder:
         """Cuts the cycles of turns that the backward needs whatever is decided, and returns further
         values that it needs for their sake.
 
-        Where no choice can spare what a turn takes over from the one before, it need not be
-        demanded through the loop: the backward demands it at once.
+        Where no choice can spare what a turn hands on, it need not be demanded through the loop:
+        the backward demands it at once.
         """
         made = self._made()
         always, todo = set(), list(self.needed)
@@ -191,7 +191,7 @@ class Builder:
                 always.add(k)
                 todo += () if self.operations[k].tag else self._reads(k)
         marks = []
-        for k in sorted(always & self.again.keys()):
+        for k in [k for k, v in self.again.items() if made.get(v) in always]:
             number = len(self.sizes)
             self.sizes[number] = 0
             marks.append(number)

@@ -99,8 +99,8 @@ def hidden_tags(blocks: Iterable[tuple[str, Opened]]) -> set[str]:
         where, remedy = _PLACES.get(primitive, other)
         warn(
             f"jaxmem: the tags {', '.join(map(repr, sorted(names)))} of block {label!r} stand"
-            f" {where}: nothing is decided there. They are recomputed, unless a plan stores a tensor"
-            f" of their name elsewhere in the block; {remedy}"
+            f" {where}: nothing is decided there. They are recomputed, unless a plan stores a"
+            f" tensor of their name elsewhere in the block; {remedy}"
         )
     return set().union(*places.values())
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._codecs import registry
+from jaxmem._codecs.mask import BitMask
 from jaxmem._core.actions import KEEP, OFFLOAD, Action, Choice
 from jaxmem._jax.jaxpr import JaxprEqn, nbytes
 from jaxmem._jax.job import Job
@@ -136,8 +137,8 @@ def _encoded(codec, place: Place) -> tuple | None:
 
 
 def codecs_of(places: Sequence[Place], codecs) -> Iterable:
-    """Returns the codecs that may compress a name: its own, else those that any of its places may
-    take. One codec serves for all of them.
+    """Returns the codecs that may compress a name, one of which then serves for all of its places:
+    those that any of the places asks for.
 
     codecs: what `jaxmem.plan` was given: one codec, several, a dict by kind, or None.
 
@@ -151,14 +152,21 @@ def codecs_of(places: Sequence[Place], codecs) -> Iterable:
             f" {' and '.join(sorted(own))}; one decision holds for all places of a name: give them"
             " one codec, or names of their own"
         )
-    if own:
-        return [registry.parse(own.pop())]
-    return dict.fromkeys(c for place in places for c in _of_kind(place, codecs))
+    each = [_of_place(place, codecs) for place in places]
+    # A codec of two values is of no use to a tensor of more: every place must ask for it.
+    return [
+        c
+        for c in dict.fromkeys(c for several in each for c in several)
+        if not isinstance(c, BitMask) or all(c in several for several in each)
+    ]
 
 
-def _of_kind(place: Place, codecs) -> list:
-    """The codecs for a place that names none: those asked for, else its kind's."""
-    kind, aval = place.eqn.params.get("kind"), place.aval
+def _of_place(place: Place, codecs) -> list:
+    """The codecs that one place may take: its own, else those asked for, else its kind's."""
+    params, aval = place.eqn.params, place.aval
+    kind = params.get("kind")
+    if params.get("codec") is not None:
+        return [registry.parse(params["codec"])]
     if isinstance(codecs, Mapping) and kind in codecs:
         chosen = codecs[kind]
     elif codecs is None or isinstance(codecs, Mapping):
