@@ -70,7 +70,7 @@ def _solved(trials: Trials, wider: Callable[[], Profile]) -> tuple[Solution, str
         if choice.action.compresses and (label, name) in _lossless(trials.profile)
     }
     return (
-        (solution, f"{', '.join(map(repr, sorted(names)))}, which checkpoint_name names")
+        (solution, f"{', '.join(map(repr, sorted(names)))}, which checkpoint_name names,")
         if names
         else None
     )
