@@ -73,12 +73,12 @@ def plan_at(share, build, args, **options):
     plan = jaxmem.plan(build, *args, target="h200", budget=int(share * whole), **options)
     assert plan.compiled_bytes <= 0.98 * share * whole, "room is left for autotuning"
     assert not plan.keeps_everything
-    assert plan.predicted_bytes == pytest.approx(plan.compiled_bytes, rel=0.05)
     return plan
 
 
 def test_a_layer_whose_names_stand_twice(tmp_path):
     plan = plan_at(0.8, build, shapes())
+    assert plan.predicted_bytes == pytest.approx(plan.compiled_bytes, rel=0.05)
     of = {row.tag: row for row in plan.rows}
     assert (of["mlpwi"].count, of["mlpwi"].shape) == (2, (16, 128, 4 * WIDTH))
     assert of["mlpwi"].bytes_before == 2 * 16 * 128 * 4 * WIDTH * 4
@@ -99,6 +99,7 @@ def test_a_layer_with_a_loop(block):
     )
     build = models.build_with(functools.partial(models.scanned, block=block))
     plan = plan_at(0.8, build, args)
+    assert plan.predicted_bytes == pytest.approx(plan.compiled_bytes, rel=0.05)
     assert max(row.count for row in plan.rows) == 4
 
 
