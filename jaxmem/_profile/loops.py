@@ -35,6 +35,7 @@ class Operation:
     flops, matmuls: of matrix products, those of all turns.
     eqn: JAX's equation; None for what has none of its own.
     turns: how many tensors of that shape its result is.
+    looped: whether it is inside a loop.
     """
 
     primitive: str
@@ -46,6 +47,7 @@ class Operation:
     matmuls: int = 0
     eqn: JaxprEqn | None = None
     turns: int = 1
+    looped: bool = False
 
     @property
     def tag(self) -> JaxprEqn | None:
@@ -162,7 +164,7 @@ class Builder:
         name, turns = eqn.primitive.name, self._turns(loops)
         reads = tuple(v.number for v in operands if not isinstance(v, Literal))
         counts = trips * flops, trips * matmuls
-        self._add(Operation(name, reads, outputs, whole, weight, *counts, eqn, turns))
+        self._add(Operation(name, reads, outputs, whole, weight, *counts, eqn, turns, True))
 
     def prune(self) -> None:
         """Leaves out of the loops what leads to nothing that the backward needs."""

@@ -41,19 +41,30 @@ class Asked:
     """What a user lets a planner choose from.
 
     actions: those open to tags.
-    named: those open to values that only `checkpoint_name` names, whose authors may know of no
-      codec: the same, or those of them that lose nothing.
+    named: those of them that are open to values that `checkpoint_name` names, whose authors may
+      know of no codec.
+    looped: those of them that are open inside loops of a block.
     codecs: one codec, several, a dict by kind, or None for the kinds' own.
     """
 
     actions: Sequence[Action] = ()
     named: Sequence[Action] = ()
+    looped: Sequence[Action] = ()
     codecs: Any = None
 
     def without_offload(self) -> "Asked":
         """The same without the actions that offload."""
-        kept = lambda actions: [a for a in actions if not a.offloads]
-        return Asked(kept(self.actions), kept(self.named), self.codecs)
+        return dataclasses.replace(self, actions=[a for a in self.actions if not a.offloads])
+
+    def open_to(self, places: "Sequence[Place]") -> list[Action]:
+        """The actions that are open at each of the places."""
+        named = any(place.eqn.primitive is not tag_p for place in places)
+        looped = any(place.looped for place in places)
+        return [
+            a
+            for a in self.actions
+            if (a in self.named or not named) and (a in self.looped or not looped)
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,10 +73,12 @@ class Place:
 
     eqn: the tag, of `jaxmem.tag` or `checkpoint_name`.
     turns: how many of its tensors one layer saves.
+    looped: whether it is inside a loop of the block.
     """
 
     eqn: JaxprEqn
     turns: int
+    looped: bool
 
     @property
     def aval(self) -> Any:
@@ -85,8 +98,7 @@ def options_of(
 
     Raises TagError if two places ask for different codecs.
     """
-    named = any(place.eqn.primitive is not tag_p for place in places)
-    actions = asked.named if named else asked.actions
+    actions = asked.open_to(places)
     compressing = [a for a in actions if a.compresses]
     chosen = codecs_of(places, asked.codecs) if compressing else ()
     takes = [c for c in chosen if all(_encoded(c, place) is not None for place in places)]

@@ -79,7 +79,8 @@ def unpriced(graph: Graph, index: int, asked: Asked, jobs: Jobs) -> Unpriced:
     # Times are those of fused segments, since XLA runs no equation alone; each equation has its
     # share of its segment's.
     for k, segment in enumerate(segments(graph)):
-        if not segment.avals:  # a constant, which XLA folds into what reads it
+        # A constant is folded into what reads it, and views take no time: neither can be timed.
+        if not segment.avals or not any(segment.weights):
             continue
         jobs.add((index, "segment", k), Job(segment.function, segment.avals))
         for i, weight in zip(segment.equations, segment.weights):
@@ -100,7 +101,7 @@ def _tags(
     by_name: dict[str, list[tuple[Place, int]]] = {}
     for o in inside.operations:
         if o.tag is not None:
-            place = Place(o.tag, o.turns), number[o.outputs[0]]
+            place = Place(o.tag, o.turns, o.looped), number[o.outputs[0]]
             by_name.setdefault(o.tag.params["name"], []).append(place)
     found = []
     for name, places in by_name.items():

@@ -2,7 +2,7 @@
 the target.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from jaxmem._core.actions import LOSSLESS, Action
 from jaxmem._core.profile import BlockClass, Profile
@@ -11,7 +11,7 @@ from jaxmem._profile.classes import Class, blocks_of, plan_fingerprint
 from jaxmem._profile.jobs import Jobs
 from jaxmem._profile.opened import hidden_tags
 from jaxmem._profile.options import Asked
-from jaxmem._profile.price import priced_class, unpriced
+from jaxmem._profile.price import Unpriced, priced_class, unpriced
 from jaxmem._profile.times import job_times
 
 
@@ -40,7 +40,8 @@ def profile(
     """
     target = backend.target
     found = blocks_of(jaxpr)
-    asked = Asked(actions, [a for a in actions if a in named], codecs)
+    looped = [a for a in actions if not (a.offloads and target.platform == "cuda")]
+    asked = Asked(actions, named, looped, codecs)
     jobs = Jobs(target.local)
     # First draft all classes, whose prices are jobs; then time all jobs at once; then price.
     unrolled: set[str] = set()
@@ -50,6 +51,8 @@ def profile(
     for number, (graph, instances) in enumerate(found.classes):
         here = asked.without_offload() if instances[0].label in unrolled else asked
         drafts.append(unpriced(graph, number, here, jobs))
+    if len(looped) < len(actions):
+        _warn_of_loops(d for d in drafts if d.graph.instance.label not in unrolled)
     hidden = hidden_tags((d.graph.instance.label, d.opened) for d in drafts)
     times = job_times(jobs.jobs, backend, database)
     price = jobs.prices(times.seconds)
@@ -97,6 +100,19 @@ def _unrolled(classes: Sequence[Class]) -> set[str]:
             " device; loop over the layers with jax.lax.scan"
         )
     return labels
+
+
+def _warn_of_loops(drafts: Iterable[Unpriced]) -> None:
+    """Warns of tags inside loops of blocks, for which offload is left out."""
+    names = {
+        o.tag.params["name"] for d in drafts for o in d.opened.operations if o.tag and o.looped
+    }
+    if names:
+        warn(
+            f"jaxmem: offload is left out for the tags {', '.join(map(repr, sorted(names)))}: they"
+            " stand inside a loop of their block, and XLA:GPU does not compile what such a loop"
+            " offloads; tag what the loop returns to have it offloaded"
+        )
 
 
 def _idle_tags(blocks: Sequence[BlockClass], names: set[str]) -> tuple[str, ...]:
