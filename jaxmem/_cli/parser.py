@@ -22,7 +22,10 @@ TARGET = (
     'the device to plan for: "local" (default), a GPU such as h200, or a100-80gb:8 (`jaxmem'
     " targets`)"
 )
-ACTIONS = '"all" (default), "lossless", or a list such as keep,recompute,offload'
+ACTIONS = (
+    '"all", "lossless", or a list such as keep,recompute,offload; left out: all, but no codec for'
+    " what checkpoint_name names"
+)
 CODECS = (
     "try these codecs for every tag that names none, such as grouped_symmetric or"
     ' "outlier_separated(capacity=4)"; several with ";" between them, or the option again'
@@ -102,7 +105,7 @@ def _plan(command) -> None:
     one.add_argument("--budget", metavar="B", help=BUDGET)
     one.add_argument("--host-budget", metavar="B", help="the same for tensors in host memory")
     one.add_argument("--target", metavar="T", default="local", help=TARGET)
-    one.add_argument("--actions", metavar="A", default="all", help=ACTIONS)
+    one.add_argument("--actions", metavar="A", help=ACTIONS)
     one.add_argument("--codecs", metavar="C", action="append", help=CODECS)
     one.add_argument("--microbatches", metavar="N,N", help=MICROBATCHES)
     one.add_argument("--fresh", action="store_true", help=FRESH)

@@ -32,11 +32,14 @@ class Option:
 class Tag:
     """A named point of a block, where an action may apply.
 
-    name: unique within the block.
+    name: what plans call it. Where a name stands at several points of a block, each has a Tag of
+      its own, and one decision holds for all of them.
     kind: what the tensor is, or None where the model does not say.
-    shape, dtype: the tensor's.
+    shape, dtype: the tensor's; inside a loop of the block, those of one turn.
     value: the index in `BlockClass.values` of the tensor that is saved.
     options: the choices open to it, beside recomputation.
+    turns: how many such tensors are saved, side by side: the trip counts of the loops of the block
+      that it is made in.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Tag:
     dtype: str
     value: int
     options: tuple[Option, ...]
+    turns: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +99,14 @@ class BlockClass:
         """
         free = set(self.free)
         return sum(self.values[v] for v in self.needed if v not in free)
+
+    def places(self, name: str) -> tuple[Tag, ...]:
+        """The tags of this name, in the block's order."""
+        return tuple(tag for tag in self.tags if tag.name == name)
+
+    def tag_bytes(self, name: str) -> int:
+        """Bytes of the tensors of this name together."""
+        return sum(self.values[tag.value] for tag in self.places(name))
 
 
 @dataclasses.dataclass(frozen=True)

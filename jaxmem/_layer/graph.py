@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jaxmem._jax.jaxpr import Literal, matmul_flops
 from jaxmem._jax.primitives import COSTLY, RANDOM
 from jaxmem._jax.rewrite import Node, Program
-from jaxmem._tags.policy import name_p
-from jaxmem._tags.tag import tag_p
+from jaxmem._tags.tag import name_p, tag_p
 
 SOFTMAX = "softmax"  # the primitive of a node that stands for a whole softmax
 

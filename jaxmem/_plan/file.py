@@ -55,6 +55,9 @@ def write(fields: Mapping[str, Any]) -> dict[str, Any]:
     data["rows"] = [
         dataclasses.asdict(row) | {"choice": _plain(row.choice)} for row in fields["rows"]
     ]
+    for row in data["rows"]:
+        if row["count"] == 1:  # as most are, and all were when the schema was made
+            del row["count"]
     data["points"] = [dataclasses.asdict(point) for point in fields["points"]]
     return data
 
@@ -175,10 +178,13 @@ _ROW = {
     "milliseconds": (_FINITE, _is_number),
     "why": ("a text", _is_text),
     "layers": ("a whole number of at least 1", lambda v: _is_size(v) and v > 0),
+    "count": ("a whole number of at least 1", lambda v: _is_size(v) and v > 0),
 }
 
 
 def _row(value: Any, field: str) -> Row:
+    if isinstance(value, dict):
+        value = {"count": 1} | value
     if not isinstance(value, dict) or value.keys() != {"choice", *_ROW}:
         raise _Broken(field, value, f"an object with choice, {', '.join(_ROW)}")
     for name, (expected, holds) in _ROW.items():

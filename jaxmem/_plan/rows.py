@@ -11,13 +11,16 @@ class Row:
 
     block, tag: the labels under which the choice stands.
     kind: what the tensor is, or None where the tag does not say.
-    shape, dtype: the tensor's as traced: before a mesh divides it, but for a part in shard_map.
+    shape, dtype: the tensor's as traced: before a mesh divides it, but for a part in shard_map; of
+      several tensors, the first one's.
     choice: what becomes of it.
-    bytes_before: what it takes when it is kept.
-    bytes_after: what it takes on the device under the choice.
+    bytes_before: what it takes when it is kept; of several tensors, what all of them take.
+    bytes_after: what it takes on the device under the choice, likewise.
     milliseconds: what the choice costs.
     why: what the best other plan does with the tensor, in words.
-    layers: how many of such tensors are alive at once.
+    layers: in how many layers the tensor is alive at once.
+    count: how many tensors of one layer the line is of: the places of the name, each times the
+      turns of the loops of the block that it is made in.
     """
 
     block: str
@@ -31,6 +34,13 @@ class Row:
     milliseconds: float
     why: str
     layers: int = 1
+    count: int = 1
+
+    @property
+    def size(self) -> str:
+        """The shape as a table shows it, such as `2 x (8, 1024)` for a name of two places."""
+        shape = f"({', '.join(map(str, self.shape))})" if self.shape else "scalar"
+        return f"{self.count} x {shape}" if self.count > 1 else shape
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,7 @@ def cells(plan: "Plan") -> list[tuple[str, ...]]:
     lines = []
     for row in plan.rows:
         name = row.tag if len(plan.actions) == 1 else f"{row.block}/{row.tag}"
+        name += f" {row.size}" if row.count > 1 else ""
         # a codec's name without its settings
         codec = (row.choice.codec or "-").split("(")[0]
         sizes = show_bytes(row.bytes_before), show_bytes(row.bytes_after)

@@ -137,10 +137,11 @@ def hopeless(arguments: int, limits: Limits, target: Target) -> BudgetError | No
     )
 
 
-def infeasible(trials: Trials, target: Target, unnamed: str = "") -> BudgetError:
+def infeasible(trials: Trials, target: Target, unnamed: str = "", hint: str = "") -> BudgetError:
     """Returns the error that names the least that compiled, and the largest of its parts.
 
     unnamed: the largest tensors that no tag names, as a text; empty where there is none.
+    hint: what else the end of its sentence says.
     """
     least = min(trials.compiled, key=lambda t: t.total)
     parts = dict(zip(ADVICE, dataclasses.astuple(_parts(trials, least))))
@@ -156,7 +157,7 @@ def infeasible(trials: Trials, target: Target, unnamed: str = "") -> BudgetError
         message += f"; the largest tensors that no tag names are {unnamed}"
     if least.host_bytes:
         message += f"; host memory needed: {show_bytes(least.host_bytes)}"
-    return BudgetError(message, least_bytes=least.total)
+    return BudgetError(message + hint, least_bytes=least.total)
 
 
 def _each(target: Target) -> str:

@@ -1,6 +1,8 @@
 """plan(): reads its arguments, profiles the step, runs a search and returns its outcome."""
 
+import functools
 import time
+import warnings
 from collections.abc import Sequence
 
 from jaxmem._core.actions import ALL, KEEP, Action
@@ -23,12 +25,14 @@ from jaxmem._planner.microbatches import checked, fastest
 from jaxmem._planner.outcome import Spent, hopeless, infeasible, outcome
 from jaxmem._planner.search import Setting, search
 from jaxmem._planner.trials import Limits
+from jaxmem._planner.unasked import would_fit, would_save
 from jaxmem._profile.policies import check_plan_is_passed_on
 from jaxmem._profile.profile import profile as make_profile
 from jaxmem._profile.times import RETRY_SECONDS
 from jaxmem._profile.unnamed import listed, unnamed
 from jaxmem._solver import waste
 from jaxmem._xla.backend import Backend, backend_for
+from jaxmem.errors import JaxmemWarning
 
 
 def plan(
@@ -37,7 +41,7 @@ def plan(
     budget=None,
     host_budget=None,
     target: str | Target = "local",
-    actions: Sequence[Action] = ALL,
+    actions: Sequence[Action] | None = None,
     codecs=None,
     microbatches: Sequence[int] | None = None,
     fresh: bool = False,
@@ -53,7 +57,9 @@ def plan(
       of the target's usable memory such as "90%"; None means all of that.
     host_budget: the same for tensors that are moved to host memory.
     target: "local", or a GPU such as "h200" or "a100-80gb:8" that need not be there.
-    actions: those allowed, such as `jaxmem.plans.LOSSLESS`.
+    actions: those allowed, such as `jaxmem.plans.LOSSLESS`. None means all of them for tags, and
+      those that lose nothing for values that `checkpoint_name` names, which are compressed if
+      `actions` says so.
     codecs: a codec or several for every tag that names none, or a dict by kind; None means the
       kind's own (Adacc §3.2).
     microbatches: numbers to choose from, each planned for with `build(plan, microbatches=n)`; the
@@ -73,7 +79,8 @@ def plan(
     target = Target.parse(target)
     limit = parse_budget(budget, target.usable_bytes)
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
-    allowed, notes = allowed_actions(actions, target)
+    allowed, notes = allowed_actions(ALL if actions is None else actions, target)
+    named = tuple(a for a in allowed if actions is not None or not a.compresses)
     notes += budget_notes(limit, target)
     # A database reads nothing that was written before `since`, and writes in either case.
     database = Database(since=time.time() if fresh else 0.0)
@@ -82,7 +89,7 @@ def plan(
 
         def plan_for(number: int | None) -> Plan:
             step = with_microbatches(build, number)
-            return _plan(step, args, backend, limits, allowed, codecs, notes)
+            return _plan(step, args, backend, limits, (allowed, named), codecs, notes)
 
         if microbatches is None:
             return plan_for(None)
@@ -90,14 +97,16 @@ def plan(
 
 
 def _plan(
-    build, args: tuple, backend: Backend, limits: Limits, allowed, codecs, notes: tuple[str, ...]
+    build, args: tuple, backend: Backend, limits: Limits, actions, codecs, notes: tuple[str, ...]
 ) -> Plan:
     """Makes the plan for one number of microbatches.
 
     build, args: the step and its arguments, as `plan` takes them.
     backend: where the step is compiled, and its pieces are timed.
     limits: the bytes that the plan may take.
-    allowed, codecs: the actions that the target can carry out, and the codecs asked for.
+    actions: those that the target can carry out, for tags and for values that `checkpoint_name`
+      names.
+    codecs: those asked for.
     notes: sentences for the user, known before.
     """
     # Read the step. It is traced with every tag recomputed, so that the backward of each block
@@ -111,8 +120,9 @@ def _plan(
         raise refusal
     check_plan_is_passed_on(traced.jaxpr.jaxpr, steps.trace(None).jaxpr.jaxpr)
     # Profile it. Traced shapes are those before a mesh divides them; `shards` is by how much.
-    shards = shards_of(traced, args, target.devices)
-    profile = make_profile(
+    shards, (allowed, named) = shards_of(traced, args, target.devices), actions
+    price = functools.partial(
+        make_profile,
         traced.jaxpr,
         backend,
         actions=allowed,
@@ -120,6 +130,7 @@ def _plan(
         shards=shards,
         database=backend.database,
     )
+    profile = price(named=named)
     profile_seconds = time.perf_counter() - start
     warn_of_copies(traced, args, "plan")
     _warn_of_unrolled(profile, target, arguments, limits)
@@ -128,12 +139,26 @@ def _plan(
     # Search: solve and compile in turns. The idle blocks are known only from the profile.
     steps.idle_blocks = profile.idle_blocks
     history = History(backend.database, target, traced.jaxpr)
-    found = search(Setting(profile, steps, history, limits), arguments)
+    setting = Setting(profile, steps, history, limits)
+    found = search(setting, arguments)
+    # What `checkpoint_name` names might have been compressed, had the user asked for it.
+    wider = lambda: _silently(lambda: price(named=allowed))
     if found.best is None:
-        raise infeasible(found.trials, target, listed(unnamed(traced.jaxpr, shards)))
+        hint = would_fit(found.trials, setting, wider) if named != allowed else ""
+        largest = listed(unnamed(traced.jaxpr, shards))
+        raise infeasible(found.trials, target, largest, hint)
     notes += _time_notes(profile)
+    if named != allowed and found.best is not found.trials.baseline:
+        notes += would_save(found.trials, found.best, wider)
     spent = Spent(profile_seconds, found.solve_seconds, steps.seconds, steps.compiles)
     return outcome(found.trials, found.best, found.division, target, spent, notes)
+
+
+def _silently(call):
+    """What `call` returns, without warnings: it says nothing that was not said before."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", JaxmemWarning)
+        return call()
 
 
 def _time_notes(profile: Profile) -> tuple[str, ...]:

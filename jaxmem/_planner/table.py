@@ -4,8 +4,8 @@ would cost.
 
 import dataclasses
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Actions, Choice, keeps_everything
-from jaxmem._core.profile import Profile
+from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, Choice, keeps_everything
+from jaxmem._core.profile import BlockClass, Option, Profile
 from jaxmem._plan.rows import Row
 from jaxmem._solver.cost import evaluate
 from jaxmem._solver.problem import Problem
@@ -61,10 +61,11 @@ def _row(
     """
     chosen = actions.get(label, {})
     same = [b for b in profile.blocks if b.name == label]
-    block, tag = next((b, t) for b in same for t in b.tags if t.name == name)
+    block = next(b for b in same if b.places(name))
+    places = block.places(name)
+    tag = places[0]
     everything = chosen.get(REST) == KEEP
     choice = KEEP if everything else chosen.get(name, RECOMPUTE)
-    option = next((o for o in tag.options if o.choice == choice), None)
     return Row(
         block=label,
         tag=name,
@@ -72,12 +73,18 @@ def _row(
         shape=tag.shape,
         dtype=tag.dtype,
         choice=choice,
-        bytes_before=block.values[tag.value],
-        bytes_after=option.device_bytes if option else 0,
+        bytes_before=block.tag_bytes(name),
+        bytes_after=sum(o.device_bytes for o in _options(block, name, choice)),
         milliseconds=1e3 * _own_seconds(profile, actions, label, name, choice),
         why=of_whole if everything else _why(problem, solution, label, name),
         layers=sum(b.layers for b in same),
+        count=sum(t.turns for t in places),
     )
+
+
+def _options(block: BlockClass, name: str, choice: Choice) -> list[Option]:
+    """The prices of a choice at each place of a name, of those that have one."""
+    return [o for tag in block.places(name) for o in tag.options if o.choice == choice]
 
 
 def _with(actions: Actions, block: str, tag: str, choice: Choice) -> Actions:
@@ -96,22 +103,9 @@ def _own_seconds(profile: Profile, actions: Actions, block: str, tag: str, choic
     choice: what `actions` says of it.
     """
     held = next(b for b in profile.blocks if b.name == block)
-    option = next(
-        (o for t in held.tags if t.name == tag for o in t.options if o.choice == choice), None
-    )
-    if option is not None:
-        return option.seconds
-    kept = next(
-        (
-            o
-            for t in held.tags
-            if t.name == tag
-            for o in t.options
-            if o.choice.action is Action.KEEP
-        ),
-        None,
-    )
-    if kept is None:
+    if options := _options(held, tag, choice):
+        return sum(o.seconds for o in options)
+    if not (kept := _options(held, tag, KEEP)):
         return 0.0
     # What a step would save if the tag were kept is net of the cost of keeping it, which is added
     # again to get the recomputation alone.
@@ -120,7 +114,7 @@ def _own_seconds(profile: Profile, actions: Actions, block: str, tag: str, choic
         evaluate(profile, actions).seconds
         - evaluate(profile, _with(actions, block, tag, KEEP)).seconds
     )
-    return max(0.0, saved / runs + kept.seconds)
+    return max(0.0, saved / runs + sum(o.seconds for o in kept))
 
 
 def _why(problem: Problem, solution: Solution, block: str, tag: str) -> str:

@@ -26,8 +26,8 @@ from jaxmem._jax.jaxpr import (
 )
 from jaxmem._jax.primitives import INDICES, REMAT, VIEWS
 from jaxmem._profile.policies import refuse_combined
-from jaxmem._tags.policy import Policy, name_p
-from jaxmem._tags.tag import tag_p
+from jaxmem._tags.policy import Policy
+from jaxmem._tags.tag import name_p, tag_p
 
 MOST_INDICES = 4096  # elements up to which an array may be a loop's counters or its layers' keys
 
@@ -75,6 +75,21 @@ class Found:
 def is_tag(eqn: JaxprEqn) -> bool:
     """Whether the equation names a tensor, by `jaxmem.tag` or by JAX's `checkpoint_name`."""
     return eqn.primitive is tag_p or eqn.primitive is name_p
+
+
+def holds_tag(eqn: JaxprEqn) -> bool:
+    """Whether a tag stands inside the equation, and not in a checkpoint of its own."""
+    return any(
+        is_tag(e) or (e.primitive.name not in REMAT and holds_tag(e))
+        for inner in subjaxprs(eqn)
+        for e in inner.eqns
+    )
+
+
+def names_in(eqn: JaxprEqn) -> set[str]:
+    """Names of the tags that the equation is, or that stand inside it."""
+    own = {eqn.params["name"]} if is_tag(eqn) else set()
+    return own.union(*(names_in(e) for inner in subjaxprs(eqn) for e in inner.eqns))
 
 
 def _is_block(eqn: JaxprEqn) -> bool:
@@ -212,7 +227,9 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
     frames, sharded: those of the walk, the equation's own jaxpr last.
     """
     flat = flatten(eqn.params["jaxpr"])
-    tag_ancestors = _ancestors(flat, [e for e in flat.equations if is_tag(e.eqn)])
+    tag_ancestors = _ancestors(
+        flat, [e for e in flat.equations if is_tag(e.eqn) or holds_tag(e.eqn)]
+    )
     # From the last input backward: cotangents end where an input feeds a tag, has no derivative, or
     # is surely a residual.
     cotangents = set()
@@ -225,7 +242,7 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
     if not cotangents or boundary is None:
         return None
     charged = tuple(n for n, k in zip(flat.inputs, kinds) if k != "free" and n not in cotangents)
-    names = {e.eqn.params["name"] for e in flat.equations[:boundary] if is_tag(e.eqn)}
+    names = set().union(*(names_in(e.eqn) for e in flat.equations[:boundary]))
     # Count repeats, from the innermost loop outwards. `runs` takes every trip count, `layers` those
     # of loops that only the backward is in: the forward ran before them in a loop of its own, so
     # that all of its saved tensors are alive. A block without tags has no name by which to find its

@@ -93,8 +93,11 @@ def plan_fingerprint(blocks: Iterable[BlockClass]) -> str:
     It leaves out operations, and so is the same on every version of JAX.
     """
     blocks = list(blocks)
+    turns = lambda t: f" x {t.turns}" if t.turns > 1 else ""
     lines = sorted(
-        f"{b.name} {b.layers} {t.name} {t.shape} {t.dtype}" for b in blocks for t in b.tags
+        f"{b.name} {b.layers} {t.name} {t.shape} {t.dtype}{turns(t)}"
+        for b in blocks
+        for t in b.tags
     )
     # A block without tags has no line yet.
     lines += sorted(f"{b.name} {b.layers}" for b in blocks)

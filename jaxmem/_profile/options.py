@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._codecs import registry
+from jaxmem._codecs.mask import BitMask
 from jaxmem._core.actions import KEEP, OFFLOAD, Action, Choice
-from jaxmem._jax.jaxpr import FlatEquation, nbytes
+from jaxmem._jax.jaxpr import JaxprEqn, nbytes
 from jaxmem._jax.job import Job
 from jaxmem._profile.jobs import Jobs
 from jaxmem._tags.tag import tag_p
@@ -25,62 +26,156 @@ class UnpricedOption:
     choice: the action and its codec.
     device_bytes, host_bytes: those of one layer, before a mesh divides them.
     jobs: keys of the jobs whose times add up to its price.
+    each: keys of those that run once for every tensor of the place.
     """
 
     choice: Choice
     device_bytes: int
     host_bytes: int
     jobs: tuple[tuple, ...]
+    each: tuple[tuple, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a user lets a planner choose from.
+
+    actions: those open to tags.
+    named: those of them that are open to values that `checkpoint_name` names, whose authors may
+      know of no codec.
+    looped: those of them that are open inside loops of a block.
+    codecs: one codec, several, a dict by kind, or None for the kinds' own.
+    """
+
+    actions: Sequence[Action] = ()
+    named: Sequence[Action] = ()
+    looped: Sequence[Action] = ()
+    codecs: Any = None
+
+    def without_offload(self) -> "Asked":
+        """The same without the actions that offload."""
+        return dataclasses.replace(self, actions=[a for a in self.actions if not a.offloads])
+
+    def open_to(self, places: "Sequence[Place]") -> list[Action]:
+        """The actions that are open at each of the places."""
+        named = any(place.eqn.primitive is not tag_p for place in places)
+        looped = any(place.looped for place in places)
+        return [
+            a
+            for a in self.actions
+            if (a in self.named or not named) and (a in self.looped or not looped)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A point of a block where a name stands.
+
+    eqn: the tag, of `jaxmem.tag` or `checkpoint_name`.
+    turns: how many of its tensors one layer saves.
+    looped: whether it is inside a loop of the block.
+    """
+
+    eqn: JaxprEqn
+    turns: int
+    looped: bool
+
+    @property
+    def aval(self) -> Any:
+        """One tensor's shape and dtype."""
+        return self.eqn.outvars[0].aval
 
 
 def options_of(
-    equation: FlatEquation, aval, index: int, actions: Sequence[Action], codecs, jobs: Jobs
-) -> tuple[UnpricedOption, ...]:
-    """Returns the choices open to the tag that `equation` is.
+    places: Sequence[Place], key: tuple, asked: Asked, jobs: Jobs
+) -> list[tuple[UnpricedOption, ...]]:
+    """Returns the choices open to the name that stands at all of `places`, for each of them. A
+    choice is open to it if every place can take it.
 
-    equation: the tag, of `jaxmem.tag` or `checkpoint_name`.
-    aval: the tensor's shape and dtype.
-    index: the number of the tag's block class, which keeps the keys of its jobs apart.
-    actions, codecs: what `jaxmem.plan` was given.
+    key: what keeps the keys of its jobs apart from those of other names.
+    asked: what may be chosen from.
     jobs: each choice's jobs are added to it.
+
+    Raises TagError if two places ask for different codecs.
     """
-    size, found = nbytes(aval), []
+    actions = asked.open_to(places)
+    compressing = [a for a in actions if a.compresses]
+    chosen = codecs_of(places, asked.codecs) if compressing else ()
+    takes = [c for c in chosen if all(_encoded(c, place) is not None for place in places)]
+    return [
+        _options(place, (*key, k), actions, compressing, takes, jobs)
+        for k, place in enumerate(places)
+    ]
+
+
+def _options(
+    place: Place, key: tuple, actions: Sequence[Action], compressing, codecs, jobs: Jobs
+) -> tuple[UnpricedOption, ...]:
+    """The choices open to one place: those of `actions`, of which `compressing` with `codecs`."""
+    aval, turns = place.aval, place.turns
+    size, found = turns * nbytes(aval), []
     if Action.KEEP in actions:
         found.append(UnpricedOption(KEEP, size, 0, (jobs.keep(size),)))
     if Action.OFFLOAD in actions:  # written for the transfer, and read after it
         found.append(UnpricedOption(OFFLOAD, 0, size, (jobs.keep(size),) * 2))
-    # checkpoint_name's values can be kept and offloaded by jax.checkpoint, but not encoded
-    compressing = [a for a in actions if a.compresses and equation.eqn.primitive is tag_p]
-    for codec in codecs_of(equation.eqn.params, aval, codecs) if compressing else ():
-        try:
-            codes = codec.nbytes(aval.shape, aval.dtype)
-            encoded = jax.eval_shape(codec.encode, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-        except TagError:  # this codec does not take this tensor
-            continue
-        if codes >= size:  # the codes take as much as the tensor
-            continue
-        name = equation.eqn.params["name"]
-        keys = tuple((index, name, str(codec), way) for way in ("encode", "decode"))
-        # A default argument, since the loop's variable is another codec when the job runs.
+    for codec in codecs:
+        codes, encoded = turns * codec.nbytes(aval.shape, aval.dtype), _encoded(codec, place)
+        assert encoded is not None
+        keys = tuple((*key, str(codec), way) for way in ("encode", "decode"))
+        # Default arguments, since the loop's variables are others when the job runs.
         decode = lambda *c, codec=codec: codec.decode(c, aval.shape, aval.dtype)
         jobs.add(keys[0], Job(codec.encode, (aval,)))
         jobs.add(keys[1], Job(decode, tuple(encoded)))
         for action in compressing:
             choice, kept = Choice(action, str(codec)), jobs.keep(codes)
             if action.offloads:
-                found.append(UnpricedOption(choice, 0, codes, (*keys, kept, kept)))
+                found.append(UnpricedOption(choice, 0, codes, (kept, kept), keys))
             else:
-                found.append(UnpricedOption(choice, codes, 0, (*keys, kept)))
+                found.append(UnpricedOption(choice, codes, 0, (kept,), keys))
     return tuple(found)
 
 
-def codecs_of(params: Mapping, aval, codecs) -> Iterable:
-    """Returns the codecs that may compress a tag: its own, else those asked for, else its kind's.
-
-    params: those of the tag's equation.
-    aval: the tensor's shape and dtype.
-    codecs: what `jaxmem.plan` was given: one codec, several, a dict by kind, or None.
+def _encoded(codec, place: Place) -> tuple | None:
+    """Shapes of the codes of one tensor; None where the codec does not take it, or takes as much
+    room as the tensor itself.
     """
+    aval = place.aval
+    try:
+        codes = codec.nbytes(aval.shape, aval.dtype)
+        encoded = jax.eval_shape(codec.encode, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+    except TagError:
+        return None
+    return None if codes >= nbytes(aval) else encoded
+
+
+def codecs_of(places: Sequence[Place], codecs) -> Iterable:
+    """Returns the codecs that may compress a name, one of which then serves for all of its places:
+    those that any of the places asks for.
+
+    codecs: what `jaxmem.plan` was given: one codec, several, a dict by kind, or None.
+
+    Raises TagError if two places ask for different codecs.
+    """
+    own = {str(c) for place in places if (c := place.eqn.params.get("codec")) is not None}
+    if len(own) > 1:
+        name = places[0].eqn.params["name"]
+        raise TagError(
+            f"profile: tag {name!r} stands at {len(places)} places of a block, with codecs"
+            f" {' and '.join(sorted(own))}; one decision holds for all places of a name: give them"
+            " one codec, or names of their own"
+        )
+    each = [_of_place(place, codecs) for place in places]
+    # A codec of two values is of no use to a tensor of more: every place must ask for it.
+    return [
+        c
+        for c in dict.fromkeys(c for several in each for c in several)
+        if not isinstance(c, BitMask) or all(c in several for several in each)
+    ]
+
+
+def _of_place(place: Place, codecs) -> list:
+    """The codecs that one place may take: its own, else those asked for, else its kind's."""
+    params, aval = place.eqn.params, place.aval
     kind = params.get("kind")
     if params.get("codec") is not None:
         return [registry.parse(params["codec"])]

@@ -2,15 +2,17 @@
 the target.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from jaxmem._core.actions import Action
+from jaxmem._core.actions import LOSSLESS, Action
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.warn import warn
 from jaxmem._profile.classes import Class, blocks_of, plan_fingerprint
 from jaxmem._profile.doubt import with_doubts
 from jaxmem._profile.jobs import Jobs
-from jaxmem._profile.price import priced_class, unpriced
+from jaxmem._profile.opened import hidden_tags
+from jaxmem._profile.options import Asked
+from jaxmem._profile.price import Unpriced, priced_class, unpriced
 from jaxmem._profile.times import job_times
 
 
@@ -19,6 +21,7 @@ def profile(
     backend,
     *,
     actions: Sequence[Action],
+    named: Sequence[Action] = LOSSLESS,
     codecs=None,
     shards: int = 1,
     database=None,
@@ -28,14 +31,18 @@ def profile(
     jaxpr: the step's, traced with every tag recomputed.
     backend: a `jaxmem._xla.backend.Pricing`, which knows the target and tells times.
     actions: those that are given prices.
+    named: those of them that are open to what only `checkpoint_name` names.
     codecs: those that may compress a tag, by kind or for every kind; None means the kind's own.
     shards: over how many devices each block's tensors are divided.
     database: where times are remembered; None means the user's own.
 
-    Raises StepError where no block is found, TagError for a tag name that stands twice in a block.
+    Raises StepError where no block is found, TagError for a name whose places in a block ask for
+    different codecs.
     """
     target = backend.target
     found = blocks_of(jaxpr)
+    looped = [a for a in actions if not (a.offloads and target.platform == "cuda")]
+    asked = Asked(actions, named, looped, codecs)
     jobs = Jobs(target.local)
     # First draft all classes, whose prices are jobs; then time all jobs at once; then price.
     unrolled = _unrolled(found.classes)
@@ -45,8 +52,11 @@ def profile(
     drafts = []
     for number, (graph, instances) in enumerate(found.classes):
         left_out = offloads and instances[0].label in unrolled
-        here = [a for a in actions if not (a.offloads and left_out)]
-        drafts.append(unpriced(graph, number, here, codecs, jobs))
+        here = asked.without_offload() if left_out else asked
+        drafts.append(unpriced(graph, number, here, jobs))
+    if len(looped) < len(actions):
+        _warn_of_loops(d for d in drafts if d.graph.instance.label not in unrolled)
+    hidden = hidden_tags((d.graph.instance.label, d.opened) for d in drafts)
     times = job_times(jobs.jobs, backend, database)
     price = jobs.prices(times.seconds)
     # Inside shard_map shapes are one device's already, so that nothing is divided again.
@@ -63,7 +73,7 @@ def profile(
         link_bytes_per_second=target.link,
         step_seconds=step_seconds,
         time_source=times.source,
-        idle_tags=_idle_tags(blocks, found.tag_names),
+        idle_tags=_idle_tags(blocks, found.tag_names - hidden),
         idle_blocks=found.idle,
         unrolled=unrolled,
         disturbed=times.disturbed,
@@ -76,7 +86,7 @@ def block_classes(jaxpr, shards: int = 1) -> list[BlockClass]:
     are those of one of `shards` devices.
     """
     classes, jobs = blocks_of(jaxpr).classes, Jobs(False)
-    drafts = [unpriced(graph, number, (), None, jobs) for number, (graph, _) in enumerate(classes)]
+    drafts = [unpriced(graph, number, Asked(), jobs) for number, (graph, _) in enumerate(classes)]
     free = jobs.prices([0.0] * len(jobs.keys))
     return [
         priced_class(draft, instances, free, 1 if instances[0].sharded else shards)
@@ -100,6 +110,19 @@ def _warn_of_offload(unrolled: Sequence[str]) -> None:
         " unrolled in Python, and XLA:GPU would keep what they offload on the device; loop over the"
         " layers with jax.lax.scan"
     )
+
+
+def _warn_of_loops(drafts: Iterable[Unpriced]) -> None:
+    """Warns of tags inside loops of blocks, for which offload is left out."""
+    names = {
+        o.tag.params["name"] for d in drafts for o in d.opened.operations if o.tag and o.looped
+    }
+    if names:
+        warn(
+            f"jaxmem: offload is left out for the tags {', '.join(map(repr, sorted(names)))}: they"
+            " stand inside a loop of their block, and XLA:GPU does not compile what such a loop"
+            " offloads; tag what the loop returns to have it offloaded"
+        )
 
 
 def _idle_tags(blocks: Sequence[BlockClass], names: set[str]) -> tuple[str, ...]:

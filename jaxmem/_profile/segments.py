@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
-from jaxmem._jax.jaxpr import FlatEquation, matmul_flops, nbytes, run
+from jaxmem._jax.jaxpr import FlatEquation, JaxprEqn, Literal, matmul_flops, nbytes, run
 from jaxmem._jax.primitives import VIEWS
 from jaxmem._profile.blocks import Instance, is_tag
 
@@ -136,7 +136,7 @@ def segments(graph: Graph) -> list[Segment]:
             return [values[v] for v in outputs], [_reduced(values[v]) for v in fused]
 
         weights = [
-            0.0 if graph.fixed.issuperset(e.outputs) else _weight(e, flat.avals) for e in equations
+            0.0 if graph.fixed.issuperset(e.outputs) else weight_of(e.eqn) for e in equations
         ]
         total = sum(weights) or 1.0  # a segment of views alone weighs nothing
         avals = tuple(flat.avals[v] for v in inputs)
@@ -188,11 +188,11 @@ def _reduced(x):
     )
 
 
-def _weight(equation: FlatEquation, avals) -> float:
+def weight_of(eqn: JaxprEqn) -> float:
     """A rough time, in bytes of traffic: 100 FLOPs of matrix products count as a byte, which is
     between a CPU's and a GPU's balance.
     """
-    if equation.eqn.primitive.name in VIEWS:
+    if eqn.primitive.name in VIEWS:
         return 0.0
-    traffic = sum(nbytes(avals[v]) for v in (*equation.reads, *equation.outputs))
-    return traffic + matmul_flops(equation.eqn)[0] / 100
+    values = [v for v in eqn.invars if not isinstance(v, Literal)] + [*eqn.outvars]
+    return sum(nbytes(v.aval) for v in values) + matmul_flops(eqn)[0] / 100

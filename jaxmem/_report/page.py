@@ -167,6 +167,10 @@ def _about(run: Run) -> Iterable[str]:
     yield _section("To make it again", _again(run))
 
 
+def _shape(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape)) or "scalar"
+
+
 def _why(rows: Sequence[Row]) -> str:
     several = len({row.block for row in rows}) > 1
     head = ["tensor", "kind", "shape", "type", "action", "codec", "before", "after", "time", "why"]
@@ -174,7 +178,7 @@ def _why(rows: Sequence[Row]) -> str:
         [
             breakable(f"{row.block}/{row.tag}" if several else row.tag),
             escape(row.kind or "–"),
-            escape(" × ".join(map(str, row.shape)) or "scalar"),
+            escape((f"{row.count} of " if row.count > 1 else "") + _shape(row.shape)),
             escape(row.dtype),
             f'<span class="action">{chip(row.choice.action)}'
             f"{escape(row.choice.action.value.replace('_', '+'))}</span>",

@@ -18,7 +18,8 @@ class BlockCost:
 
     name: the block's label.
     recomputed: indices into `BlockClass.equations` of those that the backward repeats, in order.
-    saved: the tags whose tensor the backward reads from where it was stored, with their choices.
+    saved: the tags whose tensor the backward reads from where it was stored, with their choices;
+      a name that is stored at several places stands once for each.
     raw_inputs: those of `BlockClass.inputs` that are kept as they are.
     device_bytes, host_bytes: what is saved, raw inputs included.
     doubt_seconds: by how much what is saved with a loss must be faster than anything without.
@@ -135,9 +136,12 @@ def tag_at(block: BlockClass, equation: Equation) -> Tag | None:
     """The entry of `block.tags` that `equation` stands for, or None where it is no tag."""
     if equation.tag is None:
         return None
-    # A tag's equation is an identity, and `Tag.value` may be either end of it.
-    ends = (*equation.outputs, *equation.inputs)
-    return next((t for t in block.tags if t.name == equation.tag and t.value in ends), None)
+    # A tag's equation is an identity, and `Tag.value` may be either end of it. Of two places of one
+    # name that follow each other, the first one's result is what the second one reads.
+    places = block.places(equation.tag)
+    return next(
+        (t for end in (equation.outputs, equation.inputs) for t in places if t.value in end), None
+    )
 
 
 def option_of(block: BlockClass, tag: Tag, choice: Choice) -> Option:

@@ -113,7 +113,7 @@ def _deviations(profile: Profile, keys: Sequence[Key]) -> np.ndarray:
     for block in profile.blocks:
         for tag in block.tags:
             sizes[block.name, tag.name] = max(
-                block.values[tag.value], sizes.get((block.name, tag.name), 0)
+                block.tag_bytes(tag.name), sizes.get((block.name, tag.name), 0)
             )
     size = np.array([sizes.get(k[:2], 0) for k in keys], float)
     return np.maximum(size, FLOOR * max(size.max(), 1.0))
@@ -160,7 +160,9 @@ def prior_bytes(profile: Profile) -> dict[Key, int]:
     """Bytes that each recomputed tag is expected to add to the working memory of its block's
     backward, before any compile has told.
     """
-    sizes = {(b.name, t.name, RECOMPUTE): b.values[t.value] for b in profile.blocks for t in b.tags}
+    sizes = {
+        (b.name, t.name, RECOMPUTE): b.tag_bytes(t.name) for b in profile.blocks for t in b.tags
+    }
     return _in_whole_units(profile, {key: REPEATED * size for key, size in sizes.items()})
 
 

@@ -45,8 +45,8 @@ class Problem:
         return dataclasses.replace(self, excluded=(*self.excluded, actions))
 
     def open_choices(self) -> dict[tuple[str, str], tuple[Choice, ...]]:
-        """Maps (block, tag) to the choices that every class of that label has a price for,
-        RECOMPUTE first.
+        """Maps (block, tag) to the choices that have a price at every place of that name, in every
+        class of that label, RECOMPUTE first.
 
         Those that are refused are left out, so that a tag may have none.
         """

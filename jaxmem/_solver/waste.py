@@ -84,9 +84,10 @@ def _spares_nothing(block: BlockClass, tag: str, saved: BlockCost, without: Bloc
     # half of what making it does.
     lead = _lead(block, tag)
     making = sum(block.equations[i].seconds for i in lead)
-    option = option_of(block, next(t for t in block.tags if t.name == tag), dict(saved.saved)[tag])
+    choice = dict(saved.saved)[tag]
+    keeping = sum(option_of(block, place, choice).seconds for place in block.places(tag))
     spared = without.recompute_seconds - saved.recompute_seconds
-    cheap = saved.matmuls == without.matmuls and spared <= max(option.seconds, making / 2)
+    cheap = saved.matmuls == without.matmuls and spared <= max(keeping, making / 2)
     return cheap and bool(_repeated(block, lead, saved))
 
 

@@ -4,17 +4,14 @@ import dataclasses
 import functools
 
 import jax
-from jax.ad_checkpoint import Offloadable, checkpoint_name
+from jax.ad_checkpoint import Offloadable
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Choice
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Action, Choice
 from jaxmem._core.assignment import Assignment, Decisions
-from jaxmem._tags.tag import differentiable_once, tag_p
+from jaxmem._tags.tag import differentiable_once, let_names_be_encoded, name_p, tag_p
 from jaxmem.errors import TagError
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
-# The primitive of `checkpoint_name`, taken from a trace, since JAX exports no name for it.
-name_p = jax.make_jaxpr(lambda x: checkpoint_name(x, "x"))(0.0).eqns[0].primitive
-
 
 TWICE = (
     "remat_policy: a gradient of a gradient runs through a compressed tag, and codes have no"
@@ -80,6 +77,10 @@ class Policy:
     choices: tuple[tuple[str, Choice], ...] | None = None
     layers: int = 0
 
+    def __post_init__(self):
+        if any(choice.action.compresses for _, choice in self.choices or ()):
+            let_names_be_encoded()
+
     def __call__(self, primitive, *_, **params):
         check_remat3()
         choices = None if self.choices is None else dict(self.choices)
@@ -91,19 +92,10 @@ class Policy:
             return _verdict(choice)
         if primitive is not name_p:
             return False
-        if choice.action.compresses:
-            raise TagError(
-                f"remat_policy: tag {params['name']!r} of block {self.block!r} is named by"
-                " jax.ad_checkpoint.checkpoint_name,"
-                f" and its action is {choice}; such a value can be kept, recomputed or offloaded:"
-                " use jaxmem.tag to compress it"
-            )
-        # A named value is stored by JAX's own rule, which knows offloading and no codec.
-        return (
-            Offloadable(src="device", dst="pinned_host")
-            if choice.action.offloads
-            else _verdict(choice)
-        )
+        # JAX's own word for offloading; only a codec needs ours, and the rule that knows it.
+        if choice == OFFLOAD:
+            return Offloadable(src="device", dst="pinned_host")
+        return _verdict(choice)
 
 
 def check_remat3() -> None:

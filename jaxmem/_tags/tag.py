@@ -1,4 +1,5 @@
-"""The tag primitive: an identity whose partial-evaluation rule carries out a plan's action.
+"""The tag primitive: an identity whose partial-evaluation rule carries out a plan's action. The
+same rule serves JAX's own `checkpoint_name`, once a policy compresses.
 
 This is the one file that touches partial-evaluation internals. Inside `jax.checkpoint` the policy's
 answer decides what the backward gets: the value (`Saveable`), nothing (`Recompute`), or codes. With
@@ -9,7 +10,7 @@ consumer sees the decoded value, and the producer is not recomputed.
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import Saveable
+from jax.ad_checkpoint import Offloadable, Saveable, checkpoint_name
 from jax.extend.core import Primitive, Var
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
@@ -28,6 +29,9 @@ batching.primitive_batchers[tag_p] = lambda args, dims, **params: (
     tag_p.bind(args[0], **params),
     dims[0],
 )
+
+# The primitive of `checkpoint_name`, taken from a trace, since JAX exports no name for it.
+name_p = jax.make_jaxpr(lambda x: checkpoint_name(x, "x"))(0.0).eqns[0].primitive
 
 # An identity without a derivative. A primitive, since a custom_jvp rule is dropped by the partial
 # evaluation of a scan.
@@ -62,7 +66,8 @@ def tag(x, name: str, *, kind: str | None = None, codec: str | None = None):
     Outside `jax.checkpoint` a tag is free: the compiled program is the same with and without it.
 
     x: an array of any shape and dtype.
-    name: what plans call the tensor, unique within its block.
+    name: what plans call the tensor. Where a name stands several times in a block, one decision
+      holds for all of its tensors.
     kind: what the tensor is (`jaxmem.codecs.KINDS`), which decides its codec.
     codec: a codec, or its text form, that replaces the kind's.
 
@@ -70,8 +75,8 @@ def tag(x, name: str, *, kind: str | None = None, codec: str | None = None):
     """
     if not isinstance(name, str) or not name or name == "*":
         raise TagError(
-            f"tag: `name` is {name!r}; expected a non-empty string other than '*', unique within"
-            " its block"
+            f"tag: `name` is {name!r}; expected a non-empty string other than '*', which plans"
+            " call the tensor"
         )
     if kind is not None:
         default_for(kind)
@@ -96,20 +101,23 @@ def _partial_eval(policy, unknown_in, inst_in, eqn):
     each None where there is none; whether each output is unknown in the forward, and whether it is
     made by the staged program; and the residuals, variables that the forward hands to the backward.
 
-    policy: the answer to what is saved.
+    policy: tells what is saved.
     unknown_in: for the one input, whether the forward does not know it.
     inst_in: for the one input, whether the staged program has it already.
-    eqn: the tag.
+    eqn: the tag, or the value that `checkpoint_name` names.
     """
     (unknown,), (inst,), (x,), (y,) = unknown_in, inst_in, eqn.invars, eqn.outvars
     if unknown:  # the tag belongs to the backward alone
         return None, eqn, [True], [True], [] if inst else [x]
-    verdict = policy(tag_p, x.aval, **eqn.params)
+    verdict = policy(eqn.primitive, x.aval, **eqn.params)
+    if isinstance(verdict, Offloadable):  # by the policy of a user, or of ours on a named value
+        verdict = _Offloaded(verdict)
     # Codes: the forward hands on `x` with its codes, and the backward makes the tag's output of the
     # codes alone. `x` is no residual, so nothing asks for its recomputation.
     if hasattr(verdict, "encode"):
         name, aval = eqn.params["name"], x.aval
-        encode = _traced(lambda a: (a, *verdict.encode(a)), [aval], f"{name}_encode")
+        held = lambda a: (a, *verdict.encode(a))
+        encode = _traced(held, [aval], f"{name}_encode")
         codes = [Var(v.aval) for v in encode.outvars[1:]]
         decode = _traced(
             lambda *c: verdict.decode(c, aval.shape, aval.dtype),
@@ -131,3 +139,33 @@ def _partial_eval(policy, unknown_in, inst_in, eqn):
 
 
 pe.partial_eval_jaxpr_custom_rules[tag_p] = _partial_eval
+
+
+class _Offloaded:
+    """JAX's own word for moving a named value to another memory, as `encode` and `decode`: the two
+    copies that `jax.checkpoint` writes itself where a primitive has no rule.
+    """
+
+    def __init__(self, word: Offloadable):
+        self._out, self._back = map(_space, (word.dst, word.src))
+
+    def encode(self, x):
+        return (jax.device_put(x, self._out, may_alias=False),)
+
+    def decode(self, codes, shape, dtype):
+        return jax.device_put(codes[0], self._back, may_alias=False)
+
+
+def _space(kind: str):
+    return jax.memory.Space.Host if kind == "pinned_host" else jax.memory.Space.Device
+
+
+def let_names_be_encoded() -> None:
+    """From now on `jax.checkpoint` asks the tag's rule what becomes of a value that
+    `checkpoint_name` names, so that a policy may answer with a codec.
+
+    Under policies that save or recompute, programs stay equal to the letter. One that offloads
+    gets the same copies inside a call, which XLA inlines. So the rule is left out until a policy
+    compresses.
+    """
+    pe.partial_eval_jaxpr_custom_rules.setdefault(name_p, _partial_eval)

@@ -56,7 +56,8 @@ def an_empty_tuple(): return ()
 def strings(): return "build", 3
 def twice():
     def two(x, w):
-        return jnp.sin(jaxmem.tag(jnp.sin(jaxmem.tag(x @ w, "h")), "h"))
+        h = jnp.sin(jaxmem.tag(x @ w, "h", codec="channelwise_symmetric()"))
+        return jnp.sin(jaxmem.tag(h, "h", codec="grouped_symmetric()"))
     def build(plan):
         block = jax.checkpoint(two, policy=jaxmem.remat_policy(plan))
         return lambda w, x: w - jax.grad(lambda w: block(x, w).sum())(w)

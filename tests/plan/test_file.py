@@ -1,13 +1,15 @@
 """Broken plan files: each error names the file, the field, what was got and what was expected."""
 
+import dataclasses
 import json
 
 import pytest
 
 import jaxmem
-from jaxmem._core.actions import Choice
+from jaxmem._core.actions import KEEP, Choice
 from jaxmem._plan.plan import Plan
 from jaxmem._plan.rows import Bytes, Point
+from tests.shared import plans
 
 pytestmark = pytest.mark.core
 ACTIONS = {
@@ -131,3 +133,14 @@ def test_no_file(tmp_path):
         Plan.load(tmp_path / "none.json")
     with pytest.raises(jaxmem.errors.PlanFileError, match="directory"):
         Plan.load(tmp_path)
+
+
+def test_lines_of_several_tensors_say_how_many_and_others_are_as_they_were(tmp_path):
+    one, several = plans.row("h", KEEP), dataclasses.replace(plans.row("up", KEEP), count=2)
+    made = plans.plan(rows=(one, several))
+    first, second = made.to_json()["rows"]
+    assert "count" not in first
+    assert second["count"] == 2
+    made.save(tmp_path / "plan.json")
+    assert jaxmem.Plan.load(tmp_path / "plan.json").rows == (one, several)
+    assert "up 2 x (4, 8)" in str(made)

@@ -6,11 +6,12 @@ import re
 import pytest
 
 from jaxmem._core.actions import KEEP, REST
+from jaxmem._core.profile import Option
 from jaxmem._planner.table import rows
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solve import solve
 from tests.shared import profiles
-from tests.shared.profiles import INT4, chain, flat, oracle, profile
+from tests.shared.profiles import INT4, block, chain, flat, oracle, profile
 
 LAYERS = 3
 
@@ -62,6 +63,25 @@ def test_why_tells_of_a_codec_that_gains_less_than_times_are_known_to():
 
 def replaced(tag, options):
     return dataclasses.replace(tag, options=options)
+
+
+def test_a_name_of_two_places_is_one_line():
+    """x -> a -> tag "u" -> b (twice the bytes) -> tag "u" again."""
+    equations = [
+        ([0], [1], 1.0, None),
+        ([1], [2], 0.0, "u"),
+        ([2], [3], 2.0, None),
+        ([3], [4], 0.0, "u"),
+    ]
+    options = [("u", [Option(KEEP, size, 0, size / 100)]) for size in (10, 20)]
+    made = profile(block(equations, [2, 4], [5, 10, 10, 20, 20], options))
+    (kept,) = rows(Problem(made, 30), {"block": {"u": KEEP}})
+    assert (kept.count, kept.bytes_before, kept.bytes_after) == (2, 30, 30)
+    assert kept.milliseconds == pytest.approx(1e3 * 0.3)
+    (again,) = rows(Problem(made, 29), {"block": {}})
+    assert (again.count, again.bytes_before, again.bytes_after) == (2, 30, 0)
+    assert again.milliseconds == pytest.approx(1e3 * 3)
+    assert (again.size, kept.size) == ("2 x (1)", "2 x (1)")
 
 
 def test_no_choice_is_explained_where_everything_fits():

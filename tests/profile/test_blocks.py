@@ -158,14 +158,6 @@ def test_a_step_without_blocks_says_what_to_wrap():
         classes(lambda plan: models.scanned(jaxmem.remat_policy(plan)), *SHAPES)
 
 
-def test_a_name_twice_in_a_block():
-    def block(x, p, key):
-        return jnp.sin(jaxmem.tag(jnp.sin(jaxmem.tag(x, "h") @ p["a"]), "h"))
-
-    with pytest.raises(jaxmem.errors.TagError, match="'h' stands twice"):
-        classes(models.build_with(functools.partial(models.scanned, block=block)), *SHAPES)
-
-
 def test_names_outside_blocks_are_seen():
     def loss_of(policy):
         inner = models.scanned(policy)

@@ -17,15 +17,20 @@ MOST_ASSIGNMENTS = 1000
 
 
 def block(equations, needed, sizes, tags=(), inputs=(0,), free=(), **other) -> BlockClass:
-    """`equations`: (inputs, outputs, seconds, tag name or None); `tags`: name -> options."""
+    """`equations`: (inputs, outputs, seconds, tag name or None); `tags`: name -> options, or a list
+    of (name, options), one for each tag among the equations.
+    """
     made = tuple(
         Equation("op" if t is None else "tag", tuple(i), tuple(o), s, tag=t)
         for i, o, s, t in equations
     )
-    value = {e.tag: e.outputs[0] for e in made if e.tag}
-    named = tuple(
-        Tag(n, None, (1,), "uint8", value[n], tuple(options)) for n, options in dict(tags).items()
-    )
+    places = [e for e in made if e.tag]
+    if isinstance(tags, dict):  # in an order of its own
+        value = {e.tag: e.outputs[0] for e in places}
+        placed = [(n, value[n], options) for n, options in tags.items()]
+    else:
+        placed = [(n, e.outputs[0], options) for (n, options), e in zip(tags, places, strict=True)]
+    named = tuple(Tag(n, None, (1,), "uint8", v, tuple(options)) for n, v, options in placed)
     fields = {"name": "block", "fingerprint": "", "layers": 1, "runs": 1} | other
     return BlockClass(
         values=tuple(sizes), inputs=tuple(inputs), free=tuple(free), needed=tuple(needed),
@@ -125,7 +130,7 @@ def oracle(profile: Profile, assignment: dict, working=()) -> Price:
     effective = dict.fromkeys(assignment, RECOMPUTE)
     for b in profile.blocks:
         made_by = {o: e for e in b.equations for o in e.outputs}
-        options = {(t.name, o.choice): o for t in b.tags for o in t.options}
+        options = {(t.value, o.choice): o for t in b.tags for o in t.options}
         visited, repeated = set(), set()
         device = moved = 0
         kept = doubted = 0.0
@@ -142,7 +147,7 @@ def oracle(profile: Profile, assignment: dict, working=()) -> Price:
             e = made_by[v]
             choice = assignment[b.name, e.tag] if e.tag else RECOMPUTE
             if choice != RECOMPUTE:
-                option = options[e.tag, choice]
+                option = options[e.outputs[0], choice]
                 device, moved, kept = (
                     device + option.device_bytes,
                     moved + option.host_bytes,
@@ -169,7 +174,7 @@ def oracle(profile: Profile, assignment: dict, working=()) -> Price:
 
 
 def open_to(profile: Profile) -> dict:
-    """(block, tag) -> choices that every class of the label has."""
+    """(block, tag) -> choices that every place of the name has, in every class of the label."""
     result: dict = {}
     for b in profile.blocks:
         for t in b.tags:
@@ -208,7 +213,7 @@ def options(draw, size: int) -> tuple[Option, ...]:
 @st.composite
 def blocks(draw, name: str, most_tags: int) -> BlockClass:
     sizes = [draw(st.integers(0, 100)) for _ in range(3)]  # two inputs, and one value that is free
-    equations, tags = [], {}
+    equations, tags, names = [], [], []
     for _ in range(draw(st.integers(1, 14))):
         operands = draw(
             st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=3, unique=True)
@@ -216,11 +221,16 @@ def blocks(draw, name: str, most_tags: int) -> BlockClass:
         outputs = range(len(sizes), len(sizes) + draw(st.sampled_from((1, 1, 1, 2))))
         sizes += [draw(st.integers(0, 100)) for _ in outputs]
         equations.append((operands, outputs, draw(st.integers(0, 50)) / 10, None))
-        if len(tags) < most_tags and draw(st.integers(0, 2)):
-            tag = f"t{len(tags)}"
-            equations.append((outputs[-1:], (len(sizes),), 0.0, tag))
-            tags[tag] = draw(options(sizes[outputs[-1]]))
-            sizes.append(sizes[outputs[-1]])
+        for value in outputs[-1:] if len(tags) < most_tags and draw(st.integers(0, 2)) else ():
+            # a name that stands already, now and then; at times one place right after the other
+            new = not names or draw(st.integers(0, 3))
+            tag = f"t{len(names)}" if new else draw(st.sampled_from(names))
+            names += [tag] if new else []
+            for _ in range(1 if len(tags) + 1 == most_tags or draw(st.integers(0, 5)) else 2):
+                equations.append(((value,), (len(sizes),), 0.0, tag))
+                tags.append((tag, draw(options(sizes[value]))))
+                value = len(sizes)
+                sizes.append(sizes[equations[-1][0][0]])
     needed = draw(st.sets(st.integers(0, len(sizes) - 1), min_size=1, max_size=4))
     layers = draw(st.integers(1, 3))
     return block(

@@ -336,6 +336,27 @@ def test_a_block_of_ten_tags_is_solved_in_under_half_a_second():
     assert statistics.median(s.solve_seconds for s in solutions) < 0.5
 
 
+def test_a_name_of_two_places_is_one_decision():
+    """x -> a -> tag "u" -> b (half the bytes) -> tag "u" again: both are kept, or neither is."""
+    first = [Option(KEEP, 10, 0, 0.1), Option(INT4, 3, 0, 0.4)]
+    second = [Option(KEEP, 5, 0, 0.1), Option(INT8, 3, 0, 0.2)]
+    equations = [
+        ([0], [1], 1.0, None),
+        ([1], [2], 0.0, "u"),
+        ([2], [3], 2.0, None),
+        ([3], [4], 0.0, "u"),
+    ]
+    made = profile(block(equations, [2, 4], [4, 10, 10, 5, 5], [("u", first), ("u", second)]))
+    assert Problem(made).open_choices() == {("block", "u"): (RECOMPUTE, KEEP)}, (
+        "a codec that one of the places lacks is open to none"
+    )
+    kept, again = solve(Problem(made, room=15)), solve(Problem(made, room=14))
+    assert (kept.actions, kept.bytes, kept.seconds) == ({"block": {"u": KEEP}}, 15, 0.2)
+    assert (again.actions, again.bytes, again.seconds) == ({"block": {"u": RECOMPUTE}}, 4, 3.0)
+    assert solve(Problem(made, room=3)) is None
+    assert kept.cost.blocks[0].saved == (("u", KEEP), ("u", KEEP))
+
+
 def test_a_time_limit_that_runs_out_is_an_error():
     with pytest.raises(SolverError, match=r"no proven optimum; `time_limit` is 0\.0 s"):
         solve(Problem(profile(profiles.deep(), link=55e9), room=2**31, time_limit=0.0))

@@ -1,0 +1,86 @@
+"""Says what it would have brought to compress values that `checkpoint_name` names, where the user
+did not ask for it.
+
+Their authors never agreed to a loss, so that `jaxmem.plan` leaves codecs out for them unless
+`actions` says otherwise. Nothing is said that the same problem, solved with these codecs, does not
+bear out; that a budget would have been met, only where such a plan compiled within it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+from jaxmem._core.bytes import show_bytes
+from jaxmem._core.profile import Profile
+from jaxmem._planner.candidates import fastest
+from jaxmem._planner.search import WORTH, Setting
+from jaxmem._planner.trials import Trial, Trials
+from jaxmem._solver.solution import Solution
+
+ASK = 'it was not asked for: give actions="all"'
+
+
+def would_fit(trials: Trials, setting: Setting, wider: Callable[[], Profile]) -> str:
+    """The end of a sentence about a budget that was not met: which values, compressed, would have
+    met it. Empty where none would have.
+
+    setting: compiles the plan that shows it.
+    wider: makes the profile that has prices for codecs of all values.
+    """
+    found = _solved(trials, wider)
+    if found is None:
+        return ""
+    solution, names = found
+    (step,) = setting.compile(solution.actions, least=min(t.total for t in trials.compiled))
+    tried = Trial(step, solution.cost, 0)
+    limits = trials.limits
+    if tried.total > limits.room or tried.host_bytes > limits.host_room:
+        return ""
+    return f"; compressing {names} would have met it, with {show_bytes(tried.total)}: {ASK}"
+
+
+def would_save(trials: Trials, best: Trial, wider: Callable[[], Profile]) -> tuple[str, ...]:
+    """A sentence about the time that compressing such values is predicted to spare against `best`,
+    if it is worth a word.
+    """
+    found = _solved(trials, wider)
+    if found is None:
+        return ()
+    solution, names = found
+    # No plan is said to be faster than the step without one.
+    spared = best.cost.seconds - max(solution.seconds, trials.baseline.cost.seconds)
+    if spared <= WORTH * trials.profile.step_seconds:
+        return ()
+    return (f"compressing {names} is predicted to spare {spared * 1e3:.2f} ms a step; {ASK}",)
+
+
+def _solved(trials: Trials, wider: Callable[[], Profile]) -> tuple[Solution, str] | None:
+    """The fastest assignment with codecs for all values, and the values that it compresses and the
+    search could not, in words; None where nothing fits, or there are none.
+    """
+    if not _lossless(trials.profile):
+        return None
+    problem = dataclasses.replace(trials.problem(trials.model()), profile=wider())
+    solution = fastest(problem)
+    if solution is None:
+        return None
+    names = {
+        name
+        for label, choices in solution.actions.items()
+        for name, choice in choices.items()
+        if choice.action.compresses and (label, name) in _lossless(trials.profile)
+    }
+    return (
+        (solution, f"{', '.join(map(repr, sorted(names)))}, which checkpoint_name names,")
+        if names
+        else None
+    )
+
+
+def _lossless(profile: Profile) -> set[tuple[str, str]]:
+    """Labels and names of the tags that no codec of the profile compresses."""
+    return {
+        (block.name, tag.name)
+        for block in profile.blocks
+        for tag in block.tags
+        if not any(o.choice.action.compresses for o in tag.options)
+    }

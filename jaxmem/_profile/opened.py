@@ -1,0 +1,117 @@
+"""Opens the loops of a block's forward that hold tags, so that what is in them is decided like the
+rest of the block.
+
+`jax.checkpoint` asks its policy inside a `lax.scan` too: it stacks what is saved there, a turn on
+top of the other, runs the loop again in the backward, and leaves out of it what nothing reads. So
+an operation of the loop's body is an operation of the block, whose result has the bytes of all
+turns.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from jaxmem._core.warn import warn
+from jaxmem._profile.blocks import names_in
+from jaxmem._profile.loops import Builder, Operation
+from jaxmem._profile.segments import Graph
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A graph whose loops with tags are opened.
+
+    operations: in topological order.
+    sizes: bytes by number of a value, those of all turns.
+    needed: what the backward reads; of a value without bytes, that the backward's own run of the
+      loop reads it.
+    fixed: values that depend on no input.
+    hidden: by tag that stands inside an equation that is not opened, the primitive of that; ""
+      where it stands in the backward alone.
+    """
+
+    operations: tuple[Operation, ...]
+    sizes: Mapping[int, int]
+    needed: tuple[int, ...]
+    fixed: frozenset[int]
+    hidden: Mapping[str, str]
+
+
+def opened(graph: Graph) -> Opened:
+    """Opens every loop of the graph that holds a tag, those aside whose turns cannot be told
+    apart.
+    """
+    closed: set[int] = set()
+    while True:
+        builder = Builder(graph, closed)
+        builder.prune()
+        marks = builder.mark()
+        cycles = builder.cycles()
+        if tagged := [c for c in cycles if any(builder.operations[k].tag for k in c)]:
+            closed.update(builder.operations[k].whole for c in tagged for k in c)
+            continue
+        operations = builder.ordered(cycles)
+        fixed = set(graph.instance.flat.constants) | builder.constants
+        for o in operations:
+            if fixed.issuperset(o.reads):
+                fixed.update(o.outputs)
+        return Opened(
+            tuple(operations),
+            builder.sizes,
+            (*graph.needed, *marks),
+            frozenset(fixed),
+            _hidden(graph, operations),
+        )
+
+
+# By primitive: where a tag stands that nothing is decided about, and what to do.
+_PLACES = {
+    "scan": (
+        "inside a loop of which each turn reads what the tag decides about in the turn before",
+        "tag what the loop returns, or what it reads",
+    ),
+    "while": (
+        "inside a while loop, of which JAX saves nothing",
+        "write the loop as a jax.lax.scan, or tag what it returns",
+    ),
+    "cond": (
+        "inside a branch of a conditional, whose branches share the memory of what they save",
+        "tag what the conditional returns, or choose with jnp.where",
+    ),
+    "": (
+        "where the block's backward alone runs it, such as in the backward of a custom derivative",
+        "tag what the block's forward computes",
+    ),
+}
+
+
+def hidden_tags(blocks: Iterable[tuple[str, Opened]]) -> set[str]:
+    """Names of tags that stand where nothing is decided about them, with a warning for each kind of
+    such a place.
+
+    blocks: the label of each block class, and its graph.
+    """
+    places: dict[tuple[str, str], set[str]] = {}
+    for label, inside in blocks:
+        for name, primitive in inside.hidden.items():
+            places.setdefault((label, primitive), set()).add(name)
+    for (label, primitive), names in sorted(places.items()):
+        other = f"inside {primitive}", "tag what it returns, or what it reads"
+        where, remedy = _PLACES.get(primitive, other)
+        warn(
+            f"jaxmem: the tags {', '.join(map(repr, sorted(names)))} of block {label!r} stand"
+            f" {where}: nothing is decided there. They are recomputed, unless a plan stores a"
+            f" tensor of their name elsewhere in the block; {remedy}"
+        )
+    return set().union(*places.values())
+
+
+def _hidden(graph: Graph, operations: Iterable[Operation]) -> dict[str, str]:
+    """Names of tags that stand where nothing is decided: see `Opened.hidden`."""
+    flat, boundary = graph.instance.flat, graph.instance.boundary
+    decided = {o.tag.params["name"] for o in operations if o.tag is not None}
+    later = set().union(*(names_in(e.eqn) for e in flat.equations[boundary:]))
+    found = dict.fromkeys(later - decided, "")
+    for o in operations:
+        if o.eqn is not None and o.tag is None:
+            found |= dict.fromkeys(names_in(o.eqn), o.primitive)
+    return found

@@ -1,0 +1,232 @@
+"""Names that stand several times in a block, and tags inside its loops: what the profile predicts
+is what is traced, to the byte, and gradients are the plain ones.
+"""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmem
+from jaxmem._core.actions import ALL, KEEP, RECOMPUTE, REST, Action
+from jaxmem._core.assignment import Assignment
+from jaxmem._device.target import Target
+from jaxmem._jax.step import trace
+from jaxmem._profile.audit import audit
+from jaxmem._profile.classes import plan_fingerprint
+from jaxmem._profile.profile import block_classes, profile
+from jaxmem._solver.cost import evaluate
+from jaxmem._solver.problem import Problem
+from jaxmem._solver.solve import solve
+from jaxmem._xla.backend import Pricing
+from jaxmem.errors import JaxmemWarning, TagError
+from tests.shared import models, places
+
+pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
+LAYERS, WIDTH = 2, 16
+BLOCKS = (*places.TWINS, *places.LOOPS)
+each_block = pytest.mark.parametrize("block", BLOCKS, ids=lambda b: b.__name__)
+
+
+def arguments(dtype="float32"):
+    return models.parameters(LAYERS, WIDTH, dtype), models.batch(2, 8, WIDTH, dtype)
+
+
+def traced(block, choices):
+    build = models.build_with(functools.partial(models.scanned, block=block))
+    return trace(build, Assignment({"block": choices}), arguments())[1]
+
+
+# XLA:GPU does not compile what a loop in a loop offloads; the programs are the same for any target.
+TARGET = Pricing(dataclasses.replace(Target.parse("h200"), platform="tpu"))
+
+
+@functools.cache
+def profiled(block, target=TARGET):
+    return profile(traced(block, {}).jaxpr, target, actions=ALL, named=ALL)
+
+
+@each_block
+def test_what_the_profile_predicts_is_what_is_traced(block):
+    """Bytes of residuals and matrix products, under every assignment of keep and recompute, and
+    under each other action. What a checkpoint inside the block repeats for itself belongs to its
+    derivative.
+    """
+    made = profiled(block)
+    (held,) = made.blocks
+    assert held.layers == LAYERS
+    alone = audit(traced(block, {REST: KEEP})).matmuls
+    own = LAYERS * 4 if block is places.checkpointed else 0
+    chosen = places.assignments(held)
+    assert {c.action for choices in chosen for c in choices.values()} >= {*ALL} - {Action.RECOMPUTE}
+    for choices in chosen:
+        predicted, found = evaluate(made, {"block": choices}), audit(traced(block, choices))
+        again = sum(b.runs * c.matmuls for b, c in zip(made.blocks, predicted.blocks))
+        sizes = predicted.saved_bytes, predicted.host_bytes
+        assert (found.saved_bytes, found.host_bytes) == sizes, choices
+        assert found.matmuls - alone == again + own, choices
+
+
+@each_block
+def test_the_solver_finds_the_best_of_all_assignments(block):
+    """Keep and recompute alone, whose prices the traced programs have confirmed above."""
+    made = profile(
+        traced(block, {}).jaxpr,
+        TARGET,
+        actions=[Action.KEEP, Action.RECOMPUTE],
+    )
+    names = list(dict.fromkeys(t.name for t in made.blocks[0].tags))
+    costs = [
+        evaluate(made, {"block": dict(zip(names, picked))})
+        for picked in itertools.product((KEEP, RECOMPUTE), repeat=len(names))
+    ]
+    for room in sorted({c.saved_bytes for c in costs}):
+        got = solve(Problem(made, room=room))
+        best = min(c.seconds for c in costs if c.saved_bytes <= room)
+        assert got.saved_bytes <= room
+        assert got.seconds == pytest.approx(best, rel=2e-3)  # a recomputation is priced a hair more
+    assert solve(Problem(made, room=min(c.saved_bytes for c in costs) - 1)) is None
+
+
+@functools.cache
+def gradients(block, action):
+    policy = None
+    if action is not None:
+        (held,) = profiled(block).blocks
+        options = {t.name: [o.choice for o in t.options] for t in held.tags}
+        pick = lambda choices: next((c for c in choices if c.action == action), RECOMPUTE)
+        policy = jaxmem.remat_policy(
+            Assignment({"block": {name: pick(choices) for name, choices in options.items()}})
+        )
+    loss = models.scanned(policy, block)
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(*arguments("float64"))
+
+
+@each_block
+@pytest.mark.parametrize("action", ["keep", "recompute", "offload"])
+def test_lossless_gradients_are_the_plain_ones(block, action):
+    got, want = gradients(block, action), gradients(block, None)
+    read = [leaf for leaf in jax.tree.leaves(want) if np.abs(leaf).max() > 0]
+    assert len(read) >= 3, "the loss, the input's gradient, and a parameter's at least"
+    close = lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-12, atol=1e-12 * np.abs(w).max())
+    jax.tree.map(close, got, want)
+
+
+@each_block
+@pytest.mark.parametrize("action", ["compress", "compress_offload"])
+def test_lossy_gradients_are_near_and_the_loss_exact(block, action):
+    got, want = gradients(block, action), gradients(block, None)
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-14)
+    flat = lambda tree: jnp.concatenate([a.ravel() for a in jax.tree.leaves(tree)])
+    g, w = flat(got[1]), flat(want[1])
+    cosine = g @ w / jnp.linalg.norm(g) / jnp.linalg.norm(w)
+    assert 0.8 < cosine < 1 - 1e-9, "the codes are what the backward reads"
+
+
+def test_places_may_differ_in_shape_and_a_choice_is_open_to_all_or_none():
+    def block(x, p, key):
+        wide = jaxmem.tag(jnp.sin(x @ p["up"]), "h", kind="linear")
+        odd = jaxmem.tag(wide > 0, "h")
+        return x + jnp.where(odd, jnp.sin(wide), wide) @ p["down"]
+
+    (held,) = profiled(block).blocks
+    first, second = held.places("h")
+    assert {(t.dtype, t.kind) for t in (first, second)} == {("float32", "linear"), ("bool", None)}
+    assert [o.choice.action for o in first.options] == [Action.KEEP, Action.OFFLOAD], (
+        "no codec takes both numbers and a mask"
+    )
+    assert held.tag_bytes("h") == 2 * 8 * 32 * (4 + 1)
+
+
+def test_each_place_may_have_a_kind_and_one_codec_serves_for_all():
+    def block(x, p, key):
+        h = jaxmem.tag(jnp.sin(x @ p["up"]), "h", kind="softmax")
+        return x + jnp.sin(jaxmem.tag(jnp.sin(h), "h", kind="qkv")) @ p["down"]
+
+    (held,) = profiled(block).blocks
+    codecs = [{o.choice.codec for o in t.options} - {None} for t in held.places("h")]
+    assert codecs[0] == codecs[1]
+    assert len(codecs[0]) == 2, "either kind's codec may be taken, for both"
+
+
+def test_places_that_ask_for_different_codecs_are_an_error():
+    def block(x, p, key):
+        h = jaxmem.tag(jnp.sin(x @ p["up"]), "h", codec="grouped_symmetric()")
+        return x + jnp.sin(jaxmem.tag(jnp.sin(h), "h", codec="channelwise_symmetric()")) @ p["down"]
+
+    with pytest.raises(TagError, match="tag 'h' stands at 2 places of a block, with codecs"):
+        profiled(block)
+
+
+def test_names_of_checkpoint_name_are_lossless_unless_asked():
+    actions = lambda made: {o.choice.action for t in made.blocks[0].tags for o in t.options}
+    by_default = profile(traced(places.named_twins, {}).jaxpr, TARGET, actions=ALL)
+    assert actions(by_default) == {Action.KEEP, Action.OFFLOAD}
+    assert actions(profiled(places.named_twins)) == {*ALL} - {Action.RECOMPUTE}
+
+
+def test_offload_is_left_out_of_loops_where_it_does_not_compile():
+    with pytest.warns(JaxmemWarning, match="offload is left out for the tags 'act', 'up'"):
+        made = profiled(places.chunked, Pricing(Target.parse("h200")))
+    offloads = {
+        t.name: any(o.choice.action.offloads for o in t.options) for t in made.blocks[0].tags
+    }
+    assert offloads == {"ln": True, "up": False, "act": False}
+
+
+def test_the_fingerprint_tells_turns():
+    of = lambda block: plan_fingerprint(block_classes(traced(block, {}).jaxpr))
+    halves = lambda x, p, key: places.chunked(jnp.concatenate([x, x]), p, key)[: x.shape[0]]
+
+    def eighths(x, p, key):
+        """Tags of `chunked`'s shapes, in twice as many turns."""
+        return halves(x, p, key)
+
+    assert of(places.chunked) != of(eighths)
+
+
+def conditional(x, p, key):
+    n = jaxmem.tag(models.norm(x), "ln")
+    here = lambda n: jnp.sin(jaxmem.tag(jnp.sin(n @ p["up"]), "h")) @ p["down"]
+    return x + jax.lax.cond(key > 1, here, jnp.cos, n)
+
+
+def endless(x, p, key):
+    n = jaxmem.tag(models.norm(x @ p["a"]), "ln")
+    step = lambda c: (c[0] + 1, jnp.sin(jaxmem.tag(c[1] @ p["a"], "h")))
+    done = jax.lax.while_loop(lambda c: c[0] < 3, step, (0, jax.lax.stop_gradient(n)))
+    return x + jnp.sin(n * jax.lax.stop_gradient(done[1]))
+
+
+def entangled(x, p, key):
+    """What a turn hands on is read for the recomputation of another tag alone."""
+    n = jaxmem.tag(models.norm(x @ p["a"]), "ln")
+
+    def step(c, row):
+        c = jaxmem.tag(c * 0.5 + jax.lax.stop_gradient(row), "h")
+        return c, jnp.sin(row * jaxmem.tag(c + 1, "h"))
+
+    _, rows = jax.lax.scan(step, jnp.zeros_like(n[:, 0]), jnp.moveaxis(n, 1, 0))
+    return x + jnp.moveaxis(rows, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        (conditional, "inside a branch of a conditional"),
+        (endless, "inside a while loop, of which JAX saves nothing"),
+        (entangled, "inside a loop of which each turn reads what the tag decides about"),
+    ],
+)
+def test_where_nothing_is_decided_the_warning_says_so(block, said):
+    with pytest.warns(JaxmemWarning, match=f"the tags 'h' of block 'block' stand {said}"):
+        made = profiled.__wrapped__(block)
+    assert [t.name for t in made.blocks[0].tags] == ["ln"]
+    assert made.idle_tags == ()
+    for choices in ({}, {"ln": KEEP}):
+        found = audit(traced(block, choices))
+        assert found.saved_bytes == evaluate(made, {"block": choices}).saved_bytes
