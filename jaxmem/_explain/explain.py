@@ -6,6 +6,9 @@ import collections
 import dataclasses
 from collections.abc import Iterable
 
+from jaxmem._blocks.classes import plan_fingerprint
+from jaxmem._blocks.find import find_blocks
+from jaxmem._blocks.unnamed import listed, unnamed
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
@@ -15,10 +18,7 @@ from jaxmem._explain.names import Arguments, expected, name_saved, operation, sh
 from jaxmem._jax.arguments import shards_of
 from jaxmem._jax.step import trace, with_microbatches
 from jaxmem._plan.plan import Plan
-from jaxmem._profile.blocks import find_blocks
-from jaxmem._profile.classes import plan_fingerprint
 from jaxmem._profile.profile import block_classes
-from jaxmem._profile.unnamed import listed, unnamed
 from jaxmem._xla.backend import backend_for
 from jaxmem._xla.buffers import Held, Peak
 from jaxmem._xla.compiled import Compiled

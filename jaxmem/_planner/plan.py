@@ -5,6 +5,8 @@ import time
 import warnings
 from collections.abc import Sequence
 
+from jaxmem._blocks.policies import check_plan_is_passed_on
+from jaxmem._blocks.unnamed import listed, unnamed
 from jaxmem._core.actions import ALL, KEEP, Action
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import parse_budget
@@ -26,10 +28,8 @@ from jaxmem._planner.outcome import Spent, hopeless, infeasible, outcome
 from jaxmem._planner.search import Setting, search
 from jaxmem._planner.trials import Limits
 from jaxmem._planner.unasked import would_fit, would_save
-from jaxmem._profile.policies import check_plan_is_passed_on
 from jaxmem._profile.profile import profile as make_profile
 from jaxmem._profile.times import RETRY_SECONDS
-from jaxmem._profile.unnamed import listed, unnamed
 from jaxmem._solver import waste
 from jaxmem._xla.backend import Backend, backend_for
 from jaxmem.errors import JaxmemWarning

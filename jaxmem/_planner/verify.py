@@ -4,6 +4,9 @@ import dataclasses
 
 import jax
 
+from jaxmem._blocks.classes import plan_fingerprint
+from jaxmem._blocks.find import find_blocks
+from jaxmem._blocks.policies import check_plan_is_passed_on
 from jaxmem._core.actions import REST
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
@@ -13,9 +16,6 @@ from jaxmem._device.target import Target
 from jaxmem._jax.step import with_microbatches
 from jaxmem._plan.plan import Plan
 from jaxmem._planner.compile import StepCompiler
-from jaxmem._profile.blocks import find_blocks
-from jaxmem._profile.classes import plan_fingerprint
-from jaxmem._profile.policies import check_plan_is_passed_on
 from jaxmem._profile.profile import block_classes
 from jaxmem._xla.backend import backend_for
 from jaxmem.errors import BudgetError, PlanFileError

@@ -1,3 +1,3 @@
-"""Turns a traced step into its profile. It imports `_core`, `_jax`, `_device`, `_codecs` and
-`_tags`.
+"""Prices the blocks of a traced step: its profile. It imports `_core`, `_jax`, `_device`,
+`_codecs`, `_tags` and `_blocks`.
 """

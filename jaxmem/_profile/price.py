@@ -6,15 +6,15 @@ All classes of a step are drafted first, so that equal jobs are timed once.
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from jaxmem._blocks.classes import graph_key
+from jaxmem._blocks.find import Instance
+from jaxmem._blocks.opened import Opened, opened
+from jaxmem._blocks.segments import Graph, backward, forward, segments
 from jaxmem._core.profile import BlockClass, Equation, Option, Tag
 from jaxmem._jax.jaxpr import matmul_flops, nbytes
 from jaxmem._jax.job import Job
-from jaxmem._profile.blocks import Instance
-from jaxmem._profile.classes import graph_key
 from jaxmem._profile.jobs import Jobs
-from jaxmem._profile.opened import Opened, opened
 from jaxmem._profile.options import Asked, Place, UnpricedOption, options_of
-from jaxmem._profile.segments import Graph, backward, forward, segments
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,13 +4,13 @@ the target.
 
 from collections.abc import Iterable, Sequence
 
+from jaxmem._blocks.classes import Class, blocks_of, plan_fingerprint
+from jaxmem._blocks.opened import hidden_tags
 from jaxmem._core.actions import LOSSLESS, Action
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.warn import warn
-from jaxmem._profile.classes import Class, blocks_of, plan_fingerprint
 from jaxmem._profile.doubt import with_doubts
 from jaxmem._profile.jobs import Jobs
-from jaxmem._profile.opened import hidden_tags
 from jaxmem._profile.options import Asked
 from jaxmem._profile.price import Unpriced, priced_class, unpriced
 from jaxmem._profile.times import job_times

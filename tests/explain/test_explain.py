@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
+from jaxmem._blocks.classes import plan_fingerprint
 from jaxmem._core.actions import KEEP, RECOMPUTE, Action, Choice
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
@@ -17,7 +18,6 @@ from jaxmem._jax.step import trace
 from jaxmem._plan.plan import Plan
 from jaxmem._plan.rows import Bytes
 from jaxmem._planner.compile import StepCompiler
-from jaxmem._profile.classes import plan_fingerprint
 from jaxmem._profile.profile import block_classes
 from jaxmem._xla import backend
 from jaxmem._xla.backend import backend_for

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
+from jaxmem._blocks.classes import blocks_of
 from jaxmem._core.versions import installed, release
 from jaxmem._device.support import UNROLLED_SINCE, unrolled_obstacle
 from jaxmem._device.target import Target
 from jaxmem._jax.step import trace
-from jaxmem._profile.classes import blocks_of
 from jaxmem.errors import BudgetError, JaxmemWarning
 from jaxmem.plans import Assignment
 from tests.auto.test_auto import farthest

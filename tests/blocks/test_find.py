@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
+from jaxmem._blocks.classes import plan_fingerprint
+from jaxmem._blocks.find import find_blocks
 from jaxmem._core.assignment import Assignment
-from jaxmem._profile.blocks import find_blocks
-from jaxmem._profile.classes import plan_fingerprint
 from jaxmem._profile.profile import block_classes
 from tests.shared import models
 

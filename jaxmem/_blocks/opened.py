@@ -10,10 +10,10 @@ turns.
 import dataclasses
 from collections.abc import Iterable, Mapping
 
+from jaxmem._blocks.find import names_in
+from jaxmem._blocks.loops import Builder, Operation
+from jaxmem._blocks.segments import Graph
 from jaxmem._core.warn import warn
-from jaxmem._profile.blocks import names_in
-from jaxmem._profile.loops import Builder, Operation
-from jaxmem._profile.segments import Graph
 
 
 @dataclasses.dataclass(frozen=True)

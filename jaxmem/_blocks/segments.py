@@ -9,9 +9,9 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+from jaxmem._blocks.find import Instance, is_tag
 from jaxmem._jax.jaxpr import FlatEquation, JaxprEqn, Literal, matmul_flops, nbytes, run
 from jaxmem._jax.primitives import VIEWS
-from jaxmem._profile.blocks import Instance, is_tag
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections import Counter
 
 import jax.numpy as jnp
 
+from jaxmem._blocks.policies import refuse_combined
 from jaxmem._jax.jaxpr import (
     Flat,
     Jaxpr,
@@ -25,7 +26,6 @@ from jaxmem._jax.jaxpr import (
     subjaxprs,
 )
 from jaxmem._jax.primitives import INDICES, REMAT, VIEWS
-from jaxmem._profile.policies import refuse_combined
 from jaxmem._tags.policy import Policy
 from jaxmem._tags.tag import name_p, tag_p
 

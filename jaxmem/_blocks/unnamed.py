@@ -5,12 +5,12 @@ user's program.
 import dataclasses
 from collections.abc import Sequence
 
+from jaxmem._blocks.find import find_blocks, is_tag
+from jaxmem._blocks.segments import graph_of
 from jaxmem._core.bytes import show_bytes
 from jaxmem._jax.jaxpr import Flat, FlatEquation, nbytes
 from jaxmem._jax.primitives import VIEWS
 from jaxmem._jax.source import place_of
-from jaxmem._profile.blocks import find_blocks, is_tag
-from jaxmem._profile.segments import graph_of
 
 MOST = 5  # tensors that a message names
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import jaxmem
+from jaxmem._blocks.audit import audit
+from jaxmem._blocks.classes import plan_fingerprint
 from jaxmem._core.actions import ALL, KEEP, RECOMPUTE, REST, Action
 from jaxmem._core.assignment import Assignment
 from jaxmem._device.target import Target
 from jaxmem._jax.step import trace
-from jaxmem._profile.audit import audit
-from jaxmem._profile.classes import plan_fingerprint
 from jaxmem._profile.profile import block_classes, profile
 from jaxmem._solver.cost import evaluate
 from jaxmem._solver.problem import Problem

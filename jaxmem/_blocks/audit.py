@@ -5,8 +5,8 @@ import math
 
 import jax
 
+from jaxmem._blocks.find import find_blocks
 from jaxmem._jax.jaxpr import matmul_flops, nbytes
-from jaxmem._profile.blocks import find_blocks
 from jaxmem.errors import StepError
 
 

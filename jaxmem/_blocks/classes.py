@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from jaxmem._blocks.find import Instance, find_blocks, is_tag
+from jaxmem._blocks.segments import Graph, graph_of
 from jaxmem._core.profile import BlockClass
 from jaxmem._jax.jaxpr import describe
-from jaxmem._profile.blocks import Instance, find_blocks, is_tag
-from jaxmem._profile.segments import Graph, graph_of
 from jaxmem.errors import StepError
 
 NO_BLOCK = (

@@ -7,11 +7,11 @@ import dataclasses
 import jax
 import pytest
 
+from jaxmem._blocks.audit import audit
 from jaxmem._core.actions import ALL, KEEP, OFFLOAD, REST
 from jaxmem._core.assignment import Assignment
 from jaxmem._device.target import Target
 from jaxmem._jax.step import trace
-from jaxmem._profile.audit import audit
 from jaxmem._profile.profile import profile
 from jaxmem._solver.cost import evaluate
 from jaxmem._xla.backend import Pricing

@@ -10,6 +10,8 @@ import graphlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from jaxmem._blocks.find import holds_tag, is_tag
+from jaxmem._blocks.segments import Graph, weight_of
 from jaxmem._jax.jaxpr import (
     ClosedJaxpr,
     JaxprEqn,
@@ -19,8 +21,6 @@ from jaxmem._jax.jaxpr import (
     matmul_flops,
     nbytes,
 )
-from jaxmem._profile.blocks import holds_tag, is_tag
-from jaxmem._profile.segments import Graph, weight_of
 
 
 @dataclasses.dataclass(frozen=True)
