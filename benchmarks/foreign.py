@@ -33,7 +33,8 @@ SHARES = (0.9, 0.6, 0.4)
 OF_RECOMPUTATION = 0.97
 SIZES = {
     "local": Size(width=128, heads=4, layers=6, batch=8, sequence=144, vocab=256),
-    "h200": Size(width=512, heads=8, layers=8, batch=32, sequence=576, vocab=2048),
+    "h200": Size(width=256, heads=8, layers=6, batch=16, sequence=576, vocab=512),
+    "h200:8": Size(width=256, heads=8, layers=6, batch=64, sequence=256, vocab=512),
 }
 MODELS: dict[str, Callable] = {
     "gemma, a Python loop": plain.gemma_in_a_loop,
@@ -54,6 +55,8 @@ MODELS: dict[str, Callable] = {
     "Equinox, a Python loop": functools.partial(libraries.equinox_transformer, scanned=False),
     "Equinox, a scan": functools.partial(libraries.equinox_transformer, scanned=True),
 }
+ON_A_MESH = {"FSDP and tensor parallel on 8 devices": plain.on_a_mesh_of_eight}
+EIGHT = "h200:8"
 RATE = 0.1
 
 
@@ -69,7 +72,12 @@ def step_of(loss: Callable) -> Callable:
 
 
 def shapes(tree):
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
+    def shape(a):
+        if isinstance(a, jax.ShapeDtypeStruct):
+            return a
+        return jax.ShapeDtypeStruct(a.shape, a.dtype)
+
+    return jax.tree.map(shape, tree)
 
 
 def compiled_bytes(step: Callable, args: tuple, target: str) -> int:
@@ -122,7 +130,7 @@ def planned(step: Callable, args: tuple, target: str, budget: int, own=None) -> 
 
 
 def run(report: Report, name: str, target: str) -> None:
-    loss, params, rest = MODELS[name](SIZES[target])
+    loss, params, rest = (MODELS | ON_A_MESH)[name](SIZES[target])
     args, step = (params, *rest), step_of(loss)
     key = f"{name}, {target}"
     own = jax.jit(step)(*args) if target == "local" else None
@@ -145,7 +153,7 @@ def summary(report: Report) -> dict:
     exact = [r for r in ran if r["lossless"]]
     high = [r["share_of_budget"] for k, r in rows.items() if k.endswith(", 0.9") and r["found"]]
     return {
-        "models": len(MODELS),
+        "models": len(MODELS | ON_A_MESH),
         "budgets": len(rows),
         "found": len(found),
         "within": sum(r["within"] for r in found),
@@ -162,8 +170,10 @@ def main() -> None:
     report = Report("foreign")
     warnings.simplefilter("ignore")
     for name in MODELS:
-        for target in SIZES:
+        for target in ("local", "h200"):
             run(report, name, target)
+    for name in ON_A_MESH:
+        run(report, name, EIGHT)
     report.summarise(summary(report))
 
 

@@ -20,7 +20,7 @@ from jaxmem._plan.plan import Plan as Plan
 from jaxmem._planner.plan import plan as plan
 from jaxmem._planner.verify import verify as verify
 from jaxmem._stack.stack import stack as stack
-from jaxmem._tags.policy import remat_policy as remat_policy
+from jaxmem._tags.remat import remat_policy as remat_policy
 from jaxmem._tags.residuals import compress_residuals as compress_residuals
 from jaxmem._tags.tag import tag as tag
 from jaxmem.ops import softmax as softmax

@@ -102,7 +102,7 @@ def choices_of(
             raise TagError(
                 f"remat_policy: the {what} decides groups of the layers of block {block!r} apart"
                 f" ({named}), and one policy cannot; loop over the layers with jaxmem.stack(...,"
-                " plan=plan)"
+                " plan=plan), or say which layer it is: remat_policy(plan, layer=(i, L))"
             )
         known = ", ".join(map(repr, dict.fromkeys(map(ungrouped, actions)))) or "no block"
         raise TagError(

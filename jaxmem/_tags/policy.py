@@ -135,23 +135,6 @@ def policy_for(decided: Decisions, label: str, *, layers: int = 0) -> Policy:
     return Policy(label, tuple(sorted(chosen)), layers)
 
 
-def remat_policy(plan, *, block: str | None = None) -> Policy:
-    """The policy to give to `jax.checkpoint`, `flax.linen.remat` or `flax.nnx.remat`.
-
-    plan: a `jaxmem.Plan`, a `jaxmem.plans.Assignment`, or None to keep everything.
-    block: a label, for models with several kinds of blocks whose tags should be decided apart;
-      blocks of one label share their decisions. Left out, it is "block".
-
-    Raises TagError if `plan` is none of these, if it knows no block of that label, if it decides
-    groups of the block's layers apart (which takes `jaxmem.stack`), or if jax_remat3 is on.
-    """
-    check_remat3()
-    block = "block" if block is None else block
-    if not isinstance(block, str) or not block:
-        raise TagError(f"remat_policy: `block` is {block!r}; expected a non-empty string")
-    return policy_for(decisions(plan), block)
-
-
 def _named(value) -> str:
     """What an error calls a value that is of the wrong type."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

@@ -12,7 +12,8 @@ from jaxmem._core.versions import installed, release
 from jaxmem._device.support import UNROLLED_SINCE, unrolled_obstacle
 from jaxmem._device.target import Target
 from jaxmem._jax.step import trace
-from jaxmem.errors import BudgetError, JaxmemWarning
+from jaxmem._profile.profile import block_classes
+from jaxmem.errors import BudgetError, JaxmemWarning, TagError
 from jaxmem.plans import Assignment
 from tests.auto.test_auto import farthest
 from tests.shared.foreign import plain as models
@@ -104,3 +105,31 @@ def test_a_budget_that_fits_everything_is_not_warned_of(recwarn):
     assert not [w for w in recwarn if "without a loop" in str(w.message)]
     with pytest.raises(BudgetError):
         jaxmem.plan(jaxmem.auto(step), *given(2), budget="10kB")
+
+
+def test_layers_tagged_by_hand_are_divided_where_the_loop_says_which_they_are():
+    """The second group's policy is another, and together they are what one policy computes."""
+
+    def build(plan, say=True):
+        def loss(w, x):
+            x = jnp.sin(x * w["up"].mean())  # as of an embedding
+            for i in range(3):
+                own = {"layer": (i, 3)} if say else {}
+                block = jax.checkpoint(tagged, policy=jaxmem.remat_policy(plan, **own))
+                x = block(x, jax.tree.map(lambda a, i=i: a[i], w))
+            return (x**2).mean()
+
+        return jax.grad(loss)
+
+    def tagged(x, w):
+        return x + jaxmem.tag(jnp.tanh(x @ w["up"]), "up") @ w["down"]
+
+    normals = lambda i, *shape: jnp.asarray(normal(i, 3, *shape))
+    w = {"up": normals(0, WIDTH, 2 * WIDTH), "down": normals(1, 2 * WIDTH, WIDTH)}
+    x = normal(2, 8, WIDTH)
+    groups = Assignment({"block[0:2]": {}, "block[2:3]": {"up": "keep"}})
+    assert farthest(build(groups)(w, x), build(None)(w, x)) < 1e-12
+    with pytest.raises(TagError, match="say which layer it is"):
+        build(groups, say=False)(w, x)
+    _, traced = trace(build, Assignment.nothing(), (w, x))
+    assert [b.stacked for b in block_classes(traced.jaxpr)] == [True]

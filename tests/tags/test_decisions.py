@@ -108,3 +108,17 @@ def test_a_stack_under_an_assignment_by_hand_has_the_plain_gradient():
     assert float(abs(plain).min()) > 0
     plan = Assignment({"block[0:1]": {"up": "keep"}, "block[1:3]": {}})
     np.testing.assert_allclose(jax.grad(loss)(w, plan), plain, rtol=1e-12)
+
+
+def test_a_layer_of_a_python_loop_has_the_policy_of_its_group():
+    plan = Assignment({"block[0:1]": {"up": "keep"}, "block[1:3]": {}})
+    policies = [jaxmem.remat_policy(plan, layer=(i, 3)) for i in range(3)]
+    assert [p.block for p in policies] == ["block[0:1]", "block[1:3]", "block[1:3]"]
+    assert all(p.layers == 3 for p in policies)
+    alike = jaxmem.remat_policy(Assignment({"block": {}}), layer=(2, 3))
+    assert (alike.block, alike.layers) == ("block", 3)
+    with pytest.raises(TagError, match="there are 4 layers"):
+        jaxmem.remat_policy(plan, layer=(0, 4))
+    for wrong in (1, (3, 3), (-1, 3), (0,), (True, 3), [0, 3], (0.0, 3)):
+        with pytest.raises(TagError, match="`layer` is .*; expected .i, L."):
+            jaxmem.remat_policy(plan, layer=wrong)

@@ -8,6 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from tests.shared.foreign.size import SMALL, Size, cross_entropy, normal, tokens
 
@@ -117,6 +118,28 @@ def names_twice_in_a_layer(s: Size = SMALL):
         return x + named(up @ p["down"])
 
     return in_a_scan(s, layer)
+
+
+def on_a_mesh_of_eight(s: Size = SMALL):
+    """Parameters divided over both axes of a mesh of 4 x 2, batch and activations over the first:
+    shapes alone, since the devices are not there.
+    """
+    mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    at = lambda *axes: NamedSharding(mesh, PartitionSpec(*axes))
+
+    def layer(x, p):
+        x = jax.lax.with_sharding_constraint(x, at("data", None, None))
+        return gemma_layer(x, p, s.heads)
+
+    def put(path, a):
+        wide = path[-1].key in ("q", "k", "v", "gate", "up")
+        axes = (("data", "model") if wide else ("model", "data")) if a.ndim == 3 else ()
+        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=at(None, *axes))
+
+    loss, params, (batch,) = in_a_scan(s, layer)
+    params = jax.tree_util.tree_map_with_path(put, params)
+    rows = jax.ShapeDtypeStruct(batch.shape, batch.dtype, sharding=at("data"))
+    return loss, params, (rows,)
 
 
 def mixture_of_experts(s: Size = SMALL):
