@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.jax_defaults,
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*is saved, and what makes:jaxmem.errors.JaxmemWarning"),
-    pytest.mark.filterwarnings("ignore:.*offload is left out for:jaxmem.errors.JaxmemWarning"),
+    pytest.mark.filterwarnings("ignore:.*offload is left out for:jaxmem.errors.JaxmemWarning"), pytest.mark.usefixtures("own_database")]
 ]
 LAYERS, WIDTH, HEADS = 4, 128, 4
 
@@ -57,15 +57,6 @@ def build(plan):
         return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), value
 
     return step
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_database(tmp_path_factory):
-    jax.config.update("jax_enable_x64", False)
-    jax.config.update("jax_numpy_dtype_promotion", "standard")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 def plan_at(share, build, args, **options):

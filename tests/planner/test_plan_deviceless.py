@@ -14,22 +14,13 @@ from jaxmem._core.actions import Action
 from jaxmem.errors import BudgetError
 from tests.shared import models
 
-pytestmark = pytest.mark.jax_defaults
+pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
 SHAPES = jax.eval_shape(
     lambda: (models.parameters(4, 64, jnp.float32), models.batch(16, 128, 64, jnp.float32))
 )
 build = models.build_with(functools.partial(models.scanned, block=models.narrow))
 build_whole = models.build_with(models.scanned)  # whose tags are worth sending to the host
 OFFLOADS = tuple(int(p) for p in version("jaxlib").split(".")[:3]) >= (0, 11, 1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_database(tmp_path_factory):
-    jax.config.update("jax_enable_x64", False)
-    jax.config.update("jax_numpy_dtype_promotion", "standard")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")

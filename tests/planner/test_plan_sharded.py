@@ -14,7 +14,7 @@ import jaxmem
 from jaxmem.errors import BudgetError, JaxmemWarning
 from tests.shared import models
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
 TARGET = "a100-80gb:4"  # its times are computed, and are in proportion to bytes
 DEVICES, LAYERS, P = 4, 4, PartitionSpec
 BATCH, SEQUENCE, WIDTH = 16, 128, 64
@@ -60,15 +60,6 @@ WAYS = {
     "by its jit": (jitted, SHAPES),
     "by shard_map": (mapped, placed()),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_database(tmp_path_factory):
-    jax.config.update("jax_enable_x64", False)
-    jax.config.update("jax_numpy_dtype_promotion", "standard")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @functools.cache
