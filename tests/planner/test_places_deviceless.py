@@ -16,7 +16,8 @@ pytestmark = [
     pytest.mark.jax_defaults,
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*is saved, and what makes:jaxmem.errors.JaxmemWarning"),
-    pytest.mark.filterwarnings("ignore:.*offload is left out for:jaxmem.errors.JaxmemWarning"), pytest.mark.usefixtures("own_database")]
+    pytest.mark.filterwarnings("ignore:.*offload is left out for:jaxmem.errors.JaxmemWarning"),
+    pytest.mark.usefixtures("own_database"),
 ]
 LAYERS, WIDTH, HEADS = 4, 128, 4
 
