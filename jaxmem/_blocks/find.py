@@ -42,6 +42,7 @@ class Instance:
     boundary: the index of the first equation of the derivative; those before repeat the forward.
     charged: the inputs that cost memory if the backward reads them raw.
     layers: for how many runs of the equation saved tensors are alive at once.
+    loops: how many loops, one in another, make so many.
     runs: how often the equation runs in a step.
     sharded: whether shapes are those of one device already, as inside `jax.shard_map`.
     divisible: of how many layers a plan may divide it is one; 0 where a plan may not.
@@ -53,6 +54,7 @@ class Instance:
     boundary: int
     charged: tuple[int, ...]
     layers: int
+    loops: int
     runs: int
     sharded: bool
     divisible: int
@@ -247,7 +249,7 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
     # of loops that only the backward is in: the forward ran before them in a loop of its own, so
     # that all of its saved tensors are alive. A block without tags has no name by which to find its
     # forward, and its loop over layers is told by running backward.
-    layers, runs, inside = 1, 1, True
+    layers, loops, runs, inside = 1, 0, 1, True
     jaxprs = [f[0] for f in frames]
     for depth in range(len(frames) - 1, -1, -1):
         length = frames[depth - 1][1] if depth else 1  # of the loop whose body this jaxpr is
@@ -257,10 +259,11 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
         ):
             inside = False  # the forward is in here too: outer loops do not multiply what is alive
         if inside:
-            layers *= length
+            layers, loops = layers * length, loops + (length > 1)
     policy, cotangents = eqn.params["policy"], frozenset(cotangents)
+    alive = layers, loops, runs
     return Instance(
-        policy.block, flat, cotangents, boundary, charged, layers, runs, sharded, policy.layers
+        policy.block, flat, cotangents, boundary, charged, *alive, sharded, policy.layers
     )
 
 

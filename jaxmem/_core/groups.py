@@ -18,15 +18,13 @@ def divisible(profile: Profile) -> BlockClass | None:
     A label that several blocks share is left out: a group's label would not tell which it divides.
     """
     labels = [b.name for b in profile.blocks]
-    stacked = [
-        b for b in profile.blocks if b.stacked and b.layers > 1 and labels.count(b.name) == 1
-    ]
-    return max(stacked, key=lambda b: b.layers * b.everything_bytes, default=None)
+    found = [b for b in profile.blocks if b.divisible > 1 and labels.count(b.name) == 1]
+    return max(found, key=lambda b: b.layers * b.everything_bytes, default=None)
 
 
 def divided(profile: Profile, block: BlockClass, at: int) -> Profile:
     """The same step with `block` in two parts: its first `at` layers, and the others."""
-    labels = [group_label(block.name, 0, at), group_label(block.name, at, block.layers)]
+    labels = [group_label(block.name, 0, at), group_label(block.name, at, block.divisible)]
     return dataclasses.replace(profile, blocks=as_decided(profile.blocks, labels))
 
 
@@ -41,7 +39,8 @@ def _part(block: BlockClass, start: int, stop: int) -> BlockClass:
     """Layers `start` up to `stop` as a block. What is counted per layer stays; the runs in a step
     are shared out by the number of layers.
     """
-    runs, layers = block.runs * (stop - start) // block.layers, stop - start
+    count = stop - start
+    runs, layers = (n * count // block.divisible for n in (block.runs, block.layers))
     return dataclasses.replace(
         block, name=group_label(block.name, start, stop), layers=layers, runs=runs
     )

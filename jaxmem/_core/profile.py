@@ -89,7 +89,9 @@ class BlockClass:
     flops: float = 0.0  # of the matrix products of both
     # of keeping each of `inputs` raw: its writing and reading; empty: nothing
     input_seconds: tuple[float, ...] = ()
-    stacked: bool = False  # whether a plan may divide the layers into groups
+    # how many layers the program loops over, where a plan may divide them into groups; a loop round
+    # that loop makes `layers` a multiple of it
+    divisible: int = 0
     shards: int = 1  # over how many devices a tensor is divided, whose shape is told whole
 
     @property

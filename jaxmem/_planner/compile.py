@@ -12,6 +12,7 @@ from jaxmem._core.assignment import Assignment, Decisions
 from jaxmem._jax.step import trace
 from jaxmem._xla.backend import Backend
 from jaxmem._xla.compiled import Compiled
+from jaxmem.errors import StepError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,15 +51,30 @@ class StepCompiler:
 
     def compile(self, *many: Actions) -> list[CompiledStep]:
         """Compiles the step under each of `many` actions, side by side where the target allows."""
+        found = self.attempt(*many)
+        for step in found:
+            if isinstance(step, StepError):
+                raise step
+        return [step for step in found if isinstance(step, CompiledStep)]
+
+    def attempt(self, *many: Actions) -> list[CompiledStep | StepError]:
+        """The same, with the error of each that XLA could not compile in its place."""
         start = time.perf_counter()
         futures = []  # all are handed in before the first is waited for
         for actions in many:
             stage, traced = self._stages(self._plan(actions))
             futures.append(self.backend.compile(stage, traced))
-        results = [future.result() for future in futures]
+        found: list[CompiledStep | StepError] = []
+        for actions, future in zip(many, futures):
+            try:
+                built = future.result()
+            except StepError as error:
+                found.append(error)
+            else:
+                found.append(CompiledStep(actions, built.compiled, built.executable))
         self.compiles += len(many)
         self.seconds += time.perf_counter() - start
-        return [CompiledStep(a, r.compiled, r.executable) for a, r in zip(many, results)]
+        return found
 
     def _stages(self, plan: Decisions | None) -> tuple[Any, jax.stages.Traced]:
         """The step's own traced stage under a plan, and JAX's."""

@@ -46,12 +46,13 @@ def best_division(problem: Problem, whole: float | None = None) -> Division | No
     found = []
     for k in range(1, MOST_DIVISIONS + 1):
         # `at` is the first layer of the last group. Stacks of few layers try every place.
-        at = k * block.layers // (MOST_DIVISIONS + 1) if block.layers > MOST_DIVISIONS else k
-        if not 0 < at < block.layers:
+        layers = block.divisible
+        at = k * layers // (MOST_DIVISIONS + 1) if layers > MOST_DIVISIONS else k
+        if not 0 < at < layers:
             continue
         found.append(_tagged(problem, block, at, room))
         if whole is not None:
-            size = round(whole * (block.layers - at))
+            size = round(whole * block.layers * (layers - at) / layers)
             found.append(_last_kept_whole(problem, block, at, room - size, size))
     ready = (division for division in found if division is not None)
     return min(ready, key=lambda d: (d.solution.cautious_seconds, d.bytes), default=None)

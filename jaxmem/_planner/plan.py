@@ -25,8 +25,8 @@ from jaxmem._planner.compile import StepCompiler
 from jaxmem._planner.history import History
 from jaxmem._planner.microbatches import checked, fastest
 from jaxmem._planner.outcome import Spent, hopeless, infeasible, outcome
-from jaxmem._planner.search import Setting, search
-from jaxmem._planner.trials import Limits
+from jaxmem._planner.search import search
+from jaxmem._planner.trials import Limits, Setting
 from jaxmem._planner.unasked import would_fit, would_save
 from jaxmem._profile.profile import profile as make_profile
 from jaxmem._profile.times import RETRY_SECONDS

@@ -9,69 +9,24 @@ phases are `_begin` (everything kept, and a first guess), `refine` (the best pla
 import dataclasses
 import time
 
-from jaxmem._core.actions import Actions
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import divisible
 from jaxmem._core.profile import Profile
-from jaxmem._core.progress import LOG
 from jaxmem._planner import candidates
-from jaxmem._planner.compile import CompiledStep, StepCompiler
 from jaxmem._planner.divide import Division, best_division
-from jaxmem._planner.history import History
-from jaxmem._planner.trials import Limits, Trial, Trials, fitted
+from jaxmem._planner.trials import MOST_COMPILES, Limits, Setting, Trial, Trials, fitted
 from jaxmem._solver.cost import everything
 from jaxmem._solver.memory import Expected, prior_bytes
 from jaxmem._solver.problem import Problem
-from jaxmem._solver.solution import Solution
+from jaxmem._solver.solution import Solution, priced
 from jaxmem._solver.solve import least_bytes
-from jaxmem.errors import BudgetError
+from jaxmem.errors import BudgetError, StepError
 
-MOST_COMPILES = 6
 ENOUGH = 0.98  # the share of the room of which a plan that uses it is not improved on
 WORTH = 0.002  # the share of a step's time that dividing the layers must gain
 # The share of the room beside the arguments that is taken to be working memory before any compile
 # has told.
 GUESSED_HEAD = 0.15
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """What a search is given.
-
-    profile: the step's, with its layers undivided.
-    steps: compiles it, and counts compiles.
-    history: what earlier searches compiled.
-    limits: the bytes that a plan may take.
-    """
-
-    profile: Profile
-    steps: StepCompiler
-    history: History
-    limits: Limits
-
-    def compile(self, *many: Actions, least: int | None = None) -> list[CompiledStep]:
-        """Compiles the step under each of `many` actions, logs that it does, and remembers the
-        results.
-
-        `least` is the least bytes that compiled so far, for the log.
-        """
-        done = self.steps.compiles
-        numbers = " and ".join(str(done + i + 1) for i in range(len(many)))
-        so_far = ""
-        if least is not None:
-            budget = show_bytes(self.limits.budget)
-            so_far = f"; least so far {show_bytes(least)}, the budget is {budget}"
-        LOG.info(
-            "compile %s of at most %d%s",
-            numbers,
-            MOST_COMPILES,
-            so_far,
-            extra={"done": done, "of": MOST_COMPILES},
-        )
-        found = self.steps.compile(*many)
-        for step in found:
-            self.history.remember(step)
-        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +87,9 @@ def _begin(setting: Setting, arguments: int) -> Trials:
     if setting.steps.backend.width > 1:
         head = int(GUESSED_HEAD * max(0, limits.room - arguments))
         guess = _first_guess(profile, limits, recalled, arguments, head)
-        step, guessed = setting.compile(kept, guess.actions)
+        step, guessed = setting.attempt(kept, guess.actions)
+        if isinstance(step, StepError):
+            raise step
         trials = Trials(profile, limits, whole(step), [], recalled)
     elif known is not None and known.total > limits.room:  # what does not fit is not compiled again
         trials = Trials(profile, limits, known, [], recalled)
@@ -145,6 +102,10 @@ def _begin(setting: Setting, arguments: int) -> Trials:
     if guess is None or guessed is None:
         known_trials = [*trials.compiled, *recalled]
         guess = _first_guess(profile, limits, known_trials, trials.static, 0)
+        (guessed,) = setting.attempt(guess.actions, least=trials.baseline.total)
+    if isinstance(guessed, StepError):
+        trials.refused.append(guess.actions)
+        guess = priced(Problem(profile), {b.name: {} for b in profile.blocks})
         (guessed,) = setting.compile(guess.actions, least=trials.baseline.total)
     model = trials.model()
     predicted = trials.predicted(guess.saved_bytes + model.predict(guess.actions))
@@ -227,8 +188,11 @@ class _Search:
                 return
             # Each trial keeps what the model said before it learned of the trial.
             least = min(t.total for t in trials.compiled)
-            steps = self.setting.compile(*(p.actions for p in fresh), least=least)
+            steps = self.setting.attempt(*(p.actions for p in fresh), least=least)
             for step, pick in zip(steps, fresh):
+                if isinstance(step, StepError):
+                    trials.refused.append(pick.actions)
+                    continue
                 predicted = trials.predicted(pick.saved_bytes + model.predict(pick.actions))
                 trials.tried.append(Trial(step, pick.cost, predicted))
 
@@ -254,7 +218,9 @@ class _Search:
                 break
             seen.append(division.solution.actions)
             predicted = base + division.bytes
-            (step,) = self.setting.compile(division.solution.actions, least=best.total)
+            (step,) = self.setting.attempt(division.solution.actions, least=best.total)
+            if isinstance(step, StepError):
+                break
             tried = Trial(step, division.solution.cost, max(trials.static, predicted))
             short += tried.total - predicted
             if tried.total <= limits.room and tried.host_bytes <= limits.host_room:

@@ -1,14 +1,22 @@
-"""The compiles of one search: plans and their bytes, and the memory model fitted to them."""
+"""The compiles of one search: what makes them, plans with their bytes, and the memory model that is
+fitted to them.
+"""
 
 import dataclasses
 from collections.abc import Sequence
 
 from jaxmem._core.actions import Actions
+from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
-from jaxmem._planner.compile import CompiledStep
+from jaxmem._core.progress import LOG
+from jaxmem._planner.compile import CompiledStep, StepCompiler
+from jaxmem._planner.history import History
 from jaxmem._solver.cost import Cost
 from jaxmem._solver.memory import Expected
 from jaxmem._solver.problem import Problem
+from jaxmem.errors import StepError
+
+MOST_COMPILES = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +66,59 @@ class Limits:
     host_room: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a search is given.
+
+    profile: the step's, with its layers undivided.
+    steps: compiles it, and counts compiles.
+    history: what earlier searches compiled.
+    limits: the bytes that a plan may take.
+    """
+
+    profile: Profile
+    steps: StepCompiler
+    history: History
+    limits: Limits
+
+    def compile(self, *many: Actions, least: int | None = None) -> list[CompiledStep]:
+        """Compiles the step under each of `many` actions, logs that it does, and remembers the
+        results. Raises StepError for what XLA does not compile.
+
+        `least` is the least bytes that compiled so far, for the log.
+        """
+        found = self.attempt(*many, least=least)
+        for step in found:
+            if isinstance(step, StepError):
+                raise step
+        return [step for step in found if isinstance(step, CompiledStep)]
+
+    def attempt(self, *many: Actions, least: int | None = None) -> list[CompiledStep | StepError]:
+        """The same, with the error of each that XLA does not compile in its place: XLA has defects,
+        and one plan that meets them is no reason to have none.
+        """
+        done = self.steps.compiles
+        numbers = " and ".join(str(done + i + 1) for i in range(len(many)))
+        so_far = ""
+        if least is not None:
+            budget = show_bytes(self.limits.budget)
+            so_far = f"; least so far {show_bytes(least)}, the budget is {budget}"
+        LOG.info(
+            "compile %s of at most %d%s",
+            numbers,
+            MOST_COMPILES,
+            so_far,
+            extra={"done": done, "of": MOST_COMPILES},
+        )
+        found = self.steps.attempt(*many)
+        for step in found:
+            if isinstance(step, CompiledStep):
+                self.history.remember(step)
+            else:
+                LOG.warning("a plan is left out: %s", str(step)[:400])
+        return found
+
+
 @dataclasses.dataclass
 class Trials:
     """The compiles of one step on one target.
@@ -67,6 +128,7 @@ class Trials:
     baseline: the step with everything kept. If it is from an earlier search, it does not fit.
     tried: the other plans that this search compiled.
     recalled: those of earlier searches, which only guide.
+    refused: plans that XLA did not compile.
     """
 
     profile: Profile
@@ -74,6 +136,7 @@ class Trials:
     baseline: Trial
     tried: list[Trial] = dataclasses.field(default_factory=list)
     recalled: list[Trial] = dataclasses.field(default_factory=list)
+    refused: list[Actions] = dataclasses.field(default_factory=list)
 
     @property
     def compiled(self) -> list[Trial]:
@@ -110,7 +173,8 @@ class Trials:
         room beside the arguments and the working memory of the model's reference.
         """
         room = int(self.limits.room * share) - self.static - int(model.reference)
-        return Problem(self.profile, room, self.limits.host_room, model.working)
+        excluded = tuple(self.refused)
+        return Problem(self.profile, room, self.limits.host_room, model.working, excluded=excluded)
 
 
 def fitted(profile: Profile, trials: Sequence[Trial]) -> Expected:

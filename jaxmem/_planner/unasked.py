@@ -12,8 +12,8 @@ from collections.abc import Callable
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
 from jaxmem._planner.candidates import fastest
-from jaxmem._planner.search import WORTH, Setting
-from jaxmem._planner.trials import Trial, Trials
+from jaxmem._planner.search import WORTH
+from jaxmem._planner.trials import Setting, Trial, Trials
 from jaxmem._solver.solution import Solution
 
 ASK = 'it was not asked for: give actions="all"'

@@ -68,7 +68,7 @@ def _check_model(plan: Plan, blocks: list[BlockClass], idle: set[str]) -> None:
         )
 
     tags: dict[str, set[str]] = {}
-    stacked = {block.name for block in blocks if block.stacked}
+    stacked = {block.name for block in blocks if block.divisible}
     for block in blocks:
         tags.setdefault(block.name, set()).update(t.name for t in block.tags)
     for label, choices in plan.actions.items():

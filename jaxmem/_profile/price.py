@@ -144,10 +144,20 @@ def priced_class(
         forward_seconds=price[made.forward] / shards,
         backward_seconds=price[made.backward] / shards,
         flops=flops / shards,
-        # Not if the loop over the layers runs twice: a group would be of half of them.
-        stacked={i.divisible for i in instances} == {sum(i.layers for i in instances)},
+        divisible=_divisible(instances),
         shards=shards,
     )
+
+
+def _divisible(instances: Sequence[Instance]) -> int:
+    """Of how many layers of the program a class is all, where a plan may divide them; else 0."""
+    (several, *others) = {i.divisible for i in instances}
+    if others or not several:
+        return 0
+    # A loop over layers is one instance, and what is round it repeats all of them; the layers of a
+    # Python loop are instances of their own, which have to be here together.
+    loops = all(i.layers % several == 0 for i in instances)
+    return several if loops or len(instances) % several == 0 else 0
 
 
 def _equations(made: Unpriced, price: Mapping, shards: int) -> tuple[Equation, ...]:

@@ -47,15 +47,17 @@ def profile(
     # First draft all classes, whose prices are jobs; then time all jobs at once; then price.
     unrolled = _unrolled(found.classes)
     offloads = target.platform == "cuda" and any(a.offloads for a in actions)
-    if offloads and unrolled:
-        _warn_of_offload(unrolled)
+    nested = _nested(found.classes)
+    if offloads:
+        _warn_of_offload(unrolled, nested)
     drafts = []
     for number, (graph, instances) in enumerate(found.classes):
-        left_out = offloads and instances[0].label in unrolled
+        left_out = offloads and instances[0].label in (*unrolled, *nested)
         here = asked.without_offload() if left_out else asked
         drafts.append(unpriced(graph, number, here, jobs))
     if len(looped) < len(actions):
-        _warn_of_loops(d for d in drafts if d.graph.instance.label not in unrolled)
+        left_out = {*unrolled, *nested}
+        _warn_of_loops(d for d in drafts if d.graph.instance.label not in left_out)
     hidden = hidden_tags((d.graph.instance.label, d.opened) for d in drafts)
     times = job_times(jobs.jobs, backend, database)
     price = jobs.prices(times.seconds)
@@ -104,12 +106,28 @@ def _unrolled(classes: Sequence[Class]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _warn_of_offload(unrolled: Sequence[str]) -> None:
-    warn(
-        f"jaxmem: offload is left out for block {', '.join(map(repr, unrolled))}: its layers are"
-        " unrolled in Python, and XLA:GPU would keep what they offload on the device; loop over the"
-        " layers with jax.lax.scan"
-    )
+def _nested(classes: Sequence[Class]) -> tuple[str, ...]:
+    """Returns labels of blocks whose saved tensors are stacked by a loop in a loop, as those of
+    layers are whose microbatches are all differentiated together.
+    """
+    return tuple(sorted({i.label for _, instances in classes for i in instances if i.loops > 1}))
+
+
+def _warn_of_offload(unrolled: Sequence[str], nested: Sequence[str]) -> None:
+    """Warns of blocks for which offload is left out."""
+    named = lambda labels: ", ".join(map(repr, labels))
+    if unrolled:
+        warn(
+            f"jaxmem: offload is left out for block {named(unrolled)}: its layers are unrolled in"
+            " Python, and XLA:GPU would keep what they offload on the device; loop over the layers"
+            " with jax.lax.scan"
+        )
+    if nested:
+        warn(
+            f"jaxmem: offload is left out for block {named(nested)}: a loop in a loop holds what it"
+            " saves, and XLA:GPU does not compile that in host memory; take the gradient inside the"
+            " outer loop, where it is one over microbatches"
+        )
 
 
 def _warn_of_loops(drafts: Iterable[Unpriced]) -> None:

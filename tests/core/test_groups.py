@@ -18,7 +18,7 @@ def test_labels():
 
 
 def test_a_divided_profile_is_the_same_step():
-    made = profile(chain(layers=6, runs=12, stacked=True), chain(name="other"))
+    made = profile(chain(layers=6, runs=12, divisible=6), chain(name="other"))
     split = divided(made, made.blocks[0], 2)
     assert [(b.name, b.layers, b.runs) for b in split.blocks] == [
         ("block[0:2]", 2, 4), ("block[2:6]", 4, 8), ("other", 1, 1)
@@ -26,9 +26,18 @@ def test_a_divided_profile_is_the_same_step():
     assert as_decided(made.blocks, ["block", "other"]) == made.blocks
 
 
-@pytest.mark.parametrize("change", [{"stacked": False}, {"layers": 1}])
-def test_only_a_stack_of_layers_is_divided(change):
-    assert divisible(profile(chain(**({"layers": 4, "stacked": True} | change)))) is None
-    assert divisible(profile(chain(layers=4, stacked=True), chain(layers=2))) is None, (
+def test_layers_that_microbatches_keep_alive_several_times_are_divided_by_their_number():
+    """Three layers of the program, in a loop over two microbatches, recomputed once more."""
+    made = profile(chain(layers=6, runs=12, divisible=3))
+    split = divided(made, made.blocks[0], 1)
+    assert [(b.name, b.layers, b.runs) for b in split.blocks] == [
+        ("block[0:1]", 2, 4), ("block[1:3]", 4, 8)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_only_layers_of_a_loop_are_divided(count):
+    assert divisible(profile(chain(layers=4, divisible=count))) is None
+    assert divisible(profile(chain(layers=4, divisible=4), chain(layers=2))) is None, (
         "two classes of one label"
     )

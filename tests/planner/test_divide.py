@@ -46,7 +46,7 @@ def stacks(draw):
             {"u": u, "v": v},
             layers=layers,
             runs=layers,
-            stacked=True,
+            divisible=layers,
         )
     )
 
@@ -130,7 +130,7 @@ def test_a_group_kept_whole_is_faster_than_every_tag_kept():
     """Untagged work is recomputed under every assignment of tags, but not without a checkpoint."""
     equations = [([0], [1], 1.0, None), ([1], [2], 0.0, "u"), ([2], [3], 5.0, None)]
     tags = {"u": [Option(KEEP, 8, 0, 0.0)]}
-    made = profile(block(equations, [2, 3], [8] * 4, tags, layers=4, runs=4, stacked=True))
+    made = profile(block(equations, [2, 3], [8] * 4, tags, layers=4, runs=4, divisible=4))
     tagged, either = (best_division(Problem(made, 4 * 16, 0), w) for w in (None, 16))
     assert tagged is not None
     assert either is not None

@@ -132,4 +132,4 @@ def test_layers_tagged_by_hand_are_divided_where_the_loop_says_which_they_are():
     with pytest.raises(TagError, match="say which layer it is"):
         build(groups, say=False)(w, x)
     _, traced = trace(build, Assignment.nothing(), (w, x))
-    assert [b.stacked for b in block_classes(traced.jaxpr)] == [True]
+    assert [b.divisible for b in block_classes(traced.jaxpr)] == [3]

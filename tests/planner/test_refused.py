@@ -1,0 +1,53 @@
+"""A plan that XLA does not compile is left out of the search; the step itself has to compile."""
+
+import concurrent.futures
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxmem
+from jaxmem._xla.backend import Local
+from jaxmem.errors import StepError
+from tests.shared import models
+
+pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles", "own_database")]
+BUILD = models.build_with(models.scanned)
+ARGS = jax.eval_shape(
+    lambda: (models.parameters(4, 32, jnp.float32), models.batch(8, 64, 32, jnp.float32))
+)
+BUDGET = "2MiB"
+
+
+@pytest.fixture
+def refusing(monkeypatch):
+    """A set to which numbers of compiles are added, from 1, that fail as XLA's do."""
+    refused, count = set(), [0]
+    real = Local.compile
+
+    def compile_(self, stage, traced):
+        count[0] += 1
+        if count[0] not in refused:
+            return real(self, stage, traced)
+        failed = concurrent.futures.Future()
+        failed.set_exception(StepError("XLA could not compile the step: INTERNAL"))
+        return failed
+
+    monkeypatch.setattr(Local, "compile", compile_)
+    return refused
+
+
+@pytest.mark.parametrize("which", [{2}, {2, 4}])
+def test_another_plan_is_found(refusing, which):
+    """The first compile is of everything kept, the second the first guess."""
+    refusing |= which
+    plan = jaxmem.plan(BUILD, *ARGS, budget=BUDGET, fresh=True)
+    assert plan.compiled_bytes <= 2 * 2**20
+    assert not plan.keeps_everything
+    assert plan.compiles > max(which), "all of them were tried, and more"
+
+
+def test_the_step_itself_has_to_compile(refusing):
+    refusing.add(1)
+    with pytest.raises(StepError, match="INTERNAL"):
+        jaxmem.plan(BUILD, *ARGS, budget=BUDGET, fresh=True)
