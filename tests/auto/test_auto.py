@@ -141,6 +141,28 @@ def test_equal_layers_of_a_loop_share_their_names():
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.parametrize("divisor", ["other rows", "the first row"])
+def test_what_only_looks_like_a_softmax_keeps_its_derivative(divisor):
+    """Exponentials that are divided by sums of other rows than their own."""
+
+    def layer(x, p):
+        powers = jnp.exp(jnp.tanh(x @ p["a"]))
+        total = powers.sum(1)
+        shares = powers / (total if divisor == "other rows" else total[:1])
+        return x + shares @ p["b"], None
+
+    loss = lambda params, x: (jax.lax.scan(layer, x, params)[0] ** 2).mean()
+    params = {"a": normal(0, 3, 8, 8), "b": normal(1, 3, 8, 8)}
+    x = normal(2, 8, 8, scale=1.0)
+    want, got = (jax.jit(jax.grad(f))(params, x) for f in (loss, jaxmem.auto(loss, NOTHING)))
+    assert farthest(got, want) < 1e-12
+    own = lambda params, x: (
+        jax.lax.scan(lambda x, p: (x + jax.nn.softmax(x @ p["a"], 0) @ p["b"], None), x, params)[0]
+    ).mean()
+    (found,) = found_in(own, params, x)
+    assert "softmax" in [c.kind for c in found.candidates], "a softmax is still one"
+
+
 def test_without_a_plan_the_function_is_the_users_own():
     loss, *_ = models.gemma_in_a_scan()
     assert jaxmem.auto(loss, None) is loss

@@ -1,0 +1,49 @@
+"""`jaxmem.auto(step, plan)`: a step that is called under a plan, without `jaxmem.plan` before it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmem
+from jaxmem.plans import Assignment
+from tests.shared.foreign import plain as models
+
+pytestmark = [pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
+
+NOTHING = Assignment.nothing()
+LOSS, PARAMS, ARGS = models.gemma_in_a_scan()
+
+
+def update(params, gradients):
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+
+def farthest(got, want) -> float:
+    pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
+    return max(float(jnp.abs(a - b).max()) for a, b in pairs)
+
+
+def test_a_step_that_is_run_has_the_labels_of_its_plan():
+    """Whatever its trial trace looks like: a step may do more while it is traced than when run."""
+    groups = Assignment({"auto": {}})
+
+    def step(params, batch):
+        def loss(p):
+            traced = isinstance(batch, jax.core.Tracer)
+            return LOSS(p, batch) * (jnp.cos(0.0) if traced else 1.0)
+
+        return update(params, jax.grad(loss)(params)), 0.0
+
+    for _ in range(2):
+        got, _ = jaxmem.auto(step, groups)(PARAMS, *ARGS)
+    assert farthest(got, step(PARAMS, *ARGS)[0]) < 1e-13
+
+
+def test_static_arguments_may_be_numbers_of_numpy():
+    step = jax.jit(
+        lambda p, batch, n: update(p, jax.grad(lambda p: int(n) * LOSS(p, batch))(p)),
+        static_argnums=2,
+    )
+    got = jaxmem.auto(step, NOTHING)(PARAMS, *ARGS, np.int32(2))
+    assert farthest(got, step(PARAMS, *ARGS, np.int32(2))) < 1e-13
