@@ -100,6 +100,10 @@ def is_inexact(aval) -> bool:
     return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
+def is_complex(aval) -> bool:
+    return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.complexfloating)
+
+
 def aval_bytes(aval) -> int:
     """0 for what has no bytes that could be saved, such as a key or a token."""
     if not hasattr(aval, "dtype") or jnp.issubdtype(aval.dtype, jax.dtypes.extended):

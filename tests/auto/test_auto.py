@@ -163,6 +163,22 @@ def test_what_only_looks_like_a_softmax_keeps_its_derivative(divisor):
     assert "softmax" in [c.kind for c in found.candidates], "a softmax is still one"
 
 
+@pytest.mark.parametrize(
+    "plan", [NOTHING, EVERYTHING, Assignment({"auto[0:1]": {}, "auto[1:3]": {"*": "keep"}})]
+)
+def test_complex_layers_train_as_they_did(plan):
+    def layer(x, p):
+        mixed = jnp.fft.ifft(jnp.fft.fft(x, axis=0) * p["filter"], axis=0).real
+        return x + jnp.tanh(mixed @ p["up"]) @ p["down"], None
+
+    loss = lambda params, x: (jax.lax.scan(layer, x, params)[0] ** 2).mean()
+    turn = jax.lax.complex(normal(0, 3, 8, 4, scale=1.0), normal(1, 3, 8, 4, scale=1.0))
+    params = {"filter": turn, "up": normal(2, 3, 4, 8), "down": normal(3, 3, 8, 4)}
+    x = normal(4, 8, 4, scale=1.0)
+    want, got = (jax.jit(jax.grad(f))(params, x) for f in (loss, jaxmem.auto(loss, plan)))
+    assert farthest(got, want) < 1e-12
+
+
 def test_without_a_plan_the_function_is_the_users_own():
     loss, *_ = models.gemma_in_a_scan()
     assert jaxmem.auto(loss, None) is loss

@@ -1,4 +1,4 @@
-"""`jaxmem.auto(step, plan)`: a step that is called under a plan, without `jaxmem.plan` before it."""
+"""`jaxmem.auto(step, plan)`: a step that is called under a plan that was written by hand."""
 
 import jax
 import jax.numpy as jnp
