@@ -112,11 +112,8 @@ def _partial_eval(policy, unknown_in, inst_in, eqn):
     verdict = policy(eqn.primitive, x.aval, **eqn.params)
     if isinstance(verdict, Offloadable):  # by the policy of a user, or of ours on a named value
         verdict = _Offloaded(verdict)
-    kept = verdict is Saveable or verdict is True
-    if jnp.issubdtype(x.aval.dtype, jnp.complexfloating) and (
-        kept or isinstance(verdict, _Offloaded)
-    ):
-        verdict = _Parts(None if kept else verdict)
+    if jnp.issubdtype(x.aval.dtype, jnp.complexfloating):
+        verdict = _in_parts(verdict)
     # Codes: the forward hands on `x` with its codes, and the backward makes the tag's output of the
     # codes alone. `x` is no residual, so nothing asks for its recomputation.
     if hasattr(verdict, "encode"):
@@ -137,7 +134,7 @@ def _partial_eval(policy, unknown_in, inst_in, eqn):
             codes,
         )
     # Kept: the output is known, and JAX makes it a residual where the backward reads it.
-    if kept and not isinstance(verdict, _Parts):
+    if verdict is Saveable or verdict is True:
         return eqn, None, [False], [False], []
     # Recomputed: the tag is in both programs, and the staged one asks for its input.
     return eqn, eqn, [False], [True], [] if inst else [x]
@@ -179,6 +176,13 @@ class _Parts:
         if self._moved is not None:
             codes = [self._moved.decode((c,), shape, c.dtype) for c in codes]
         return jax.lax.complex(*codes)
+
+
+def _in_parts(verdict):
+    """What stands for a verdict on a complex value."""
+    if verdict is Saveable or verdict is True:
+        return _Parts(None)
+    return _Parts(verdict) if isinstance(verdict, _Offloaded) else verdict
 
 
 def _space(kind: str):

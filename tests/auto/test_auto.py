@@ -216,6 +216,32 @@ def test_where_there_is_no_layer_the_error_says_what_was_looked_at():
         jaxmem.auto(loss, 3)
 
 
+@pytest.mark.parametrize("scanned", [True, False])
+def test_layers_that_write_a_reference_are_none(scanned):
+    def layer(x, w, total):
+        x = x + jnp.tanh(jnp.sin(x @ w))
+        total[...] += jax.lax.stop_gradient(x.sum())
+        return x
+
+    def loss(params, x, written=True):
+        total = jax.new_ref(jnp.zeros(()))
+        if written and scanned:
+            x, _ = jax.lax.scan(lambda x, w: (layer(x, w, total), None), x, params)
+        elif written:
+            for i in range(3):
+                x = layer(x, params[i], total)
+        else:
+            x, _ = jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w), None), x, params)
+            total[...] = jax.lax.stop_gradient(x.sum())
+        return (x**2).mean(), total[...]
+
+    params, x = normal(0, 3, 4, 4), normal(1, 2, 4)
+    with pytest.raises(StepError, match="jax.Ref, which no block may" if scanned else "no layers"):
+        jax.grad(jaxmem.auto(loss, NOTHING), has_aux=True)(params, x)
+    beside = lambda f: jax.jit(jax.grad(f, has_aux=True), static_argnums=2)(params, x, False)
+    assert farthest(beside(jaxmem.auto(loss, NOTHING)), beside(loss)) < 1e-12
+
+
 def test_what_is_traced_again_has_the_same_labels():
     """Inside a shard_map or a conditional, which JAX may trace more than once."""
     for model in (models.under_shard_map, models.under_cond):
