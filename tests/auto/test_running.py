@@ -1,5 +1,8 @@
 """`jaxmem.auto(step, plan)`: a step that is called under a plan that was written by hand."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,3 +50,19 @@ def test_static_arguments_may_be_numbers_of_numpy():
     )
     got = jaxmem.auto(step, NOTHING)(PARAMS, *ARGS, np.int32(2))
     assert farthest(got, step(PARAMS, *ARGS, np.int32(2))) < 1e-13
+
+
+def test_caches_of_jit_do_not_hold_a_planned_step():
+    """What was found in it, arrays among that, would stay for as long as the user's function."""
+    inner = jax.jit(own_gradients)
+    planned = jaxmem.auto(lambda params, batch: update(params, inner(params, batch)))(NOTHING)
+    jax.eval_shape(planned, PARAMS, *ARGS)
+    layers = [weakref.ref(layer) for layer in planned.layers]
+    assert layers
+    del planned
+    gc.collect()
+    assert not any(layer() for layer in layers)
+
+
+def own_gradients(params, batch):
+    return jax.grad(LOSS)(params, batch)
