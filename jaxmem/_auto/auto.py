@@ -5,10 +5,11 @@ found.
 import functools
 from collections.abc import Callable
 
-from jaxmem._auto.calls import traced
+from jaxmem._auto.calls import Call, traced
 from jaxmem._auto.rewriter import Rewriter, no_layers
 from jaxmem._auto.step import build_of, planned_step
 from jaxmem._jax.rewrite import is_differentiated
+from jaxmem._layer.graph import is_inexact
 from jaxmem._tags.policy import decisions
 from jaxmem.errors import StepError
 
@@ -56,13 +57,23 @@ def auto(function: Callable, plan=_BUILD) -> Callable:
             return step(*args, **kwargs)
         call = traced(function, args, kwargs)
         if is_differentiated(call.closed.jaxpr):
-            # A step; or a loss that holds a gradient, of a function without layers.
-            step.within(traced, function, args, kwargs)
-            if step.layers:
+            # A step; or a loss that holds a gradient, of a function without layers. A step of its
+            # own tells, since a trace may differ from a run, and a second layer has a second label.
+            trial = planned_step(function, decided)
+            trial.within(traced, function, args, kwargs)
+            if trial.layers:
                 return step(*args, **kwargs)
+            if not _is_loss(call):
+                raise trial.no_layers()
         result = rewriter.result(function, call)
         if not rewriter.layers:
             raise no_layers(*rewriter.searched[-1])
         return result
 
     return rewritten
+
+
+def _is_loss(call: Call) -> bool:
+    """Whether `jax.grad` would take the function: its first result is one number."""
+    first = next(iter(call.closed.out_avals), None)
+    return first is not None and first.shape == () and is_inexact(first)

@@ -58,7 +58,8 @@ def traced(function: Callable, args: tuple, kwargs: dict) -> Call:
 
 
 def _is_array(leaf) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic) or hasattr(leaf, "aval")
+    # NumPy's numbers are none: an argument that jit takes as static may be one.
+    return isinstance(leaf, jax.Array | np.ndarray) or hasattr(leaf, "aval")
 
 
 class _Modules:

@@ -10,6 +10,7 @@ import functools
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -18,7 +19,8 @@ import jax
 NAMES = ("grad", "value_and_grad", "vjp")  # of `jax`
 _JAX = ("jax.", "jaxlib.")  # modules of JAX itself call each other as before
 
-# What is put in the place of a function that is differentiated; None where nothing is.
+# What is put in the place of a function that is differentiated, as a weak reference, since jit's
+# caches hold their keys for as long as there are such caches; None where nothing is.
 _instead = jax.make_user_context(default_value=None)
 
 
@@ -83,22 +85,20 @@ _places = _Places()
 
 
 @contextlib.contextmanager
-def differentiating(
-    instead: Callable[[Callable], Callable], also: dict, look: bool = False
-) -> Iterator[None]:
+def differentiating(instead: types.MethodType, also: dict, look: bool = False) -> Iterator[None]:
     """For as long as it is entered, this thread's gradients of f are those of `instead(f)`.
 
     Only the outermost ones are: a function that is differentiated may differentiate others.
 
-    instead: takes a function and returns what is differentiated in its place. Its identity is part
-      of the keys of jit's caches, so what was traced without it is not taken for what is traced
-      with it.
+    instead: a method that takes a function and returns what is differentiated in its place. Its
+      object's identity is part of the keys of jit's caches, so what was traced without it is not
+      taken for what is traced with it.
     also: a module's names that may not be among Python's modules, such as a notebook's.
     look: whether to look through all modules in any case.
     """
     _places.enter(also, look)
     try:
-        with _instead(instead):
+        with _instead(weakref.WeakMethod(instead)):
             yield
     finally:
         _places.leave()
@@ -123,7 +123,7 @@ def _of_a_function(differentiate: Callable) -> Callable:
         instead = _instead.value
         if instead is None:
             return differentiate(fun, *args, **kwargs)
-        made = differentiate(instead(fun), *args, **kwargs)
+        made = differentiate(instead()(fun), *args, **kwargs)
 
         @functools.wraps(made)
         def outermost(*operands, **named):
@@ -144,6 +144,6 @@ def _of_a_call(differentiate: Callable) -> Callable:
         if instead is None:
             return differentiate(fun, *primals, **kwargs)
         with _instead(None):
-            return differentiate(instead(fun), *primals, **kwargs)
+            return differentiate(instead()(fun), *primals, **kwargs)
 
     return wrapped

@@ -9,14 +9,17 @@ import jax.numpy as jnp
 from jaxmem._jax.jaxpr import ClosedJaxpr, as_scan
 from jaxmem._jax.primitives import VIEWS
 from jaxmem._jax.rewrite import Node, Program
-from jaxmem._layer.graph import Graph, flops, is_inexact, through
+from jaxmem._layer.graph import Graph, flops, is_inexact, through, uses_references
 
 SHARE = 0.6  # of a turn's FLOPs: what an inner loop holds more of is where the layers are
 
 
 def is_loop(node: Node) -> bool:
-    """Whether the node is a scan of at least two turns whose body multiplies matrices."""
-    return node.primitive == "scan" and node.eqn.params["length"] > 1 and flops(node) > 0
+    """Whether the node is a scan of at least two turns whose body multiplies matrices,
+    and neither reads nor writes a `jax.Ref`.
+    """
+    turns = node.eqn.params["length"] if node.primitive == "scan" else 0
+    return turns > 1 and flops(node) > 0 and not uses_references(node)
 
 
 def turn(

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxmem._jax.jaxpr import Literal, text_of
 from jaxmem._jax.rewrite import Node, Program
-from jaxmem._layer.graph import Graph, flops
+from jaxmem._layer.graph import Graph, flops, uses_references
 
 SHORTEST = 4  # operations: what repeats faster is no layer
 # Of parameters these say where a layer's share lies, or are addresses: equal layers differ in them.
@@ -57,6 +57,8 @@ def _kinds(program: Program) -> np.ndarray:
 
 
 def _kind(program: Program, node: Node) -> tuple:
+    if uses_references(node):
+        return (id(node),)  # like no other: it is in no layer
     aval = lambda v: v.aval if isinstance(v, Literal) else program.avals[v]
     shapes = [(aval(v).str_short(), isinstance(v, Literal)) for v in node.inputs]
     results = [aval(v).str_short() for v in node.outputs]

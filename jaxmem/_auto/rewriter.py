@@ -11,7 +11,7 @@ from jaxmem._auto.find import Finder, read
 from jaxmem._core.assignment import Decisions
 from jaxmem._jax.rewrite import Node, Program, place_of
 from jaxmem._layer.block import Layer
-from jaxmem._layer.graph import flops
+from jaxmem._layer.graph import flops, uses_references
 from jaxmem.errors import StepError
 
 _SHOWN = 3  # loops
@@ -87,4 +87,6 @@ def _why(node: Node) -> str:
         return "a while loop has no derivative; a fori_loop of a known number of turns is a scan"
     if flops(node) == 0:
         return "its turns hold no matrix product"
+    if uses_references(node):
+        return "its turns read or write a jax.Ref, which no block may"
     return "it has one turn" if node.eqn.params["length"] < 2 else "its blocks are planned already"

@@ -62,10 +62,11 @@ class PlannedStep:
         """Calls the step, or what traces it. Raises StepError where no layer is found in it."""
         result = self.within(function, *args, **kwargs)
         if not self.layers:
-            raise self._no_layers()
+            raise self.no_layers()
         return result
 
-    def _no_layers(self) -> StepError:
+    def no_layers(self) -> StepError:
+        """The error of a step in which no layer was found."""
         if searched := self._rewriter.searched:
             return no_layers(*max(searched, key=lambda each: work(each[1])))
         name = getattr(self._step, "__name__", type(self._step).__name__)

@@ -11,7 +11,7 @@ from jaxmem._jax.jaxpr import flatten
 from jaxmem._jax.rewrite import Node, Program
 from jaxmem._jax.vary import axes_of, varying
 from jaxmem._layer.candidates import MOST, Candidate, candidates
-from jaxmem._layer.graph import Graph, is_costly, is_inexact
+from jaxmem._layer.graph import Graph, is_complex, is_costly, is_inexact
 from jaxmem._layer.names import named
 from jaxmem._layer.softmax import Softmax, with_softmaxes
 from jaxmem._tags.operations import (
@@ -47,6 +47,8 @@ class Layer:
     def block(self, policy: Any, prevent_cse: bool) -> Callable[..., list]:
         """The layer as a function of its inputs, under a policy of `_tags`."""
         tagged = _tagged(self.program, self.candidates)
+        if policy.choices is None and any(map(is_complex, self.program.avals)):
+            return tagged  # `jax.checkpoint` cannot save complex values, and would save all of them
         return jax.checkpoint(tagged, policy=policy, prevent_cse=prevent_cse)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
+from jax.ref import AbstractRef
 
 from jaxmem._jax.jaxpr import Literal, matmul_flops
 from jaxmem._jax.primitives import COSTLY, RANDOM
@@ -96,8 +97,17 @@ def flops(node: Node) -> float:
     return 0.0 if node.call is not None else matmul_flops(node.eqn)[0]
 
 
+def uses_references(node: Node) -> bool:
+    """Whether a node reads or writes a `jax.Ref`, which no block may."""
+    return any(isinstance(v.aval, AbstractRef) for v in node.eqn.invars)
+
+
 def is_inexact(aval) -> bool:
     return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def is_complex(aval) -> bool:
+    return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.complexfloating)
 
 
 def aval_bytes(aval) -> int:

@@ -2,9 +2,13 @@
 
 import dataclasses
 
-from jaxmem._jax.primitives import VIEWS
 from jaxmem._jax.rewrite import Node, Program
 from jaxmem._layer.graph import SOFTMAX, Graph, through
+
+# What may stand between the sums and the division: views that leave every axis where it is, and
+# those that add and drop axes of one.
+_KEEPS = {"convert_element_type", "copy", "sharding_constraint", "optimization_barrier", "pvary"}
+_RESHAPES = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +56,7 @@ def _softmax(graph: Graph, division: Node) -> Softmax | None:
     if division.primitive != "div" or len(division.reads) != 2:
         return None
     top, below = division.reads
-    total, views = through(graph, below, lambda node: node.primitive in VIEWS)
+    total, views = through(graph, below, lambda node: node.primitive in _KEEPS | _RESHAPES)
     exponential = graph.maker.get(top)
     summing = graph.maker.get(total) if isinstance(total, int) else None
     if summing is None or summing.primitive != "reduce_sum":
@@ -62,7 +66,8 @@ def _softmax(graph: Graph, division: Node) -> Softmax | None:
     summed, casts = through(
         graph, summing.reads[0], lambda node: node.primitive == "convert_element_type"
     )
-    if summed != top:
+    axes = tuple(summing.eqn.params["axes"])
+    if summed != top or not _meets_its_own_rows(graph, top, axes, [summing, *views[::-1]]):
         return None
     parts = [exponential, *casts, summing, *views]
     position = lambda node: graph.order[node.outputs[0]]
@@ -81,5 +86,27 @@ def _softmax(graph: Graph, division: Node) -> Softmax | None:
         narrow = users[0].outputs[0]  # what is worth saving is the narrower of the two
         if result not in graph.outputs and graph.bytes(narrow) <= graph.bytes(result):
             nodes, result = [*nodes, users[0]], narrow
-    axes = tuple(summing.eqn.params["axes"])
     return Softmax(tuple(nodes), operand, result, axes, graph.program.constants)
+
+
+def _meets_its_own_rows(graph: Graph, top: int, axes: tuple[int, ...], made: list[Node]) -> bool:
+    """Whether each exponential is divided by the sum over `axes` that it is in: `e / e.sum(1)` of a
+    square matrix divides by the sums of other rows.
+
+    made: the sum, and the views of it that end in the divisor.
+    """
+    shape = graph.program.avals[top].shape
+    # By axis of the divisor, the axis of the exponentials along which it differs; else None.
+    along = [i if n > 1 else None for i, n in enumerate(shape) if i not in axes]
+    for node in made[1:]:
+        sizes = graph.program.avals[node.outputs[0]].shape
+        if node.primitive == "broadcast_in_dim":
+            places = dict(zip(node.eqn.params["broadcast_dimensions"], along))
+            along = [places.get(i) for i in range(len(sizes))]
+        elif node.primitive in _RESHAPES:
+            left = [axis for axis in along if axis is not None]
+            if [shape[axis] for axis in left] != [n for n in sizes if n > 1]:
+                return False  # axes are merged or divided
+            rest = iter(left)
+            along = [next(rest) if n > 1 else None for n in sizes]
+    return along == [i if n > 1 and i not in axes else None for i, n in enumerate(shape)]

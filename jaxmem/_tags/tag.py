@@ -112,6 +112,8 @@ def _partial_eval(policy, unknown_in, inst_in, eqn):
     verdict = policy(eqn.primitive, x.aval, **eqn.params)
     if isinstance(verdict, Offloadable):  # by the policy of a user, or of ours on a named value
         verdict = _Offloaded(verdict)
+    if jnp.issubdtype(x.aval.dtype, jnp.complexfloating):
+        verdict = _in_parts(verdict)
     # Codes: the forward hands on `x` with its codes, and the backward makes the tag's output of the
     # codes alone. `x` is no residual, so nothing asks for its recomputation.
     if hasattr(verdict, "encode"):
@@ -154,6 +156,33 @@ class _Offloaded:
 
     def decode(self, codes, shape, dtype):
         return jax.device_put(codes[0], self._back, may_alias=False)
+
+
+class _Parts:
+    """A complex value kept as its real and its imaginary part. JAX rounds what `jax.checkpoint`
+    saves to its own precision, so that XLA holds no more of it, and cannot round complex values.
+
+    moved: what moves both parts to another memory; None where they stay.
+    """
+
+    def __init__(self, moved: _Offloaded | None):
+        self._moved = moved
+
+    def encode(self, x):
+        parts = (jnp.real(x), jnp.imag(x))
+        return parts if self._moved is None else [c for p in parts for c in self._moved.encode(p)]
+
+    def decode(self, codes, shape, dtype):
+        if self._moved is not None:
+            codes = [self._moved.decode((c,), shape, c.dtype) for c in codes]
+        return jax.lax.complex(*codes)
+
+
+def _in_parts(verdict):
+    """What stands for a verdict on a complex value."""
+    if verdict is Saveable or verdict is True:
+        return _Parts(None)
+    return _Parts(verdict) if isinstance(verdict, _Offloaded) else verdict
 
 
 def _space(kind: str):

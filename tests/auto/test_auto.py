@@ -141,6 +141,44 @@ def test_equal_layers_of_a_loop_share_their_names():
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.parametrize("divisor", ["other rows", "the first row"])
+def test_what_only_looks_like_a_softmax_keeps_its_derivative(divisor):
+    """Exponentials that are divided by sums of other rows than their own."""
+
+    def layer(x, p):
+        powers = jnp.exp(jnp.tanh(x @ p["a"]))
+        total = powers.sum(1)
+        shares = powers / (total if divisor == "other rows" else total[:1])
+        return x + shares @ p["b"], None
+
+    loss = lambda params, x: (jax.lax.scan(layer, x, params)[0] ** 2).mean()
+    params = {"a": normal(0, 3, 8, 8), "b": normal(1, 3, 8, 8)}
+    x = normal(2, 8, 8, scale=1.0)
+    want, got = (jax.jit(jax.grad(f))(params, x) for f in (loss, jaxmem.auto(loss, NOTHING)))
+    assert farthest(got, want) < 1e-12
+    own = lambda params, x: (
+        jax.lax.scan(lambda x, p: (x + jax.nn.softmax(x @ p["a"], 0) @ p["b"], None), x, params)[0]
+    ).mean()
+    (found,) = found_in(own, params, x)
+    assert "softmax" in [c.kind for c in found.candidates], "a softmax is still one"
+
+
+@pytest.mark.parametrize(
+    "plan", [NOTHING, EVERYTHING, Assignment({"auto[0:1]": {}, "auto[1:3]": {"*": "keep"}})]
+)
+def test_complex_layers_train_as_they_did(plan):
+    def layer(x, p):
+        mixed = jnp.fft.ifft(jnp.fft.fft(x, axis=0) * p["filter"], axis=0).real
+        return x + jnp.tanh(mixed @ p["up"]) @ p["down"], None
+
+    loss = lambda params, x: (jax.lax.scan(layer, x, params)[0] ** 2).mean()
+    turn = jax.lax.complex(normal(0, 3, 8, 4, scale=1.0), normal(1, 3, 8, 4, scale=1.0))
+    params = {"filter": turn, "up": normal(2, 3, 4, 8), "down": normal(3, 3, 8, 4)}
+    x = normal(4, 8, 4, scale=1.0)
+    want, got = (jax.jit(jax.grad(f))(params, x) for f in (loss, jaxmem.auto(loss, plan)))
+    assert farthest(got, want) < 1e-12
+
+
 def test_without_a_plan_the_function_is_the_users_own():
     loss, *_ = models.gemma_in_a_scan()
     assert jaxmem.auto(loss, None) is loss
@@ -176,6 +214,32 @@ def test_where_there_is_no_layer_the_error_says_what_was_looked_at():
         jaxmem.auto(3, NOTHING)
     with pytest.raises(TagError, match="`plan` is int"):
         jaxmem.auto(loss, 3)
+
+
+@pytest.mark.parametrize("scanned", [True, False])
+def test_layers_that_write_a_reference_are_none(scanned):
+    def layer(x, w, total):
+        x = x + jnp.tanh(jnp.sin(x @ w))
+        total[...] += jax.lax.stop_gradient(x.sum())
+        return x
+
+    def loss(params, x, written=True):
+        total = jax.new_ref(jnp.zeros(()))
+        if written and scanned:
+            x, _ = jax.lax.scan(lambda x, w: (layer(x, w, total), None), x, params)
+        elif written:
+            for i in range(3):
+                x = layer(x, params[i], total)
+        else:
+            x, _ = jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w), None), x, params)
+            total[...] = jax.lax.stop_gradient(x.sum())
+        return (x**2).mean(), total[...]
+
+    params, x = normal(0, 3, 4, 4), normal(1, 2, 4)
+    with pytest.raises(StepError, match="jax.Ref, which no block may" if scanned else "no layers"):
+        jax.grad(jaxmem.auto(loss, NOTHING), has_aux=True)(params, x)
+    beside = lambda f: jax.jit(jax.grad(f, has_aux=True), static_argnums=2)(params, x, False)
+    assert farthest(beside(jaxmem.auto(loss, NOTHING)), beside(loss)) < 1e-12
 
 
 def test_what_is_traced_again_has_the_same_labels():

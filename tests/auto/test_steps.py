@@ -227,6 +227,11 @@ def test_a_gradient_that_was_made_before_is_named():
         jaxmem.auto(lambda params, batch: made(params, batch))(NOTHING)(PARAMS, *ARGS)
     with pytest.raises(StepError, match="called none of jax.grad"):
         jaxmem.auto(lambda params, batch: params)(NOTHING)(PARAMS, *ARGS)
+    with pytest.raises(StepError, match=r"GRADIENT \(of loss"):
+        jaxmem.auto(with_a_gradient_made_before, NOTHING)(PARAMS, *ARGS)  # not taken for a loss
+    hidden = {"grad": gradient_by_another_name}
+    with pytest.raises(StepError, match="called none of jax.grad"):
+        jaxmem.auto(lambda p, b: hidden["grad"](LOSS)(p, b), NOTHING)(PARAMS, *ARGS)
 
 
 def test_a_step_whose_loss_has_no_layers_says_what_was_looked_at():
