@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from jaxmem._auto.calls import Call, traced
 from jaxmem._auto.rewriter import Rewriter, no_layers
-from jaxmem._auto.step import build_of, planned_step
+from jaxmem._auto.step import JittedStep, build_of, planned_step
 from jaxmem._jax.rewrite import is_differentiated
 from jaxmem._layer.graph import is_inexact
 from jaxmem._tags.policy import decisions
@@ -70,6 +70,8 @@ def auto(function: Callable, plan=_BUILD) -> Callable:
             raise no_layers(*rewriter.searched[-1])
         return result
 
+    if isinstance(step, JittedStep):
+        rewritten.trace, rewritten.lower = step.trace, step.lower  # pyright: ignore
     return rewritten
 
 

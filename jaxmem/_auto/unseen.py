@@ -32,7 +32,9 @@ def _search(function, depth: int, found: dict[str, None], seen: set[int]) -> Non
             continue
         seen.add(id(inner))
         for name, value in _named_by(inner):
-            if (differentiated := _differentiated(value)) is not None:
+            if (way := _partial_of(value)) is not None:
+                found[f"{name} (a partial of jax.{way})"] = None
+            elif (differentiated := _differentiated(value)) is not None:
                 code = getattr(differentiated, "__code__", None)
                 where = f", {code.co_filename}:{code.co_firstlineno}" if code else ""
                 found[f"{name} (of {_name(differentiated)}{where})"] = None
@@ -80,6 +82,14 @@ def _differentiated(value):
         if getattr(outer, "__code__", None) in _codes_of_gradients():
             return inner
     return None
+
+
+def _partial_of(value) -> str | None:
+    """The name of the function of JAX's that a `functools.partial` differentiates by, if any."""
+    ways = {"grad": jax.grad, "value_and_grad": jax.value_and_grad, "vjp": jax.vjp}
+    if not isinstance(value, functools.partial):
+        return None
+    return next((name for name, way in ways.items() if value.func is way), None)
 
 
 @functools.cache

@@ -136,6 +136,9 @@ def test_a_jitted_step_keeps_its_options_and_its_cache():
     assert "differentiated=True" in str(planned.trace(PARAMS, *ARGS, scale=3.0).jaxpr)
     assert "differentiated=True" not in str(step.trace(PARAMS, *ARGS, scale=3.0).jaxpr)
     assert "tf.aliasing_output" in planned.lower(PARAMS, *ARGS, scale=3.0).as_text()
+    again = jaxmem.auto(step, NOTHING)
+    assert "differentiated=True" in str(again.trace(PARAMS, *ARGS, scale=3.0).jaxpr)
+    assert "tf.aliasing_output" in again.lower(PARAMS, *ARGS, scale=3.0).as_text()
 
 
 def test_an_nnx_step_is_planned():
@@ -225,6 +228,9 @@ def test_a_gradient_that_was_made_before_is_named():
     made = jax.grad(LOSS)
     with pytest.raises(StepError, match=r"it uses made \(of loss"):
         jaxmem.auto(lambda params, batch: made(params, batch))(NOTHING)(PARAMS, *ARGS)
+    partial = functools.partial(jax.grad, has_aux=False)
+    with pytest.raises(StepError, match=r"it uses partial \(a partial of jax.grad\)"):
+        jaxmem.auto(lambda params, batch: partial(LOSS)(params, batch))(NOTHING)(PARAMS, *ARGS)
     with pytest.raises(StepError, match="called none of jax.grad"):
         jaxmem.auto(lambda params, batch: params)(NOTHING)(PARAMS, *ARGS)
     with pytest.raises(StepError, match=r"GRADIENT \(of loss"):
