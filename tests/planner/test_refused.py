@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
+from jaxmem._planner.history import History
 from jaxmem._xla.backend import Local
 from jaxmem.errors import StepError
 from tests.shared import models
@@ -34,6 +35,7 @@ def refusing(monkeypatch):
         return failed
 
     monkeypatch.setattr(Local, "compile", compile_)
+    monkeypatch.setattr(History, "recall", lambda self: [])  # each search is the first
     return refused
 
 
@@ -41,7 +43,7 @@ def refusing(monkeypatch):
 def test_another_plan_is_found(refusing, which):
     """The first compile is of everything kept, the second the first guess."""
     refusing |= which
-    plan = jaxmem.plan(BUILD, *ARGS, budget=BUDGET, fresh=True)
+    plan = jaxmem.plan(BUILD, *ARGS, budget=BUDGET)
     assert plan.compiled_bytes <= 2 * 2**20
     assert not plan.keeps_everything
     assert plan.compiles > max(which), "all of them were tried, and more"
@@ -50,4 +52,4 @@ def test_another_plan_is_found(refusing, which):
 def test_the_step_itself_has_to_compile(refusing):
     refusing.add(1)
     with pytest.raises(StepError, match="INTERNAL"):
-        jaxmem.plan(BUILD, *ARGS, budget=BUDGET, fresh=True)
+        jaxmem.plan(BUILD, *ARGS, budget=BUDGET)
