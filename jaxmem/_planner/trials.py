@@ -17,6 +17,7 @@ from jaxmem._solver.problem import Problem
 from jaxmem.errors import StepError
 
 MOST_COMPILES = 6
+SOLVE_SECONDS = 10.0  # for one run of the solver: a proof is worth no more beside compiles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,8 +174,14 @@ class Trials:
         room beside the arguments and the working memory of the model's reference.
         """
         room = int(self.limits.room * share) - self.static - int(model.reference)
-        excluded = tuple(self.refused)
-        return Problem(self.profile, room, self.limits.host_room, model.working, excluded=excluded)
+        return Problem(
+            self.profile,
+            room,
+            self.limits.host_room,
+            model.working,
+            excluded=tuple(self.refused),
+            time_limit=SOLVE_SECONDS,
+        )
 
 
 def fitted(profile: Profile, trials: Sequence[Trial]) -> Expected:

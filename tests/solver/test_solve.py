@@ -358,5 +358,5 @@ def test_a_name_of_two_places_is_one_decision():
 
 
 def test_a_time_limit_that_runs_out_is_an_error():
-    with pytest.raises(SolverError, match=r"no proven optimum; `time_limit` is 0\.0 s"):
+    with pytest.raises(SolverError, match=r"no assignment; `time_limit` is 0\.0 s"):
         solve(Problem(profile(profiles.deep(), link=55e9), room=2**31, time_limit=0.0))
