@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 
 from jaxmem._auto.calls import Call, traced
-from jaxmem._auto.rewriter import Rewriter, no_layers
+from jaxmem._auto.rewriter import Rewriter
 from jaxmem._auto.step import JittedStep, build_of, planned_step
 from jaxmem._jax.rewrite import is_differentiated
 from jaxmem._layer.graph import is_inexact
@@ -53,7 +53,7 @@ def auto(function: Callable, plan=_BUILD) -> Callable:
 
     @functools.wraps(function, updated=())
     def rewritten(*args, **kwargs):
-        if step.layers:
+        if step.found:
             return step(*args, **kwargs)
         call = traced(function, args, kwargs)
         if is_differentiated(call.closed.jaxpr):
@@ -61,13 +61,13 @@ def auto(function: Callable, plan=_BUILD) -> Callable:
             # own tells, since a trace may differ from a run, and a second layer has a second label.
             trial = planned_step(function, decided)
             trial.within(traced, function, args, kwargs)
-            if trial.layers:
+            if trial.found:
                 return step(*args, **kwargs)
             if not _is_loss(call):
                 raise trial.no_layers()
         result = rewriter.result(function, call)
-        if not rewriter.layers:
-            raise no_layers(*rewriter.searched[-1])
+        if not rewriter.found and rewriter.error is not None:
+            raise rewriter.error
         return result
 
     if isinstance(step, JittedStep):

@@ -20,13 +20,19 @@ _SHOWN = 3  # loops
 class Rewriter:
     """Rewrites the functions of one loss or step, so that their layers have labels of their own.
 
-    layers: those found until now.
-    searched: what was looked through, largest first: (function, its program).
+    It keeps no program: a training loop may call it in every step.
+
+    found: whether a layer was found until now.
+    error: what to say where none is, of the largest function that was looked through; None where
+      there was no function.
     """
 
-    def __init__(self, decided: Decisions):
-        self.layers: list[Layer] = []
-        self.searched: list[tuple[Callable, Program]] = []
+    def __init__(self, decided: Decisions, layers: list[Layer] | None = None):
+        """layers: where those that are found are put, for who wants to see them."""
+        self.found = False
+        self.error: StepError | None = None
+        self._layers = layers
+        self._work = -1.0  # FLOPs of the function that `error` is about
         self._decided = decided
         self._labels = 0
         self._first: dict[Any, int] = {}
@@ -51,12 +57,15 @@ class Rewriter:
         # What is inside a conditional or a shard_map is searched when that is traced: as it runs.
         results = finder.with_blocks(program).run(call.arrays)
         self._labels = max(self._labels, finder.labels)
-        self.layers += finder.found
-        self.searched.append((function, program))
+        self.found = self.found or bool(finder.found)
+        if self._layers is not None:
+            self._layers += finder.found
+        if not self.found and (work := sum(map(flops, program.nodes))) > self._work:
+            self._work, self.error = work, _no_layers(function, program)
         return call.returned(results)
 
 
-def no_layers(function: Callable, program: Program) -> StepError:
+def _no_layers(function: Callable, program: Program) -> StepError:
     """The error, with the largest loops and why each is none over layers."""
     name = getattr(function, "__name__", type(function).__name__)
     loops = [n for n in program.nodes if n.primitive in ("scan", "while")]
@@ -70,10 +79,6 @@ def no_layers(function: Callable, program: Program) -> StepError:
         " or convolve. Wrap a layer by hand: jax.checkpoint(layer,"
         " policy=jaxmem.remat_policy(plan))"
     )
-
-
-def work(program: Program) -> float:
-    return sum(map(flops, program.nodes))
 
 
 def _size(node: Node) -> float:

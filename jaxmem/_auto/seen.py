@@ -64,10 +64,11 @@ def seen(step: Callable, args: tuple) -> tuple[SeenLayers, ...]:
     enough. Raises StepError where it finds nothing.
     """
     nothing = Assignment.nothing()
-    planned = planned_step(step, nothing)
+    layers: list[Layer] = []
+    planned = planned_step(step, nothing, layers)
     trace(lambda plan: planned, nothing, args)
     by_label: dict[str, dict[int, Layer]] = {}
-    for layer in planned.layers:
+    for layer in layers:
         # A layer in a conditional or a shard_map is found again when that is traced again.
         number = id(layer.program.nodes[0].eqn)
         by_label.setdefault(layer.label, {}).setdefault(number, layer)

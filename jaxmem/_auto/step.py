@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 
 from jaxmem._auto.gradients import NAMES, differentiating
-from jaxmem._auto.rewriter import Rewriter, no_layers, work
+from jaxmem._auto.rewriter import Rewriter
 from jaxmem._auto.unseen import innermost, made_before
 from jaxmem._core.assignment import Decisions
 from jaxmem._layer.block import Layer
@@ -31,23 +31,28 @@ def build_of(step: Callable) -> Callable:
     return auto
 
 
-def planned_step(step: Callable, decided: Decisions) -> "PlannedStep":
-    """The step under a plan; one that is jitted keeps what was said to jit."""
-    return (JittedStep if hasattr(step, "trace") else PlannedStep)(step, decided)
+def planned_step(
+    step: Callable, decided: Decisions, layers: list[Layer] | None = None
+) -> "PlannedStep":
+    """The step under a plan; one that is jitted keeps what was said to jit. `layers` is where those
+    that are found are put, for who wants to see them.
+    """
+    return (JittedStep if hasattr(step, "trace") else PlannedStep)(step, decided, layers)
 
 
 class PlannedStep:
     """A step in which every function that it differentiates has its layers as blocks."""
 
-    def __init__(self, step: Callable, decided: Decisions):
+    def __init__(self, step: Callable, decided: Decisions, layers: list[Layer] | None = None):
+        """layers: where those that are found are put, for who wants to see them."""
         self._step = step
-        self._rewriter = Rewriter(decided)
+        self._rewriter = Rewriter(decided, layers)
         functools.update_wrapper(self, step, updated=())
 
     @property
-    def layers(self) -> list[Layer]:
-        """What was found until now."""
-        return self._rewriter.layers
+    def found(self) -> bool:
+        """Whether a layer was found until now."""
+        return self._rewriter.found
 
     def __call__(self, *args, **kwargs):
         return self._checked(self._step, args, kwargs)
@@ -55,20 +60,20 @@ class PlannedStep:
     def within(self, function: Callable, *args, **kwargs):
         """Calls `function`, with the gradients that it takes being those of the planned step."""
         names = getattr(innermost(self._step), "__globals__", {})
-        with differentiating(self._rewriter.with_blocks, names, look=not self.layers):
+        with differentiating(self._rewriter.with_blocks, names, look=not self.found):
             return function(*args, **kwargs)
 
     def _checked(self, function: Callable, args: tuple, kwargs: dict):
         """Calls the step, or what traces it. Raises StepError where no layer is found in it."""
         result = self.within(function, *args, **kwargs)
-        if not self.layers:
+        if not self.found:
             raise self.no_layers()
         return result
 
     def no_layers(self) -> StepError:
         """The error of a step in which no layer was found."""
-        if searched := self._rewriter.searched:
-            return no_layers(*max(searched, key=lambda each: work(each[1])))
+        if self._rewriter.error is not None:
+            return self._rewriter.error
         name = getattr(self._step, "__name__", type(self._step).__name__)
         before = made_before(self._step)
         made = f": it uses {', '.join(before)}" if before else ""

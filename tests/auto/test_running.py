@@ -9,22 +9,11 @@ import numpy as np
 import pytest
 
 import jaxmem
+from jaxmem._jax.rewrite import Program
 from jaxmem.plans import Assignment
-from tests.shared.foreign import plain as models
+from tests.auto.steps import ARGS, LOSS, NOTHING, PARAMS, blocks_in, farthest, update
 
 pytestmark = [pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
-
-NOTHING = Assignment.nothing()
-LOSS, PARAMS, ARGS = models.gemma_in_a_scan()
-
-
-def update(params, gradients):
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
-
-
-def farthest(got, want) -> float:
-    pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
-    return max(float(jnp.abs(a - b).max()) for a, b in pairs)
 
 
 def test_a_step_that_is_run_has_the_labels_of_its_plan():
@@ -53,15 +42,26 @@ def test_static_arguments_may_be_numbers_of_numpy():
 
 
 def test_caches_of_jit_do_not_hold_a_planned_step():
-    """What was found in it, arrays among that, would stay for as long as the user's function."""
+    """What it is made of, arrays among that, would stay for as long as the user's function."""
     inner = jax.jit(own_gradients)
     planned = jaxmem.auto(lambda params, batch: update(params, inner(params, batch)))(NOTHING)
-    jax.eval_shape(planned, PARAMS, *ARGS)
-    layers = [weakref.ref(layer) for layer in planned.layers]
-    assert layers
+    assert blocks_in(planned, PARAMS, *ARGS) > 0
+    held = weakref.ref(planned)
     del planned
     gc.collect()
-    assert not any(layer() for layer in layers)
+    assert held() is None
+
+
+def test_a_loop_of_calls_keeps_no_programs():
+    """Each call traces the loss anew; what it was traced to goes when the call is over."""
+    planned = jaxmem.auto(LOSS, NOTHING)
+    programs = lambda: sum(isinstance(x, Program) for x in gc.get_objects())
+    counts = []
+    for _ in range(3):
+        jax.eval_shape(planned, PARAMS, *ARGS)
+        gc.collect()
+        counts.append(programs())
+    assert counts[0] == counts[1] == counts[2]
 
 
 def own_gradients(params, batch):

@@ -3,8 +3,6 @@ nothing else is changed.
 """
 
 import functools
-import threading
-import types
 
 import jax
 import jax.numpy as jnp
@@ -15,19 +13,12 @@ from jax import grad as gradient_by_another_name
 
 import jaxmem
 from jaxmem.errors import StepError
-from jaxmem.plans import Assignment
+from tests.auto.steps import ARGS, LOSS, NOTHING, PARAMS, blocks_in, farthest, update
 from tests.shared.foreign import flax_models
 from tests.shared.foreign import plain as models
 from tests.shared.foreign.size import SMALL, normal
 
 pytestmark = [pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
-
-NOTHING = Assignment.nothing()
-LOSS, PARAMS, ARGS = models.gemma_in_a_scan()
-
-
-def update(params, gradients):
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
 
 
 def by_grad(params, batch):
@@ -81,11 +72,6 @@ STEPS = [
 ]  # fmt: skip
 
 
-def blocks_in(step, *args) -> int:
-    """How many blocks of jaxmem's are in the backward of a step, by its trace's text."""
-    return str(jax.make_jaxpr(step)(*args)).count("differentiated=True")
-
-
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 def test_a_step_differentiates_its_layers_as_blocks(step):
     planned = jaxmem.auto(step)(NOTHING)
@@ -99,11 +85,6 @@ def test_a_step_differentiates_its_layers_as_blocks(step):
 @functools.cache
 def own_result():
     return jax.jit(by_value_and_grad)(PARAMS, *ARGS)
-
-
-def farthest(got, want) -> float:
-    pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
-    return max(float(jnp.abs(a - b).max()) for a, b in pairs)
 
 
 def test_the_result_is_the_steps_own():
@@ -198,109 +179,12 @@ def test_a_loss_that_holds_a_gradient_is_a_loss():
     assert "differentiated=True" in program
 
 
-def nested(params, batch):
-    def loss(params, batch):
-        inner = jax.grad(LOSS)(params, batch)
-        return LOSS(params, batch) + sum((g**2).sum() for g in jax.tree.leaves(inner))
-
-    return update(params, jax.grad(loss)(params, batch))
-
-
-def test_of_nested_gradients_the_outermost_is_planned():
-    """Its loss holds three loops over layers: its own, and the inner gradient's two."""
-    planned = jaxmem.auto(nested)(NOTHING)
-    assert blocks_in(planned, PARAMS, *ARGS) > 0
-    assert len(planned.layers) == 3, "the inner gradient is none of its own"
-
-
-@pytest.mark.slow
-def test_nested_gradients_are_the_steps_own():
-    got, want = jax.jit(jaxmem.auto(nested)(NOTHING))(PARAMS, *ARGS), jax.jit(nested)(PARAMS, *ARGS)
-    assert farthest(got, want) < 1e-10
-
-
-GRADIENT = jax.value_and_grad(LOSS)
-
-
-def helper(params, batch):
-    return GRADIENT(params, batch)
-
-
-def with_a_gradient_made_before(params, batch):
-    value, gradients = helper(params, batch)
-    return update(params, gradients), value
-
-
-def test_a_gradient_that_was_made_before_is_named():
-    with pytest.raises(StepError, match=r"GRADIENT \(of loss, .*plain.py:\d+\)"):
-        jaxmem.plan(jaxmem.auto(with_a_gradient_made_before), PARAMS, *ARGS)
-    made = jax.grad(LOSS)
-    with pytest.raises(StepError, match=r"it uses made \(of loss"):
-        jaxmem.auto(lambda params, batch: made(params, batch))(NOTHING)(PARAMS, *ARGS)
-    partial = functools.partial(jax.grad, has_aux=False)
-    with pytest.raises(StepError, match=r"it uses partial \(a partial of jax.grad\)"):
-        jaxmem.auto(lambda params, batch: partial(LOSS)(params, batch))(NOTHING)(PARAMS, *ARGS)
-    with pytest.raises(StepError, match="called none of jax.grad"):
-        jaxmem.auto(lambda params, batch: params)(NOTHING)(PARAMS, *ARGS)
-    with pytest.raises(StepError, match=r"GRADIENT \(of loss"):
-        jaxmem.auto(with_a_gradient_made_before, NOTHING)(PARAMS, *ARGS)  # not taken for a loss
-    hidden = {"grad": gradient_by_another_name}
-    with pytest.raises(StepError, match="called none of jax.grad"):
-        jaxmem.auto(lambda p, b: hidden["grad"](LOSS)(p, b), NOTHING)(PARAMS, *ARGS)
-
-
 def test_a_step_whose_loss_has_no_layers_says_what_was_looked_at():
     step = lambda w, x: jax.grad(lambda w: (x @ w).sum())(w)
     with pytest.raises(StepError, match="no layer was found in '<lambda>' .it has no loop"):
         jaxmem.auto(step)(NOTHING)(normal(0, 4, 4), normal(1, 3, 4))
     with pytest.raises(StepError, match="called with dict where a plan was expected"):
         jax.grad(jaxmem.auto(LOSS))(PARAMS, *ARGS)
-
-
-def test_other_threads_are_not_seen():
-    """One thread is in the middle of tracing its planned step while another takes gradients."""
-    inside, done = threading.Event(), threading.Event()
-    elsewhere = []
-
-    def loss(params, batch):
-        inside.set()
-        assert done.wait(60)
-        return LOSS(params, batch)
-
-    def other():
-        assert inside.wait(60)
-        elsewhere.append(blocks_in(by_value_and_grad, PARAMS, *ARGS))
-        done.set()
-
-    def step(params, batch):
-        return update(params, jax.grad(loss)(params, batch))
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    assert blocks_in(jaxmem.auto(step)(NOTHING), PARAMS, *ARGS) > 0
-    thread.join()
-    assert elsewhere == [0]
-
-
-def test_nothing_stays_replaced():
-    """Neither after an error, nor in a module that was imported while a step was traced."""
-    import sys
-
-    before = jax.grad, jax.value_and_grad, jax.vjp
-    late = types.ModuleType("imported_late")
-
-    def step(params, batch):
-        exec("from jax import grad, value_and_grad, vjp", vars(late))
-        sys.modules["imported_late"] = late
-        raise RuntimeError("of the user's own")
-
-    try:
-        with pytest.raises(RuntimeError, match="of the user's own"):
-            jaxmem.auto(step)(NOTHING)(PARAMS, *ARGS)
-    finally:
-        sys.modules.pop("imported_late", None)
-    assert (jax.grad, jax.value_and_grad, jax.vjp) == before
-    assert (late.grad, late.value_and_grad, late.vjp) == before
 
 
 def test_a_plan_of_a_step_runs_it():

@@ -1,0 +1,24 @@
+"""A model's loss, and what tests of its training steps share."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem.plans import Assignment
+from tests.shared.foreign import plain as models
+
+NOTHING = Assignment.nothing()
+LOSS, PARAMS, ARGS = models.gemma_in_a_scan()
+
+
+def update(params, gradients):
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+
+def blocks_in(step, *args) -> int:
+    """How many blocks of jaxmem's are in the backward of a step, by its trace's text."""
+    return str(jax.make_jaxpr(step)(*args)).count("differentiated=True")
+
+
+def farthest(got, want) -> float:
+    pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
+    return max(float(jnp.abs(a - b).max()) for a, b in pairs)
