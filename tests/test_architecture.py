@@ -31,7 +31,7 @@ LIBRARY = {
     "_blocks": ("_jax", "_tags"),
     "_profile": ("_jax", "_device", "_codecs", "_tags", "_blocks"),
     "_layer": ("_jax", "_tags"),
-    "_auto": ("_jax", "_tags", "_layer"),
+    "_auto": ("_jax", "_tags", "_blocks", "_layer"),
     "_stack": ("_jax", "_tags", "_states"),
     "_adama": ("_jax", "_states", "_stack"),
     "_planner": ("_jax", "_device", "_xla", "_blocks", "_profile", "_solver", "_plan", "_states"),

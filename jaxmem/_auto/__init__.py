@@ -1,1 +1,3 @@
-"""Finds blocks in a function that names none; may import `_jax`, `_tags` and `_layer`."""
+"""Finds blocks in a function that names none; may import `_jax`, `_tags`, `_blocks` and
+`_layer`.
+"""

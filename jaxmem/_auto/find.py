@@ -5,9 +5,10 @@ import dataclasses
 from jaxmem._auto.branches import branches, with_branches
 from jaxmem._auto.loops import holds_layers_within, is_loop, turn, with_bodies
 from jaxmem._auto.repeats import Repeat, between, part, repeats
-from jaxmem._jax.jaxpr import ClosedJaxpr, JaxprEqn, subjaxprs
-from jaxmem._jax.primitives import REMAT
-from jaxmem._jax.rewrite import Node, Program, equations, place_of, program_of, standing_for
+from jaxmem._blocks.find import is_block
+from jaxmem._jax.jaxpr import ClosedJaxpr, subjaxprs
+from jaxmem._jax.rewrite import Node, Program, equations, program_of, standing_for
+from jaxmem._jax.source import place_of
 from jaxmem._layer.block import Layer, layer_of, layers_of
 from jaxmem._layer.graph import Graph
 from jaxmem._tags.groups import groups_of
@@ -62,7 +63,7 @@ class Finder:
             return with_bodies(node, [(0, turns, lambda *inputs: blocks.run(inputs))])
         found = layer_of(program, activations, self._label())
         turns = node.eqn.params["length"]
-        layer = dataclasses.replace(found, place=place_of(node), turns=turns)
+        layer = dataclasses.replace(found, place=place_of(node.eqn), turns=turns)
         self.found.append(layer)
         groups = groups_of(self.plan, layer.label, turns)
         blocks = [(g.start, g.stop, layer.block(g.policy, prevent_cse=False)) for g in groups]
@@ -77,7 +78,7 @@ class Finder:
             label, layers = self._label(), list(stretch.layers())
             parts = [part(program, low, high) for low, high in layers]
             alike = layers_of(parts, between(program, layers), label)
-            places = [place_of(program.nodes[low]) for low, _ in layers]
+            places = [place_of(program.nodes[low].eqn) for low, _ in layers]
             self.found += [
                 dataclasses.replace(layer, place=place) for layer, place in zip(alike, places)
             ]
@@ -111,11 +112,6 @@ def _segment(last: Node, layer: Layer, policy: Policy) -> Node:
 def read(closed: ClosedJaxpr) -> Program:
     """A trace as a program, in which the blocks that a plan decides already stay whole."""
     return program_of(closed, is_block)
-
-
-def is_block(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a `jax.checkpoint` under a policy of jaxmem's."""
-    return eqn.primitive.name in REMAT and isinstance(eqn.params.get("policy"), Policy)
 
 
 def _holds_blocks(node: Node) -> bool:

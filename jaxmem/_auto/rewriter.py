@@ -9,7 +9,8 @@ from typing import Any
 from jaxmem._auto.calls import Call, traced
 from jaxmem._auto.find import Finder, read
 from jaxmem._core.assignment import Decisions
-from jaxmem._jax.rewrite import Node, Program, place_of
+from jaxmem._jax.rewrite import Node, Program
+from jaxmem._jax.source import place_of
 from jaxmem._layer.block import Layer
 from jaxmem._layer.graph import flops, uses_references
 from jaxmem.errors import StepError
@@ -70,7 +71,7 @@ def _no_layers(function: Callable, program: Program) -> StepError:
     name = getattr(function, "__name__", type(function).__name__)
     loops = [n for n in program.nodes if n.primitive in ("scan", "while")]
     largest = sorted(loops, key=_size, reverse=True)[:_SHOWN]
-    looked_at = "; ".join(f"the {n.primitive} at {place_of(n)}: {_why(n)}" for n in largest)
+    looked_at = "; ".join(f"the {n.primitive} at {place_of(n.eqn)}: {_why(n)}" for n in largest)
     products = sum(flops(n) > 0 for n in program.nodes)
     rest = f"of {products} matrix products outside loops, no layers of equal operations repeat"
     return StepError(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from jaxmem._auto.step import planned_step
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
-from jaxmem._jax.rewrite import place_of
+from jaxmem._jax.source import place_of
 from jaxmem._jax.step import trace
 from jaxmem._layer.block import Layer
 from jaxmem._layer.graph import Graph
@@ -90,7 +90,7 @@ def _together(layers: Sequence[Layer]) -> SeenLayers:
                 dtype=str(aval.dtype),
                 bytes=graph.bytes(candidate.value),
                 why=candidate.why,
-                place=place_of(maker) if maker else "",
+                place=place_of(maker.eqn) if maker else "",
             )
         )
     count = sum(layer.turns for layer in layers)

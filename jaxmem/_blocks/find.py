@@ -94,7 +94,8 @@ def names_in(eqn: JaxprEqn) -> set[str]:
     return own.union(*(names_in(e) for inner in subjaxprs(eqn) for e in inner.eqns))
 
 
-def _is_block(eqn: JaxprEqn) -> bool:
+def is_block(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a `jax.checkpoint` under a policy of jaxmem's."""
     return eqn.primitive.name in REMAT and isinstance(eqn.params.get("policy"), Policy)
 
 
@@ -107,7 +108,7 @@ def _forward_names(jaxpr: Jaxpr) -> set[str]:
     """Names of the tags in `jaxpr` outside the backward of blocks."""
     names = {e.params["name"] for e in jaxpr.eqns if is_tag(e)}
     for eqn in jaxpr.eqns:
-        if not (_is_block(eqn) and eqn.params.get("differentiated")):
+        if not (is_block(eqn) and eqn.params.get("differentiated")):
             for inner in subjaxprs(eqn):
                 names |= _forward_names(inner)
     return names
@@ -142,7 +143,7 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
         defined = {o: i for i, e in enumerate(jaxpr.eqns) for o in e.outvars}
         first_use: dict[Var, int] = {}
         block_uses = Counter(
-            v for e in jaxpr.eqns if _is_block(e) for v in {*e.invars} if not isinstance(v, Literal)
+            v for e in jaxpr.eqns if is_block(e) for v in {*e.invars} if not isinstance(v, Literal)
         )
         for i, eqn in enumerate(jaxpr.eqns):
             for v in eqn.invars:
@@ -154,7 +155,7 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
             cheap = eqn.primitive.name in VIEWS or (eqn.primitive.name in INDICES and _small(eqn))
             if cheap and all(here(v) == "free" for v in viewed):
                 origin.update(dict.fromkeys(eqn.outvars, "free"))
-            if _is_block(eqn):
+            if is_block(eqn):
                 if not eqn.params.get("differentiated"):  # a forward: its backward comes later
                     plain_labels.add(eqn.params["policy"].block)
                     continue

@@ -5,7 +5,6 @@ of custom derivatives stay whole, and each operation keeps its place in the sour
 """
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -137,15 +136,6 @@ def standing_for(
     """
     names = source_info_util.new_name_stack()
     return Node(primitive, tuple(inputs), tuple(outputs), (), last.eqn, names, call)
-
-
-def place_of(node: Node) -> str:
-    """The user's file, line and function of a node, such as "model.py:12:4 (layer)"; a file of a
-    package by its path in the package.
-    """
-    place = source_info_util.summarize(node.eqn.source_info)
-    _, packages, inside = place.rpartition("site-packages" + os.sep)
-    return inside if packages else place.removeprefix(os.getcwd() + os.sep)
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:

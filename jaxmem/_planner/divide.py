@@ -50,7 +50,7 @@ def best_division(problem: Problem, whole: float | None = None) -> Division | No
         at = k * layers // (MOST_DIVISIONS + 1) if layers > MOST_DIVISIONS else k
         if not 0 < at < layers:
             continue
-        found.append(_tagged(problem, block, at, room))
+        found.append(_tagged(problem, block, at))
         if whole is not None:
             size = round(whole * block.layers * (layers - at) / layers)
             found.append(_last_kept_whole(problem, block, at, room - size, size))
@@ -58,7 +58,7 @@ def best_division(problem: Problem, whole: float | None = None) -> Division | No
     return min(ready, key=lambda d: (d.solution.cautious_seconds, d.bytes), default=None)
 
 
-def _tagged(problem: Problem, block: BlockClass, at: int, room: int) -> Division | None:
+def _tagged(problem: Problem, block: BlockClass, at: int) -> Division | None:
     """Returns the fastest plan of the layers before `at` and of those from it on, or None.
 
     The last layers' backward runs while everything is saved; that of the first, when what the last
@@ -76,7 +76,7 @@ def _tagged(problem: Problem, block: BlockClass, at: int, room: int) -> Division
         if solution is None:
             return None
         peak = _peak(split, solution, first, last, of)
-        if peak <= room:
+        if problem.room is not None and peak <= problem.room:
             return Division(asked, solution, peak)
     return None
 

@@ -15,6 +15,7 @@ from jaxmem._planner.candidates import fastest
 from jaxmem._planner.search import WORTH
 from jaxmem._planner.trials import Setting, Trial, Trials
 from jaxmem._solver.solution import Solution
+from jaxmem.errors import StepError
 
 ASK = 'it was not asked for: give actions="all"'
 
@@ -30,12 +31,13 @@ def would_fit(trials: Trials, setting: Setting, wider: Callable[[], Profile]) ->
     if found is None:
         return ""
     solution, names = found
-    (step,) = setting.compile(solution.actions, least=min(t.total for t in trials.compiled))
-    tried = Trial(step, solution.cost, 0)
-    limits = trials.limits
-    if tried.total > limits.room or tried.host_bytes > limits.host_room:
+    (step,) = setting.attempt(solution.actions, least=min(t.total for t in trials.compiled))
+    if isinstance(step, StepError):
         return ""
-    return f"; compressing {names} would have met it, with {show_bytes(tried.total)}: {ASK}"
+    limits, size = trials.limits, step.compiled.total_bytes
+    if size > limits.room or step.compiled.host_bytes > limits.host_room:
+        return ""
+    return f"; compressing {names} would have met it, with {show_bytes(size)}: {ASK}"
 
 
 def would_save(trials: Trials, best: Trial, wider: Callable[[], Profile]) -> tuple[str, ...]:
