@@ -13,10 +13,15 @@ import hypothesis
 import jax
 import pytest
 
+from jaxmem._xla.backend import Local, Pricing
+
 hypothesis.settings.register_profile(
     "default", deadline=None, derandomize=bool(os.environ.get("CI"))
 )
 hypothesis.settings.load_profile("default")
+
+
+MEASURED = Local.times
 
 
 def pytest_xdist_auto_num_workers(config) -> int:
@@ -62,6 +67,24 @@ def optimized(quick_compiles):
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def computed_times():
+    """Plans for the device at hand take their times from its rates: nothing is compiled and run to
+    be timed, which is half of the seconds of such a plan, and times are the same in every run.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Local, "times", Pricing.times)
+        yield
+
+
+@pytest.fixture
+def measured_times(computed_times):
+    """For a test of measured times, or of a whole plan as a user has it: they are measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Local, "times", MEASURED)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,6 +14,7 @@ import pytest
 
 import jaxmem
 from jaxmem.cli import main, parser
+from tests.shared.marks import slow
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 DIFFS = re.findall(r"## (\w+)[^\n]*\n\n```diff\n(.*?)```", (DOCS / "adopting.md").read_text(), re.S)
@@ -39,7 +40,7 @@ def test_every_way_is_shown():
 
 @pytest.mark.core
 @pytest.mark.jax_defaults
-@pytest.mark.parametrize(("name", "diff"), DIFFS)
+@pytest.mark.parametrize(("name", "diff"), [DIFFS[0], *(slow(*d) for d in DIFFS[1:])])
 def test_five_changed_lines_plan_a_model(name, diff, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert all(line[:1] in " +-" for line in diff.splitlines())
@@ -64,6 +65,7 @@ def test_the_tutorial_is_shown_as_it_runs(tmp_path, monkeypatch, capsys):
     assert "evaluation takes" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.jax_defaults
 def test_the_stack_is_shown_as_it_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -98,6 +100,7 @@ def test_models_of_libraries_are_shown_as_they_run(tmp_path, monkeypatch):
     assert np.isfinite(found["value"])
 
 
+@pytest.mark.slow
 @pytest.mark.jax_defaults
 def test_adama_is_shown_as_it_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -171,6 +174,7 @@ def train(tmp_path, monkeypatch):
     sys.modules.pop("train", None)
 
 
+@pytest.mark.slow
 @pytest.mark.jax_defaults
 def test_the_commands_are_shown_as_they_run(train, tmp_path, capsys):
     blocks = re.findall(r"```\n(jaxmem.*?)```", train, re.S)
@@ -184,6 +188,7 @@ def test_the_commands_are_shown_as_they_run(train, tmp_path, capsys):
     assert "microbatches: " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.jax_defaults
 def test_a_plan_of_the_laptop_runs_elsewhere_as_shown(train, tmp_path):
     """Elsewhere is this CPU, on which the step must fit as it does on the GPU."""

@@ -12,7 +12,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), 
 
 @pytest.mark.jax_defaults
 @pytest.mark.core
-def test_the_examples_run(capsys, tmp_path, monkeypatch):
+def test_the_examples_run(capsys, tmp_path, monkeypatch, measured_times):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     assert len(BLOCKS) == 5
@@ -22,6 +22,7 @@ def test_the_examples_run(capsys, tmp_path, monkeypatch):
         exec(compile(block, str(README), "exec"), names)
         plans.append(names["plan"])
     here, verified, there = plans[:3]
+    assert here.time_source == "measured"
     printed = capsys.readouterr().out
     assert "of a budget of 100.0 MiB" in printed
     for plan, target in ((here, "local"), (verified, "local"), (there, "h200")):

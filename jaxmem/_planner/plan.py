@@ -1,6 +1,7 @@
 """plan(): reads its arguments, profiles the step, runs a search and returns its outcome."""
 
 import functools
+import math
 import time
 import warnings
 from collections.abc import Sequence
@@ -147,7 +148,7 @@ def _plan(
         hint = would_fit(found.trials, setting, wider) if named != allowed else ""
         largest = listed(unnamed(traced.jaxpr, shards))
         raise infeasible(found.trials, target, largest, hint)
-    notes += _time_notes(profile)
+    notes += _time_notes(profile) + _gap_notes(found.best.gap)
     if named != allowed and found.best is not found.trials.baseline:
         notes += would_save(found.trials, found.best, wider)
     spent = Spent(profile_seconds, found.solve_seconds, steps.seconds, steps.compiles)
@@ -169,6 +170,19 @@ def _time_notes(profile: Profile) -> tuple[str, ...]:
         f"{profile.disturbed:.0%} of the times were measured while the machine was busy, and may be"
         f" too long; a plan made in {RETRY_SECONDS // 60} minutes or later measures them again, and"
         " one made with `fresh=True` does so at once",
+    )
+
+
+def _gap_notes(gap: float) -> tuple[str, ...]:
+    """Returns what to tell the user of a plan that may not be the fastest one, if anything.
+
+    gap: by what share of the decided time the optimum may be faster.
+    """
+    if gap < 0.001:
+        return ()
+    most = f"{gap:.1%} of what it decides about" if math.isfinite(gap) else "an unknown share"
+    return (
+        f"the solver's time ran out before the assignment was proven fastest: {most} may be gained",
     )
 
 

@@ -109,7 +109,7 @@ def _begin(setting: Setting, arguments: int) -> Trials:
         (guessed,) = setting.compile(guess.actions, least=trials.baseline.total)
     model = trials.model()
     predicted = trials.predicted(guess.saved_bytes + model.predict(guess.actions))
-    trials.tried.append(Trial(guessed, guess.cost, predicted))
+    trials.tried.append(Trial(guessed, guess.cost, predicted, guess.gap))
     return trials
 
 
@@ -194,7 +194,7 @@ class _Search:
                     trials.refused.append(pick.actions)
                     continue
                 predicted = trials.predicted(pick.saved_bytes + model.predict(pick.actions))
-                trials.tried.append(Trial(step, pick.cost, predicted))
+                trials.tried.append(Trial(step, pick.cost, predicted, pick.gap))
 
     def divide(self, best: Trial) -> tuple[Trial, Division | None]:
         """Returns the best plan that decides two groups of layers apart, with its division, if it
@@ -221,7 +221,8 @@ class _Search:
             (step,) = self.setting.attempt(division.solution.actions, least=best.total)
             if isinstance(step, StepError):
                 break
-            tried = Trial(step, division.solution.cost, max(trials.static, predicted))
+            solution, told = division.solution, max(trials.static, predicted)
+            tried = Trial(step, solution.cost, told, solution.gap)
             short += tried.total - predicted
             if tried.total <= limits.room and tried.host_bytes <= limits.host_room:
                 best, chosen = tried, division

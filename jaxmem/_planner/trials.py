@@ -27,11 +27,13 @@ class Trial:
     step: what it compiled to.
     cost: its price by the profile.
     predicted_bytes: what was said of its total before the compile.
+    gap: by what share the optimum may be faster, where the solver's time ran out (`Solution.gap`).
     """
 
     step: CompiledStep
     cost: Cost
     predicted_bytes: int
+    gap: float = 0.0
 
     @property
     def actions(self) -> Actions:

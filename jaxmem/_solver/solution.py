@@ -21,7 +21,8 @@ class Solution:
     cost: the price by `evaluate`.
     working_bytes: working memory beyond the model's reference; may be negative.
     solve_seconds: what solving took.
-    gap: the relative gap that the solver proved; 0 is an optimum.
+    gap: by what share of its time the optimum may be faster, of what the solver proved; 0 is an
+      optimum, infinity no proof at all.
     """
 
     actions: Actions

@@ -144,4 +144,5 @@ def _run(problem: pulp.LpProblem, time_limit: float) -> float | None:
             f" {time_limit} s: raise it, or leave out codecs or actions"
         )
     gap = highs.getInfo().mip_gap
-    return gap if math.isfinite(gap) else 0.0
+    # A program without whole numbers has no gap; one whose time ran out may have no bound yet.
+    return 0.0 if status == "Optimal" and not math.isfinite(gap) else gap

@@ -37,6 +37,7 @@ def test_eight_devices_are_one_with_eight_times_as_many_microbatches():
     assert got["found"] == pytest.approx(dict.fromkeys(got["found"], 0.0), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_two_processes_are_one():
     with socket.socket() as free:
         free.bind(("localhost", 0))

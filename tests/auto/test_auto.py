@@ -18,6 +18,7 @@ from jaxmem.plans import Assignment
 from tests.shared.foreign import flax_models
 from tests.shared.foreign import plain as models
 from tests.shared.foreign.size import SMALL, normal, tokens
+from tests.shared.marks import slow
 
 pytestmark = [pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
 
@@ -76,13 +77,11 @@ def farthest(got, want) -> float:
 
 
 QUICK = {
-    "gemma, a Python loop", "gemma, a scan of checkpoints", "recurrent over time",
+    "gemma, a Python loop", "recurrent over time",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in MODELS]
-)
+@pytest.mark.parametrize("name", [n if n in QUICK else slow(n) for n in MODELS])
 def test_the_gradients_are_the_models_own(name):
     """Under every assignment, and the two extreme ones are different programs."""
     loss, params, args = MODELS[name]()

@@ -25,6 +25,7 @@ from jaxmem._solver.solve import solve
 from jaxmem._xla.backend import Pricing
 from jaxmem.errors import JaxmemWarning, TagError
 from tests.shared import models, places
+from tests.shared.marks import slow
 
 pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
 LAYERS, WIDTH = 2, 16
@@ -107,7 +108,7 @@ def gradients(block, action):
 
 
 @each_block
-@pytest.mark.parametrize("action", ["keep", "recompute", "offload"])
+@pytest.mark.parametrize("action", ["keep", *map(slow, ("recompute", "offload"))])
 def test_lossless_gradients_are_the_plain_ones(block, action):
     got, want = gradients(block, action), gradients(block, None)
     read = [leaf for leaf in jax.tree.leaves(want) if np.abs(leaf).max() > 0]
@@ -117,7 +118,7 @@ def test_lossless_gradients_are_the_plain_ones(block, action):
 
 
 @each_block
-@pytest.mark.parametrize("action", ["compress", "compress_offload"])
+@pytest.mark.parametrize("action", ["compress", slow("compress_offload")])
 def test_lossy_gradients_are_near_and_the_loss_exact(block, action):
     got, want = gradients(block, action), gradients(block, None)
     np.testing.assert_allclose(got[0], want[0], rtol=1e-14)

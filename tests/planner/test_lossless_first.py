@@ -16,7 +16,7 @@ from tests.shared import models
 pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("quick_compiles"),
+    pytest.mark.usefixtures("measured_times", "quick_compiles"),
 ]
 LAYERS = 4
 SHAPES = jax.eval_shape(

@@ -11,6 +11,7 @@ from jaxmem._planner.history import History
 from jaxmem._xla.backend import Local
 from jaxmem.errors import StepError
 from tests.shared import models
+from tests.shared.marks import slow
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles", "own_database")]
 BUILD = models.build_with(models.scanned)
@@ -39,7 +40,7 @@ def refusing(monkeypatch):
     return refused
 
 
-@pytest.mark.parametrize("which", [{2}, {2, 4}])
+@pytest.mark.parametrize("which", [slow({2}), {2, 4}])
 def test_another_plan_is_found(refusing, which):
     """The first compile is of everything kept, the second the first guess."""
     refusing |= which

@@ -18,6 +18,7 @@ from jaxmem.plans import Assignment
 from tests.auto.test_auto import farthest
 from tests.shared.foreign import plain as models
 from tests.shared.foreign.size import SMALL, normal
+from tests.shared.marks import slow
 
 pytestmark = [pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
 
@@ -56,7 +57,7 @@ def test_equal_layers_are_one_class_whatever_slices_and_keys_they_read():
     assert sorted(len(c.instances) for c in classes(12)) == [1, 11]
 
 
-@pytest.mark.parametrize("model", [models.gemma_in_a_scan, models.gemma_in_a_loop])
+@pytest.mark.parametrize("model", [slow(models.gemma_in_a_scan), models.gemma_in_a_loop])
 def test_two_groups_of_layers_compute_the_same(model):
     loss, params, args = model()
     first, last = "auto[0:1]", f"auto[1:{SMALL.layers}]"

@@ -116,7 +116,7 @@ def test_a_machine_is_measured_with_the_spread_of_most_jobs(monkeypatch):
     assert measure_all([]) == []
 
 
-def test_the_machine_at_hand_is_measured(tmp_path):
+def test_the_machine_at_hand_is_measured(tmp_path, measured_times):
     backend = Local(Target.parse("local"))
     found = job_times([job(2**16), job(2**4)], backend, Database(tmp_path / "profile.sqlite"))
     assert found.source == "measured"

@@ -14,6 +14,7 @@ import jaxmem
 from jaxmem._core.actions import KEEP, REST, Choice
 from jaxmem._core.assignment import Assignment
 from tests.shared import models
+from tests.shared.marks import slow
 
 pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
 
@@ -74,7 +75,7 @@ def grouped(ends, actions):
     )
 
 
-@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("layers", [slow(1), 3])
 @pytest.mark.parametrize("action", [None, *ACTIONS])
 def test_gradients_are_those_of_a_scan(action, layers):
     plan = None if action is None else models.draft(action)

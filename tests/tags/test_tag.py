@@ -15,10 +15,14 @@ import jaxmem
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE
 from jaxmem._core.assignment import Assignment
 from tests.shared import models
+from tests.shared.marks import slow
 
 pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
 LOSSLESS = ("keep", "recompute", "offload")
 LOSSY = ("compress", "compress_offload")
+each_action = pytest.mark.parametrize(
+    "action", ["recompute", "compress_offload", *map(slow, ("keep", "offload", "compress"))]
+)
 
 
 def close(got, want, rtol):
@@ -144,7 +148,7 @@ def one_by_one(action):
     return jax.tree.map(lambda *g: jnp.stack(g), *map(jax.jit(of_one(action)), x))
 
 
-@pytest.mark.parametrize("action", [*LOSSLESS, *LOSSY])
+@each_action
 def test_vmap_of_gradients(action):
     want = one_by_one(action if action in LOSSY else None)
     close(jax.jit(jax.vmap(of_one(action)))(models.batch(4, dtype=jnp.float64)), want, 1e-9)
@@ -157,7 +161,7 @@ def second(action):
     return jax.jit(jax.grad(lambda x: (first(p, x) ** 2).sum()))(x)
 
 
-@pytest.mark.parametrize("action", ["keep", "offload"])
+@pytest.mark.parametrize("action", ["keep", slow("offload")])
 def test_gradient_of_gradient(action):
     close(second(action), second(None), 1e-11)
 
@@ -179,7 +183,7 @@ def test_forward_over_reverse():
     close(product("offload"), product(None), 1e-11)
 
 
-@pytest.mark.parametrize("action", [*LOSSLESS, *LOSSY])
+@each_action
 def test_shard_map(action):
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     P = jax.sharding.PartitionSpec

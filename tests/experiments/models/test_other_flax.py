@@ -18,6 +18,7 @@ from experiments.config.text import Config, Model, Optimizer, Train
 from experiments.models import gpt
 from jaxmem.plans import Assignment, Choice
 from tests.experiments.states import parameters
+from tests.shared.marks import slow
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.core]
 
@@ -116,7 +117,7 @@ def policy(action):
     return jaxmem.remat_policy(Assignment({"block": dict.fromkeys(TAGS, choice)}))
 
 
-@pytest.mark.parametrize("spelling", [linen, nnx_scan])
+@pytest.mark.parametrize("spelling", [linen, slow(nnx_scan)])
 def test_the_spellings_are_one_model_under_every_plan(spelling):
     params, x = inputs()
     value, grads = main_loss_and_gradient()

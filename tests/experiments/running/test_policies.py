@@ -33,7 +33,7 @@ MICRO = (
 )  # fmt: skip
 EVERY = ("every_k=1", "every_k=2", "every_k=5")  # of five layers: with one left over, and with none
 NAMED = (*FIXED, *EVERY)
-QUICK = ("nothing_saveable", "compress_tags", "every_k=2")
+QUICK = ("compress_tags", "every_k=2")
 every_name = lambda names: [
     n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in names
 ]

@@ -17,6 +17,7 @@ from experiments.steps.images import State, init_state, make_step, optimizer
 from experiments.steps.optimizer import learning_rate, matrices
 from tests.experiments.states import parameters
 from tests.shared import adama_oracle
+from tests.shared.marks import slow
 
 pytestmark = pytest.mark.jax_defaults
 SMALL = (
@@ -92,7 +93,7 @@ def expected(config, params, found):
     return optax.apply_updates(params, tx.update(mean, tx.init(params), params)[0])
 
 
-@pytest.mark.parametrize("way", N)
+@pytest.mark.parametrize("way", [w if w == "adama" else slow(w) for w in N])
 def test_each_way_is_its_oracle_and_learns(way):
     jax.config.update("jax_enable_x64", True)
     config, batch = config_of(way, "model.dtype=float64"), digits()

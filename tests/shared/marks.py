@@ -1,0 +1,7 @@
+"""Parameters that only `make test-slow` runs."""
+
+import functools
+
+import pytest
+
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
