@@ -43,7 +43,7 @@ test-core: $(VENV)/.installed
 	$(PYTEST) -m "core and not slow" $(ARGS)
 
 test-slow: $(VENV)/.installed-docs  ## the slow tests alone
-	$(PYTEST) -m slow $(ARGS)
+	XLA_FLAGS="$$XLA_FLAGS" $(PYTEST) -m slow $(ARGS)
 
 MATRIX = $(foreach python,python3.11 python3.12,$(if $(call interpreter,$(python)),$(python)))
 test-matrix:  ## the core tests on python3.11 and python3.12 where present, and on 3.12 with the newest JAX
