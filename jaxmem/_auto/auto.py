@@ -8,6 +8,8 @@ from collections.abc import Callable
 from jaxmem._auto.calls import Call, traced
 from jaxmem._auto.rewriter import Rewriter
 from jaxmem._auto.step import JittedStep, build_of, planned_step
+from jaxmem._auto.unseen import made_before
+from jaxmem._core.warn import warn
 from jaxmem._jax.rewrite import is_differentiated
 from jaxmem._layer.graph import is_inexact
 from jaxmem._tags.policy import decisions
@@ -65,6 +67,7 @@ def auto(function: Callable, plan=_BUILD) -> Callable:
                 return step(*args, **kwargs)
             if not _is_loss(call):
                 raise trial.no_layers()
+            _warn_of_gradients_made_before(function)
         result = rewriter.result(function, call)
         if not rewriter.found and rewriter.error is not None:
             raise rewriter.error
@@ -73,6 +76,16 @@ def auto(function: Callable, plan=_BUILD) -> Callable:
     if isinstance(step, JittedStep):
         rewritten.trace, rewritten.lower = step.trace, step.lower  # pyright: ignore
     return rewritten
+
+
+def _warn_of_gradients_made_before(function: Callable) -> None:
+    """Warns of them in what is taken for a loss: it may be a step that returns its loss first."""
+    if before := made_before(function):
+        name = getattr(function, "__name__", type(function).__name__)
+        warn(
+            f"auto: {name!r} is taken for a loss, and uses {', '.join(before)}, made before, whose"
+            " layers are not seen; if it is a step, make the gradient function inside it"
+        )
 
 
 def _is_loss(call: Call) -> bool:

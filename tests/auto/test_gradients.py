@@ -1,5 +1,6 @@
 """Which gradients of a step are seen; elsewhere, and afterwards, JAX is as it was."""
 
+import contextlib
 import functools
 import sys
 import threading
@@ -10,7 +11,7 @@ import pytest
 
 import jaxmem
 from jaxmem._auto.seen import seen
-from jaxmem.errors import StepError
+from jaxmem.errors import JaxmemWarning, StepError
 from tests.auto.steps import ARGS, LOSS, NOTHING, PARAMS, blocks_in, farthest, update
 
 pytestmark = [pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
@@ -65,6 +66,13 @@ def test_a_gradient_that_was_made_before_is_named():
     hidden = {"grad": jax.grad}
     with pytest.raises(StepError, match="called none of jax.grad"):
         jaxmem.auto(lambda p, b: hidden["grad"](LOSS)(p, b), NOTHING)(PARAMS, *ARGS)
+
+
+def test_a_step_taken_for_a_loss_is_told():
+    loss_first = lambda params, batch: with_a_gradient_made_before(params, batch)[::-1]
+    told = pytest.warns(JaxmemWarning, match=r"taken for a loss, and uses GRADIENT \(of loss")
+    with told, contextlib.suppress(StepError):
+        jaxmem.auto(loss_first, NOTHING)(PARAMS, *ARGS)
 
 
 def own_step(params, batch):

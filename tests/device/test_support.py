@@ -1,5 +1,7 @@
 """What a target can do follows from the installed jaxlib, whatever its version looks like."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxmem._core.actions import ALL, LOSSLESS, Action
@@ -82,3 +84,27 @@ def test_a_budget_beyond_the_memory_is_said(name, place):
     (note,) = support.budget_notes(2**50, target)
     assert f"the budget is 1024.0 TiB, and a program {place} can use" in note
     assert show_bytes(target.usable_bytes) in note
+
+
+@pytest.mark.jax_defaults
+def test_layers_without_a_loop_save_on_a_cpu_where_it_is_said():
+    """Six layers of which a checkpoint saves nothing, against the same that are kept."""
+
+    def layer(w, x):
+        return x + jnp.sin(jnp.sin(x @ w) @ w.T)
+
+    def temporaries(block):
+        def loss(ws, x):
+            for w in ws:
+                x = block(w, x)
+            return (x * x).sum()
+
+        f32 = jnp.float32
+        args = [jax.ShapeDtypeStruct((64, 512), f32)] * 6, jax.ShapeDtypeStruct((256, 64), f32)
+        return jax.jit(jax.grad(loss)).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+    share = temporaries(jax.checkpoint(layer)) / temporaries(layer)
+    if support.unrolled_obstacle(Target.parse("local")) is None:
+        assert share < 0.6
+    else:
+        assert share > 0.9
