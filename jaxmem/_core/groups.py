@@ -11,15 +11,15 @@ from jaxmem._core.labels import group_label, ranges
 from jaxmem._core.profile import BlockClass, Profile
 
 
-def divisible(profile: Profile) -> BlockClass | None:
-    """The block whose layers a plan may divide, as those of `jaxmem.stack` and `jaxmem.auto`: the
-    one that saves the most bytes with everything kept. None where there is no such block.
+def divisible(profile: Profile) -> list[BlockClass]:
+    """The blocks whose layers a plan may divide, as those of `jaxmem.stack` and `jaxmem.auto`: the
+    one that saves the most bytes with everything kept comes first.
 
     A label that several blocks share is left out: a group's label would not tell which it divides.
     """
     labels = [b.name for b in profile.blocks]
     found = [b for b in profile.blocks if b.divisible > 1 and labels.count(b.name) == 1]
-    return max(found, key=lambda b: b.layers * b.everything_bytes, default=None)
+    return sorted(found, key=lambda b: b.layers * b.everything_bytes, reverse=True)
 
 
 def divided(profile: Profile, block: BlockClass, at: int) -> Profile:

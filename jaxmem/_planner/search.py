@@ -10,7 +10,6 @@ import dataclasses
 import time
 
 from jaxmem._core.bytes import show_bytes
-from jaxmem._core.groups import divisible
 from jaxmem._core.profile import Profile
 from jaxmem._planner import candidates
 from jaxmem._planner.divide import Division, best_division
@@ -210,8 +209,8 @@ class _Search:
             # predictions were short by, `short`, is added to its reference instead.
             base = trials.static + int(model.reference) + short
             problem = trials.problem(model)
-            whole = _bytes_without_checkpoint(trials, model)
-            division = self._timed(best_division, problem.within(limits.room - base), whole)
+            stored = _share_stored(trials, model)
+            division = self._timed(best_division, problem.within(limits.room - base), stored)
             if division is None or division.solution.actions in seen:
                 break
             if division.solution.cautious_seconds > worth:
@@ -237,15 +236,11 @@ class _Search:
         return found
 
 
-def _bytes_without_checkpoint(trials: Trials, model: Expected) -> float | None:
-    """Returns the bytes that a layer of the block to divide saves under no checkpoint.
-
-    A trace counts every tensor that the backward reads, of which XLA stores fewer. So what a layer
-    should save is taken in proportion to what all blocks do in the step with everything kept.
+def _share_stored(trials: Trials, model: Expected) -> float | None:
+    """Returns the share that XLA stores of the bytes that a trace counts for layers under no
+    checkpoint: it stores fewer than every tensor that the backward reads. It is that of all blocks
+    in the step with everything kept; None where that does not tell.
     """
-    block = divisible(trials.profile)
-    if block is None:
-        return None
     counted = sum(b.layers * b.everything_bytes for b in trials.profile.blocks)
     stored = trials.baseline.total - trials.static - model.reference
-    return block.everything_bytes * min(1.0, stored / counted) if counted and stored > 0 else None
+    return min(1.0, stored / counted) if counted and stored > 0 else None

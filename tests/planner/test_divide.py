@@ -1,12 +1,14 @@
 """Where a stack's layers are divided, against brute force over every place and assignment."""
 
+import dataclasses
+
 import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST
-from jaxmem._core.groups import divided
+from jaxmem._core.groups import divided, divisible
 from jaxmem._core.profile import Option
 from jaxmem._planner.divide import best_division
 from jaxmem._solver.memory import Expected, MemoryModel
@@ -108,7 +110,8 @@ def test_the_last_group_may_be_kept_whole_if_its_bytes_are_known(data):
     whole = data.draw(st.integers(40, 240))
     room = data.draw(st.integers(0, 200 * block.layers))
     without = best_division(Problem(made, room, 10**6))
-    either = best_division(Problem(made, room, 10**6), whole)
+    stored = whole / block.everything_bytes
+    either = best_division(Problem(made, room, 10**6), stored)
     places = range(1, block.layers)
     fits = [at for at in places if whole * (block.layers - at) <= room]
     if without is not None:
@@ -131,8 +134,92 @@ def test_a_group_kept_whole_is_faster_than_every_tag_kept():
     equations = [([0], [1], 1.0, None), ([1], [2], 0.0, "u"), ([2], [3], 5.0, None)]
     tags = {"u": [Option(KEEP, 8, 0, 0.0)]}
     made = profile(block(equations, [2, 3], [8] * 4, tags, layers=4, runs=4, divisible=4))
-    tagged, either = (best_division(Problem(made, 4 * 16, 0), w) for w in (None, 16))
+    tagged, either = (best_division(Problem(made, 4 * 16, 0), stored) for stored in (None, 1.0))
     assert tagged is not None
     assert either is not None
     assert either.solution.actions["block[1:4]"] == {REST: KEEP}
     assert either.solution.seconds < tagged.solution.seconds
+
+
+@st.composite
+def twin_stacks(draw):
+    """Two stacks in one step, the second under another label."""
+    first, second = draw(stacks()).blocks[0], draw(stacks()).blocks[0]
+    return profile(first, dataclasses.replace(second, name="decoder"))
+
+
+@few
+@given(st.data())
+def test_each_of_two_stacks_may_be_divided(data):
+    """Then no plan is slower than with the larger one divided alone, nor than with none."""
+    made = data.draw(twin_stacks())
+    most = sum(b.layers * 130 for b in made.blocks)
+    problem = Problem(made, data.draw(st.integers(0, most)), 10**6)
+    both, none = best_division(problem), solve(problem)
+    larger = divisible(made)[0]
+    only = tuple(
+        b if b.name == larger.name else dataclasses.replace(b, divisible=0) for b in made.blocks
+    )
+    one = best_division(dataclasses.replace(problem, profile=profile(*only)))
+    assert (both is None) <= (one is None)
+    for other in (one and one.solution, none):
+        if other is not None:
+            assert both is not None
+            assert both.solution.seconds <= other.seconds * (1 + 2e-3) + 1e-3
+    if both is not None:
+        again = oracle(both.problem.profile, flat(both.solution.actions))
+        assert again.saved == both.bytes <= problem.room
+
+
+@few
+@given(st.data())
+def test_what_two_divided_stacks_take_is_the_largest_peak(data):
+    """While the layers of a group run backward, those that ran after it forward are gone, and its
+    own working memory is there, with that of the other stack's last group.
+    """
+    made = data.draw(twin_stacks())
+    working = {(b.name, t, RECOMPUTE): 40.0 for b in made.blocks for t in ("u", "v")}
+    found = best_division(Problem(made, data.draw(st.integers(0, 1500)), 10**6, working))
+    if found is None:
+        return
+    actions = found.solution.actions
+    alone = {
+        b.name: oracle(profile(b), {(b.name, t): c for t, c in actions[b.name].items()})
+        for b in found.problem.profile.blocks
+    }
+    extra = lambda label: 40 * sum(c == RECOMPUTE for c in alone[label].effective.values())
+    everything = sum(price.saved for price in alone.values())
+    groups = {b.name: [n for n in alone if n.partition("[")[0] == b.name] for b in made.blocks}
+    lasts = {name: labels[-1] for name, labels in groups.items()}
+    peaks = [everything + sum(map(extra, lasts.values()))]
+    for name, labels in groups.items():
+        if len(labels) == 2:
+            others = sum(extra(last) for other, last in lasts.items() if other != name)
+            peaks.append(everything - alone[labels[1]].saved + extra(labels[0]) + others)
+    assert found.bytes == max(peaks)
+    assert found.bytes <= found.problem.room
+
+
+def test_a_second_stack_fills_what_the_first_cannot():
+    """To keep a layer of the first takes 64 bytes more, and one of the second 8; both spare
+    seconds in proportion.
+    """
+    stack = lambda name, size: dataclasses.replace(
+        block(
+            [([0], [1], float(size), None), ([1], [2], 0.0, "u"), ([2], [3], 1.0, None)],
+            [2],
+            [size, 2 * size, 2 * size, size],
+            {"u": [Option(KEEP, 2 * size, 0, 0.0)]},
+            layers=4,
+            runs=4,
+            divisible=4,
+        ),
+        name=name,
+    )
+    made = profile(stack("encoder", 64), stack("decoder", 8))
+    inputs = 4 * (64 + 8)
+    found = best_division(Problem(made, inputs + 2 * 64 + 3 * 8, 0))
+    assert found is not None
+    assert set(found.solution.actions) == {
+        "encoder[0:2]", "encoder[2:4]", "decoder[0:1]", "decoder[1:4]",
+    }  # fmt: skip
