@@ -6,10 +6,12 @@ Each model's whole training step goes to `jaxmem.plan(jaxmem.auto(step), ...)`, 
 and for an H200, at 0.9, 0.6 and 0.4 of the bytes of the step as it is, and at 0.97 of those of full
 recomputation: every layer under `jax.checkpoint` with nothing saved. `floor` is the least that the
 planner could compile, where it found no plan. `layers_under_checkpoints` are those of a plan that
-are not kept as the user wrote them: where it is 1, a larger plan keeps everything. On the CPU each plan's step is run beside
-the user's own from the same parameters, which are perturbed so that no gradient is zero: `loss` and
-`update` are the largest differences, relative, of the loss and of any parameter's gradient. They
-tell of rounding where the plan stores nothing in a codec, `lossless`.
+are not kept as the user wrote them: where it is 1, a larger plan keeps everything.
+
+On the CPU each plan's step is run beside the user's own from the same parameters, which are
+perturbed so that no gradient is zero: `loss` and `update` are the largest differences, relative, of
+the loss and of any parameter's gradient. They tell of rounding where the plan stores nothing in a
+codec, `lossless`.
 """
 
 import functools
