@@ -73,7 +73,7 @@ def estimate(build: Callable, args: tuple, actions) -> float:
     """XLA's seconds of the step under a plan's actions."""
     plan = None if keeps_everything(actions) else Assignment(actions)
     with Deviceless(Target.parse(TARGET)) as backend:
-        seconds = backend.estimate(trace(build, plan, args)[1]).result().xla_seconds
+        seconds = backend.step_seconds(trace(build, plan, args)[1]).result()
     assert seconds is not None
     return seconds
 

@@ -76,6 +76,17 @@ class StepCompiler:
         self.seconds += time.perf_counter() - start
         return found
 
+    def estimates(self, *many: Actions) -> list[float | None]:
+        """What XLA says of the seconds of the step under each of `many` actions, estimated side by
+        side; None for what it says nothing of.
+        """
+        start = time.perf_counter()
+        traced = [self.trace(self._plan(actions)) for actions in many]
+        futures = [self.backend.step_seconds(t) for t in traced]
+        found = [future.result() for future in futures]
+        self.seconds += time.perf_counter() - start
+        return found
+
     def _stages(self, plan: Decisions | None) -> tuple[Any, jax.stages.Traced]:
         """The step's own traced stage under a plan, and JAX's."""
         return self._kept if plan is None else trace(self.build, plan, self.args)

@@ -11,6 +11,7 @@ import time
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
+from jaxmem._core.progress import LOG
 from jaxmem._planner import candidates
 from jaxmem._planner.divide import Division, best_division
 from jaxmem._planner.trials import MOST_COMPILES, Limits, Setting, Trial, Trials, fitted
@@ -198,6 +199,24 @@ class _Search:
     def divide(self, best: Trial) -> tuple[Trial, Division | None]:
         """Returns the best plan that decides two groups of layers apart, with its division, if it
         is faster than `best` by `WORTH` and compiles within the limits; else `best` and None.
+
+        A profile prices the pieces of a layer under a checkpoint. Of layers under none it knows the
+        bytes alone, so that XLA's estimates of both whole steps decide, where there are any.
+        """
+        divided, division = self._divide(best, whole=True)
+        if division is None or not division.groups.whole or self._is_faster(divided, best):
+            return divided, division
+        return self._divide(best, whole=False)
+
+    def _is_faster(self, one: Trial, other: Trial) -> bool:
+        """Whether XLA calls a plan faster than another; True where it says nothing."""
+        LOG.info("asking XLA which of two plans is faster")
+        seconds, others = self.setting.steps.estimates(one.actions, other.actions)
+        return seconds is None or others is None or seconds < others
+
+    def _divide(self, best: Trial, whole: bool) -> tuple[Trial, Division | None]:
+        """The best plan of two groups of layers by the profile; `whole` allows that the last group
+        is under no checkpoint.
         """
         trials, limits = self.trials, self.setting.limits
         # The most seconds that a division may cost, to be worth its compile.
@@ -209,7 +228,7 @@ class _Search:
             # predictions were short by, `short`, is added to its reference instead.
             base = trials.static + int(model.reference) + short
             problem = trials.problem(model)
-            stored = _share_stored(trials, model)
+            stored = _share_stored(trials, model) if whole else None
             division = self._timed(best_division, problem.within(limits.room - base), stored)
             if division is None or division.solution.actions in seen:
                 break

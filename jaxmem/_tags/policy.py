@@ -81,11 +81,11 @@ class Policy:
         if any(choice.action.compresses for _, choice in self.choices or ()):
             let_names_be_encoded()
 
-    def __call__(self, primitive, *_, **params):
+    def __call__(self, primitive, *avals, **params):
         check_remat3()
         choices = None if self.choices is None else dict(self.choices)
         if choices is None or choices.get(REST) == KEEP:
-            return True
+            return not _widens(primitive, avals, params)
         # Tags and `checkpoint_name` values have a name; no other operation's result is ever saved.
         choice = choices.get(params.get("name", ""), RECOMPUTE)
         if primitive is tag_p:
@@ -96,6 +96,16 @@ class Policy:
         if choice == OFFLOAD:
             return Offloadable(src="device", dst="pinned_host")
         return _verdict(choice)
+
+
+def _widens(primitive, avals, params) -> bool:
+    """Whether an operation converts to more bytes an element: the narrower tensor has all that
+    there is to save, and is converted again for nothing. A softmax of bfloat16 whose derivative
+    computes in float32 would else save float32 beside it.
+    """
+    if primitive.name != "convert_element_type":
+        return False
+    return avals[0].dtype.itemsize < params["new_dtype"].itemsize
 
 
 def check_remat3() -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import re
 import time
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 from jax import export
@@ -26,6 +26,7 @@ from jaxmem._xla.compiled import Compiled, compile_dumped, read_compiled
 from jaxmem._xla.deviceless import Compiler
 from jaxmem._xla.timing import measure_all
 
+T = TypeVar("T")
 DEVICELESS_MARGIN = 0.02  # autotuning picks other matrix kernels there: up to 1.3 % of bytes seen
 
 
@@ -93,6 +94,12 @@ class Backend(Pricing, abc.ABC):
         """Compiles the step once more, and returns what was read from it and what its buffers
         hold.
         """
+
+    def step_seconds(self, traced: jax.stages.Traced) -> "concurrent.futures.Future[float | None]":
+        """A future of what XLA says of the time of the whole step; of None where it says
+        nothing.
+        """
+        return _done(None)
 
 
 class Local(Backend):
@@ -172,6 +179,26 @@ class Deviceless(Backend):
         exported, donated = self._export(traced)
         return self._compiler.submit(exported, donated=donated, cost=True)
 
+    def step_seconds(self, traced: jax.stages.Traced) -> "concurrent.futures.Future[float | None]":
+        if self.source != "xla":
+            return _done(None)
+        exported, donated = self._export(traced)
+        text = _program_text(exported, donated).decode()
+        device = f"{self.target.name} step"
+        if (known := self.database.read_times(device, self.source, [text])).get(text) is not None:
+            return _done(known[text].seconds)
+        result: concurrent.futures.Future[float | None] = concurrent.futures.Future()
+
+        def finish(future):
+            seconds = None if future.exception() is not None else future.result().xla_seconds
+            result.set_result(seconds)
+            if seconds is not None:
+                self.database.write_times(device, self.source, {text: Timing(seconds)})
+
+        submitted = self._compiler.submit(exported, donated=donated, cost=True)
+        submitted.add_done_callback(finish)
+        return result
+
     def times(self, jobs: Sequence[Job]) -> list[Timing] | None:
         if self.source != "xla":
             return None
@@ -209,9 +236,9 @@ def backend_for(
     return Local(target, database) if target.local else Deviceless(target, database, workers)
 
 
-def _done(built: Built) -> "concurrent.futures.Future[Built]":
-    future: concurrent.futures.Future[Built] = concurrent.futures.Future()
-    future.set_result(built)
+def _done(result: T) -> "concurrent.futures.Future[T]":
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+    future.set_result(result)
     return future
 
 

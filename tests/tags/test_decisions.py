@@ -122,3 +122,13 @@ def test_a_layer_of_a_python_loop_has_the_policy_of_its_group():
     for wrong in (1, (3, 3), (-1, 3), (0,), (True, 3), [0, 3], (0.0, 3)):
         with pytest.raises(TagError, match="`layer` is .*; expected .i, L."):
             jaxmem.remat_policy(plan, layer=wrong)
+
+
+def test_everything_kept_saves_no_wider_copy_of_what_it_saves():
+    """Softmax's derivative computes in float32 from a result in bfloat16."""
+    softmax = lambda x: jaxmem.softmax(x * 2, name="p")
+    block = jax.checkpoint(softmax, policy=jaxmem.remat_policy(None))
+    x = jax.ShapeDtypeStruct((64, 128), jnp.bfloat16)
+    saved = jax.eval_shape(lambda x: jax.vjp(block, x)[1], x)
+    shapes = [(a.shape, a.dtype.name) for a in jax.tree.leaves(saved) if a.shape == x.shape]
+    assert shapes == [(x.shape, "bfloat16")]
