@@ -33,14 +33,18 @@ class Jobs:
         self.keys.append(key)
         self.jobs.append(job)
 
-    def keep(self, size: int) -> tuple:
+    def keep(self, size: int, stacked: bool) -> tuple[tuple, ...]:
         """Adds what tells the cost of keeping `size` bytes until the backward, on top of computing
-        them, and returns the key of that cost.
+        them, and returns the keys whose costs add up to it.
 
         Here: their share of a loop over layers that keeps what it computes for its backward, less
         one that does not. A step's saved tensors are one large piece of fresh memory, of which
-        every page costs more than its bytes' writing, however small the single tensor. Elsewhere,
-        and where XLA prices it: one pass that reads and writes.
+        every page costs more than its bytes' writing, however small the single tensor.
+
+        Elsewhere: passes that read and write. Where a loop over layers stacks what it saves, there
+        are two, since XLA copies a tensor into the stack and out of it again; else one, of the
+        writing and the reading themselves. (`python -m benchmarks.time_choices` compares both with
+        XLA's estimates of whole steps.)
         """
         key = ("keep", size)
         if self.local:
@@ -49,9 +53,10 @@ class Jobs:
                 for kept in (True, False):
                     self.add(("loop", kept), Job(functools.partial(_loop, kept), (aval,)))
             self._kept.add(key)
-        elif key not in self.keys:  # `size` rounded up to whole float32 numbers
+            return (key,)
+        if key not in self.keys:  # `size` rounded up to whole float32 numbers
             self.add(key, Job(lambda x: -x, (jax.ShapeDtypeStruct((-(-size // 4),), jnp.float32),)))
-        return key
+        return (key, key) if stacked else (key,)
 
     def prices(self, seconds: Sequence[float]) -> dict[tuple, float]:
         """Returns seconds by key, from those of the jobs in order."""

@@ -74,11 +74,13 @@ class Place:
     eqn: the tag, of `jaxmem.tag` or `checkpoint_name`.
     turns: how many of its tensors one layer saves.
     looped: whether it is inside a loop of the block.
+    stacked: whether a loop over layers stacks what is saved of it.
     """
 
     eqn: JaxprEqn
     turns: int
     looped: bool
+    stacked: bool
 
     @property
     def aval(self) -> Any:
@@ -115,9 +117,9 @@ def _options(
     aval, turns = place.aval, place.turns
     size, found = turns * nbytes(aval), []
     if Action.KEEP in actions:
-        found.append(UnpricedOption(KEEP, size, 0, (jobs.keep(size),)))
-    if Action.OFFLOAD in actions:  # written for the transfer, and read after it
-        found.append(UnpricedOption(OFFLOAD, 0, size, (jobs.keep(size),) * 2))
+        found.append(UnpricedOption(KEEP, size, 0, jobs.keep(size, place.stacked)))
+    if Action.OFFLOAD in actions:
+        found.append(UnpricedOption(OFFLOAD, 0, size, moved(jobs.keep(size, place.stacked))))
     for codec in codecs:
         codes, encoded = turns * codec.nbytes(aval.shape, aval.dtype), _encoded(codec, place)
         assert encoded is not None
@@ -127,12 +129,19 @@ def _options(
         jobs.add(keys[0], Job(codec.encode, (aval,)))
         jobs.add(keys[1], Job(decode, tuple(encoded)))
         for action in compressing:
-            choice, kept = Choice(action, str(codec)), jobs.keep(codes)
+            choice, kept = Choice(action, str(codec)), jobs.keep(codes, place.stacked)
             if action.offloads:
-                found.append(UnpricedOption(choice, 0, codes, (kept, kept), keys))
+                found.append(UnpricedOption(choice, 0, codes, moved(kept), keys))
             else:
-                found.append(UnpricedOption(choice, codes, 0, (kept,), keys))
+                found.append(UnpricedOption(choice, codes, 0, kept, keys))
     return tuple(found)
+
+
+def moved(kept: tuple) -> tuple:
+    """The keys of moving to host memory and back what `kept` keeps: a pass more, since it is also
+    written for the transfer, and read after it.
+    """
+    return (*kept, kept[0])
 
 
 def _encoded(codec, place: Place) -> tuple | None:

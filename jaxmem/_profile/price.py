@@ -46,7 +46,7 @@ class Unpriced:
     number: value of `opened` -> value of the class.
     shares: index of an equation -> (job key, share of its time).
     tags: the tags and their choices.
-    inputs: the inputs that cost memory, each with the job key of keeping it.
+    inputs: the inputs that cost memory, each with the job keys of keeping it.
     forward: the job key of the forward that keeps everything.
     backward: the job key of the derivative alone.
     """
@@ -85,9 +85,10 @@ def unpriced(graph: Graph, index: int, asked: Asked, jobs: Jobs) -> Unpriced:
         jobs.add((index, "segment", k), Job(segment.function, segment.avals))
         for i, weight in zip(segment.equations, segment.weights):
             shares[i] = ((index, "segment", k), weight)
-    tags = _tags(inside, number, index, asked, jobs)
+    stacked = graph.instance.loops > 0
+    tags = _tags(inside, number, index, asked, jobs, stacked)
     charged = [v for v in graph.instance.charged if v in number]
-    inputs = tuple((v, jobs.keep(nbytes(avals[v]))) for v in charged)
+    inputs = tuple((v, jobs.keep(nbytes(avals[v]), stacked)) for v in charged)
     jobs.add((index, "forward"), Job(*forward(graph)))
     jobs.add((index, "backward"), Job(*backward(graph)))
     ends = (index, "forward"), (index, "backward")
@@ -95,14 +96,19 @@ def unpriced(graph: Graph, index: int, asked: Asked, jobs: Jobs) -> Unpriced:
 
 
 def _tags(
-    inside: Opened, number: Mapping[int, int], index: int, asked: Asked, jobs: Jobs
+    inside: Opened,
+    number: Mapping[int, int],
+    index: int,
+    asked: Asked,
+    jobs: Jobs,
+    stacked: bool,
 ) -> tuple[UnpricedTag, ...]:
     """The tags of a class, one for each place, those of a name together."""
     by_name: dict[str, list[tuple[Place, int]]] = {}
     for o in inside.operations:
         if o.tag is not None:
-            place = Place(o.tag, o.turns, o.looped), number[o.outputs[0]]
-            by_name.setdefault(o.tag.params["name"], []).append(place)
+            place = Place(o.tag, o.turns, o.looped, stacked)
+            by_name.setdefault(o.tag.params["name"], []).append((place, number[o.outputs[0]]))
     found = []
     for name, places in by_name.items():
         options = options_of([p for p, _ in places], (index, name), asked, jobs)
@@ -136,7 +142,7 @@ def priced_class(
         runs=sum(i.runs for i in instances),
         values=tuple(_of_device(inside.sizes[v], shards) for v in sorted(number)),
         inputs=tuple(number[v] for v in charged),
-        input_seconds=tuple(price[key] / shards for _, key in made.inputs),
+        input_seconds=tuple(sum(price[k] for k in keys) / shards for _, keys in made.inputs),
         free=tuple(n for v, n in number.items() if v not in produced and v not in charged),
         needed=tuple(number[v] for v in inside.needed),
         equations=_equations(made, price, shards),
