@@ -16,6 +16,7 @@ pytestmark = [
     pytest.mark.jax_defaults,
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*is saved, and what makes:jaxmem.errors.JaxmemWarning"),
+    pytest.mark.filterwarnings("ignore:.*even where every tag is kept:jaxmem.errors.JaxmemWarning"),
     pytest.mark.filterwarnings("ignore:.*offload is left out for:jaxmem.errors.JaxmemWarning"),
     pytest.mark.usefixtures("own_database"),
 ]
