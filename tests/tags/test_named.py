@@ -98,7 +98,8 @@ def test_a_policy_that_offloads_compiles_to_the_same_program(without_rule):
     def compiled():
         made = jax.jit(gradient(OFFLOADING)).lower(*ARGS).compile()
         # Numbers of instructions depend on what the process compiled before.
-        text = re.sub(r"metadata=\{[^}]*\}|, stack_frame_id=\d+|\.\d+", "", made.as_text())
+        text = re.sub(r"metadata=\{[^}]*\}|, stack_frame_id=\d+", "", made.as_text())
+        text = re.sub(r"([A-Za-z_][\w-]*)(?:\.\d+)+", r"\1", text)  # of names, and not of values
         return text.split("FileNames")[0], made.memory_analysis().temp_size_in_bytes
 
     before = compiled()
