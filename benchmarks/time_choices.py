@@ -5,7 +5,7 @@ whole compiled steps for an H200.
 
 Of each config, the step with every tag kept is compared with the step with nothing kept, with
 everything kept, and with each tag alone left out: `xla` and `model` are by how much longer the step
-takes, as shares of the step with every tag kept. `error` is their difference. XLA prices no copies
+takes, as shares of the step with every tag kept; errors are their differences. XLA prices no copies
 to the host, and its estimates are no measurements.
 """
 

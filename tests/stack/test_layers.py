@@ -12,7 +12,7 @@ from flax import nnx
 import jaxmem
 from jaxmem import layers
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = [pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
 L, B, D = 3, 2, 4
 X = np.linspace(-1.0, 1.0, B * D, dtype=np.float32).reshape(B, D)
 KEY = jax.random.key(1)
@@ -50,7 +50,10 @@ def linen_parameters(module):
 
 
 def gradients(block, params, each, *shared, key=None):
-    """Of the stack, and of the layers one after the other by `each`."""
+    """Of the stack, and of the layers one after the other by `each`, in float64."""
+    floating = lambda a: jnp.issubdtype(a.dtype, jnp.floating)
+    wide = lambda a: a.astype(jnp.float64) if floating(a) else a
+    params, x = jax.tree.map(wide, params), wide(X)
 
     def mine(params, x):
         return (jaxmem.stack(block, params, x, *shared, key=key) ** 2).mean()
@@ -60,16 +63,11 @@ def gradients(block, params, each, *shared, key=None):
             x = each(p, x, *shared, **({} if key is None else {"key": jax.random.fold_in(key, i)}))
         return (x**2).mean()
 
-    return jax.grad(mine, (0, 1))(params, X), jax.grad(by_hand, (0, 1))(params, X)
+    return jax.grad(mine, (0, 1))(params, x), jax.grad(by_hand, (0, 1))(params, x)
 
 
 def close(got, want):
-    """Sums round by their largest terms, so that a leaf's small entries are held to its largest."""
-    jax.tree.map(
-        lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-6 * np.abs(w).max()),
-        got,
-        want,
-    )
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-10, atol=1e-12), got, want)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])
