@@ -14,7 +14,6 @@ import functools
 import statistics
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from unittest import mock
 
@@ -157,11 +156,7 @@ def summary(report: Report) -> dict:
 
 
 def main() -> None:
-    report = Report("auto_tags")
-    warnings.simplefilter("ignore")
-    for name in CONFIGS:
-        run(report, name)
-        report.summarise(summary(report))
+    Report("auto_tags").for_each(CONFIGS, run, summary)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ to the host, and its estimates are no measurements.
 """
 
 import statistics
-import warnings
 
 from benchmarks.shared.results import Report
 from experiments.command.load import load
@@ -77,11 +76,7 @@ def summary(report: Report) -> dict:
 
 
 def main() -> None:
-    report = Report("time_choices")
-    warnings.simplefilter("ignore")
-    for name in CONFIGS:
-        run(report, name)
-        report.summarise(summary(report))
+    Report("time_choices").for_each(CONFIGS, run, summary)
 
 
 if __name__ == "__main__":

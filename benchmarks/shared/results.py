@@ -6,7 +6,8 @@ import os
 import pathlib
 import platform
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -69,6 +70,13 @@ class Report:
         self.summary = summary
         self.write()
         print(json.dumps(summary, indent=1))
+
+    def for_each(self, names: Sequence[str], run: Callable, summary: Callable) -> None:
+        """Calls `run(self, name)` for each name, and writes `summary(self)` after each."""
+        warnings.simplefilter("ignore")
+        for name in names:
+            run(self, name)
+            self.summarise(summary(self))
 
     def write(self) -> None:
         summary = {} if self.summary is None else {"summary": self.summary}

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -51,11 +52,7 @@ class StepCompiler:
 
     def compile(self, *many: Actions) -> list[CompiledStep]:
         """Compiles the step under each of `many` actions, side by side where the target allows."""
-        found = self.attempt(*many)
-        for step in found:
-            if isinstance(step, StepError):
-                raise step
-        return [step for step in found if isinstance(step, CompiledStep)]
+        return all_compiled(self.attempt(*many))
 
     def attempt(self, *many: Actions) -> list[CompiledStep | StepError]:
         """The same, with the error of each that XLA could not compile in its place."""
@@ -101,3 +98,11 @@ class StepCompiler:
         if keeps_everything(actions):
             return None
         return Assignment({label: {} for label in self.idle_blocks} | actions)
+
+
+def all_compiled(found: Sequence[CompiledStep | StepError]) -> list[CompiledStep]:
+    """The steps, if all were compiled; else raises the first of their errors."""
+    for step in found:
+        if isinstance(step, StepError):
+            raise step
+    return [step for step in found if isinstance(step, CompiledStep)]

@@ -9,7 +9,7 @@ from jaxmem._core.actions import Actions
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
-from jaxmem._planner.compile import CompiledStep, StepCompiler
+from jaxmem._planner.compile import CompiledStep, StepCompiler, all_compiled
 from jaxmem._planner.history import History
 from jaxmem._solver.cost import Cost
 from jaxmem._solver.memory import Expected
@@ -90,11 +90,7 @@ class Setting:
 
         `least` is the least bytes that compiled so far, for the log.
         """
-        found = self.attempt(*many, least=least)
-        for step in found:
-            if isinstance(step, StepError):
-                raise step
-        return [step for step in found if isinstance(step, CompiledStep)]
+        return all_compiled(self.attempt(*many, least=least))
 
     def attempt(self, *many: Actions, least: int | None = None) -> list[CompiledStep | StepError]:
         """The same, with the error of each that XLA does not compile in its place: XLA has defects,
