@@ -10,6 +10,7 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
+MODELS = ("gpt_117m", "gpt_345m", "bert_base")
 QUARTILES = ("median", "lower_quartile", "upper_quartile")
 
 
@@ -87,6 +88,30 @@ def test_plans_and_their_budgets():
         assert quotes(" ".join(rows[row]), *(factor * case[key] for case in cases)), row
     totals = (sum(c[key] for c in cases) for key in ("within the budget", "budgets"))
     assert quotes(answer("stay within its budget"), *totals)
+
+
+def test_models_as_they_are():
+    summary, auto = result("foreign")["summary"], result("auto_tags")["summary"]
+    page = PAGE["Models as they are"] | PAGE["Tags by hand and by auto"]
+    values = [
+        [summary["found"], summary["budgets"]],
+        [summary["found of these"], summary["not below 0.97 of full recomputation"]],
+        [summary["within"], summary["found"]],
+        [summary["largest difference of the loss"]],
+        [summary["largest difference of a gradient, lossless"]],
+        [summary["use 85 % of it at least"], summary["plans for h200 at 0.9"]],
+        [auto["found under auto"], auto["found with tags"], auto["budgets"]],
+        [auto["largest ratio"], auto["geometric mean"]],
+        [auto["seconds of the first plan, auto over tags"]],
+        [auto["median solve under auto"]],
+    ]
+    for (question, cells), expected in zip(page.items(), values, strict=True):
+        assert quotes(cells[0], *expected), question
+    assert summary["within"] == summary["found"]
+    assert quotes(answer("as they are"), summary["found"], summary["budgets"], summary["models"])
+    assert quotes(
+        answer("tags by hand"), auto["geometric mean"], auto["budgets"], auto["largest ratio"]
+    )
 
 
 def test_exactness():
@@ -172,6 +197,7 @@ def test_the_planner_itself():
         [slowest],
         [longest, seconds["results"]["16GiB"]["compiles"]],
         [rank["spearman"], rank["plans"]],
+        [100 * result("time_choices")["summary"][model]["median error"] for model in MODELS],
         [
             max(quiet["spread_of_sessions"]),
             min(busy["spread_of_sessions"]),
