@@ -12,8 +12,6 @@ since asking for them changes the matrix kernels. A plan wins where its time is 
 0.5 % of the step.
 """
 
-from typing import Any
-
 import jaxmem
 from benchmarks.shared.baselines import Baseline, baselines
 from benchmarks.shared.case import Case, show
@@ -21,10 +19,9 @@ from benchmarks.shared.results import Report
 from experiments.models.loops import scanned
 from experiments.steps.step import step_over
 from jaxmem._core.actions import ALL, LOSSLESS
-from jaxmem._core.assignment import Assignment
 from jaxmem._device.target import Target
 from jaxmem._jax.jaxpr import matmul_flops
-from jaxmem._planner.compile import StepCompiler
+from jaxmem._search.compile import StepCompiler
 from jaxmem._solver.cost import evaluate, everything
 from jaxmem._xla.backend import DEVICELESS_MARGIN, backend_for
 
@@ -40,12 +37,6 @@ BELOW = 0.92
 DRAW = 0.005  # of a step
 
 
-def priced_by_xla(case: Case, build, plan):
-    """A future of XLA's own estimate, beside whatever else is compiled."""
-    backend: Any = case.backend
-    return backend.estimate(StepCompiler(build, case.args, backend).trace(plan))
-
-
 def products(case: Case, actions, kept_flops: float) -> float:
     cost = evaluate(case.profile, actions)
     return kept_flops + sum(b.runs * c.flops for b, c in zip(case.profile.blocks, cost.blocks))
@@ -53,10 +44,10 @@ def products(case: Case, actions, kept_flops: float) -> float:
 
 def of_baseline(case: Case, baseline: Baseline, kept_flops: float) -> dict:
     if baseline.exact:
-        build, plan = case.build, Assignment(baseline.actions)
+        build = case.build
     else:
-        build, plan = lambda _: step_over(case.config, scanned(baseline.policy)), None
-    steps, priced = StepCompiler(build, case.args, case.backend), priced_by_xla(case, build, plan)
+        build = lambda _: step_over(case.config, scanned(baseline.policy))
+    steps = StepCompiler(build, case.args, case.backend)
     compiled = steps.compile(baseline.actions)[0].compiled
     cost = evaluate(case.profile, baseline.actions)
     predicted = products(case, baseline.actions, kept_flops)
@@ -65,7 +56,7 @@ def of_baseline(case: Case, baseline: Baseline, kept_flops: float) -> dict:
         "host_bytes": compiled.host_bytes,
         "model_extra_seconds": cost.seconds,
         "model_is": "exact" if baseline.exact else "the nearest keep-set",
-        "xla_seconds": priced.result().xla_seconds,
+        "xla_seconds": compiled.xla_seconds,
         "flops_ratio": compiled.matmul_flops / predicted,
         "actions": show(baseline.actions),
     }
@@ -86,7 +77,6 @@ def of_plan(case: Case, at_bytes: int, lossless: bool, kept_flops: float) -> dic
         )
     except jaxmem.errors.BudgetError as error:
         return {"at_bytes": at_bytes, "found": False, "least_bytes": error.least_bytes}
-    draft = Assignment(plan.actions)
     compiled = case.compile(plan.actions)[0].compiled
     return {
         "at_bytes": at_bytes,
@@ -95,7 +85,7 @@ def of_plan(case: Case, at_bytes: int, lossless: bool, kept_flops: float) -> dic
         "host_bytes": plan.host_bytes,
         "compiles": plan.compiles,
         "model_extra_seconds": evaluate(case.profile, plan.actions).seconds,
-        "xla_seconds": priced_by_xla(case, case.build, draft).result().xla_seconds,
+        "xla_seconds": compiled.xla_seconds,
         "flops_ratio": compiled.matmul_flops / products(case, plan.actions, kept_flops),
         "actions": show(plan.actions),
     }

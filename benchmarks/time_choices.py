@@ -18,8 +18,8 @@ from jaxmem._core.actions import KEEP, LOSSLESS, REST
 from jaxmem._core.assignment import Assignment
 from jaxmem._device.target import Target
 from jaxmem._jax.step import trace
-from jaxmem._planner.compile import StepCompiler
 from jaxmem._profile.profile import profile
+from jaxmem._search.compile import StepCompiler
 from jaxmem._solver.cost import evaluate
 from jaxmem._xla.backend import Deviceless
 
@@ -42,10 +42,11 @@ def run(report: Report, name: str) -> None:
         wanted = {k: {label: v} for k, v in chosen.items() if not report.has(f"{name}, {k}")}
         # All are handed in before the first is waited for.
         futures = {
-            k: backend.step_seconds(trace(build, Assignment(v), args)[1]) for k, v in wanted.items()
+            k: backend.compile(*trace(build, Assignment(v), args)) for k, v in wanted.items()
         }
         for key, actions in wanted.items():
-            seconds, model = futures[key].result(), evaluate(made, actions).seconds
+            seconds = futures[key].result().compiled.xla_seconds
+            model = evaluate(made, actions).seconds
             report.add(f"{name}, {key}", {"xla_seconds": seconds, "model_seconds": model})
 
 

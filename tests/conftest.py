@@ -19,7 +19,7 @@ import hypothesis
 import jax
 import pytest
 
-from jaxmem._xla.backend import Local, Pricing
+from jaxmem._xla.backend import Backend, Local, Pricing
 
 hypothesis.settings.register_profile(
     "default", deadline=None, derandomize=bool(os.environ.get("CI"))
@@ -27,7 +27,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("default")
 
 
-MEASURED = Local.times
+MEASURED, RUN = Local.times, Local.run
 
 
 def pytest_xdist_auto_num_workers(config) -> int:
@@ -82,6 +82,7 @@ def computed_times():
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Local, "times", Pricing.times)
+        patch.setattr(Local, "run", Backend.run)
         yield
 
 
@@ -90,6 +91,7 @@ def measured_times(computed_times):
     """For a test of measured times, or of a whole plan as a user has it: they are measured."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Local, "times", MEASURED)
+        patch.setattr(Local, "run", RUN)
         yield
 
 

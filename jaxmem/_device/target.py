@@ -189,11 +189,20 @@ def host_memory_bytes(root: str = "/") -> int:
     return min(limits)
 
 
-def _meminfo_bytes(root: str) -> int:
-    """Bytes of memory of the machine."""
-    if found := re.search(
-        r"^MemTotal:\s*(\d+) kB", _read(pathlib.Path(root, "proc/meminfo")), re.M
-    ):
+def free_bytes(target: Target) -> int:
+    """Returns the bytes of memory that are free now, on each of the devices at hand."""
+    import jax
+
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    shared = target.devices if target.platform == "cpu" else 1
+    return min(target.usable_bytes, _meminfo_bytes("/", "MemAvailable") // shared)
+
+
+def _meminfo_bytes(root: str, what: str = "MemTotal") -> int:
+    """Bytes of memory of the machine; `what` is a name of the kernel's table."""
+    if found := re.search(rf"^{what}:\s*(\d+) kB", _read(pathlib.Path(root, "proc/meminfo")), re.M):
         return int(found[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # systems without /proc
 

@@ -15,12 +15,12 @@ from jaxmem._core.groups import as_decided
 from jaxmem._device.target import Target
 from jaxmem._explain.explanation import Explanation, Item, Part
 from jaxmem._explain.names import Arguments, expected, name_saved, operation, show_array
+from jaxmem._hlo.buffers import Held, Peak
 from jaxmem._jax.arguments import shards_of
 from jaxmem._jax.step import trace, with_microbatches
 from jaxmem._plan.plan import Plan
 from jaxmem._profile.profile import block_classes
 from jaxmem._xla.backend import backend_for
-from jaxmem._xla.buffers import Held, Peak
 from jaxmem._xla.compiled import Compiled
 from jaxmem.errors import PlanFileError
 

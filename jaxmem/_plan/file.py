@@ -22,6 +22,8 @@ _BYTES = ("budget_bytes", "predicted_bytes", "compiled_bytes", "baseline_bytes",
 _SECONDS = (
     "predicted_seconds", "baseline_seconds", "profile_seconds", "solve_seconds", "compile_seconds",
 )  # fmt: skip
+# fields that older files lack, with what they mean there
+_LATER = {"uncertain_seconds": 0.0, "baseline_source": "pieces"}
 # what a number is read as; a number that is read as a float may be written as a whole one
 _NUMBERS = dict.fromkeys((*_BYTES, "compiles"), int) | dict.fromkeys(_SECONDS, float)
 _TEXTS = ("time_source", "target", "fingerprint", "jax_version")
@@ -43,7 +45,8 @@ class _Broken(Exception):
 
 def write(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a plan's file holds, from the plan's fields by name."""
-    data: dict[str, Any] = {"schema": SCHEMA} | {k: fields[k] for k in (*_NUMBERS, *_TEXTS)}
+    named = (*_NUMBERS, *_TEXTS, *_LATER)
+    data: dict[str, Any] = {"schema": SCHEMA} | {name: fields[name] for name in named}
     data["actions"] = {
         block: {tag: _plain(choice) for tag, choice in tags.items()}
         for block, tags in fields["actions"].items()
@@ -93,6 +96,13 @@ def _fields(data: Any) -> dict[str, Any]:
         if not isinstance(data.get(name), str) or not data[name]:
             raise _Broken(name, data.get(name), "a text")
         fields[name] = data[name]
+    for name, usual in _LATER.items():
+        value = data.get(name, usual)
+        if isinstance(usual, str) and not (isinstance(value, str) and value):
+            raise _Broken(name, value, "a text")
+        if isinstance(usual, float) and not _is_number(value):
+            raise _Broken(name, value, _FINITE)
+        fields[name] = type(usual)(value)
     fields["actions"] = _actions(data.get("actions"))
     for name in _PARTS:
         fields[name] = _bytes(data.get(name), name)

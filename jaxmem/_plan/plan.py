@@ -30,9 +30,12 @@ class Plan:
       baseline_bytes: what the step takes with everything kept, as it is without a plan.
       host_bytes: what lies in host memory.
       predicted_seconds, baseline_seconds: of the step under the plan, and with everything kept.
+      uncertain_seconds: by how much the difference of the two may be off.
+      baseline_source: what told `baseline_seconds`: "measured" where the step was run, "xla" for
+        XLA's estimate of the compiled step, "pieces" for the sum of its pieces.
       profile_seconds, solve_seconds, compile_seconds: what planning took.
       compiles: how many compiles it took.
-      time_source: "measured", "xla" (its estimates) or "roofline".
+      time_source: of the times of pieces: "measured", "xla" (its estimates) or "roofline".
       target: the device it was made for.
       fingerprint: of the model's blocks, layers and tags; another model's plan is refused by it.
       jax_version: the JAX that it was made with.
@@ -65,6 +68,8 @@ class Plan:
     rows: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
     microbatches: int | None = None
+    uncertain_seconds: float = 0.0
+    baseline_source: str = "pieces"
     # the executable; it is not saved, and plans that differ in it alone are equal
     _step: Any = dataclasses.field(default=None, repr=False, compare=False)
 

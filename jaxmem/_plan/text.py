@@ -42,6 +42,39 @@ def of_each(plan: "Plan") -> str:
     return f", on each of {count} devices" if count else ""
 
 
+# What tells the seconds of the step with everything kept, in words.
+SOURCES = {"measured": "measured", "xla": "XLA's estimate", "pieces": "the sum of its pieces"}
+
+
+def times(plan: "Plan") -> str:
+    """The step's predicted time beside that with everything kept, what tells each, and how certain
+    their difference is.
+    """
+    ms = lambda seconds: f"{seconds * 1e3:.2f} ms"
+    longer, doubt = plan.predicted_seconds - plan.baseline_seconds, plan.uncertain_seconds
+    whole = SOURCES.get(plan.baseline_source, plan.baseline_source)
+    kept = f"everything kept {ms(plan.baseline_seconds)} ({whole})"
+    if plan.keeps_everything:
+        return f"step with {kept}"
+    if abs(longer) <= doubt:
+        difference = f"equal as far as is known, ± {ms(doubt)}"
+    else:
+        difference = f"{ms(abs(longer))} {'more' if longer > 0 else 'less'}, ± {ms(doubt)}"
+    step = f"step {ms(plan.predicted_seconds)}, {kept}: {difference}"
+    return f"{step} (times of pieces: {plan.time_source})"
+
+
+def pace(plan: "Plan") -> str:
+    """How much longer or shorter a step takes than with everything kept, in the words of a sentence."""
+    if plan.keeps_everything or not plan.baseline_seconds:
+        return "which is the fastest known"
+    slower = plan.predicted_seconds / plan.baseline_seconds - 1
+    known = plan.uncertain_seconds / plan.baseline_seconds
+    if abs(slower) <= max(known, 5e-4):
+        return "in the same step time, as far as times are known"
+    return f"for {abs(slower):.1%} {'more' if slower > 0 else 'less'} step time as predicted"
+
+
 def summary(plan: "Plan") -> list[str]:
     """What stands under the table: the whole step's bytes and times, and notes."""
     share = 100 * plan.compiled_bytes / plan.budget_bytes
@@ -52,8 +85,6 @@ def summary(plan: "Plan") -> list[str]:
         f"predicted {show_bytes(plan.predicted_bytes)}, compiled {show_bytes(plan.compiled_bytes)}"
         f" of a budget of {show_bytes(plan.budget_bytes)} ({share:.1f} %) on {plan.target};"
         f" everything kept: {show_bytes(plan.baseline_bytes)}{host}",
-        f"step {plan.predicted_seconds * 1e3:.2f} ms, everything kept"
-        f" {plan.baseline_seconds * 1e3:.2f} ms (times: {plan.time_source});"
-        f" {plan.compiles} compile{'' if plan.compiles == 1 else 's'}{microbatches}",
+        f"{times(plan)}; {plan.compiles} compile{'' if plan.compiles == 1 else 's'}{microbatches}",
         *(f"note: {note}" for note in plan.notes),
     ]

@@ -12,10 +12,11 @@ from jaxmem._core.profile import Profile
 from jaxmem._device.target import Target
 from jaxmem._plan.plan import Plan
 from jaxmem._plan.rows import Bytes
-from jaxmem._planner.divide import Division
 from jaxmem._planner.pareto import curve
 from jaxmem._planner.table import rows
-from jaxmem._planner.trials import Limits, Trial, Trials
+from jaxmem._search.clock import clock_of
+from jaxmem._search.divide import Division
+from jaxmem._search.trials import Limits, Trial, Trials
 from jaxmem.errors import BudgetError
 
 # What takes a step's bytes, in the order of the fields of `Bytes`, and what to do about it.
@@ -62,14 +63,7 @@ def outcome(
     notes: sentences for the user.
     """
     profile, baseline, model = trials.profile, trials.baseline, trials.model()
-    base = _step_seconds(profile, baseline, target)
-
-    def seconds(cost: float) -> float:
-        """Takes a cost's seconds to those of the step. A plan is never claimed to be faster than
-        the step without one, though one that recomputes cheap tensors may be.
-        """
-        return base + max(0.0, cost - baseline.cost.seconds)
-
+    clock = clock_of(trials, target)
     problem = trials.problem(model)
     # The table is of what was decided, of divided layers too, within the room that the memory model
     # leaves. The curve is always of undivided layers.
@@ -85,8 +79,10 @@ def outcome(
         compiled_bytes=best.total,
         baseline_bytes=baseline.total,
         host_bytes=best.host_bytes,
-        predicted_seconds=seconds(best.cost.seconds),
-        baseline_seconds=base,
+        predicted_seconds=clock.of(best),
+        baseline_seconds=clock.base,
+        baseline_source=clock.source,
+        uncertain_seconds=clock.uncertain(best.cost),
         profile_seconds=spent.profile_seconds,
         solve_seconds=spent.solve_seconds,
         compile_seconds=spent.compile_seconds,
@@ -101,7 +97,7 @@ def outcome(
         points=curve(
             problem,
             lambda size: trials.predicted(int(model.reference) + size),
-            seconds,
+            clock.seconds,
             baseline.total,
         ),
         notes=notes,
@@ -177,19 +173,3 @@ def _margin(limits: Limits) -> str:
 
 def _parts(trials: Trials, trial: Trial) -> Bytes:
     return Bytes.of(trial.total, trials.static, trial.cost.saved_bytes)
-
-
-def _step_seconds(profile: Profile, baseline: Trial, target: Target) -> float:
-    """Returns seconds of a step with everything kept, of which a profile knows the blocks alone.
-
-    To these are added the matrix products outside blocks, at the rate of those inside, and one
-    reading and writing of the arguments, for the update of the model states.
-    """
-    # The rate of products in the blocks, by the profile's own times; without any, the peak rate.
-    products = [e for b in profile.blocks for e in b.equations if e.matmuls and e.seconds > 0]
-    rate = target.matmul_flops
-    if products:
-        rate = sum(e.flops for e in products) / sum(e.seconds for e in products)
-    others = baseline.step.compiled.matmul_flops - sum(b.runs * b.flops for b in profile.blocks)
-    states = 2 * baseline.step.compiled.argument_bytes / target.bandwidth
-    return profile.step_seconds + max(0.0, others) / rate + states

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from jaxmem._plan.rows import Point
-from jaxmem._solver.cost import everything
+from jaxmem._solver.cost import Cost, everything
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solution import Solution
 from jaxmem._solver.solve import least_bytes, solve
@@ -14,15 +14,15 @@ POINTS = 12  # budgets that are solved for, the ends of the curve included
 def curve(
     problem: Problem,
     whole: Callable[[int], int],
-    seconds: Callable[[float], float],
+    seconds: Callable[[Cost], float],
     everything_bytes: int,
 ) -> tuple[Point, ...]:
-    """Returns the fastest plans from the least bytes to everything kept, by rising bytes and
-    falling seconds. All but everything kept are predicted, and not compiled.
+    """Returns the fastest plans from the least bytes on, by rising bytes and falling seconds. All
+    are predicted and not compiled, but for everything kept, which need not be among the fastest.
 
     problem: what the plan was solved for; its `room` does not count.
     whole: takes saved and working bytes to those of the step.
-    seconds: takes a cost's seconds to those of the step.
+    seconds: takes a cost to the seconds of the step.
     everything_bytes: those of the step with everything kept, as compiled.
     """
     least, fastest = least_bytes(problem), solve(problem.within(None))
@@ -33,9 +33,9 @@ def curve(
         room = least.bytes + (fastest.bytes - least.bytes) * i // (POINTS - 1)
         if (between := solve(problem.within(room))) is not None:
             found.append(between)
-    points = [Point(whole(s.bytes), seconds(s.seconds)) for s in found]
+    points = [Point(whole(s.bytes), seconds(s.cost)) for s in found]
     # Everything kept is no assignment of tags: its bytes are those that compiled.
-    points.append(Point(everything_bytes, seconds(everything(problem.profile).seconds)))
+    points.append(Point(everything_bytes, seconds(everything(problem.profile))))
     # Points that another beats in both bytes and seconds are left out.
     front: list[Point] = []
     for p in sorted(points, key=lambda p: (p.bytes, p.seconds)):

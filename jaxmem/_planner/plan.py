@@ -21,16 +21,16 @@ from jaxmem._jax.arguments import argument_bytes, shards_of
 from jaxmem._jax.donation import warn_of_copies
 from jaxmem._jax.step import with_microbatches
 from jaxmem._plan.plan import Plan
-from jaxmem._planner.candidates import price_of
-from jaxmem._planner.compile import StepCompiler
-from jaxmem._planner.history import History
 from jaxmem._planner.microbatches import checked, fastest
 from jaxmem._planner.outcome import Spent, hopeless, infeasible, outcome
-from jaxmem._planner.search import search
-from jaxmem._planner.trials import Limits, Setting
 from jaxmem._planner.unasked import would_fit, would_save
 from jaxmem._profile.profile import profile as make_profile
 from jaxmem._profile.times import RETRY_SECONDS
+from jaxmem._search.candidates import price_of
+from jaxmem._search.compile import StepCompiler
+from jaxmem._search.history import History
+from jaxmem._search.search import search
+from jaxmem._search.trials import Limits, Setting
 from jaxmem._solver import waste
 from jaxmem._xla.backend import Backend, backend_for
 from jaxmem.errors import JaxmemWarning

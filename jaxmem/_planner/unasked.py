@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
-from jaxmem._planner.candidates import fastest
-from jaxmem._planner.search import WORTH
-from jaxmem._planner.trials import Setting, Trial, Trials
+from jaxmem._search.candidates import fastest
+from jaxmem._search.search import WORTH
+from jaxmem._search.trials import Setting, Trial, Trials
 from jaxmem._solver.solution import Solution
 from jaxmem.errors import StepError
 
@@ -48,8 +48,7 @@ def would_save(trials: Trials, best: Trial, wider: Callable[[], Profile]) -> tup
     if found is None:
         return ()
     solution, names = found
-    # No plan is said to be faster than the step without one.
-    spared = best.cost.seconds - max(solution.seconds, trials.baseline.cost.seconds)
+    spared = best.cost.seconds - solution.seconds
     if spared <= WORTH * trials.profile.step_seconds:
         return ()
     return (f"compressing {names} is predicted to spare {spared * 1e3:.2f} ms a step; {ASK}",)

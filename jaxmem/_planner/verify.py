@@ -15,8 +15,8 @@ from jaxmem._core.profile import BlockClass
 from jaxmem._device.target import Target
 from jaxmem._jax.step import with_microbatches
 from jaxmem._plan.plan import Plan
-from jaxmem._planner.compile import StepCompiler
 from jaxmem._profile.profile import block_classes
+from jaxmem._search.compile import StepCompiler
 from jaxmem._xla.backend import backend_for
 from jaxmem.errors import BudgetError, PlanFileError
 

@@ -56,18 +56,16 @@ def job_times(jobs: Sequence[Job], backend, database: Database | None = None) ->
     texts = [text_of(t) for t in traced]
     codec = rates_of(target.gpu).codec if target.gpu else target.bandwidth
     if source != "roofline":
-        # Estimates price a codec's kernel at this rate, so that a stored one holds for no other.
-        device = f"{target.name} {target.kind}" + (f" codec {codec:.4g}" if target.gpu else "")
         unique = dict(zip(texts, jobs))
-        times, now = database.read_times(device, source, list(unique)), time.time()
+        times, now = database.read_times(backend.device, source, list(unique)), time.time()
         wanted = [
-            t for t in unique if t not in times or (source == "measured" and _due(times[t], now))
+            t for t in unique if t not in times or (source == "measured" and due(times[t], now))
         ]
         # None where the backend cannot tell all of them: then the roofline serves for every job.
         found = backend.times([unique[text] for text in wanted])
         if found is not None:
             new = {text: _better(times.get(text), one) for text, one in zip(wanted, found)}
-            database.write_times(device, source, new)
+            database.write_times(backend.device, source, new)
             times |= new
             spreads = [timing.spread for timing in times.values()] or [0.0]
             busy = sum(spread > BUSY for spread in spreads) / len(spreads)
@@ -76,7 +74,7 @@ def job_times(jobs: Sequence[Job], backend, database: Database | None = None) ->
     return Times([_roofline(t, target, codec) for t in traced], "roofline")
 
 
-def _due(timing: Timing, now: float) -> bool:
+def due(timing: Timing, now: float) -> bool:
     """Whether a measured time is worth measuring again."""
     age = abs(now - timing.written)  # a clock that was set back makes a time old, not eternal
     return age > OLD_SECONDS or (age > RETRY_SECONDS and timing.spread > BUSY)

@@ -8,7 +8,8 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.versions import installed
 from jaxmem._plan.plan import Plan
 from jaxmem._plan.rows import Row
-from jaxmem._plan.text import of_each
+from jaxmem._plan.text import SOURCES as WHOLE
+from jaxmem._plan.text import of_each, pace
 from jaxmem._report.bars import chip, memory_figure, runs_figure, strip_figure
 from jaxmem._report.curves import loss_figure, time_figure
 from jaxmem._report.svg import breakable, escape, show_ms
@@ -59,14 +60,12 @@ def _lead(runs: Sequence[Run]) -> str:
         return escape(_without_a_plan(run).capitalize() + ".")
     p = run.plan
     less = 100 * (1 - p.compiled_bytes / p.baseline_bytes) if p.baseline_bytes else 0.0
-    slower = 100 * (p.predicted_seconds / p.baseline_seconds - 1) if p.baseline_seconds else 0.0
     takes = (
         f"{less:.0f} % less than everything kept" if less >= 0.5 else "as much as everything kept"
     )
-    pace = f"{slower:.1f} % more step time" if slower >= 0.05 else "no more step time"
     said = (
         f"A step on {p.target} in {show_bytes(p.compiled_bytes)} of {show_bytes(p.budget_bytes)}:"
-        f" {takes}, for {pace} as predicted."
+        f" {takes}, {pace(p)}."
     )
     return escape(said).replace(" %", "&nbsp;%")
 
@@ -76,6 +75,8 @@ def _facts(run: Run) -> list[Tile]:
     found: list[Tile] = []
     if (p := run.plan) is not None:
         source = SOURCES.get(p.time_source, p.time_source)
+        whole = WHOLE.get(p.baseline_source, p.baseline_source)
+        doubt = f"± {show_ms(1e3 * p.uncertain_seconds)} beside everything kept"
         seconds = p.profile_seconds + p.solve_seconds + p.compile_seconds
         found += [
             (
@@ -87,8 +88,9 @@ def _facts(run: Run) -> list[Tile]:
             ("Predicted", show_bytes(p.predicted_bytes), _difference(p)),
             ("Everything kept", show_bytes(p.baseline_bytes), "compiled without a plan"),
             ("Host memory", show_bytes(p.host_bytes), "tensors that wait there"),
-            ("Step, predicted", show_ms(1e3 * p.predicted_seconds), source),
-            ("Step, everything kept", show_ms(1e3 * p.baseline_seconds), source),
+            ("Step, predicted", show_ms(1e3 * p.predicted_seconds), doubt),
+            ("Step, everything kept", show_ms(1e3 * p.baseline_seconds), whole),
+            ("Times of pieces", source, "by which plans are compared"),
             ("Compiles", str(p.compiles), f"planned in {seconds:,.1f} s"),
         ]
     elif size := run.number("compiled_bytes"):

@@ -6,7 +6,7 @@ a solution is always the one that is told here.
 
 import dataclasses
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, Choice
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Actions, Choice
 from jaxmem._core.profile import BlockClass, Equation, Option, Profile, Tag
 from jaxmem.errors import SolverError, TagError
 
@@ -27,6 +27,8 @@ class BlockCost:
     keep_seconds: what writing, reading, encoding and decoding takes of what is saved.
     exposed_seconds: the part of the transfers that the block's own work does not hide.
     matmuls, flops: matrix products that are recomputed, and their FLOPs.
+    host_seconds: the part of `seconds` that moves tensors to host memory and back, with what is
+      exposed of it.
     """
 
     name: str
@@ -41,6 +43,7 @@ class BlockCost:
     matmuls: int
     flops: float
     doubt_seconds: float = 0.0
+    host_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -61,6 +64,7 @@ class Cost:
     doubt_seconds: no part of `seconds`: by how much the assignment must be faster than one without
       its lossy codecs, because times are not known better.
     blocks: the costs of the block classes, aligned with `Profile.blocks`.
+    host_seconds: the part of `seconds` that moves tensors to host memory and back.
     """
 
     saved_bytes: int
@@ -69,6 +73,7 @@ class Cost:
     recompute_seconds: float
     doubt_seconds: float
     blocks: tuple[BlockCost, ...]
+    host_seconds: float = 0.0
 
     @property
     def cautious_seconds(self) -> float:
@@ -103,6 +108,7 @@ def evaluate(profile: Profile, actions: Actions) -> Cost:
         recompute_seconds=sum(b.runs * c.recompute_seconds for b, c in zip(profile.blocks, costs)),
         doubt_seconds=sum(b.runs * c.doubt_seconds for b, c in zip(profile.blocks, costs)),
         blocks=costs,
+        host_seconds=sum(b.runs * c.host_seconds for b, c in zip(profile.blocks, costs)),
     )
 
 
@@ -230,6 +236,7 @@ def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> B
         matmuls=sum(block.equations[i].matmuls for i in recomputed),
         flops=sum(block.equations[i].flops for i in recomputed),
         doubt_seconds=sum(o.doubt for _, o in saved),
+        host_seconds=exposed + sum(o.seconds for _, o in saved if o.choice == OFFLOAD),
     )
 
 

@@ -1,3 +1,3 @@
-"""Compiles programs, with or without the device, and reads compiled ones. Imports `_core`,
-`_device`, `_jax`.
+"""Compiles programs, with or without the device, and runs them. Imports `_core`, `_device`, `_hlo`,
+`_jax`.
 """

@@ -17,17 +17,21 @@ import jax
 from jax import export
 
 from jaxmem._core.database import Database, Timing
+from jaxmem._core.progress import LOG
 from jaxmem._core.warn import warn
+from jaxmem._device.rates import rates_of
 from jaxmem._device.target import Target
+from jaxmem._hlo.buffers import Peak, peak
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.job import Job
-from jaxmem._xla.buffers import Peak, peak
 from jaxmem._xla.compiled import Compiled, compile_dumped, read_compiled
 from jaxmem._xla.deviceless import Compiler
+from jaxmem._xla.running import Run, fits, in_turns, obstacle
 from jaxmem._xla.timing import measure_all
 
 T = TypeVar("T")
 DEVICELESS_MARGIN = 0.02  # autotuning picks other matrix kernels there: up to 1.3 % of bytes seen
+READING = 2  # of how XLA's estimates are read: times of another number are not found again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +58,11 @@ class Pricing:
 
     def __init__(self, target: Target):
         self.target = target
+
+    @property
+    def device(self) -> str:
+        """What a stored time was taken on, as a text; it holds for no other."""
+        return f"{self.target.name} {self.target.kind}"
 
     def times(self, jobs: Sequence[Job]) -> list[Timing] | None:
         """Returns the time of each job, or None unless every one of them has a time."""
@@ -95,11 +104,17 @@ class Backend(Pricing, abc.ABC):
         hold.
         """
 
-    def step_seconds(self, traced: jax.stages.Traced) -> "concurrent.futures.Future[float | None]":
-        """A future of what XLA says of the time of the whole step; of None where it says
-        nothing.
+    def run(
+        self, steps: Sequence[Built], traced: jax.stages.Traced, args: tuple, seconds: float
+    ) -> list[list[float]]:
+        """Returns the seconds of each of several compiled steps in each of several rounds, none for
+        a step that does not run here.
+
+        traced: one of them, which tells what it does besides its work.
+        args: arrays or shapes that they were traced for.
+        seconds: how long the rounds go on.
         """
-        return _done(None)
+        return [[] for _ in steps]
 
 
 class Local(Backend):
@@ -112,16 +127,29 @@ class Local(Backend):
         start = time.perf_counter()
         executable = stage.lower().compile()
         inner = getattr(executable, "compiled", executable)  # nnx.jit wraps JAX's executable
-        compiled = read_compiled(inner, cost=False, seconds=time.perf_counter() - start)
+        compiled = read_compiled(inner, seconds=time.perf_counter() - start)
         return _done(Built(compiled, executable))
 
     def explain(self, traced) -> tuple[Compiled, Peak]:
         start = time.perf_counter()
         executable, dumped = compile_dumped(traced.lower())
-        return read_compiled(executable, False, time.perf_counter() - start), peak(dumped)
+        return read_compiled(executable, time.perf_counter() - start), peak(dumped)
 
     def times(self, jobs: Sequence[Job]) -> list[Timing]:
         return measure_all(jobs)
+
+    def run(self, steps, traced, args, seconds) -> list[list[float]]:
+        runs: dict[int, Run] = {}
+        for i, step in enumerate(steps):
+            if step.executable is None or not fits(step.compiled, self.target):
+                continue
+            run = Run(step.executable, args)
+            if (why := obstacle(traced, run.given)) is not None:
+                LOG.info("the step is not run to be timed: %s", why)
+                return [[] for _ in steps]
+            runs[i] = run
+        found = dict(zip(runs, in_turns(list(runs.values()), seconds)))
+        return [found.get(i, []) for i in range(len(steps))]
 
 
 class Deviceless(Backend):
@@ -143,10 +171,16 @@ class Deviceless(Backend):
     def __exit__(self, *_) -> None:
         self._compiler.close()
 
+    @property
+    def device(self) -> str:
+        # Estimates rest on the target's rates, which a calibration changes.
+        rates = rates_of(self.target.gpu) if self.target.gpu else ""
+        return f"{super().device} {READING} {rates}"
+
     def compile(self, stage, traced) -> "concurrent.futures.Future[Built]":
         exported, donated = self._export(traced)
         self._tell_of_idle_devices(exported)
-        device, program = str(self.target), _program_text(exported, donated)
+        device, program = f"{self.target} {self.device}", _program_text(exported, donated)
         # A stored result has all that a search reads; nothing could run here in any case.
         if (known := self.database.read_compile(device, program)) is not None:
             with contextlib.suppress(TypeError):  # written by another version of jaxmem
@@ -171,39 +205,14 @@ class Deviceless(Backend):
         self._tell_of_idle_devices(exported)
         return self._compiler.explain(exported, donated=donated)
 
-    def estimate(self, traced: jax.stages.Traced) -> "concurrent.futures.Future[Compiled]":
-        """Compiles the program for XLA's estimate of its time, `xla_seconds`, where XLA has one.
-
-        Its bytes are not those of `compile`, since other compile options are needed.
-        """
-        exported, donated = self._export(traced)
-        return self._compiler.submit(exported, donated=donated, cost=True)
-
-    def step_seconds(self, traced: jax.stages.Traced) -> "concurrent.futures.Future[float | None]":
-        if self.source != "xla":
-            return _done(None)
-        exported, donated = self._export(traced)
-        text = _program_text(exported, donated).decode()
-        device = f"{self.target.name} step"
-        if (known := self.database.read_times(device, self.source, [text])).get(text) is not None:
-            return _done(known[text].seconds)
-        result: concurrent.futures.Future[float | None] = concurrent.futures.Future()
-
-        def finish(future):
-            seconds = None if future.exception() is not None else future.result().xla_seconds
-            result.set_result(seconds)
-            if seconds is not None:
-                self.database.write_times(device, self.source, {text: Timing(seconds)})
-
-        submitted = self._compiler.submit(exported, donated=donated, cost=True)
-        submitted.add_done_callback(finish)
-        return result
-
     def times(self, jobs: Sequence[Job]) -> list[Timing] | None:
         if self.source != "xla":
             return None
-        # The inner list submits all jobs before the first is waited for: workers share them.
-        found = [f.result().xla_seconds for f in [self.estimate(job.trace()) for job in jobs]]
+        futures = []  # all are handed in before the first is waited for: workers share them
+        for job in jobs:
+            exported, donated = self._export(job.trace())
+            futures.append(self._compiler.submit(exported, donated=donated))
+        found = [future.result().xla_seconds for future in futures]
         times = [Timing(seconds) for seconds in found if seconds is not None]
         # Times of different sources do not compare: all come from XLA, or none does.
         return times if len(times) == len(found) else None

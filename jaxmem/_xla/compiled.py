@@ -13,7 +13,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxmem._device.rates import Rates
-from jaxmem._xla.hlo import hlo_costs
+from jaxmem._hlo.costs import hlo_costs
 from jaxmem.errors import StepError
 
 
@@ -27,8 +27,8 @@ class Compiled:
     output_bytes: of the outputs, those in the arguments' memory included.
     alias_bytes: of outputs that lie in the memory of donated arguments.
     host_bytes: the same sum as `total_bytes`, in host memory, which is apart.
-    xla_seconds: XLA's estimate of one execution; None where it was not asked for, or XLA has none
-      for this device.
+    xla_seconds: XLA's estimate of one execution, without copies to host memory and back; None
+      where XLA has none for this device.
     matmul_flops: of the matrix products of one execution, loops times their trip counts.
     matmuls: how many matrix products one execution runs.
     compile_seconds: what compiling took.
@@ -67,21 +67,21 @@ def _memory(compiled: jax.stages.Compiled):
 
 
 def read_compiled(
-    compiled: jax.stages.Compiled, cost: bool, seconds: float, rates: Rates | None = None
+    compiled: jax.stages.Compiled, seconds: float, rates: Rates | None = None
 ) -> Compiled:
     """Reads a compiled step.
 
     compiled: the step.
-    cost: whether to read XLA's estimate of its time too.
     seconds: what compiling took.
-    rates: the device's, which replace what XLA is known to estimate wrongly (`hlo_costs`).
+    rates: the device's, which replace what XLA is known to estimate wrongly (`hlo_costs`); None if
+      it was compiled without estimates.
 
     Raises StepError where the platform has no memory analysis.
     """
     # `peak_memory_in_bytes` is not used: it leaves temporaries out on a CPU, and mixes host memory
     # in on a GPU.
     memory = _memory(compiled)
-    costs = hlo_costs(compiled.as_text() or "", rates if cost else None)
+    costs = hlo_costs(compiled.as_text() or "", rates)
     return Compiled(
         total_bytes=compiled_bytes(compiled),
         argument_bytes=memory.argument_size_in_bytes,
@@ -92,7 +92,7 @@ def read_compiled(
         + memory.host_argument_size_in_bytes
         + memory.host_output_size_in_bytes
         - memory.host_alias_size_in_bytes,
-        xla_seconds=costs.seconds if cost else None,
+        xla_seconds=costs.seconds if rates else None,
         matmul_flops=costs.matmul_flops,
         matmuls=costs.matmuls,
         compile_seconds=seconds,

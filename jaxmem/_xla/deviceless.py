@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from jaxmem._device.gpus import target_config
 from jaxmem._device.rates import rates_of
 from jaxmem._device.target import Target
-from jaxmem._xla.buffers import Peak
+from jaxmem._hlo.buffers import Peak
 from jaxmem._xla.compiled import Compiled
 from jaxmem._xla.process import Process
 from jaxmem._xla.wheels import install_command, require_wheels
@@ -82,16 +82,13 @@ class Compiler:
         exported: bytes,
         *,
         donated: tuple[int, ...] = (),
-        cost: bool = False,
         options: Mapping[str, bool | int | str] | None = None,
     ) -> "concurrent.futures.Future[Compiled]":
-        """Compiles what `export_flat` made, and returns a future of what was read from it.
+        """Compiles what `export_flat` made, and returns a future of what was read from it: for some
+        GPUs (`Gpu.priced`) XLA's estimate of time too.
 
         exported: the serialized step.
         donated: the flat indices of the donated arguments.
-        cost: whether to read XLA's estimate of time, which there is for some GPUs (`Gpu.priced`).
-          XLA misjudges untuned Triton products, so this turns them off. cuBLAS then takes more
-          workspace: read bytes from a compile without it.
         options: XLA's own compile options.
 
         The future raises StepError where XLA refuses the step, TargetError where the process fails.
@@ -101,9 +98,8 @@ class Compiler:
             "target_config": target_config(gpu),
             "devices": self.target.devices,
             "donated": list(donated),
-            "cost": cost and gpu.priced,
             "options": dict(options or {}),
-            "rates": dataclasses.asdict(rates_of(gpu)),
+            "rates": dataclasses.asdict(rates_of(gpu)) if gpu.priced else None,
         }
         return self._pool.submit(lambda: Compiled(**self._compile(header, exported)["compiled"]))
 

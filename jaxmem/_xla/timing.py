@@ -29,7 +29,7 @@ def measure(job: Job, least_seconds: float = 0.02) -> list[float]:
 
     There are 7 runs, and more until they add up to `least_seconds`, but at most 50.
     """
-    arguments = [_sample(a) for a in job.avals]
+    arguments = [sample(a) for a in job.avals]
     run = jax.jit(job.function).lower(*job.specs).compile()
     jax.block_until_ready(run(*arguments))  # the run that is not counted
     rounds: list[float] = []
@@ -40,15 +40,15 @@ def measure(job: Job, least_seconds: float = 0.02) -> list[float]:
     return rounds
 
 
-def _sample(aval):
-    """Returns an array of ordinary numbers for `aval`: denormals would slow arithmetic down, and a
-    random key must be a key.
+def sample(aval, size: float = 1.0):
+    """Returns an array of ordinary numbers for `aval`, of about `size` where they are not whole:
+    denormals would slow arithmetic down, and a random key must be a key.
     """
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0, impl=_key_impl(aval)), aval.shape)
     if jnp.issubdtype(aval.dtype, jnp.inexact):
         values = np.random.default_rng(0).standard_normal(aval.shape, np.float32)
-        return jnp.asarray(values).astype(aval.dtype)
+        return jnp.asarray(values * np.float32(size)).astype(aval.dtype)
     return jnp.zeros(aval.shape, aval.dtype)
 
 

@@ -18,13 +18,12 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxmem._device.rates import Rates
-from jaxmem._xla.buffers import peak
+from jaxmem._hlo.buffers import peak
 from jaxmem._xla.compiled import compile_dumped, read_compiled
 from jaxmem._xla.wire import read_message, write_message
 
-# The first makes XLA write its estimates into the program's text. The second keeps it from Triton
-# products, whose estimates mean nothing before they are tuned.
-COST_OPTIONS = {"xla_gpu_collect_cost_model_stats": True, "xla_gpu_enable_triton_gemm": False}
+# XLA writes its estimates into the program's text; the program is the same.
+COST_OPTIONS = {"xla_gpu_collect_cost_model_stats": True}
 
 
 def deviceless_devices(config: str, count: int) -> list[Any]:
@@ -72,19 +71,20 @@ def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) ->
     lowered = step.trace(*_arguments(exported, mesh)).lower()
     if header.get("explain"):
         compiled, dumped = compile_dumped(lowered)
-        read = read_compiled(compiled, False, time.perf_counter() - start)
+        read = read_compiled(compiled, time.perf_counter() - start)
         return {"compiled": dataclasses.asdict(read), "peak": dataclasses.asdict(peak(dumped))}
-    options, cost = dict(header["options"]), header["cost"]
+    options = dict(header["options"])
+    rates = Rates(**header["rates"]) if header["rates"] else None
     try:
         compiled = lowered.compile(
-            compiler_options=(COST_OPTIONS | options if cost else options) or None
+            compiler_options=(COST_OPTIONS | options if rates else options) or None
         )
     except jax.errors.JaxRuntimeError as error:
         # XLA has no table of rates for this device: it compiles without estimates.
-        if not (cost and "Cannot find key" in str(error)):
+        if not (rates and "Cannot find key" in str(error)):
             raise
-        cost, compiled = False, lowered.compile(compiler_options=options or None)
-    read = read_compiled(compiled, cost, time.perf_counter() - start, Rates(**header["rates"]))
+        rates, compiled = None, lowered.compile(compiler_options=options or None)
+    read = read_compiled(compiled, time.perf_counter() - start, rates)
     return {"compiled": dataclasses.asdict(read)}
 
 

@@ -17,8 +17,8 @@ from jaxmem._explain.explanation import Explanation, Part
 from jaxmem._jax.step import trace
 from jaxmem._plan.plan import Plan
 from jaxmem._plan.rows import Bytes
-from jaxmem._planner.compile import StepCompiler
 from jaxmem._profile.profile import block_classes
+from jaxmem._search.compile import StepCompiler
 from jaxmem._xla import backend
 from jaxmem._xla.backend import backend_for
 from jaxmem.errors import PlanFileError, StepError

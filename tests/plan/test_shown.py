@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from jaxmem._core.actions import KEEP
 from jaxmem._plan.difference import difference
 from jaxmem._plan.text import HEAD
 from tests.shared.plans import CODEC, WHY, other, plan
@@ -20,12 +21,36 @@ def test_the_plain_table_is_as_wide_as_its_lines(monkeypatch):
     assert lines[3] == "(bytes and ms of one layer)"
     assert "compiled 9.0 MiB of a budget of 10.0 MiB (90.0 %) on h200" in lines[4]
     assert "host memory" not in lines[4]
-    assert lines[5] == ("step 12.00 ms, everything kept 10.00 ms (times: roofline); 3 compiles")
+    assert lines[5] == (
+        "step 12.00 ms, everything kept 10.00 ms (the sum of its pieces): 2.00 ms more, ± 0.00 ms"
+        " (times of pieces: roofline); 3 compiles"
+    )
     assert lines[6:] == ["note: offload is left out: this is a test"]
     of_several = "(bytes and ms of one layer, on each of 4 devices)"
     assert str(plan(target="h200:4")).splitlines()[3] == of_several
     assert "in host memory: 1.0 KiB" in str(plan(host_bytes=1024))
     assert "; microbatches: 4" in str(plan(microbatches=4))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.012, ": 2.00 ms more, ± 0.50 ms"),
+        (0.009, ": 1.00 ms less, ± 0.50 ms"),
+        (0.0104, ": equal as far as is known, ± 0.50 ms"),
+        (0.0096, ": equal as far as is known, ± 0.50 ms"),
+    ],
+)
+def test_times_are_told_beside_those_of_everything_kept_as_far_as_they_are_known(seconds, said):
+    told = plan(predicted_seconds=seconds, uncertain_seconds=5e-4, baseline_source="xla")
+    line = str(told).splitlines()[5]
+    start = f"step {1e3 * seconds:.2f} ms, everything kept 10.00 ms (XLA's estimate)"
+    assert line.startswith(start + said)
+
+
+def test_a_plan_that_keeps_everything_has_one_time():
+    kept = plan(actions={"block": {"*": KEEP}}, baseline_source="measured")
+    assert str(kept).splitlines()[5] == "step with everything kept 10.00 ms (measured); 3 compiles"
 
 
 class Table(html.parser.HTMLParser):

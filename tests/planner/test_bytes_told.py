@@ -14,9 +14,9 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._device.target import Target
 from jaxmem._explain.explain import UNSURE, without
 from jaxmem._plan.rows import Bytes
-from jaxmem._planner.compile import CompiledStep
 from jaxmem._planner.outcome import Spent, infeasible, outcome
-from jaxmem._planner.trials import Limits, Trial, Trials
+from jaxmem._search.compile import CompiledStep
+from jaxmem._search.trials import Limits, Trial, Trials
 from jaxmem._solver.cost import evaluate
 from jaxmem._xla.compiled import Compiled
 from tests.shared.profiles import INT4, chain, profile

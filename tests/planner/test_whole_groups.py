@@ -2,14 +2,13 @@
 for it.
 """
 
-import concurrent.futures
-
 import jax
 import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem._xla.backend import Local
+from jaxmem._core.actions import KEEP, REST
+from jaxmem._search.trials import Trial
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles", "own_database")]
 LAYERS, WIDTH = 6, 64
@@ -37,32 +36,30 @@ def planned(share: float):
 
 
 @pytest.fixture
-def told(monkeypatch):
-    """What XLA is made to say of steps, in the order in which it is asked."""
-    seconds: list[float | None] = []
+def xla_says(monkeypatch):
+    """Makes XLA tell so many seconds of plans with such layers, and of all others."""
 
-    def step_seconds(self, traced):
-        done = concurrent.futures.Future()
-        done.set_result(seconds.pop(0))
-        return done
+    def say(with_such: float | None, others: float | None):
+        def seconds(trial):
+            whole = [tags.get(REST) == KEEP for tags in trial.actions.values()]
+            return with_such if any(whole) and not all(whole) else others
 
-    monkeypatch.setattr(Local, "step_seconds", step_seconds)
-    return seconds
+        monkeypatch.setattr(Trial, "xla_seconds", property(seconds))
+
+    return say
 
 
 @pytest.mark.parametrize(
     ("seconds", "taken"),
-    [((1.0, 2.0), True), ((2.0, 1.0), False), ((None, 1.0), True)],
+    [((1.0, 2.0), True), ((2.0, 1.0), False), ((None, None), True)],
     ids=["faster", "slower", "unknown"],
 )
-def test_it_is_taken_unless_xla_calls_it_slower(told, seconds, taken):
-    told += seconds
+def test_it_is_taken_unless_xla_calls_it_slower(xla_says, seconds, taken):
+    xla_says(*seconds)
     plan = planned(0.85)
-    assert told == [], "it was asked of the plan with such layers, and of the best without"
     assert (KEPT in str(plan)) is taken
     assert plan.compiled_bytes <= plan.budget_bytes
 
 
-def test_nothing_is_asked_of_a_plan_without_such_layers(told):
-    plan = planned(0.3)
-    assert KEPT not in str(plan)
+def test_small_budgets_leave_no_room_for_such_layers():
+    assert KEPT not in str(planned(0.3))

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import jaxmem
 from jaxmem._device.gpus import target_config
 from jaxmem._device.target import Target
-from jaxmem._xla.hlo import executed
+from jaxmem._hlo.text import executed
 from jaxmem._xla.worker import deviceless_devices
 from tests.shared import tiny_lm
 

@@ -14,8 +14,8 @@ import pytest
 
 import jaxmem
 from jaxmem._core.labels import ranges
+from jaxmem._hlo.buffers import peak
 from jaxmem._jax.export import export_flat
-from jaxmem._xla.buffers import peak
 from jaxmem._xla.compiled import compile_dumped
 from jaxmem._xla.deviceless import Compiler
 from jaxmem._xla.process import child_environment

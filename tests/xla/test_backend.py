@@ -29,7 +29,7 @@ class Answers:
     def __init__(self, target, workers):
         self.target = target
 
-    def submit(self, exported, donated=(), cost=False):
+    def submit(self, exported, donated=()):
         self.asked.append(str(self.target))
         future = concurrent.futures.Future()
         future.set_result(ANSWER)

@@ -65,7 +65,7 @@ def test_bytes_add_up_and_donation_aliases(h200):
         assert c.temp_bytes >= 4 * x
         assert c.host_bytes == 0
         assert c.compile_seconds > 0
-        assert c.xla_seconds is None
+        assert c.xla_seconds > 0
 
 
 def test_products_are_counted_through_the_loop(h200):
@@ -80,8 +80,7 @@ def test_products_are_counted_through_the_loop(h200):
 def test_xla_seconds_grow_with_layers(h200):
     size = spec(1024, 1024, dtype=jnp.bfloat16)
     few, many = (
-        result(h200, stack_step, spec(n, 1024, 1024, dtype=jnp.bfloat16), size, cost=True)
-        for n in (4, 16)
+        result(h200, stack_step, spec(n, 1024, 1024, dtype=jnp.bfloat16), size) for n in (4, 16)
     )
     assert 3.5 < many.xla_seconds / few.xla_seconds < 4.5
     assert many.matmuls == 48
@@ -194,7 +193,6 @@ def test_four_devices_share_the_batch():
             spec(D, D, sharding=whole),
             spec(4 * M, D, sharding=split),
             donate=0,
-            cost=True,
         )
         assert compiled.argument_bytes == 4 * D * D + 4 * M * D
         assert compiled.alias_bytes == 4 * D * D
@@ -220,7 +218,6 @@ def test_estimates_of_16_bit_products_are_within_the_peak(h200, dtype, result_dt
         lambda x, y: jax.lax.dot(x, y, preferred_element_type=result_dtype),
         size,
         size,
-        cost=True,
     )
     assert 0.5 * 989e12 < compiled.matmul_flops / compiled.xla_seconds < 989e12
 
@@ -228,7 +225,7 @@ def test_estimates_of_16_bit_products_are_within_the_peak(h200, dtype, result_dt
 @pytest.mark.parametrize("name", ["t4", "b200"])
 def test_oldest_and_newest_gpus_compile(name):
     with Compiler(name, workers=1) as compiler:
-        compiled = result(compiler, stack_step, spec(2, D, D), spec(M, D), cost=True)
+        compiled = result(compiler, stack_step, spec(2, D, D), spec(M, D))
     assert compiled.matmuls == 6
     assert (compiled.xla_seconds is not None) == (name == "b200")
 
@@ -350,7 +347,7 @@ def test_local_is_not_compiled_for_here():
 
 def test_local_compiles_read_the_same():
     compiled = jax.jit(stack_step, donate_argnums=0).lower(spec(4, D, D), spec(M, D)).compile()
-    read = read_compiled(compiled, cost=True, seconds=1.5)
+    read = read_compiled(compiled, seconds=1.5)
     assert (read.matmuls, read.matmul_flops, read.alias_bytes) == (
         12,
         12 * 2 * M * D * D,

@@ -7,12 +7,16 @@ They guide; they prove nothing. A plan that is returned was compiled by the sear
 import dataclasses
 import json
 import os
+import statistics
+import time
+from collections.abc import Sequence
 
 from jaxmem._core.actions import Action, Actions, Choice
-from jaxmem._core.database import Database
+from jaxmem._core.database import Database, Timing
 from jaxmem._device.target import Target
 from jaxmem._jax.jaxpr import text_of
-from jaxmem._planner.compile import CompiledStep
+from jaxmem._profile.times import due
+from jaxmem._search.compile import CompiledStep
 from jaxmem._xla.compiled import Compiled
 
 MOST = 48  # how many of the latest compiles are recalled
@@ -43,6 +47,22 @@ class History:
             except (ValueError, TypeError, AttributeError):
                 continue  # for example, another version of jaxmem wrote it
         return found
+
+    def recall_seconds(self) -> float | None:
+        """Seconds of the step with everything kept, as an earlier search measured them, if that is
+        not worth doing again.
+        """
+        found = self._database.read_times(self._device, "step", [self._step]).get(self._step)
+        return None if found is None or due(found, time.time()) else found.seconds
+
+    def remember_seconds(self, rounds: Sequence[float]) -> float:
+        """Writes down the seconds of such a step in several rounds. Returns the least of them: what
+        else a machine does only adds time.
+        """
+        least = min(rounds)
+        timing = Timing(least, statistics.median(rounds) / least - 1)
+        self._database.write_times(self._device, "step", {self._step: timing})
+        return least
 
     def remember(self, step: CompiledStep) -> None:
         """Writes a compile down for later searches."""

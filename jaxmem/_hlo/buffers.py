@@ -12,8 +12,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from jaxmem._xla.module import Module, Place
-from jaxmem._xla.proto import Message, read
+from jaxmem._hlo.module import Module, Place
+from jaxmem._hlo.proto import Message, read
 from jaxmem.errors import StepError
 
 _HOST_SPACE = 5  # xla::Layout::kHostMemorySpace

@@ -11,7 +11,7 @@ import jax
 from jaxmem._core.actions import Actions, keeps_everything
 from jaxmem._core.assignment import Assignment, Decisions
 from jaxmem._jax.step import trace
-from jaxmem._xla.backend import Backend
+from jaxmem._xla.backend import Backend, Built
 from jaxmem._xla.compiled import Compiled
 from jaxmem.errors import StepError
 
@@ -73,16 +73,12 @@ class StepCompiler:
         self.seconds += time.perf_counter() - start
         return found
 
-    def estimates(self, *many: Actions) -> list[float | None]:
-        """What XLA says of the seconds of the step under each of `many` actions, estimated side by
-        side; None for what it says nothing of.
+    def run(self, *many: CompiledStep, seconds: float) -> list[list[float]]:
+        """Seconds of compiled steps in rounds that go on for `seconds`, as `Backend.run` gives
+        them.
         """
-        start = time.perf_counter()
-        traced = [self.trace(self._plan(actions)) for actions in many]
-        futures = [self.backend.step_seconds(t) for t in traced]
-        found = [future.result() for future in futures]
-        self.seconds += time.perf_counter() - start
-        return found
+        built = [Built(step.compiled, step.executable) for step in many]
+        return self.backend.run(built, self.trace(None), self.args, seconds)
 
     def _stages(self, plan: Decisions | None) -> tuple[Any, jax.stages.Traced]:
         """The step's own traced stage under a plan, and JAX's."""

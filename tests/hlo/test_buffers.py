@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from jaxmem._xla.buffers import Peak, peak
-from jaxmem._xla.proto import read
+from jaxmem._hlo.buffers import Peak, peak
+from jaxmem._hlo.proto import read
 from jaxmem.errors import StepError
 
 pytestmark = pytest.mark.core

@@ -5,11 +5,11 @@ are compiled, and leaves out those that were compiled before.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, Action, Actions
 from jaxmem._core.profile import Profile
-from jaxmem._planner.trials import Trial, Trials
+from jaxmem._search.trials import Trial, Trials
 from jaxmem._solver.cost import Cost, evaluate
 from jaxmem._solver.memory import Expected
 from jaxmem._solver.problem import Problem
@@ -74,22 +74,24 @@ def neighbours(trials: Trials, problem: Problem) -> list[Solution]:
     return sorted((s for s in found if fits(s, on_host)), key=lambda s: (s.bytes, s.seconds))
 
 
-def recalled(trials: Trials, problem: Problem) -> Solution | None:
+def recalled(
+    trials: Trials, problem: Problem, seconds: Callable[[Trial], float]
+) -> Solution | None:
     """Returns the fastest plan that an earlier search saw compile within this budget, if this
-    search has none so fast yet.
+    search has none so fast yet. `seconds` tells what trials are ranked by.
     """
-    best = min((t.cost.cautious_seconds for t in trials.within_budget), default=math.inf)
+    best = min((seconds(t) for t in trials.within_budget), default=math.inf)
     limits = trials.limits
     faster = [
         t
         for t in trials.recalled
         if t.total <= limits.room and t.host_bytes <= limits.host_room
-        if t.cost.cautious_seconds < best
+        if seconds(t) < best
         if not is_among(t.actions, trials.compiled)
     ]
     if not faster:
         return None
-    return priced(problem, min(faster, key=lambda t: t.cost.cautious_seconds).actions)
+    return priced(problem, min(faster, key=seconds).actions)
 
 
 def settled(profile: Profile, solution: Solution) -> Actions:

@@ -3,7 +3,8 @@ and solves again.
 
 A compile takes far longer than a solve, so that a search is bounded by its number of compiles. Its
 phases are `_begin` (everything kept, and a first guess), `refine` (the best plan that fits) and
-`divide` (two groups of layers, where that is faster).
+`divide` (two groups of layers, where that is faster); where everything fits, it is `hasten` (a plan
+that is faster than the step without one).
 """
 
 import dataclasses
@@ -11,10 +12,10 @@ import time
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
-from jaxmem._core.progress import LOG
-from jaxmem._planner import candidates
-from jaxmem._planner.divide import Division, best_division
-from jaxmem._planner.trials import MOST_COMPILES, Limits, Setting, Trial, Trials, fitted
+from jaxmem._search import candidates
+from jaxmem._search.clock import Clock, clock_of
+from jaxmem._search.divide import Division, best_division
+from jaxmem._search.trials import MOST_COMPILES, Limits, Setting, Trial, Trials, fitted
 from jaxmem._solver.cost import everything
 from jaxmem._solver.memory import Expected, prior_bytes
 from jaxmem._solver.problem import Problem
@@ -54,15 +55,22 @@ def search(setting: Setting, arguments: int) -> Found:
     """
     start = _Search(setting, _begin(setting, arguments))
     trials = start.trials
-    # Where everything fits there is nothing to plan: no plan is taken to be faster than the step
-    # without one.
-    if trials.baseline.total <= setting.limits.room:
-        return Found(trials, trials.baseline, None, start.solve_seconds)
-    start.refine()
-    best, division = None, None
-    if trials.fitting:
-        best = min(trials.fitting, key=lambda t: (t.cost.cautious_seconds, t.total))
-        best, division = start.divide(best)
+    trials.measured_seconds = setting.seconds_of(trials.baseline)
+    fits = trials.baseline.total <= setting.limits.room
+    if fits:
+        start.hasten()
+    else:
+        start.refine()
+    if not trials.fitting:
+        return Found(trials, None, None, start.solve_seconds)
+    clock = clock_of(trials, setting.steps.backend.target)
+    best = min(trials.fitting, key=lambda t: (clock.cautious(t), t.total))
+    # A step that fits stays as it is unless a plan is faster by what is worth a word. Times that
+    # are computed from a device's rates are too rough to say so.
+    rough = setting.profile.time_source == "roofline"
+    if fits and (rough or clock.cautious(best) > (1 - WORTH) * clock.base):
+        best = trials.baseline
+    best, division = (best, None) if fits else start.divide(best, clock)
     return Found(trials, best, division, start.solve_seconds)
 
 
@@ -96,7 +104,8 @@ def _begin(setting: Setting, arguments: int) -> Trials:
     else:
         (step,) = setting.compile(kept)
         trials = Trials(profile, limits, whole(step), [], recalled)
-    if trials.baseline.total <= limits.room:
+    fits = trials.baseline.total <= limits.room
+    if fits and (guess is None or guessed is None or isinstance(guessed, StepError)):
         return trials
     # Elsewhere the guess comes second, and reckons with the working memory of everything kept.
     if guess is None or guessed is None:
@@ -148,6 +157,25 @@ class _Search:
         self.setting, self.trials = setting, trials
         self.solve_seconds = 0.0
 
+    def hasten(self) -> None:
+        """Compiles the fastest plan without a limit on device bytes, if the profile calls it faster
+        than the step as it is, which fits.
+        """
+        trials = self.trials
+        problem = Problem(trials.profile, None, self.setting.limits.host_room)
+        best = self._timed(candidates.fastest, problem)
+        most = trials.baseline.cost.seconds - WORTH * trials.profile.step_seconds
+        if best is None or best.cautious_seconds >= most:
+            return
+        if trials.profile.time_source == "roofline":
+            return
+        if candidates.is_among(best.actions, trials.compiled):
+            return
+        (step,) = self.setting.attempt(best.actions, least=trials.baseline.total)
+        if not isinstance(step, StepError):
+            predicted = trials.predicted(best.saved_bytes + trials.model().predict(best.actions))
+            trials.tried.append(Trial(step, best.cost, predicted, best.gap))
+
     def refine(self) -> None:
         """Solves for the room left by what was learned, compiles, and learns, until nothing is left
         to gain. What it compiles is added to the trials.
@@ -161,7 +189,8 @@ class _Search:
             within, model = trials.within_budget, trials.model()
             # A plan that an earlier search saw fit is compiled before anything is called enough:
             # else a search with more history could return a slower plan than one with less.
-            earlier = candidates.recalled(trials, trials.problem(model))
+            clock = clock_of(trials, self.setting.steps.backend.target)
+            earlier = candidates.recalled(trials, trials.problem(model), clock.cautious)
             # A plan that fills the room, or is as fast as one without a limit, ends the search.
             done = any(
                 t.total >= ENOUGH * limits.room or t.cost.cautious_seconds <= least_seconds
@@ -196,32 +225,30 @@ class _Search:
                 predicted = trials.predicted(pick.saved_bytes + model.predict(pick.actions))
                 trials.tried.append(Trial(step, pick.cost, predicted, pick.gap))
 
-    def divide(self, best: Trial) -> tuple[Trial, Division | None]:
+    def divide(self, best: Trial, clock: Clock) -> tuple[Trial, Division | None]:
         """Returns the best plan that decides two groups of layers apart, with its division, if it
         is faster than `best` by `WORTH` and compiles within the limits; else `best` and None.
 
         A profile prices the pieces of a layer under a checkpoint. Of layers under none it knows the
-        bytes alone, so that XLA's estimates of both whole steps decide, where there are any.
+        bytes alone, and may be wrong: where the clock calls such a plan slower, one without such
+        layers is looked for.
         """
-        divided, division = self._divide(best, whole=True)
-        if division is None or not division.groups.whole or self._is_faster(divided, best):
-            return divided, division
-        return self._divide(best, whole=False)
+        divided, division, slower = self._divide(best, clock, whole=True)
+        if division is None and slower:
+            divided, division, _ = self._divide(best, clock, whole=False)
+        return divided, division
 
-    def _is_faster(self, one: Trial, other: Trial) -> bool:
-        """Whether XLA calls a plan faster than another; True where it says nothing."""
-        LOG.info("asking XLA which of two plans is faster")
-        seconds, others = self.setting.steps.estimates(one.actions, other.actions)
-        return seconds is None or others is None or seconds < others
-
-    def _divide(self, best: Trial, whole: bool) -> tuple[Trial, Division | None]:
-        """The best plan of two groups of layers by the profile; `whole` allows that the last group
-        is under no checkpoint.
+    def _divide(
+        self, best: Trial, clock: Clock, whole: bool
+    ) -> tuple[Trial, Division | None, bool]:
+        """The best plan of two groups of layers; `whole` allows that the last group is under no
+        checkpoint. The third of what is returned says whether one with such layers fits, and the
+        clock called it slower.
         """
         trials, limits = self.trials, self.setting.limits
         # The most seconds that a division may cost, to be worth its compile.
         worth = best.cost.cautious_seconds - WORTH * trials.profile.step_seconds
-        chosen, short, seen = None, 0, []
+        chosen, short, seen, slower = None, 0, [], False
         while self.setting.steps.compiles < MOST_COMPILES:
             model = trials.model()
             # The memory model is of layers alike and is not fitted to divided plans. What their
@@ -242,10 +269,14 @@ class _Search:
             solution, told = division.solution, max(trials.static, predicted)
             tried = Trial(step, solution.cost, told, solution.gap)
             short += tried.total - predicted
-            if tried.total <= limits.room and tried.host_bytes <= limits.host_room:
-                best, chosen = tried, division
-                worth = best.cost.cautious_seconds - WORTH * trials.profile.step_seconds
-        return best, chosen
+            if tried.total > limits.room or tried.host_bytes > limits.host_room:
+                continue
+            if clock.cautious(tried) >= clock.cautious(best):
+                slower = bool(division.groups.whole)
+                break
+            best, chosen = tried, division
+            worth = best.cost.cautious_seconds - WORTH * trials.profile.step_seconds
+        return best, chosen, slower
 
     def _timed(self, solver, *arguments):
         """Calls `solver`, and adds the time that it takes to `solve_seconds`."""

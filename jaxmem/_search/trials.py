@@ -9,14 +9,15 @@ from jaxmem._core.actions import Actions
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
-from jaxmem._planner.compile import CompiledStep, StepCompiler, all_compiled
-from jaxmem._planner.history import History
+from jaxmem._search.compile import CompiledStep, StepCompiler, all_compiled
+from jaxmem._search.history import History
 from jaxmem._solver.cost import Cost
 from jaxmem._solver.memory import Expected
 from jaxmem._solver.problem import Problem
 from jaxmem.errors import StepError
 
 MOST_COMPILES = 6
+RUN_SECONDS = 1.0  # for runs of the step with everything kept
 SOLVE_SECONDS = 10.0  # for one run of the solver: a proof is worth no more beside compiles
 
 
@@ -46,6 +47,14 @@ class Trial:
     @property
     def host_bytes(self) -> int:
         return self.step.compiled.host_bytes
+
+    @property
+    def xla_seconds(self) -> float | None:
+        """XLA's estimate of the whole step, and the copies to host memory that it does not price;
+        None where XLA says nothing.
+        """
+        seconds = self.step.compiled.xla_seconds
+        return None if seconds is None else seconds + self.cost.host_seconds
 
     @property
     def working(self) -> int:
@@ -92,6 +101,15 @@ class Setting:
         """
         return all_compiled(self.attempt(*many, least=least))
 
+    def seconds_of(self, baseline: Trial) -> float | None:
+        """Measured seconds of the step with everything kept; None where it does not run here, or
+        not within this device's memory.
+        """
+        if (known := self.history.recall_seconds()) is not None:
+            return known
+        (rounds,) = self.steps.run(baseline.step, seconds=RUN_SECONDS)
+        return self.history.remember_seconds(rounds) if rounds else None
+
     def attempt(self, *many: Actions, least: int | None = None) -> list[CompiledStep | StepError]:
         """The same, with the error of each that XLA does not compile in its place: XLA has defects,
         and one plan that meets them is no reason to have none.
@@ -128,6 +146,7 @@ class Trials:
     tried: the other plans that this search compiled.
     recalled: those of earlier searches, which only guide.
     refused: plans that XLA did not compile.
+    measured_seconds: those of the step with everything kept, where it was run.
     """
 
     profile: Profile
@@ -136,6 +155,7 @@ class Trials:
     tried: list[Trial] = dataclasses.field(default_factory=list)
     recalled: list[Trial] = dataclasses.field(default_factory=list)
     refused: list[Actions] = dataclasses.field(default_factory=list)
+    measured_seconds: float | None = None
 
     @property
     def compiled(self) -> list[Trial]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST
 from jaxmem._core.groups import divided, divisible
 from jaxmem._core.profile import Option
-from jaxmem._planner.divide import best_division
+from jaxmem._search.divide import best_division
 from jaxmem._solver.memory import Expected, MemoryModel
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solve import solve

@@ -1,0 +1,154 @@
+"""Reads the text of an optimized HLO module, `compiled.as_text()`, into computations and their
+instructions.
+
+The text is of computations, one instruction a line:
+
+    ENTRY %main.3 (p: f32[8,4], q: f32[4,8]) -> f32[8,8] {
+      ROOT %dot.2 = f32[8,8]{1,0} dot(%p, %q), lhs_contracting_dims={1}, ...
+    }
+"""
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+# A computation's first line: whether it is the entry, and its name.
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")  # its name, and the rest
+_OPCODE = re.compile(r"[ )]([a-z][\w\-]*)\(")  # after the result's type
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")  # f32[8,4]: dtype and dimensions
+_NAME = re.compile(r"%?([A-Za-z_][\w.\-]*)(?:,|$)")  # one of names between commas
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CALLED = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_ITEM_BYTES = {"bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4} | {
+    "f64": 8, "s64": 8, "u64": 8, "c64": 8, "c128": 16
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """The type of a value; of a tuple's, where an instruction has several results, one of them."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * _ITEM_BYTES.get(self.dtype, 1)
+
+
+NOTHING = Array("", ())
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a computation.
+
+    opcode: XLA's name of the operation.
+    results: the types of its results.
+    operands: those of its operands, of the first result of each.
+    text: all that follows the instruction's name.
+    """
+
+    opcode: str
+    results: tuple[Array, ...]
+    operands: tuple[Array, ...]
+    text: str
+
+    @property
+    def output(self) -> Array:
+        """The first of its results."""
+        return self.results[0] if self.results else NOTHING
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it reads and writes, if each operand and result is touched once."""
+        return sum(a.nbytes for a in (*self.operands, *self.results))
+
+    @property
+    def trips(self) -> int:
+        """How often a loop turns; 1 where XLA does not know it, and for what is no loop."""
+        known = _TRIPS.search(self.text) if self.opcode == "while" else None
+        return int(known[1]) if known else 1
+
+    @property
+    def runs(self) -> list[str]:
+        """The computations that it runs, but for the branches of a conditional by number."""
+        return _CALLED.findall(self.text)
+
+    @property
+    def called(self) -> list[str]:
+        """The computations that it runs, each branch of a conditional among them."""
+        branches = [_NAME.findall(g.replace(" ", "")) for g in _BRANCHES.findall(self.text)]
+        return [*self.runs, *(name for group in branches for name in group)]
+
+
+def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
+    """Returns the instructions of each computation by its name, and the name of the entry."""
+    computations: dict[str, list[Instruction]] = {}
+    entry = ""
+    for is_entry, name, lines in _computations(text):
+        arrays: dict[str, Array] = {}  # results by name, since operands are given by name alone
+        computations[name] = []
+        for line in lines:
+            if not (found := _INSTRUCTION.match(line)):
+                continue
+            instruction = _instruction(found[2], arrays)
+            arrays[found[1]] = instruction.output
+            computations[name].append(instruction)
+        entry = name if is_entry else entry
+    return computations, entry
+
+
+def executed(text: str, opcodes: tuple[str, ...]) -> dict[str, int]:
+    """Returns how often instructions of each of these opcodes run in one execution of a module,
+    those in loops times the known trip counts.
+    """
+    computations, entry = parse(text)
+    done: dict[str, collections.Counter] = {}
+
+    def count(name: str) -> collections.Counter:
+        if name not in done:
+            total: collections.Counter = collections.Counter()
+            for instruction in computations.get(name, []):
+                total[instruction.opcode] += instruction.opcode in opcodes
+                # What a loop calls runs once a trip; what others call, once.
+                for called in instruction.called:
+                    inside = count(called).items()
+                    total.update({opcode: instruction.trips * n for opcode, n in inside})
+            done[name] = total
+        return done[name]
+
+    return {opcode: count(entry)[opcode] for opcode in opcodes}
+
+
+def _computations(text: str) -> Iterator[tuple[bool, str, list[str]]]:
+    """Yields for each computation whether it is the entry, its name, and its lines."""
+    head, lines = None, []
+    for line in text.splitlines():
+        if found := _COMPUTATION.match(line):
+            head, lines = found, []
+        elif line.startswith("}") and head:
+            yield head[1] is not None, head[2], lines
+            head = None
+        else:
+            lines.append(line)
+
+
+def _instruction(body: str, arrays: dict[str, Array]) -> Instruction:
+    """Reads what stands after `name = `; `arrays` are the results of the lines above."""
+    called = _OPCODE.search(body)
+    types = body[: called.start()] if called else body
+    results = tuple(
+        Array(dtype, tuple(int(d) for d in dims.split(",") if d))
+        for dtype, dims in _ARRAY.findall(types)
+    )
+    if not called:
+        return Instruction("", results[:1], (), body)
+    # The operands' names end at the first closing parenthesis; attributes follow it.
+    arguments = body[called.end() :].split(")", 1)[0].replace(" ", "")
+    operands = tuple(arrays.get(name, NOTHING) for name in _NAME.findall(arguments))
+    return Instruction(called[1], results, operands, body)

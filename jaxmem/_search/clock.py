@@ -1,0 +1,85 @@
+"""Tells the seconds of whole steps: what a profile prices are the pieces of their blocks."""
+
+import dataclasses
+import math
+
+from jaxmem._core.profile import Profile
+from jaxmem._device.target import Target
+from jaxmem._search.trials import Trial, Trials
+from jaxmem._solver.cost import Cost
+
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """Takes what an assignment costs to the seconds of the step under it.
+
+    base: seconds of the step with everything kept.
+    source: what tells `base`: "measured" where the step was run, "xla" for XLA's estimate of the
+      compiled step, "pieces" for the sum of what its blocks take and of rates for the rest.
+    kept: the cost of everything kept.
+    uncertainty: the share by which the seconds of pieces may be off.
+    """
+
+    base: float
+    source: str
+    kept: Cost
+    uncertainty: float
+
+    def seconds(self, cost: Cost) -> float:
+        """Seconds of a step that was not compiled: those of the step with everything kept, and what
+        the assignment costs or gains by the profile.
+        """
+        return max(0.0, self.base + cost.seconds - self.kept.seconds)
+
+    def of(self, trial: Trial) -> float:
+        """Seconds of a compiled step: XLA's estimate of it where `base` is one too."""
+        if self.source == "xla" and trial.xla_seconds is not None:
+            return trial.xla_seconds
+        return self.seconds(trial.cost)
+
+    def cautious(self, trial: Trial) -> float:
+        """What compiled steps are ranked by: seconds, with lossy codecs at their longest."""
+        return self.of(trial) + trial.cost.doubt_seconds
+
+    def uncertain(self, cost: Cost) -> float:
+        """By how many seconds the difference between a step and the one with everything kept may be
+        off: the times of all that only one of the two does may be, each way.
+        """
+        apart = math.fsum(
+            abs(a - b)
+            for a, b in (
+                (cost.recompute_seconds, self.kept.recompute_seconds),
+                (_moving(cost), _moving(self.kept)),
+            )
+        )
+        return self.uncertainty * apart
+
+
+def _moving(cost: Cost) -> float:
+    """Seconds of writing, reading, encoding and transfers."""
+    return cost.seconds - cost.recompute_seconds
+
+
+def clock_of(trials: Trials, target: Target) -> Clock:
+    """The clock of a search, by the best that is known of the step with everything kept."""
+    baseline, profile = trials.baseline, trials.profile
+    told = {"measured": trials.measured_seconds, "xla": baseline.xla_seconds}
+    told["pieces"] = _sum_of_pieces(profile, baseline, target)
+    source, base = next((s, t) for s, t in told.items() if t is not None)
+    return Clock(base, source, baseline.cost, profile.uncertainty)
+
+
+def _sum_of_pieces(profile: Profile, baseline: Trial, target: Target) -> float:
+    """Seconds of a step with everything kept, of which a profile knows the blocks alone.
+
+    To these are added the matrix products outside blocks, at the rate of those inside, and one
+    reading and writing of the arguments, for the update of the model states.
+    """
+    # The rate of products in the blocks, by the profile's own times; without any, the peak rate.
+    products = [e for b in profile.blocks for e in b.equations if e.matmuls and e.seconds > 0]
+    rate = target.matmul_flops
+    if products:
+        rate = sum(e.flops for e in products) / sum(e.seconds for e in products)
+    others = baseline.step.compiled.matmul_flops - sum(b.runs * b.flops for b in profile.blocks)
+    states = 2 * baseline.step.compiled.argument_bytes / target.bandwidth
+    return profile.step_seconds + max(0.0, others) / rate + states
