@@ -65,7 +65,7 @@ def times(plan: "Plan") -> str:
 
 
 def pace(plan: "Plan") -> str:
-    """How much longer or shorter a step takes than with everything kept, in the words of a sentence."""
+    """How much longer or shorter a step takes than with everything kept, in words."""
     if plan.keeps_everything or not plan.baseline_seconds:
         return "which is the fastest known"
     slower = plan.predicted_seconds / plan.baseline_seconds - 1
