@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import math
 import pathlib
 import sys
 from collections.abc import Callable
@@ -34,6 +35,7 @@ def plan(args: argparse.Namespace) -> int:
     outputs = {"--out": args.out, "--report": args.report}
     check_outputs(outputs, {code: "the step's own code"})
     codecs, microbatches = _codecs(args.codecs), _microbatches(args.microbatches)
+    measure = _seconds(args.measure)
     with _prints_apart(args):
         build, arguments = _entry(args)
         with progress():
@@ -47,6 +49,7 @@ def plan(args: argparse.Namespace) -> int:
                 fresh=args.fresh,
                 codecs=codecs,
                 microbatches=microbatches,
+                measure=measure,
             )
     writes = {"--out": made.save, "--report": functools.partial(write_report, made)}
     deliver(
@@ -125,6 +128,19 @@ def _microbatches(text: str | None) -> list[int] | None:
             " between them, such as 1,2,4"
         )
     return [int(word) for word in words]
+
+
+def _seconds(text: str | None) -> float | None:
+    """The seconds that `--measure` gives."""
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise JaxmemError(f"--measure: got {text!r}; expected seconds above 0, such as 30")
+    return seconds
 
 
 def _codecs(texts: list[str] | None) -> list[str] | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxmem._codecs.forms import parse
 from jaxmem._core.actions import Action, Choice
-from jaxmem._plan.rows import Bytes, Point, Row
+from jaxmem._plan.rows import Bytes, Measured, Point, Row
 from jaxmem.errors import PlanFileError, TagError
 
 SCHEMA = 1  # a file of another number is refused
@@ -62,6 +62,8 @@ def write(fields: Mapping[str, Any]) -> dict[str, Any]:
         if row["count"] == 1:  # as most are, and all were when the schema was made
             del row["count"]
     data["points"] = [dataclasses.asdict(point) for point in fields["points"]]
+    if fields["measured"]:
+        data["measured"] = [dataclasses.asdict(one) for one in fields["measured"]]
     return data
 
 
@@ -111,6 +113,7 @@ def _fields(data: Any) -> dict[str, Any]:
         raise _Broken("notes", notes, "a list of texts")
     rows = _list(data, "rows", "a list of the table's lines")
     points = _list(data, "points", "a list of bytes and seconds")
+    runs = _list(data, "measured", "a list of steps that were run")
     number = data.get("microbatches")
     if number is not None and not (_is_size(number) and number > 0):
         raise _Broken("microbatches", number, "a whole number of at least 1, or nothing")
@@ -119,6 +122,7 @@ def _fields(data: Any) -> dict[str, Any]:
         "rows": tuple(_row(row, f"rows[{i}]") for i, row in enumerate(rows)),
         "points": tuple(_point(point, f"points[{i}]") for i, point in enumerate(points)),
         "microbatches": number,
+        "measured": tuple(_measured(one, f"measured[{i}]") for i, one in enumerate(runs)),
     }
 
 
@@ -195,13 +199,35 @@ _ROW = {
 def _row(value: Any, field: str) -> Row:
     if isinstance(value, dict):
         value = {"count": 1} | value
-    if not isinstance(value, dict) or value.keys() != {"choice", *_ROW}:
+    if not isinstance(value, dict) or "choice" not in value:
         raise _Broken(field, value, f"an object with choice, {', '.join(_ROW)}")
-    for name, (expected, holds) in _ROW.items():
+    others = _checked({k: v for k, v in value.items() if k != "choice"}, field, _ROW)
+    choice = _choice(value["choice"], f"{field}.choice")
+    return Row(**(others | {"choice": choice, "shape": tuple(others["shape"])}))
+
+
+def _checked(value: Any, field: str, fields: Mapping[str, tuple]) -> dict[str, Any]:
+    """An object that has these fields and no others, each of which holds."""
+    if not isinstance(value, dict) or value.keys() != fields.keys():
+        raise _Broken(field, value, f"an object with {', '.join(fields)}")
+    for name, (expected, holds) in fields.items():
         if not holds(value[name]):
             raise _Broken(f"{field}.{name}", value[name], expected)
-    choice = _choice(value["choice"], f"{field}.choice")
-    return Row(**(value | {"choice": choice, "shape": tuple(value["shape"])}))
+    return value
+
+
+# The fields of Measured, in words and as a test.
+_MEASURED = {
+    "name": ("a text", _is_text),
+    "bytes": ("a whole number of bytes", _is_size),
+    **dict.fromkeys(("lower", "median", "upper"), (_FINITE, _is_number)),
+    "rounds": ("a whole number of at least 1", lambda v: _is_size(v) and v > 0),
+    "chosen": ("true or false", lambda v: isinstance(v, bool)),
+}
+
+
+def _measured(value: Any, field: str) -> Measured:
+    return Measured(**_checked(value, field, _MEASURED))
 
 
 def _bytes(value: Any, field: str) -> Bytes:

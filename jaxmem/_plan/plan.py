@@ -9,7 +9,7 @@ from jaxmem._core.actions import Actions, Choice, keeps_everything
 from jaxmem._core.files import read_json, write_json
 from jaxmem._core.labels import ranges
 from jaxmem._plan import file, html, text
-from jaxmem._plan.rows import Bytes, Point, Row
+from jaxmem._plan.rows import Bytes, Measured, Point, Row
 from jaxmem.errors import PlanFileError, StepError
 
 
@@ -43,6 +43,7 @@ class Plan:
       points: see `pareto`.
       rows: the table, a row a tag.
       notes: what was left out, and why.
+      measured: the steps that were run for `measure=`, the plan's among them.
       microbatches: how many were chosen; None where the planner was not asked to.
     """
 
@@ -70,6 +71,7 @@ class Plan:
     microbatches: int | None = None
     uncertain_seconds: float = 0.0
     baseline_source: str = "pieces"
+    measured: tuple[Measured, ...] = ()
     # the executable; it is not saved, and plans that differ in it alone are equal
     _step: Any = dataclasses.field(default=None, repr=False, compare=False)
 

@@ -68,6 +68,26 @@ class Bytes:
 
 
 @dataclasses.dataclass(frozen=True)
+class Measured:
+    """A step that was run beside others, in turns, on the device at hand.
+
+    name: what it is, in words.
+    bytes: what it takes, as compiled.
+    lower, median, upper: quartiles of its seconds.
+    rounds: how often it was run.
+    chosen: whether it is the plan.
+    """
+
+    name: str
+    bytes: int
+    lower: float
+    median: float
+    upper: float
+    rounds: int
+    chosen: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Point:
     """A plan that was solved for: bytes of the whole step on one device, and seconds of a step,
     both predicted.

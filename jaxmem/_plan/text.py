@@ -75,6 +75,16 @@ def pace(plan: "Plan") -> str:
     return f"for {abs(slower):.1%} {'more' if slower > 0 else 'less'} step time as predicted"
 
 
+def measured(plan: "Plan") -> list[str]:
+    """What was run for the plan, fastest first."""
+    return [
+        f"measured: {one.median * 1e3:.2f} ms ({one.lower * 1e3:.2f} to {one.upper * 1e3:.2f} in"
+        f" {one.rounds} rounds), {show_bytes(one.bytes)}: {one.name}"
+        + (", which is chosen" if one.chosen else "")
+        for one in sorted(plan.measured, key=lambda one: one.median)
+    ]
+
+
 def summary(plan: "Plan") -> list[str]:
     """What stands under the table: the whole step's bytes and times, and notes."""
     share = 100 * plan.compiled_bytes / plan.budget_bytes
@@ -86,5 +96,6 @@ def summary(plan: "Plan") -> list[str]:
         f" of a budget of {show_bytes(plan.budget_bytes)} ({share:.1f} %) on {plan.target};"
         f" everything kept: {show_bytes(plan.baseline_bytes)}{host}",
         f"{times(plan)}; {plan.compiles} compile{'' if plan.compiles == 1 else 's'}{microbatches}",
+        *measured(plan),
         *(f"note: {note}" for note in plan.notes),
     ]

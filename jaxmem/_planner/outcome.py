@@ -3,6 +3,7 @@ least bytes and what holds them.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 
@@ -11,11 +12,12 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
 from jaxmem._device.target import Target
 from jaxmem._plan.plan import Plan
-from jaxmem._plan.rows import Bytes
+from jaxmem._plan.rows import Bytes, Measured
 from jaxmem._planner.pareto import curve
 from jaxmem._planner.table import rows
 from jaxmem._search.clock import clock_of
-from jaxmem._search.divide import Division
+from jaxmem._search.measure import Runs, quartiles
+from jaxmem._search.search import Found
 from jaxmem._search.trials import Limits, Trial, Trials
 from jaxmem.errors import BudgetError
 
@@ -46,22 +48,18 @@ class Spent:
 
 
 def outcome(
-    trials: Trials,
-    best: Trial,
-    division: Division | None,
-    target: Target,
-    spent: Spent,
-    notes: tuple[str, ...],
+    found: Found, target: Target, spent: Spent, notes: tuple[str, ...], runs: Sequence[Runs]
 ) -> Plan:
-    """Returns the plan that `best` is, with its table and its curve of other budgets.
+    """Returns the plan that a search found, with its table and its curve of other budgets.
 
-    trials: every compile of the search.
-    best: the trial to return as a plan.
-    division: how `best` divides layers into groups; None where it does not.
+    found: what the search ended with, a best plan among it.
     target: what the step was compiled for.
     spent: what the search took.
     notes: sentences for the user.
+    runs: the steps that were run to be compared.
     """
+    trials, best, division = found.trials, found.best, found.division
+    assert best is not None
     profile, baseline, model = trials.profile, trials.baseline, trials.model()
     clock = clock_of(trials, target)
     problem = trials.problem(model)
@@ -93,7 +91,7 @@ def outcome(
         jax_version=jax.__version__,
         parts=_parts(trials, best),
         baseline_parts=_parts(trials, baseline),
-        rows=rows(decided, actions),
+        rows=rows(decided, actions, clocked=len(runs) > 0),
         points=curve(
             problem,
             lambda size: trials.predicted(int(model.reference) + size),
@@ -101,7 +99,13 @@ def outcome(
             baseline.total,
         ),
         notes=notes,
+        measured=tuple(_measured(run, run.trial is best) for run in runs),
     ).with_step(best.step.executable)
+
+
+def _measured(run: Runs, chosen: bool) -> Measured:
+    size = run.trial.total
+    return Measured(run.name, size, *quartiles(run.rounds), len(run.rounds), chosen)
 
 
 def _whole(profile: Profile, actions: Actions) -> Actions:

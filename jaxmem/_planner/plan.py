@@ -21,6 +21,7 @@ from jaxmem._jax.arguments import argument_bytes, shards_of
 from jaxmem._jax.donation import warn_of_copies
 from jaxmem._jax.step import with_microbatches
 from jaxmem._plan.plan import Plan
+from jaxmem._planner.measured import check_measure, corrected, measured
 from jaxmem._planner.microbatches import checked, fastest
 from jaxmem._planner.outcome import Spent, hopeless, infeasible, outcome
 from jaxmem._planner.unasked import would_fit, would_save
@@ -29,6 +30,7 @@ from jaxmem._profile.times import RETRY_SECONDS
 from jaxmem._search.candidates import price_of
 from jaxmem._search.compile import StepCompiler
 from jaxmem._search.history import History
+from jaxmem._search.measure import Runs
 from jaxmem._search.search import search
 from jaxmem._search.trials import Limits, Setting
 from jaxmem._solver import waste
@@ -45,6 +47,7 @@ def plan(
     actions: Sequence[Action] | None = None,
     codecs=None,
     microbatches: Sequence[int] | None = None,
+    measure: float | None = None,
     fresh: bool = False,
 ) -> Plan:
     """The actions under which a training step fits a byte budget at the least cost in time,
@@ -65,6 +68,10 @@ def plan(
       kind's own (Adacc §3.2).
     microbatches: numbers to choose from, each planned for with `build(plan, microbatches=n)`; the
       fastest that fits is taken, and is the plan's `microbatches`.
+    measure: for how many seconds to run what may be fastest, in turns on the device at hand: the
+      plan, hand-written policies that fit, and plans that would be best if prices were others. The
+      fastest by the clock is returned; `Plan.measured` has all of them. Arguments that are shapes
+      are filled with made-up numbers.
     fresh: True plans as if for the first time: what earlier plans timed, compiled and tried is not
       read, and is written anew. For a machine that was busy when it was measured, or was changed.
 
@@ -74,10 +81,12 @@ def plan(
     Raises BudgetError for a budget that cannot be read or met (with the least bytes that compiled,
     or those of the arguments where they alone exceed it, which is told before any compile),
     StepError for a step without a block, or whose blocks have the same policy whatever plan `build`
-    is given, TargetError for a target that is unknown or cannot be compiled for, TagError for tags
-    that cannot be planned.
+    is given, TargetError for a target that is unknown or cannot be compiled for, or is not the
+    device at hand where `measure` is given, TagError for tags that cannot be planned.
     """
     target = Target.parse(target)
+    if measure is not None:
+        check_measure(measure, target)
     limit = parse_budget(budget, target.usable_bytes)
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
     allowed, notes = allowed_actions(ALL if actions is None else actions, target)
@@ -90,7 +99,7 @@ def plan(
 
         def plan_for(number: int | None) -> Plan:
             step = with_microbatches(build, number)
-            return _plan(step, args, backend, limits, (allowed, named), codecs, notes)
+            return _plan(step, args, backend, limits, (allowed, named), codecs, notes, measure)
 
         if microbatches is None:
             return plan_for(None)
@@ -98,7 +107,14 @@ def plan(
 
 
 def _plan(
-    build, args: tuple, backend: Backend, limits: Limits, actions, codecs, notes: tuple[str, ...]
+    build,
+    args: tuple,
+    backend: Backend,
+    limits: Limits,
+    actions,
+    codecs,
+    notes: tuple[str, ...],
+    measure: float | None,
 ) -> Plan:
     """Makes the plan for one number of microbatches.
 
@@ -109,6 +125,7 @@ def _plan(
       names.
     codecs: those asked for.
     notes: sentences for the user, known before.
+    measure: seconds for runs; None for none.
     """
     # Read the step. It is traced with every tag recomputed, so that the backward of each block
     # holds its whole forward.
@@ -131,7 +148,8 @@ def _plan(
         shards=shards,
         database=backend.database,
     )
-    profile = price(named=named)
+    history = History(backend.database, target, traced.jaxpr)
+    profile, learned = corrected(price(named=named), history)
     profile_seconds = time.perf_counter() - start
     warn_of_copies(traced, args, "plan")
     _warn_of_unrolled(profile, target, arguments, limits)
@@ -139,7 +157,6 @@ def _plan(
     _warn_of_no_tags(profile, traced.jaxpr, shards)
     # Search: solve and compile in turns. The idle blocks are known only from the profile.
     steps.idle_blocks = profile.idle_blocks
-    history = History(backend.database, target, traced.jaxpr)
     setting = Setting(profile, steps, history, limits)
     found = search(setting, arguments)
     # What `checkpoint_name` names might have been compressed, had the user asked for it.
@@ -148,11 +165,16 @@ def _plan(
         hint = would_fit(found.trials, setting, wider) if named != allowed else ""
         largest = listed(unnamed(traced.jaxpr, shards))
         raise infeasible(found.trials, target, largest, hint)
-    notes += _time_notes(profile) + _gap_notes(found.best.gap)
+    notes += learned + _time_notes(profile) + _gap_notes(found.best.gap)
+    runs: list[Runs] = []
+    if measure is not None:
+        found, runs, said = measured(setting, found, measure)
+        notes += said
+    assert found.best is not None
     if named != allowed and found.best is not found.trials.baseline:
         notes += would_save(found.trials, found.best, wider)
     spent = Spent(profile_seconds, found.solve_seconds, steps.seconds, steps.compiles)
-    return outcome(found.trials, found.best, found.division, target, spent, notes)
+    return outcome(found, target, spent, notes, runs)
 
 
 def _silently(call):

@@ -13,8 +13,13 @@ from jaxmem._solver.solution import Solution, demanded, priced
 from jaxmem._solver.solve import runner_up
 
 
-def rows(problem: Problem, actions: Actions) -> tuple[Row, ...]:
-    """Returns a line for each tag of each label. `problem` is what the plan was solved for."""
+def rows(problem: Problem, actions: Actions, clocked: bool = False) -> tuple[Row, ...]:
+    """Returns a line for each tag of each label.
+
+    problem: what the plan was solved for.
+    actions: the plan's.
+    clocked: whether the plan was taken because it ran fastest, whatever its pieces say.
+    """
     profile, blocks = problem.profile, problem.profile.blocks
     solution = priced(problem, actions)
     problem, solution = _without_whole_blocks(problem, solution)
@@ -22,8 +27,10 @@ def rows(problem: Problem, actions: Actions) -> tuple[Row, ...]:
         problem = problem.within(max(problem.room, solution.bytes))
     # Classes of one label share their decisions, and so a line; a dict keeps the order.
     places = dict.fromkeys((block.name, tag.name) for block in blocks for tag in block.tags)
-    why = "everything fits" if keeps_everything(actions) else "these layers are kept as they are"
-    return tuple(_row(profile, problem, solution, actions, *place, why) for place in places)
+    whole = "everything fits" if keeps_everything(actions) else "these layers are kept as they are"
+    known = f"times are {100 * profile.uncertainty:.0f} % uncertain"
+    said = whole, "the clock says otherwise" if clocked else known
+    return tuple(_row(profile, problem, solution, actions, *place, *said) for place in places)
 
 
 def _without_whole_blocks(problem: Problem, solution: Solution) -> tuple[Problem, Solution]:
@@ -50,6 +57,7 @@ def _row(
     label: str,
     name: str,
     of_whole: str,
+    of_faster: str,
 ) -> Row:
     """A line of the table.
 
@@ -58,6 +66,7 @@ def _row(
     actions: what is decided for all blocks.
     label, name: those of the tag.
     of_whole: what to say of a tag whose block is under no checkpoint.
+    of_faster: what to say where another choice is predicted to be faster.
     """
     chosen = actions.get(label, {})
     same = [b for b in profile.blocks if b.name == label]
@@ -76,7 +85,7 @@ def _row(
         bytes_before=block.tag_bytes(name),
         bytes_after=sum(o.device_bytes for o in _options(block, name, choice)),
         milliseconds=1e3 * _own_seconds(profile, actions, label, name, choice),
-        why=of_whole if everything else _why(problem, solution, label, name),
+        why=of_whole if everything else _why(problem, solution, label, name, of_faster),
         layers=sum(b.layers for b in same),
         count=sum(t.turns for t in places),
     )
@@ -117,7 +126,7 @@ def _own_seconds(profile: Profile, actions: Actions, block: str, tag: str, choic
     return max(0.0, saved / runs + sum(o.seconds for o in kept))
 
 
-def _why(problem: Problem, solution: Solution, block: str, tag: str) -> str:
+def _why(problem: Problem, solution: Solution, block: str, tag: str, of_faster: str) -> str:
     """Returns what the best plan without this choice would take for the tag, and what that plan
     costs on top, as a sentence of the table.
     """
@@ -128,8 +137,5 @@ def _why(problem: Problem, solution: Solution, block: str, tag: str) -> str:
         return "nothing else fits"
     choice, seconds = other
     if seconds <= -0.5e-6:  # what three digits of a millisecond show
-        known = f"{100 * problem.profile.uncertainty:.0f} %"
-        return (
-            f"{choice.action.value}: {1e3 * seconds:.3f} ms a step, but times are {known} uncertain"
-        )
+        return f"{choice.action.value}: {1e3 * seconds:.3f} ms a step, but {of_faster}"
     return f"{choice.action.value}: +{1e3 * max(0.0, seconds):.3f} ms a step"

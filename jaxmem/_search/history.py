@@ -22,6 +22,21 @@ from jaxmem._xla.compiled import Compiled
 MOST = 48  # how many of the latest compiles are recalled
 
 
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Two steps that were run in turns.
+
+    actions, other: what they were compiled under.
+    seconds: by how much the first took longer.
+    noise: the seconds by which that may be off.
+    """
+
+    actions: Actions
+    other: Actions
+    seconds: float
+    noise: float
+
+
 class History:
     """The earlier compiles of one step on one target."""
 
@@ -63,6 +78,22 @@ class History:
         timing = Timing(least, statistics.median(rounds) / least - 1)
         self._database.write_times(self._device, "step", {self._step: timing})
         return least
+
+    def recall_runs(self) -> list[Run]:
+        """Pairs of steps that earlier searches ran in turns; what cannot be read is left out."""
+        found = []
+        for actions, told in self._database.read_tried(f"{self._device} runs", self._step, MOST):
+            try:
+                other, seconds, noise = json.loads(told)
+                found.append(Run(_parse(actions), _parse(other), float(seconds), float(noise)))
+            except (ValueError, TypeError, AttributeError):
+                continue
+        return found
+
+    def remember_run(self, run: Run) -> None:
+        """Writes down by how much one step took longer than another."""
+        told = json.dumps([_text(run.other), run.seconds, run.noise])
+        self._database.write_tried(f"{self._device} runs", self._step, _text(run.actions), told)
 
     def remember(self, step: CompiledStep) -> None:
         """Writes a compile down for later searches."""

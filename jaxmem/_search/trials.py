@@ -14,6 +14,7 @@ from jaxmem._search.history import History
 from jaxmem._solver.cost import Cost
 from jaxmem._solver.memory import Expected
 from jaxmem._solver.problem import Problem
+from jaxmem._xla.running import CannotRun
 from jaxmem.errors import StepError
 
 MOST_COMPILES = 6
@@ -107,7 +108,11 @@ class Setting:
         """
         if (known := self.history.recall_seconds()) is not None:
             return known
-        (rounds,) = self.steps.run(baseline.step, seconds=RUN_SECONDS)
+        try:
+            (rounds,) = self.steps.run(baseline.step, seconds=RUN_SECONDS)
+        except CannotRun as why:
+            LOG.info("the step with everything kept is not run to be timed: %s", why)
+            return None
         return self.history.remember_seconds(rounds) if rounds else None
 
     def attempt(self, *many: Actions, least: int | None = None) -> list[CompiledStep | StepError]:

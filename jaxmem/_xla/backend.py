@@ -17,7 +17,6 @@ import jax
 from jax import export
 
 from jaxmem._core.database import Database, Timing
-from jaxmem._core.progress import LOG
 from jaxmem._core.warn import warn
 from jaxmem._device.rates import rates_of
 from jaxmem._device.target import Target
@@ -26,7 +25,7 @@ from jaxmem._jax.export import export_flat
 from jaxmem._jax.job import Job
 from jaxmem._xla.compiled import Compiled, compile_dumped, read_compiled
 from jaxmem._xla.deviceless import Compiler
-from jaxmem._xla.running import Run, fits, in_turns, obstacle
+from jaxmem._xla.running import CannotRun, Run, fits, in_turns, obstacle
 from jaxmem._xla.timing import measure_all
 
 T = TypeVar("T")
@@ -108,13 +107,15 @@ class Backend(Pricing, abc.ABC):
         self, steps: Sequence[Built], traced: jax.stages.Traced, args: tuple, seconds: float
     ) -> list[list[float]]:
         """Returns the seconds of each of several compiled steps in each of several rounds, none for
-        a step that does not run here.
+        a step that was not compiled to run, or for which there is no memory.
 
         traced: one of them, which tells what it does besides its work.
         args: arrays or shapes that they were traced for.
         seconds: how long the rounds go on.
+
+        Raises CannotRun if no such step is run here.
         """
-        return [[] for _ in steps]
+        raise CannotRun(f"the target {str(self.target)!r} is not the device at hand")
 
 
 class Local(Backend):
@@ -145,8 +146,7 @@ class Local(Backend):
                 continue
             run = Run(step.executable, args)
             if (why := obstacle(traced, run.given)) is not None:
-                LOG.info("the step is not run to be timed: %s", why)
-                return [[] for _ in steps]
+                raise CannotRun(why)
             runs[i] = run
         found = dict(zip(runs, in_turns(list(runs.values()), seconds)))
         return [found.get(i, []) for i in range(len(steps))]

@@ -18,6 +18,10 @@ LEAST, MOST = 2, 30  # rounds
 SMALL = 0.02  # of the numbers in arguments that are made: those of parameters are about so large
 
 
+class CannotRun(Exception):
+    """A step that is not run to be timed, and why."""
+
+
 def obstacle(traced: jax.stages.Traced, given: bool) -> str | None:
     """Why a step is not run to be timed, or None.
 

@@ -64,6 +64,12 @@ def put(*path_and_value):
     return change
 
 
+MEASURED = {"name": "the plan", "bytes": 9, "lower": 0.9, "median": 1.0, "upper": 1.1} | {
+    "rounds": 5,
+    "chosen": True,
+}
+
+
 def drop(key):
     return lambda data: data.pop(key)
 
@@ -108,6 +114,12 @@ def drop(key):
         (put("points", 0, [8, 1.5]), r"points\[0\]"),
         (put("rows", [{"tag": "h"}]), "rows"),
         (put("rows", 3), "rows"),
+        (put("measured", 3), "measured"),
+        (put("measured", [{"name": "the plan"}]), r"measured\[0\]"),
+        (put("measured", [MEASURED | {"median": "1"}]), r"measured\[0\]\.median"),
+        (put("measured", [MEASURED | {"chosen": 1}]), r"measured\[0\]\.chosen"),
+        (put("uncertain_seconds", -1), "uncertain_seconds"),
+        (put("baseline_source", ""), "baseline_source"),
     ],
 )
 def test_a_broken_field_is_named(change, field, tmp_path):

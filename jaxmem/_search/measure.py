@@ -1,0 +1,171 @@
+"""Runs a search's plans, and the policies that one would pick by hand, on the device at hand, and
+takes the fastest.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+
+from jaxmem._core.actions import KEEP, Actions
+from jaxmem._core.profile import BlockClass, Profile
+from jaxmem._search import candidates, history
+from jaxmem._search.compile import CompiledStep
+from jaxmem._search.factors import NOISE, Factors, Observed, fitted, rescaled
+from jaxmem._search.search import Found
+from jaxmem._search.trials import Setting, Trial
+from jaxmem._solver.cost import evaluate, tag_at
+from jaxmem._solver.solution import priced
+
+# Prices under which the program is solved again, for plans that are best if the profile errs.
+DOUBTED = (Factors(recompute=0.5), Factors(recompute=2.0), Factors(codec=2.0))
+# A policy whose bytes are predicted to be over the room by more than this share is not compiled.
+OVER = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """A compiled step that was run.
+
+    name: what it is, in words.
+    trial: what it compiled to.
+    rounds: the seconds of each round. Those of one number belong together: they were run one after
+      the other.
+    """
+
+    name: str
+    trial: Trial
+    rounds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rounds)
+
+
+def fastest_measured(setting: Setting, found: Found, seconds: float) -> tuple[Found, list[Runs]]:
+    """Returns what was found with the fastest in place of the best, and all that was run: in turns,
+    for `seconds`.
+
+    Run are the best plan, the step as it is if it fits, those of `hand_policies` that fit, and
+    plans that would be best if the profile's prices were others (`DOUBTED`). So what is returned is
+    no slower than any of these, as far as the clock tells.
+
+    Raises CannotRun where the step does not run here.
+    """
+    trials = found.trials
+    assert found.best is not None
+    named = {"the plan": found.best}
+    if trials.baseline in trials.fitting and found.best is not trials.baseline:
+        named["everything kept"] = trials.baseline
+    wanted = hand_policies(setting.profile) | _solved_otherwise(setting, found)
+    for name, actions in wanted.items():
+        if candidates.is_among(actions, list(named.values())):
+            continue
+        if (trial := _compiled(setting, found, actions)) is not None:
+            named[name] = trial
+    rounds = setting.steps.run(*(t.step for t in named.values()), seconds=seconds)
+    runs = [Runs(n, t, tuple(r)) for (n, t), r in zip(named.items(), rounds) if r]
+    if not runs:
+        return found, []
+    _remember(setting, runs)
+    best = min(runs, key=lambda run: run.median).trial
+    division = found.division if best is found.best else None
+    return dataclasses.replace(found, best=best, division=division), runs
+
+
+def _remember(setting: Setting, runs: list[Runs]) -> None:
+    """Writes down by how much each step took longer than the first, round by round."""
+    first, *others = runs
+    for run in others:
+        apart = [a - b for a, b in zip(run.rounds, first.rounds)]
+        lower, median, upper = quartiles(apart)
+        noise = NOISE * first.median + (upper - lower) / math.sqrt(len(apart))
+        setting.history.remember_run(
+            history.Run(run.trial.actions, first.trial.actions, median, noise)
+        )
+
+
+def learned(profile: Profile, earlier: history.History) -> Factors:
+    """The factors by which the prices of a step come nearest to what earlier searches measured."""
+    observed = []
+    for run in earlier.recall_runs():
+        cost = candidates.price_of(profile, run.actions)
+        other = candidates.price_of(profile, run.other)
+        if cost is not None and other is not None:
+            observed.append(Observed(cost, other, run.seconds, run.noise))
+    return fitted(profile, observed) if observed else Factors()
+
+
+def hand_policies(profile: Profile) -> dict[str, Actions]:
+    """The policies that one would try first, as assignments by name: JAX's `nothing_saveable`, its
+    `dots_saveable` as far as there are tags, and all names.
+    """
+    of_each = {
+        "nothing kept": lambda block: [],
+        "products kept": _products,
+        "every tag kept": lambda block: [tag.name for tag in block.tags],
+    }
+    found: dict[str, Actions] = {}
+    for name, tags_of in of_each.items():
+        # Classes of one label share their decisions: a tag is kept if any of them would keep it.
+        actions = found.setdefault(name, {block.name: {} for block in profile.blocks})
+        for block in profile.blocks:
+            actions[block.name] |= dict.fromkeys(tags_of(block), KEEP)
+    return {n: a for n, a in found.items() if candidates.price_of(profile, a) is not None}
+
+
+def _products(block: BlockClass) -> list[str]:
+    """The tags whose tensor is the result of a matrix product, or what a bias, a cast or a view
+    makes of one.
+    """
+    made = {v: equation for equation in block.equations for v in equation.outputs}
+    found = []
+    for equation in block.equations:
+        if (tag := tag_at(block, equation)) is None:
+            continue
+        maker = made.get(equation.inputs[0])
+        while maker is not None and not maker.matmuls:
+            own = [v for v in maker.inputs if v in made]
+            maker = made[own[0]] if len(own) == 1 else None
+        if maker is not None:
+            found.append(tag.name)
+    return found
+
+
+def _solved_otherwise(setting: Setting, found: Found) -> dict[str, Actions]:
+    """The best assignments if the profile's prices were others, by what they are called."""
+    trials = found.trials
+    problem = trials.problem(trials.model())
+    several = {}
+    for factors in DOUBTED:
+        other = dataclasses.replace(problem, profile=rescaled(setting.profile, factors))
+        if (solution := candidates.fastest(other)) is not None:
+            several[f"a plan if {factors}"] = solution.actions
+    return several
+
+
+def _compiled(setting: Setting, found: Found, actions: Actions) -> Trial | None:
+    """An assignment that fits, compiled; None for one that does not."""
+    trials, limits = found.trials, setting.limits
+    for trial in trials.compiled:
+        if trial.step.executable is not None and candidates.is_among(actions, [trial]):
+            return trial if trial in trials.fitting else None
+    model = trials.model()
+    solution = priced(trials.problem(model), actions)
+    predicted = trials.predicted(solution.saved_bytes + model.predict(solution.actions))
+    if predicted > (1 + OVER) * limits.room or solution.host_bytes > limits.host_room:
+        return None
+    (step,) = setting.attempt(solution.actions)
+    if not isinstance(step, CompiledStep):
+        return None
+    trial = Trial(step, evaluate(setting.profile, solution.actions), predicted)
+    trials.tried.append(trial)
+    return trial if trial in trials.fitting else None
+
+
+def quartiles(rounds: Sequence[float]) -> tuple[float, float, float]:
+    """The lower quartile, the median and the upper one."""
+    if len(rounds) < 2:
+        return rounds[0], rounds[0], rounds[0]
+    lower, median, upper = statistics.quantiles(rounds, n=4, method="inclusive")
+    return lower, median, upper

@@ -1,0 +1,95 @@
+"""Factors that runs of whole steps teach: planted ones are found again."""
+
+import math
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from jaxmem._core.actions import KEEP
+from jaxmem._core.profile import Option
+from jaxmem._search.factors import LEAST, MOST, Factors, Observed, fitted, rescaled
+from jaxmem._solver.cost import evaluate
+from jaxmem.errors import TagError
+from tests.shared.profiles import INT4, block, profile, profiles
+
+FACTOR = st.floats(0.5, 2.0)
+TAGS = {
+    "u": [Option(KEEP, 10, 0, 0.1), Option(INT4, 3, 0, 0.4)],
+    "v": [Option(KEEP, 20, 0, 0.7), Option(INT4, 6, 0, 0.5)],
+}
+EQUATIONS = [
+    ([0], [1], 1.0, None),
+    ([1], [2], 0.0, "u"),
+    ([2], [3], 2.0, None),
+    ([3], [4], 0.0, "v"),
+]
+MADE = profile(block(EQUATIONS, [2, 4], [5, 10, 10, 20, 20], TAGS))
+NOTHING, KEPT = {}, {"u": KEEP, "v": KEEP}
+CODED = {"u": INT4, "v": INT4}
+
+
+def of(made, tags):
+    return evaluate(made, {"block": tags})
+
+
+def observations(made, true, noise=1e-6):
+    """What a clock says that runs pieces with the true factors."""
+    real = rescaled(made, true)
+    for tags in (KEPT, CODED, {"u": KEEP}, {"v": INT4}):
+        seconds = of(real, tags).seconds - of(real, NOTHING).seconds
+        yield Observed(of(made, tags), of(made, NOTHING), seconds, noise)
+
+
+@hypothesis.given(FACTOR, FACTOR, FACTOR)
+def test_planted_factors_are_found(recompute, keep, codec):
+    made, true = MADE, Factors(recompute, keep, codec)
+    found = fitted(made, list(observations(made, true)))
+    assert found.recompute == pytest.approx(recompute, rel=1e-3)
+    assert found.keep == pytest.approx(keep, rel=1e-3)
+    assert found.codec == pytest.approx(codec, rel=1e-3)
+
+
+def test_what_was_not_run_is_not_corrected():
+    made = MADE
+    assert fitted(made, []) == Factors()
+    of_keeping = [o for o in observations(made, Factors(codec=2.0)) if o.cost == of(made, KEPT)]
+    assert fitted(made, of_keeping).codec == pytest.approx(1.0)
+
+
+def test_runs_that_tell_little_change_little():
+    made = MADE
+    found = fitted(made, list(observations(made, Factors(recompute=3.0), noise=100.0)))
+    assert found.recompute == pytest.approx(1.0, abs=0.01)
+
+
+def test_absurd_differences_are_cut_off():
+    made = MADE
+    absurd = [Observed(of(made, KEPT), of(made, NOTHING), seconds, 1e-3) for seconds in (1e6, -1e6)]
+    for one in absurd:
+        factors = fitted(made, [one])
+        values = (factors.recompute, factors.keep, factors.codec)
+        assert all(math.isfinite(f) and LEAST <= f <= MOST for f in values)
+
+
+@hypothesis.given(profiles(), st.data())
+def test_a_rescaled_profile_costs_the_same_where_nothing_is_rescaled(made, data):
+    actions = {b.name: {} for b in made.blocks}
+    for b in made.blocks:
+        for tag in b.tags:
+            choice = data.draw(st.sampled_from([None, *(o.choice for o in tag.options)]))
+            actions[b.name] |= {} if choice is None else {tag.name: choice}
+    try:
+        cost = evaluate(made, actions)
+    except TagError:  # a choice that another place of the name has no price for
+        hypothesis.reject()
+    assert evaluate(rescaled(made, Factors()), actions) == cost
+    doubled = evaluate(rescaled(made, Factors(2.0, 2.0, 2.0)), actions)
+    assert doubled.recompute_seconds == pytest.approx(2 * cost.recompute_seconds)
+    assert doubled.saved_bytes == cost.saved_bytes
+
+
+def test_factors_are_told_in_words():
+    assert str(Factors()) == "nothing differed"
+    said = "recomputing took 2 times as long and codecs took 0.5 times as long"
+    assert str(Factors(recompute=2.0, codec=0.5)) == said
