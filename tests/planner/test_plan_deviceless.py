@@ -43,6 +43,22 @@ def test_a_plan_for_an_h200(unplanned, tmp_path):
     assert any("offload is left out" in note for note in plan.notes) != OFFLOADS
 
 
+@pytest.mark.core
+def test_with_room_a_plan_is_the_fastest_by_xla_and_with_more_none_is_slower(unplanned):
+    plan_for = lambda share: jaxmem.plan(
+        build, *SHAPES, target="h200", budget=int(share * unplanned.baseline_bytes)
+    )
+    plans = [*(plan_for(share) for share in (0.4, 0.6, 0.8)), unplanned]
+    assert {plan.baseline_source for plan in plans} == {"xla"}
+    assert len({plan.baseline_seconds for plan in plans}) == 1
+    seconds = [plan.predicted_seconds for plan in plans]
+    assert seconds == sorted(seconds, reverse=True)
+    assert unplanned.predicted_seconds <= unplanned.baseline_seconds
+    assert unplanned.keeps_everything == (
+        unplanned.predicted_seconds == unplanned.baseline_seconds
+    ), "what keeps everything is the step as it is, and all else is faster"
+
+
 def least_on_the_host(row) -> float:
     """Bytes that a tag sent to the host takes there at the very least, over all layers: scales come
     on top.

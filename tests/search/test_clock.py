@@ -1,0 +1,73 @@
+"""Seconds of whole steps: what tells them, and how certain a difference is."""
+
+import dataclasses
+
+import pytest
+
+from jaxmem._core.actions import KEEP, OFFLOAD, REST
+from jaxmem._device.target import Target
+from jaxmem._search.clock import clock_of
+from jaxmem._search.compile import CompiledStep
+from jaxmem._search.trials import Limits, Trial, Trials
+from jaxmem._solver.cost import evaluate
+from jaxmem._xla.compiled import Compiled
+from tests.shared.profiles import INT4, chain, profile
+
+pytestmark = pytest.mark.core
+MADE = dataclasses.replace(profile(chain(runs=10), link=100.0), uncertainty=0.5)
+EVERYTHING = {REST: KEEP}
+
+
+def trial(tags, xla_seconds=None):
+    actions = {"block": tags}
+    compiled = Compiled(100, 40, 50, 40, 30, 0, xla_seconds, 0, 0, 1.0)
+    return Trial(CompiledStep(actions, compiled), evaluate(MADE, actions), 100)
+
+
+def clock(baseline=None, measured=None):
+    trials = Trials(MADE, Limits(1000, 1000, 1000), trial(EVERYTHING, baseline))
+    trials.measured_seconds = measured
+    return clock_of(trials, Target.parse("h200"))
+
+
+def test_a_run_tells_more_than_an_estimate_and_that_more_than_pieces():
+    assert (clock(20.0, 30.0).base, clock(20.0, 30.0).source) == (30.0, "measured")
+    assert (clock(20.0).base, clock(20.0).source) == (20.0, "xla")
+    assert clock().source == "pieces"
+    assert clock().base > MADE.step_seconds, "and what is outside of blocks"
+
+
+def test_a_plan_costs_or_gains_what_its_pieces_do():
+    now = clock(measured=30.0)
+    kept, coded, nothing = trial({"u": KEEP, "v": KEEP}), trial({"u": INT4}), trial({})
+    for one in (kept, coded, nothing):
+        apart = one.cost.seconds - trial(EVERYTHING).cost.seconds
+        assert now.of(one) == pytest.approx(30.0 + apart)
+    assert now.of(nothing) > 30.0
+    assert now.seconds(trial(EVERYTHING).cost) == 30.0
+    assert clock(measured=1e-9).of(trial(EVERYTHING)) >= 0.0
+
+
+def test_estimates_of_whole_steps_are_compared_with_each_other_alone():
+    told = trial({}, xla_seconds=7.0)
+    assert clock(20.0).of(told) == 7.0
+    assert clock(20.0, measured=30.0).of(told) != 7.0, "the other is measured"
+    assert clock().of(told) != 7.0
+    untold = clock(20.0).of(trial({}))
+    assert untold == pytest.approx(20.0 + trial({}).cost.seconds - trial(EVERYTHING).cost.seconds)
+
+
+def test_copies_to_the_host_are_added_to_an_estimate_that_has_none():
+    moved = trial({"u": OFFLOAD, "v": KEEP}, xla_seconds=7.0)
+    exposed = sum(10 * cost.exposed_seconds for cost in moved.cost.blocks)
+    assert moved.cost.host_seconds == pytest.approx(10 * 0.2 + exposed)
+    assert moved.xla_seconds == pytest.approx(7.0 + moved.cost.host_seconds)
+
+
+def test_what_both_steps_do_is_not_uncertain():
+    now = clock(measured=30.0)
+    assert now.uncertain(trial(EVERYTHING).cost) == 0.0
+    kept, nothing = now.uncertain(trial({"u": KEEP}).cost), now.uncertain(trial({}).cost)
+    everything = trial(EVERYTHING).cost.seconds  # of keeping alone
+    assert nothing == pytest.approx(0.5 * (trial({}).cost.recompute_seconds + everything))
+    assert 0 < kept < nothing
