@@ -16,6 +16,7 @@ from jaxmem._explain.explain import UNSURE, without
 from jaxmem._plan.rows import Bytes
 from jaxmem._planner.outcome import Spent, infeasible, outcome
 from jaxmem._search.compile import CompiledStep
+from jaxmem._search.search import Found
 from jaxmem._search.trials import Limits, Trial, Trials
 from jaxmem._solver.cost import evaluate
 from jaxmem._xla.compiled import Compiled
@@ -61,7 +62,7 @@ def test_plans_and_errors_tell_no_negative_bytes(search):
     message = str(infeasible(search, target))
     assert not NEGATIVE.search(message), message
     for best in search.compiled:
-        plan = outcome(search, best, None, target, Spent(0, 0, 0, 1), ())
+        plan = outcome(Found(search, best, None, 0.0), target, Spent(0, 0, 0, 1), (), ())
         for parts, total in (
             (plan.parts, best.total),
             (plan.baseline_parts, search.baseline.total),
