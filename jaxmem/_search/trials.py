@@ -108,6 +108,7 @@ class Setting:
         """
         if (known := self.history.recall_seconds()) is not None:
             return known
+        LOG.info("running the step with everything kept, to time it")
         try:
             (rounds,) = self.steps.run(baseline.step, seconds=RUN_SECONDS)
         except CannotRun as why:

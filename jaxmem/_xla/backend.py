@@ -23,6 +23,7 @@ from jaxmem._device.target import Target
 from jaxmem._hlo.buffers import Peak, peak
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.job import Job
+from jaxmem._jax.step import described
 from jaxmem._xla.compiled import Compiled, compile_dumped, read_compiled
 from jaxmem._xla.deviceless import Compiler
 from jaxmem._xla.running import CannotRun, Run, fits, in_turns, obstacle
@@ -147,6 +148,10 @@ class Local(Backend):
             run = Run(step.executable, args)
             if (why := obstacle(traced, run.given)) is not None:
                 raise CannotRun(why)
+            try:
+                run()  # a first run, which is not counted
+            except Exception as error:  # whatever it raises, the step can be planned
+                raise CannotRun(f"running it raised {described(error)}") from error
             runs[i] = run
         found = dict(zip(runs, in_turns(list(runs.values()), seconds)))
         return [found.get(i, []) for i in range(len(steps))]

@@ -1,8 +1,9 @@
 """Runs whole compiled steps on the device at hand, in turns, and times them."""
 
+import functools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -56,24 +57,24 @@ class Run:
         args: arrays or shapes that the step was traced for.
         """
         self._compiled = getattr(executable, "compiled", executable)  # JAX's own
-        infos = jax.tree.leaves(self._compiled.args_info)
-        self._donated = [info.donated for info in infos]
-        leaves = jax.tree.leaves(args) if self._compiled is executable else []
-        self.given = len(leaves) == len(infos) and all(map(_is_array_of, leaves, infos))
-        if not self.given:
-            leaves = [_made(info) for info in infos]
-        placed = lambda leaf, sharding: leaf if sharding is None else jax.device_put(leaf, sharding)
-        self._leaves = list(map(placed, leaves, self._shardings()))
+        self._infos = jax.tree.leaves(self._compiled.args_info)
+        # nnx.jit would change the user's modules, and a `FilteredStep` flattens in its own way.
+        self._given = jax.tree.leaves(args) if self._compiled is executable else []
+        same = len(self._given) == len(self._infos)
+        self.given = same and all(map(_is_array_of, self._given, self._infos))
 
-    def _shardings(self) -> list[Sharding | None]:
-        """Where the arguments lie; None for those that the program does not read."""
+    @functools.cached_property
+    def _leaves(self) -> list:
+        """The arguments, where the program wants them; those that it does not read lie anywhere."""
+        leaves = self._given if self.given else [_made(info) for info in self._infos]
         is_leaf = lambda x: x is None or isinstance(x, Sharding)
-        return jax.tree.leaves(self._compiled.input_shardings, is_leaf=is_leaf)
+        shardings = jax.tree.leaves(self._compiled.input_shardings, is_leaf=is_leaf)
+        return [a if s is None else jax.device_put(a, s) for a, s in zip(leaves, shardings)]
 
     def __call__(self) -> float:
         """Runs the step once, and returns the seconds that it took."""
-        pairs = zip(self._leaves, self._donated)
-        leaves = [jax.device_put(a, may_alias=False) if taken else a for a, taken in pairs]
+        pairs = zip(self._leaves, self._infos)
+        leaves = [jax.device_put(a, may_alias=False) if i.donated else a for a, i in pairs]
         args, kwargs = jax.tree.unflatten(self._compiled.in_tree, leaves)
         jax.block_until_ready(leaves)
         start = time.perf_counter()
@@ -81,14 +82,12 @@ class Run:
         return time.perf_counter() - start
 
 
-def in_turns(runs: Sequence[Run], seconds: float) -> list[list[float]]:
-    """The seconds of each step in each of several rounds, after a run that is not counted.
+def in_turns(runs: Sequence[Callable[[], float]], seconds: float) -> list[list[float]]:
+    """The seconds of each step in each of several rounds. They have run once before.
 
     Every round runs each step once, in an order of its own, so that what else the machine does
     falls on all of them alike. Rounds end after `seconds`, but there are at least `LEAST`.
     """
-    for run in runs:
-        run()
     found: list[list[float]] = [[] for _ in runs]
     start = time.perf_counter()
     for number in range(MOST):
