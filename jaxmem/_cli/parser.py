@@ -30,6 +30,10 @@ CODECS = (
     "try these codecs for every tag that names none, such as grouped_symmetric or"
     ' "outlier_separated(capacity=4)"; several with ";" between them, or the option again'
 )
+POLICY = (
+    "choose nothing: tell what the actions in this file take, JSON of block -> tag -> action, or a"
+    " plan's file"
+)
 MEASURE = (
     "run what may be fastest for so long, in turns on the device at hand, and take the fastest"
 )
@@ -112,6 +116,7 @@ def _plan(command) -> None:
     one.add_argument("--codecs", metavar="C", action="append", help=CODECS)
     one.add_argument("--microbatches", metavar="N,N", help=MICROBATCHES)
     one.add_argument("--measure", metavar="SECONDS", help=MEASURE)
+    one.add_argument("--policy", metavar="FILE", help=POLICY)
     one.add_argument("--fresh", action="store_true", help=FRESH)
     one.add_argument("--out", metavar="FILE", help="write the plan here, as JSON")
     one.add_argument("--report", metavar="FILE", help="write a page about the plan here, as HTML")

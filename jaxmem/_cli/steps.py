@@ -18,11 +18,15 @@ from jaxmem._cli.output import check_outputs, deliver, print_json, say
 from jaxmem._cli.progress import progress
 from jaxmem._cli.tables import show_plan
 from jaxmem._codecs.forms import parse
+from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
+from jaxmem._core.files import read_json
 from jaxmem._core.progress import LOG
 from jaxmem._explain.explain import explain as make_explanation
+from jaxmem._plan.file import read_assignment
 from jaxmem._plan.plan import Plan
 from jaxmem._planner.plan import plan as make_plan
+from jaxmem._planner.price import price
 from jaxmem._planner.verify import verify as verify_plan
 from jaxmem._report.report import report as write_report
 from jaxmem.errors import JaxmemError
@@ -35,22 +39,25 @@ def plan(args: argparse.Namespace) -> int:
     outputs = {"--out": args.out, "--report": args.report}
     check_outputs(outputs, {code: "the step's own code"})
     codecs, microbatches = _codecs(args.codecs), _microbatches(args.microbatches)
-    measure = _seconds(args.measure)
+    measure, policy = _seconds(args.measure), _policy(args)
     with _prints_apart(args):
         build, arguments = _entry(args)
         with progress():
-            made = make_plan(
-                build,
-                *arguments,
-                budget=args.budget,
-                host_budget=args.host_budget,
-                target=args.target,
-                actions=args.actions,
-                fresh=args.fresh,
-                codecs=codecs,
-                microbatches=microbatches,
-                measure=measure,
-            )
+            if policy is not None:
+                made = price(build, policy, *arguments, target=args.target)
+            else:
+                made = make_plan(
+                    build,
+                    *arguments,
+                    budget=args.budget,
+                    host_budget=args.host_budget,
+                    target=args.target,
+                    actions=args.actions,
+                    fresh=args.fresh,
+                    codecs=codecs,
+                    microbatches=microbatches,
+                    measure=measure,
+                )
     writes = {"--out": made.save, "--report": functools.partial(write_report, made)}
     deliver(
         (lambda: print_json(made.to_json())) if args.json else (lambda: show_plan(made)),
@@ -128,6 +135,27 @@ def _microbatches(text: str | None) -> list[int] | None:
             " between them, such as 1,2,4"
         )
     return [int(word) for word in words]
+
+
+def _policy(args: argparse.Namespace) -> Assignment | None:
+    """The assignment that `--policy` names, with which nothing is left to choose."""
+    if args.policy is None:
+        return None
+    for option in ("budget", "host_budget", "actions", "codecs", "microbatches", "measure"):
+        if getattr(args, option) is not None:
+            name = option.replace("_", "-")
+            raise JaxmemError(
+                f"--policy: its file says what becomes of each tag, and --{name} says what to"
+                f" choose by; leave one of them out"
+            )
+    try:
+        data = read_json(args.policy)
+    except (OSError, ValueError) as error:
+        raise JaxmemError(
+            f"--policy: cannot read {args.policy!r}: {error}; expected JSON of block -> tag ->"
+            " action, or a plan's file"
+        ) from error
+    return Assignment(read_assignment(data, args.policy))
 
 
 def _seconds(text: str | None) -> float | None:

@@ -81,6 +81,31 @@ def read(data: Any, path: str) -> dict[str, Any]:
         ) from broken.__cause__
 
 
+def read_assignment(data: Any, path: str) -> dict[str, dict[str, Choice]]:
+    """Returns the actions of an assignment that was written by hand, or those of a plan, from what
+    its file holds: block -> tag -> the name of an action, or an object as in a plan.
+
+    `path` is named in errors. Raises PlanFileError, naming the field, where one is broken.
+    """
+    if isinstance(data, dict) and "schema" in data:
+        data = data.get("actions")
+    if isinstance(data, dict):
+        plain = lambda choice: {"action": choice} if isinstance(choice, str) else choice
+        data = {
+            block: {tag: plain(choice) for tag, choice in tags.items()}
+            if isinstance(tags, dict)
+            else tags
+            for block, tags in data.items()
+        }
+    try:
+        return _actions(data)
+    except _Broken as broken:
+        raise PlanFileError(
+            f"--policy: {path!r}, field `{broken.field}`: got {broken.got!r}, expected"
+            f" {broken.expected}; mend the file"
+        ) from broken.__cause__
+
+
 def _fields(data: Any) -> dict[str, Any]:
     """The fields, in the order in which they are checked. Raises _Broken for the first bad one."""
     if not isinstance(data, dict):

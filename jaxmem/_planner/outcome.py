@@ -48,7 +48,12 @@ class Spent:
 
 
 def outcome(
-    found: Found, target: Target, spent: Spent, notes: tuple[str, ...], runs: Sequence[Runs]
+    found: Found,
+    target: Target,
+    spent: Spent,
+    notes: tuple[str, ...] = (),
+    runs: Sequence[Runs] = (),
+    taken: str | None = None,
 ) -> Plan:
     """Returns the plan that a search found, with its table and its curve of other budgets.
 
@@ -57,6 +62,7 @@ def outcome(
     spent: what the search took.
     notes: sentences for the user.
     runs: the steps that were run to be compared.
+    taken: why its actions are the plan's, where the solver did not take them.
     """
     trials, best, division = found.trials, found.best, found.division
     assert best is not None
@@ -91,7 +97,7 @@ def outcome(
         jax_version=jax.__version__,
         parts=_parts(trials, best),
         baseline_parts=_parts(trials, baseline),
-        rows=rows(decided, actions, clocked=len(runs) > 0),
+        rows=rows(decided, actions, "the clock says otherwise" if runs else taken),
         points=curve(
             problem,
             lambda size: trials.predicted(int(model.reference) + size),

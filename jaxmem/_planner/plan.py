@@ -1,35 +1,28 @@
 """plan(): reads its arguments, profiles the step, runs a search and returns its outcome."""
 
-import functools
 import math
 import time
 import warnings
 from collections.abc import Sequence
 
-from jaxmem._blocks.policies import check_plan_is_passed_on
 from jaxmem._blocks.unnamed import listed, unnamed
 from jaxmem._core.actions import ALL, KEEP, Action
-from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import parse_budget
 from jaxmem._core.database import Database
 from jaxmem._core.profile import Profile
-from jaxmem._core.progress import LOG
 from jaxmem._core.warn import warn
 from jaxmem._device.support import allowed_actions, budget_notes, unrolled_obstacle
 from jaxmem._device.target import Target
-from jaxmem._jax.arguments import argument_bytes, shards_of
 from jaxmem._jax.donation import warn_of_copies
 from jaxmem._jax.step import with_microbatches
 from jaxmem._plan.plan import Plan
-from jaxmem._planner.measured import check_measure, corrected, measured
+from jaxmem._planner.measured import check_measure, measured
 from jaxmem._planner.microbatches import checked, fastest
-from jaxmem._planner.outcome import Spent, hopeless, infeasible, outcome
+from jaxmem._planner.outcome import Spent, infeasible, outcome
+from jaxmem._planner.read import read_step
 from jaxmem._planner.unasked import would_fit, would_save
-from jaxmem._profile.profile import profile as make_profile
 from jaxmem._profile.times import RETRY_SECONDS
 from jaxmem._search.candidates import price_of
-from jaxmem._search.compile import StepCompiler
-from jaxmem._search.history import History
 from jaxmem._search.measure import Runs
 from jaxmem._search.search import search
 from jaxmem._search.trials import Limits, Setting
@@ -127,45 +120,23 @@ def _plan(
     notes: sentences for the user, known before.
     measure: seconds for runs; None for none.
     """
-    # Read the step. It is traced with every tag recomputed, so that the backward of each block
-    # holds its whole forward.
-    target, start = backend.target, time.perf_counter()
-    LOG.info("tracing the step, and timing its pieces")
-    steps = StepCompiler(build, args, backend)
-    traced = steps.trace(Assignment.nothing())
-    arguments = argument_bytes(traced, args, target.devices)
-    if (refusal := hopeless(arguments, limits, target)) is not None:
-        raise refusal
-    check_plan_is_passed_on(traced.jaxpr.jaxpr, steps.trace(None).jaxpr.jaxpr)
-    # Profile it. Traced shapes are those before a mesh divides them; `shards` is by how much.
-    shards, (allowed, named) = shards_of(traced, args, target.devices), actions
-    price = functools.partial(
-        make_profile,
-        traced.jaxpr,
-        backend,
-        actions=allowed,
-        codecs=codecs,
-        shards=shards,
-        database=backend.database,
-    )
-    history = History(backend.database, target, traced.jaxpr)
-    profile, learned = corrected(price(named=named), history)
-    profile_seconds = time.perf_counter() - start
-    warn_of_copies(traced, args, "plan")
-    _warn_of_unrolled(profile, target, arguments, limits)
+    allowed, named = actions
+    step = read_step(build, args, backend, limits, allowed, named, codecs)
+    target, profile, jaxpr = step.target, step.profile, step.traced.jaxpr
+    warn_of_copies(step.traced, args, "plan")
+    _warn_of_unrolled(profile, target, step.arguments, limits)
     _warn_of_waste(profile)
-    _warn_of_no_tags(profile, traced.jaxpr, shards)
-    # Search: solve and compile in turns. The idle blocks are known only from the profile.
-    steps.idle_blocks = profile.idle_blocks
-    setting = Setting(profile, steps, history, limits)
-    found = search(setting, arguments)
+    _warn_of_no_tags(profile, jaxpr, step.shards)
+    # Search: solve and compile in turns.
+    setting = Setting(profile, step.steps, step.history, limits)
+    found = search(setting, step.arguments)
     # What `checkpoint_name` names might have been compressed, had the user asked for it.
-    wider = lambda: _silently(lambda: price(named=allowed))
+    wider = lambda: _silently(step.wider)
     if found.best is None:
         hint = would_fit(found.trials, setting, wider) if named != allowed else ""
-        largest = listed(unnamed(traced.jaxpr, shards))
+        largest = listed(unnamed(jaxpr, step.shards))
         raise infeasible(found.trials, target, largest, hint)
-    notes += learned + _time_notes(profile) + _gap_notes(found.best.gap)
+    notes += step.notes + _time_notes(profile) + _gap_notes(found.best.gap)
     runs: list[Runs] = []
     if measure is not None:
         found, runs, said = measured(setting, found, measure)
@@ -173,7 +144,8 @@ def _plan(
     assert found.best is not None
     if named != allowed and found.best is not found.trials.baseline:
         notes += would_save(found.trials, found.best, wider)
-    spent = Spent(profile_seconds, found.solve_seconds, steps.seconds, steps.compiles)
+    waited, compiles = step.steps.seconds, step.steps.compiles
+    spent = Spent(step.seconds, found.solve_seconds, waited, compiles)
     return outcome(found, target, spent, notes, runs)
 
 

@@ -13,12 +13,13 @@ from jaxmem._solver.solution import Solution, demanded, priced
 from jaxmem._solver.solve import runner_up
 
 
-def rows(problem: Problem, actions: Actions, clocked: bool = False) -> tuple[Row, ...]:
+def rows(problem: Problem, actions: Actions, taken: str | None = None) -> tuple[Row, ...]:
     """Returns a line for each tag of each label.
 
     problem: what the plan was solved for.
     actions: the plan's.
-    clocked: whether the plan was taken because it ran fastest, whatever its pieces say.
+    taken: why they are the plan's where other choices are predicted to be faster; None where the
+      solver took them.
     """
     profile, blocks = problem.profile, problem.profile.blocks
     solution = priced(problem, actions)
@@ -29,7 +30,7 @@ def rows(problem: Problem, actions: Actions, clocked: bool = False) -> tuple[Row
     places = dict.fromkeys((block.name, tag.name) for block in blocks for tag in block.tags)
     whole = "everything fits" if keeps_everything(actions) else "these layers are kept as they are"
     known = f"times are {100 * profile.uncertainty:.0f} % uncertain"
-    said = whole, "the clock says otherwise" if clocked else known
+    said = whole, taken or known
     return tuple(_row(profile, problem, solution, actions, *place, *said) for place in places)
 
 

@@ -6,9 +6,11 @@ import json
 import pytest
 
 import jaxmem
-from jaxmem._core.actions import KEEP, Choice
+from jaxmem._core.actions import KEEP, Action, Choice
+from jaxmem._plan.file import read_assignment
 from jaxmem._plan.plan import Plan
 from jaxmem._plan.rows import Bytes, Point
+from jaxmem.errors import PlanFileError
 from tests.shared import plans
 
 pytestmark = pytest.mark.core
@@ -156,3 +158,26 @@ def test_lines_of_several_tensors_say_how_many_and_others_are_as_they_were(tmp_p
     made.save(tmp_path / "plan.json")
     assert jaxmem.Plan.load(tmp_path / "plan.json").rows == (one, several)
     assert "up 2 x (4, 8)" in str(made)
+
+
+def test_a_policy_is_read_as_actions_by_name_or_as_a_plans(tmp_path):
+    by_name = {"block": {"h": "keep", "up": {"action": "compress", "codec": "bit_mask()"}}}
+    found = read_assignment(by_name, "policy.json")
+    assert found["block"] == {"h": KEEP, "up": Choice(Action.COMPRESS, "bit_mask()")}
+    assert read_assignment(PLAN.to_json(), "plan.json") == ACTIONS
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        ([], "actions"),
+        ({}, "actions"),
+        ({"block": "keep"}, "actions"),
+        ({"block": {"h": "forget"}}, r"actions\.block\.h\.action"),
+        ({"block": {"h": "compress"}}, r"actions\.block\.h"),
+        ({"block": {"h": 3}}, r"actions\.block\.h"),
+    ],
+)
+def test_a_policy_that_is_broken_is_named(data, field):
+    with pytest.raises(PlanFileError, match=f"--policy: 'p.json', field `{field}`"):
+        read_assignment(data, "p.json")

@@ -1,0 +1,102 @@
+"""Reads a step for a plan: traces it, checks it, and profiles it."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxmem._blocks.policies import check_plan_is_passed_on
+from jaxmem._core.actions import Action
+from jaxmem._core.assignment import Assignment
+from jaxmem._core.profile import Profile
+from jaxmem._core.progress import LOG
+from jaxmem._device.target import Target
+from jaxmem._jax.arguments import argument_bytes, shards_of
+from jaxmem._planner.measured import corrected
+from jaxmem._planner.outcome import hopeless
+from jaxmem._profile.profile import profile as make_profile
+from jaxmem._search.compile import StepCompiler
+from jaxmem._search.history import History
+from jaxmem._search.trials import Limits
+from jaxmem._xla.backend import Backend
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+    """A step that was read.
+
+    steps: compiles it.
+    traced: the step with every tag recomputed, so that the backward of each block holds its whole
+      forward.
+    arguments: bytes of its arguments on one device.
+    shards: over how many devices a block's tensors are divided. Traced shapes are those before a
+      mesh divides them.
+    profile: what was learned of it.
+    wider: makes the profile in which values that `checkpoint_name` names may be compressed too.
+    history: what earlier searches compiled and ran.
+    notes: sentences for the user.
+    seconds: what reading took.
+    """
+
+    steps: StepCompiler
+    traced: jax.stages.Traced
+    arguments: int
+    shards: int
+    profile: Profile
+    wider: Callable[[], Profile]
+    history: History
+    notes: tuple[str, ...]
+    seconds: float
+
+    @property
+    def target(self) -> Target:
+        return self.steps.backend.target
+
+
+def read_step(
+    build: Any,
+    args: tuple,
+    backend: Backend,
+    limits: Limits | None,
+    allowed: Sequence[Action],
+    named: Sequence[Action],
+    codecs: Any,
+) -> Read:
+    """Reads the step that `build` returns for `args`.
+
+    limits: the bytes that a plan may take; None for no limit.
+    allowed: the actions that are given prices.
+    named: those of them that are open to values that `checkpoint_name` names.
+    codecs: those asked for, or None.
+
+    Raises BudgetError where the arguments alone exceed the limits, StepError and TagError as
+    `jaxmem.plan`.
+    """
+    target, start = backend.target, time.perf_counter()
+    LOG.info("tracing the step, and timing its pieces")
+    steps = StepCompiler(build, args, backend)
+    traced = steps.trace(Assignment.nothing())
+    arguments = argument_bytes(traced, args, target.devices)
+    refusal = None if limits is None else hopeless(arguments, limits, target)
+    if refusal is not None:
+        raise refusal
+    check_plan_is_passed_on(traced.jaxpr.jaxpr, steps.trace(None).jaxpr.jaxpr)
+    shards = shards_of(traced, args, target.devices)
+    price = functools.partial(
+        make_profile,
+        traced.jaxpr,
+        backend,
+        actions=allowed,
+        codecs=codecs,
+        shards=shards,
+        database=backend.database,
+    )
+    history = History(backend.database, target, traced.jaxpr)
+    profile, notes = corrected(price(named=named), history)
+    steps.idle_blocks = profile.idle_blocks  # they are known only from the profile
+    wider = lambda: corrected(price(named=allowed), history)[0]
+    seconds = time.perf_counter() - start
+    return Read(steps, traced, arguments, shards, profile, wider, history, notes, seconds)

@@ -1,0 +1,108 @@
+"""Assignments written by hand, priced: what they compile to, and what is told of each choice."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxmem
+from jaxmem.errors import TagError
+from jaxmem.plans import Assignment, Choice, price
+from tests.shared import models
+
+pytestmark = [
+    pytest.mark.core,
+    pytest.mark.jax_defaults,
+    pytest.mark.usefixtures("quick_compiles", "own_database"),
+]
+SHAPES = jax.eval_shape(
+    lambda: (models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32))
+)
+build = models.build_with(models.scanned)
+BY_HAND = Assignment({"block": {"up": Choice("keep"), "mask": Choice("compress", "bit_mask()")}})
+
+
+def compiled_bytes(plan) -> int:
+    step = jax.jit(build(plan), donate_argnums=0)
+    return jaxmem.plans.compiled_bytes(step.lower(*SHAPES).compile())
+
+
+def test_an_assignment_is_told_as_it_compiles():
+    priced = price(build, BY_HAND, *SHAPES)
+    assert priced.compiled_bytes == priced.budget_bytes == compiled_bytes(BY_HAND)
+    assert priced.baseline_bytes == compiled_bytes(None)
+    assert priced.choices_for("block")["up"] == Choice("keep")
+    rows = {row.tag: row for row in priced.rows}
+    assert rows["mask"].bytes_after < rows["mask"].bytes_before == rows["mask"].bytes_after * 8
+    assert priced.predicted_seconds > 0
+    loss = priced.step(
+        models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32)
+    )[1]
+    assert jnp.isfinite(loss)
+
+
+def test_no_plan_is_slower_than_what_is_written_by_hand_at_its_bytes():
+    priced = price(build, BY_HAND, *SHAPES)
+    plan = jaxmem.plan(build, *SHAPES, budget=priced.compiled_bytes)
+    assert plan.compiled_bytes <= priced.compiled_bytes
+    assert plan.predicted_seconds <= priced.predicted_seconds
+
+
+def test_everything_and_nothing_have_their_own_prices():
+    everything, nothing = (
+        price(build, a, *SHAPES) for a in (Assignment.everything(), Assignment.nothing())
+    )
+    assert everything.keeps_everything
+    assert everything.compiled_bytes == everything.baseline_bytes
+    assert everything.predicted_seconds == everything.baseline_seconds
+    assert nothing.compiled_bytes < everything.compiled_bytes
+    assert nothing.parts.saved < everything.parts.saved
+
+
+def test_a_plan_may_be_priced_anew():
+    plan = jaxmem.plan(
+        build, *SHAPES, budget=int(0.5 * price(build, BY_HAND, *SHAPES).baseline_bytes)
+    )
+    assert price(build, plan, *SHAPES).compiled_bytes == plan.compiled_bytes
+
+
+def test_groups_of_layers_are_priced_apart():
+    def layer(w, x):
+        return x + jaxmem.tag(jnp.tanh(jaxmem.tag(x @ w, "up")), "out") @ w.T
+
+    def stacked(plan):
+        def step(w, x):
+            loss = lambda w: (jaxmem.stack(layer, w, x, plan=plan) ** 2).mean()
+            return w - jax.grad(loss)(w)
+
+        return step
+
+    args = tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in ((6, 64, 64), (256, 64)))
+    kept, other = {"up": Choice("keep")}, {}
+    apart = Assignment({"block[0:4]": kept, "block[4:6]": other})
+    sizes = [price(stacked, a, *args) for a in (Assignment({"block": other}), apart)]
+    assert sizes[0].parts.saved < sizes[1].parts.saved
+    assert {row.block for row in sizes[1].rows} == {"block[0:4]", "block[4:6]"}
+    for wrong in ({"block[0:4]": kept}, {"block[0:4]": kept, "block[3:6]": kept}):
+        with pytest.raises(TagError, match="and block 'block' has 6 layers; groups follow"):
+            price(stacked, Assignment(wrong), *args)
+    with pytest.raises(TagError, match="and block 'block' cannot be divided"):
+        price(build, Assignment({"block[0:2]": kept, "block[2:4]": kept}), *SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ({"blok": {}}, "knows no block 'block'"),
+        ({"block": {}, "blok": {}}, "names block 'blok'; the step has 'block'"),
+        ({"block": {"upp": Choice("keep")}}, r"names tags \['upp'\]"),
+        ({"block": {"up": Choice("offload")}}, "has no price"),
+    ],
+)
+def test_what_the_step_lacks_is_named(assignment, said):
+    with pytest.raises(TagError, match=said):
+        price(build, Assignment(assignment), *SHAPES)
+
+
+def test_other_objects_are_refused():
+    with pytest.raises(TagError, match="`assignment` is dict; expected a"):
+        price(build, {"block": {}}, *SHAPES)
