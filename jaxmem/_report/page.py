@@ -1,18 +1,17 @@
 """Writes the page: the words and tables about each run, round the figures."""
 
-import json
 import pathlib
 from collections.abc import Iterable, Sequence
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.versions import installed
 from jaxmem._plan.plan import Plan
-from jaxmem._plan.rows import Row
 from jaxmem._plan.text import SOURCES as WHOLE
 from jaxmem._plan.text import of_each, pace
-from jaxmem._report.bars import chip, memory_figure, runs_figure, strip_figure
+from jaxmem._report.bars import memory_figure, runs_figure, strip_figure
 from jaxmem._report.curves import loss_figure, time_figure
 from jaxmem._report.svg import breakable, escape, show_ms
+from jaxmem._report.tables import again, measured, table, why
 from jaxmem._runs.read import Run
 
 SOURCES = {
@@ -20,13 +19,12 @@ SOURCES = {
     "xla": "XLA's estimates",
     "roofline": "estimated by a roofline",
 }
-_SETTINGS = 20_000  # characters shown
 
 Tile = tuple[str, str, str]  # what, how much, and beside what
 
 
-def page(runs: Sequence[Run], again: str) -> str:
-    """The whole document. `again` is the command or the call that makes the page anew."""
+def page(runs: Sequence[Run], command: str) -> str:
+    """The whole document. `command` is the command or the call that makes the page anew."""
     many = len(runs) > 1
     title = f"{len(runs)} runs" if many else runs[0].name
     loss = loss_figure(runs)
@@ -42,7 +40,7 @@ def page(runs: Sequence[Run], again: str) -> str:
     for run in runs:
         body += [f'<h2 class="run">{escape(run.name)}</h2>' + _tiles(run)] if many else []
         body += _about(run)
-    body.append(_made(again))
+    body.append(_made(command))
     style = pathlib.Path(__file__).with_name("style.css").read_text()
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -136,7 +134,7 @@ def _compared(runs: Sequence[Run]) -> str:
     told = [facts(run) for run in runs]
     names = list(dict.fromkeys(what for fact in told for what in fact))
     rows = ([breakable(fact.get(name, "–")) for name in names] for fact in told)
-    return f"<section>{_table(names, rows, 'compare')}</section>"
+    return f"<section>{table(names, rows, 'compare')}</section>"
 
 
 def _about(run: Run) -> Iterable[str]:
@@ -159,76 +157,23 @@ def _about(run: Run) -> Iterable[str]:
             f"Bytes and milliseconds of one layer{of_each(plan)}. Why: what the best other plan"
             " would do with the tensor, and its cost."
         )
-        yield _section("Why", _why(plan.rows), text)
+        yield _section("Why", why(plan.rows), text)
+        text = "Steps that were run in turns on the device at hand; the fastest is the plan."
+        yield _section("Measured", measured(plan), text)
     elif not run.losses:
         yield "<p>This run has no plan and no steps.</p>"
     if notes := plan.notes if plan else ():
         yield _section(
             "Notes", "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>"
         )
-    yield _section("To make it again", _again(run))
+    yield _section("To make it again", again(run))
 
 
-def _shape(shape: tuple[int, ...]) -> str:
-    return " × ".join(map(str, shape)) or "scalar"
-
-
-def _why(rows: Sequence[Row]) -> str:
-    several = len({row.block for row in rows}) > 1
-    head = ["tensor", "kind", "shape", "type", "action", "codec", "before", "after", "time", "why"]
-    lines = (
-        [
-            breakable(f"{row.block}/{row.tag}" if several else row.tag),
-            escape(row.kind or "–"),
-            escape((f"{row.count} of " if row.count > 1 else "") + _shape(row.shape)),
-            escape(row.dtype),
-            f'<span class="action">{chip(row.choice.action)}'
-            f"{escape(row.choice.action.value.replace('_', '+'))}</span>",
-            escape((row.choice.codec or "–").replace("()", ""))
-            .replace("(", "<wbr>(")
-            .replace(",", ", "),
-            show_bytes(row.bytes_before),
-            show_bytes(row.bytes_after),
-            show_ms(row.milliseconds),
-            escape(row.why),
-        ]
-        for row in rows
-    )
-    return _table(head, lines, "why")
-
-
-def _again(run: Run) -> str:
-    command = run.summary.get("command")
-    parts = [f"<pre>{escape(command)}</pre>"] if command else []
-    facts: dict[str, str] = {}
-    if (p := run.plan) is not None:
-        if not command:
-            call = f"jaxmem.plan(build, *arguments, budget={p.budget_bytes}, target={p.target!r})"
-            parts.append(f"<pre>{escape(call)}</pre>")
-        took = (p.profile_seconds, p.solve_seconds, p.compile_seconds)
-        facts |= {
-            "budget": f"{p.budget_bytes:,} bytes",
-            "compiled": f"{p.compiled_bytes:,} bytes",
-            "planned with": f"jax {p.jax_version}",
-            "the blocks' fingerprint": p.fingerprint,
-            "planning took": "profile {:.1f} s, solve {:.1f} s, compile {:.1f} s".format(*took),
-        }
-    if run.summary.get("jax_version"):
-        facts["ran with"] = f"jax {run.summary['jax_version']}"
-    lines = (f'<tr><th scope="row">{k}</th><td>{escape(v)}</td></tr>' for k, v in facts.items())
-    parts.append(
-        f'<table class="small facts"><tbody>{"".join(lines)}</tbody></table>' if facts else ""
-    )
-    if settings := run.summary.get("settings"):
-        text = json.dumps(settings, indent=1)
-        text = text if len(text) <= _SETTINGS else text[:_SETTINGS] + " …"
-        parts.append(f"<details><summary>settings</summary><pre>{escape(text)}</pre></details>")
-    return "".join(parts)
-
-
-def _made(again: str) -> str:
+def _made(command: str) -> str:
     version = installed("jaxmem") or "(not installed)"
-    return f"<footer><p>This page: jaxmem {escape(version)}</p><pre>{escape(again)}</pre></footer>"
+    return (
+        f"<footer><p>This page: jaxmem {escape(version)}</p><pre>{escape(command)}</pre></footer>"
+    )
 
 
 def _section(title: str, content: str, text: str = "") -> str:
@@ -236,19 +181,6 @@ def _section(title: str, content: str, text: str = "") -> str:
         return ""
     lead = f'<p class="about">{escape(text).replace(" %", "&nbsp;%")}</p>' if text else ""
     return f"<section><h3>{escape(title)}</h3>{lead}{content}</section>"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], css: str) -> str:
-    """A table whose cells know their column, so that it can fold where it is narrow. Cells are
-    HTML.
-    """
-    line = lambda cells: "".join(
-        f'<td data-label="{escape(h)}"{" class=none" * (c == "–")}>{c}</td>'
-        for h, c in zip(head, cells)
-    )
-    tops = "".join(f'<th scope="col">{escape(h)}</th>' for h in head)
-    body = "".join(f"<tr>{line(cells)}</tr>" for cells in rows)
-    return f'<table class="wide {css}"><thead><tr>{tops}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def _share(part: float, whole: float) -> str:

@@ -1,11 +1,13 @@
 """The page about plans and runs: well-formed, in one file, honest about what it leaves out."""
 
+import dataclasses
 import re
 
 import pytest
 
 from jaxmem import plans
 from jaxmem._core.actions import KEEP, RECOMPUTE, Action
+from jaxmem._plan.rows import Measured
 from jaxmem._report.bars import CELLS, LETTERS
 from jaxmem._report.curves import BUCKETS
 from jaxmem.cli import main
@@ -47,6 +49,23 @@ def test_a_run_with_everything(tmp_path):
         "page.html",
     ):
         assert said in text
+
+
+def test_what_was_measured_is_a_table_of_its_own(tmp_path):
+    runs = (
+        Measured("every tag kept", 90 * MIB, 0.019, 0.020, 0.0215, 8, False),
+        Measured("the plan", 70 * MIB, 0.017, 0.018, 0.0185, 8, True),
+    )
+    plans.report(made(), tmp_path / "without.html")
+    assert "<h3>Measured</h3>" not in (tmp_path / "without.html").read_text()
+    plans.report(dataclasses.replace(made(), measured=runs), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    check(text)
+    table = text[text.index("<h3>Measured</h3>") :]
+    table = table[: table.index("</table>")]
+    assert table.index("the plan <b>chosen</b>") < table.index("every tag kept"), "fastest first"
+    for said in ("18.00 ms", "17.00 ms", "18.50 ms", "70.0 MiB", "90.0 MiB"):
+        assert said in table
 
 
 def test_every_action_has_a_colour_a_letter_and_an_entry(tmp_path):
