@@ -72,7 +72,9 @@ def pace(plan: "Plan") -> str:
     known = plan.uncertain_seconds / plan.baseline_seconds
     if abs(slower) <= max(known, 5e-4):
         return "in the same step time, as far as times are known"
-    return f"for {abs(slower):.1%} {'more' if slower > 0 else 'less'} step time as predicted"
+    return (
+        f"for {100 * abs(slower):.1f} % {'more' if slower > 0 else 'less'} step time as predicted"
+    )
 
 
 def measured(plan: "Plan") -> list[str]:

@@ -74,7 +74,7 @@ def _facts(run: Run) -> list[Tile]:
     if (p := run.plan) is not None:
         source = SOURCES.get(p.time_source, p.time_source)
         whole = WHOLE.get(p.baseline_source, p.baseline_source)
-        doubt = f"± {show_ms(1e3 * p.uncertain_seconds)} beside everything kept"
+        doubt = f"± {show_ms(1e3 * p.uncertain_seconds)} beside everything kept; pieces {source}"
         seconds = p.profile_seconds + p.solve_seconds + p.compile_seconds
         found += [
             (
@@ -88,7 +88,6 @@ def _facts(run: Run) -> list[Tile]:
             ("Host memory", show_bytes(p.host_bytes), "tensors that wait there"),
             ("Step, predicted", show_ms(1e3 * p.predicted_seconds), doubt),
             ("Step, everything kept", show_ms(1e3 * p.baseline_seconds), whole),
-            ("Times of pieces", source, "by which plans are compared"),
             ("Compiles", str(p.compiles), f"planned in {seconds:,.1f} s"),
         ]
     elif size := run.number("compiled_bytes"):

@@ -46,7 +46,7 @@ def measured(plan: Plan) -> str:
     head = ["step", "median", "lower quartile", "upper quartile", "rounds", "bytes"]
     lines = (
         [
-            escape(one.name) + (" <b>chosen</b>" if one.chosen else ""),
+            escape(one.name + (" (chosen)" if one.chosen else "")),
             *(show_ms(1e3 * seconds) for seconds in (one.median, one.lower, one.upper)),
             str(one.rounds),
             show_bytes(one.bytes),
