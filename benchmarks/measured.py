@@ -25,6 +25,7 @@ from jaxmem._core.actions import KEEP, LOSSLESS, REST
 from jaxmem._core.assignment import Assignment
 from jaxmem._device.target import Target
 from jaxmem._profile.profile import profile
+from jaxmem._search.candidates import is_among
 from jaxmem._search.compile import StepCompiler
 from jaxmem._search.measure import hand_policies, quartiles
 from jaxmem._xla.backend import Backend, backend_for
@@ -84,6 +85,7 @@ def compared(build: Callable, args: tuple, backend: Backend, hand: dict, budget:
         "medians": {name: statistics.median(r) for name, r in rounds.items()},
     }
     if best is not None:
+        row["is the policy"] = is_among(plan.actions, [fits[best]])
         apart = [b / p for b, p in zip(rounds[best], rounds["plan"], strict=True)]
         row["ratios"] = dict(zip(("lower", "median", "upper"), quartiles(apart), strict=True))
     return row
@@ -115,8 +117,16 @@ def summary(report: Report) -> dict:
             "points": len(rows),
             "geometric mean": statistics.geometric_mean(medians),
             "least": min(medians),
-            # The plan may be the policy itself: then only noise is between them.
-            "slower beyond the quartiles": [k for k, r in rows.items() if r["ratios"]["upper"] < 1],
+            # Where the plan is the policy itself, only noise is between them.
+            "the plan is the policy": sum(r["is the policy"] for r in rows.values()),
+            "slower beyond the quartiles": [
+                k for k, r in rows.items() if r["ratios"]["upper"] < 1 and not r["is the policy"]
+            ],
+            "to everything kept": {
+                k: r["medians"]["everything kept"] / r["medians"]["plan"]
+                for k, r in rows.items()
+                if "everything kept" in r["medians"]
+            },
         }
     return found
 

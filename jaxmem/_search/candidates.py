@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, Action, Actions
 from jaxmem._core.profile import Profile
+from jaxmem._search.compile import CompiledStep
 from jaxmem._search.trials import Trial, Trials
 from jaxmem._solver.cost import Cost, evaluate
 from jaxmem._solver.memory import Expected
@@ -121,7 +122,7 @@ def price_of(profile: Profile, actions: Actions) -> Cost | None:
         return None
 
 
-def is_among(actions: Actions, others: Sequence[Trial | Solution]) -> bool:
+def is_among(actions: Actions, others: Sequence[Trial | Solution | CompiledStep]) -> bool:
     """Whether the assignment is one of these; a tag that is absent is recomputed."""
     return any(_stored(actions) == _stored(other.actions) for other in others)
 

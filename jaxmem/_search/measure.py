@@ -19,6 +19,8 @@ from jaxmem._solver.solution import priced
 
 # Prices under which the program is solved again, for plans that are best if the profile errs.
 DOUBTED = (Factors(recompute=0.5), Factors(recompute=2.0), Factors(codec=2.0))
+CORRECTIONS = 2  # how often prices are corrected, and the program solved again
+CORRECTED = "a plan by corrected prices"
 # A policy whose bytes are predicted to be over the room by more than this share is not compiled.
 OVER = 0.1
 
@@ -48,7 +50,8 @@ def fastest_measured(setting: Setting, found: Found, seconds: float) -> tuple[Fo
 
     Run are the best plan, the step as it is if it fits, those of `hand_policies` that fit, and
     plans that would be best if the profile's prices were others (`DOUBTED`). So what is returned is
-    no slower than any of these, as far as the clock tells.
+    no slower than any of these, as far as the clock tells. Then prices are corrected by what was
+    run, and what is best by them runs beside the fastest, until that is no new plan.
 
     Raises CannotRun where the step does not run here.
     """
@@ -63,14 +66,36 @@ def fastest_measured(setting: Setting, found: Found, seconds: float) -> tuple[Fo
             continue
         if (trial := _compiled(setting, found, actions)) is not None:
             named[name] = trial
-    rounds = setting.steps.run(*(t.step for t in named.values()), seconds=seconds)
-    runs = [Runs(n, t, tuple(r)) for (n, t), r in zip(named.items(), rounds) if r]
+    runs = _run(setting, named, seconds / 2)
     if not runs:
         return found, []
-    _remember(setting, runs)
+    for number in range(CORRECTIONS):
+        fastest = min(runs, key=lambda run: run.median)
+        actions = _solved_with(setting, found, learned(setting.profile, setting.history))
+        if actions is None or candidates.is_among(actions, [run.trial for run in runs]):
+            break
+        if (trial := _compiled(setting, found, actions)) is None:
+            break
+        pair = {fastest.name: fastest.trial, f"{CORRECTED} {number + 1}": trial}
+        both = _run(setting, pair, seconds / 2 / CORRECTIONS)
+        if len(both) < 2:  # there is no memory for one of them now
+            break
+        beside, new = both
+        # Seconds wander: those of another minute count as many times the fastest one's.
+        pace = fastest.median / beside.median
+        runs.append(dataclasses.replace(new, rounds=tuple(pace * s for s in new.rounds)))
     best = min(runs, key=lambda run: run.median).trial
     division = found.division if best is found.best else None
     return dataclasses.replace(found, best=best, division=division), runs
+
+
+def _run(setting: Setting, named: dict[str, Trial], seconds: float) -> list[Runs]:
+    """The steps that run here, run in turns, which is remembered."""
+    rounds = setting.steps.run(*(t.step for t in named.values()), seconds=seconds)
+    runs = [Runs(n, t, tuple(r)) for (n, t), r in zip(named.items(), rounds) if r]
+    if runs:
+        _remember(setting, runs)
+    return runs
 
 
 def _remember(setting: Setting, runs: list[Runs]) -> None:
@@ -134,14 +159,17 @@ def _products(block: BlockClass) -> list[str]:
 
 def _solved_otherwise(setting: Setting, found: Found) -> dict[str, Actions]:
     """The best assignments if the profile's prices were others, by what they are called."""
+    solved = {f: _solved_with(setting, found, f) for f in DOUBTED}
+    return {f"a plan if {f}": actions for f, actions in solved.items() if actions is not None}
+
+
+def _solved_with(setting: Setting, found: Found, factors: Factors) -> Actions | None:
+    """The best assignment under prices that are multiplied, or None where none fits."""
     trials = found.trials
     problem = trials.problem(trials.model())
-    several = {}
-    for factors in DOUBTED:
-        other = dataclasses.replace(problem, profile=rescaled(setting.profile, factors))
-        if (solution := candidates.fastest(other)) is not None:
-            several[f"a plan if {factors}"] = solution.actions
-    return several
+    other = dataclasses.replace(problem, profile=rescaled(setting.profile, factors))
+    solution = candidates.fastest(other)
+    return None if solution is None else solution.actions
 
 
 def _compiled(setting: Setting, found: Found, actions: Actions) -> Trial | None:

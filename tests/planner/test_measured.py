@@ -1,6 +1,7 @@
 """`measure=`: what may be fastest is run in turns, and the fastest by the clock is returned."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -23,31 +24,40 @@ SHAPES = jax.eval_shape(
 build = models.build_with(models.scanned)
 
 
-@pytest.fixture
-def clock(monkeypatch, tmp_path):
-    """Steps take so long as `seconds` says of how many bytes they take, and are not run."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    told = []
+CLOCKS = {"the least is fastest": lambda size: size, "the most is fastest": lambda size: 1 / size}
 
-    def clocked(seconds):
-        def run(self, steps, traced, args, for_seconds):
-            told.append(for_seconds)
-            return [[seconds(s.compiled.total_bytes) * f for f in (1.0, 1.1, 1.3)] for s in steps]
 
-        monkeypatch.setattr(Local, "run", run)
-        return told
+@pytest.fixture(scope="module")
+def clocked(tmp_path_factory):
+    """Plans of a clock that tells how long a step takes by its bytes; nothing is run."""
+    jax.config.update("jax_enable_x64", False)
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+    asked: list[float] = []
 
-    return clocked
+    @functools.cache
+    def plan_by(name: str, budget: int | None = None, measure: float | None = 3.0):
+        def run(self, steps, traced, args, seconds):
+            asked.append(seconds)
+            told = [CLOCKS[name](step.compiled.total_bytes) for step in steps]
+            return [[seconds * f for f in (1.0, 1.1, 1.3)] for seconds in told]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(folders[name]))
+            patch.setattr(Local, "run", run)
+            return jaxmem.plan(build, *SHAPES, budget=budget, measure=measure)
+
+    folders = {name: tmp_path_factory.mktemp("cache") for name in CLOCKS}
+    return plan_by, asked
 
 
 def medians(plan):
     return {one.name: one.median for one in plan.measured}
 
 
-def test_the_fastest_by_the_clock_is_returned(clock):
-    told = clock(lambda size: size)  # the least bytes are the fastest
-    plan = jaxmem.plan(build, *SHAPES, measure=3)
-    assert 3 in told
+def test_the_fastest_by_the_clock_is_returned(clocked):
+    plan_by, asked = clocked
+    plan = plan_by("the least is fastest")
+    assert 1.5 in asked, "half of the time is for what is known, the rest for what that teaches"
     (chosen,) = [one for one in plan.measured if one.chosen]
     assert chosen.median == min(medians(plan).values())
     assert chosen.bytes == plan.compiled_bytes == min(one.bytes for one in plan.measured)
@@ -56,45 +66,35 @@ def test_the_fastest_by_the_clock_is_returned(clock):
     assert chosen.upper == pytest.approx(1.2 / 1.1 * chosen.median)
     assert chosen.rounds == 3
     assert "which is chosen" in str(plan)
-    assert set(plan.step(*_arrays())[0]) == set(SHAPES[0])
+    arrays = models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32)
+    assert set(plan.step(*arrays)[0]) == set(SHAPES[0])
 
 
-def _arrays():
-    return models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32)
-
-
-def test_everything_is_kept_where_that_runs_fastest(clock):
-    clock(lambda size: 1 / size)
-    plan = jaxmem.plan(build, *SHAPES, measure=3)
+def test_everything_is_kept_where_that_runs_fastest(clocked):
+    plan = clocked[0]("the most is fastest")
     assert plan.keeps_everything
     names = set(medians(plan))
     assert {"nothing kept", "every tag kept"} <= names, "each hand policy that fits is run"
 
 
-def test_only_what_fits_is_run(clock):
-    clock(lambda size: 1 / size)  # the most bytes are the fastest
-    whole = jaxmem.plan(build, *SHAPES)
-    budget = int(0.4 * whole.baseline_bytes)
-    plan = jaxmem.plan(build, *SHAPES, budget=budget, measure=3)
+def test_only_what_fits_is_run(clocked):
+    budget = int(0.4 * clocked[0]("the most is fastest").baseline_bytes)
+    plan = clocked[0]("the most is fastest", budget)
     assert plan.compiled_bytes <= budget
     assert all(one.bytes <= budget for one in plan.measured)
     assert "everything kept" not in medians(plan)
     assert "nothing kept" in medians(plan)
 
 
-def test_what_was_run_corrects_the_next_search(clock):
-    clock(lambda size: 1.0)
-    first = jaxmem.plan(build, *SHAPES, measure=3)
+def test_what_was_run_corrects_the_next_search(clocked):
+    first = clocked[0]("the least is fastest")
     assert not any("corrected" in note for note in first.notes)
-    again = jaxmem.plan(build, *SHAPES)
+    again = clocked[0]("the least is fastest", measure=None)
     assert any("corrected by earlier runs of whole steps, in which" in note for note in again.notes)
-    fresh = jaxmem.plan(build, *SHAPES, fresh=True)
-    assert not any("corrected" in note for note in fresh.notes)
 
 
-def test_a_file_holds_what_was_run(clock, tmp_path):
-    clock(lambda size: size)
-    plan = jaxmem.plan(build, *SHAPES, measure=3)
+def test_a_file_holds_what_was_run(clocked, tmp_path):
+    plan = clocked[0]("the least is fastest")
     plan.save(tmp_path / "plan.json")
     loaded = jaxmem.Plan.load(tmp_path / "plan.json")
     assert loaded == plan
@@ -102,7 +102,7 @@ def test_a_file_holds_what_was_run(clock, tmp_path):
     assert dataclasses.replace(plan, measured=()) != plan
 
 
-def test_steps_that_cannot_be_run_are_planned_with_a_note(clock, monkeypatch):
+def test_steps_that_cannot_be_run_are_planned_with_a_note():
     def prints(plan):
         step = build(plan)
 
