@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxmem._core.actions import ALL, Actions, Choice
+from jaxmem._core.actions import ALL, Actions, Choice, keeps_everything
 from jaxmem._core.assignment import Decisions
 from jaxmem._core.groups import as_decided
 from jaxmem._core.labels import group_label, ungrouped
@@ -52,9 +52,11 @@ def price(build, assignment: Decisions, *args, target: str | Target = "local") -
         blocks = as_decided(whole.blocks, actions)
         profile = dataclasses.replace(whole, blocks=blocks)
         cost = evaluate(profile, actions)  # what it lacks is an error before anything is compiled
-        kept, own = step.steps.compile(whole.everything_kept, actions)
-        for compiled in (kept, own):  # a plan for so many bytes finds it again
+        wanted = [whole.everything_kept, *([] if keeps_everything(actions) else [actions])]
+        kept, *others = step.steps.compile(*wanted)
+        for compiled in (kept, *others):  # a plan for so many bytes finds it again
             step.history.remember(compiled)
+    own = others[0] if others else kept
     total = own.compiled.total_bytes
     trial = Trial(own, cost, total)
     baseline = Trial(kept, everything(whole), kept.compiled.total_bytes)
