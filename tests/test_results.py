@@ -162,6 +162,24 @@ def test_policies_on_a_cpu():
     assert quotes(answer("ten policies"), *ends)
 
 
+def test_steps_that_the_clock_chose():
+    page, summary = PAGE["Chosen by the clock"], result("measured")["summary"]
+    ways = [summary["all actions"], summary["lossless"]]
+    room = [list(way["to everything kept"].values()) for way in ways]
+    expected = [
+        [way["geometric mean"] for way in ways],
+        [way["least"] for way in ways],
+        [way["points"] for way in ways],
+        [way["the plan is the policy"] for way in ways],
+        [len(way["slower beyond the quartiles"]) for way in ways],
+        list(map(min, room)),
+        list(map(max, room)),
+    ]
+    for (row, cells), values in zip(page.items(), expected, strict=True):
+        assert quotes(" ".join(cells), *values), row
+    assert quotes(answer("by the clock"), min(map(min, room)), max(map(max, room)))
+
+
 def test_policies_for_an_h200():
     names = {"keep_everything": "everything kept", "keep_tags": "every tag kept"}
     found: dict[str, list[float]] = {}
