@@ -106,6 +106,8 @@ class Setting:
         """Measured seconds of the step with everything kept; None where it does not run here, or
         not within this device's memory.
         """
+        if not self.steps.backend.target.local:
+            return None
         if (known := self.history.recall_seconds()) is not None:
             return known
         LOG.info("running the step with everything kept, to time it")
