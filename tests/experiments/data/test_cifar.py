@@ -1,0 +1,218 @@
+"""CIFAR's pickles: read without a lookup, and mistakes are told."""
+
+import contextlib
+import pickletools
+import struct
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from experiments.data import cifar
+from experiments.data import images as image_data
+from experiments.errors import InputError
+
+pytestmark = pytest.mark.jax_defaults
+
+
+class Names:
+    """A function that a pickle names, and calls."""
+
+    def __init__(self, module: str, name: str, *arguments):
+        self.module, self.name, self.arguments = module, name, arguments
+
+
+class State:
+    """An array's: what NumPy is told to make of bytes."""
+
+    def __init__(self, shape: tuple, dtype: bytes, flags: int, data):
+        self.shape, self.dtype, self.flags, self.data = shape, dtype, flags, data
+
+
+def pickled(x) -> bytes:
+    """As Python 2 and its NumPy wrote it, by protocol 2: texts are byte strings, flags numbers."""
+    if x is None:
+        return b"N"
+    if isinstance(x, int):
+        return b"J" + struct.pack("<i", x)
+    if isinstance(x, bytes):
+        return b"T" + struct.pack("<i", len(x)) + x
+    if isinstance(x, tuple):
+        return b"(" + b"".join(map(pickled, x)) + b"t"
+    if isinstance(x, list):
+        return b"](" + b"".join(map(pickled, x)) + b"e"
+    if isinstance(x, dict):
+        return b"}(" + b"".join(pickled(k) + pickled(v) for k, v in x.items()) + b"u"
+    if isinstance(x, Names):
+        return f"c{x.module}\n{x.name}\n".encode() + pickled(x.arguments) + b"R"
+    if isinstance(x, np.ndarray):
+        return pickled(State(x.shape, x.dtype.str[1:].encode(), 0, x.tobytes()))
+    dtype = (
+        pickled(Names("numpy", "dtype", x.dtype, 0, 1))
+        + pickled((3, b"|", None, None, None, -1, -1, x.flags))
+        + b"b"
+    )
+    empty = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n"
+        + pickled((0,))
+        + pickled(b"b")
+        + b"tR"
+    )
+    return (
+        empty + b"(" + pickled(1) + pickled(x.shape) + dtype + pickled(0) + pickled(x.data) + b"tb"
+    )
+
+
+def write(path, data):
+    path.write_bytes(b"\x80\x02" + pickled(data) + b".")
+
+
+def side(n, seed, classes, key=b"labels"):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, n).tolist()
+    return {
+        b"data": rng.integers(0, 256, (n, 3072), dtype=np.uint8),
+        key: labels,
+        b"batch_label": b"of tests",
+    }
+
+
+@pytest.fixture
+def cifar_10(tmp_path):
+    write(tmp_path / "batches.meta", {b"label_names": [b"class"] * 10})
+    for i in range(1, 6):
+        write(tmp_path / f"data_batch_{i}", side(4, i, 10))
+    write(tmp_path / "test_batch", side(3, 9, 10))
+    return tmp_path
+
+
+def test_cifar_10(cifar_10):
+    images = image_data.read(str(cifar_10), 32)
+    assert (len(images.train), len(images.validation), images.classes) == (20, 3, 10)
+    assert images.shape == (32, 32, 3)
+    second = side(4, 2, 10)
+    got = images.train[np.array([5])]  # the second file's second image
+    assert got["labels"] == second[b"labels"][1]
+    pixels = (got["images"] * images.train.std + images.train.mean) * 255
+    np.testing.assert_allclose(
+        pixels[0, 3, 7], second[b"data"][1].reshape(3, 32, 32)[:, 3, 7], atol=1e-3
+    )
+
+
+def test_cifar_100_has_fine_labels(tmp_path):
+    write(
+        tmp_path / "meta",
+        {b"fine_label_names": [b"class"] * 100, b"coarse_label_names": [b"class"] * 20},
+    )
+    for name, n in (("train", 6), ("test", 2)):
+        write(tmp_path / name, side(n, n, 100, b"fine_labels") | {b"coarse_labels": [0] * n})
+    images = image_data.read(str(tmp_path))
+    assert (len(images.train), len(images.validation), images.classes) == (6, 2, 100)
+    assert images.train.labels.tolist() == side(6, 6, 100, b"fine_labels")[b"fine_labels"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda p: p.unlink(),
+            r"data\.path: cannot read .*data_batch_3: No such file.*; allowed: a folder with all",
+        ),
+        (
+            lambda p: p.write_bytes(p.read_bytes()[:5000]),
+            r"data_batch_3 is not CIFAR's: .*; allowed: a pickle of",
+        ),
+        (lambda p: p.write_bytes(b""), r"data_batch_3 is not CIFAR's: .*; allowed: a pickle of"),
+        (lambda p: write(p, [1]), r"data_batch_3 holds a list; allowed: a dict"),
+        (
+            lambda p: write(p, {b"labels": [1]}),
+            r"data_batch_3 has NoneType for data; allowed: uint8 \(N, 3072\)",
+        ),
+        (
+            lambda p: write(p, side(4, 3, 10) | {b"data": np.zeros((4, 3000), np.uint8)}),
+            r"data_batch_3 has uint8 \(4, 3000\) for data; allowed: uint8 \(N, 3072\)",
+        ),
+        (
+            lambda p: write(p, side(4, 3, 10) | {b"data": np.zeros((4, 3072), np.int32)}),
+            r"data_batch_3 is not CIFAR's: an array of i4, and only u1 is allowed",
+        ),
+        (
+            lambda p: write(p, side(4, 3, 10) | {b"labels": [0, 1, 10, 2]}),
+            r"has a label 10; allowed: 0 to 9",
+        ),
+        (
+            lambda p: write(p, side(4, 3, 10) | {b"labels": [0, 1]}),
+            r"has 2 of them for labels; allowed: 4 whole",
+        ),
+        (
+            lambda p: write(p, side(4, 3, 10) | {b"labels": [b"a"] * 4}),
+            r"for labels; allowed: 4 whole numbers",
+        ),
+        (
+            lambda p: write(p.with_name("batches.meta"), {}),
+            r"batches\.meta has None for label_names; allowed: a list",
+        ),
+    ],
+)
+def test_a_broken_cifar_is_told(cifar_10, change, message):
+    change(cifar_10 / "data_batch_3")
+    with pytest.raises(InputError, match=message):
+        image_data.read(str(cifar_10))
+
+
+def test_what_is_written_is_what_python_reads(tmp_path):
+    write(tmp_path / "one", data := side(3, 0, 10))
+    operations = pickletools.genops((tmp_path / "one").read_bytes())
+    names = [name for operation, name, _ in operations if operation.name == "GLOBAL"]
+    assert names == ["numpy.core.multiarray _reconstruct", "numpy ndarray", "numpy dtype"]
+    found = cifar._load(tmp_path / "one")
+    assert found.keys() == data.keys()
+    np.testing.assert_array_equal(found[b"data"], data[b"data"])
+
+
+def test_a_pickle_cannot_run_code(cifar_10, tmp_path):
+    write(
+        cifar_10 / "data_batch_1",
+        {b"data": Names("posix", "mkdir", str(tmp_path / "made").encode())},
+    )
+    with pytest.raises(
+        InputError, match=r"data_batch_1 is not CIFAR's: it names posix\.mkdir, and only arrays"
+    ):
+        image_data.read(str(cifar_10))
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (
+            State((1,), b"O8", 0, b"\1" * 8),
+            "an array of O8, and only u1 is allowed",
+        ),  # bytes as pointers, by the flags
+        (State((1,), b"O8", 63, [3]), "an array of O8"),
+        (State((4, 3072), b"u1", 0, b"short"), "cannot reshape"),
+        (State((4, 3072), b"u1", 0, [1, 2]), "an array whose values are a list"),
+        (State((2**30, 2**30), b"u1", 0, b""), "is not CIFAR's"),
+        (Names("numpy", "ndarray", (4, 3072)), "an array without its values"),
+    ],
+)
+def test_an_array_that_numpy_should_not_make_is_refused(state, message, cifar_10):
+    write(cifar_10 / "data_batch_1", side(4, 1, 10) | {b"data": state})
+    with pytest.raises(InputError, match=rf"data_batch_1 .*{message}"):
+        image_data.read(str(cifar_10))
+
+
+@hypothesis.settings(
+    max_examples=300, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+@hypothesis.given(st.data())
+def test_damaged_bytes_are_an_error_or_still_cifar(cifar_10, data):
+    path = cifar_10 / "batches.meta"
+    write(path, {b"label_names": [b"class"] * 3, b"data": np.zeros((1, 2), np.uint8)})
+    whole = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(bytes(whole[: data.draw(st.integers(1, len(whole)))]))
+    with contextlib.suppress(InputError):  # and nothing else
+        assert isinstance(cifar._load(path), dict)
