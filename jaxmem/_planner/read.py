@@ -94,7 +94,7 @@ def read_step(
         shards=shards,
         database=backend.database,
     )
-    history = History(backend.database, target, traced.jaxpr)
+    history = History(backend, traced.jaxpr)
     profile, notes = corrected(price(named=named), history)
     steps.idle_blocks = profile.idle_blocks  # they are known only from the profile
     wider = lambda: corrected(price(named=allowed), history)[0]

@@ -12,11 +12,11 @@ import time
 from collections.abc import Sequence
 
 from jaxmem._core.actions import Action, Actions, Choice
-from jaxmem._core.database import Database, Timing
-from jaxmem._device.target import Target
+from jaxmem._core.database import Timing
 from jaxmem._jax.jaxpr import text_of
 from jaxmem._profile.times import due
 from jaxmem._search.compile import CompiledStep
+from jaxmem._xla.backend import Backend
 from jaxmem._xla.compiled import Compiled
 
 MOST = 48  # how many of the latest compiles are recalled
@@ -40,17 +40,17 @@ class Run:
 class History:
     """The earlier compiles of one step on one target."""
 
-    def __init__(self, database: Database, target: Target, jaxpr):
+    def __init__(self, backend: Backend, jaxpr):
         """Takes the step's jaxpr, traced with every tag recomputed, as what it is known by.
 
-        database: where compiles are read from, and written to.
-        target: what they are for.
+        backend: what they were compiled by; its database is read and written. Estimates of time
+          stand in what is remembered, so that it holds for the backend's rates alone.
         jaxpr: the traced step.
         """
         # The user's flags change what a local compile gives. Deviceless compiles run in child
         # processes that have flags of their own.
-        flags = os.environ.get("XLA_FLAGS", "") if target.local else ""
-        self._database, self._device = database, f"{target} {target.kind}"
+        flags = os.environ.get("XLA_FLAGS", "") if backend.target.local else ""
+        self._database, self._device = backend.database, f"{backend.target} {backend.device}"
         self._step = f"{flags}\n{text_of(jaxpr)}"
 
     def recall(self) -> list[CompiledStep]:
