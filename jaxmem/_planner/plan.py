@@ -63,8 +63,8 @@ def plan(
       fastest that fits is taken, and is the plan's `microbatches`.
     measure: for how many seconds to run what may be fastest, in turns on the device at hand: the
       plan, hand-written policies that fit, and plans that would be best if prices were others. The
-      fastest by the clock is returned; `Plan.measured` has all of them. Arguments that are shapes
-      are filled with made-up numbers.
+      fastest by the clock is returned; `Plan.measured` has all of them. Their compiles take time
+      on top. Arguments that are shapes are filled with made-up numbers.
     fresh: True plans as if for the first time: what earlier plans timed, compiled and tried is not
       read, and is written anew. For a machine that was busy when it was measured, or was changed.
 
