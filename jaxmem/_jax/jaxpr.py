@@ -17,7 +17,7 @@ from jax.extend.core import Literal as Literal
 from jax.extend.core import Var as Var
 from jax.extend.core import jaxpr_as_fun as as_function
 
-from jaxmem._jax.primitives import CALLS
+from jaxmem._jax.primitives import CALLS, REMAT
 
 
 def nbytes(aval) -> int:
@@ -140,8 +140,12 @@ class Flat:
     constants: dict
 
 
-def flatten(jaxpr: Jaxpr | ClosedJaxpr) -> Flat:
-    """Inlines the calls of a jaxpr, at every depth. Loops and conditionals stay equations."""
+def flatten(jaxpr: Jaxpr | ClosedJaxpr, *, barriers: bool = False) -> Flat:
+    """Inlines the calls of a jaxpr, at every depth. Loops and conditionals stay equations.
+
+    `barriers` leaves an equation before the body of each checkpoint of a backward that JAX lowers
+    behind a barrier: it has that checkpoint's primitive, and hands on the values that are read.
+    """
     avals, equations, constants = [], [], {}
 
     def new(aval) -> int:
@@ -167,6 +171,13 @@ def flatten(jaxpr: Jaxpr | ClosedJaxpr) -> Flat:
         for eqn in inner.eqns:
             operands = tuple(read(v) for v in eqn.invars)
             if (called := call_body(eqn)) is not None:
+                if barriers and _is_behind_barrier(eqn):
+                    values = tuple(v for v in operands if isinstance(v, int))
+                    behind = {v: new(avals[v]) for v in dict.fromkeys(values)}
+                    equations.append(FlatEquation(eqn, tuple(behind), tuple(behind.values())))
+                    operands = tuple(
+                        behind.get(v, v) if isinstance(v, int) else v for v in operands
+                    )
                 outputs = go(called, operands)
             else:
                 outputs = tuple(new(v.aval) for v in eqn.outvars)
@@ -177,6 +188,15 @@ def flatten(jaxpr: Jaxpr | ClosedJaxpr) -> Flat:
     top = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
     inputs = [new(v.aval) for v in top.invars]
     return Flat(avals, equations, inputs, go(jaxpr, inputs), constants)
+
+
+def _is_behind_barrier(eqn: JaxprEqn) -> bool:
+    """Whether JAX keeps XLA from running the equation before all that it reads is there, such as
+    the cotangents of a layer's results.
+    """
+    wanted = eqn.params.get("prevent_cse")
+    wanted = any(wanted) if isinstance(wanted, tuple) else bool(wanted)
+    return eqn.primitive.name in REMAT and bool(eqn.params.get("differentiated")) and wanted
 
 
 def reads(closed: ClosedJaxpr) -> list[bool]:

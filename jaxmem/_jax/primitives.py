@@ -43,3 +43,33 @@ COSTLY = frozenset({
 })  # fmt: skip
 # Random bits, of which masks are made.
 RANDOM = frozenset({"random_bits", "random_gamma", "threefry2x32", "rng_bit_generator"})
+# XLA gives the result its operand's memory: it is the same numbers under another shape or name.
+RENAMED = frozenset({
+    "reshape", "squeeze", "expand_dims", "transpose", "copy", "optimization_barrier",
+    "sharding_constraint", "random_wrap", "random_unwrap", "pvary", "reduce_precision", "name",
+    "jaxmem_tag", "jaxmem_differentiable_once",
+})  # fmt: skip
+# XLA runs them in the kernel that reads their result, which is then written nowhere.
+POINTWISE = frozenset({
+    "add", "sub", "mul", "div", "rem", "max", "min", "neg", "sign", "abs", "floor", "ceil", "round",
+    "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor", "is_finite", "nextafter",
+    "shift_left", "shift_right_logical", "shift_right_arithmetic", "population_count", "clz",
+    "integer_pow", "square", "one_minus_square", "clamp", "select_n", "add_any", "real", "imag",
+    "complex", "conj", "iota", "broadcast_in_dim", "concatenate", "pad", "slice", "dynamic_slice",
+    "gather", "rev", "split", "convert_element_type", "bitcast_convert_type", "random_seed",
+    "random_fold_in", "random_split",
+})  # fmt: skip
+# The same, but too dear to be run by each of several kernels.
+POINTWISE_DEAR = frozenset({
+    "exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "erf", "erfc", "erf_inv", "pow",
+    "rsqrt", "sqrt", "cbrt", "sin", "cos", "tan", "atan2", "random_bits", "threefry2x32",
+})  # fmt: skip
+# They end a kernel, and fuse with what makes their operand.
+REDUCTIONS = frozenset({
+    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax",
+    "argmin", "reduce",
+})  # fmt: skip
+# They write into their operand's memory, where nothing else reads that.
+IN_PLACE = frozenset({
+    "scan", "while", "dynamic_update_slice", "scatter", "scatter-add", "scatter_add",
+})  # fmt: skip

@@ -26,6 +26,7 @@ from jaxmem._search.candidates import price_of
 from jaxmem._search.measure import Runs
 from jaxmem._search.search import search
 from jaxmem._search.trials import Limits, Setting
+from jaxmem._search.walks import Walks
 from jaxmem._solver import waste
 from jaxmem._xla.backend import Backend, backend_for
 from jaxmem.errors import JaxmemWarning
@@ -128,7 +129,8 @@ def _plan(
     _warn_of_waste(profile)
     _warn_of_no_tags(profile, jaxpr, step.shards)
     # Search: solve and compile in turns.
-    setting = Setting(profile, step.steps, step.history, limits)
+    walks = Walks(step.steps, profile, step.shards)
+    setting = Setting(profile, step.steps, step.history, limits, walks)
     found = search(setting, step.arguments)
     # What `checkpoint_name` names might have been compressed, had the user asked for it.
     wider = lambda: _silently(step.wider)

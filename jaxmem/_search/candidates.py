@@ -12,7 +12,6 @@ from jaxmem._core.profile import Profile
 from jaxmem._search.compile import CompiledStep
 from jaxmem._search.trials import Trial, Trials
 from jaxmem._solver.cost import Cost, evaluate
-from jaxmem._solver.memory import Expected
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solution import Solution, fits, priced
 from jaxmem._solver.solve import least_bytes, solve
@@ -31,14 +30,14 @@ def fastest(problem: Problem) -> Solution | None:
     return priced(problem, settled(problem.profile, solution), solution.solve_seconds, solution.gap)
 
 
-def within_budget(trials: Trials, model: Expected, count: int) -> list[Solution]:
+def within_budget(trials: Trials, count: int) -> list[Solution]:
     """Returns the fastest assignments for the room that is left, and for a little less of it: one
     for each of the first `count` of `SHARES`, where there is one. All but the first share are less
     by what the predictions of this search were short by at most.
     """
     short = _short(trials)
     shares = [SHARES[0], *(share - short for share in SHARES[1:])][:count]
-    found = [fastest(trials.problem(model, share)) for share in shares]
+    found = [trials.agreed(fastest, share) for share in shares]
     return [solution for solution in found if solution is not None]
 
 
@@ -50,15 +49,16 @@ def _short(trials: Trials) -> float:
     return max([0.0, *(error - (1 - SHARES[1]) for error in errors)])
 
 
-def towards_the_least(trials: Trials, model: Expected) -> tuple[Solution | None, list[Solution]]:
+def towards_the_least(trials: Trials) -> tuple[Solution | None, list[Solution]]:
     """Returns, for a search in which nothing fits yet, the assignment of least bytes by the model,
     and others that may turn out smaller.
 
     The others are full recomputation, and what differs from the least that compiled in one choice.
     """
-    problem = trials.problem(model)
+    least = trials.agreed(least_bytes)
+    problem = trials.problem(trials.model())
     nothing = priced(problem, {b.name: {} for b in trials.profile.blocks})
-    return least_bytes(problem), [nothing, *neighbours(trials, problem)]
+    return least, [nothing, *neighbours(trials, problem)]
 
 
 def neighbours(trials: Trials, problem: Problem) -> list[Solution]:

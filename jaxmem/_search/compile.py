@@ -59,7 +59,7 @@ class StepCompiler:
         start = time.perf_counter()
         futures = []  # all are handed in before the first is waited for
         for actions in many:
-            stage, traced = self._stages(self._plan(actions))
+            stage, traced = self._stages(self.plan_of(actions))
             futures.append(self.backend.compile(stage, traced))
         found: list[CompiledStep | StepError] = []
         for actions, future in zip(many, futures):
@@ -89,7 +89,7 @@ class StepCompiler:
         """The step with everything kept, traced once: it is checked, and compiled later."""
         return trace(self.build, None, self.args)
 
-    def _plan(self, actions: Actions) -> Assignment | None:
+    def plan_of(self, actions: Actions) -> Assignment | None:
         """What `build` is given; None is how a user says that everything is kept."""
         if keeps_everything(actions):
             return None

@@ -11,13 +11,13 @@ import dataclasses
 import time
 
 from jaxmem._core.bytes import show_bytes
-from jaxmem._core.profile import Profile
 from jaxmem._search import candidates
 from jaxmem._search.clock import Clock, clock_of
 from jaxmem._search.divide import Division, best_division
-from jaxmem._search.trials import MOST_COMPILES, Limits, Setting, Trial, Trials, fitted
+from jaxmem._search.trials import MOST_COMPILES, Setting, Trial, Trials, fitted
+from jaxmem._search.walks import agreed
 from jaxmem._solver.cost import everything
-from jaxmem._solver.memory import Expected, prior_bytes
+from jaxmem._solver.memory import Expected
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solution import Solution, priced
 from jaxmem._solver.solve import least_bytes
@@ -25,9 +25,6 @@ from jaxmem.errors import BudgetError, StepError
 
 ENOUGH = 0.98  # the share of the room of which a plan that uses it is not improved on
 WORTH = 0.002  # the share of a step's time that dividing the layers must gain
-# The share of the room beside the arguments that is taken to be working memory before any compile
-# has told.
-GUESSED_HEAD = 0.15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,55 +90,54 @@ def _begin(setting: Setting, arguments: int) -> Trials:
     # Compile everything kept, with a guess beside it where two compile at once.
     guess = guessed = None
     if setting.steps.backend.width > 1:
-        head = int(GUESSED_HEAD * max(0, limits.room - arguments))
-        guess = _first_guess(profile, limits, recalled, arguments, head)
+        guess = _first_guess(setting, recalled, arguments)
         step, guessed = setting.attempt(kept, guess.actions)
         if isinstance(step, StepError):
             raise step
-        trials = Trials(profile, limits, whole(step), [], recalled)
+        trials = Trials(profile, limits, whole(step), [], recalled, walks=setting.walks)
     elif known is not None and known.total > limits.room:  # what does not fit is not compiled again
-        trials = Trials(profile, limits, known, [], recalled)
+        trials = Trials(profile, limits, known, [], recalled, walks=setting.walks)
     else:
         (step,) = setting.compile(kept)
-        trials = Trials(profile, limits, whole(step), [], recalled)
+        trials = Trials(profile, limits, whole(step), [], recalled, walks=setting.walks)
     fits = trials.baseline.total <= limits.room
     if fits and (guess is None or guessed is None or isinstance(guessed, StepError)):
         return trials
     # Elsewhere the guess comes second, and reckons with the working memory of everything kept.
     if guess is None or guessed is None:
         known_trials = [*trials.compiled, *recalled]
-        guess = _first_guess(profile, limits, known_trials, trials.static, 0)
+        guess = _first_guess(setting, known_trials, trials.static)
         (guessed,) = setting.attempt(guess.actions, least=trials.baseline.total)
     if isinstance(guessed, StepError):
         trials.refused.append(guess.actions)
         guess = priced(Problem(profile), {b.name: {} for b in profile.blocks})
         (guessed,) = setting.compile(guess.actions, least=trials.baseline.total)
-    model = trials.model()
-    predicted = trials.predicted(guess.saved_bytes + model.predict(guess.actions))
-    trials.tried.append(Trial(guessed, guess.cost, predicted, guess.gap))
+    trials.tried.append(Trial(guessed, guess.cost, trials.expected(guess), guess.gap))
     return trials
 
 
-def _first_guess(
-    profile: Profile, limits: Limits, known: list[Trial], static: int, head: int
-) -> Solution:
-    """Returns the fastest plan for what is left of the room beside arguments and working memory, or
-    the plan of fewest bytes where none fits.
+def _first_guess(setting: Setting, known: list[Trial], static: int) -> Solution:
+    """Returns the fastest plan that walks expect to fit, or the plan of fewest bytes where none is.
 
-    profile: the step.
-    limits: the bytes that the plan may take.
     known: compiles that tell of working memory; may be empty.
     static: bytes of the arguments.
-    head: bytes of working memory to reckon with where `known` is empty.
 
-    Raises BudgetError if no assignment needs as little host memory as `limits.host_room`.
+    Raises BudgetError if no assignment needs as little host memory as is allowed.
     """
-    working = prior_bytes(profile)
-    if known:
-        model = fitted(profile, known)
-        head, working = int(model.reference), model.working
-    problem = Problem(profile, limits.room - static - head, limits.host_room, working)
-    solution = candidates.fastest(problem) or least_bytes(problem)
+    profile, limits, walks = setting.profile, setting.limits, setting.walks
+    nothing = {b.name: {} for b in profile.blocks}
+    if walks is not None:
+        walks.learn(nothing)
+
+    def model() -> Expected:
+        return fitted(profile, known, walks)
+
+    def answer(model: Expected) -> Solution | None:
+        room = limits.room - static - int(model.reference)
+        problem = Problem(profile, room, limits.host_room, model.working)
+        return candidates.fastest(problem) or least_bytes(problem)
+
+    solution = agreed(answer, model, limits.room - static, walks)
     if solution is None:
         raise BudgetError(
             f"plan: `host_budget` is {show_bytes(limits.host_room)}, and no assignment of the"
@@ -173,8 +169,7 @@ class _Search:
             return
         (step,) = self.setting.attempt(best.actions, least=trials.baseline.total)
         if not isinstance(step, StepError):
-            predicted = trials.predicted(best.saved_bytes + trials.model().predict(best.actions))
-            trials.tried.append(Trial(step, best.cost, predicted, best.gap))
+            trials.tried.append(Trial(step, best.cost, trials.expected(best), best.gap))
 
     def refine(self) -> None:
         """Solves for the room left by what was learned, compiles, and learns, until nothing is left
@@ -201,11 +196,11 @@ class _Search:
             # Candidates in the order in which they are worth a compile. One more is solved for than
             # compiles go side by side, since some may have been compiled before.
             picks = [] if earlier is None else [earlier]
-            picks += self._timed(candidates.within_budget, trials, model, width + 1)
+            picks += self._timed(candidates.within_budget, trials, width + 1)
             # Nothing fits yet, so that a prediction was wrong: try the least that the model knows,
             # and what differs from the least that compiled by one choice.
             if not within:
-                smallest, others = candidates.towards_the_least(trials, model)
+                smallest, others = candidates.towards_the_least(trials)
                 # It takes the last place of this round's compiles, so that it is among them.
                 picks[width - 1 : width - 1] = [] if smallest is None else [smallest]
                 picks += others
@@ -216,13 +211,13 @@ class _Search:
             if not (fresh := fresh[: min(width, left)]):
                 return
             # Each trial keeps what the model said before it learned of the trial.
+            told = [trials.expected(pick) for pick in fresh]
             least = min(t.total for t in trials.compiled)
             steps = self.setting.attempt(*(p.actions for p in fresh), least=least)
-            for step, pick in zip(steps, fresh):
+            for step, pick, predicted in zip(steps, fresh, told):
                 if isinstance(step, StepError):
                     trials.refused.append(pick.actions)
                     continue
-                predicted = trials.predicted(pick.saved_bytes + model.predict(pick.actions))
                 trials.tried.append(Trial(step, pick.cost, predicted, pick.gap))
 
     def divide(self, best: Trial, clock: Clock) -> tuple[Trial, Division | None]:

@@ -3,7 +3,7 @@ fitted to them.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxmem._core.actions import Actions
 from jaxmem._core.bytes import show_bytes
@@ -11,9 +11,11 @@ from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._search.compile import CompiledStep, StepCompiler, all_compiled
 from jaxmem._search.history import History
+from jaxmem._search.walks import Walks, agreed
 from jaxmem._solver.cost import Cost
 from jaxmem._solver.memory import Expected
 from jaxmem._solver.problem import Problem
+from jaxmem._solver.solution import Solution
 from jaxmem._xla.running import CannotRun
 from jaxmem.errors import StepError
 
@@ -87,12 +89,14 @@ class Setting:
     steps: compiles it, and counts compiles.
     history: what earlier searches compiled.
     limits: the bytes that a plan may take.
+    walks: tell what to expect of a plan before it is compiled; None where none is walked through.
     """
 
     profile: Profile
     steps: StepCompiler
     history: History
     limits: Limits
+    walks: Walks | None = None
 
     def compile(self, *many: Actions, least: int | None = None) -> list[CompiledStep]:
         """Compiles the step under each of `many` actions, logs that it does, and remembers the
@@ -156,6 +160,7 @@ class Trials:
     recalled: those of earlier searches, which only guide.
     refused: plans that XLA did not compile.
     measured_seconds: those of the step with everything kept, where it was run.
+    walks: as in `Setting`.
     """
 
     profile: Profile
@@ -165,6 +170,7 @@ class Trials:
     recalled: list[Trial] = dataclasses.field(default_factory=list)
     refused: list[Actions] = dataclasses.field(default_factory=list)
     measured_seconds: float | None = None
+    walks: Walks | None = None
 
     @property
     def compiled(self) -> list[Trial]:
@@ -193,8 +199,25 @@ class Trials:
         return [t for t in self.within_budget if t.host_bytes <= self.limits.host_room]
 
     def model(self) -> Expected:
-        """Fits the memory model to every compile that is known."""
-        return fitted(self.profile, [*self.compiled, *self.recalled])
+        """Fits the memory model to every compile that is known, and to walks."""
+        return fitted(self.profile, [*self.compiled, *self.recalled], self.walks)
+
+    def expected(self, solution: Solution) -> int:
+        """Bytes of the step that a solution is expected to compile to, which it is walked through
+        for.
+        """
+        if self.walks is not None:
+            self.walks.learn(solution.actions)
+        return self.predicted(solution.saved_bytes + self.model().predict(solution.actions))
+
+    def agreed(
+        self, ask: Callable[[Problem], Solution | None], share: float = 1.0
+    ) -> Solution | None:
+        """Returns what `ask` answers to the problem of a `share` of the room, when walks agree that
+        it fits.
+        """
+        beside = self.limits.room * share - self.static
+        return agreed(lambda m: ask(self.problem(m, share)), self.model, beside, self.walks)
 
     def problem(self, model: Expected, share: float = 1.0) -> Problem:
         """Returns what the solver is asked: its room is what is left of a `share` of the limits'
@@ -211,6 +234,9 @@ class Trials:
         )
 
 
-def fitted(profile: Profile, trials: Sequence[Trial]) -> Expected:
-    """Fits the memory model to compiled plans; the first that has choices is its reference."""
-    return Expected.fit([(t.actions, t.working) for t in trials], profile)
+def fitted(profile: Profile, trials: Sequence[Trial], walks: Walks | None = None) -> Expected:
+    """Fits the memory model to compiled plans, and to walks through others; the first that has
+    choices is its reference.
+    """
+    measured = [(t.actions, t.working) for t in trials]
+    return Expected.fit(measured, profile) if walks is None else walks.model(measured)

@@ -1,0 +1,184 @@
+"""Walks through a traced step as XLA would schedule it, and tells the most bytes that are alive at
+once.
+
+What the walk tells is an estimate, and no bound: XLA fuses by a cost model and has schedules of its
+own. `benchmarks/walk.py` holds it against compiled steps.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection
+
+from jaxmem._jax.jaxpr import Flat, Jaxpr, Scan, as_scan, flatten, subjaxprs
+from jaxmem._jax.primitives import RENAMED
+from jaxmem._liveness.kernels import Body, Kernel, kernels_of
+from jaxmem._liveness.order import ORDERS, as_written
+
+LOOPS = ("while", "cond", "shard_map")  # whose bodies hold values, beside scans
+
+Order = Callable[[Body, Callable[[int], int]], list[int]]
+
+
+def temporary_bytes(jaxpr, donated: Collection[int], *, on_gpu: bool, shards: int = 1) -> int:
+    """Returns the bytes that a step is expected to take on a device beside its arguments:
+    temporaries, and results that take no argument's memory.
+
+    jaxpr: the step's, closed.
+    donated: positions of the arguments whose memory results may take.
+    on_gpu: whether it is compiled for a GPU.
+    shards: over how many devices values are divided. Inside `jax.shard_map` they are already.
+    """
+    flat = flatten(jaxpr, barriers=True)
+    walks = [_Walk(order, on_gpu) for order in ORDERS]
+    least = min(walk.step(flat, donated, shards, order) for walk, order in zip(walks, ORDERS))
+    # Depth first, a step without a loop over its layers computes every weight's gradient last, and
+    # holds what that is made from until then.
+    written = min(walk.step(flat, donated, shards, as_written) for walk in walks)
+    return written if written < FAR_LESS * least else least
+
+
+# Where the program's own order takes less than this share of a depth-first one, XLA takes one like
+# it. Closer ones are not told apart so well.
+FAR_LESS = 0.75
+
+
+class _Walk:
+    """One walk, by one order. Bodies of loops are walked through once each."""
+
+    def __init__(self, order: Order, on_gpu: bool):
+        self._order, self._on_gpu = order, on_gpu
+        # The jaxpr stands beside its result, so that no other one takes its id.
+        self._known: dict[tuple[int, int], tuple[Jaxpr, int]] = {}
+
+    def step(self, flat: Flat, donated: Collection[int], shards: int, order: Order) -> int:
+        """The most bytes beside the arguments, with the step's own kernels in another order than
+        those of loops.
+        """
+        body = kernels_of(flat, 0, self._on_gpu)
+        # Results take the memory of donated arguments of their shape, as JAX pairs them.
+        kind = lambda v: (flat.avals[v].shape, flat.avals[v].dtype)
+        free = defaultdict(int)
+        for i in donated:
+            free[kind(flat.inputs[i])] += 1
+        held = set()
+        for v in flat.outputs:
+            if isinstance(v, int) and free[kind(v)] > 0:
+                free[kind(v)] -= 1
+                held.add(v)
+        placed = {o for v, o in zip(flat.outputs, body.outputs) if o is not None and v in held}
+        return self._most(body, placed, shards, order)
+
+    def _inside(self, jaxpr: Jaxpr, scan: Scan | None, shards: int) -> int:
+        """The most bytes that a loop's body takes beside what it is given and carries."""
+        key = id(jaxpr), shards
+        if key not in self._known:
+            flat = flatten(jaxpr, barriers=True)
+            sliced = 0 if scan is None else len(flat.inputs) - scan.consts - scan.carry
+            body = kernels_of(flat, sliced, self._on_gpu)
+            carried = {}
+            if scan is not None:
+                given = flat.inputs[scan.consts : scan.consts + scan.carry]
+                carried = {o: i for i, o in zip(given, body.outputs) if o is not None}
+            self._known[key] = (
+                jaxpr,
+                self._most(body, self._in_place(body, carried), shards, self._order),
+            )
+        return self._known[key][1]
+
+    def _in_place(self, body: Body, carried: dict[int, int]) -> set[int]:
+        """Values that a loop carries on in the memory in which they came.
+
+        carried: by carried output, the input that it replaces. It may take its place if it is made
+          when that is read no more.
+        """
+        last: dict[int, int] = {}
+        order = self._order(body, self._size_in(body, 1))
+        for k, i in enumerate(order):
+            last |= dict.fromkeys(body.kernels[i].reads, k)
+        found = {o for o in carried if o in body.inputs}
+        for k, i in enumerate(order):
+            kernel = body.kernels[i]
+            for o in carried.keys() & set(kernel.writes):
+                given = carried[o]
+                if last.get(given, -1) < k or given in kernel.overwrites:
+                    found.add(o)
+        return found
+
+    def _most(self, body: Body, placed: Collection[int], shards: int, order: Order) -> int:
+        """The most bytes alive at once of what the program makes.
+
+        placed: values that take memory which is counted elsewhere.
+        """
+        size = self._size_in(body, shards)
+        positions = order(body, size)
+        last: dict[int, int] = {}
+        for k, i in enumerate(positions):
+            last |= dict.fromkeys(body.kernels[i].reads, k)
+        last |= dict.fromkeys((o for o in body.outputs if o is not None), len(positions))
+        ends = defaultdict(list)
+        for v, k in last.items():
+            ends[k].append(v)
+        alive: dict[int, int] = {}
+        now = most = 0
+        for k, i in enumerate(positions):
+            kernel = body.kernels[i]
+            scan = None if kernel.eqn is None else as_scan(kernel.eqn)
+            repeated = set() if scan is None else _stacked_twice(scan)
+            for position, v in enumerate(kernel.writes):
+                alive[v] = 0 if v in placed or position in repeated else size(v)
+            dying = [v for v in ends[k] if v in alive and v not in kernel.writes]
+            saved = _overwritten(kernel, scan, dying, alive)
+            new = sum(alive[v] for v in kernel.writes)
+            most = max(most, now + new - saved + self._within(kernel, scan, shards))
+            unread = [v for v in kernel.writes if v not in last]
+            now += new - sum(alive.pop(v) for v in (*dying, *unread))
+        return most
+
+    def _within(self, kernel: Kernel, scan: Scan | None, shards: int) -> int:
+        """Bytes that a loop's body takes while it runs."""
+        if scan is not None:
+            return self._inside(scan.jaxpr, scan, shards)
+        if kernel.primitive not in LOOPS:
+            return 0
+        shards = 1 if kernel.primitive == "shard_map" else shards
+        return max((self._inside(j, None, shards) for j in subjaxprs(kernel.eqn)), default=0)
+
+    def _size_in(self, body: Body, shards: int) -> Callable[[int], int]:
+        return lambda v: -(-_nbytes(body.avals[v]) // shards)
+
+
+def _overwritten(kernel: Kernel, scan: Scan | None, dying, alive) -> int:
+    """Bytes of what dies in a kernel and hands its memory to a result."""
+    over = [v for v in dying if v in kernel.overwrites]
+    if scan is None:
+        return max((alive[v] for v in over), default=0)
+    # A loop carries on in the memory of what it begins with.
+    return min(
+        sum(alive[v] for v in over if v not in kernel.writes),
+        sum(alive[v] for v in kernel.writes[: scan.carry]),
+    )
+
+
+def _stacked_twice(scan: Scan) -> set[int]:
+    """Positions of results that a loop stacks under a second name, or that are the same in every
+    turn: XLA keeps one stack, or none.
+    """
+    flat, origin = flatten(scan.jaxpr), {}
+    for e in flat.equations:
+        if e.eqn.primitive.name in RENAMED and len(e.reads) == len(e.inputs) == len(e.outputs):
+            origin.update((o, origin.get(v, v)) for v, o in zip(e.reads, e.outputs))
+    seen, found = set(flat.inputs[: scan.consts]), set()
+    for position, v in enumerate(flat.outputs):
+        if position >= scan.carry and isinstance(v, int):
+            first = origin.get(v, v)
+            if first in seen:
+                found.add(position)
+            seen.add(first)
+    return found
+
+
+def _nbytes(aval) -> int:
+    """Bytes on the device: none of what lies in host memory, or is no array."""
+    if not hasattr(aval, "shape") or str(getattr(aval, "memory_space", "")).endswith("Host"):
+        return 0
+    return math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 0)

@@ -1,0 +1,175 @@
+"""Live bytes of a walk: against an independent count, and against compiled programs."""
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxmem._jax.jaxpr import flatten
+from jaxmem._liveness.kernels import kernels_of
+from jaxmem._liveness.order import ORDERS, as_written
+from jaxmem._liveness.walk import temporary_bytes
+
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+KiB = 2**10
+X = jnp.ones((16, 16), jnp.float32)  # 1 KiB
+
+
+def walked(function, *args, donated=(), on_gpu=True) -> int:
+    return temporary_bytes(jax.make_jaxpr(function)(*args), donated, on_gpu=on_gpu)
+
+
+@st.composite
+def programs(draw):
+    """A function of one matrix that multiplies and adds earlier results in some order."""
+    steps = draw(
+        st.lists(
+            st.tuples(st.sampled_from("@+t"), st.integers(0, 30), st.integers(0, 30)),
+            min_size=1,
+            max_size=14,
+        )
+    )
+
+    def function(x):
+        known = [x]
+        for operation, a, b in steps:
+            a, b = known[a % len(known)], known[b % len(known)]
+            known.append({"@": a @ b, "+": a + b, "t": jnp.tanh(a)}[operation])
+        return known[-1] @ x
+
+    return function
+
+
+def live_at_most(body, order) -> int:
+    """By definition: at each kernel, what was made before it or by it and is read by it or later,
+    or returned; less one operand that dies there whose memory the result takes.
+    """
+    size = lambda v: body.avals[v].size * body.avals[v].dtype.itemsize
+    kernels = [body.kernels[i] for i in order]
+    returned = {o for o in body.outputs if o is not None}
+    most = 0
+    for k, kernel in enumerate(kernels):
+        made = {v for other in kernels[: k + 1] for v in other.writes}
+        later = {v for other in kernels[k + 1 :] for v in other.reads} | returned
+        alive = {v for v in made if v in later or v in kernel.reads or v in kernel.writes}
+        dying = alive - later - set(kernel.writes)
+        free = max((size(v) for v in dying & kernel.overwrites), default=0)
+        most = max(most, sum(map(size, alive)) - free)
+    return most
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@given(programs())
+def test_walks_count_what_is_alive_by_its_definition(function):
+    jaxpr = jax.make_jaxpr(function)(X)
+    body = kernels_of(flatten(jaxpr), 0, True)
+    size = lambda v: body.avals[v].size * body.avals[v].dtype.itemsize
+    made_by = {v: i for i, k in enumerate(body.kernels) for v in k.writes}
+    counts = []
+    for order in (*ORDERS, as_written):
+        positions = order(body, size)
+        assert sorted(positions) == list(range(len(body.kernels)))
+        for at, i in enumerate(positions):
+            needed = {made_by[v] for v in body.kernels[i].reads if v in made_by}
+            assert needed <= set(positions[:at])
+        counts.append(live_at_most(body, positions))
+    assert temporary_bytes(jaxpr, (), on_gpu=True) in counts
+
+
+def test_a_donated_argument_gives_its_memory_to_a_result():
+    update = lambda p, g: (p - g, (p * g).sum())
+    held = walked(update, X, X)
+    assert held - walked(update, X, X, donated=[0]) == KiB
+
+
+def test_a_loop_carries_on_in_place_and_stacks_what_it_returns():
+    def loop(x):
+        def body(carry, _):
+            carry = carry * 2
+            return carry, carry @ carry
+
+        return jax.lax.scan(body, x, None, length=10)
+
+    # the carry, ten results, and one of them before it lies in the stack
+    assert walked(loop, X) == (1 + 10 + 1) * KiB
+    # a carry that is still read when the next one is made has two places
+    swapped = lambda x: jax.lax.scan(lambda c, _: (c @ c, None), x, None, length=10)[0]
+    assert walked(swapped, X) == 2 * KiB
+
+
+def test_one_result_stacked_under_two_names_is_one_stack():
+    def loop(x, twice):
+        def body(carry, _):
+            y = carry @ carry
+            return carry, (y, y.reshape(256) if twice else ())
+
+        return jax.lax.scan(body, x, None, length=10)[1]
+
+    assert walked(lambda x: loop(x, True), X) == walked(lambda x: loop(x, False), X)
+
+
+def test_values_in_host_memory_take_no_device_bytes():
+    offload = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=["y"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+    def loss(x, policy):
+        layer = lambda c, _: (jnp.tanh(checkpoint_name(c @ c, "y")), None)
+        layer = jax.checkpoint(layer, policy=policy)
+        return jax.lax.scan(layer, x, None, length=10)[0].sum()
+
+    keep = jax.checkpoint_policies.save_only_these_names("y")
+    kept, offloaded = (walked(jax.grad(lambda x: loss(x, p)), X) for p in (keep, offload))
+    assert kept - offloaded == 10 * KiB
+
+
+def test_devices_share_values():
+    product = jax.make_jaxpr(lambda x: jnp.tanh(x @ x) @ x)(X)
+    one, four = (temporary_bytes(product, (), on_gpu=True, shards=n) for n in (1, 4))
+    assert one == 4 * four > 0
+
+
+LAYERS, WIDTH = 6, 128
+
+
+def losses():
+    """A loss whose layers are under checkpoints that save nothing, some and all."""
+
+    def layer(x, weights):
+        h = checkpoint_name(jax.nn.gelu(x @ weights[0]), "h")
+        return x + h @ weights[1], None
+
+    policies = {
+        "nothing": jax.checkpoint_policies.nothing_saveable,
+        "one": jax.checkpoint_policies.save_only_these_names("h"),
+        "dots": jax.checkpoint_policies.dots_saveable,
+        "everything": jax.checkpoint_policies.everything_saveable,
+    }
+
+    def loss(policy):
+        body = jax.checkpoint(layer, policy=policy, prevent_cse=False)
+        return lambda weights, x: (jax.lax.scan(body, x, weights)[0] ** 2).sum()
+
+    return {name: loss(policy) for name, policy in policies.items()}
+
+
+@pytest.mark.usefixtures("quick_compiles")
+def test_walks_tell_what_compiled_steps_take():
+    weights = (jnp.ones((LAYERS, WIDTH, 4 * WIDTH)), jnp.ones((LAYERS, 4 * WIDTH, WIDTH)))
+    x = jnp.ones((512, WIDTH))
+    told, compiled = {}, {}
+    for name, loss in losses().items():
+        step = jax.jit(jax.grad(loss)).trace(weights, x)
+        told[name] = temporary_bytes(step.jaxpr, (), on_gpu=False)
+        stats = step.lower().compile().memory_analysis()
+        compiled[name] = stats.temp_size_in_bytes + stats.output_size_in_bytes
+    for name, size in compiled.items():
+        assert told[name] == pytest.approx(size, rel=0.2), (name, told, compiled)
+    assert told["nothing"] < min(told["one"], told["dots"])
+    assert max(told["one"], told["dots"]) < told["everything"]
