@@ -11,6 +11,8 @@ from jaxmem._core.bytes import parse_budget as parse_budget
 from jaxmem._device.target import Target as Target
 from jaxmem._plan.difference import difference as difference
 from jaxmem._plan.plan import Plan as Plan
+from jaxmem._planner.estimate import Estimate as Estimate
+from jaxmem._planner.estimate import estimate as estimate
 from jaxmem._planner.price import price as price
 from jaxmem._report.report import report as report
 from jaxmem._xla.compiled import compiled_bytes as compiled_bytes

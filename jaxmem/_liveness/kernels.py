@@ -135,7 +135,9 @@ class _Fusion:
             or any(not (self.pointwise[r] or self.reduces[r]) for r in self.readers[i])
             for i, n in enumerate(nodes)
         ]
-        self._merge_siblings(self._write_what_is_dear())
+        dear = self._write_what_is_dear()
+        if on_gpu:  # XLA:CPU makes no kernel of several results
+            self._merge_siblings(dear)
 
     def _write_what_is_dear(self) -> list[int]:
         """Has results written that several kernels would else compute anew, and returns them."""

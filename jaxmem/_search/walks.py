@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from jaxmem._core.actions import Actions
+from jaxmem._core.actions import REST, Actions
 from jaxmem._core.profile import Profile
 from jaxmem._liveness.walk import temporary_bytes
 from jaxmem._search.compile import StepCompiler
@@ -18,6 +18,7 @@ from jaxmem._solver.memory import Expected, MemoryModel
 from jaxmem._solver.solution import Solution
 
 MOST_WALKS = 8  # for one question to the solver
+RECALLED = 3  # plans of earlier searches that are walked through
 MOST_SECONDS = 20.0  # for all walks of a search: steps whose layers a Python loop repeats take long
 
 
@@ -53,6 +54,10 @@ class Walks:
           corrected by what they were off for these.
         """
         compiled = {_key(actions) for actions, _ in measured}
+        # What earlier searches compiled was not walked through by this one: the latest tell enough.
+        for actions, _ in measured[-RECALLED:]:
+            if not any(REST in tags for tags in actions.values()):
+                self.learn(actions)
         errors = [
             (actions, size - self._known[_key(actions)][1])
             for actions, size in measured

@@ -6,7 +6,7 @@ import pytest
 
 import jaxmem
 from jaxmem.errors import TagError
-from jaxmem.plans import Assignment, Choice, price
+from jaxmem.plans import Assignment, Choice, estimate, price
 from tests.shared import models
 
 pytestmark = [
@@ -45,6 +45,18 @@ def test_no_plan_is_slower_than_what_is_written_by_hand_at_its_bytes():
     plan = jaxmem.plan(build, *SHAPES, budget=priced.compiled_bytes)
     assert plan.compiled_bytes <= priced.compiled_bytes
     assert plan.predicted_seconds <= priced.predicted_seconds
+
+
+def test_an_estimate_tells_much_of_what_a_compile_tells():
+    for assignment in (BY_HAND, Assignment.nothing(), Assignment.everything()):
+        told, priced = (one(build, assignment, *SHAPES) for one in (estimate, price))
+        assert told.arguments_bytes == priced.parts.arguments
+        assert told.saved_bytes == priced.parts.saved or priced.keeps_everything
+        assert told.bytes == pytest.approx(priced.compiled_bytes, rel=0.3)
+        assert told.baseline_bytes == pytest.approx(priced.baseline_bytes, rel=0.1)
+        more = priced.predicted_seconds - priced.baseline_seconds
+        assert told.seconds_more == pytest.approx(more, abs=1e-9)
+        assert told.time_source == priced.time_source
 
 
 def test_everything_and_nothing_have_their_own_prices():
