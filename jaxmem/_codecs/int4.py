@@ -113,17 +113,27 @@ class GroupedSymmetric(_Grouped, GroupedSymmetricForm):
 
 @dataclasses.dataclass(frozen=True)
 class GroupedAsymmetric(_Grouped, GroupedAsymmetricForm):
-    """Asymmetric INT4 by groups of the flat array (Adacc 3.2), for values on one side of zero, as
-    softmax's.
+    """Asymmetric INT4 by groups of the flat array (after Adacc 3.2), for values on one side of
+    zero, as softmax's.
 
     group: how many values (an even number) share a scale and an offset.
     scale: dtype of the stored scale and offset, bfloat16 or float32.
-    stochastic: unbiased rounding, as in `GroupedSymmetric`.
+    stochastic: unbiased rounding, by the same scale; random bits are those of `GroupedSymmetric`.
 
-    o = (max + min)/2, s = (max − min)/16, q = clip(round((x − o)/s), −8, 7), x̂ = q·s + o. o is
-    stored in `scale`'s dtype, and s is then max|x − o|/8, rounded up, so that the bounds of
-    `GroupedSymmetric` hold with this s. Where |o| is far greater than max − min, a bfloat16 o costs
-    accuracy: take float32. Takes the same dtypes.
+    s = (max − min)/15, o = min + 8·s, q = round((x − o)/s), x̂ = q·s + o. So codes −8 to 7 cover
+    the range, and nothing is clipped. Adacc's own o = (max + min)/2 and s = (max − min)/16 would
+    lower the greatest value, a softmax's peak, by a whole step.
+
+    |x − x̂| ≤ s/2, or s where rounding is stochastic, plus x̂'s rounding to `dtype`. o is rounded to
+    the nearest number of `scale`'s dtype, by d at most. s is then max((max − o)/7, (o − min)/8),
+    rounded up by a share of e at most, and so was the step that o was found by. Hence
+    s ≤ (1 + e)²·(max − min)/15 + (1 + e)·d/7. In bfloat16 e = 2^-7 and d = 2^-8·|o|, in float32
+    e = 2^-20 and d = 2^-24·|o|, but an |o| below 2^-100 is stored as 0. A range past 1.8 times
+    float32's greatest number has s ≤ (max − min)/12.
+
+    Where min is 0, zeros decode to 0. Where |o| is far greater than max − min, a bfloat16 o costs
+    accuracy: take float32. What is tiny or not finite decodes as in `GroupedSymmetric`. Takes the
+    same dtypes.
     """
 
     scale_sets: ClassVar[int] = 2

@@ -7,16 +7,15 @@ NaN where a value that it covers is not finite: everything under it decodes to N
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxmem_kernels import checks
 from jaxmem_kernels.layout import blocks, unblocked
 from jaxmem_kernels.rounding import (
-    EXACT_DIGITS,
-    LEAST_OFFSET,
     greatest,
     inverse,
+    offset_of,
     round_stochastic,
+    scale_beside,
     scale_of,
     wide_dtype,
 )
@@ -76,9 +75,9 @@ def quantize_offset(x, *, group: int, scale: str, stochastic: bool):
     scale: the dtype of scales and offsets, "bfloat16" or "float32".
     stochastic: whether to round at random and without bias.
 
-    o = (max + min) / 2 rounded to `scale`, s = max|x - o| / 8 rounded up, q = clip(round((x - o) /
-    s), -8, 7). With an exact o that is (max - min) / 16; with a rounded one, s still covers the
-    values furthest from it.
+    s = (max - min) / 15, o = min + 8 s, q = round((x - o) / s): the sixteen codes cover the range,
+    and nothing is clipped. o is rounded to `scale`, and s is then max((max - o) / 7, (o - min) / 8)
+    rounded up, so that it still covers both ends. Rounding at random takes the same scale.
     """
     checks.tensor("quantize_offset", x)
     checks.group("quantize_offset", group, 2)
@@ -86,12 +85,8 @@ def quantize_offset(x, *, group: int, scale: str, stochastic: bool):
     b = _wide(blocks(x, group, 2))
     high, low = jnp.max(b, (-2, -1), initial=-jnp.inf), jnp.min(b, (-2, -1), initial=jnp.inf)
     finite = greatest(b, (-2, -1)) < jnp.inf  # false for NaN too
-    # Halves are added, since max + min may be infinite.
-    o = jnp.where(finite, _stored_offset(high / 2 + low / 2, scale), jnp.nan)
-    # EXACT_DIGITS: q·s is then exact, and adding o rounds once, fused or not.
-    s = scale_of(
-        jnp.where(finite, jnp.maximum(high - o, o - low), jnp.nan), scale, stochastic, EXACT_DIGITS
-    )
+    o = jnp.where(finite, offset_of(high, low, scale), jnp.nan)
+    s = jnp.where(finite, scale_beside(o, high, low, scale), jnp.nan)
     return _codes(b - o[..., None, None], b, s[..., None, None], stochastic), s, o.astype(scale)
 
 
@@ -180,16 +175,6 @@ def _codes(distance, x, scale, stochastic: bool):
     y = distance * inverse(scale.astype(distance.dtype))
     y = jnp.where(y >= -8, jnp.minimum(y, 7), -8)  # NaN is -8
     return pack_int4((round_stochastic(y, x) if stochastic else jnp.round(y)).astype(jnp.int8))
-
-
-def _stored_offset(offset, dtype):
-    """`offset`, rounded to the nearest number that is stored: finite, of 8 exponent bits, and 0 if
-    it is tiny.
-    """
-    limit = float(jnp.finfo(dtype).max)
-    # As in `round_up`, XLA may not drop this rounding, as it may a pair of conversions.
-    offset = lax.reduce_precision(jnp.clip(offset, -limit, limit), 8, jnp.finfo(dtype).nmant)
-    return jnp.where(jnp.abs(offset) < LEAST_OFFSET, 0, offset)
 
 
 def _decoded(packed, scale, offset, width: int, dtype: str):

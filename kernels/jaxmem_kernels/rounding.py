@@ -3,6 +3,7 @@
 import math
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 # The least scale. Denormals, which hardware may flush or not, are less than half of it: their code
@@ -13,6 +14,9 @@ LEAST_OFFSET = 2.0**-100
 # Binary digits of a scale whose products with codes, of three digits, are exact in float32's 24.
 # What is added to such a product is rounded once, fused or not.
 EXACT_DIGITS = 21
+# The share of half a range that a step is, 2/15. As a float32 it is rounded up, for float64 too, so
+# that the step beside a least value of 0 covers the greatest one: zeros then decode to 0.
+STEP_OF_HALF = float(np.float32(2 / 15))
 
 
 def wide_dtype(dtype):
@@ -28,13 +32,13 @@ def greatest(x, axes):
     return lax.bitcast_convert_type(jnp.max(bits, axes, initial=0), x.dtype)
 
 
-def scale_of(greatest, dtype, stochastic: bool, digits: int = 24):
+def scale_of(greatest, dtype, stochastic: bool):
     """Returns the scale that is stored for a greatest |x|: an eighth of it, rounded up.
 
     Where rounding is stochastic it is a seventh, since at an eighth the greatest value would be
     clipped, which is a bias. It is a product, which XLA would make of a division anyhow.
     """
-    return round_up(greatest * (1 / 7 if stochastic else 1 / 8), dtype, digits)
+    return round_up(greatest * (1 / 7 if stochastic else 1 / 8), dtype)
 
 
 def round_up(scale, dtype, digits: int = 24):
@@ -53,6 +57,32 @@ def round_up(scale, dtype, digits: int = 24):
     up = lax.bitcast_convert_type(bits, jnp.float32)
     up = jnp.where(scale < LEAST, 0.0, jnp.where(up < jnp.inf, up, jnp.nan))
     return up.astype(dtype)
+
+
+def offset_of(high, low, dtype):
+    """Returns the offset that is stored for finite values from `low` to `high`, in their dtype:
+    eight steps above `low`, where a step is a fifteenth of the range, rounded up as a scale is.
+
+    It is rounded to the nearest number of `dtype` (bfloat16 or float32), and is 0 where it is tiny,
+    and where the distance to it would be infinite.
+    """
+    # Halves, since the range may be infinite. Their products are exact or rounded by `round_up`
+    # before they are added: a fused multiply-add gives the same.
+    step = round_up((high / 2 - low / 2) * STEP_OF_HALF, dtype, EXACT_DIGITS).astype(low.dtype)
+    limit = float(jnp.finfo(dtype).max)
+    near = jnp.clip((low / 2 + 4 * step) * 2, -limit, limit)
+    # As in `round_up`, XLA may not drop this rounding, as it may a pair of conversions.
+    near = lax.reduce_precision(near, 8, jnp.finfo(dtype).nmant)
+    far = near / 2 - low / 2 > float(jnp.finfo(low.dtype).max) / 2
+    return jnp.where((jnp.abs(near) < LEAST_OFFSET) | far, 0, near)
+
+
+def scale_beside(offset, high, low, dtype):
+    """Returns the scale that is stored beside a stored offset, of EXACT_DIGITS: the least by which
+    codes -8 to 7 cover `low` to `high`.
+    """
+    above, below = (high / 2 - offset / 2) * (2 / 7), (offset / 2 - low / 2) / 4
+    return round_up(jnp.maximum(above, below), dtype, EXACT_DIGITS)
 
 
 def inverse(scale):

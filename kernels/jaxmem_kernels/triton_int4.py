@@ -13,7 +13,7 @@ within the tensor. Reads beyond it give 0, or in a flat tensor the last value ag
 import triton
 import triton.language as tl
 
-from jaxmem_kernels.triton_rounding import greatest_of, noise, rounded_offset, rounded_up
+from jaxmem_kernels.triton_rounding import greatest_of, noise, offset_of, scale_beside, scale_of
 
 # 1.5 · 2^23, beside which a float has no fraction: adding it rounds to the nearest integer, which
 # is then in the sum's lowest bits.
@@ -35,22 +35,8 @@ def encode(
     """`quantize`; K: groups to a row; RAGGED: `x` is flat, and its last group lacks values."""
     first = tl.program_id(0).to(tl.int64) * R
     low, high = _halves(x, n, first, G, R, RAGGED)
-    _encode(
-        low,
-        high,
-        low,
-        high,
-        greatest_of(low, high),
-        n,
-        first,
-        codes,
-        scales,
-        K,
-        G,
-        R,
-        STOCHASTIC,
-        0,
-    )
+    s = scale_of(greatest_of(low, high), STOCHASTIC, scales.dtype.element_ty == tl.bfloat16)
+    _encode(low, high, low, high, s, n, first, codes, scales, K, G, R, STOCHASTIC)
 
 
 @triton.jit
@@ -71,15 +57,15 @@ def encode_offset(
     low, high = _halves(x, n, first, G, R, RAGGED)
     most, least = tl.max(tl.maximum(low, high), 1), tl.min(tl.minimum(low, high), 1)
     finite = greatest_of(low, high) < float("inf")  # false for NaN too
-    offset = rounded_offset(most * 0.5 + least * 0.5, offsets.dtype.element_ty == tl.bfloat16)
-    offset = tl.where(finite, offset, float("nan"))
+    BF16: tl.constexpr = offsets.dtype.element_ty == tl.bfloat16
+    offset = tl.where(finite, offset_of(most, least, BF16), float("nan"))
+    s = tl.where(finite, scale_beside(offset, most, least, BF16), float("nan"))
     r, o = tl.arange(0, R), offset[:, None]
     tl.store(
         offsets + first + r, offset.to(offsets.dtype.element_ty), mask=r < tl.cdiv(n, G) - first
     )
-    ends = tl.where(finite, tl.maximum(most - offset, offset - least), float("nan"))
-    # 7: three bits fewer, `rounding.EXACT_DIGITS`. The random bits come from x itself.
-    _encode(low - o, high - o, low, high, ends, n, first, codes, scales, K, G, R, STOCHASTIC, 7)
+    # The random bits come from x itself.
+    _encode(low - o, high - o, low, high, s, n, first, codes, scales, K, G, R, STOCHASTIC)
 
 
 @triton.jit
@@ -104,22 +90,8 @@ def encode_without(
     channel = ((first % (C // G)).to(tl.int32) + r) % (C // G) * G + h
     low = tl.where(tl.load(taken + channel) != 0, 0.0, low)
     high = tl.where(tl.load(taken + channel + G // 2) != 0, 0.0, high)
-    _encode(
-        low,
-        high,
-        low,
-        high,
-        greatest_of(low, high),
-        n,
-        first,
-        codes,
-        scales,
-        C // G,
-        G,
-        R,
-        STOCHASTIC,
-        0,
-    )
+    s = scale_of(greatest_of(low, high), STOCHASTIC, scales.dtype.element_ty == tl.bfloat16)
+    _encode(low, high, low, high, s, n, first, codes, scales, C // G, G, R, STOCHASTIC)
 
 
 @triton.jit
@@ -265,7 +237,7 @@ def _encode(
     y_high,
     low,
     high,
-    greatest,
+    s,
     n,
     first,
     codes,
@@ -274,19 +246,14 @@ def _encode(
     G: tl.constexpr,
     R: tl.constexpr,
     STOCHASTIC: tl.constexpr,
-    SPARE: tl.constexpr,
 ):
-    """Stores the codes and the scales of y, an (R, H) tile of each half.
+    """Stores the scales, and by them the codes of y, an (R, H) tile of each half.
 
     low, high: the values themselves, which random bits are hashed from.
-    greatest: (R,), the greatest |y| of each group.
+    s: (R,), each group's scale, rounded already.
     K: groups to a row.
-    SPARE: a mask of the lowest bits that float32 scales go without.
     """
     H: tl.constexpr = G // 2
-    # bfloat16 has the upper 16 of float32's bits.
-    below: tl.constexpr = 0xFFFF if scales.dtype.element_ty == tl.bfloat16 else SPARE
-    s = rounded_up(greatest, 1 / 7 if STOCHASTIC else 1 / 8, below)
     by = _inverse(s)[:, None]
     r, h = tl.arange(0, R), tl.arange(0, H)
     at = r[:, None] * H + h[None, :]

@@ -3,9 +3,14 @@
 import triton
 import triton.language as tl
 
-# The first two are those of `rounding`; a kernel may read no globals but constexprs.
-LEAST = tl.constexpr(2.0**-125)
-LEAST_OFFSET = tl.constexpr(2.0**-100)
+from jaxmem_kernels import rounding
+
+# A kernel may read no globals but constexprs.
+LEAST = tl.constexpr(rounding.LEAST)
+LEAST_OFFSET = tl.constexpr(rounding.LEAST_OFFSET)
+# A mask of float32's lowest bits, those that numbers of EXACT_DIGITS go without.
+SPARE = tl.constexpr((1 << (24 - rounding.EXACT_DIGITS)) - 1)
+STEP_OF_HALF = tl.constexpr(rounding.STEP_OF_HALF)
 LARGEST = tl.constexpr(3.4028234663852886e38)  # of float32
 LARGEST_BF16 = tl.constexpr(3.3895313892515355e38)
 
@@ -20,29 +25,40 @@ def greatest_of(low, high):
 
 
 @triton.jit
-def rounded_up(greatest, SHARE: tl.constexpr, BELOW: tl.constexpr):
-    """`scale_of`: the scale that is stored for a greatest |x|.
-
-    SHARE: which share of it the scale is.
-    BELOW: a mask of float32's lowest bits, those that are not stored.
-    """
-    exact = greatest * SHARE
-    # As integers: adding the mask carries into the stored bits unless those below are all 0.
-    up = ((exact.to(tl.int32, bitcast=True) + BELOW) & (-1 - BELOW)).to(tl.float32, bitcast=True)
-    finite = (exact < float("inf")) & (up < float("inf"))
-    return tl.where(exact < LEAST, 0.0, tl.where(finite, up, float("nan")))
+def scale_of(greatest, STOCHASTIC: tl.constexpr, BF16: tl.constexpr):
+    """`rounding.scale_of`. BF16: the scale is stored as bfloat16, else float32."""
+    return _rounded_up(greatest * (1 / 7 if STOCHASTIC else 1 / 8), BF16, 0)
 
 
 @triton.jit
-def rounded_offset(exact, BF16: tl.constexpr):
-    """The offset that is stored for a finite one. BF16: it is stored as bfloat16, else float32."""
+def offset_of(high, low, BF16: tl.constexpr):
+    """`rounding.offset_of`. BF16: the offset is stored as bfloat16, else float32."""
+    step = _rounded_up((high * 0.5 - low * 0.5) * STEP_OF_HALF, BF16, SPARE)
     limit: tl.constexpr = LARGEST_BF16 if BF16 else LARGEST
-    near = tl.minimum(tl.maximum(exact, -limit), limit)
+    near = tl.minimum(tl.maximum((low * 0.5 + step * 4) * 2, -limit), limit)
     if BF16:
         # To the nearest of the upper 16 bits, and in a tie to the even one.
         bits = near.to(tl.int32, bitcast=True)
         near = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
-    return tl.where(tl.abs(near) < LEAST_OFFSET, 0.0, near)
+    far = near * 0.5 - low * 0.5 > LARGEST * 0.5
+    return tl.where((tl.abs(near) < LEAST_OFFSET) | far, 0.0, near)
+
+
+@triton.jit
+def scale_beside(offset, high, low, BF16: tl.constexpr):
+    """`rounding.scale_beside`. BF16: the scale is stored as bfloat16, else float32."""
+    above, below = (high * 0.5 - offset * 0.5) * (2 / 7), (offset * 0.5 - low * 0.5) * 0.25
+    return _rounded_up(tl.maximum(above, below), BF16, SPARE)
+
+
+@triton.jit
+def _rounded_up(exact, BF16: tl.constexpr, UNUSED: tl.constexpr):
+    """`rounding.round_up`. UNUSED: a mask of the lowest bits that a float32 goes without."""
+    below: tl.constexpr = 0xFFFF if BF16 else UNUSED  # bfloat16 has the upper 16
+    # As integers: adding the mask carries into the stored bits unless those below are all 0.
+    up = ((exact.to(tl.int32, bitcast=True) + below) & (-1 - below)).to(tl.float32, bitcast=True)
+    finite = (exact < float("inf")) & (up < float("inf"))
+    return tl.where(exact < LEAST, 0.0, tl.where(finite, up, float("nan")))
 
 
 @triton.jit

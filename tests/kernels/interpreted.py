@@ -22,7 +22,7 @@ FLAT = "(5003,)", "(8191,)"
 
 def hard(shape, dtype, group: int):
     """Ordinary values; groups that are equal, zero, denormal, huge, or hold inf or NaN; outliers at
-    a group's ends; ties.
+    a group's ends; ties; a peak among zeros; ranges that are tiny, infinite, or nearly denormal.
     """
     rng = np.random.default_rng(len(shape) + group)
     x = rng.normal(size=shape).astype(np.float32)
@@ -39,7 +39,7 @@ def hard(shape, dtype, group: int):
     ]
     with np.errstate(over="ignore"):
         for number, start in enumerate(range(group, flat.size - group + 1, 2 * group)):
-            part, which = flat[start : start + group], number % 14
+            part, which = flat[start : start + group], number % 18
             if which < 7:
                 part[:] = fills[which]
             elif which == 7:
@@ -49,8 +49,17 @@ def hard(shape, dtype, group: int):
             elif which == 12:
                 part[:] = rng.integers(-16, 17, group) / 2  # ties, at a scale of one
                 part[0] = 8
-            else:
+            elif which == 13:
                 part[: group // 2] = float(info.max)
+            elif which == 14:
+                part[:] = np.linspace(-float(info.max), float(info.max), group)
+            elif which == 15:
+                part[:], part[rng.integers(group)] = 0, 1
+            elif which == 16:
+                part[:] = 1000 + rng.integers(-4, 5, group) / 8
+            else:
+                part[:] = np.ldexp(part, rng.integers(-120, -95, group))
+                part[np.abs(part) < 2.0**-126] = 0  # what hardware may flush
         return jnp.asarray(x).astype(dtype)
 
 

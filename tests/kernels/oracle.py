@@ -4,6 +4,7 @@ import numpy as np
 
 DIGITS = {"bfloat16": 8, "float32": 24}  # of the significand
 LEAST, LEAST_OFFSET = 2.0**-125, 2.0**-100
+TWO_15THS = 8947849 * 2.0**-26  # rounded up, to float32's digits
 
 
 def _rounded(value, digits: int, rounding) -> float:
@@ -13,25 +14,37 @@ def _rounded(value, digits: int, rounding) -> float:
 
 def symmetric(group: np.ndarray, scale: str) -> tuple[np.ndarray, float]:
     """Codes and scale of one group of finite float32 or float64 values."""
-    return _codes(group, np.abs(group).max() / 8, DIGITS[scale])
+    stored = _stored(np.abs(group).max() / 8, DIGITS[scale])
+    return _codes(group, stored), stored
 
 
 def asymmetric(group: np.ndarray, scale: str) -> tuple[np.ndarray, float, float]:
     """Codes, scale and offset of one group of finite float32 or float64 values."""
-    offset = _rounded(group.max() / 2 + group.min() / 2, DIGITS[scale], np.rint)
-    offset = offset if abs(offset) >= LEAST_OFFSET else 0.0
-    distance = group - group.dtype.type(offset)
-    return *_codes(
-        distance, np.abs(distance).max() / 8, min(DIGITS[scale], 21)
-    ), offset  # whose product with a code is exact
+    number, digits = group.dtype.type, DIGITS[scale]
+    of_scale = min(digits, 21)  # whose product with a code is exact
+    high, low = group.max() / number(2), group.min() / number(2)
+    step = number(_stored((high - low) * number(TWO_15THS), of_scale))
+    offset = _rounded((low + step * number(4)) * number(2), digits, np.rint)
+    limit = 2.0**128 - 2.0 ** (128 - digits)
+    offset = min(max(offset, -limit), limit)
+    offset = number(offset if abs(offset) >= LEAST_OFFSET else 0)
+    with np.errstate(over="ignore"):
+        offset = offset if np.isfinite(offset - group.min()) else number(0)
+        distance = group - offset
+    above = (high - offset / number(2)) * (number(2) / number(7))
+    below = (offset / number(2) - low) / number(4)
+    stored = _stored(max(above, below), of_scale)
+    return _codes(distance, stored), stored, float(offset)
 
 
-def _codes(distance, exact, digits: int):
-    stored = _rounded(exact, digits, np.ceil) if exact >= LEAST else 0.0
-    q = np.zeros(distance.shape, int)
-    if stored:
-        q = np.clip(np.rint(distance * (1 / distance.dtype.type(stored))), -8, 7).astype(int)
-    return q, stored
+def _stored(exact, digits: int) -> float:
+    return _rounded(exact, digits, np.ceil) if exact >= LEAST else 0.0
+
+
+def _codes(distance, stored: float) -> np.ndarray:
+    if not stored:
+        return np.zeros(distance.shape, int)
+    return np.clip(np.rint(distance * (1 / distance.dtype.type(stored))), -8, 7).astype(int)
 
 
 def outliers(x: np.ndarray) -> list[int]:
