@@ -1,0 +1,119 @@
+"""Are bytes right before anything is compiled? Walks through traced steps, beside compiled ones.
+
+    python -m benchmarks.walk
+
+For each model of `benchmarks/foreign.py`, for the CPU at hand and for an H200, under
+`jaxmem.auto`: the step as it is, every tag recomputed, and two assignments that are drawn at random
+(half of the tags recomputed, the others under any action that is no transfer). `error` is what the
+walk says of the whole step on the device against what it compiles to. The walk was written looking
+at gpt_nano, gpt_117m and bert_base, and at a part of these models on the CPU; none of its numbers
+is fitted to any of them.
+
+`loop` says whether the program loops over its layers: where a Python loop repeats them, XLA fuses
+and orders across layers, and less is known.
+"""
+
+import random
+import statistics
+import warnings
+
+import jax
+
+import jaxmem
+from benchmarks.foreign import MODELS, SIZES, shapes, step_of
+from benchmarks.shared.case import AnyTimes
+from benchmarks.shared.results import Report
+from jaxmem._core.actions import ALL, RECOMPUTE, Actions
+from jaxmem._core.assignment import Assignment
+from jaxmem._device.support import allowed_actions
+from jaxmem._device.target import Target
+from jaxmem._liveness.walk import temporary_bytes
+from jaxmem._profile.profile import profile
+from jaxmem._search.compile import CompiledStep, StepCompiler
+from jaxmem._solver.problem import Problem
+from jaxmem._xla.backend import Backend, Deviceless, Local
+
+TARGETS = ("local", "h200")
+LOOPS = ("scan", "microbatches", "names twice", "mixture", "encoder", "recurrent")
+RANDOM = 2
+
+
+def assignments(steps: StepCompiler, backend: Backend) -> dict[str, Actions]:
+    """By name; the step as it is first."""
+    allowed, _ = allowed_actions(ALL, backend.target)
+    here = [a for a in allowed if not a.offloads]
+    jaxpr = steps.trace(Assignment.nothing()).jaxpr
+    made = profile(jaxpr, backend, actions=here, database=backend.database)
+    steps.idle_blocks = made.idle_blocks
+    found = {"as it is": made.everything_kept, "recomputed": {b.name: {} for b in made.blocks}}
+    rng = random.Random(0)
+    for i in range(RANDOM):
+        actions: Actions = {b.name: {} for b in made.blocks}
+        for (block, tag), choices in Problem(made).open_choices().items():
+            actions[block][tag] = rng.choice(choices) if rng.random() < 0.5 else RECOMPUTE
+        found[f"random {i}"] = actions
+    return found
+
+
+def walked(steps: StepCompiler, actions: Actions, on_gpu: bool) -> int:
+    """Bytes beside the arguments."""
+    traced = steps.trace(steps.plan_of(actions))
+    donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
+    return temporary_bytes(traced.jaxpr, donated, on_gpu=on_gpu)
+
+
+def run(report: Report, name: str, backend: Backend) -> None:
+    target = backend.target
+    loss, params, rest = MODELS[name](SIZES[target.name])
+    args = shapes((params, *rest))
+    steps = StepCompiler(jaxmem.auto(step_of(loss)), args, backend)
+    key = lambda which: f"{name}, {target.name}, {which}"
+    todo = {k: a for k, a in assignments(steps, backend).items() if not report.has(key(k))}
+    for which, actions in todo.items():
+        (step,) = steps.attempt(actions)
+        if not isinstance(step, CompiledStep):
+            continue
+        told = walked(steps, actions, target.platform == "cuda") + step.compiled.argument_bytes
+        total = step.compiled.total_bytes
+        row = {"walked": told, "compiled": total, "error": told / total - 1}
+        report.add(key(which), row | {"loop": any(word in name for word in LOOPS)})
+
+
+def of_errors(rows: list[dict]) -> dict:
+    errors = sorted(abs(r["error"]) for r in rows)
+    return {
+        "points": len(rows),
+        "median error": statistics.median(errors),
+        "90 % are within": errors[int(0.9 * (len(errors) - 1))],
+        "worst": errors[-1],
+        "median, with its sign": statistics.median(r["error"] for r in rows),
+    }
+
+
+def summary(report: Report) -> dict:
+    rows = report.results
+    chosen = lambda target, loop: [
+        r for k, r in rows.items() if f", {target}, " in k and r["loop"] == loop
+    ]
+    ways = {True: "a loop over layers", False: "a Python loop"}
+    return {
+        f"{target}, {ways[loop]}": of_errors(chosen(target, loop))
+        for target in TARGETS
+        for loop in (True, False)
+    }
+
+
+def main() -> None:
+    report = Report("walk")
+    warnings.simplefilter("ignore")
+    database = AnyTimes()
+    for name in MODELS:
+        with Local(Target.parse("local"), database) as backend:
+            run(report, name, backend)
+        with Deviceless(Target.parse("h200"), database) as backend:
+            run(report, name, backend)
+    report.summarise(summary(report))
+
+
+if __name__ == "__main__":
+    main()
