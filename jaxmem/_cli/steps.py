@@ -93,6 +93,8 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def explain(args: argparse.Namespace) -> int:
+    if args.beside and args.plan is None:
+        raise JaxmemError("--beside: everything kept stands beside a plan; name one by --plan FILE")
     chosen = None if args.plan is None else Plan.load(args.plan)
     with _prints_apart(args):
         build, arguments = _entry(args)
@@ -100,10 +102,12 @@ def explain(args: argparse.Namespace) -> int:
         target = args.target or (chosen.target if chosen else "local")
         with progress():
             LOG.info("compiling the step, and reading its buffers")
-            found = make_explanation(build, *arguments, plan=chosen, target=target)
+            found = make_explanation(
+                build, *arguments, plan=chosen, target=target, beside=args.beside
+            )
     if args.json:
         told = {"layers": [dataclasses.asdict(layer) for layer in layers]} if args.auto else {}
-        print_json(told | dataclasses.asdict(found))
+        print_json(told | found.to_json())
     else:
         for layer in layers:
             say(f"{layer}\n")

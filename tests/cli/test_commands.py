@@ -63,6 +63,13 @@ def test_a_step_is_explained(folder, capsys):
     assert run("explain steps:tiny --json") == 0
     explained = json.loads(capsys.readouterr().out)
     assert sum(part["bytes"] for part in explained["parts"]) == explained["total_bytes"]
+    (folder / "nothing.json").write_text('{"block": {"h": "recompute"}}')
+    assert run("plan steps:tiny --policy nothing.json --out plan.json") == 0
+    capsys.readouterr()
+    assert run("explain steps:tiny --plan plan.json --beside") == 0
+    out = capsys.readouterr().out
+    assert out.count("▼") == 2
+    assert out.index("under the plan:") < out.index("everything kept:")
 
 
 def test_a_step_as_it_is_is_planned_verified_and_explained(folder, capsys):
