@@ -73,6 +73,8 @@ def run(
         _announce(ready)
         if ready.plan is not None:
             results.plan(ready.plan)
+        if ready.explained is not None:
+            results.explained(ready.explained)
         t = config.train
         progress = Progress(t.steps, t.log_every, experiment.unit, experiment.count(config))
 

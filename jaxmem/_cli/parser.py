@@ -139,6 +139,7 @@ def _of_a_step(command) -> None:
     one.add_argument(
         "--beside", action="store_true", help="explain everything kept too, beside the plan"
     )
+    one.add_argument("--out", metavar="FILE", help="write it here, as JSON")
     one.add_argument(
         "--target", metavar="T", help=TARGET.replace("(default)", "(default: the plan's, or this)")
     )

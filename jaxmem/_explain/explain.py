@@ -19,7 +19,7 @@ from jaxmem._device.target import Target
 from jaxmem._explain.names import Arguments, expected, name_saved, operation, show_array
 from jaxmem._explain.over_time import elsewhere, live
 from jaxmem._explain.rows import Row, added_up, without
-from jaxmem._hlo.buffers import Held, Peak
+from jaxmem._hlo.held import Held, Peak
 from jaxmem._jax.arguments import shards_of
 from jaxmem._jax.step import trace, with_microbatches
 from jaxmem._memory.explanation import Explanation, Part
@@ -162,7 +162,9 @@ def _explanation(
     target, plan: what it was compiled for, and under which plan.
     """
     # The loops over layers, known by the stacks of saved tensors that they hand on.
-    layers = {loop for h in names for loop in h.handed_on if len(h.shape) > 1}
+    handed_on = [(h, h.handed_on) for h in names]
+    handed_on += [(x.held, x.handed_on) for x in full.history.lives if x.held in names]
+    layers = {loop for h, loops in handed_on if len(h.shape) > 1 for loop in loops}
     # (kind, part, item, bytes) of each buffer, by whether it is in host memory.
     rows: dict[bool, list[Row]] = {False: [], True: []}
     place = lambda h: _place(h, names, layers, arguments)

@@ -42,14 +42,13 @@ def load(path: str | os.PathLike) -> Explanation:
 
 
 def _explanation(data: Any, at: str) -> Explanation:
-    sizes = {name: _size(_of(data, name, at), f"{at}.{name}") for name in _SIZES}
-    texts = {name: _text(_of(data, name, at), f"{at}.{name}") for name in _TEXTS}
+    fields: dict[str, Any] = {n: _size(_of(data, n, at), f"{at}.{n}") for n in _SIZES}
+    fields |= {n: _text(_of(data, n, at), f"{at}.{n}") for n in _TEXTS}
     live, beside = data.get("live"), data.get("beside")
     if at and beside is not None:  # one stands beside another, and none beside that
         raise _Broken(f"{at}.beside", beside, "null")
     return Explanation(
-        **sizes,
-        **texts,
+        **fields,
         parts=_list(data, "parts", at, _part),
         host_parts=_list(data, "host_parts", at, _part),
         live=None if live is None else _live(live, f"{at}.live"),
@@ -69,8 +68,11 @@ def _item(data: Any, at: str) -> Item:
 
 
 def _live(data: Any, at: str) -> Live:
-    sizes = (_size(_of(data, k, at), f"{at}.{k}") for k in ("instructions", "total_bytes"))
-    found = Live(*sizes, _list(data, "parts", at, _series), _list(data, "phases", at, _phase))
+    instructions, total = (
+        _size(_of(data, name, at), f"{at}.{name}") for name in ("instructions", "total_bytes")
+    )
+    parts, found_phases = _list(data, "parts", at, _series), _list(data, "phases", at, _phase)
+    found = Live(instructions, total, parts, found_phases)
     ends = [-1, *(phase.last for phase in found.phases)]
     if not found.parts or not found.phases:
         raise _Broken(at, data, "`parts` and `phases`, at least one of each")

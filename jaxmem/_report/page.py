@@ -10,6 +10,7 @@ from jaxmem._plan.text import SOURCES as WHOLE
 from jaxmem._plan.text import of_each, pace
 from jaxmem._report.bars import memory_figure, runs_figure, strip_figure
 from jaxmem._report.curves import loss_figure, time_figure
+from jaxmem._report.live import live_figure
 from jaxmem._report.svg import breakable, escape, show_ms
 from jaxmem._report.tables import again, measured, table, why
 from jaxmem._runs.read import Run
@@ -19,6 +20,11 @@ SOURCES = {
     "xla": "XLA's estimates",
     "roofline": "estimated by a roofline",
 }
+
+OVER_TIME = (
+    "Device bytes in use over the schedule of the compiled step, by XLA's account of it: no"
+    " measurement, and not to scale in time."
+)
 
 Tile = tuple[str, str, str]  # what, how much, and beside what
 
@@ -146,6 +152,10 @@ def _about(run: Run) -> Iterable[str]:
         )
         text = "The fastest plan at every budget, as the planner predicts it."
         yield _section("Time against budget", time_figure(plan), text) + "</div>"
+    if run.explained is not None:
+        budget = plan.budget_bytes if plan else None
+        yield _section("Memory over the step", live_figure(run.explained, budget), OVER_TIME)
+    if plan is not None:
         yield _section(
             "Plan",
             strip_figure(plan),

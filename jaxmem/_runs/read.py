@@ -10,10 +10,13 @@ import pathlib
 import reprlib
 from typing import Any, NoReturn, TypeGuard
 
+from jaxmem._memory.explanation import Explanation
+from jaxmem._memory.file import load
 from jaxmem._plan.plan import Plan
 from jaxmem.errors import PlanFileError
 
 PLAN, METRICS, SUMMARY = "plan.json", "metrics.jsonl", "summary.json"
+EXPLAINED = "explained.json"
 # fields of a summary that the page shows, and so are checked; others may hold anything
 _NUMBERS = (
     "first_loss", "final_loss", "val_loss", "tokens_per_second", "steps", "compiled_bytes",
@@ -31,12 +34,14 @@ class Run:
     plan: the plan under which it trained, or None where it trained without one.
     losses: (step, loss) in the file's order; the loss is nan where a row has none.
     summary: what summary.json holds, as `Record.summary` was given it.
+    explained: what `jaxmem.explain` told of its step, or None.
     """
 
     name: str
     plan: Plan | None
     losses: tuple[tuple[float, float], ...] = ()
     summary: dict[str, Any] = dataclasses.field(default_factory=dict)
+    explained: Explanation | None = None
 
     def number(self, key: str) -> float | None:
         """A number of the summary, or None where it is missing or not finite."""
@@ -64,13 +69,15 @@ def read(source: str | os.PathLike) -> Run:
 
 
 def results(folder: str | os.PathLike, plan: Plan | None) -> Run:
-    """Reads what a folder holds beside its plan, and returns both as a run. Summary and metrics may
-    be missing.
+    """Reads what a folder holds beside its plan, and returns both as a run. Every file may be
+    missing.
     """
     folder = pathlib.Path(folder)
     summary = _summary(folder / SUMMARY) if (folder / SUMMARY).exists() else {}
     losses = _losses(folder / METRICS) if (folder / METRICS).exists() else ()
-    return Run(str(summary.get("config") or folder.absolute().name), plan, losses, summary)
+    explained = load(folder / EXPLAINED) if (folder / EXPLAINED).exists() else None
+    name = str(summary.get("config") or folder.absolute().name)
+    return Run(name, plan, losses, summary, explained)
 
 
 def told_apart(runs: list[Run], sources: list[str]) -> list[Run]:

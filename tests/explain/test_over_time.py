@@ -10,7 +10,7 @@ import pytest
 
 from jaxmem._core.actions import KEEP, RECOMPUTE
 from jaxmem._explain.explain import explain
-from jaxmem._hlo.buffers import POINTS
+from jaxmem._hlo.held import POINTS
 from jaxmem._memory.explanation import Explanation
 from jaxmem._memory.file import load
 from jaxmem._memory.live import Live

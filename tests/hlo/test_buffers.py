@@ -8,7 +8,8 @@ import random
 
 import pytest
 
-from jaxmem._hlo.buffers import POINTS, Peak, peak
+from jaxmem._hlo.buffers import peak
+from jaxmem._hlo.held import POINTS, Peak
 from jaxmem._hlo.proto import read
 from jaxmem.errors import StepError
 

@@ -205,6 +205,8 @@ OF_FILES = [
     ("verify local.json steps:tiny", "the plan is for another model.*plan this model anew"),
     ("verify local.json steps:no_block", "the step has no block"),
     ("explain steps:tiny --plan absent.json", "cannot read 'absent.json'"),
+    ("explain steps:tiny --plan local.json --out local.json", "--out: 'local.json' is the plan"),
+    ("explain steps:tiny --out steps.py", "--out: 'steps.py' is the step's own code"),
     ("explain steps:tiny --beside", "--beside: everything kept stands beside a plan"),
     ("explain steps:tiny --plan ''", "cannot read ''"),
     ("explain steps:tiny --plan other.json", "field `schema`: got 99"),

@@ -74,7 +74,7 @@ def runs(compiled, text, tmp_path_factory):
         assert run(text, UNPLANNED, out=outs["unplanned"]) == 0
     with user_numerics():
         budget = read(outs["unplanned"])[0]["compiled_bytes"] * 7 // 10
-        assert run(text, f"plan.budget={budget}", out=outs["planned"]) == 0
+        assert run(text, f"plan.budget={budget}", "plan.explain=true", out=outs["planned"]) == 0
         assert run(text, f"plan.path={outs['planned'] / 'plan.json'}", out=outs["replayed"]) == 0
     return outs, budget
 
@@ -112,7 +112,7 @@ def test_a_planned_run_keeps_its_budget_and_the_unplanned_losses(runs, name):
         "summary.json",
         "plan.json",
         "report.html",
-    }
+    } | ({"explained.json"} if name == "planned" else set())
 
 
 def test_a_planned_run_leaves_a_page_about_itself(runs):
@@ -122,6 +122,7 @@ def test_a_planned_run_leaves_a_page_about_itself(runs):
         "Training loss against step",
         "Validation loss",
         "Time against budget",
+        "Memory over the step",
         "attn_out_mask",
     ):
         assert text in page
