@@ -46,7 +46,7 @@ class Record:
         Arguments:
           step: the step's number, which is the page's horizontal axis.
           numbers: scalars by name, such as loss=5.5, Python's, NumPy's or JAX's; what is not
-            finite is written as null.
+            finite is written as null. The page shows `loss` and `step_seconds`, what a step took.
 
         Raises RunError if it cannot be written.
         """
