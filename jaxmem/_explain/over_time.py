@@ -15,8 +15,9 @@ def elsewhere(full: Peak) -> Peak:
     yet, where memory is fullest: tags may have saved it.
     """
     history, at_peak = full.history, set(full.held)
-    found = phases(history.ops, history.loops)
-    begins = next((phase.first for phase in found if phase.name == "backward"), None)
+    backward = [p for p in phases(history.ops, history.loops) if p.name == "backward"]
+    # Where a loop goes back over the layers, stacks may be copied for it after the forward.
+    begins = next((p.first for p in [*(p for p in backward if p.loop), *backward]), None)
     if begins is None:
         return Peak("", (), ())
     others = [life for life in history.lives if life.held not in at_peak]

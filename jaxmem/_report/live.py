@@ -134,7 +134,7 @@ def _table(drawn: Sequence[tuple[str, Live]], bands: Sequence[Sequence[_Band]]) 
     """What each colour holds at the peak of each program, and what is free then."""
     names = {band.css: band.name for own in bands for band in own}
     order = [f"l-{kind}" for kind in ("arguments", "outputs")]
-    order += [css for css in names if css.startswith("l-t")]
+    order += sorted(css for css in names if css.startswith("l-t"))  # "l-tags" is last
     rows = [css for css in dict.fromkeys([*order, *names]) if css in names]
     lines = []
     for css in rows:

@@ -9,10 +9,11 @@ from jaxmem._plan.text import of_each, pace
 from jaxmem._report.bars import memory_figure, runs_figure, strip_figure
 from jaxmem._report.courses import loss_figure, pace_figure
 from jaxmem._report.curves import time_figure
+from jaxmem._report.grid import curve_grid, runs_grid
 from jaxmem._report.live import live_figure
 from jaxmem._report.svg import breakable, escape
 from jaxmem._report.tables import again, measured, table, why
-from jaxmem._report.tiles import difference, error, facts, tiles, without_a_plan
+from jaxmem._report.tiles import KEPT, difference, error, facts, tiles, without_a_plan
 from jaxmem._runs.read import Run
 
 OVER_TIME = (
@@ -30,20 +31,23 @@ def page(runs: Sequence[Run], command: str) -> str:
     """The whole document. `command` is the command or the call that makes the page anew."""
     many = len(runs) > 1
     title = f"{len(runs)} runs" if many else runs[0].name
-    loss = loss_figure(runs)
     body = [
         f'<header><p class="brand">jaxmem report</p><h1>{escape(title)}</h1><p'
-        f' class="lead">{_lead(runs)}</p></header>',
-        _compared(runs) if many else tiles(runs[0]),
-        _section("Loss", loss),
-        _section("Time of a step", pace_figure(runs), PACE),
-        _section("Memory of each run", runs_figure(runs), "Device bytes of the compiled step.")
-        if many
-        else "",
+        f' class="lead">{_lead(runs)}</p></header>'
     ]
-    for run in runs:
-        body += [f'<h2 class="run">{escape(run.name)}</h2>' + tiles(run)] if many else []
-        body += _about(run)
+    course = _beside(
+        _section("Time of a step", pace_figure(runs), PACE), _section("Loss", loss_figure(runs))
+    )
+    if many:
+        text = "Device bytes of the compiled step."
+        body += [_compared(runs), _section("Memory of each run", runs_figure(runs), text), course]
+        body.append(_section("The plans", runs_grid(runs), "What becomes of each tensor."))
+        for run in runs:
+            body.append(f'<h2 class="run">{escape(run.name)}</h2>{tiles(run)}')
+            body += [*_memory_and_time(run), *_rest(run)]
+    else:
+        (run,) = runs
+        body += [tiles(run), *_memory_and_time(run), course, *_rest(run)]
     body.append(_made(command))
     style = pathlib.Path(__file__).with_name("style.css").read_text()
     return (
@@ -76,36 +80,50 @@ def _compared(runs: Sequence[Run]) -> str:
     def of(run: Run) -> dict[str, str]:
         off = {"Prediction off by": f"{error(run.plan):+.1f} %"} if run.plan else {}
         target = run.plan.target if run.plan else run.summary.get("target") or "–"
-        return (
-            {"Run": run.name, "Target": target} | {what: size for what, size, _ in facts(run)} | off
-        )
+        found = {what: _told(what, size, beside) for what, size, beside in facts(run)}
+        return {"Run": run.name, "Target": target} | found | off
 
     told = [of(run) for run in runs]
-    names = list(dict.fromkeys(what for fact in told for what in fact))
+    names = [
+        what
+        for what in dict.fromkeys(what for fact in told for what in fact)
+        if {fact.get(what, "0 B") for fact in told} != {"0 B"}
+    ]  # no host memory anywhere
     rows = ([breakable(fact.get(name, "–")) for name in names] for fact in told)
-    return f"<section>{table(names, rows, 'compare')}</section>"
+    return f'<section class="scroll">{table(names, rows, "compare")}</section>'
 
 
-def _about(run: Run) -> Iterable[str]:
-    if (plan := run.plan) is not None:
-        yield '<div class="pair">'
-        yield _section(
-            "Memory",
-            memory_figure(plan),
-            f"Device bytes of the whole step. {difference(plan, whole=True)}",
-        )
+def _told(what: str, size: str, beside: str) -> str:
+    """A number in a comparison, which is called predicted or measured where its column does not."""
+    return f"{size}, {beside.partition(':')[0]}" if what == KEPT else size
+
+
+def _memory_and_time(run: Run) -> Iterable[str]:
+    plan = run.plan
+    if plan is not None:
+        text = f"Device bytes of the whole step. {difference(plan, whole=True)}"
+        memory = _section("Memory", memory_figure(plan), text)
         text = "The fastest plan at every budget, as the planner predicts it."
-        yield _section("Time against budget", time_figure(plan), text) + "</div>"
+        yield _beside(memory, _section("Time against budget", time_figure(plan), text))
     if run.explained is not None:
         budget = plan.budget_bytes if plan else None
         yield _section("Memory over the step", live_figure(run.explained, budget), OVER_TIME)
-    if plan is not None:
+
+
+def _rest(run: Run) -> Iterable[str]:
+    """What decides and explains memory and time."""
+    if (plan := run.plan) is not None:
         yield _section(
             "Plan",
             strip_figure(plan),
             "What becomes of each named tensor between the forward and the backward pass, in the"
             " order of the block.",
         )
+        text = (
+            "What the plans of the curve above do with each tensor, from the least bytes to the"
+            " most, all predicted. The fastest within the budget is framed."
+        )
+        yield _section("The plan at each budget", curve_grid(plan), text)
         text = (
             f"Bytes and milliseconds of one layer{of_each(plan)}. Why: what the best other plan"
             " would do with the tensor, and its cost."
@@ -127,6 +145,11 @@ def _made(command: str) -> str:
     return (
         f"<footer><p>This page: jaxmem {escape(version)}</p><pre>{escape(command)}</pre></footer>"
     )
+
+
+def _beside(one: str, other: str) -> str:
+    """Two sections side by side, or the only one that there is."""
+    return f'<div class="pair">{one}{other}</div>' if one and other else one + other
 
 
 def _section(title: str, content: str, text: str = "") -> str:

@@ -12,6 +12,7 @@ SOURCES = {  # of the times of pieces, from which a prediction is made
     "roofline": "pieces estimated by a roofline",
 }
 
+KEPT = "Step, everything kept"
 Tile = tuple[str, str, str]  # what, how much, and beside what
 
 
@@ -85,11 +86,11 @@ def _times(run: Run) -> list[Tile]:
         source = SOURCES.get(p.time_source, p.time_source)
         doubt = f"± {show_ms(1e3 * p.uncertain_seconds)} beside everything kept; {source}"
         ran = p.baseline_source == "measured"
-        whole = "measured" if ran else "predicted"
-        told = "run for a second" if ran else WHOLE.get(p.baseline_source, p.baseline_source)
+        told = WHOLE.get(p.baseline_source, p.baseline_source)
+        told = "measured: it ran for a second" if ran else f"predicted: {told}"
         found += [
             ("Step, predicted", show_ms(1e3 * p.predicted_seconds), doubt),
-            (f"Everything kept, {whole}", show_ms(1e3 * p.baseline_seconds), f"a step; {told}"),
+            (KEPT, show_ms(1e3 * p.baseline_seconds), told),
         ]
     return found
 
