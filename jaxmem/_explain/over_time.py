@@ -16,12 +16,11 @@ def elsewhere(full: Peak) -> Peak:
     """
     history, at_peak = full.history, set(full.held)
     backward = [p for p in phases(history.ops, history.loops) if p.name == "backward"]
-    # Where a loop goes back over the layers, stacks may be copied for it after the forward.
-    begins = next((p.first for p in [*(p for p in backward if p.loop), *backward]), None)
-    if begins is None:
-        return Peak("", (), ())
+    # Right before a loop that goes back over layers, XLA may copy a stack into another layout.
+    begins = [phase.first for phase in backward if phase.loop] or [p.first for p in backward[:1]]
     others = [life for life in history.lives if life.held not in at_peak]
-    held = dict.fromkeys(life.held for life in others if life.first < begins <= life.last)
+    found = lambda life: any(life.first < at <= life.last for at in begins)
+    held = dict.fromkeys(life.held for life in others if found(life))
     return Peak("transpose(", (), tuple(held))
 
 

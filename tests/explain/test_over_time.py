@@ -10,7 +10,8 @@ import pytest
 
 from jaxmem._core.actions import KEEP, RECOMPUTE
 from jaxmem._explain.explain import explain
-from jaxmem._hlo.held import POINTS
+from jaxmem._explain.over_time import elsewhere
+from jaxmem._hlo.held import POINTS, Held, History, Life, Peak
 from jaxmem._memory.explanation import Explanation
 from jaxmem._memory.file import load
 from jaxmem._memory.live import Live
@@ -154,3 +155,17 @@ def test_a_gpu_that_is_not_there():
     assert live_of(found.beside).total_bytes > live.total_bytes
     x = next(p for p in live.parts if p.name == "batch: x")
     assert {*x.bytes} == {BATCH * SEQUENCE * WIDTH * 4}
+
+
+def test_a_stack_that_is_copied_for_the_loop_over_layers_is_found():
+    """The backward has two loops, of the head and of the layers; only what is alive where one of
+    them begins can be saved.
+    """
+    forward, backward = "jit(f)/jvp()/tanh", "jit(f)/transpose(jvp())/mul"
+    loops = [("a",)] * 20 + [("head",)] * 20 + [()] * 20 + [("b",)] * 20
+    held = [Held("temporary", size) for size in (1, 2, 3, 4, 5)]
+    spans = [(0, 10), (5, 45), (50, 79), (62, 70), (0, 79)]
+    lives = tuple(Life(h, first, last) for h, (first, last) in zip(held, spans))
+    history = History(80, (forward,) * 20 + (backward,) * 60, tuple(loops), lives)
+    found = elsewhere(Peak(forward, (), (held[4],), history))
+    assert [h.bytes for h in found.held] == [2, 3], "the last one is there at the peak"
