@@ -48,9 +48,20 @@ LIBRARY = {
         "_search",
         "_plan",
     ),
-    "_explain": ("_jax", "_device", "_hlo", "_xla", "_blocks", "_profile", "_codecs", "_plan"),
-    "_runs": ("_plan", "_planner", "_states"),
-    "_report": ("_plan", "_runs"),
+    "_memory": (),
+    "_explain": (
+        "_jax",
+        "_device",
+        "_hlo",
+        "_xla",
+        "_blocks",
+        "_profile",
+        "_codecs",
+        "_plan",
+        "_memory",
+    ),
+    "_runs": ("_plan", "_planner", "_states", "_memory"),
+    "_report": ("_plan", "_runs", "_memory"),
 }
 # Public modules, which only users, `_public`, `_cli` and the package itself import.
 FACES = ("codecs", "layers", "ops", "plans", "runs", "cli", "_public", "__main__")
@@ -68,7 +79,7 @@ EXPERIMENTS = {
     "gpu_check": ("running", "steps", "models", "data", "config", "command"),
 }
 
-NO_JAX = {"_core", "_solver", "errors"}
+NO_JAX = {"_core", "_solver", "_memory", "errors"}
 # Packages that are imported inside functions alone: optional, or slow to import.
 LAZY = {"flax": {"layers"}, "orbax": set(), "rich": {"_cli"}}
 OPTAX = {"_adama"}

@@ -110,6 +110,7 @@ class Plan(Section):
     trains without a plan, everything kept.
 
     `codecs`: a codec for every tag that names none, or for each kind of tensor one or several.
+    `explain`: compile the step and everything kept once more, and show their memory on the page.
     """
 
     budget: Size | None = None
@@ -118,6 +119,7 @@ class Plan(Section):
     actions: Annotated[list[ActionName], Field(min_length=1)] | Literal["all", "lossless"] = "all"
     codecs: CodecNames | dict[str, CodecNames] | None = None
     path: Path | None = None  # train under the plan of this file
+    explain: bool = False
 
 
 class Remat(Section):

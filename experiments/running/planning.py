@@ -27,7 +27,8 @@ class Ready:
     """A compiled step on this device. `plan` None: under a named `policy`. `compiled_bytes` are of
     this `step`.
 
-    `found` is what a search over named policies decided, after `compiles` of them.
+    `found` is what a search over named policies decided, after `compiles` of them. `explained` is
+    what `jaxmem.explain` told of the step, None where it was not asked.
     """
 
     step: Any
@@ -36,6 +37,7 @@ class Ready:
     policy: str = "plan"
     found: dict[str, Any] = dataclasses.field(default_factory=dict)
     compiles: int = 1
+    explained: Any = None
 
     @property
     def baseline_bytes(self) -> int | None:
@@ -138,12 +140,23 @@ def prepare(config: Config) -> Ready:
         return unplanned(build(None), *shapes)
     else:
         plan = new_plan(config)
+    explained = explain(config, plan)
     if plan.target == "local":
-        return Ready(plan.step, plan, plan.compiled_bytes)
+        return Ready(plan.step, plan, plan.compiled_bytes, explained=explained)
     # The budget of another target does not bind here.
     here = dataclasses.replace(plan, target="local", budget_bytes=sys.maxsize)
     verified = jaxmem.verify(here, build, *shapes)
-    return Ready(verified.step, plan, verified.compiled_bytes)
+    return Ready(verified.step, plan, verified.compiled_bytes, explained=explained)
+
+
+def explain(config: Config, plan: Plan):
+    """What is in memory over the step under the plan, and with everything kept, on the plan's
+    target; None where `plan.explain` does not ask for it.
+    """
+    if not config.plan.explain:
+        return None
+    build = functools.partial(make_step, config)
+    return jaxmem.explain(build, *abstract(config), plan=plan, target=plan.target, beside=True)
 
 
 def unplanned(step: Callable[..., Any], *shapes: Any) -> Ready:
@@ -195,4 +208,6 @@ def plan_into(config: Config, out: pathlib.Path, overwrite: bool = False) -> Non
         plan = new_plan(config)
         print(plan, flush=True)
         results.plan(plan)
+        if (explained := explain(config, plan)) is not None:
+            results.explained(explained)
     print(f"wrote {out / 'plan.json'}", file=sys.stderr)

@@ -2,6 +2,8 @@
 
 import collections
 import math
+import statistics
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -37,6 +39,22 @@ class Behind:
             self.waiting.popleft()
 
 
+class Clock:
+    """`clock(number)`, called when the loss of step `number` was read: a row's `step_seconds`.
+
+    They are the seconds a step since the loss before was read. To read a loss waits for its step,
+    so nothing else need wait. The first step has none, since what comes before it is no step.
+    """
+
+    def __init__(self):
+        self.last: tuple[int, float] | None = None
+
+    def __call__(self, number: int) -> dict[str, float]:
+        now, last = time.perf_counter(), self.last
+        self.last = number, now
+        return {} if last is None else {"step_seconds": (now - last[1]) / (number - last[0])}
+
+
 def row(number: int, metrics: Mapping[str, Any], remedy: str) -> dict[str, float]:
     """The step's metrics that are numbers.
 
@@ -52,6 +70,10 @@ def row(number: int, metrics: Mapping[str, Any], remedy: str) -> dict[str, float
 
 
 def course(rows: list[dict[str, float]]) -> dict[str, Any]:
-    """Of the steps that were recorded: how many, and the first and the last loss."""
+    """Of the steps that were recorded: how many, the first and the last loss, and the median of
+    their measured seconds.
+    """
     first, last = (rows[0]["loss"], rows[-1]["loss"]) if rows else (None, None)
-    return {"steps": len(rows), "first_loss": first, "final_loss": last}
+    seconds = [row["step_seconds"] for row in rows if "step_seconds" in row]
+    median = statistics.median(seconds) if seconds else None
+    return {"steps": len(rows), "first_loss": first, "final_loss": last, "step_seconds": median}

@@ -12,7 +12,7 @@ import jax
 import jaxmem.runs
 from experiments.config.sections import Trained
 from experiments.running.planning import Ready
-from experiments.running.record import Behind, course, row
+from experiments.running.record import Behind, Clock, course, row
 from experiments.running.shown import Progress, table
 
 C = TypeVar("C", bound=Trained)
@@ -73,11 +73,16 @@ def run(
         _announce(ready)
         if ready.plan is not None:
             results.plan(ready.plan)
+        if ready.explained is not None:
+            results.explained(ready.explained)
         t = config.train
         progress = Progress(t.steps, t.log_every, experiment.unit, experiment.count(config))
 
+        clock = Clock()
+
         def record(number: int, metrics: Mapping[str, Any]) -> None:
-            rows.append(row(number, metrics, experiment.remedy))
+            found = row(number, metrics, experiment.remedy)  # waits for the step
+            rows.append(found | clock(number))
             results.row(number, **rows[-1])
             progress(number, rows[-1]["loss"])
 

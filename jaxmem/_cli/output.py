@@ -57,7 +57,7 @@ def deliver(show: Callable[[], None], writes: Sequence[Write]) -> None:
             except OSError as error:
                 failed.append(f"{option}: {path!r} could not be written: {_why(error)}")
         if failed:
-            raise JaxmemError(f"{'; '.join(failed)}; the plan is printed above")
+            raise JaxmemError(f"{'; '.join(failed)}; the result is printed above")
 
 
 def say(text: str, stream=None, hang: str = "") -> None:

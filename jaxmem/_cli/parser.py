@@ -137,6 +137,10 @@ def _of_a_step(command) -> None:
     )
     one.add_argument("--plan", metavar="FILE", help="under this plan (default: everything kept)")
     one.add_argument(
+        "--beside", action="store_true", help="explain everything kept too, beside the plan"
+    )
+    one.add_argument("--out", metavar="FILE", help="write it here, as JSON")
+    one.add_argument(
         "--target", metavar="T", help=TARGET.replace("(default)", "(default: the plan's, or this)")
     )
     one.add_argument("--json", action="store_true", help="print JSON")

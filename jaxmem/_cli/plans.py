@@ -10,7 +10,7 @@ from jaxmem._cli.tables import show_plan
 from jaxmem._plan.difference import difference
 from jaxmem._plan.plan import Plan
 from jaxmem._report.report import report_runs
-from jaxmem._runs.read import METRICS, PLAN, SUMMARY
+from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SUMMARY
 
 
 def show(args: argparse.Namespace) -> int:
@@ -38,7 +38,7 @@ def report(args: argparse.Namespace) -> int:
     read = {}  # what the page must not be written over
     for run in args.runs:
         read[run] = f"{run!r}, which is read,"
-        for name in (PLAN, METRICS, SUMMARY):
+        for name in (PLAN, METRICS, SUMMARY, EXPLAINED):
             read[str(pathlib.Path(run, name))] = f"{name} of {run!r}, which is read,"
     check_outputs({"--out": str(out)}, read)
     print(report_runs(args.runs, out))

@@ -20,9 +20,10 @@ from jaxmem._cli.tables import show_plan
 from jaxmem._codecs.forms import parse
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
-from jaxmem._core.files import read_json
+from jaxmem._core.files import read_json, write_json
 from jaxmem._core.progress import LOG
 from jaxmem._explain.explain import explain as make_explanation
+from jaxmem._memory.explanation import Explanation
 from jaxmem._plan.file import read_assignment
 from jaxmem._plan.plan import Plan
 from jaxmem._planner.plan import plan as make_plan
@@ -34,10 +35,8 @@ from jaxmem.errors import JaxmemError
 
 def plan(args: argparse.Namespace) -> int:
     # Files, codecs and numbers are checked before the user's code runs, which may take long.
-    module = args.step.rpartition(":")[0]
-    code = module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
     outputs = {"--out": args.out, "--report": args.report}
-    check_outputs(outputs, {code: "the step's own code"})
+    check_outputs(outputs, {_code(args): "the step's own code"})
     codecs, microbatches = _codecs(args.codecs), _microbatches(args.microbatches)
     measure, policy = _seconds(args.measure), _policy(args)
     with _prints_apart(args):
@@ -58,12 +57,26 @@ def plan(args: argparse.Namespace) -> int:
                     microbatches=microbatches,
                     measure=measure,
                 )
-    writes = {"--out": made.save, "--report": functools.partial(write_report, made)}
+            explained = _explained(args, made, build, arguments) if args.report else None
+    page = functools.partial(write_report, made, explained=explained)
+    writes = {"--out": made.save, "--report": page}
     deliver(
         (lambda: print_json(made.to_json())) if args.json else (lambda: show_plan(made)),
         [(option, path, writes[option]) for option, path in outputs.items() if path is not None],
     )
     return 0
+
+
+def _explained(
+    args: argparse.Namespace, made: Plan, build: Callable, arguments: tuple
+) -> Explanation | None:
+    """What is in memory over the step, for the page about the plan; None where nobody knows."""
+    LOG.info("compiling the plan and everything kept once more, to draw their memory")
+    try:
+        return make_explanation(build, *arguments, plan=made, target=args.target, beside=True)
+    except JaxmemError as error:  # the plan is made, and its page shows all the rest
+        LOG.info("the page does not show memory over the schedule: %s", error)
+        return None
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -93,22 +106,37 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def explain(args: argparse.Namespace) -> int:
+    if args.beside and args.plan is None:
+        raise JaxmemError("--beside: everything kept stands beside a plan; name one by --plan FILE")
     chosen = None if args.plan is None else Plan.load(args.plan)
+    inputs = {_code(args): "the step's own code"}
+    if args.plan is not None:
+        inputs[args.plan] = "the plan"
+    check_outputs({"--out": args.out}, inputs)
     with _prints_apart(args):
         build, arguments = _entry(args)
         layers = seen(build(None), arguments) if args.auto else ()
         target = args.target or (chosen.target if chosen else "local")
         with progress():
             LOG.info("compiling the step, and reading its buffers")
-            found = make_explanation(build, *arguments, plan=chosen, target=target)
-    if args.json:
-        told = {"layers": [dataclasses.asdict(layer) for layer in layers]} if args.auto else {}
-        print_json(told | dataclasses.asdict(found))
-    else:
-        for layer in layers:
-            say(f"{layer}\n")
-        say(str(found))
+            found = make_explanation(
+                build, *arguments, plan=chosen, target=target, beside=args.beside
+            )
+    told = {"layers": [dataclasses.asdict(layer) for layer in layers]} if args.auto else {}
+    data = told | found.to_json()
+    text = "\n\n".join([*map(str, layers), str(found)])
+    write = ("--out", args.out, lambda path: write_json(path, data))
+    deliver(
+        (lambda: print_json(data)) if args.json else (lambda: say(text)),
+        [write] if args.out is not None else [],
+    )
     return 0
+
+
+def _code(args: argparse.Namespace) -> str:
+    """The path of the file that holds the step."""
+    module = args.step.rpartition(":")[0]
+    return module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
 
 
 def _entry(args: argparse.Namespace) -> tuple[Callable, tuple]:

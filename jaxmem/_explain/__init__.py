@@ -1,3 +1,3 @@
-"""Names what holds the peak of a step's memory. Imports `_core`, `_jax`, `_device`, `_xla`,
-`_profile`, `_codecs`, `_plan`.
+"""Names what is in memory in a compiled step. Imports `_core`, `_jax`, `_device`, `_hlo`, `_xla`,
+`_blocks`, `_profile`, `_codecs`, `_plan` and `_memory`.
 """

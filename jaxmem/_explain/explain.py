@@ -1,10 +1,12 @@
-"""explain(): names what holds the peak of a step's memory, from the compiled program's own buffer
-assignment.
+"""explain(): names what holds a step's memory, at its peak and over its schedule, from the compiled
+program's own buffer assignment.
 """
 
 import collections
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import jax
 
 from jaxmem._blocks.classes import plan_fingerprint
 from jaxmem._blocks.find import find_blocks
@@ -12,15 +14,18 @@ from jaxmem._blocks.unnamed import listed, unnamed
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
+from jaxmem._core.profile import BlockClass
 from jaxmem._device.target import Target
-from jaxmem._explain.explanation import Explanation, Item, Part
 from jaxmem._explain.names import Arguments, expected, name_saved, operation, show_array
-from jaxmem._hlo.buffers import Held, Peak
+from jaxmem._explain.over_time import elsewhere, live
+from jaxmem._explain.rows import Row, added_up, without
+from jaxmem._hlo.held import Held, Peak
 from jaxmem._jax.arguments import shards_of
 from jaxmem._jax.step import trace, with_microbatches
+from jaxmem._memory.explanation import Explanation, Part
 from jaxmem._plan.plan import Plan
 from jaxmem._profile.profile import block_classes
-from jaxmem._xla.backend import backend_for
+from jaxmem._xla.backend import Backend, backend_for
 from jaxmem._xla.compiled import Compiled
 from jaxmem.errors import PlanFileError
 
@@ -61,24 +66,30 @@ _ADVICE = {  # for each kind of part, how a sentence names it, and what to do if
     ),
 }
 
-# Kinds, from the one that is named least surely.
-UNSURE = (
-    *("packing", "other", "outside", "layer", "gradients"),
-    *("untagged", "saved", "outputs", "arguments"),
-)
 
-
-def explain(build, *args, plan: Plan | None = None, target: str | Target = "local") -> Explanation:
-    """Tells what holds the peak of a step's memory: arguments by path, saved tensors by tag,
-    temporaries by operation.
+def explain(
+    build,
+    *args,
+    plan: Plan | None = None,
+    target: str | Target = "local",
+    beside: bool = False,
+) -> Explanation:
+    """Tells what holds the peak of a step's memory, and what is in memory over its schedule:
+    arguments by path, saved tensors by tag, temporaries by operation.
 
     build: `build(plan)` returns the step, as for `jaxmem.plan`.
     args: the step's arguments: arrays, modules or `jax.ShapeDtypeStruct`s.
     plan: the plan to explain the step under; None means everything kept.
     target: "local", or a GPU such as "h200" or "a100-80gb:8" that need not be there.
+    beside: whether to explain the step with everything kept too, as the explanation's `beside`,
+      where a plan is given that keeps less.
 
-    The step is compiled once, as a plan's compile is. A step without blocks is explained too,
-    without tags.
+    The step is compiled once, as a plan's compile is, and once more for `beside`. A step without
+    blocks is explained too, without tags.
+
+    Returns an explanation: `print` shows it, `to_json()` gives it as plain data. Its `parts` are
+    what is there at the peak, its `live` what is there over the schedule, None where XLA tells no
+    history.
 
     Raises StepError for a step that cannot be traced or compiled, or whose buffer assignment cannot
     be read, PlanFileError for a plan that was made for another model, TargetError for a target that
@@ -96,18 +107,42 @@ def explain(build, *args, plan: Plan | None = None, target: str | Target = "loca
             f" the model's is {found}:"
             " it has other layers, shapes, dtypes or tags; plan this model anew"
         )
-    # What the compiled program holds, and what its blocks should save under the plan.
-    traced = trace(build, plan, args)[1]
     with backend_for(target, workers=1) as backend:
-        compiled, full = backend.explain(traced)
+
+        def of(plan: Plan | None) -> Explanation:
+            found = _explained(backend, trace(build, plan, args)[1], args, plan, blocks)
+            if _largest(found.parts)[0] != "untagged":
+                return found
+            tensors = listed(unnamed(jaxpr, shards))
+            advice = f"{found.advice}. The largest: {tensors}" if tensors else found.advice
+            return dataclasses.replace(found, advice=advice)
+
+        found = of(plan)
+        if beside and plan is not None and not plan.keeps_everything:
+            found = dataclasses.replace(found, beside=of(None))
+    return found
+
+
+def _explained(
+    backend: Backend,
+    traced: jax.stages.Traced,
+    args: tuple,
+    plan: Plan | None,
+    blocks: Sequence[BlockClass],
+) -> Explanation:
+    """Compiles a step, and explains it.
+
+    traced, args: the step under the plan, as `jaxmem._jax.step.trace` returns it, and its
+      arguments.
+    blocks: those that it has under every plan.
+    """
+    # What the compiled program holds, and what its blocks should save under the plan.
+    compiled, full = backend.explain(traced)
     actions = None if plan is None else plan.actions
     decided = as_decided(blocks, actions or ())
-    saved = expected(decided, actions)
-    names = name_saved(full, saved, {block.layers for block in decided})
-    found = _explanation(full, compiled, names, Arguments(traced, args), str(target), plan)
-    if _largest(found.parts)[0] == "untagged" and (tensors := listed(unnamed(jaxpr, shards))):
-        found = dataclasses.replace(found, advice=f"{found.advice}. The largest: {tensors}")
-    return found
+    saved, layers = expected(decided, actions), {block.layers for block in decided}
+    names = name_saved(elsewhere(full), saved, layers) | name_saved(full, saved, layers)
+    return _explanation(full, compiled, names, Arguments(traced, args), str(backend.target), plan)
 
 
 def _explanation(
@@ -127,18 +162,21 @@ def _explanation(
     target, plan: what it was compiled for, and under which plan.
     """
     # The loops over layers, known by the stacks of saved tensors that they hand on.
-    layers = {loop for h in names for loop in h.handed_on if len(h.shape) > 1}
+    handed_on = [(h, h.handed_on) for h in names]
+    handed_on += [(x.held, x.handed_on) for x in full.history.lives if x.held in names]
+    layers = {loop for h, loops in handed_on if len(h.shape) > 1 for loop in loops}
     # (kind, part, item, bytes) of each buffer, by whether it is in host memory.
-    rows: dict[bool, list[tuple[str, str, str, int]]] = {False: [], True: []}
+    rows: dict[bool, list[Row]] = {False: [], True: []}
+    place = lambda h: _place(h, names, layers, arguments)
     for h in full.held:
-        rows[h.host].append((*_place(h, names, layers, arguments), h.bytes))
+        rows[h.host].append((*place(h), h.bytes))
     for host, total in ((False, compiled.total_bytes), (True, compiled.host_bytes)):
         # So that parts add up to the step's bytes, whatever XLA leaves out of its assignment.
         rest = total - sum(size for *_, size in rows[host])
         if rest > 0:
             rows[host].append(("other", "not in the buffer assignment", "", rest))
         rows[host] = without(rows[host], max(0, -rest))
-    parts, host_parts = _parts(rows[False]), _parts(rows[True])
+    parts, host_parts = added_up(rows[False]), added_up(rows[True])
     return Explanation(
         target=target,
         plan="everything kept" if plan is None or plan.keeps_everything else "under the plan",
@@ -148,19 +186,8 @@ def _explanation(
         parts=parts,
         host_parts=host_parts,
         advice=_advice(parts, compiled.total_bytes),
+        live=live(full, compiled.total_bytes, place),
     )
-
-
-def without(rows: list[tuple[str, str, str, int]], excess: int) -> list[tuple[str, str, str, int]]:
-    """Rows of (kind, part, item, bytes) less `excess` bytes in all, which several buffers are said
-    to hold and XLA counts once. They are taken from what is named least surely.
-    """
-    kept = []
-    for row in sorted(rows, key=lambda row: UNSURE.index(row[0])):
-        taken = min(excess, row[3])
-        excess -= taken
-        kept += [(*row[:3], row[3] - taken)] if row[3] > taken else []
-    return kept
 
 
 def _advice(parts: Iterable[Part], total: int) -> str:
@@ -213,22 +240,6 @@ def _place(
     if backward or "jvp(" in h.op or any("jvp(" in op for op in h.sources):
         return "outside", "outside the layers: embedding, logits, loss", what
     return "other", "outside the gradient: update, masks, constants", what
-
-
-def _parts(rows: Iterable[tuple[str, str, str, int]]) -> tuple[Part, ...]:
-    """Rows of (kind, part, item, bytes), added up; the largest part and the largest items first."""
-    grouped: dict[tuple[str, str], dict[str, list[int]]] = collections.defaultdict(
-        lambda: collections.defaultdict(list)
-    )
-    for kind, part, item, size in rows:
-        grouped[kind, part][item].append(size)
-    parts = []
-    for (kind, name), found in grouped.items():
-        items = sorted(
-            (Item(item, sum(s), len(s)) for item, s in found.items()), key=lambda i: -i.bytes
-        )
-        parts.append(Part(kind, name, sum(i.bytes for i in items), tuple(items)))
-    return tuple(sorted(parts, key=lambda p: -p.bytes))
 
 
 def _where(full: Peak, layers: set[str]) -> str:

@@ -17,7 +17,7 @@ import jax
 from jaxmem._codecs.registry import parse
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions
 from jaxmem._core.profile import BlockClass
-from jaxmem._hlo.buffers import Held, Peak
+from jaxmem._hlo.held import Held, Peak
 from jaxmem._jax.primitives import RELABELLED
 
 _PARTS = 8  # an argument with more children than this is one part

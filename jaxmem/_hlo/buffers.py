@@ -1,5 +1,5 @@
-"""Reads XLA's buffer assignment: what every allocation of a compiled step holds, temporaries at
-their peak.
+"""Names what a compiled step holds in memory: every allocation, temporaries at their peak, and
+temporaries over the schedule.
 
 An allocation is one contiguous piece of memory. A buffer is what holds one value, and lies in a
 slice of an allocation: an offset and a size. Buffers that are not alive at the same time share
@@ -7,70 +7,23 @@ slices. XLA dumps the assignment beside the optimized module as one `HloProto`; 
 those of xla/service/hlo.proto.
 """
 
-import collections
+import bisect
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
+from jaxmem._hlo.assignment import (
+    Assignment,
+    Moment,
+    Stay,
+    fullest_moments,
+    schedule,
+)
+from jaxmem._hlo.held import POINTS, Held, History, Life, Peak
 from jaxmem._hlo.module import Module, Place
-from jaxmem._hlo.proto import Message, read
+from jaxmem._hlo.proto import read
 from jaxmem.errors import StepError
 
 _HOST_SPACE = 5  # xla::Layout::kHostMemorySpace
-_ALLOC, _FREE = 0, 1  # of HeapSimulatorTrace.Event.Kind; the third, 2, shares a buffer's memory
-
-
-@dataclasses.dataclass(frozen=True)
-class Held:
-    """Bytes of one device that one buffer holds when its allocation is fullest.
-
-    kind: "argument", "output" (apart from the arguments' own memory), "temporary", or "packing":
-      what no buffer of a temporary allocation holds at its peak.
-    bytes: those that no other `Held` counts.
-    host: whether they lie in host memory.
-    dtype: as XLA writes it, such as "bf16"; "" for packing.
-    shape: the dimensions of the array.
-    op: the JAX operation that made the buffer, by XLA's metadata; for an argument its name.
-    sources: the JAX operations that compute what lies in it; for a loop's stack, those that compute
-      what is stacked.
-    loops: XLA's names of the loops round the instruction that makes it, innermost first.
-    handed_on: the loops that pass it on, from one turn to the next or to a later loop.
-    index: an output's position among the step's outputs, else -1.
-    """
-
-    kind: str
-    bytes: int
-    host: bool = False
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-    op: str = ""
-    sources: tuple[str, ...] = ()
-    loops: tuple[str, ...] = ()
-    handed_on: tuple[str, ...] = ()
-    index: int = -1
-
-
-@dataclasses.dataclass(frozen=True)
-class Peak:
-    """What every allocation of a compiled step holds, temporaries at their peak.
-
-    op: the JAX operation at which the largest temporary allocation is fullest, "" if unknown.
-    loops: XLA's names of the loops round that operation, innermost first.
-    held: all that is held; device bytes add up to those of the step.
-    """
-
-    op: str
-    loops: tuple[str, ...]
-    held: tuple[Held, ...]
-
-    @staticmethod
-    def of(data: Mapping[str, Any]) -> "Peak":
-        """Rebuilds a `Peak` from the JSON of its `dataclasses.asdict`, where tuples are lists."""
-        held = [
-            Held(**h | {k: tuple(h[k]) for k in ("shape", "sources", "loops", "handed_on")})
-            for h in data["held"]
-        ]
-        return Peak(data["op"], tuple(data["loops"]), tuple(held))
 
 
 def peak(hlo_proto: bytes) -> Peak:
@@ -82,10 +35,10 @@ def peak(hlo_proto: bytes) -> Peak:
     """
     try:
         message = read(hlo_proto)  # HloProto: the module is field 1, the assignment field 3
-        module, assignment = Module(message.message(1)), _Assignment(message.message(3))
+        module, assignment = Module(message.message(1)), Assignment(message.message(3))
         if not (module.instructions and assignment.allocations):
             raise ValueError("there is no module or no buffer assignment in it")
-        return _peak(module, assignment)
+        return _peak(module, assignment, schedule(message.message(1), module))
     except (ValueError, KeyError, IndexError) as error:
         raise StepError(
             f"explain: XLA's buffer assignment ({len(hlo_proto)} bytes) cannot be read:"
@@ -101,13 +54,18 @@ _INDEX, _SIZE, _THREAD_LOCAL, _IS_ARGUMENT, _LIVE_OUT = 1, 2, 3, 5, 7
 _IS_TUPLE, _CONSTANT, _ALIASED = 11, 12, 13
 
 
-def _peak(module: Module, assignment: "_Assignment") -> Peak:
-    """Names every allocation that counts.
+def _peak(module: Module, assignment: Assignment, order: Mapping[str, int]) -> Peak:
+    """Names every allocation that counts. `order`: by an instruction's name, its place in the
+    schedule.
 
     Temporaries of one allocation share its bytes over time. So only those that are alive at its
     fullest moment are listed, and the rest of the allocation is packing.
     """
     held: list[Held] = []
+    at_peak: dict[int, Held] = {}  # the temporaries of the device among them, by a buffer's id
+    stays: list[Stay] = []
+    always: list[Held] = []
+    moments: dict[Moment, str] = {}
     # The largest temporary allocation of the device: the step's peak is where that one is fullest.
     at, fullest = None, -1
     for a in assignment.allocations:
@@ -137,18 +95,65 @@ def _peak(module: Module, assignment: "_Assignment") -> Peak:
             at, fullest = instruction, size
         free = size
         for got, buffers in _disjoint((slices[b], b) for b in live):
-            held.append(
-                _held(
-                    module, "temporary", got, host, [assignment.places[b] for b in sorted(buffers)]
-                )
-            )
+            held.append(_temporary(module, assignment, got, host, buffers))
+            at_peak |= {} if host else dict.fromkeys(buffers, held[-1])
             free -= got
         if free:
             held.append(Held("packing", free, host))
+        if not host:
+            stayed, seen = assignment.stays(a.number(_INDEX), order)
+            stays, moments = stays + stayed, moments | seen
+            if not stayed:  # no trace tells its history
+                always += [at_peak[b] for b in live]
+    history = _history(module, assignment, stays, moments, at_peak)
+    # What has no history is taken to be there all the time.
+    end = len(history.ops) - 1
+    lives = [Life(h, 0, end) for h in dict.fromkeys(always)] if history.ops else []
+    history = dataclasses.replace(history, lives=(*history.lives, *lives))
     where = module.by_name.get(at or "")
     if where is None:
-        return Peak("", (), tuple(held))
-    return Peak(module.instructions[where].op, tuple(module.loops(where)), tuple(held))
+        return Peak("", (), tuple(held), history)
+    op, loops = module.instructions[where].op, tuple(module.loops(where))
+    return Peak(op, loops, tuple(held), history)
+
+
+def _history(
+    module: Module,
+    assignment: Assignment,
+    stays: list[Stay],
+    moments: Mapping[Moment, str],
+    at_peak: Mapping[int, Held],
+) -> History:
+    """Names what stays when.
+
+    stays: of all temporary allocations of the device.
+    moments: the name of the instruction at each.
+    at_peak: what is held at the peak, by a buffer's id.
+    """
+    points = fullest_moments(stays, moments, POINTS)
+    lives = []
+    for stay in stays:
+        first = bisect.bisect_left(points, stay.first)
+        last = bisect.bisect_right(points, stay.last) - 1
+        if first > last:
+            continue
+        same = next((at_peak[b] for b in sorted(stay.buffers) if b in at_peak), None)
+        whole = _temporary(module, assignment, stay.bytes, False, stay.buffers)
+        lives.append(Life(same or whole, first, last, whole.handed_on))
+    instructions = [module.by_name.get(moments[point]) for point in points]
+    return History(
+        moments=len(moments),
+        ops=tuple("" if at is None else module.instructions[at].op for at in instructions),
+        loops=tuple(() if at is None else tuple(module.loops(at)) for at in instructions),
+        lives=tuple(lives),
+    )
+
+
+def _temporary(
+    module: Module, assignment: Assignment, size: int, host: bool, buffers: Iterable[int]
+) -> Held:
+    places = [assignment.places[b] for b in sorted(buffers)]
+    return _held(module, "temporary", size, host, places)
 
 
 def _held(
@@ -194,53 +199,3 @@ def _disjoint(slices: Iterable[tuple[tuple[int, int], int]]) -> Iterator[tuple[i
         if got > 0:
             end = offset + size
             yield got, buffers
-
-
-class _Assignment:
-    """A `BufferAssignmentProto`.
-
-    places: where each buffer's value is defined, by the buffer's id.
-    allocations: as they were written.
-    slices: by an allocation's index, (offset, size) of each of its buffers by the buffer's id.
-    """
-
-    def __init__(self, message: Message):
-        self.places: dict[int, Place] = {}
-        for b in message.messages(1):  # LogicalBufferProto: id is 1, defined_at is 3
-            where = b.message(3)  # instruction_id is 4, shape_index is 3
-            self.places[b.number(1)] = where.number(4), tuple(where.numbers(3))
-        self.allocations = list(message.messages(3))
-        # Field 9 is `assigned`: a buffer's id, an offset, a size.
-        self.slices = {
-            a.number(1): {s.number(1): (s.number(2), s.number(3)) for s in a.messages(9)}
-            for a in self.allocations
-        }
-        # HeapSimulatorTrace: for each event its kind, the buffer's id, and the instruction's name.
-        self._traces = [
-            [(e.number(1), e.number(2), e.text(4)) for e in trace.messages(1)]
-            for trace in message.messages(4)
-        ]
-
-    def fullest(self, allocation: int) -> tuple[set[int], str]:
-        """Returns the buffers that are alive when `allocation` is fullest, and the name of the
-        instruction that runs then.
-
-        Where no trace tells its history, all its buffers count as alive.
-        """
-        slices = self.slices[allocation]
-        best, most, at = set(slices), -1, ""
-        for trace in self._traces:
-            # The living buffers of each slice. One slice may have several, which share its memory:
-            # its bytes count from the first that appears to the last that goes.
-            alive: dict[tuple[int, int], set[int]] = collections.defaultdict(set)
-            now = 0  # bytes that are alive
-            for kind, buffer, instruction in trace:
-                if buffer not in slices:
-                    continue
-                here = alive[slices[buffer]]
-                before = bool(here)
-                here.discard(buffer) if kind == _FREE else here.add(buffer)
-                now += slices[buffer][1] * (bool(here) - before)  # by 1, 0 or -1 times its size
-                if kind != _FREE and now > most:
-                    best, most, at = set().union(*alive.values()), now, instruction
-        return best, at

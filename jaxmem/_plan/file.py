@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxmem._codecs.forms import parse
-from jaxmem._core.actions import Action, Choice
+from jaxmem._core.actions import Action, Actions, Choice
 from jaxmem._plan.rows import Bytes, Measured, Point, Row
 from jaxmem.errors import PlanFileError, TagError
 
@@ -47,10 +47,7 @@ def write(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a plan's file holds, from the plan's fields by name."""
     named = (*_NUMBERS, *_TEXTS, *_LATER)
     data: dict[str, Any] = {"schema": SCHEMA} | {name: fields[name] for name in named}
-    data["actions"] = {
-        block: {tag: _plain(choice) for tag, choice in tags.items()}
-        for block, tags in fields["actions"].items()
-    }
+    data["actions"] = _plain_actions(fields["actions"])
     data |= {name: dataclasses.asdict(fields[name]) for name in _PARTS}
     if fields["microbatches"] is not None:
         data["microbatches"] = fields["microbatches"]
@@ -61,7 +58,11 @@ def write(fields: Mapping[str, Any]) -> dict[str, Any]:
     for row in data["rows"]:
         if row["count"] == 1:  # as most are, and all were when the schema was made
             del row["count"]
-    data["points"] = [dataclasses.asdict(point) for point in fields["points"]]
+    data["points"] = [
+        {"bytes": point.bytes, "seconds": point.seconds}
+        | ({"actions": _plain_actions(point.actions)} if point.actions else {})
+        for point in fields["points"]
+    ]
     if fields["measured"]:
         data["measured"] = [dataclasses.asdict(one) for one in fields["measured"]]
     return data
@@ -159,13 +160,20 @@ def _list(data: dict, name: str, expected: str) -> list:
     return value
 
 
-def _actions(value: Any) -> dict[str, dict[str, Choice]]:
+def _actions(value: Any, field: str = "actions") -> dict[str, dict[str, Choice]]:
     is_nested = isinstance(value, dict) and all(isinstance(v, dict) for v in value.values())
     if not value or not is_nested:
-        raise _Broken("actions", value, "an object: block -> tag -> action")
+        raise _Broken(field, value, "an object: block -> tag -> action")
     return {
-        block: {tag: _choice(choice, f"actions.{block}.{tag}") for tag, choice in tags.items()}
+        block: {tag: _choice(choice, f"{field}.{block}.{tag}") for tag, choice in tags.items()}
         for block, tags in value.items()
+    }
+
+
+def _plain_actions(actions: Actions) -> dict[str, Any]:
+    return {
+        block: {tag: _plain(choice) for tag, choice in tags.items()}
+        for block, tags in actions.items()
     }
 
 
@@ -270,4 +278,6 @@ def _point(value: Any, field: str) -> Point:
     names = ("bytes", "seconds")
     if not isinstance(value, dict) or not all(_is_number(value.get(n)) for n in names):
         raise _Broken(field, value, "`bytes` and `seconds`, finite numbers of at least 0")
-    return Point(int(value["bytes"]), float(value["seconds"]))
+    actions = value.get("actions")
+    found = {} if actions is None else _actions(actions, f"{field}.actions")
+    return Point(int(value["bytes"]), float(value["seconds"]), found)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxmem._core.actions import Choice
+from jaxmem._core.actions import Actions, Choice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,10 @@ class Measured:
 class Point:
     """A plan that was solved for: bytes of the whole step on one device, and seconds of a step,
     both predicted.
+
+    actions: the plan's, every tag named; empty where an older file does not say.
     """
 
     bytes: int
     seconds: float
+    actions: Actions = dataclasses.field(default_factory=dict)

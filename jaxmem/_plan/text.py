@@ -60,7 +60,7 @@ def times(plan: "Plan") -> str:
         difference = f"equal as far as is known, ± {ms(doubt)}"
     else:
         difference = f"{ms(abs(longer))} {'more' if longer > 0 else 'less'}, ± {ms(doubt)}"
-    step = f"step {ms(plan.predicted_seconds)}, {kept}: {difference}"
+    step = f"step {ms(plan.predicted_seconds)} as predicted, {kept}: {difference}"
     return f"{step} (times of pieces: {plan.time_source})"
 
 

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, keeps_everything
+from jaxmem._core.actions import KEEP, REST, keeps_everything
 from jaxmem._core.bytes import show_bytes
-from jaxmem._core.profile import Profile
 from jaxmem._device.target import Target
 from jaxmem._plan.plan import Plan
 from jaxmem._plan.rows import Bytes, Measured
-from jaxmem._planner.pareto import curve
+from jaxmem._planner.pareto import curve, whole_actions
 from jaxmem._planner.table import rows
 from jaxmem._search.clock import clock_of
 from jaxmem._search.measure import Runs, quartiles
@@ -73,7 +72,7 @@ def outcome(
     # leaves. The curve is always of undivided layers.
     decided = division.problem if division else problem
     decided = decided.within(problem.room)
-    actions = _whole(decided.profile, best.actions)
+    actions = whole_actions(decided.profile, best.actions)
     # Idle blocks follow the others: a plan keeps everything only if every block of it does.
     of_idle_blocks = {REST: KEEP} if keeps_everything(actions) else {}
     return Plan(
@@ -112,17 +111,6 @@ def outcome(
 def _measured(run: Runs, chosen: bool) -> Measured:
     size = run.trial.total
     return Measured(run.name, size, *quartiles(run.rounds), len(run.rounds), chosen)
-
-
-def _whole(profile: Profile, actions: Actions) -> Actions:
-    """Returns the actions with every tag named, as a plan shows and saves them."""
-    found: Actions = {}
-    for block in profile.blocks:
-        chosen = found.setdefault(block.name, dict(actions.get(block.name, {})))
-        absent = KEEP if chosen.get(REST) == KEEP else RECOMPUTE
-        for tag in block.tags:
-            chosen.setdefault(tag.name, absent)
-    return found
 
 
 def hopeless(arguments: int, limits: Limits, target: Target) -> BudgetError | None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions
+from jaxmem._core.profile import Profile
 from jaxmem._plan.rows import Point
 from jaxmem._solver.cost import Cost, everything
 from jaxmem._solver.problem import Problem
@@ -33,12 +35,25 @@ def curve(
         room = least.bytes + (fastest.bytes - least.bytes) * i // (POINTS - 1)
         if (between := solve(problem.within(room))) is not None:
             found.append(between)
-    points = [Point(whole(s.bytes), seconds(s.cost)) for s in found]
+    named = lambda s: whole_actions(problem.profile, s.actions)
+    points = [Point(whole(s.bytes), seconds(s.cost), named(s)) for s in found]
     # Everything kept is no assignment of tags: its bytes are those that compiled.
-    points.append(Point(everything_bytes, seconds(everything(problem.profile))))
+    kept: Actions = {block.name: {REST: KEEP} for block in problem.profile.blocks}
+    points.append(Point(everything_bytes, seconds(everything(problem.profile)), kept))
     # Points that another beats in both bytes and seconds are left out.
     front: list[Point] = []
     for p in sorted(points, key=lambda p: (p.bytes, p.seconds)):
         if not front or p.seconds < front[-1].seconds:
             front.append(p)
     return tuple(front)
+
+
+def whole_actions(profile: Profile, actions: Actions) -> Actions:
+    """Returns the actions with every tag named, as a plan shows and saves them."""
+    found: Actions = {}
+    for block in profile.blocks:
+        chosen = found.setdefault(block.name, dict(actions.get(block.name, {})))
+        absent = KEEP if chosen.get(REST) == KEEP else RECOMPUTE
+        for tag in block.tags:
+            chosen.setdefault(tag.name, absent)
+    return found

@@ -5,41 +5,49 @@ from collections.abc import Iterable, Sequence
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.versions import installed
-from jaxmem._plan.plan import Plan
-from jaxmem._plan.text import SOURCES as WHOLE
 from jaxmem._plan.text import of_each, pace
 from jaxmem._report.bars import memory_figure, runs_figure, strip_figure
-from jaxmem._report.curves import loss_figure, time_figure
-from jaxmem._report.svg import breakable, escape, show_ms
+from jaxmem._report.courses import loss_figure, pace_figure
+from jaxmem._report.curves import time_figure
+from jaxmem._report.grid import curve_grid, runs_grid
+from jaxmem._report.live import live_figure
+from jaxmem._report.svg import breakable, escape
 from jaxmem._report.tables import again, measured, table, why
+from jaxmem._report.tiles import KEPT, difference, error, facts, tiles, without_a_plan
 from jaxmem._runs.read import Run
 
-SOURCES = {
-    "measured": "measured on the device",
-    "xla": "XLA's estimates",
-    "roofline": "estimated by a roofline",
-}
+OVER_TIME = (
+    "Device bytes in use over the schedule of the compiled step, by XLA's account of it: no"
+    " measurement, and not to scale in time."
+)
 
-Tile = tuple[str, str, str]  # what, how much, and beside what
+PACE = (
+    "Measured from one loss to the next while training: the device's work, and what the loop does"
+    " beside it."
+)
 
 
 def page(runs: Sequence[Run], command: str) -> str:
     """The whole document. `command` is the command or the call that makes the page anew."""
     many = len(runs) > 1
     title = f"{len(runs)} runs" if many else runs[0].name
-    loss = loss_figure(runs)
     body = [
         f'<header><p class="brand">jaxmem report</p><h1>{escape(title)}</h1><p'
-        f' class="lead">{_lead(runs)}</p></header>',
-        _compared(runs) if many else _tiles(runs[0]),
-        _section("Loss", loss),
-        _section("Memory of each run", runs_figure(runs), "Device bytes of the compiled step.")
-        if many
-        else "",
+        f' class="lead">{_lead(runs)}</p></header>'
     ]
-    for run in runs:
-        body += [f'<h2 class="run">{escape(run.name)}</h2>' + _tiles(run)] if many else []
-        body += _about(run)
+    course = _beside(
+        _section("Time of a step", pace_figure(runs), PACE), _section("Loss", loss_figure(runs))
+    )
+    if many:
+        text = "Device bytes of the compiled step."
+        body += [_compared(runs), _section("Memory of each run", runs_figure(runs), text), course]
+        body.append(_section("The plans", runs_grid(runs), "What becomes of each tensor."))
+        for run in runs:
+            body.append(f'<h2 class="run">{escape(run.name)}</h2>{tiles(run)}')
+            body += [*_memory_and_time(run), *_rest(run)]
+    else:
+        (run,) = runs
+        body += [tiles(run), *_memory_and_time(run), course, *_rest(run)]
     body.append(_made(command))
     style = pathlib.Path(__file__).with_name("style.css").read_text()
     return (
@@ -55,7 +63,7 @@ def _lead(runs: Sequence[Run]) -> str:
         return escape(", ".join(run.name for run in runs))
     (run,) = runs
     if run.plan is None:
-        return escape(_without_a_plan(run).capitalize() + ".")
+        return escape(without_a_plan(run).capitalize() + ".")
     p = run.plan
     less = 100 * (1 - p.compiled_bytes / p.baseline_bytes) if p.baseline_bytes else 0.0
     takes = (
@@ -68,90 +76,54 @@ def _lead(runs: Sequence[Run]) -> str:
     return escape(said).replace(" %", "&nbsp;%")
 
 
-def _facts(run: Run) -> list[Tile]:
-    """The tiles under a run's title; a comparison of runs has a column for each."""
-    found: list[Tile] = []
-    if (p := run.plan) is not None:
-        source = SOURCES.get(p.time_source, p.time_source)
-        whole = WHOLE.get(p.baseline_source, p.baseline_source)
-        doubt = f"± {show_ms(1e3 * p.uncertain_seconds)} beside everything kept; pieces {source}"
-        seconds = p.profile_seconds + p.solve_seconds + p.compile_seconds
-        found += [
-            (
-                "Compiled",
-                show_bytes(p.compiled_bytes),
-                f"{_share(p.compiled_bytes, p.budget_bytes)} of the budget",
-            ),
-            ("Budget", show_bytes(p.budget_bytes), f"target {p.target}"),
-            ("Predicted", show_bytes(p.predicted_bytes), _difference(p)),
-            ("Everything kept", show_bytes(p.baseline_bytes), "compiled without a plan"),
-            ("Host memory", show_bytes(p.host_bytes), "tensors that wait there"),
-            ("Step, predicted", show_ms(1e3 * p.predicted_seconds), doubt),
-            ("Step, everything kept", show_ms(1e3 * p.baseline_seconds), whole),
-            ("Compiles", str(p.compiles), f"planned in {seconds:,.1f} s"),
-        ]
-    elif size := run.number("compiled_bytes"):
-        found.append(("Compiled", show_bytes(size), _without_a_plan(run)))
-    if (value := run.number("final_loss")) is not None:
-        steps = run.number("steps")
-        found.append(
-            ("Final loss", f"{value:.4f}", "" if steps is None else f"after {steps:,.0f} steps")
-        )
-    if (value := run.number("val_loss")) is not None:
-        found.append(("Validation loss", f"{value:.4f}", "at the end"))
-    if (value := run.number("tokens_per_second")) is not None:
-        found.append(("Tokens a second", f"{value:,.0f}", "while training"))
-    if run.summary.get("interrupted"):
-        found.append(("Interrupted", "yes", "the steps done are shown"))
-    return found
-
-
-def _without_a_plan(run: Run) -> str:
-    policy = run.summary.get("policy")
-    return "without a plan" + (f": {policy.replace('_', ' ')}" if policy else "")
-
-
-def _tiles(run: Run) -> str:
-    tiles = (
-        f'<div class="tile"><dt>{escape(what)}</dt><dd>{escape(size)}</dd><dd'
-        f' class="beside">{escape(beside)}</dd></div>'
-        for what, size, beside in _facts(run)
-    )
-    return f'<dl class="tiles">{"".join(tiles)}</dl>'
-
-
 def _compared(runs: Sequence[Run]) -> str:
-    def facts(run: Run) -> dict[str, str]:
-        off = {"Prediction off by": f"{_error(run.plan):+.1f} %"} if run.plan else {}
+    def of(run: Run) -> dict[str, str]:
+        off = {"Prediction off by": f"{error(run.plan):+.1f} %"} if run.plan else {}
         target = run.plan.target if run.plan else run.summary.get("target") or "–"
-        return (
-            {"Run": run.name, "Target": target}
-            | {what: size for what, size, _ in _facts(run)}
-            | off
-        )
+        found = {what: _told(what, size, beside) for what, size, beside in facts(run)}
+        return {"Run": run.name, "Target": target} | found | off
 
-    told = [facts(run) for run in runs]
-    names = list(dict.fromkeys(what for fact in told for what in fact))
+    told = [of(run) for run in runs]
+    names = [
+        what
+        for what in dict.fromkeys(what for fact in told for what in fact)
+        if {fact.get(what, "0 B") for fact in told} != {"0 B"}
+    ]  # no host memory anywhere
     rows = ([breakable(fact.get(name, "–")) for name in names] for fact in told)
-    return f"<section>{table(names, rows, 'compare')}</section>"
+    return f'<section class="scroll">{table(names, rows, "compare")}</section>'
 
 
-def _about(run: Run) -> Iterable[str]:
-    if (plan := run.plan) is not None:
-        yield '<div class="pair">'
-        yield _section(
-            "Memory",
-            memory_figure(plan),
-            f"Device bytes of the whole step. {_difference(plan, whole=True)}",
-        )
+def _told(what: str, size: str, beside: str) -> str:
+    """A number in a comparison, which is called predicted or measured where its column does not."""
+    return f"{size}, {beside.partition(':')[0]}" if what == KEPT else size
+
+
+def _memory_and_time(run: Run) -> Iterable[str]:
+    plan = run.plan
+    if plan is not None:
+        text = f"Device bytes of the whole step. {difference(plan, whole=True)}"
+        memory = _section("Memory", memory_figure(plan), text)
         text = "The fastest plan at every budget, as the planner predicts it."
-        yield _section("Time against budget", time_figure(plan), text) + "</div>"
+        yield _beside(memory, _section("Time against budget", time_figure(plan), text))
+    if run.explained is not None:
+        budget = plan.budget_bytes if plan else None
+        yield _section("Memory over the step", live_figure(run.explained, budget), OVER_TIME)
+
+
+def _rest(run: Run) -> Iterable[str]:
+    """What decides and explains memory and time."""
+    if (plan := run.plan) is not None:
         yield _section(
             "Plan",
             strip_figure(plan),
             "What becomes of each named tensor between the forward and the backward pass, in the"
             " order of the block.",
         )
+        text = (
+            "What the plans of the curve above do with each tensor, from the least bytes to the"
+            " most, all predicted. The fastest within the budget is framed."
+        )
+        yield _section("The plan at each budget", curve_grid(plan), text)
         text = (
             f"Bytes and milliseconds of one layer{of_each(plan)}. Why: what the best other plan"
             " would do with the tensor, and its cost."
@@ -175,35 +147,16 @@ def _made(command: str) -> str:
     )
 
 
+def _beside(one: str, other: str) -> str:
+    """Two sections side by side, or the only one that there is."""
+    return f'<div class="pair">{one}{other}</div>' if one and other else one + other
+
+
 def _section(title: str, content: str, text: str = "") -> str:
     if not content:
         return ""
     lead = f'<p class="about">{escape(text).replace(" %", "&nbsp;%")}</p>' if text else ""
     return f"<section><h3>{escape(title)}</h3>{lead}{content}</section>"
-
-
-def _share(part: float, whole: float) -> str:
-    """Percent, or a dash where there is no whole."""
-    return f"{100 * part / whole:.1f} %" if whole else "–"
-
-
-def _error(plan: Plan) -> float:
-    """By how much the predicted bytes exceed the compiled ones, in percent of the latter."""
-    return 100 * (plan.predicted_bytes / plan.compiled_bytes - 1) if plan.compiled_bytes else 0.0
-
-
-def _difference(plan: Plan, whole: bool = False) -> str:
-    off = _error(plan)
-    said = (
-        f"{abs(off):.1f} % {'above' if off > 0 else 'below'} what compiled"
-        if abs(off) >= 0.05
-        else "as compiled"
-    )
-    if not whole:
-        return said
-    return (
-        f"Predicted were {plan.predicted_bytes:,}, compiled {plan.compiled_bytes:,} bytes: {said}."
-    )
 
 
 # The marks that lie over an action's colour.

@@ -1,24 +1,33 @@
 """report(): writes one HTML file about a plan, a run, or several of them side by side."""
 
+import dataclasses
 import os
 import pathlib
 import shlex
 from collections.abc import Sequence
 
 from jaxmem._core.files import write_whole
+from jaxmem._memory.explanation import Explanation
 from jaxmem._plan.plan import Plan
 from jaxmem._report.page import page
 from jaxmem._runs.read import Run, checked, read, results, told_apart
 
 
-def report(plan: Plan, path: str | os.PathLike, run: str | os.PathLike | None = None) -> None:
+def report(
+    plan: Plan,
+    path: str | os.PathLike,
+    run: str | os.PathLike | None = None,
+    explained: Explanation | None = None,
+) -> None:
     """Writes a page about a plan: one HTML file that needs no other, and appears whole or not at
     all.
 
     plan: the plan, as `jaxmem.plan` or `Plan.load` gave it.
     path: the file; its folder is made if it is not there.
-    run: a folder of the plan's results, whose metrics.jsonl and summary.json, where present, are
-      shown too.
+    run: a folder of the plan's results, whose metrics.jsonl, summary.json and explained.json, where
+      present, are shown too.
+    explained: what `jaxmem.explain(..., plan=plan, beside=True)` told of the step; its memory over
+      the schedule is shown then.
 
     Raises PlanFileError, naming the file and its line or field, if one of them is broken, and
     OSError if the page cannot be written.
@@ -27,9 +36,12 @@ def report(plan: Plan, path: str | os.PathLike, run: str | os.PathLike | None = 
     plan = checked(plan, path)
     if run is None:
         again = f"jaxmem.plans.report(plan, {str(path)!r})"
-        _write(path, page([Run(f"plan for {plan.target}", plan)], again))
+        _write(path, page([Run(f"plan for {plan.target}", plan, explained=explained)], again))
     else:
-        _write(path, page([results(run, plan)], _command([str(run)], path)))
+        found = results(run, plan)
+        if explained is not None:
+            found = dataclasses.replace(found, explained=explained)
+        _write(path, page([found], _command([str(run)], path)))
 
 
 def report_runs(runs: Sequence[str], out: pathlib.Path) -> str:

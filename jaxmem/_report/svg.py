@@ -7,7 +7,7 @@ and downwards in SVG: hence `100 - y`.
 import dataclasses
 import html
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from jaxmem._core.bytes import show_bytes
 
@@ -113,6 +113,28 @@ def band(
     )
 
 
+def area(heights: Sequence[float], css: str, title: str) -> str:
+    """What lies below a staircase over the whole width, whose steps are equally wide and as high as
+    `heights` say, in percent.
+    """
+    path, before = "M0 100", ""
+    for i, height in enumerate(heights):
+        if (top := f"V{100 - height:.2f}") != before:
+            path, before = f"{path}H{100 * i / len(heights):.2f}{top}", top
+    return (
+        '<svg class="stretch" viewBox="0 0 100 100" preserveAspectRatio="none">'
+        f'<path class="area {css}" d="{path}H100V100Z"><title>{escape(title)}</title></path></svg>'
+    )
+
+
+def across(y: float, css: str, title: str) -> str:
+    """A horizontal line over the whole width."""
+    return (
+        f'<line class="{css}" x1="0" x2="100%" y1="{100 - y:.2f}%" y2="{100 - y:.2f}%">'
+        f"<title>{escape(title)}</title></line>"
+    )
+
+
 def dot(x: float, y: float, css: str, title: str) -> str:
     return (
         f'<circle class="dot {css}" cx="{x:.2f}%" cy="{100 - y:.2f}%"'
@@ -122,10 +144,8 @@ def dot(x: float, y: float, css: str, title: str) -> str:
 
 def upright(x: float, css: str, title: str) -> str:
     """A vertical line over the whole height."""
-    return (
-        f'<line class="{css}" x1="{x:.2f}%" x2="{x:.2f}%" y1="0"'
-        f' y2="100%"><title>{escape(title)}</title></line>'
-    )
+    said = f"<title>{escape(title)}</title>" if title else ""
+    return f'<line class="{css}" x1="{x:.2f}%" x2="{x:.2f}%" y1="0" y2="100%">{said}</line>'
 
 
 def box(left: float, width: float, css: str, title: str = "") -> str:

@@ -15,14 +15,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxmem._core.files import write_json
+from jaxmem._memory.explanation import Explanation
 from jaxmem._plan.plan import Plan
-from jaxmem._runs.read import METRICS, PLAN, SUMMARY
+from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SUMMARY
 from jaxmem.errors import JaxmemWarning, RunError
 
 REPORT = "report.html"
 # What belongs to one run; other files in the folder are the user's. The summary is first, since its
 # presence marks the folder as a run's.
-RESULTS = (SUMMARY, METRICS, PLAN, REPORT)
+RESULTS = (SUMMARY, METRICS, PLAN, EXPLAINED, REPORT)
 LOCK, UNFINISHED = ".lock", "unfinished-"
 
 
@@ -45,7 +46,7 @@ class Record:
         Arguments:
           step: the step's number, which is the page's horizontal axis.
           numbers: scalars by name, such as loss=5.5, Python's, NumPy's or JAX's; what is not
-            finite is written as null.
+            finite is written as null. The page shows `loss` and `step_seconds`, what a step took.
 
         Raises RunError if it cannot be written.
         """
@@ -61,6 +62,13 @@ class Record:
         """Writes the plan under which the run trains, as plan.json."""
         with _told(self.folder):
             plan.save(self.path / PLAN)
+
+    def explained(self, found: Explanation) -> None:
+        """Writes what `jaxmem.explain` told of the step, as explained.json: the page then shows
+        what is in memory over the step's schedule.
+        """
+        with _told(self.folder):
+            write_json(self.path / EXPLAINED, found.to_json())
 
     def summary(self, fields: Mapping[str, Any]) -> None:
         """Writes what is to be said of the whole run, as summary.json.

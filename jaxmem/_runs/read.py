@@ -10,10 +10,13 @@ import pathlib
 import reprlib
 from typing import Any, NoReturn, TypeGuard
 
+from jaxmem._memory.explanation import Explanation
+from jaxmem._memory.file import load
 from jaxmem._plan.plan import Plan
 from jaxmem.errors import PlanFileError
 
 PLAN, METRICS, SUMMARY = "plan.json", "metrics.jsonl", "summary.json"
+EXPLAINED = "explained.json"
 # fields of a summary that the page shows, and so are checked; others may hold anything
 _NUMBERS = (
     "first_loss", "final_loss", "val_loss", "tokens_per_second", "steps", "compiled_bytes",
@@ -31,12 +34,16 @@ class Run:
     plan: the plan under which it trained, or None where it trained without one.
     losses: (step, loss) in the file's order; the loss is nan where a row has none.
     summary: what summary.json holds, as `Record.summary` was given it.
+    explained: what `jaxmem.explain` told of its step, or None.
+    paces: (step, seconds) of the rows that have `step_seconds`, which were measured.
     """
 
     name: str
     plan: Plan | None
     losses: tuple[tuple[float, float], ...] = ()
     summary: dict[str, Any] = dataclasses.field(default_factory=dict)
+    explained: Explanation | None = None
+    paces: tuple[tuple[float, float], ...] = ()
 
     def number(self, key: str) -> float | None:
         """A number of the summary, or None where it is missing or not finite."""
@@ -64,13 +71,15 @@ def read(source: str | os.PathLike) -> Run:
 
 
 def results(folder: str | os.PathLike, plan: Plan | None) -> Run:
-    """Reads what a folder holds beside its plan, and returns both as a run. Summary and metrics may
-    be missing.
+    """Reads what a folder holds beside its plan, and returns both as a run. Every file may be
+    missing.
     """
     folder = pathlib.Path(folder)
     summary = _summary(folder / SUMMARY) if (folder / SUMMARY).exists() else {}
-    losses = _losses(folder / METRICS) if (folder / METRICS).exists() else ()
-    return Run(str(summary.get("config") or folder.absolute().name), plan, losses, summary)
+    losses, paces = _rows(folder / METRICS) if (folder / METRICS).exists() else ((), ())
+    explained = load(folder / EXPLAINED) if (folder / EXPLAINED).exists() else None
+    name = str(summary.get("config") or folder.absolute().name)
+    return Run(name, plan, losses, summary, explained, paces)
 
 
 def told_apart(runs: list[Run], sources: list[str]) -> list[Run]:
@@ -83,9 +92,14 @@ def told_apart(runs: list[Run], sources: list[str]) -> list[Run]:
     return [dataclasses.replace(run, name=name) for run, name in zip(runs, names)]
 
 
-def _losses(path: pathlib.Path) -> tuple[tuple[float, float], ...]:
-    """(step, loss) of each row. A row may hold other numbers, which are not read, and no loss."""
-    found = []
+Course = tuple[tuple[float, float], ...]  # (step, number)
+
+
+def _rows(path: pathlib.Path) -> tuple[Course, Course]:
+    """(step, loss) of each row, and (step, seconds) of those that have them. A row may hold other
+    numbers, which are not read, and no loss.
+    """
+    losses, paces = [], []
     # not `splitlines`, which also breaks at separators that a JSON text may hold
     for number, text in enumerate(_text(path).split("\n"), 1):
         if not text.strip():
@@ -98,10 +112,16 @@ def _losses(path: pathlib.Path) -> tuple[tuple[float, float], ...]:
             _fail(path, f"line {number}, field `step`", step, "a number")
         if loss is not None and not _is_number(loss):
             _fail(path, f"line {number}, field `loss`", loss, "a number or null")
-        found.append(
+        losses.append(
             (float(step), float(loss) if loss is not None and abs(loss) < _LARGEST else math.nan)
         )
-    return tuple(found)
+        seconds = row.get("step_seconds")
+        if seconds is not None and not (_is_number(seconds) and not seconds < 0):
+            at = f"line {number}, field `step_seconds`"
+            _fail(path, at, seconds, "a number of at least 0, or null")
+        if seconds is not None and seconds < _LARGEST:
+            paces.append((float(step), float(seconds)))
+    return tuple(losses), tuple(paces)
 
 
 def _summary(path: pathlib.Path) -> dict[str, Any]:

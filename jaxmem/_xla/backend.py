@@ -20,7 +20,8 @@ from jaxmem._core.database import Database, Timing
 from jaxmem._core.warn import warn
 from jaxmem._device.rates import rates_of
 from jaxmem._device.target import Target
-from jaxmem._hlo.buffers import Peak, peak
+from jaxmem._hlo.buffers import peak
+from jaxmem._hlo.held import Peak
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.job import Job
 from jaxmem._jax.step import described

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from jaxmem._device.gpus import target_config
 from jaxmem._device.rates import rates_of
 from jaxmem._device.target import Target
-from jaxmem._hlo.buffers import Peak
+from jaxmem._hlo.held import Peak
 from jaxmem._xla.compiled import Compiled
 from jaxmem._xla.process import Process
 from jaxmem._xla.wheels import install_command, require_wheels

@@ -9,6 +9,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.database import TABLES, Database, Timing, default_path
+from jaxmem._memory.file import load
 from tests.shared.command import run
 from tests.shared.plans import other, plan
 
@@ -17,7 +18,7 @@ pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 
 def test_a_plan_is_made_shown_compared_and_verified(folder, capsys):
     assert run("plan steps:small --out all.json --report all.html") == 0
-    assert "<html" in (folder / "all.html").read_text()
+    assert "Memory over the step" in (folder / "all.html").read_text()
     capsys.readouterr()
     assert (
         run("plan steps:small --actions 'Keep, RECOMPUTE' --budget 400KB --json --out less.json")
@@ -63,6 +64,16 @@ def test_a_step_is_explained(folder, capsys):
     assert run("explain steps:tiny --json") == 0
     explained = json.loads(capsys.readouterr().out)
     assert sum(part["bytes"] for part in explained["parts"]) == explained["total_bytes"]
+    (folder / "nothing.json").write_text('{"block": {"h": "recompute"}}')
+    assert run("plan steps:tiny --policy nothing.json --out plan.json") == 0
+    capsys.readouterr()
+    assert run("explain steps:tiny --plan plan.json --beside --out explained.json") == 0
+    out = capsys.readouterr().out
+    assert str(load(folder / "explained.json")) == out.strip()
+    assert run("report .") == 0
+    assert "Memory over the step" in (folder / "report.html").read_text()
+    assert out.count("▼") == 2
+    assert out.index("under the plan:") < out.index("everything kept:")
 
 
 def test_a_step_as_it_is_is_planned_verified_and_explained(folder, capsys):

@@ -102,7 +102,7 @@ def test_a_plan_that_cannot_be_written_after_all_was_shown(planned, capsys, monk
     assert out == f"{plan()}\n"
     assert "--out: 'a.json' could not be written: No space left on device" in err
     assert "--report: 'a.html' could not be written" in err
-    assert "the plan is printed above" in err
+    assert "the result is printed above" in err
     assert listing(planned) == before
 
 

@@ -13,8 +13,8 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
 from jaxmem._device.target import Target
 from jaxmem._explain.explain import explain
-from jaxmem._explain.explanation import Explanation, Part
 from jaxmem._jax.step import trace
+from jaxmem._memory.explanation import Explanation, Part
 from jaxmem._plan.plan import Plan
 from jaxmem._plan.rows import Bytes
 from jaxmem._profile.profile import block_classes
@@ -129,7 +129,8 @@ def test_the_table_says_where_what_share_and_what_to_do():
     first, second, *lines = text.splitlines()
     assert "on local, everything kept" in first
     assert "of a layer, at " in second
-    shares = [float(line.split("%")[0].split()[-1]) for line in lines[2:-3] if "%" in line]
+    table = lines[2 : next(i for i, line in enumerate(lines) if line.endswith("together"))]
+    shares = [float(line.split("%")[0].split()[-1]) for line in table if "%" in line]
     assert shares == sorted(shares, reverse=True)
     assert sum(shares) == pytest.approx(100, abs=1)
     assert "saved: up (dot_general f32[3,4,32,128])" in text

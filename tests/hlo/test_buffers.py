@@ -8,7 +8,8 @@ import random
 
 import pytest
 
-from jaxmem._hlo.buffers import Peak, peak
+from jaxmem._hlo.buffers import peak
+from jaxmem._hlo.held import POINTS, Peak
 from jaxmem._hlo.proto import read
 from jaxmem.errors import StepError
 
@@ -73,9 +74,15 @@ def event(kind, number, instruction, share=0) -> bytes:
     return encode(_1=kind, _2=number, _4=instruction, _5=share)
 
 
-def program() -> bytes:
+def sequence(computation, *instructions) -> bytes:
+    return encode(_1=computation, _2=encode(_1=instructions))
+
+
+def program(*more: tuple[list[bytes], bytes, bytes]) -> bytes:
     """p -> a loop that stacks tanh(p) in place, from zeros -> out; `early` dies before `late` is
     made.
+
+    more: buffers, their allocation and their trace, beside the program's own.
     """
     stack = shape(dims=(2, 256))
     pair = encode(_2=13, _4=[stack, shape()])
@@ -113,6 +120,9 @@ def program() -> bytes:
             encode(_1="body", _2=body, _5=BODY, _6=25),
         ],
         _6=ENTRY,
+        _7=encode(
+            _1=[sequence(ENTRY, 10, 15, 11, 12, 13, 14, 16, 17, 18), sequence(BODY, *range(20, 26))]
+        ),
     )
     buffers = [
         buffer(1, 10),
@@ -141,7 +151,10 @@ def program() -> bytes:
             event(1, 5, "out"),
         ]
     )
-    return encode(_1=module, _3=encode(_1=buffers, _3=allocations, _4=trace))
+    buffers += [b for some, _, _ in more for b in some]
+    allocations += [a for _, a, _ in more]
+    traces = [trace, *(t for _, _, t in more)]
+    return encode(_1=module, _3=encode(_1=buffers, _3=allocations, _4=traces))
 
 
 def test_numbers_and_nested_messages_are_read():
@@ -173,6 +186,55 @@ def test_every_allocation_is_held_and_temporaries_at_their_peak():
     assert stack.sources == ("jit(f)/while/body/tanh",)
     assert (stack.dtype, stack.shape, stack.handed_on) == ("f32", (2, 256), ("loop",))
     assert found.held[1].index == 1
+
+
+def in_use(found: Peak) -> list[int]:
+    lives, points = found.history.lives, range(len(found.history.ops))
+    return [sum(x.held.bytes for x in lives if x.first <= at <= x.last) for at in points]
+
+
+def test_a_history_follows_the_simulation_of_the_heap():
+    found = peak(program())
+    assert found.history.moments == 4
+    assert [op.rpartition("/")[2] for op in found.history.ops] == [
+        "early",
+        "zeros",
+        "while",
+        "late",
+    ]
+    assert in_use(found) == [1024, 2048, 2048, 3072]
+    # One life from the zeros to what the loop made of them, named as at the peak.
+    stack = next(x for x in found.history.lives if x.held.shape == (2, 256))
+    assert (stack.first, stack.last) == (1, 3)
+    assert stack.held in found.held
+    assert sum(h.bytes for h in found.held if h.kind == "temporary") == max(in_use(found))
+
+
+def test_histories_of_several_allocations_are_put_together_by_the_schedule():
+    other = encode(_1=[event(0, 7, "one"), event(1, 7, "one")])  # within the loop's body
+    found = peak(program(([buffer(7, 22, size=512)], allocation(5, 512, (7, 0, 512)), other)))
+    ops = [op.rpartition("/")[2] for op in found.history.ops]
+    assert ops == ["early", "zeros", "tanh", "while", "late"]
+    assert in_use(found) == [1024, 2048, 2560, 2048, 3072]
+
+
+def test_what_has_no_history_is_there_all_the_time():
+    found = peak(program(([buffer(7, 22, size=512)], allocation(5, 512, (7, 0, 512)), b"")))
+    assert in_use(found) == [1536, 2560, 2560, 3584]
+
+
+def test_a_long_history_keeps_the_fullest_moment_of_each_range():
+    """One after the other, each buffer is alone in its allocation."""
+    sizes = [1 + 7919 * i % 9973 for i in range(10 * POINTS + 7)]
+    names = ("early", "one")  # the same instruction twice in a row would be one moment
+    slices = [(100 + i, 0, size) for i, size in enumerate(sizes)]
+    events = [event(k, 100 + i, names[i % 2]) for i in range(len(sizes)) for k in (0, 1)]
+    buffers = [buffer(100 + i, 15) for i in range(len(sizes))]
+    found = peak(program((buffers, allocation(5, 9973, *slices), encode(_1=events))))
+    assert found.history.moments >= len(sizes)
+    assert len(found.history.ops) == POINTS
+    assert max(sizes) <= max(in_use(found)) <= max(sizes) + 3072
+    assert min(in_use(found)) > 9973 / 2, "of ten moments the fullest"
 
 
 def test_it_survives_json():

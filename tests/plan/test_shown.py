@@ -22,8 +22,8 @@ def test_the_plain_table_is_as_wide_as_its_lines(monkeypatch):
     assert "compiled 9.0 MiB of a budget of 10.0 MiB (90.0 %) on h200" in lines[4]
     assert "host memory" not in lines[4]
     assert lines[5] == (
-        "step 12.00 ms, everything kept 10.00 ms (the sum of its pieces): 2.00 ms more, ± 0.00 ms"
-        " (times of pieces: roofline); 3 compiles"
+        "step 12.00 ms as predicted, everything kept 10.00 ms (the sum of its pieces): 2.00 ms"
+        " more, ± 0.00 ms (times of pieces: roofline); 3 compiles"
     )
     assert lines[6:] == ["note: offload is left out: this is a test"]
     of_several = "(bytes and ms of one layer, on each of 4 devices)"
@@ -44,7 +44,7 @@ def test_the_plain_table_is_as_wide_as_its_lines(monkeypatch):
 def test_times_are_told_beside_those_of_everything_kept_as_far_as_they_are_known(seconds, said):
     told = plan(predicted_seconds=seconds, uncertain_seconds=5e-4, baseline_source="xla")
     line = str(told).splitlines()[5]
-    start = f"step {1e3 * seconds:.2f} ms, everything kept 10.00 ms (XLA's estimate)"
+    start = f"step {1e3 * seconds:.2f} ms as predicted, everything kept 10.00 ms (XLA's estimate)"
     assert line.startswith(start + said)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.bytes import show_bytes
 from jaxmem._device.target import Target
-from jaxmem._explain.explain import UNSURE, without
+from jaxmem._explain.rows import UNSURE, without
 from jaxmem._plan.rows import Bytes
 from jaxmem._planner.outcome import Spent, infeasible, outcome
 from jaxmem._search.compile import CompiledStep

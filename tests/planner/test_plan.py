@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._core.actions import KEEP, REST
+from jaxmem._core.actions import KEEP, REST, keeps_everything
 from tests.shared import models
 
 pytestmark = [
@@ -127,6 +127,12 @@ def test_the_curve_goes_from_the_least_bytes_to_everything(halved, unplanned):
         assert points[-1].seconds == plan.baseline_seconds, (
             "nothing is said to be faster than everything kept"
         )
+        *others, last = points
+        for point in others:
+            assert point.actions["block"].keys() == {*models.TAGS}, "every tag is named"
+        kept = [sum(c == KEEP for c in p.actions["block"].values()) for p in others]
+        assert kept[0] == min(kept), "the least bytes"
+        assert keeps_everything(last.actions) == (last.bytes == plan.baseline_bytes)
     within = [p.seconds for p in halved.pareto() if p.bytes <= 1.1 * halved.compiled_bytes]
     assert min(within) <= halved.predicted_seconds
 

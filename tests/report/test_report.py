@@ -1,6 +1,7 @@
 """The page about plans and runs: well-formed, in one file, honest about what it leaves out."""
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -9,7 +10,7 @@ from jaxmem import plans
 from jaxmem._core.actions import KEEP, RECOMPUTE, Action
 from jaxmem._plan.rows import Measured
 from jaxmem._report.bars import CELLS, LETTERS
-from jaxmem._report.curves import BUCKETS
+from jaxmem._report.courses import BUCKETS
 from jaxmem.cli import main
 from tests.shared.report_pages import HOSTILE, MIB, check, made, page_of, row, write_run
 
@@ -34,7 +35,7 @@ def test_a_run_with_everything(tmp_path):
     for said in (
         "20.00 ms",
         "15.00 ms",
-        "measured on the device",
+        "pieces timed on the device",
         "3.0000",
         "3.1250",
         "31,234",
@@ -151,6 +152,7 @@ def test_many_rows_are_drawn_by_their_means_and_extremes_and_the_page_says_so(tm
         "the line is its mean, the shade reaches from its least to its greatest loss. Rows of run"
         " (100,000)." in text
     )
+    text = text[text.index("Training loss against step") :]
     line, band = (re.search(f'class="{name} s0" d="([^"]*)"', text) for name in ("line", "band"))
     assert line
     assert band
@@ -205,3 +207,63 @@ def test_a_plan_s_page_tells_of_a_run(tmp_path):
     assert "<h1>nano</h1>" in text
     assert "4.2500" in text
     assert "Training loss against step" in text
+
+
+def tiles(text) -> dict[str, tuple[str, str]]:
+    found = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd><dd class=\"beside\">([^<]*)</dd>", text)
+    return {name: (size, beside) for name, size, beside in found}
+
+
+def test_only_what_ran_is_called_measured(tmp_path):
+    """Of every tile, what is predicted says so, and nothing else does."""
+    runs = {
+        "predicted": made(baseline_source="pieces"),
+        "run": made(baseline_source="measured"),
+        "chosen": made(measured=(Measured("plan", MIB, 0.017, 0.018, 0.019, 8, True),)),
+    }
+    found = {}
+    for name, plan in runs.items():
+        plans.report(plan, tmp_path / f"{name}.html")
+        found[name] = tiles((tmp_path / f"{name}.html").read_text())
+    for one in found.values():
+        assert one["Step, predicted"][0] == "20.00 ms"
+        assert "measured" not in one["Step, predicted"][1]
+    kept = {name: one["Step, everything kept"] for name, one in found.items()}
+    assert kept["predicted"] == ("15.00 ms", "predicted: the sum of its pieces")
+    assert kept["run"] == ("15.00 ms", "measured: it ran for a second")
+    folders = [write_run(tmp_path / name, plan) for name, plan in runs.items()]
+    assert re.findall(r"15\.00 ms, (\w+)", page_of(tmp_path, *folders)) == [
+        *("predicted", "measured", "predicted")
+    ]
+    assert "Step, measured" not in found["run"]
+    assert found["chosen"]["Step, measured"][0] == "18.00 ms"
+
+
+def paced(folder, plan, paces):
+    write_run(folder, plan)
+    rows = [{"step": i, "loss": 2.0, "step_seconds": s} for i, s in enumerate(paces, 2)]
+    rows.insert(0, {"step": 1, "loss": 2.0})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return str(folder)
+
+
+def test_steps_that_a_run_took_are_measured_and_beside_them_is_what_was_predicted(tmp_path):
+    paces = [0.030, 0.031, 0.032, 0.033, 0.034, 5.0]
+    text = page_of(tmp_path, paced(tmp_path / "run", made(), paces))
+    size, beside = tiles(text)["Step, measured"]
+    assert size == "32.00 ms"
+    assert beside == "while training; half of 6 steps took 31.00 ms to 34.00 ms"
+    assert "Measured time of a step" in text
+    assert "<span>predicted: 20.00 ms</span>" in text
+    assert "are cut off: 1 of 6, the longest of 5,000.0 ms." in text
+    other = page_of(tmp_path, paced(tmp_path / "gpu", made(target="h200"), paces))
+    assert "Measured time of a step" in other
+    assert "<span>predicted: " not in other, "the run's device is not the plan's"
+    assert "Measured time of a step" not in page_of(
+        tmp_path, write_run(tmp_path / "x", made(), [2])
+    )
+
+
+@pytest.mark.parametrize("paces", [[0.0], [0.0, 0.0], [1e99, 1e-9], [None, 0.5], [0.01] * 900])
+def test_odd_times_are_drawn(paces, tmp_path):
+    page_of(tmp_path, paced(tmp_path / "run", made(), paces))

@@ -50,6 +50,8 @@ def test_what_is_missing_or_odd_does_not_break_the_page(change, tmp_path):
             '{"step": 1, "loss": 2}\n{"step": 2, "lo',
             "metrics.jsonl', line 2: .*expected JSON",
         ),
+        ("metrics.jsonl", '{"step": 1, "step_seconds": -1}', "field `step_seconds`: got -1"),
+        ("metrics.jsonl", '{"step": 1, "step_seconds": "x"}', "field `step_seconds`: got 'x'"),
         ("metrics.jsonl", "3\n", "line 1: got 3, expected an object"),
         ("metrics.jsonl", '\n{"loss": 2}\n', "line 2, field `step`: got None"),
         ("metrics.jsonl", '{"step": NaN, "loss": 2}', "line 1, field `step`: got nan"),

@@ -10,6 +10,7 @@ import pytest
 from experiments.command import cli
 from experiments.command.load import load
 from experiments.errors import DivergedError, InputError
+from experiments.running import record
 from experiments.running.planning import Ready
 from experiments.running.run import Experiment, run
 from experiments.running.shown import Progress, table
@@ -69,6 +70,7 @@ def test_a_run_checks_reads_prepares_trains_and_evaluates(tmp_path, capsys):
     expected |= {"compiled_bytes": 7, "settings": CONFIG.model_dump()}
     assert {key: summary[key] for key in expected} == expected
     assert summary["things_per_second"] > 0
+    assert [step for step, _ in found.paces] == [2.0, 3.0], "the first step has none"
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "all of the data"
     assert [line.split("  ")[0] for line in lines[1:4]] == ["step 1/3", "step 2/3", "step 3/3"]
@@ -173,3 +175,35 @@ def test_an_error_says_in_one_line_what_its_notes_say(capsys):
 def test_an_experiment_may_be_changed_in_part(tmp_path):
     other = dataclasses.replace(Toy().experiment, told=lambda found: {})
     assert run(other, CONFIG, tmp_path, name="other")["val_loss"] == 3.0
+
+
+def test_seconds_are_those_between_two_losses_that_were_read(monkeypatch):
+    """Time runs while a loss is read, and nowhere else; three steps pass without a row."""
+    now = [100.0]
+    monkeypatch.setattr(record.time, "perf_counter", lambda: now[0])
+    clock, found = record.Clock(), []
+    for number, seconds in ((1, 60.0), (2, 0.5), (3, 0.25), (6, 1.5)):
+        now[0] += seconds
+        found.append(clock(number))
+    assert found == [{}, {"step_seconds": 0.5}, {"step_seconds": 0.25}, {"step_seconds": 0.5}]
+
+
+class Waits:
+    """A loss of a step that the device ends `seconds` after the loss is asked for."""
+
+    def __init__(self, now, seconds):
+        self.now, self.seconds, self.ndim = now, seconds, 0
+
+    def __float__(self) -> float:
+        self.now[0] += self.seconds
+        return 1.0
+
+
+def test_a_run_takes_its_time_when_the_loss_was_read(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(record.time, "perf_counter", lambda: now[0])
+    toy = Toy()
+    toy.step = lambda state, batch: (state + 1, {"loss": Waits(now, state + 1.0), "grad_norm": 1.0})
+    summary = toy.run(tmp_path / "out")
+    assert runs.read(tmp_path / "out").paces == ((2.0, 2.0), (3.0, 3.0))
+    assert summary["step_seconds"] == 2.5

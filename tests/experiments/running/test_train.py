@@ -74,7 +74,7 @@ def runs(compiled, text, tmp_path_factory):
         assert run(text, UNPLANNED, out=outs["unplanned"]) == 0
     with user_numerics():
         budget = read(outs["unplanned"])[0]["compiled_bytes"] * 7 // 10
-        assert run(text, f"plan.budget={budget}", out=outs["planned"]) == 0
+        assert run(text, f"plan.budget={budget}", "plan.explain=true", out=outs["planned"]) == 0
         assert run(text, f"plan.path={outs['planned'] / 'plan.json'}", out=outs["replayed"]) == 0
     return outs, budget
 
@@ -86,6 +86,10 @@ def test_an_unplanned_run_says_what_it_took(runs):
     assert summary["budget_bytes"] is summary["plan_seconds"] is None
     assert summary["baseline_bytes"] == summary["compiled_bytes"] > 0
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert ["step_seconds" in row for row in rows] == [False, True, True, True, True]
+    paces = sorted(row["step_seconds"] for row in rows[1:])
+    assert 0 < paces[0] <= summary["step_seconds"] <= paces[-1]
+    assert sum(paces) < summary["seconds"]
     assert (summary["first_loss"], summary["final_loss"]) == (rows[0]["loss"], rows[-1]["loss"])
     assert 5.3 < summary["first_loss"] < 5.7  # a byte: log 256 is 5.55
     assert summary["val_loss"] < summary["first_loss"] - 0.2
@@ -112,7 +116,7 @@ def test_a_planned_run_keeps_its_budget_and_the_unplanned_losses(runs, name):
         "summary.json",
         "plan.json",
         "report.html",
-    }
+    } | ({"explained.json"} if name == "planned" else set())
 
 
 def test_a_planned_run_leaves_a_page_about_itself(runs):
@@ -122,6 +126,7 @@ def test_a_planned_run_leaves_a_page_about_itself(runs):
         "Training loss against step",
         "Validation loss",
         "Time against budget",
+        "Memory over the step",
         "attn_out_mask",
     ):
         assert text in page
@@ -143,7 +148,8 @@ def test_a_plan_for_another_target_trains_here_and_says_if_it_is_over(runs, text
     assert run(text, f"plan.path={tmp_path / 'plan.json'}", out=tmp_path / "out") == 0
     summary, rows = read(tmp_path / "out")
     assert (summary["target"], summary["budget_bytes"]) == ("h200", 1000)
-    assert rows == read(outs["planned"])[1]
+    untimed = lambda rows: [{k: v for k, v in r.items() if k != "step_seconds"} for r in rows]
+    assert untimed(rows) == untimed(read(outs["planned"])[1])
     assert "warning: on this device the plan for h200 takes" in capsys.readouterr().err
 
 

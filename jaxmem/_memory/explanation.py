@@ -1,8 +1,11 @@
 """Holds what `explain` found, and shows it as text."""
 
 import dataclasses
+from typing import Any
 
 from jaxmem._core.bytes import show_bytes
+from jaxmem._memory.chart import KEY, chart
+from jaxmem._memory.live import Live
 
 _SHOWN = 4  # items of a part in the table
 
@@ -50,6 +53,8 @@ class Explanation:
     parts: what is in device memory, the largest first; they add up to `total_bytes`.
     host_parts: what is in host memory; they add up to `host_bytes`.
     advice: what holds most, and what makes it smaller.
+    live: what is in device memory over the schedule; None where XLA tells no history.
+    beside: the step with everything kept, where that was compiled too; else None.
     """
 
     target: str
@@ -60,6 +65,8 @@ class Explanation:
     parts: tuple[Part, ...]
     host_parts: tuple[Part, ...]
     advice: str
+    live: Live | None = None
+    beside: "Explanation | None" = None
 
     def __str__(self) -> str:
         lines = [f"{show_bytes(self.total_bytes)} on {self.target}, {self.plan}"]
@@ -68,7 +75,30 @@ class Explanation:
         lines += ["", *_table(self.parts, self.total_bytes)]
         if self.host_parts:
             lines += ["", "in host memory:", *_table(self.host_parts, self.host_bytes)]
-        return "\n".join([*lines, "", self.advice])
+        return "\n".join([*lines, *_charts(self), "", self.advice])
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as plain dicts, lists, texts and numbers."""
+        return dataclasses.asdict(self)
+
+
+def _charts(found: Explanation) -> list[str]:
+    """The lines of a chart of live bytes, and of another one on its scale where there are two
+    programs.
+    """
+    both = [one for one in (found, found.beside) if one is not None and one.live is not None]
+    if not both:
+        return []
+    top = max(one.total_bytes for one in both)
+    lines = []
+    for one in both:
+        assert one.live is not None
+        lines += ["", f"bytes in use over the schedule, {one.plan}:", *chart(one.live, top)]
+        if free := one.total_bytes - max(one.live.totals):
+            lines.append(
+                f"{show_bytes(free)} of {show_bytes(one.total_bytes)} are free even at the peak"
+            )
+    return [*lines, KEY]
 
 
 def _table(parts: tuple[Part, ...], total: int) -> list[str]:

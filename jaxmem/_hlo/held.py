@@ -1,0 +1,107 @@
+"""What a compiled step holds in memory, as data: at its peak, and over its schedule."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+POINTS = 300  # of a history at most: as many as a figure shows
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """Bytes of one device that one buffer holds when its allocation is fullest.
+
+    kind: "argument", "output" (apart from the arguments' own memory), "temporary", or "packing":
+      what no buffer of a temporary allocation holds at its peak.
+    bytes: those that no other `Held` counts.
+    host: whether they lie in host memory.
+    dtype: as XLA writes it, such as "bf16"; "" for packing.
+    shape: the dimensions of the array.
+    op: the JAX operation that made the buffer, by XLA's metadata; for an argument its name.
+    sources: the JAX operations that compute what lies in it; for a loop's stack, those that compute
+      what is stacked.
+    loops: XLA's names of the loops round the instruction that makes it, innermost first.
+    handed_on: the loops that pass it on, from one turn to the next or to a later loop.
+    index: an output's position among the step's outputs, else -1.
+    """
+
+    kind: str
+    bytes: int
+    host: bool = False
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    op: str = ""
+    sources: tuple[str, ...] = ()
+    loops: tuple[str, ...] = ()
+    handed_on: tuple[str, ...] = ()
+    index: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Life:
+    """When some bytes of a temporary allocation are in use.
+
+    held: what is there, equal to one in `Peak.held` where it is there at the peak.
+    first, last: the points of the history between which it is, both included.
+    handed_on: the loops that pass it on at any time, also where `held` tells of the peak alone.
+    """
+
+    held: Held
+    first: int
+    last: int
+    handed_on: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """Temporaries of the device over the schedule, in which a loop's body stands once.
+
+    moments: how many instructions put something into memory. A history of more than `POINTS` of
+      them is divided into as many ranges, and has the fullest moment of each as a point.
+    ops: the JAX operation of each point, "" where XLA names none.
+    loops: XLA's names of the loops round each, innermost first.
+    lives: what is in memory at one point at least.
+    """
+
+    moments: int = 0
+    ops: tuple[str, ...] = ()
+    loops: tuple[tuple[str, ...], ...] = ()
+    lives: tuple[Life, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Peak:
+    """What every allocation of a compiled step holds, temporaries at their peak.
+
+    op: the JAX operation at which the largest temporary allocation is fullest, "" if unknown.
+    loops: XLA's names of the loops round that operation, innermost first.
+    held: all that is held; device bytes add up to those of the step.
+    history: temporaries over the schedule.
+    """
+
+    op: str
+    loops: tuple[str, ...]
+    held: tuple[Held, ...]
+    history: History = History()
+
+    @staticmethod
+    def of(data: Mapping[str, Any]) -> "Peak":
+        """Rebuilds a `Peak` from the JSON of its `dataclasses.asdict`, where tuples are lists."""
+        past = data["history"]
+        history = History(
+            past["moments"],
+            tuple(past["ops"]),
+            tuple(map(tuple, past["loops"])),
+            tuple(
+                Life(_read_held(x["held"]), x["first"], x["last"], tuple(x["handed_on"]))
+                for x in past["lives"]
+            ),
+        )
+        return Peak(data["op"], tuple(data["loops"]), tuple(map(_read_held, data["held"])), history)
+
+
+def _read_held(data: Mapping[str, Any]) -> Held:
+    fields: dict[str, Any] = dict(data)
+    names = ("shape", "sources", "loops", "handed_on")
+    fields |= {name: tuple(data[name]) for name in names}
+    return Held(**fields)

@@ -1,0 +1,144 @@
+"""Live bytes: what is in device memory over a compiled step's schedule."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+# Kinds of parts, from the one at the bottom of a figure: what is there for the whole step, then
+# what waits for the backward, then what comes and goes.
+KINDS = (
+    *("arguments", "outputs", "saved", "untagged"),
+    *("gradients", "layer", "outside", "other"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """One part of what is in memory, over the points of a schedule.
+
+    kind, name: those of the `Part` that it is at the peak.
+    bytes: at each point.
+    """
+
+    kind: str
+    name: str
+    bytes: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """Points of a schedule that belong together.
+
+    name: "forward", "backward" or "outside the gradient".
+    loop: whether they are one turn of a loop.
+    first, last: the points, both included.
+    """
+
+    name: str
+    loop: bool
+    first: int
+    last: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Live:
+    """What is in device memory over a compiled step's schedule, in which the body of a loop stands
+    once, since every turn of it holds the same.
+
+    A point is an instruction that puts something into memory, or of many instructions the fullest
+    of a range of them, so that the peak is always one.
+
+    instructions: how many the points stand for.
+    total_bytes: of the step: temp + arguments + outputs - aliased. What no part holds at a point is
+      free then; at the peak that is the packing, gaps between buffers that no smaller memory lacks.
+    parts: the largest of each kind first, kinds in the order of `KINDS`.
+    phases: in order; together they are all points.
+    """
+
+    instructions: int
+    total_bytes: int
+    parts: tuple[Series, ...]
+    phases: tuple[Phase, ...]
+
+    @property
+    def points(self) -> int:
+        """How many points there are."""
+        return self.phases[-1].last + 1 if self.phases else 0
+
+    @property
+    def totals(self) -> list[int]:
+        """Bytes in use at each point."""
+        return [sum(column) for column in zip(*(part.bytes for part in self.parts))]
+
+    @property
+    def peak(self) -> int:
+        """The first of the fullest points."""
+        totals = self.totals
+        return totals.index(max(totals))
+
+    def of_kinds(self, *kinds: str) -> list[int]:
+        """Bytes at each point of the parts of some kinds."""
+        parts = (part.bytes for part in self.parts if part.kind in kinds)
+        return [sum(column) for column in zip(*parts)] or [0] * self.points
+
+    def coarser(self, count: int) -> list[int]:
+        """The fullest point of each of `count` equal ranges, in order; all of fewer points."""
+        totals, count = self.totals, min(count, self.points)
+        ends = [self.points * i // count for i in range(count + 1)]
+        return [max(range(a, b), key=totals.__getitem__) for a, b in itertools.pairwise(ends)]
+
+
+def phases(ops: Sequence[str], loops: Sequence[tuple[str, ...]]) -> tuple[Phase, ...]:
+    """Divides points into phases.
+
+    ops: the JAX operation of each point, "" where XLA names none. JAX writes its transformations
+      into the names: "jvp(" is in a differentiated forward, "transpose(" in a backward.
+    loops: the names of the loops round each.
+    """
+    words = [_phase(op) for op in ops]
+    begins = words.index("forward") if "forward" in words else 0
+    # Zeros for gradients may be made at once: no backward comes before the forward.
+    words[:begins] = ["" if word == "backward" else word for word in words[:begins]]
+    reach = max(2, len(ops) // 30)
+    found: list[Phase] = []
+    start = 0
+    for key, run in itertools.groupby(loops):
+        end = start + len(list(run))
+        for at in range(start, end):
+            # XLA moves single instructions far from their phase: what most neighbours say counts.
+            near = [w for w in words[max(start, at - reach) : min(end, at + reach + 1)] if w]
+            last = found[-1].name if found else "forward"
+            name = max(dict.fromkeys(near), key=near.count) if near else last
+            found.append(Phase(name, bool(key), at, at))
+        start = end
+    return _joined(found, shortest=len(ops) // 50)
+
+
+def _phase(op: str) -> str:
+    """The name of the phase that an operation is of, "" where its name tells none."""
+    if "transpose(" in op:
+        return "backward"
+    if "jvp(" in op:
+        return "forward"
+    # A name without a primitive, such as "jit(step)", is that of a copy or of a loop's state.
+    primitive = op.rpartition("/")[2]
+    named = "/" in op and not primitive.endswith(")") and primitive != "call_exported"
+    return "outside the gradient" if named else ""
+
+
+def _joined(single: list[Phase], shortest: int) -> tuple[Phase, ...]:
+    """Equal neighbours as one, and runs of `shortest` points or fewer as a part of the one before
+    them.
+    """
+    runs: list[Phase] = []
+    for _, group in itertools.groupby(single, lambda phase: (phase.name, phase.loop)):
+        run = list(group)
+        runs.append(dataclasses.replace(run[0], last=run[-1].last))
+    found: list[Phase] = []
+    for run in runs:
+        short = run.last - run.first < shortest
+        if found and (short or (found[-1].name, found[-1].loop) == (run.name, run.loop)):
+            found[-1] = dataclasses.replace(found[-1], last=run.last)
+        else:
+            found.append(run)
+    return tuple(found)

@@ -1,0 +1,42 @@
+"""Each point of the curve names the plan that it is of: priced anew, it has the point's numbers."""
+
+import dataclasses
+
+import pytest
+
+from jaxmem._core.actions import REST, keeps_everything
+from jaxmem._planner.pareto import POINTS, curve
+from jaxmem._solver.cost import everything
+from jaxmem._solver.problem import Problem
+from jaxmem._solver.solution import priced
+from tests.shared.profiles import chain, deep, profile
+
+pytestmark = pytest.mark.core
+
+
+def check(made) -> None:
+    problem = Problem(made)
+    kept = everything(made).saved_bytes
+    points = curve(problem, lambda size: size, lambda cost: cost.seconds, kept)
+    assert 1 < len(points) <= POINTS + 1
+    tags = {block.name: {tag.name for tag in block.tags} for block in made.blocks}
+    for point in points:
+        if keeps_everything(point.actions):
+            assert (point.bytes, point.seconds) == (kept, everything(made).seconds)
+            continue
+        named = {label: {*chosen} - {REST} for label, chosen in point.actions.items()}
+        assert named == tags
+        again = priced(problem, point.actions)
+        assert (again.bytes, again.cost.seconds) == pytest.approx((point.bytes, point.seconds))
+
+
+def test_of_a_chain():
+    check(profile(chain()))
+
+
+def test_of_a_deep_block():
+    check(profile(deep(tags=5, depth=6)))
+
+
+def test_of_two_blocks():
+    check(profile(chain(), dataclasses.replace(chain(), name="other", layers=3)))

@@ -1,0 +1,107 @@
+"""Grids of tensors against plans: of the curve, and of several runs."""
+
+import dataclasses
+import re
+
+import pytest
+
+from jaxmem import plans
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST
+from jaxmem._plan.rows import Point
+from jaxmem._report.bars import LETTERS
+from jaxmem._report.grid import curve_grid, runs_grid
+from jaxmem._runs.read import Run
+from tests.shared.report_pages import HOSTILE, MIB, check, made, page_of, row, write_run
+
+pytestmark = pytest.mark.core
+UP, GELU = row(KEEP, "up"), row(RECOMPUTE, "gelu")
+
+
+def grid(html) -> tuple[list[str], dict[str, list[str]]]:
+    """The heads of the columns, and the letters of the cells of each row."""
+    table = html[html.index('class="plans"') :]
+    table = table[: table.index("</table>")]
+    heads = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', table)[1:]
+    rows = {}
+    for name, cells in re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', table):
+        rows[name] = ["".join(re.findall(r"<b>(\w+)</b>", cell)) or "–"
+                      for cell in re.findall(r"<td[^>]*>(.*?)</td>", cells)]  # fmt: skip
+    return heads, rows
+
+
+def planned(*points, **other):
+    return made(UP, GELU, points=points, **other)
+
+
+def test_each_point_of_the_curve_has_its_plan():
+    points = (
+        Point(60 * MIB, 0.025, {"block": {"up": RECOMPUTE, "gelu": OFFLOAD}}),
+        Point(80 * MIB, 0.018, {"block": {"up": KEEP, "gelu": RECOMPUTE}}),
+        Point(220 * MIB, 0.015, {"block": {REST: KEEP}}),
+    )
+    heads, rows = grid(curve_grid(planned(*points[::-1])))
+    assert heads == ["60.0 MiB<br>25.00 ms", "80.0 MiB<br>18.00 ms", "220.0 MiB<br>15.00 ms"]
+    assert rows == {"up": ["R", "K", "K"], "gelu": ["O", "R", "K"]}
+    assert len(LETTERS) == 5
+
+
+@pytest.mark.parametrize(("budget", "marked"), [(10, []), (60, [0]), (100, [1]), (1000, [2])])
+def test_the_plan_within_the_budget_is_marked(budget, marked):
+    points = [Point(size * MIB, 1 / size, {"block": {"up": KEEP}}) for size in (60, 80, 220)]
+    html = curve_grid(planned(*points, budget_bytes=budget * MIB))
+    columns = re.findall(r'<th scope="col"([^>]*)>', html)[1:]
+    assert [i for i, css in enumerate(columns) if "marked" in css] == marked
+
+
+def test_a_file_without_the_plans_of_its_curve_has_no_grid(tmp_path):
+    assert curve_grid(planned(Point(1, 1.0), Point(2, 0.5))) == ""
+    plans.report(made(), tmp_path / "page.html")
+    assert "The plan at each budget" not in (tmp_path / "page.html").read_text()
+    half = curve_grid(planned(Point(1, 1.0), Point(2, 0.5, {"block": {"up": KEEP}})))
+    assert grid(half)[1] == {"up": ["–", "K"], "gelu": ["–", "–"]}
+
+
+def test_runs_are_compared_by_tensor(tmp_path):
+    groups = made(row(KEEP, "up", "block[0:2]"), row(OFFLOAD, "up", "block[2:4]"),
+                  row(KEEP, "gelu", "block[0:2]"), row(KEEP, "gelu", "block[2:4]"))  # fmt: skip
+    kept = dataclasses.replace(made(UP, GELU), actions={"block": {REST: KEEP}})
+    more = made(UP, GELU, row(RECOMPUTE, "new"))
+    named = [
+        Run("a", made(UP, GELU)),
+        Run("b", groups),
+        Run("c", kept),
+        Run("d", more),
+        Run("e", None),
+    ]
+    heads, rows = grid(runs_grid(named))
+    assert [head.split("<")[0] for head in heads] == ["a", "b", "c", "d"]
+    assert rows == {
+        "up": ["K", "KO", "K", "K"],
+        "gelu": ["R", "K", "K", "R"],
+        "new": ["–", "–", "K", "R"],
+    }
+    assert 'title="layers 3 to 4: offload"' in runs_grid(named)
+    assert runs_grid(named[:1]) == runs_grid([named[0], named[-1]]) == ""
+    folders = [write_run(tmp_path / name, plan) for name, plan in (("x", more), ("y", groups))]
+    text = page_of(tmp_path, *folders)
+    assert text.index("<h3>The plans</h3>") < text.index('<h2 class="run">')
+
+
+def test_tensors_of_several_blocks_and_names_from_files(tmp_path):
+    rows = [row(KEEP, HOSTILE, HOSTILE), row(RECOMPUTE, "up", "decoder")]
+    actions = {HOSTILE: {HOSTILE: KEEP}, "decoder": {"up": RECOMPUTE}}
+    plan = made(*rows, points=(Point(1, 1.0, actions), Point(2, 0.5, actions)))
+    plans.report(plan, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    check(text)
+    assert grid(text)[1]["decoder/<wbr>up"] == ["R", "R"]
+
+
+def test_memory_time_and_loss_come_first(tmp_path):
+    points = (Point(60 * MIB, 0.025, {"block": {"up": KEEP}}),)
+    text = page_of(tmp_path, write_run(tmp_path / "run", planned(*points), [3.0, 2.0]))
+    order = ["Memory", "Time against budget", "Loss", "Plan", "The plan at each budget", "Why"]
+    places = [text.index(f"<h3>{title}</h3>") for title in order]
+    assert places == sorted(places)
+    tiles = re.findall(r"<dt>([^<]*)</dt>", text)
+    assert tiles[:3] == ["Compiled", "Everything kept", "Step, predicted"]
