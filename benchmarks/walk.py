@@ -17,19 +17,18 @@ import random
 import statistics
 import warnings
 
-import jax
-
 import jaxmem
 from benchmarks.foreign import MODELS, SIZES, shapes, step_of
 from benchmarks.shared.case import AnyTimes
 from benchmarks.shared.results import Report
 from jaxmem._core.actions import ALL, RECOMPUTE, Actions
 from jaxmem._core.assignment import Assignment
+from jaxmem._core.profile import Profile
 from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
-from jaxmem._liveness.walk import temporary_bytes
 from jaxmem._profile.profile import profile
 from jaxmem._search.compile import CompiledStep, StepCompiler
+from jaxmem._search.walks import Walks
 from jaxmem._solver.problem import Problem
 from jaxmem._xla.backend import Backend, Deviceless, Local
 
@@ -38,13 +37,8 @@ LOOPS = ("scan", "microbatches", "names twice", "mixture", "encoder", "recurrent
 RANDOM = 2
 
 
-def assignments(steps: StepCompiler, backend: Backend) -> dict[str, Actions]:
+def assignments(made: Profile) -> dict[str, Actions]:
     """By name; the step as it is first."""
-    allowed, _ = allowed_actions(ALL, backend.target)
-    here = [a for a in allowed if not a.offloads]
-    jaxpr = steps.trace(Assignment.nothing()).jaxpr
-    made = profile(jaxpr, backend, actions=here, database=backend.database)
-    steps.idle_blocks = made.idle_blocks
     found = {"as it is": made.everything_kept, "recomputed": {b.name: {} for b in made.blocks}}
     rng = random.Random(0)
     for i in range(RANDOM):
@@ -55,25 +49,23 @@ def assignments(steps: StepCompiler, backend: Backend) -> dict[str, Actions]:
     return found
 
 
-def walked(steps: StepCompiler, actions: Actions, on_gpu: bool) -> int:
-    """Bytes beside the arguments."""
-    traced = steps.trace(steps.plan_of(actions))
-    donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
-    return temporary_bytes(traced.jaxpr, donated, on_gpu=on_gpu)
-
-
 def run(report: Report, name: str, backend: Backend) -> None:
     target = backend.target
     loss, params, rest = MODELS[name](SIZES[target.name])
     args = shapes((params, *rest))
     steps = StepCompiler(jaxmem.auto(step_of(loss)), args, backend)
+    here = [a for a in allowed_actions(ALL, target)[0] if not a.offloads]
+    jaxpr = steps.trace(Assignment.nothing()).jaxpr
+    made = profile(jaxpr, backend, actions=here, database=backend.database)
+    steps.idle_blocks = made.idle_blocks
+    walks = Walks(steps, made)
     key = lambda which: f"{name}, {target.name}, {which}"
-    todo = {k: a for k, a in assignments(steps, backend).items() if not report.has(key(k))}
+    todo = {k: a for k, a in assignments(made).items() if not report.has(key(k))}
     for which, actions in todo.items():
         (step,) = steps.attempt(actions)
         if not isinstance(step, CompiledStep):
             continue
-        told = walked(steps, actions, target.platform == "cuda") + step.compiled.argument_bytes
+        told = walks.beside_arguments(actions) + step.compiled.argument_bytes
         total = step.compiled.total_bytes
         row = {"walked": told, "compiled": total, "error": told / total - 1}
         report.add(key(which), row | {"loop": any(word in name for word in LOOPS)})

@@ -126,8 +126,7 @@ def _first_guess(setting: Setting, known: list[Trial], static: int) -> Solution:
     """
     profile, limits, walks = setting.profile, setting.limits, setting.walks
     nothing = {b.name: {} for b in profile.blocks}
-    if walks is not None:
-        walks.learn(nothing)
+    walks.learn(nothing)
 
     def model() -> Expected:
         return fitted(profile, known, walks)

@@ -89,14 +89,14 @@ class Setting:
     steps: compiles it, and counts compiles.
     history: what earlier searches compiled.
     limits: the bytes that a plan may take.
-    walks: tell what to expect of a plan before it is compiled; None where none is walked through.
+    walks: tell what to expect of a plan before it is compiled.
     """
 
     profile: Profile
     steps: StepCompiler
     history: History
     limits: Limits
-    walks: Walks | None = None
+    walks: Walks
 
     def compile(self, *many: Actions, least: int | None = None) -> list[CompiledStep]:
         """Compiles the step under each of `many` actions, logs that it does, and remembers the
@@ -160,7 +160,7 @@ class Trials:
     recalled: those of earlier searches, which only guide.
     refused: plans that XLA did not compile.
     measured_seconds: those of the step with everything kept, where it was run.
-    walks: as in `Setting`.
+    walks: as in `Setting`; None where nothing is walked through.
     """
 
     profile: Profile

@@ -39,13 +39,16 @@ class Walks:
             return False
         start = time.perf_counter()
         saved = evaluate(self._profile, actions).saved_bytes
+        self._known[_key(actions)] = actions, self.beside_arguments(actions) - saved
+        self._seconds += time.perf_counter() - start
+        return True
+
+    def beside_arguments(self, actions: Actions) -> int:
+        """Bytes that the step is expected to take beside its arguments."""
         traced = self._steps.trace(self._steps.plan_of(actions))
         donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
         on_gpu = self._steps.backend.target.platform == "cuda"
-        walked = temporary_bytes(traced.jaxpr, donated, on_gpu=on_gpu, shards=self._shards)
-        self._known[_key(actions)] = actions, walked - saved
-        self._seconds += time.perf_counter() - start
-        return True
+        return temporary_bytes(traced.jaxpr, donated, on_gpu=on_gpu, shards=self._shards)
 
     def model(self, measured: Sequence[tuple[Actions, float]]) -> Expected:
         """Fits the memory model to compiled plans, and to walks of others.

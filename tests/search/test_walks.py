@@ -1,0 +1,95 @@
+"""Walks teach the solver: it is asked again until what it answers is expected to fit."""
+
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxmem._core.actions import KEEP
+from jaxmem._search.walks import MOST_WALKS, Walks, agreed
+from jaxmem._solver.cost import evaluate
+from jaxmem._solver.problem import Problem
+from jaxmem._solver.solve import least_bytes, solve
+from tests.shared.profiles import chain, profile
+
+pytestmark = pytest.mark.core
+MADE = profile(chain(layers=4, runs=4))
+NOTHING = {"block": {}}
+NOBODY: Any = None  # traces nothing: `Told` knows what a walk would tell
+
+
+class Told(Walks):
+    """Walks whose working bytes are told by a function of the actions."""
+
+    def __init__(self, working):
+        super().__init__(NOBODY, MADE)
+        self._working, self.asked = working, []
+
+    def beside_arguments(self, actions):
+        self.asked.append(actions)
+        return evaluate(MADE, actions).saved_bytes + self._working(actions)
+
+
+def drawn(sizes):
+    """Working bytes that follow from the choices as nothing linear does."""
+
+    def working(actions) -> int:
+        text = sorted((t, str(c)) for t, c in actions["block"].items())
+        return sizes[sum(ord(letter) for pair in text for word in pair for letter in word) % 7]
+
+    return working
+
+
+def asked(room, walks):
+    def ask(model):
+        problem = Problem(MADE, room - int(model.reference), working=model.working)
+        return solve(problem) or least_bytes(problem)
+
+    return agreed(ask, lambda: walks.model([]), room, walks)
+
+
+@hypothesis.settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 300), min_size=7, max_size=7), st.integers(0, 900))
+def test_the_answer_fits_or_was_asked_for_again(sizes, room):
+    walks = Told(drawn(sizes))
+    walks.learn(NOTHING)
+    answer = asked(room, walks)
+    assert answer is not None
+    total = answer.saved_bytes + drawn(sizes)(answer.actions)
+    if total > room:  # walks did not help: all were used up, or the last two answers were the same
+        last = walks.asked[-1]
+        assert len(walks.asked) > MOST_WALKS or answer.actions in (last, *walks.asked)
+    # nothing is walked through twice
+    assert len(walks.asked) == len({repr(a) for a in walks.asked}) <= MOST_WALKS + 1
+
+
+def test_a_walk_that_tells_of_more_memory_makes_the_solver_ask_for_less():
+    generous, strict = Told(lambda _: 0), Told(lambda actions: 400 * bool(actions["block"]))
+    for walks in (generous, strict):
+        walks.learn(NOTHING)
+    room = evaluate(MADE, {"block": {"u": KEEP, "v": KEEP}}).saved_bytes
+    free, bound = asked(room, generous), asked(room, strict)
+    assert free.seconds < bound.seconds
+    assert bound.saved_bytes < free.saved_bytes
+
+
+def test_compiles_tell_by_how_much_walks_are_off():
+    kept = {"block": {"u": KEEP}}
+    walks = Told(lambda _: 100)
+    walks.learn(NOTHING)
+    walks.learn(kept)
+    model = walks.model([(NOTHING, 170.0)])
+    assert model.predict(NOTHING) == 170
+    assert model.predict(kept) == pytest.approx(170, abs=1)
+    # what nobody walked through is told by the fitted sum
+    assert model.predict({"block": {"v": KEEP}}) > 0
+
+
+def test_walks_end_when_they_take_too_long(monkeypatch):
+    walks = Told(lambda _: 0)
+    monkeypatch.setattr("jaxmem._search.walks.MOST_SECONDS", -1.0)
+    assert not walks.learn(NOTHING)
+    with pytest.raises(Exception, match="`history` is empty"):
+        walks.model([])
