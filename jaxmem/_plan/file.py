@@ -61,6 +61,7 @@ def write(fields: Mapping[str, Any]) -> dict[str, Any]:
     data["points"] = [
         {"bytes": point.bytes, "seconds": point.seconds}
         | ({"actions": _plain_actions(point.actions)} if point.actions else {})
+        | ({"uncertain_seconds": u} if (u := point.uncertain_seconds) else {})
         for point in fields["points"]
     ]
     if fields["measured"]:
@@ -278,6 +279,8 @@ def _point(value: Any, field: str) -> Point:
     names = ("bytes", "seconds")
     if not isinstance(value, dict) or not all(_is_number(value.get(n)) for n in names):
         raise _Broken(field, value, "`bytes` and `seconds`, finite numbers of at least 0")
-    actions = value.get("actions")
+    actions, uncertain = value.get("actions"), value.get("uncertain_seconds", 0.0)
+    if not _is_number(uncertain):
+        raise _Broken(f"{field}.uncertain_seconds", uncertain, "a finite number of at least 0")
     found = {} if actions is None else _actions(actions, f"{field}.actions")
-    return Point(int(value["bytes"]), float(value["seconds"]), found)
+    return Point(int(value["bytes"]), float(value["seconds"]), found, float(uncertain))

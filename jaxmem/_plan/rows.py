@@ -93,8 +93,10 @@ class Point:
     both predicted.
 
     actions: the plan's, every tag named; empty where an older file does not say.
+    uncertain_seconds: by how much its difference from everything kept may be off.
     """
 
     bytes: int
     seconds: float
     actions: Actions = dataclasses.field(default_factory=dict)
+    uncertain_seconds: float = 0.0

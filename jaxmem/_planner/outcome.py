@@ -101,6 +101,7 @@ def outcome(
             problem,
             lambda size: trials.predicted(int(model.reference) + size),
             clock.seconds,
+            clock.uncertain,
             baseline.total,
         ),
         notes=notes,

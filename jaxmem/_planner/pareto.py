@@ -17,6 +17,7 @@ def curve(
     problem: Problem,
     whole: Callable[[int], int],
     seconds: Callable[[Cost], float],
+    uncertain: Callable[[Cost], float],
     everything_bytes: int,
 ) -> tuple[Point, ...]:
     """Returns the fastest plans from the least bytes on, by rising bytes and falling seconds. All
@@ -25,6 +26,7 @@ def curve(
     problem: what the plan was solved for; its `room` does not count.
     whole: takes saved and working bytes to those of the step.
     seconds: takes a cost to the seconds of the step.
+    uncertain: takes a cost to the seconds by which these may be off.
     everything_bytes: those of the step with everything kept, as compiled.
     """
     least, fastest = least_bytes(problem), solve(problem.within(None))
@@ -36,7 +38,7 @@ def curve(
         if (between := solve(problem.within(room))) is not None:
             found.append(between)
     named = lambda s: whole_actions(problem.profile, s.actions)
-    points = [Point(whole(s.bytes), seconds(s.cost), named(s)) for s in found]
+    points = [Point(whole(s.bytes), seconds(s.cost), named(s), uncertain(s.cost)) for s in found]
     # Everything kept is no assignment of tags: its bytes are those that compiled.
     kept: Actions = {block.name: {REST: KEEP} for block in problem.profile.blocks}
     points.append(Point(everything_bytes, seconds(everything(problem.profile)), kept))

@@ -1,9 +1,12 @@
 """Draws the least predicted time against the budget."""
 
+from collections.abc import Iterable
+
 from jaxmem._core.bytes import show_bytes
 from jaxmem._plan.plan import Plan
 from jaxmem._report.svg import (
     axis,
+    band,
     box,
     bytes_axis,
     chart,
@@ -32,18 +35,17 @@ def time_figure(plan: Plan) -> str:
     x = bytes_axis(*padded([*sizes, *([plan.budget_bytes] if near else [])]))
     y = axis(
         *padded(
-            1e3 * s for s in [*(p.seconds for p in points), *(seconds for _, seconds, *_ in marked)]
+            1e3 * s
+            for s in [
+                *(p.seconds + sign * p.uncertain_seconds for p in points for sign in (-1, 1)),
+                *(seconds for _, seconds, *_ in marked),
+            ]
         )
     )
     # A staircase: between two points a budget allows the plan of the lower one. It comes down from
     # the top at the least bytes, and runs on to the right edge.
-    steps = [(x.percent(points[0].bytes), 100.0)]
-    for p in points:
-        steps += [
-            (x.percent(p.bytes), steps[-1][1]),
-            (x.percent(p.bytes), y.percent(1e3 * p.seconds)),
-        ]
-    steps.append((100.0, steps[-1][1]))
+    corners = [(x.percent(p.bytes), y.percent(1e3 * p.seconds)) for p in points]
+    steps = [(corners[0][0], 100.0), *_stairs(corners)]
     marks = box(
         0,
         steps[0][0],
@@ -51,6 +53,16 @@ def time_figure(plan: Plan) -> str:
         f"no plan is predicted to take less than {show_bytes(points[0].bytes)}",
     )
     marks += upright(x.percent(plan.budget_bytes), "budget", "budget") if near else ""
+    # What times are uncertain by, as a staircase on each side of it.
+    lower, upper = (
+        _stairs(
+            (x.percent(p.bytes), y.percent(1e3 * (p.seconds + sign * p.uncertain_seconds)))
+            for p in points
+        )
+        for sign in (-1, 1)
+    )
+    uncertain = any(p.uncertain_seconds for p in points)
+    marks += band([(lower, upper)], "s0") if uncertain else ""
     marks += line([steps], "s0")
     for size, seconds, css, text in reversed(marked):  # the plan's dot lies on top
         title = f"{text}: {show_bytes(size)}, {show_ms(1e3 * seconds)}"
@@ -60,6 +72,8 @@ def time_figure(plan: Plan) -> str:
         ('<i class="key s0"></i>', "least predicted step time"),
         ('<i class="key budget"></i>', budget),
     ]
+    if uncertain:
+        key.append(('<i class="key block s0 faint"></i>', "what the time is uncertain by"))
     key += [
         (
             f'<i class="key {"disc" if css == "chosen" else "ring"}"></i>',
@@ -77,3 +91,11 @@ def time_figure(plan: Plan) -> str:
     return chart(
         x, y, marks, name=name, x_title="bytes on the device", y_title="step, ms"
     ) + legend(key)
+
+
+def _stairs(corners: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """A line that keeps each height until the next corner, and the last one to the right edge."""
+    found: list[tuple[float, float]] = []
+    for x, y in corners:
+        found += [(x, found[-1][1]), (x, y)] if found else [(x, y)]
+    return [*found, (100.0, found[-1][1])]

@@ -115,6 +115,7 @@ def drop(key):
         (put("points", 1, "seconds", float("inf")), r"points\[1\]"),
         (put("points", 0, [8, 1.5]), r"points\[0\]"),
         (put("points", 1, "actions", []), r"points\[1\]\.actions"),
+        (put("points", 1, "uncertain_seconds", "1"), r"points\[1\]\.uncertain_seconds"),
         (put("points", 1, "actions", {"block": {"h": "keep"}}), r"points\[1\]\.actions\.block\.h"),
         (put("rows", [{"tag": "h"}]), "rows"),
         (put("rows", 3), "rows"),

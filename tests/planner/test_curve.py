@@ -17,7 +17,9 @@ pytestmark = pytest.mark.core
 def check(made) -> None:
     problem = Problem(made)
     kept = everything(made).saved_bytes
-    points = curve(problem, lambda size: size, lambda cost: cost.seconds, kept)
+    points = curve(
+        problem, lambda size: size, lambda cost: cost.seconds, lambda cost: cost.seconds / 8, kept
+    )
     assert 1 < len(points) <= POINTS + 1
     tags = {block.name: {tag.name for tag in block.tags} for block in made.blocks}
     for point in points:

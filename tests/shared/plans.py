@@ -47,7 +47,10 @@ def plan(**changes) -> Plan:
         jax_version="0.11.2",
         parts=Bytes(4, 3, 2),
         baseline_parts=Bytes(4, 14, 2),
-        points=(Point(8, 1.5, {"block": {"h": RECOMPUTE, "up": UP}}), Point(20, 0.9)),
+        points=(
+            Point(8, 1.5, {"block": {"h": RECOMPUTE, "up": UP}}),
+            Point(20, 0.9, uncertain_seconds=0.1),
+        ),
         rows=(row("h", KEEP), row("up", UP)),
         notes=("offload is left out: this is a test",),
     )
