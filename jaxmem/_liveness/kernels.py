@@ -68,7 +68,8 @@ def kernels_of(flat: Flat, sliced: int, on_gpu: bool) -> Body:
 
     flat: the program.
     sliced: how many of its last inputs are slices that a loop takes.
-    on_gpu: whether random bits are made inside kernels; XLA:CPU makes them by a loop.
+    on_gpu: whether XLA:GPU compiles it. XLA:CPU makes random bits by a loop, has no kernels of
+      several results, and writes what is read in many places rather than what it is made from.
     """
     nodes, avals, outputs = _nodes(flat, sliced)
     inputs = frozenset(flat.inputs) | frozenset(flat.constants)
@@ -83,16 +84,19 @@ def _nodes(flat: Flat, sliced: int) -> tuple[list[Node], list, tuple[int | None,
     # What comes out of a barrier lies where it lay before, and is read after all that went in: its
     # readers also read a value without bytes, which the barrier makes.
     behind: dict[int, int] = {}
-    of = lambda v: origin.get(v, v)
+
+    def of(v: int) -> int:
+        return origin.get(v, v)
+
     for v in flat.inputs[len(flat.inputs) - sliced :]:
         avals.append(avals[v])
         origin[v] = len(avals) - 1
         nodes.append(Node(SLICED, None, (v,), (origin[v],)))
     for e in flat.equations:
-        name, pairs = e.eqn.primitive.name, list(zip(e.inputs, e.outputs))
+        name, pairs = e.eqn.primitive.name, list(zip(e.reads, e.outputs))
         barriers = [behind[v] for v in e.reads if v in behind]
         reads = tuple(dict.fromkeys((*map(of, e.reads), *barriers)))
-        alike = len(e.inputs) == len(e.outputs) and all(isinstance(v, int) for v in e.inputs)
+        alike = len(e.reads) == len(e.inputs) == len(e.outputs)
         if name in BARRIERS and alike:
             avals.append(None)
             nodes.append(Node(name, e.eqn, reads, (len(avals) - 1,)))

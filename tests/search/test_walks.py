@@ -71,6 +71,8 @@ def test_a_walk_that_tells_of_more_memory_makes_the_solver_ask_for_less():
         walks.learn(NOTHING)
     room = evaluate(MADE, {"block": {"u": KEEP, "v": KEEP}}).saved_bytes
     free, bound = asked(room, generous), asked(room, strict)
+    assert free is not None
+    assert bound is not None
     assert free.seconds < bound.seconds
     assert bound.saved_bytes < free.saved_bytes
 
