@@ -213,6 +213,10 @@ def test_the_planner_itself():
     longest = seconds["summary"]["longest_seconds"]
     spread = result("time_spread")["summary"]
     quiet, busy = spread["before_others"], spread["beside_others"]
+    told = result("walk")["summary"]
+    ways = ("a loop over layers", "a Python loop")
+    of = lambda what: [100 * told[f"{t}, {way}"][what] for way in ways for t in ("h200", "local")]
+    walks, median, worst = len(result("walk")["results"]), of("median error"), of("worst")
     expected = [
         equal,
         [solver["greedy better than the solver"], solver["solves on real profiles"]],
@@ -220,6 +224,7 @@ def test_the_planner_itself():
         [longest, seconds["results"]["16GiB"]["compiles"]],
         [rank["spearman"], rank["plans"]],
         [100 * result("time_choices")["summary"][model]["median error"] for model in MODELS],
+        [walks, 17, *median, *worst],
         [
             max(quiet["spread_of_sessions"]),
             min(busy["spread_of_sessions"]),
