@@ -142,12 +142,16 @@ def _first_guess(setting: Setting, known: list[Trial], static: int) -> Solution:
             f"plan: `host_budget` is {show_bytes(limits.host_room)}, and no assignment of the"
             " actions allowed needs so little"
         )
-    # What an earlier search saw fit is certain, where it is as fast.
+    # What an earlier search saw fit is certain. A guess is worth more if it is faster, and expected
+    # to fit.
     fitting = [t for t in known if t.total <= limits.room and t.host_bytes <= limits.host_room]
     best = min(fitting, key=lambda t: t.cost.cautious_seconds, default=None)
-    if best is not None and best.cost.cautious_seconds <= solution.cautious_seconds:
-        return priced(Problem(profile), best.actions)
-    return solution
+    if best is None:
+        return solution
+    fits = solution.saved_bytes + model().predict(solution.actions) <= limits.room - static
+    if fits and solution.cautious_seconds < best.cost.cautious_seconds:
+        return solution
+    return priced(Problem(profile), best.actions)
 
 
 class _Search:

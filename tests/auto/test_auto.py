@@ -13,6 +13,7 @@ from flax import nnx
 import jaxmem
 from jaxmem._auto.calls import traced
 from jaxmem._auto.find import Finder, read
+from jaxmem._core.labels import ungrouped
 from jaxmem.errors import StepError, TagError
 from jaxmem.plans import Assignment
 from tests.shared.foreign import flax_models
@@ -262,6 +263,7 @@ def test_a_plan_that_does_not_name_a_layer_is_an_error():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:jaxmem. offload is left out for block 'auto'")  # unrolled
 @pytest.mark.parametrize("scanned", [True, False])
 def test_a_model_is_planned_unchanged_within_its_budget(scanned):
     """For a GPU that is not there: XLA:CPU saves nothing where layers are unrolled."""
@@ -280,4 +282,4 @@ def test_a_model_is_planned_unchanged_within_its_budget(scanned):
     assert whole.predicted_seconds <= whole.baseline_seconds
     plan = jaxmem.plan(build, params, batch, target="h200", budget=int(0.6 * whole.baseline_bytes))
     assert plan.compiled_bytes <= 0.6 * whole.baseline_bytes
-    assert "auto" in plan.actions
+    assert {ungrouped(label) for label in plan.actions} == {"auto"}  # in one group or two
