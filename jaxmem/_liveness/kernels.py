@@ -63,6 +63,13 @@ class Body:
     outputs: tuple[int | None, ...]
 
 
+def device_bytes(aval) -> int:
+    """Bytes of a value on the device: none of what lies in host memory, or is no array."""
+    if not hasattr(aval, "shape") or str(getattr(aval, "memory_space", "")).endswith("Host"):
+        return 0
+    return math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 0)
+
+
 def kernels_of(flat: Flat, sliced: int, on_gpu: bool) -> Body:
     """Fuses a program.
 
@@ -161,16 +168,12 @@ class _Fusion:
             if count < 2 or len(set(self.readers[i])) < 2:
                 continue
             # Written, it is written once and read by each; unwritten, each reads what it is from.
-            own = sum(map(self._nbytes, node.writes))
-            traffic = (count - 1) * sum(map(self._nbytes, read[i]))
+            own = sum(device_bytes(self.avals[v]) for v in node.writes)
+            traffic = (count - 1) * sum(device_bytes(self.avals[v]) for v in read[i])
             if dear[i] or (not self.on_gpu and traffic > (count + 1) * own):
                 self.written[i] = True
                 found += [i] if dear[i] else []
         return found
-
-    def _nbytes(self, v: int) -> int:
-        aval = self.avals[v]
-        return math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 0) if aval else 0
 
     def _kernels_that_run(self) -> list[frozenset[int]]:
         """By node: the nodes that write a result for which it is run."""

@@ -5,13 +5,12 @@ What the walk tells is an estimate, and no bound: XLA fuses by a cost model and 
 own. `benchmarks/walk.py` holds it against compiled steps.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Collection
 
 from jaxmem._jax.jaxpr import Flat, Jaxpr, Scan, as_scan, flatten, subjaxprs
 from jaxmem._jax.primitives import RENAMED
-from jaxmem._liveness.kernels import Body, Kernel, kernels_of
+from jaxmem._liveness.kernels import Body, Kernel, device_bytes, kernels_of
 from jaxmem._liveness.order import ORDERS, as_written
 
 LOOPS = ("while", "cond", "shard_map")  # whose bodies hold values, beside scans
@@ -92,7 +91,7 @@ class _Walk:
           when that is read no more.
         """
         last: dict[int, int] = {}
-        order = self._order(body, self._size_in(body, 1))
+        order = self._order(body, _size_in(body, 1))
         for k, i in enumerate(order):
             last |= dict.fromkeys(body.kernels[i].reads, k)
         found = {o for o in carried if o in body.inputs}
@@ -109,7 +108,7 @@ class _Walk:
 
         placed: values that take memory which is counted elsewhere.
         """
-        size = self._size_in(body, shards)
+        size = _size_in(body, shards)
         positions = order(body, size)
         last: dict[int, int] = {}
         for k, i in enumerate(positions):
@@ -143,8 +142,10 @@ class _Walk:
         shards = 1 if kernel.primitive == "shard_map" else shards
         return max((self._inside(j, None, shards) for j in subjaxprs(kernel.eqn)), default=0)
 
-    def _size_in(self, body: Body, shards: int) -> Callable[[int], int]:
-        return lambda v: -(-_nbytes(body.avals[v]) // shards)
+
+def _size_in(body: Body, shards: int) -> Callable[[int], int]:
+    """Tells the bytes of a value on one device."""
+    return lambda v: -(-device_bytes(body.avals[v]) // shards)
 
 
 def _overwritten(kernel: Kernel, scan: Scan | None, dying, alive) -> int:
@@ -175,10 +176,3 @@ def _stacked_twice(scan: Scan) -> set[int]:
                 found.add(position)
             seen.add(first)
     return found
-
-
-def _nbytes(aval) -> int:
-    """Bytes on the device: none of what lies in host memory, or is no array."""
-    if not hasattr(aval, "shape") or str(getattr(aval, "memory_space", "")).endswith("Host"):
-        return 0
-    return math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 0)

@@ -2,14 +2,10 @@
 
 import dataclasses
 
-import jax
-
-from jaxmem._core.actions import keeps_everything
-from jaxmem._core.assignment import Assignment, Decisions
+from jaxmem._core.assignment import Decisions
 from jaxmem._device.target import Target
-from jaxmem._jax.step import trace
-from jaxmem._liveness.walk import temporary_bytes
 from jaxmem._planner.by_hand import read_by_hand
+from jaxmem._search.walks import Walks
 from jaxmem._solver.cost import everything
 from jaxmem._xla.backend import backend_for
 
@@ -47,23 +43,15 @@ def estimate(build, assignment: Decisions, *args, target: str | Target = "local"
     Raises TagError, StepError and TargetError as `jaxmem.plans.price`.
     """
     target = Target.parse(target)
-    on_gpu = target.platform == "cuda"
     with backend_for(target) as backend:
         by_hand = read_by_hand(build, assignment, args, backend, "estimate")
-
-    def expected(decisions: Decisions | None) -> int:
-        traced = trace(build, decisions, args)[1]
-        donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
-        beside = temporary_bytes(traced.jaxpr, donated, on_gpu=on_gpu, shards=by_hand.step.shards)
-        return by_hand.step.arguments + beside
-
-    idle = {label: {} for label in by_hand.whole.idle_blocks}
-    kept = keeps_everything(by_hand.actions)
-    return Estimate(
-        bytes=expected(None if kept else Assignment(idle | by_hand.actions)),
-        baseline_bytes=expected(None),
-        saved_bytes=by_hand.cost.saved_bytes,
-        arguments_bytes=by_hand.step.arguments,
-        seconds_more=by_hand.cost.seconds - everything(by_hand.whole).seconds,
-        time_source=by_hand.whole.time_source,
-    )
+        step, whole = by_hand.step, by_hand.whole
+        walks = Walks(step.steps, whole, step.shards)
+        return Estimate(
+            bytes=step.arguments + walks.beside_arguments(by_hand.actions),
+            baseline_bytes=step.arguments + walks.beside_arguments(whole.everything_kept),
+            saved_bytes=by_hand.cost.saved_bytes,
+            arguments_bytes=step.arguments,
+            seconds_more=by_hand.cost.seconds - everything(whole).seconds,
+            time_source=whole.time_source,
+        )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from jaxmem._core.actions import REST, Actions
+from jaxmem._core.actions import RECOMPUTE, REST, Actions
 from jaxmem._core.profile import Profile
 from jaxmem._liveness.walk import temporary_bytes
 from jaxmem._search.compile import StepCompiler
@@ -105,4 +105,8 @@ def agreed(
 
 def _key(actions: Actions) -> str:
     """A text that two assignments share if they store the same."""
-    return repr(sorted((b, sorted(map(str, tags.items()))) for b, tags in actions.items()))
+    stored = {
+        block: sorted((tag, str(c)) for tag, c in tags.items() if c != RECOMPUTE)
+        for block, tags in actions.items()
+    }
+    return repr(sorted(stored.items()))
