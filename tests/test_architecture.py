@@ -37,17 +37,7 @@ LIBRARY = {
     "_adama": ("_jax", "_states", "_stack"),
     "_liveness": ("_jax",),
     "_search": ("_jax", "_device", "_xla", "_liveness", "_profile", "_solver"),
-    "_planner": (
-        "_jax",
-        "_device",
-        "_xla",
-        "_liveness",
-        "_blocks",
-        "_profile",
-        "_solver",
-        "_search",
-        "_plan",
-    ),
+    "_planner": ("_jax", "_device", "_xla", "_blocks", "_profile", "_solver", "_search", "_plan"),
     "_memory": (),
     "_explain": (
         "_jax",
