@@ -13,7 +13,7 @@ from jaxmem._search.compile import CompiledStep
 from jaxmem._search.trials import Trial, Trials
 from jaxmem._solver.cost import Cost, evaluate
 from jaxmem._solver.problem import Problem
-from jaxmem._solver.solution import Solution, fits, priced
+from jaxmem._solver.solution import Solution, priced
 from jaxmem._solver.solve import least_bytes, solve
 from jaxmem.errors import TagError
 
@@ -49,30 +49,18 @@ def _short(trials: Trials) -> float:
     return max([0.0, *(error - (1 - SHARES[1]) for error in errors)])
 
 
-def towards_the_least(trials: Trials) -> tuple[Solution | None, list[Solution]]:
-    """Returns, for a search in which nothing fits yet, the assignment of least bytes by the model,
-    and others that may turn out smaller.
-
-    The others are full recomputation, and what differs from the least that compiled in one choice.
+def nearest(trials: Trials, count: int) -> list[Solution]:
+    """Returns, for a search in which nothing fits yet, assignments that may: `count` found by small
+    changes, judged by walks, and then those of fewest bytes by the memory model and by what they
+    store. The latter two are unlike the former, which walks may be wrong about.
     """
-    least = trials.agreed(least_bytes)
-    problem = trials.problem(trials.model())
-    nothing = priced(problem, {b.name: {} for b in trials.profile.blocks})
-    return least, [nothing, *neighbours(trials, problem)]
-
-
-def neighbours(trials: Trials, problem: Problem) -> list[Solution]:
-    """Returns the plans one choice away from the least that compiled, least first: the model may be
-    wrong about one of them.
-    """
-    least = min(trials.compiled, key=lambda t: t.total).actions
-    found = [
-        priced(problem, least | {block: least[block] | {tag: choice}})
-        for (block, tag), choices in problem.open_choices().items()
-        for choice in choices
-    ]
-    on_host = problem.within(None)  # device bytes are not limited, since the model may be wrong
-    return sorted((s for s in found if fits(s, on_host)), key=lambda s: (s.bytes, s.seconds))
+    by_model = trials.agreed(least_bytes)
+    nothing = priced(trials.problem(trials.model()), {b.name: {} for b in trials.profile.blocks})
+    unlike = [s for s in (by_model, nothing) if s is not None]
+    smallest = min(trials.compiled, key=lambda t: t.total).actions
+    starts = [smallest, *(s.actions for s in unlike)]
+    found = [trials.nearest(starts, share) for share in SHARES[:count]]
+    return [s for s in found if s is not None] + unlike
 
 
 def recalled(

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -45,6 +46,7 @@ class StepCompiler:
         self.idle_blocks = idle_blocks
         self.compiles = 0
         self.seconds = 0.0
+        self._begun: list[tuple[Actions, Future[Built]]] = []
 
     def trace(self, plan: Decisions | None) -> jax.stages.Traced:
         """The step under a plan, traced and not compiled."""
@@ -57,10 +59,7 @@ class StepCompiler:
     def attempt(self, *many: Actions) -> list[CompiledStep | StepError]:
         """The same, with the error of each that XLA could not compile in its place."""
         start = time.perf_counter()
-        futures = []  # all are handed in before the first is waited for
-        for actions in many:
-            stage, traced = self._stages(self.plan_of(actions))
-            futures.append(self.backend.compile(stage, traced))
+        futures = [self._begin(actions) for actions in many]  # before the first is waited for
         found: list[CompiledStep | StepError] = []
         for actions, future in zip(many, futures):
             try:
@@ -72,6 +71,20 @@ class StepCompiler:
         self.compiles += len(many)
         self.seconds += time.perf_counter() - start
         return found
+
+    def begin(self, actions: Actions) -> None:
+        """Begins a compile that `attempt` will be asked for, where the backend compiles beside what
+        this process does.
+        """
+        if self.backend.width > 1:
+            self._begun.append((actions, self._begin(actions)))
+
+    def _begin(self, actions: Actions) -> "Future[Built]":
+        """The compile of the step under `actions`, begun now unless it was before."""
+        for other, future in self._begun:
+            if other == actions:
+                return future
+        return self.backend.compile(*self._stages(self.plan_of(actions)))
 
     def run(self, *many: CompiledStep, seconds: float) -> list[list[float]]:
         """Seconds of compiled steps in rounds that go on for `seconds`, as `Backend.run` gives

@@ -2,7 +2,7 @@
 and solves again.
 
 A compile takes far longer than a solve, so that a search is bounded by its number of compiles. Its
-phases are `_begin` (everything kept, and a first guess), `refine` (the best plan that fits) and
+phases are `begin` (everything kept, and a first guess), `refine` (the best plan that fits) and
 `divide` (two groups of layers, where that is faster); where everything fits, it is `hasten` (a plan
 that is faster than the step without one).
 """
@@ -10,20 +10,19 @@ that is faster than the step without one).
 import dataclasses
 import time
 
-from jaxmem._core.bytes import show_bytes
 from jaxmem._search import candidates
+from jaxmem._search.begin import begin
 from jaxmem._search.clock import Clock, clock_of
 from jaxmem._search.divide import Division, best_division
-from jaxmem._search.trials import MOST_COMPILES, Setting, Trial, Trials, fitted
-from jaxmem._search.walks import agreed
-from jaxmem._solver.cost import everything
+from jaxmem._search.trials import MOST_COMPILES, Setting, Trial, Trials
 from jaxmem._solver.memory import Expected
 from jaxmem._solver.problem import Problem
-from jaxmem._solver.solution import Solution, priced
-from jaxmem._solver.solve import least_bytes
-from jaxmem.errors import BudgetError, StepError
+from jaxmem._solver.solution import Solution
+from jaxmem.errors import StepError
 
 ENOUGH = 0.98  # the share of the room of which a plan that uses it is not improved on
+# A budget is refused after two plans that exceed it by this share of the room beside arguments.
+HOPELESS = 0.1
 WORTH = 0.002  # the share of a step's time that dividing the layers must gain
 
 
@@ -50,7 +49,7 @@ def search(setting: Setting, arguments: int) -> Found:
 
     Raises BudgetError if no assignment needs as little host memory as `host_room`.
     """
-    start = _Search(setting, _begin(setting, arguments))
+    start = _Search(setting, begin(setting, arguments))
     trials = start.trials
     trials.measured_seconds = setting.seconds_of(trials.baseline)
     fits = trials.baseline.total <= setting.limits.room
@@ -69,89 +68,6 @@ def search(setting: Setting, arguments: int) -> Found:
         best = trials.baseline
     best, division = (best, None) if fits else start.divide(best, clock)
     return Found(trials, best, division, start.solve_seconds)
-
-
-def _begin(setting: Setting, arguments: int) -> Trials:
-    """Compiles the step with everything kept and, unless that fits, a first guess.
-
-    Where the backend compiles two programs at once, the guess is compiled beside everything kept.
-    Such a guess knows only the bytes of the arguments, and what earlier searches compiled.
-    """
-    profile, limits, kept = setting.profile, setting.limits, setting.profile.everything_kept
-    whole = lambda step: Trial(step, everything(profile), step.compiled.total_bytes)
-    # Sort what earlier searches compiled into everything kept, of which the latest counts, and
-    # plans. A plan that takes a choice without a price in this profile tells nothing.
-    known, recalled = None, []
-    for step in setting.history.recall():
-        if step.actions == kept:
-            known = whole(step)
-        elif (cost := candidates.price_of(profile, step.actions)) is not None:
-            recalled.append(Trial(step, cost, step.compiled.total_bytes))
-    # Compile everything kept, with a guess beside it where two compile at once.
-    guess = guessed = None
-    if setting.steps.backend.width > 1:
-        guess = _first_guess(setting, recalled, arguments)
-        step, guessed = setting.attempt(kept, guess.actions)
-        if isinstance(step, StepError):
-            raise step
-        trials = Trials(profile, limits, whole(step), [], recalled, walks=setting.walks)
-    elif known is not None and known.total > limits.room:  # what does not fit is not compiled again
-        trials = Trials(profile, limits, known, [], recalled, walks=setting.walks)
-    else:
-        (step,) = setting.compile(kept)
-        trials = Trials(profile, limits, whole(step), [], recalled, walks=setting.walks)
-    fits = trials.baseline.total <= limits.room
-    if fits and (guess is None or guessed is None or isinstance(guessed, StepError)):
-        return trials
-    # Elsewhere the guess comes second, and reckons with the working memory of everything kept.
-    if guess is None or guessed is None:
-        known_trials = [*trials.compiled, *recalled]
-        guess = _first_guess(setting, known_trials, trials.static)
-        (guessed,) = setting.attempt(guess.actions, least=trials.baseline.total)
-    if isinstance(guessed, StepError):
-        trials.refused.append(guess.actions)
-        guess = priced(Problem(profile), {b.name: {} for b in profile.blocks})
-        (guessed,) = setting.compile(guess.actions, least=trials.baseline.total)
-    trials.tried.append(Trial(guessed, guess.cost, trials.expected(guess), guess.gap))
-    return trials
-
-
-def _first_guess(setting: Setting, known: list[Trial], static: int) -> Solution:
-    """Returns the fastest plan that walks expect to fit, or the plan of fewest bytes where none is.
-
-    known: compiles that tell of working memory; may be empty.
-    static: bytes of the arguments.
-
-    Raises BudgetError if no assignment needs as little host memory as is allowed.
-    """
-    profile, limits, walks = setting.profile, setting.limits, setting.walks
-    nothing = {b.name: {} for b in profile.blocks}
-    walks.learn(nothing)
-
-    def model() -> Expected:
-        return fitted(profile, known, walks)
-
-    def answer(model: Expected) -> Solution | None:
-        room = limits.room - static - int(model.reference)
-        problem = Problem(profile, room, limits.host_room, model.working)
-        return candidates.fastest(problem) or least_bytes(problem)
-
-    solution = agreed(answer, model, limits.room - static, walks)
-    if solution is None:
-        raise BudgetError(
-            f"plan: `host_budget` is {show_bytes(limits.host_room)}, and no assignment of the"
-            " actions allowed needs so little"
-        )
-    # What an earlier search saw fit is certain. A guess is worth more if it is faster, and expected
-    # to fit.
-    fitting = [t for t in known if t.total <= limits.room and t.host_bytes <= limits.host_room]
-    best = min(fitting, key=lambda t: t.cost.cautious_seconds, default=None)
-    if best is None:
-        return solution
-    fits = solution.saved_bytes + model().predict(solution.actions) <= limits.room - static
-    if fits and solution.cautious_seconds < best.cost.cautious_seconds:
-        return solution
-    return priced(Problem(profile), best.actions)
 
 
 class _Search:
@@ -190,6 +106,7 @@ class _Search:
         least_seconds = best.cautious_seconds if best else 0.0
         while (left := MOST_COMPILES - self.setting.steps.compiles) > 0:
             within, model = trials.within_budget, trials.model()
+            hopeless = trials.least > (1 + HOPELESS) * limits.room - HOPELESS * trials.static
             # A plan that an earlier search saw fit is compiled before anything is called enough:
             # else a search with more history could return a slower plan than one with less.
             clock = clock_of(trials, self.setting.steps.backend.target)
@@ -205,13 +122,11 @@ class _Search:
             # compiles go side by side, since some may have been compiled before.
             picks = [] if earlier is None else [earlier]
             picks += self._timed(candidates.within_budget, trials, width + 1)
-            # Nothing fits yet, so that a prediction was wrong: try the least that the model knows,
-            # and what differs from the least that compiled by one choice.
-            if not within:
-                smallest, others = candidates.towards_the_least(trials)
-                # It takes the last place of this round's compiles, so that it is among them.
-                picks[width - 1 : width - 1] = [] if smallest is None else [smallest]
-                picks += others
+            # Nothing fits yet, so that a prediction was wrong: try what is nearest to the room.
+            if not within and earlier is None:
+                if hopeless and len(trials.tried) > 1:
+                    return
+                picks = candidates.nearest(trials, 0 if hopeless else width) + picks
             fresh: list[Solution] = []
             for pick in picks:
                 if not candidates.is_among(pick.actions, [*trials.compiled, *fresh]):
@@ -220,8 +135,7 @@ class _Search:
                 return
             # Each trial keeps what the model said before it learned of the trial.
             told = [trials.expected(pick) for pick in fresh]
-            least = min(t.total for t in trials.compiled)
-            steps = self.setting.attempt(*(p.actions for p in fresh), least=least)
+            steps = self.setting.attempt(*(p.actions for p in fresh), least=trials.least)
             for step, pick, predicted in zip(steps, fresh, told):
                 if isinstance(step, StepError):
                     trials.refused.append(pick.actions)

@@ -3,13 +3,14 @@ fitted to them.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from jaxmem._core.actions import Actions
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._search.compile import CompiledStep, StepCompiler, all_compiled
+from jaxmem._search.descent import descended
 from jaxmem._search.history import History
 from jaxmem._search.walks import Walks, agreed
 from jaxmem._solver.cost import Cost
@@ -178,6 +179,11 @@ class Trials:
         return [self.baseline, *self.tried]
 
     @property
+    def least(self) -> int:
+        """The least bytes that this search compiled to."""
+        return min(t.total for t in self.compiled)
+
+    @property
     def static(self) -> int:
         """Bytes of the step's arguments, which no action changes."""
         return self.baseline.step.compiled.argument_bytes
@@ -218,6 +224,17 @@ class Trials:
         """
         beside = self.limits.room * share - self.static
         return agreed(lambda m: ask(self.problem(m, share)), self.model, beside, self.walks)
+
+    def nearest(self, starts: Iterable[Actions], share: float = 1.0) -> Solution | None:
+        """Returns the fastest plan that walks expect to fit a `share` of the room, found by small
+        changes of `starts`; the one nearest to it where none fits, None where nothing is walked
+        through.
+        """
+        if self.walks is None:
+            return None
+        known = [(t.actions, t.working) for t in (*self.compiled, *self.recalled)]
+        room = self.limits.room * share - self.static
+        return descended(starts, self.problem(self.model()), self.walks.expecting(known), room)
 
     def problem(self, model: Expected, share: float = 1.0) -> Problem:
         """Returns what the solver is asked: its room is what is left of a `share` of the limits'

@@ -19,7 +19,10 @@ from jaxmem._solver.solution import Solution
 
 MOST_WALKS = 8  # for one question to the solver
 RECALLED = 3  # plans of earlier searches that are walked through
-MOST_SECONDS = 20.0  # for all walks of a search: steps whose layers a Python loop repeats take long
+# Seconds for all walks that teach a search's solver, and for all walks of a search. Only steps
+# whose layers a Python loop repeats take so long.
+MOST_SECONDS = 20.0
+MOST_SECONDS_OF_ALL = 60.0
 
 
 class Walks:
@@ -28,6 +31,8 @@ class Walks:
     def __init__(self, steps: StepCompiler, profile: Profile, shards: int = 1):
         """Takes what traces the step, its profile, and over how many devices it is divided."""
         self._steps, self._profile, self._shards = steps, profile, shards
+        self._told: dict[str, int] = {}  # bytes beside the arguments, by what is stored
+        # What the solver is taught: working bytes of the assignments that it answered with.
         self._known: dict[str, tuple[Actions, int]] = {}
         self._seconds = 0.0
 
@@ -35,13 +40,27 @@ class Walks:
         """Walks through the step under `actions`; False where that is known, or walks took too
         long.
         """
-        if _key(actions) in self._known or self._seconds > MOST_SECONDS:
+        if _key(actions) in self._known:
             return False
-        start = time.perf_counter()
+        beside = self.told(actions, MOST_SECONDS)
+        if beside is None:
+            return False
         saved = evaluate(self._profile, actions).saved_bytes
-        self._known[_key(actions)] = actions, self.beside_arguments(actions) - saved
-        self._seconds += time.perf_counter() - start
+        self._known[_key(actions)] = actions, beside - saved
         return True
+
+    def told(self, actions: Actions, seconds: float = MOST_SECONDS_OF_ALL) -> int | None:
+        """The same as `beside_arguments`, from memory where it is known; None where it is not, and
+        walks took more than `seconds` already.
+        """
+        key = _key(actions)
+        if key not in self._told:
+            if self._seconds > seconds:
+                return None
+            start = time.perf_counter()
+            self._told[key] = self.beside_arguments(actions)
+            self._seconds += time.perf_counter() - start
+        return self._told[key]
 
     def beside_arguments(self, actions: Actions) -> int:
         """Bytes that the step is expected to take beside its arguments."""
@@ -57,6 +76,33 @@ class Walks:
           corrected by what they were off for these.
         """
         compiled = {_key(actions) for actions, _ in measured}
+        error = self.error(measured)
+        walked = [
+            (actions, size + error(actions))
+            for key, (actions, size) in self._known.items()
+            if key not in compiled
+        ]
+        return Expected.fit([*measured, *walked], self._profile)
+
+    def expecting(
+        self, measured: Sequence[tuple[Actions, float]]
+    ) -> Callable[[Actions], float | None]:
+        """Tells what a step is expected to take beside its arguments: what its walk says, corrected
+        by what walks of compiled plans were off; None where walks took too long.
+        """
+        error = self.error(measured)
+
+        def beside(actions: Actions) -> float | None:
+            told = self.told(actions)
+            return None if told is None else told + error(actions)
+
+        return beside
+
+    def error(self, measured: Sequence[tuple[Actions, float]]) -> Callable[[Actions], float]:
+        """Tells what a walk is expected to be short by, from what compiled plans' walks were.
+
+        measured: plans that were compiled, with their working bytes.
+        """
         # What earlier searches compiled was not walked through by this one: the latest tell enough.
         for actions, _ in measured[-RECALLED:]:
             if not any(REST in tags for tags in actions.values()):
@@ -66,13 +112,9 @@ class Walks:
             for actions, size in measured
             if _key(actions) in self._known
         ]
-        error = MemoryModel.fit(errors, self._profile).predict if errors else lambda actions: 0.0
-        walked = [
-            (actions, size + error(actions))
-            for key, (actions, size) in self._known.items()
-            if key not in compiled
-        ]
-        return Expected.fit([*measured, *walked], self._profile)
+        if not errors:
+            return lambda actions: 0.0
+        return MemoryModel.fit(errors, self._profile).predict
 
 
 def agreed(

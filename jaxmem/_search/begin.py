@@ -1,0 +1,104 @@
+"""How a search begins: with everything kept, and with a first guess."""
+
+from jaxmem._core.bytes import show_bytes
+from jaxmem._search import candidates
+from jaxmem._search.descent import descended
+from jaxmem._search.trials import Setting, Trial, Trials, fitted
+from jaxmem._search.walks import agreed
+from jaxmem._solver.cost import everything
+from jaxmem._solver.memory import Expected
+from jaxmem._solver.problem import Problem
+from jaxmem._solver.solution import Solution, priced
+from jaxmem._solver.solve import least_bytes
+from jaxmem.errors import BudgetError, StepError
+
+
+def begin(setting: Setting, arguments: int) -> Trials:
+    """Compiles the step with everything kept and, unless that fits, a first guess.
+
+    Where the backend compiles two programs at once, the guess is compiled beside everything kept.
+    Such a guess knows only the bytes of the arguments, and what earlier searches compiled.
+    """
+    profile, limits, kept = setting.profile, setting.limits, setting.profile.everything_kept
+    whole = lambda step: Trial(step, everything(profile), step.compiled.total_bytes)
+    # Sort what earlier searches compiled into everything kept, of which the latest counts, and
+    # plans. A plan that takes a choice without a price in this profile tells nothing.
+    known, recalled = None, []
+    for step in setting.history.recall():
+        if step.actions == kept:
+            known = whole(step)
+        elif (cost := candidates.price_of(profile, step.actions)) is not None:
+            recalled.append(Trial(step, cost, step.compiled.total_bytes))
+    # Compile everything kept, with a guess beside it where two compile at once.
+    guess = guessed = None
+    if setting.steps.backend.width > 1:
+        setting.steps.begin(kept)  # it compiles while the guess is made
+        guess = _first_guess(setting, recalled, arguments)
+        step, guessed = setting.attempt(kept, guess.actions)
+        if isinstance(step, StepError):
+            raise step
+        trials = Trials(profile, limits, whole(step), [], recalled, walks=setting.walks)
+    elif known is not None and known.total > limits.room:  # what does not fit is not compiled again
+        trials = Trials(profile, limits, known, [], recalled, walks=setting.walks)
+    else:
+        (step,) = setting.compile(kept)
+        trials = Trials(profile, limits, whole(step), [], recalled, walks=setting.walks)
+    fits = trials.baseline.total <= limits.room
+    if fits and (guess is None or guessed is None or isinstance(guessed, StepError)):
+        return trials
+    # Elsewhere the guess comes second, and reckons with the working memory of everything kept.
+    if guess is None or guessed is None:
+        known_trials = [*trials.compiled, *recalled]
+        guess = _first_guess(setting, known_trials, trials.static)
+        (guessed,) = setting.attempt(guess.actions, least=trials.baseline.total)
+    if isinstance(guessed, StepError):
+        trials.refused.append(guess.actions)
+        guess = priced(Problem(profile), {b.name: {} for b in profile.blocks})
+        (guessed,) = setting.compile(guess.actions, least=trials.baseline.total)
+    trials.tried.append(Trial(guessed, guess.cost, trials.expected(guess), guess.gap))
+    return trials
+
+
+def _first_guess(setting: Setting, known: list[Trial], static: int) -> Solution:
+    """Returns the fastest plan that walks expect to fit, or the plan nearest to the room where none
+    is.
+
+    known: compiles that tell of working memory; may be empty.
+    static: bytes of the arguments.
+
+    Raises BudgetError if no assignment needs as little host memory as is allowed.
+    """
+    profile, limits, walks = setting.profile, setting.limits, setting.walks
+    nothing = {b.name: {} for b in profile.blocks}
+    walks.learn(nothing)
+
+    def model() -> Expected:
+        return fitted(profile, known, walks)
+
+    def answer(model: Expected) -> Solution | None:
+        room = limits.room - static - int(model.reference)
+        problem = Problem(profile, room, limits.host_room, model.working)
+        return candidates.fastest(problem) or least_bytes(problem)
+
+    beside = limits.room - static
+    solution = agreed(answer, model, beside, walks)
+    if solution is None:
+        raise BudgetError(
+            f"plan: `host_budget` is {show_bytes(limits.host_room)}, and no assignment of the"
+            " actions allowed needs so little"
+        )
+    if solution.saved_bytes + model().predict(solution.actions) > beside:
+        problem = Problem(profile, None, limits.host_room)
+        expected = walks.expecting([(t.actions, t.working) for t in known])
+        nearest = descended([solution.actions, nothing], problem, expected, beside)
+        solution = solution if nearest is None else nearest
+    # What an earlier search saw fit is certain. A guess is worth more if it is faster, and expected
+    # to fit.
+    fitting = [t for t in known if t.total <= limits.room and t.host_bytes <= limits.host_room]
+    best = min(fitting, key=lambda t: t.cost.cautious_seconds, default=None)
+    if best is None:
+        return solution
+    fits = solution.saved_bytes + model().predict(solution.actions) <= beside
+    if fits and solution.cautious_seconds < best.cost.cautious_seconds:
+        return solution
+    return priced(Problem(profile), best.actions)

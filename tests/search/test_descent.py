@@ -1,0 +1,116 @@
+"""Small changes, each judged by a walk, find what the solver's sums do not."""
+
+import itertools
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxmem._core.actions import KEEP, RECOMPUTE
+from jaxmem._search.descent import PATIENCE, descended
+from jaxmem._solver.problem import Problem
+from jaxmem._solver.solution import priced
+from tests.shared.profiles import chain, profile
+
+pytestmark = pytest.mark.core
+MADE = profile(chain(layers=4, runs=4))
+NOTHING = {"block": {}}
+CHOICES = Problem(MADE).open_choices()
+
+
+def everything_priced():
+    """Every assignment there is, with its price."""
+    for chosen in itertools.product(*CHOICES.values()):
+        actions = {"block": {tag: choice for (_, tag), choice in zip(CHOICES, chosen)}}
+        yield priced(Problem(MADE), actions)
+
+
+ALL = {repr(sorted(s.actions["block"].items())): s for s in everything_priced()}
+
+
+def of(sizes):
+    """Bytes of an assignment: the most of two moments, which choices change by what is drawn."""
+
+    def beside(actions) -> float:
+        chosen = [
+            CHOICES["block", tag].index(actions["block"].get(tag, RECOMPUTE)) for _, tag in CHOICES
+        ]
+        moments = (sum(s[m][c] for s, c in zip(sizes, chosen)) for m in (0, 1))
+        return max(moments)
+
+    return beside
+
+
+drawn = st.lists(
+    st.lists(st.lists(st.integers(0, 9), min_size=5, max_size=5), min_size=2, max_size=2),
+    min_size=len(CHOICES),
+    max_size=len(CHOICES),
+)
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@given(drawn, st.integers(0, 25))
+def test_what_it_returns_is_no_worse_than_any_start_and_is_told_the_truth(sizes, room):
+    beside = of(sizes)
+    found = descended([NOTHING], Problem(MADE), beside, room)
+    assert found is not None
+    over = lambda s: max(0, beside(s.actions) - room)
+    start = priced(Problem(MADE), NOTHING)
+    assert over(found) <= over(start)
+    if over(start) == 0:
+        assert found.cautious_seconds <= start.cautious_seconds
+    # and it does so again: nothing is left to luck
+    assert descended([NOTHING], Problem(MADE), beside, room) == found
+
+
+def test_it_finds_the_optimum_of_a_small_step():
+    """Two moments: one choice at a time gains nothing, as either moment stays the most."""
+    names = [tag for _, tag in CHOICES]
+    first, second = names[:2]
+
+    def beside(actions) -> float:
+        kept = {tag for tag, c in actions["block"].items() if c == KEEP}
+        return max(10 - 4 * (first in kept), 10 - 4 * (second in kept)) + len(
+            kept - {first, second}
+        )
+
+    least = min(beside(s.actions) for s in ALL.values())
+    assert least == 6
+    found = descended([NOTHING], Problem(MADE), beside, 0)
+    assert found is not None
+    assert beside(found.actions) == least
+    # with room for 10, the fastest of all is found
+    roomy = descended([NOTHING], Problem(MADE), beside, 10)
+    fitting = [s.cautious_seconds for s in ALL.values() if beside(s.actions) <= 10]
+    assert roomy is not None
+    assert roomy.cautious_seconds == pytest.approx(min(fitting))
+
+
+def test_it_keeps_to_host_memory_and_to_what_xla_compiles():
+    free = descended([NOTHING], Problem(MADE), lambda a: -len(a["block"]), 0)
+    assert free is not None
+    refused = Problem(MADE, host_room=0, excluded=(free.actions,))
+    found = descended([NOTHING], refused, lambda a: -len(a["block"]), 0)
+    assert found is not None
+    assert found.host_bytes == 0
+    assert found.actions != free.actions
+
+
+def test_it_ends_when_walks_do_and_where_nothing_improves():
+    asked = []
+
+    def beside(actions):
+        asked.append(actions)
+        return 5.0 if len(asked) < 4 else None
+
+    found = descended([NOTHING], Problem(MADE), beside, 0)
+    assert found is not None
+    assert len(asked) == 4
+    assert descended([NOTHING], Problem(MADE), lambda _: None, 0) is None
+    asked.clear()
+    count = lambda actions: asked.append(actions) or 5.0
+    descended([NOTHING], Problem(MADE), count, 0)
+    # equal bytes are ranked by what moves to the host and by time, which end too
+    assert len(asked) <= min(len(ALL), 4 * PATIENCE)
+    assert len(asked) == len({repr(a) for a in asked})
