@@ -5,7 +5,7 @@ runs pieces of a program.
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -140,11 +140,17 @@ class Flat:
     constants: dict
 
 
-def flatten(jaxpr: Jaxpr | ClosedJaxpr, *, barriers: bool = False) -> Flat:
+def flatten(
+    jaxpr: Jaxpr | ClosedJaxpr,
+    *,
+    barriers: bool = False,
+    body_of: Callable[[JaxprEqn], Any] = call_body,
+) -> Flat:
     """Inlines the calls of a jaxpr, at every depth. Loops and conditionals stay equations.
 
-    `barriers` leaves an equation before the body of each checkpoint of a backward that JAX lowers
-    behind a barrier: it has that checkpoint's primitive, and hands on the values that are read.
+    barriers: leaves an equation before the body of each checkpoint of a backward that JAX lowers
+      behind a barrier: it has that checkpoint's primitive, and hands on the values that are read.
+    body_of: the jaxpr that is put in an equation's place, or None where the equation stays.
     """
     avals, equations, constants = [], [], {}
 
@@ -170,7 +176,7 @@ def flatten(jaxpr: Jaxpr | ClosedJaxpr, *, barriers: bool = False) -> Flat:
         read = lambda v: v if isinstance(v, Literal) else env[v]
         for eqn in inner.eqns:
             operands = tuple(read(v) for v in eqn.invars)
-            if (called := call_body(eqn)) is not None:
+            if (called := body_of(eqn)) is not None:
                 if barriers and _is_behind_barrier(eqn):
                     values = tuple(v for v in operands if isinstance(v, int))
                     behind = {v: new(avals[v]) for v in dict.fromkeys(values)}

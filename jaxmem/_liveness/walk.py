@@ -8,17 +8,20 @@ own. `benchmarks/walk.py` holds it against compiled steps.
 from collections import defaultdict
 from collections.abc import Callable, Collection
 
-from jaxmem._jax.jaxpr import Flat, Jaxpr, Scan, as_scan, flatten, subjaxprs
+from jaxmem._jax.jaxpr import Flat, Jaxpr, Scan, as_scan, call_body, flatten, subjaxprs
 from jaxmem._jax.primitives import RENAMED
 from jaxmem._liveness.kernels import Body, Kernel, device_bytes, kernels_of
 from jaxmem._liveness.order import ORDERS, as_written
+from jaxmem_kernels import reference_of
 
 LOOPS = ("while", "cond", "shard_map")  # whose bodies hold values, beside scans
 
 Order = Callable[[Body, Callable[[int], int]], list[int]]
 
 
-def temporary_bytes(jaxpr, donated: Collection[int], *, on_gpu: bool, shards: int = 1) -> int:
+def temporary_bytes(
+    jaxpr, donated: Collection[int], *, on_gpu: bool, shards: int = 1, divided: bool = False
+) -> int:
     """Returns the bytes that a step is expected to take on a device beside its arguments:
     temporaries, and results that take no argument's memory.
 
@@ -26,14 +29,27 @@ def temporary_bytes(jaxpr, donated: Collection[int], *, on_gpu: bool, shards: in
     donated: positions of the arguments whose memory results may take.
     on_gpu: whether it is compiled for a GPU.
     shards: over how many devices values are divided. Inside `jax.shard_map` they are already.
+    divided: whether the codecs' kernels run on divided arrays too. On devices that are not there
+      the partitioner does not ask how to divide a kernel, so that the references are compiled.
     """
-    flat = flatten(jaxpr, barriers=True)
-    walks = [_Walk(order, on_gpu) for order in ORDERS]
+    walks = [_Walk(order, on_gpu, divided) for order in ORDERS]
+    flat = walks[0].flat(jaxpr, shards)
     least = min(walk.step(flat, donated, shards, order) for walk, order in zip(walks, ORDERS))
     # Depth first, a step without a loop over its layers computes every weight's gradient last, and
     # holds what that is made from until then.
     written = min(walk.step(flat, donated, shards, as_written) for walk in walks)
     return written if written < FAR_LESS * least else least
+
+
+def runs_references(jaxpr) -> bool:
+    """Whether a program that is compiled for devices that are not there has a codec on arrays that
+    XLA divides among them, so that its reference runs in place of its kernel.
+    """
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    divides = (e for e in inner.eqns if e.primitive.name != "shard_map")
+    return any(
+        reference_of(e) is not None or any(map(runs_references, subjaxprs(e))) for e in divides
+    )
 
 
 # Where the program's own order takes less than this share of a depth-first one, XLA takes one like
@@ -44,10 +60,20 @@ FAR_LESS = 0.75
 class _Walk:
     """One walk, by one order. Bodies of loops are walked through once each."""
 
-    def __init__(self, order: Order, on_gpu: bool):
-        self._order, self._on_gpu = order, on_gpu
+    def __init__(self, order: Order, on_gpu: bool, divided: bool):
+        self._order, self._on_gpu, self._divided = order, on_gpu, divided
         # The jaxpr stands beside its result, so that no other one takes its id.
         self._known: dict[tuple[int, int], tuple[Jaxpr, int]] = {}
+
+    def flat(self, jaxpr, shards: int) -> Flat:
+        """The program with its calls inlined; where GPUs that are not there divide it, also with
+        codecs' references in place of kernels. Elsewhere a codec stands for one kernel, on a CPU
+        too, of whose fusions a walk would know less.
+        """
+        if not self._on_gpu or shards == 1 or self._divided:
+            return flatten(jaxpr, barriers=True)
+        body_of = lambda eqn: call_body(eqn) or reference_of(eqn)
+        return flatten(jaxpr, barriers=True, body_of=body_of)
 
     def step(self, flat: Flat, donated: Collection[int], shards: int, order: Order) -> int:
         """The most bytes beside the arguments, with the step's own kernels in another order than
@@ -71,7 +97,7 @@ class _Walk:
         """The most bytes that a loop's body takes beside what it is given and carries."""
         key = id(jaxpr), shards
         if key not in self._known:
-            flat = flatten(jaxpr, barriers=True)
+            flat = self.flat(jaxpr, shards)
             sliced = 0 if scan is None else len(flat.inputs) - scan.consts - scan.carry
             body = kernels_of(flat, sliced, self._on_gpu)
             carried = {}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jaxmem._blocks.unnamed import listed, unnamed
 from jaxmem._core.actions import ALL, KEEP, Action
-from jaxmem._core.bytes import parse_budget
+from jaxmem._core.bytes import parse_budget, show_bytes
 from jaxmem._core.database import Database
 from jaxmem._core.profile import Profile
 from jaxmem._core.warn import warn
@@ -146,6 +146,7 @@ def _plan(
     assert found.best is not None
     if named != allowed and found.best is not found.trials.baseline:
         notes += would_save(found.trials, found.best, wider)
+    notes += _kernel_notes(walks.more_by_kernels(found.best.actions))
     waited, compiles = step.steps.seconds, step.steps.compiles
     spent = Spent(step.seconds, found.solve_seconds, waited, compiles)
     return outcome(found, target, spent, notes, runs)
@@ -179,6 +180,20 @@ def _gap_notes(gap: float) -> tuple[str, ...]:
     most = f"{gap:.1%} of what it decides about" if math.isfinite(gap) else "an unknown share"
     return (
         f"the solver's time ran out before the assignment was proven fastest: {most} may be gained",
+    )
+
+
+def _kernel_notes(more: int | None) -> tuple[str, ...]:
+    """Returns what to tell the user of codecs that were compiled as their references, if anything.
+
+    more: by how many bytes their kernels are expected to take more; None where nothing is to tell.
+    """
+    if more is None:
+        return ()
+    size = f"{show_bytes(abs(more))} {'more' if more > 0 else 'less'}" if more else "as much"
+    return (
+        "codecs were compiled as XLA divides their references, since the devices are not there; on"
+        f" the devices they run as kernels, which are expected to take {size}",
     )
 
 

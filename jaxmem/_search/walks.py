@@ -11,7 +11,7 @@ import jax
 
 from jaxmem._core.actions import RECOMPUTE, REST, Actions
 from jaxmem._core.profile import Profile
-from jaxmem._liveness.walk import temporary_bytes
+from jaxmem._liveness.walk import runs_references, temporary_bytes
 from jaxmem._search.compile import StepCompiler
 from jaxmem._solver.cost import evaluate
 from jaxmem._solver.memory import Expected, MemoryModel
@@ -62,12 +62,27 @@ class Walks:
             self._seconds += time.perf_counter() - start
         return self._told[key]
 
-    def beside_arguments(self, actions: Actions) -> int:
-        """Bytes that the step is expected to take beside its arguments."""
+    def more_by_kernels(self, actions: Actions) -> int | None:
+        """By how many bytes the step takes more with the codecs' kernels than with their
+        references; None where it is compiled with the former, or has neither.
+
+        XLA divides references itself, and does so where it compiles for devices that are not there.
+        """
+        if self._shards == 1 or self._steps.backend.target.local:
+            return None
+        if not runs_references(self._steps.trace(self._steps.plan_of(actions)).jaxpr):
+            return None
+        return self.beside_arguments(actions, divided=True) - self.beside_arguments(actions)
+
+    def beside_arguments(self, actions: Actions, divided: bool = False) -> int:
+        """Bytes that the step is expected to take beside its arguments; `divided` as
+        `temporary_bytes` takes it.
+        """
         traced = self._steps.trace(self._steps.plan_of(actions))
         donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
         on_gpu = self._steps.backend.target.platform == "cuda"
-        return temporary_bytes(traced.jaxpr, donated, on_gpu=on_gpu, shards=self._shards)
+        shards = self._shards
+        return temporary_bytes(traced.jaxpr, donated, on_gpu=on_gpu, shards=shards, divided=divided)
 
     def model(self, measured: Sequence[tuple[Actions, float]]) -> Expected:
         """Fits the memory model to compiled plans, and to walks of others.

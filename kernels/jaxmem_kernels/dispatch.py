@@ -35,6 +35,19 @@ class Kernel(NamedTuple):
     shared: tuple[int, ...] = ()
 
 
+_references: dict[Primitive, Callable[..., Any]] = {}
+
+
+def reference_of(eqn) -> Any:
+    """Returns the closed jaxpr of the reference that an operation's equation runs where it runs no
+    kernel, of the same operands and results; None for the equations of other primitives.
+    """
+    if (traced := _references.get(eqn.primitive)) is None:
+        return None
+    params = {name: value for name, value in eqn.params.items() if name != "divided"}
+    return traced(tuple(v.aval for v in eqn.invars), params)
+
+
 def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., Any]:
     """Returns `reference(*arrays, **params)` as an operation of the same name, arguments and
     results. `params` are hashable.
@@ -53,8 +66,8 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
     # The reference's trace says the types of results. They hold shardings, and so depend on the
     # mesh too.
     @functools.cache
-    def typed(avals, params, mesh):
-        return list(jax.make_jaxpr(functools.partial(results, **dict(params)))(*avals).out_avals)
+    def traced(avals, params, mesh):
+        return jax.make_jaxpr(functools.partial(results, **dict(params)))(*avals)
 
     @functools.cache
     def compiled(params):
@@ -109,14 +122,17 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
     default = mlir.lower_fun(results, multiple_results=True)
     primitive.def_impl(now)
     primitive.def_abstract_eval(
-        lambda *avals, divided, **params: typed(
-            avals, hashable(params), jax.sharding.get_abstract_mesh()
+        lambda *avals, divided, **params: list(
+            traced(avals, hashable(params), jax.sharding.get_abstract_mesh()).out_avals
         )
     )
     ad.primitive_jvps[primitive] = derivative
     batching.primitive_batchers[primitive] = mapped
     mlir.register_lowering(primitive, default)
     mlir.register_lowering(primitive, on_cuda, platform="cuda")
+    _references[primitive] = lambda avals, params: traced(
+        avals, hashable(params), jax.sharding.get_abstract_mesh()
+    )
 
     @functools.wraps(reference)
     def public(*arrays, **params):
