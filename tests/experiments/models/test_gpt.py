@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 import jaxmem
-from experiments.command.load import load
+from experiments.command.load import FOLDER, load
 from experiments.models import blocks, gpt
 from experiments.models.loops import scanned
 from experiments.models.loss import cross_entropy
@@ -55,6 +55,27 @@ def test_sizes_are_gpt_2s_and_nothing_is_allocated_to_know_them(name, count):
     assert sum(math.prod(a.shape) for a in jax.tree.leaves(state.params)) == count
     assert {a.dtype for a in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
     assert shape.shape[1] == 1025
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("gpt_1b", 1),
+        ("gpt_10b", 10),
+        ("gpt_20b", 20),
+        ("gpt_30b", 30),
+        ("gpt_40b", 40),
+        ("gpt_175b", 175),
+        ("opt_30b", 29.9745),
+    ],
+)
+def test_sizes_of_larger_ones_are_those_that_they_are_named_after(name, billions):
+    state, _ = abstract(load(name))
+    found = sum(math.prod(a.shape) for a in jax.tree.leaves(state.params))
+    assert found == pytest.approx(billions * 1e9, rel=0.02 if billions % 1 == 0 else 1e-5)
+    header = (FOLDER / f"{name}.toml").read_text(encoding="utf-8").split("[model]")[0]
+    assert f"({found:,}" in header
 
 
 def test_the_abstract_state_is_the_states_own():
