@@ -105,7 +105,10 @@ def reference(params, model, x_BS):
         scores = q @ k.swapaxes(-1, -2) / math.sqrt(model.width // model.heads)
         scores = jnp.where(np.tri(x.shape[1], dtype=bool), scores, -jnp.inf)
         x = x + dense((jax.nn.softmax(scores) @ v).swapaxes(1, 2).reshape(x.shape), p["proj"])
-        x = x + dense(jax.nn.gelu(dense(norm(x, p["ln2"]), p["up"])), p["down"])
+        u = dense(norm(x, p["ln2"]), p["up"])
+        x = x + dense(
+            jnp.maximum(u, 0) if model.activation == "relu" else jax.nn.gelu(u), p["down"]
+        )
     return norm(x, params["final"])
 
 
@@ -124,9 +127,12 @@ def hidden_states(config, params, text):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("attention", ["materialized", "fused"])
-def test_hidden_states_and_loss_are_the_plain_spellings(attention):
-    config = micro(f"model.attention={attention}")
+@pytest.mark.parametrize(
+    "setting",
+    ["model.attention=materialized", "model.attention=fused", "model.activation=relu"],
+)
+def test_hidden_states_and_loss_are_the_plain_spellings(setting):
+    config = micro(setting)
     params, text = first_state(config, shaken=0.1).params, tokens(config)
     hidden = plain_hidden_states(config, params, text)
     np.testing.assert_allclose(hidden_states(config, params, text), hidden, atol=2e-5)
@@ -156,6 +162,7 @@ def test_tags_are_those_of_adaccs_table():
     assert names(micro(*DROPS)) == TAGS | MASKS
     assert names(micro()) == TAGS
     assert names(micro("model.attention=fused")) == TAGS - {"probs"}
+    assert names(micro("model.activation=relu")) == TAGS - {"gelu"} | {"relu"}
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 16])
