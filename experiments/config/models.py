@@ -9,7 +9,7 @@ from experiments.config import sections
 from experiments.config.sections import Count, Dtype, Positive, Probability, Section
 
 OWNERS = {  # keys that some kinds of models have alone
-    **dict.fromkeys(("dropout", "attention_dropout"), ("gpt", "bert", "bert_glue")),
+    **dict.fromkeys(("dropout", "attention_dropout"), ("gpt", "bert")),
     "activation": ("gpt",),
     **dict.fromkeys(("kv_heads", "hidden", "rope_base", "tied"), ("llama",)),
 }
@@ -37,10 +37,21 @@ class Model(Section):
     dtype: Dtype = "float32"  # of the computation; parameters are float32 at least
     loop: Literal["scan", "stack"] = "scan"  # over the layers: jax.lax.scan, or jaxmem.stack
 
+    @property
+    def shared_width(self) -> int:
+        """Features of a Llama's keys at a position, and of its values."""
+        return self.width // self.heads * (self.kv_heads or self.heads)
+
+    @property
+    def hidden_width(self) -> int:
+        """Features between a Llama's gate and down."""
+        return self.hidden or 4 * self.width
+
     @pydantic.model_validator(mode="after")
     def _belongs(self) -> Self:
+        family, _, _ = self.kind.partition("_")  # "bert_glue" is a BERT
         for key, kinds in OWNERS.items():
-            if key in self.model_fields_set and self.kind not in kinds:
+            if key in self.model_fields_set and family not in kinds:
                 raise ValueError(
                     f"model.{key}: got {getattr(self, key)!r}; allowed with model.kind ="
                     f" {' or '.join(map(repr, kinds))} only, and it is {self.kind!r}"

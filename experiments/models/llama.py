@@ -65,7 +65,8 @@ def grouped_attention(model: Model, q_BSD, k_BTC, v_BTC):
     (Ainslie et al., 2023), of which nothing is repeated. C = G K.
     """
     B, S, D = q_BSD.shape
-    H, K, G = model.heads, D // model.heads, model.kv_heads or model.heads
+    H, K = model.heads, D // model.heads
+    G = k_BTC.shape[2] // K
     k_BTGK, v_BTGK = k_BTC.reshape(B, S, G, K), v_BTC.reshape(B, S, G, K)
     if model.attention == "fused":
         out = jax.nn.dot_product_attention(
@@ -83,8 +84,7 @@ class Block(nnx.Module):
 
     def __init__(self, model: Model, rngs: nnx.Rngs):
         self.model = model
-        width, hidden = model.width, model.hidden or 4 * model.width
-        shared = width // model.heads * (model.kv_heads or model.heads)
+        width, shared, hidden = model.width, model.shared_width, model.hidden_width
         depth_scale = (2 * model.layers) ** -0.5  # as GPT-2's: less into the residual stream
         self.norm1, self.norm2 = RMSNorm(model, rngs), RMSNorm(model, rngs)
         self.q = linear(model, width, width, rngs, bias=False)
@@ -108,7 +108,7 @@ class Block(nnx.Module):
         n_BSD = tag(self.norm2(x_BSD), "norm2", kind="norm")
         gate_BSF = tag(self.gate(n_BSD), "gate", kind="linear")
         up_BSF = tag(self.up(n_BSD), "up", kind="linear")
-        # Between 0 and 1, as what a softmax gives, which decides the codec.
+        # Between 0 and 1, as probabilities are: the kind decides the codec.
         share_BSF = jaxmem.ops.sigmoid(gate_BSF, "sigmoid", kind="softmax")
         return x_BSD + self.down(tag(gate_BSF * share_BSF * up_BSF, "glu", kind="gelu"))
 

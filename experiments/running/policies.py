@@ -154,10 +154,8 @@ def products(config: Config) -> dict[str, tuple[int, int]]:
     """
     model, sequence, width = config.model, config.train.sequence, config.model.width
     if model.kind == "llama":
-        shared = width // model.heads * (model.kv_heads or model.heads)
-        between = (width, model.hidden or 4 * width)
-        first = {"q": (width, width), "k": (width, shared), "v": (width, shared)}
-        first |= {"gate": between, "up": between}
+        shared, hidden = (width, model.shared_width), (width, model.hidden_width)
+        first = {"q": (width, width), "k": shared, "v": shared, "gate": hidden, "up": hidden}
     else:
         first = {"qkv": (width, 3 * width), "up": (width, 4 * width)}
     return {"attn": (sequence, width)} | first | {"mid": (width, width)}

@@ -100,7 +100,7 @@ TEXT = [
     ("model.attention=flash", "model.attention: got 'flash'; allowed: one of 'materialized'"),
     ("model.kind=t5", "model.kind: got 't5'; allowed: one of 'gpt', 'bert' or 'llama'"),
     ("model.kind=bert", "model.vocab: got 256; allowed for a BERT: at least 257"),
-    ("model.kind=llama", "model.dropout: got 0.1; allowed with model.kind = 'gpt' or 'bert'"),
+    ("model.kind=llama", "model.dropout: got 0.1; allowed with model.kind = 'gpt' or 'bert' only"),
     ("model.kv_heads=2", "model.kv_heads: got 2; allowed with model.kind = 'llama' only, and it"),
     ("model.hidden=64", "model.hidden: got 64; allowed with model.kind = 'llama' only"),
     ("model.rope_base=1e6", "model.rope_base: got 1000000.0; allowed with model.kind = 'llama'"),
@@ -178,6 +178,10 @@ GLUE = [
     ("train.sequence=7", "train.sequence: got 7; allowed: at least 8"),
     ("train.loss_chunk=4", "train.loss_chunk: unknown key"),
     ("model.kind=gpt", "model.kind: got 'gpt'"),
+    (
+        "model.kv_heads=4",
+        "model.kv_heads: got 4; allowed with model.kind = 'llama' only, and it is",
+    ),
     ("plan.budget=lots", "plan.budget: `budget` is 'lots'"),
 ]
 IMAGES = [
