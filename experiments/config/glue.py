@@ -5,8 +5,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from experiments.config.glue_tasks import TaskName
+from experiments.config.models import Model
 from experiments.config.sections import LARGEST, Path
-from experiments.config.text import Config, Data, Model, Train
+from experiments.config.text import Config, Data, Train
 
 
 class GlueModel(Model):

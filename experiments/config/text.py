@@ -1,4 +1,4 @@
-"""The typed experiment of a GPT or a BERT on text: what its TOML file in `configs/` may say."""
+"""The typed experiment of a GPT, Llama or BERT on text: what its file in `configs/` may say."""
 
 from typing import Annotated, Literal, Self
 
@@ -6,7 +6,8 @@ import pydantic
 from pydantic import Field
 
 from experiments.config import sections
-from experiments.config.sections import Count, Dtype, Path, Positive, Probability, Section, Text
+from experiments.config.models import Model
+from experiments.config.sections import Count, Path, Positive, Probability, Section, Text
 
 ActionName = Literal["keep", "recompute", "compress", "offload", "compress_offload"]
 Size = int | float | Text  # of memory, as `jaxmem.plan` reads it
@@ -32,42 +33,6 @@ PolicyName = Literal[
     "every_k",
     "estimator",
 ]
-
-
-class Model(Section):
-    """GPT-2's architecture: pre-layer-norm, learned positions, biases, the head tied to the
-    embedding; or BERT's.
-    """
-
-    kind: Literal["gpt", "bert"] = "gpt"
-    layers: Count
-    width: Count
-    heads: Count
-    # Text is read as bytes; a larger vocabulary only has its size.
-    vocab: Annotated[int, Field(ge=256, le=sections.LARGEST)] = 256
-    dropout: Probability = 0.0  # of both residual branches
-    attention_dropout: Probability = 0.0
-    attention: Literal["materialized", "fused"] = "materialized"
-    dtype: Dtype = "float32"  # of the computation; parameters are float32 at least
-    loop: Literal["scan", "stack"] = "scan"  # over the layers: jax.lax.scan, or jaxmem.stack
-
-    @pydantic.model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.width % self.heads:
-            raise ValueError(
-                f"model.width: got {self.width}; allowed: a multiple of model.heads, {self.heads}"
-            )
-        if self.kind == "bert" and self.vocab < 257:
-            raise ValueError(
-                f"model.vocab: got {self.vocab}; allowed for a BERT: at least 257, bytes and [MASK]"
-            )
-        if self.attention == "fused" and self.attention_dropout:
-            raise ValueError(
-                f"model.attention_dropout: got {self.attention_dropout}; allowed with"
-                " model.attention = 'fused': 0.0,"
-                " since a fused attention shows no probabilities to drop"
-            )
-        return self
 
 
 class Data(Section):

@@ -15,7 +15,8 @@ import numpy as np
 from flax import nnx
 
 import jaxmem
-from experiments.config.text import Config, Model
+from experiments.config.models import Model
+from experiments.config.text import Config
 from experiments.data.tokens import MASK
 from experiments.models.blocks import INIT, Norm, attention, dropout, linear, parameter_dtype
 from experiments.models.split import Split

@@ -1,4 +1,4 @@
-"""What the layers of a GPT and of a BERT are made of, in Flax NNX.
+"""What the layers of a GPT, of a Llama and of a BERT are made of, in Flax NNX.
 
 Shapes: B batch, S and T sequence, D width, H heads, K = D / H.
 """
@@ -9,7 +9,7 @@ from flax import nnx
 
 import jaxmem
 from experiments.config import images
-from experiments.config.text import Model
+from experiments.config.models import Model
 
 INIT = 0.02
 
@@ -35,11 +35,12 @@ class Norm(nnx.Module):
 
 
 def linear(
-    model: Model, fan_in: int, fan_out: int, rngs: nnx.Rngs, scale: float = 1.0
+    model: Model, fan_in: int, fan_out: int, rngs: nnx.Rngs, scale: float = 1.0, bias: bool = True
 ) -> nnx.Linear:
     return nnx.Linear(
         fan_in,
         fan_out,
+        use_bias=bias,
         dtype=jnp.dtype(model.dtype),
         param_dtype=parameter_dtype(model),
         kernel_init=nnx.initializers.normal(INIT * scale),
@@ -73,12 +74,20 @@ def attention(model: Model, qkv, key, causal: bool, seen_BT=None):
         )
         return out.reshape(B, S, D)
     scores_BHST = jnp.einsum("bshk,bthk->bhst", q_BSHK, k_BSHK) * K**-0.5
-    if causal:
-        seen = jnp.tril(jnp.ones((S, S), bool))
-        scores_BHST = jnp.where(seen, scores_BHST, jnp.finfo(scores_BHST.dtype).min)
-    if mask is not None:
-        scores_BHST = jnp.where(mask, scores_BHST, jnp.finfo(scores_BHST.dtype).min)
     probs_BHST = dropout(
-        jaxmem.softmax(scores_BHST, "probs"), model.attention_dropout, key, "attn_mask"
+        probabilities(scores_BHST, causal, mask), model.attention_dropout, key, "attn_mask"
     )
     return jnp.einsum("bhst,bthk->bshk", probs_BHST, v_BSHK).reshape(B, S, D)
+
+
+def probabilities(scores_BHST, causal: bool, seen=None):
+    """Softmax over the positions that are seen, tagged. `seen`: True where one is, of a shape that
+    broadcasts to the scores'; left out: everywhere.
+    """
+    least = jnp.finfo(scores_BHST.dtype).min
+    if causal:
+        S = scores_BHST.shape[-1]
+        scores_BHST = jnp.where(jnp.tril(jnp.ones((S, S), bool)), scores_BHST, least)
+    if seen is not None:
+        scores_BHST = jnp.where(seen, scores_BHST, least)
+    return jaxmem.softmax(scores_BHST, "probs")

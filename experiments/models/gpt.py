@@ -1,4 +1,4 @@
-"""GPT-2 in Flax NNX, with a tag on every tensor of Adacc's table.
+"""GPT-2 in Flax NNX, with a tag on every tensor of Adacc's table; with `activation = "relu"`, OPT.
 
 NNX, not linen: it is the interface that Flax documents and develops in 2026, and its modules are
 plain objects that hold their arrays, so the layers' parameters can be stacked once and scanned.
@@ -11,16 +11,21 @@ step that releases gradients runs layers and the rest apart.
 Shapes: B batch, S sequence, D width, H heads, K = D / H, F = 4 D, V vocabulary, L layers.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 import jaxmem
-from experiments.config.text import Config, Model
+from experiments.config.models import Model
+from experiments.config.text import Config
 from experiments.models.blocks import INIT, Norm, attention, dropout, linear, parameter_dtype
 from experiments.models.loss import cross_entropy
 from experiments.models.split import Split
+
+ACTIVATIONS = {"gelu": functools.partial(jax.nn.gelu, approximate=True), "relu": jax.nn.relu}
 
 
 class Block(nnx.Module):
@@ -55,7 +60,7 @@ class Block(nnx.Module):
         )
         n_BSD = tag(self.ln2(x_BSD), "ln2", kind="norm")
         u_BSF = tag(self.up(n_BSD), "up", kind="linear")
-        g_BSF = tag(jax.nn.gelu(u_BSF, approximate=True), "gelu", kind="gelu")
+        g_BSF = tag(ACTIVATIONS[self.model.activation](u_BSF), self.model.activation, kind="gelu")
         return x_BSD + dropout(self.down(g_BSF), rate, keys[2], "mlp_out_mask")
 
 

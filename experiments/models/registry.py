@@ -8,11 +8,16 @@ import jax
 import numpy as np
 
 from experiments.config.text import Config
-from experiments.models import bert, gpt
+from experiments.models import bert, gpt, llama
 from experiments.models import glue as glue_model
 from experiments.models.split import Split
 
-MODELS: dict[str, types.ModuleType] = {"gpt": gpt, "bert": bert, "bert_glue": glue_model}
+MODELS: dict[str, types.ModuleType] = {
+    "gpt": gpt,
+    "llama": llama,
+    "bert": bert,
+    "bert_glue": glue_model,
+}
 
 
 def create(config: Config, key) -> dict:

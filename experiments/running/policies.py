@@ -1,10 +1,11 @@
-"""What a JAX user would pick today, by name: policies for the GPT's `jax.checkpoint`, and two
-searches over them.
+"""What a JAX user would pick today, by name: policies for the `jax.checkpoint` of a GPT's or a
+Llama's layers, and two searches over them.
 
 Names of the GPT's tags against those of MaxText's policies: `qkv` is query_proj, key_proj and
 value_proj; `attn` is context; `mid` stands for out_proj (the residual stream after it: as many
 bytes, and what is recomputed is the same but for an addition); `up` is mlpwi. mlpwo is read by no
-backward, so saving it changes nothing. A MaxText policy is run as the keep-set of these tags, which
+backward, so saving it changes nothing. A Llama has `q`, `k` and `v` for the first, `gate` and `up`
+for the last. A MaxText policy is run as the keep-set of these tags, which
 is `save_only_these_names` on them; JAX's own policies are run as they are.
 `nothing_saveable` is MaxText's `full` and Adacc's full recomputation. `compress_tags` is Adacc with
 nothing but compression, each tag under the codec of its kind; without outliers, its ablation;
@@ -15,12 +16,13 @@ it has alone.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 
 import jaxmem
+from experiments.config.models import Model
 from experiments.config.text import Config
 from jaxmem.plans import Action, Assignment, Choice
 
@@ -29,6 +31,12 @@ KINDS = {
     "attn": "linear", "attn_out_mask": "mask", "mid": "residual", "ln2": "norm", "up": "linear",
     "gelu": "gelu", "mlp_out_mask": "mask",
 }  # fmt: skip
+LLAMA_KINDS = {
+    "resid_in": "residual", "norm1": "norm", "q": "qkv", "k": "qkv", "v": "qkv",
+    "probs": "softmax", "attn": "linear", "mid": "residual", "norm2": "norm", "gate": "linear",
+    "up": "linear", "sigmoid": "softmax", "glu": "gelu",
+}  # fmt: skip
+LLAMA_PARTS = {"qkv": ("q", "k", "v"), "up": ("gate", "up")}
 KEPT = {
     "save_out_proj": ("mid",),
     "save_qkv_proj": ("qkv",),
@@ -39,6 +47,8 @@ KEPT = {
 }
 OFFLOADED = {"qkv_proj_offloaded": ("qkv",), "minimal_offloaded": ("qkv", "mid", "up")}
 Choices = dict[str, Choice]  # by tag; one that is left out is recomputed
+Kinds = dict[str, str]  # by tag
+Parts = dict[str, tuple[str, ...]]  # a model's tags, by the GPT's that they stand for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,20 +83,35 @@ def without_outliers(kind: str | None) -> str:
     )
 
 
-def compressed(codec_of: Callable[[str | None], str]) -> Choices:
-    return {tag: Choice(Action.COMPRESS, codec_of(kind)) for tag, kind in KINDS.items()}
+def assignments(kinds: Kinds, parts: Parts) -> dict[str, Choices]:
+    """What each policy that names tags does with those of a model (`tags_of`)."""
+
+    def every(action: Action, tags: Iterable[str]) -> Choices:
+        return {part: Choice(action) for tag in tags for part in parts.get(tag, (tag,))}
+
+    def compressed(codec_of: Callable[[str | None], str]) -> Choices:
+        return {tag: Choice(Action.COMPRESS, codec_of(kind)) for tag, kind in kinds.items()}
+
+    return (
+        {"keep_tags": dict.fromkeys(kinds, Choice(Action.KEEP))}
+        | {name: every(Action.KEEP, tags) for name, tags in KEPT.items()}
+        | {name: every(Action.OFFLOAD, tags) for name, tags in OFFLOADED.items()}
+        | {
+            "compress_tags": compressed(own),
+            "compress_tags_without_outliers": compressed(without_outliers),
+            "naive_int4": compressed(naive),
+        }
+    )
 
 
-ASSIGNMENTS: dict[str, Choices] = (
-    {"keep_tags": dict.fromkeys(KINDS, Choice(Action.KEEP))}
-    | {name: dict.fromkeys(tags, Choice(Action.KEEP)) for name, tags in KEPT.items()}
-    | {name: dict.fromkeys(tags, Choice(Action.OFFLOAD)) for name, tags in OFFLOADED.items()}
-    | {
-        "compress_tags": compressed(own),
-        "compress_tags_without_outliers": compressed(without_outliers),
-        "naive_int4": compressed(naive),
-    }
-)
+def tags_of(model: Model) -> tuple[Kinds, Parts]:
+    """A model's tags with their kinds, and which of them stand for what a GPT has as one tensor."""
+    if model.kind == "llama":
+        return LLAMA_KINDS, LLAMA_PARTS
+    return {model.activation if tag == "gelu" else tag: kind for tag, kind in KINDS.items()}, {}
+
+
+ASSIGNMENTS = assignments(KINDS, {})
 JAX_POLICIES = {
     "nothing_saveable": jax.checkpoint_policies.nothing_saveable,
     "dots_with_no_batch_dims_saveable": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -100,7 +125,7 @@ LOSSY = ("compress_tags", "compress_tags_without_outliers", "naive_int4")
 
 
 def policy_of(choices: Choices):
-    """The policy of `jax.checkpoint` under which the GPT's layers do as `choices` says."""
+    """The policy of `jax.checkpoint` under which layers do as `choices` says."""
     return jaxmem.remat_policy(Assignment(others=choices))
 
 
@@ -117,8 +142,23 @@ def candidates(config: Config) -> Iterator[Candidate]:
         yield Candidate(JAX_POLICIES[name])
     else:
         yield Candidate(
-            jaxmem.remat_policy(None) if name == "keep_everything" else policy_of(ASSIGNMENTS[name])
+            jaxmem.remat_policy(None)
+            if name == "keep_everything"
+            else policy_of(assignments(*tags_of(config.model))[name])
         )
+
+
+def products(config: Config) -> dict[str, tuple[int, int]]:
+    """The sizes that MaxText orders the results of a layer's products by, those of the kernels, or
+    of the probabilities' rows.
+    """
+    model, sequence, width = config.model, config.train.sequence, config.model.width
+    if model.kind == "llama":
+        shared, hidden = (width, model.shared_width), (width, model.hidden_width)
+        first = {"q": (width, width), "k": shared, "v": shared, "gate": hidden, "up": hidden}
+    else:
+        first = {"qkv": (width, 3 * width), "up": (width, 4 * width)}
+    return {"attn": (sequence, width)} | first | {"mid": (width, width)}
 
 
 def every_kth(config: Config) -> Iterator[Candidate]:
@@ -138,13 +178,7 @@ def estimator(config: Config) -> Iterator[Candidate]:
     The order is MaxText's, of the products' sizes alone. Where the device is a CPU nothing can be
     offloaded.
     """
-    width, sequence = config.model.width, config.train.sequence
-    sizes = {
-        "attn": (sequence, width),
-        "qkv": (width, 3 * width),
-        "up": (width, 4 * width),
-        "mid": (width, width),
-    }
+    sizes = products(config)
     order = sorted(sizes, key=lambda tag: [-size for size in sizes[tag]])
     offload = () if jax.default_backend() == "cpu" else (Action.OFFLOAD,)
     actions = dict.fromkeys(order, Action.KEEP)

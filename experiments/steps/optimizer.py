@@ -28,9 +28,8 @@ def learning_rate(config: Trained):
 
 def matrices(params):
     """True where weights decay: kernels and embeddings, not biases and norms."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: path[-1].key in ("kernel", "embedding", "positions", "segments"), params
-    )
+    names = "kernel", "embedding", "head", "positions", "segments"
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in names, params)
 
 
 def adamw(config: Trained) -> optax.GradientTransformation:

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 import jaxmem
-from experiments.command.load import load
+from experiments.command.load import FOLDER, load
 from experiments.models import blocks, gpt
 from experiments.models.loops import scanned
 from experiments.models.loss import cross_entropy
@@ -57,6 +57,27 @@ def test_sizes_are_gpt_2s_and_nothing_is_allocated_to_know_them(name, count):
     assert shape.shape[1] == 1025
 
 
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("gpt_1b", 1),
+        ("gpt_10b", 10),
+        ("gpt_20b", 20),
+        ("gpt_30b", 30),
+        ("gpt_40b", 40),
+        ("gpt_175b", 175),
+        ("opt_30b", 29.9745),
+    ],
+)
+def test_sizes_of_larger_ones_are_those_that_they_are_named_after(name, billions):
+    state, _ = abstract(load(name))
+    found = sum(math.prod(a.shape) for a in jax.tree.leaves(state.params))
+    assert found == pytest.approx(billions * 1e9, rel=0.02 if billions % 1 == 0 else 1e-5)
+    header = (FOLDER / f"{name}.toml").read_text(encoding="utf-8").split("[model]")[0]
+    assert f"({found:,}" in header
+
+
 def test_the_abstract_state_is_the_states_own():
     config = micro(*DROPS)
     state, _ = abstract(config)
@@ -84,7 +105,10 @@ def reference(params, model, x_BS):
         scores = q @ k.swapaxes(-1, -2) / math.sqrt(model.width // model.heads)
         scores = jnp.where(np.tri(x.shape[1], dtype=bool), scores, -jnp.inf)
         x = x + dense((jax.nn.softmax(scores) @ v).swapaxes(1, 2).reshape(x.shape), p["proj"])
-        x = x + dense(jax.nn.gelu(dense(norm(x, p["ln2"]), p["up"])), p["down"])
+        u = dense(norm(x, p["ln2"]), p["up"])
+        x = x + dense(
+            jnp.maximum(u, 0) if model.activation == "relu" else jax.nn.gelu(u), p["down"]
+        )
     return norm(x, params["final"])
 
 
@@ -103,9 +127,12 @@ def hidden_states(config, params, text):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("attention", ["materialized", "fused"])
-def test_hidden_states_and_loss_are_the_plain_spellings(attention):
-    config = micro(f"model.attention={attention}")
+@pytest.mark.parametrize(
+    "setting",
+    ["model.attention=materialized", "model.attention=fused", "model.activation=relu"],
+)
+def test_hidden_states_and_loss_are_the_plain_spellings(setting):
+    config = micro(setting)
     params, text = first_state(config, shaken=0.1).params, tokens(config)
     hidden = plain_hidden_states(config, params, text)
     np.testing.assert_allclose(hidden_states(config, params, text), hidden, atol=2e-5)
@@ -135,6 +162,7 @@ def test_tags_are_those_of_adaccs_table():
     assert names(micro(*DROPS)) == TAGS | MASKS
     assert names(micro()) == TAGS
     assert names(micro("model.attention=fused")) == TAGS - {"probs"}
+    assert names(micro("model.activation=relu")) == TAGS - {"gelu"} | {"relu"}
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 16])

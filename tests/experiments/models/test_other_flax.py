@@ -14,7 +14,8 @@ import pytest
 from flax import nnx
 
 import jaxmem
-from experiments.config.text import Config, Model, Optimizer, Train
+from experiments.config.models import Model
+from experiments.config.text import Config, Optimizer, Train
 from experiments.models import gpt
 from jaxmem.plans import Assignment, Choice
 from tests.experiments.states import parameters

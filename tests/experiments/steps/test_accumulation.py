@@ -14,20 +14,21 @@ from experiments.models import registry as models
 from experiments.steps.optimizer import optimizer
 from experiments.steps.step import abstract, make_loss, make_step
 from tests.experiments.states import first_state as init_state
+from tests.shared.marks import slow
 
 pytestmark = pytest.mark.jax_defaults
 SMALL = (
     "model.layers=2", "model.width=32", "train.batch=8", "train.sequence=16", "train.loss_chunk=4",
     "train.microbatches=4", "train.steps=20", "optimizer.warmup=0",
 )  # fmt: skip
-KINDS = {"gpt": (), "bert": ("model.kind=bert", "model.vocab=300")}
+KINDS = {"gpt": (), "bert": ("model.kind=bert", "model.vocab=300"), "llama": ()}
 WAYS = ("scan", "in_place", "multi_steps", "adama", "released")
 
 
 def config_of(way, kind="gpt", *overrides):
     loop = ("model.loop=stack",) if way in ("in_place", "released") else ()
     return load(
-        "gpt_nano",
+        "llama_nano" if kind == "llama" else "gpt_nano",
         (
             *SMALL,
             *KINDS[kind],
@@ -37,6 +38,12 @@ def config_of(way, kind="gpt", *overrides):
             *overrides,
         ),
     )
+
+
+def dropping(kind, rate):
+    """Settings of both dropouts; a Llama has none."""
+    names = () if kind == "llama" else ("dropout", "attention_dropout")
+    return tuple(f"model.{name}={rate}" for name in names)
 
 
 def batch_of(config, step=1):
@@ -58,9 +65,9 @@ def close(got, want, rtol=1e-9):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("kind", ["gpt", pytest.param("bert", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["gpt", slow("bert"), "llama"])
 def test_whole_and_released_gradients_give_the_same_parameters(kind):
-    exact = "model.dtype=float64", "model.dropout=0.2", "model.attention_dropout=0.2"
+    exact = "model.dtype=float64", *dropping(kind, 0.2)
     jax.config.update("jax_enable_x64", True)
     whole, _ = trained(config_of("adama", kind, *exact))
     released, found = trained(config_of("released", kind, *exact))
@@ -73,12 +80,7 @@ def test_whole_and_released_gradients_give_the_same_parameters(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_adding_up_and_multi_steps_are_adam_on_the_batchs_gradient(kind):
     jax.config.update("jax_enable_x64", True)
-    plain = (
-        "model.dtype=float64",
-        "model.dropout=0.0",
-        "model.attention_dropout=0.0",
-        "optimizer.epsilon=0.01",
-    )
+    plain = ("model.dtype=float64", *dropping(kind, 0.0), "optimizer.epsilon=0.01")
     config = config_of("scan", kind, *plain)
     start, batch, tx = init_state(config), batch_of(config), optimizer(config)
     grads = jax.jit(jax.grad(make_loss(config)))(start.params, batch)

@@ -1,0 +1,152 @@
+"""Llama (Touvron et al., 2023) in Flax NNX: RMS norms before each branch, rotary positions, grouped
+queries, SwiGLU, no biases, no dropout; a head of its own, or the embedding.
+
+With Mistral's sizes it is Mistral 7B (Jiang et al., 2023) but for the sliding window: here every
+position sees all before it, which is the same up to 4096 of them.
+
+A rotation is linear, and its transpose needs angles alone, so that nothing reads what it turned:
+the tags of queries and keys stand after it. A tag names each operand of a product that the backward
+reads, and the sigmoid, whose derivative reads its own result.
+
+Shapes: B batch, S and T sequence, D width, H heads of queries, G heads of keys and values,
+R = H / G queries that share one, K = D / H, I = K / 2 pairs, F features between gate and down,
+V vocabulary, L layers.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+import jaxmem
+import jaxmem.ops
+from experiments.config.models import Model
+from experiments.config.text import Config
+from experiments.models import gpt
+from experiments.models.blocks import INIT, linear, parameter_dtype, probabilities
+from experiments.models.loss import cross_entropy
+from experiments.models.split import Split
+
+EPSILON = 1e-5
+batch = gpt.batch  # both predict the next token of plain text
+
+
+class RMSNorm(nnx.Module):
+    """x / sqrt(mean x²) * scale (Zhang and Sennrich, 2019, eq. 4), computed in the parameters'
+    dtype, returned in the computation's.
+    """
+
+    def __init__(self, model: Model, rngs: nnx.Rngs):
+        self.dtype, self.wide = jnp.dtype(model.dtype), parameter_dtype(model)
+        self.scale = nnx.Param(jnp.ones(model.width, self.wide))
+
+    def __call__(self, x_BSD):
+        x = x_BSD.astype(self.wide)
+        x = x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + EPSILON)
+        return (x * self.scale[...]).astype(self.dtype)
+
+
+def rotated(x_BSD, K: int, base: float):
+    """Each position's features, in heads of K, turned by its number: in a head the pair
+    (i, i + K / 2) by the angle s * base ** (-2 i / K) at position s (Su et al., 2021, eq. 34, whose
+    pairs are neighbours: what differs is the order of the columns of q's and k's kernels).
+    """
+    B, S, D = x_BSD.shape
+    wide = jnp.promote_types(x_BSD.dtype, jnp.float32)
+    rates_I = base ** (-jnp.arange(0, K, 2, dtype=wide) / K)
+    angles_S1I = (jnp.arange(S, dtype=wide)[:, None] * rates_I)[:, None]
+    cos, sin = jnp.cos(angles_S1I), jnp.sin(angles_S1I)
+    one, other = jnp.split(x_BSD.astype(wide).reshape(B, S, D // K, K), 2, axis=-1)
+    turned_BSHK = jnp.concatenate((one * cos - other * sin, other * cos + one * sin), axis=-1)
+    return turned_BSHK.reshape(B, S, D).astype(x_BSD.dtype)
+
+
+def grouped_attention(model: Model, q_BSD, k_BTC, v_BTC):
+    """(B, S, D): causal attention in which R heads of queries share a head of keys and values
+    (Ainslie et al., 2023), of which nothing is repeated. C = G K.
+    """
+    B, S, D = q_BSD.shape
+    H, K = model.heads, D // model.heads
+    G = k_BTC.shape[2] // K
+    k_BTGK, v_BTGK = k_BTC.reshape(B, S, G, K), v_BTC.reshape(B, S, G, K)
+    if model.attention == "fused":
+        out = jax.nn.dot_product_attention(
+            q_BSD.reshape(B, S, H, K), k_BTGK, v_BTGK, is_causal=True, implementation="xla"
+        )
+        return out.reshape(B, S, D)
+    q_BSGRK = q_BSD.reshape(B, S, G, H // G, K)
+    scores_BGRST = jnp.einsum("bsgrk,btgk->bgrst", q_BSGRK, k_BTGK) * K**-0.5
+    probs_BGRST = probabilities(scores_BGRST, causal=True)
+    return jnp.einsum("bgrst,btgk->bsgrk", probs_BGRST, v_BTGK).reshape(B, S, D)
+
+
+class Block(nnx.Module):
+    """One layer."""
+
+    def __init__(self, model: Model, rngs: nnx.Rngs):
+        self.model = model
+        width, shared, hidden = model.width, model.shared_width, model.hidden_width
+        depth_scale = (2 * model.layers) ** -0.5  # as GPT-2's: less into the residual stream
+        self.norm1, self.norm2 = RMSNorm(model, rngs), RMSNorm(model, rngs)
+        self.q = linear(model, width, width, rngs, bias=False)
+        self.k = linear(model, width, shared, rngs, bias=False)
+        self.v = linear(model, width, shared, rngs, bias=False)
+        self.proj = linear(model, width, width, rngs, depth_scale, bias=False)
+        self.gate = linear(model, width, hidden, rngs, bias=False)
+        self.up = linear(model, width, hidden, rngs, bias=False)
+        self.down = linear(model, hidden, width, rngs, depth_scale, bias=False)
+
+    def __call__(self, x_BSD):
+        model, tag = self.model, jaxmem.tag
+        turned = lambda y: rotated(y, model.width // model.heads, model.rope_base)
+        x_BSD = tag(x_BSD, "resid_in", kind="residual")
+        n_BSD = tag(self.norm1(x_BSD), "norm1", kind="norm")
+        q_BSD = tag(turned(self.q(n_BSD)), "q", kind="qkv")
+        k_BTC = tag(turned(self.k(n_BSD)), "k", kind="qkv")
+        v_BTC = tag(self.v(n_BSD), "v", kind="qkv")
+        a_BSD = tag(grouped_attention(model, q_BSD, k_BTC, v_BTC), "attn", kind="linear")
+        x_BSD = tag(x_BSD + self.proj(a_BSD), "mid", kind="residual")
+        n_BSD = tag(self.norm2(x_BSD), "norm2", kind="norm")
+        gate_BSF = tag(self.gate(n_BSD), "gate", kind="linear")
+        up_BSF = tag(self.up(n_BSD), "up", kind="linear")
+        # Between 0 and 1, as probabilities are: the kind decides the codec.
+        share_BSF = jaxmem.ops.sigmoid(gate_BSF, "sigmoid", kind="softmax")
+        return x_BSD + self.down(tag(gate_BSF * share_BSF * up_BSF, "glu", kind="gelu"))
+
+
+class Llama(nnx.Module):
+    """Holds the parameters: `blocks` have a leading axis L. `head` is there unless it is tied."""
+
+    def __init__(self, model: Model, rngs: nnx.Rngs):
+        wide, normal = parameter_dtype(model), nnx.initializers.normal(INIT)
+        make = lambda: nnx.Param(normal(rngs.params(), (model.vocab, model.width), wide))
+        self.embedding = make()
+        if not model.tied:
+            self.head = make()
+        stack = nnx.split_rngs(splits=model.layers)(nnx.vmap(lambda rngs: Block(model, rngs)))
+        self.blocks = stack(rngs)
+        self.final = RMSNorm(model, rngs)
+
+
+def create(config: Config, key) -> dict:
+    """A Llama's parameters as a nested dict of arrays."""
+    return nnx.to_pure_dict(nnx.state(Llama(config.model, nnx.Rngs(params=key)), nnx.Param))
+
+
+def split(config: Config) -> Split:
+    """The Llama of next-token prediction. A batch is tokens, int32 (B, S + 1)."""
+    model, dtype = config.model, jnp.dtype(config.model.dtype)
+    block = nnx.graphdef(nnx.eval_shape(lambda: Block(model, nnx.Rngs(0))))
+    final = nnx.graphdef(nnx.eval_shape(lambda: RMSNorm(model, nnx.Rngs(0))))
+
+    def embed(outer, tokens, key=None):
+        return outer["embedding"].astype(dtype)[tokens[:, :-1]]
+
+    def layer(parameters, x_BSD, key=None):
+        return nnx.merge(block, nnx.State(parameters))(x_BSD)
+
+    def head(outer, x_BSD, tokens):
+        hidden_BSD = nnx.merge(final, nnx.State(outer["final"]))(x_BSD)
+        head_VD = outer["embedding" if model.tied else "head"]
+        return cross_entropy(hidden_BSD, head_VD, tokens[:, 1:], config.train.loss_chunk)
+
+    return Split(embed, layer, head)

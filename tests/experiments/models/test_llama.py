@@ -1,0 +1,216 @@
+"""The Llama: published sizes, the layer and the loss of a spelling in NumPy, exact gradients under
+its tags, and the same step however its layers are looped over.
+"""
+
+import functools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmem
+import jaxmem.ops
+from experiments.command.load import FOLDER, load
+from experiments.models import llama
+from experiments.models.loops import scanned
+from experiments.steps.optimizer import matrices
+from experiments.steps.step import abstract, make_loss, make_step
+from jaxmem.plans import Action, Assignment, Choice
+from tests.experiments.states import first_state
+from tests.shared import llama_oracle
+
+pytestmark = pytest.mark.jax_defaults
+
+MICRO = (
+    "model.layers=2", "model.width=32", "model.hidden=40", "train.batch=2", "train.sequence=12",
+    "train.loss_chunk=4",
+)  # fmt: skip
+EXACT = "model.dtype=float64"
+KINDS = {
+    "resid_in": "residual", "norm1": "norm", "q": "qkv", "k": "qkv", "v": "qkv",
+    "probs": "softmax", "attn": "linear", "mid": "residual", "norm2": "norm", "gate": "linear",
+    "up": "linear", "sigmoid": "softmax", "glu": "gelu",
+}  # fmt: skip
+FUSED = "model.attention=fused"
+SHAPES = [  # heads are 4
+    ("model.kv_heads=2",),
+    ("model.kv_heads=2", FUSED),
+    ("model.kv_heads=1", "model.tied=true", "model.rope_base=1e6"),
+    ("model.kv_heads=4", "model.rope_base=100.0"),
+]
+
+
+def micro(*overrides):
+    return load("llama_nano", (*MICRO, *overrides))
+
+
+def tokens(config, seed=0):
+    shape = config.train.batch, config.train.sequence + 1
+    return np.random.default_rng(seed).integers(0, 256, shape).astype(np.int32)
+
+
+@pytest.fixture
+def in_64_bits():
+    """Beside the module's marker; its fixture sets it back."""
+    jax.config.update("jax_enable_x64", True)
+
+
+def count(name):
+    state, _ = abstract(load(name))
+    assert {a.dtype for a in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
+    return sum(math.prod(a.shape) for a in jax.tree.leaves(state.params))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("llama_13b", 13_015_864_320),
+        ("llama_34b", 33_743_970_304),
+        ("mistral_7b", 7_241_732_096),
+    ],
+)
+def test_sizes_are_the_published_ones_and_nothing_is_allocated_to_know_them(name, published):
+    assert count(name) == published
+    header = (FOLDER / f"{name}.toml").read_text(encoding="utf-8").split("[model]")[0]
+    assert f"({published:,} parameters)" in header
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("overrides", SHAPES, ids=" ".join)
+def test_a_layer_and_the_loss_are_numpys(overrides, in_64_bits):
+    config = micro(EXACT, *overrides)
+    model, params = config.model, first_state(config, shaken=0.2).params
+    plain, how = jax.tree.map(np.asarray, params), (model.heads, model.rope_base)
+    own, first = (jax.tree.map(lambda a: a[0], tree["blocks"]) for tree in (params, plain))
+    near = 1e-5 if FUSED in overrides else 1e-11  # JAX's attention has a softmax in float32
+    x_BSD = np.random.default_rng(1).normal(size=(2, 12, 32))
+    got = jax.jit(llama.split(config).layer)(own, x_BSD)
+    want = np.stack([llama_oracle.block(x_SD, first, *how) for x_SD in x_BSD])
+    assert got.dtype == jnp.float64
+    np.testing.assert_allclose(got, want, rtol=near, atol=near)
+    text = tokens(config)
+    want = llama_oracle.loss(plain, text, *how)
+    np.testing.assert_allclose(jax.jit(make_loss(config))(params, text), want, rtol=near)
+
+
+def gradient(config, params, loop=None):
+    return jax.jit(jax.grad(make_loss(config, loop)))(params, tokens(config))
+
+
+def untagged(monkeypatch):
+    """Takes out every tag and every checkpoint."""
+    monkeypatch.setattr(jaxmem, "tag", lambda x, *_, **__: x)
+    monkeypatch.setattr(jaxmem, "softmax", lambda x, _: jax.nn.softmax(x))
+    monkeypatch.setattr(jaxmem.ops, "sigmoid", lambda x, *_, **__: jax.nn.sigmoid(x))
+    monkeypatch.setattr(jax, "checkpoint", lambda f, **_: f)
+
+
+@pytest.mark.core
+@pytest.mark.standard_promotion
+@pytest.mark.parametrize("kept", [None, (), tuple(KINDS), ("q", "sigmoid", "glu")])
+def test_tags_change_no_gradient(kept, in_64_bits, monkeypatch):
+    config = micro(EXACT)
+    params = first_state(config, shaken=0.2).params
+    plan = None if kept is None else Assignment(others=dict.fromkeys(kept, Choice(Action.KEEP)))
+    got = gradient(config, params, scanned(jaxmem.remat_policy(plan)))
+    untagged(monkeypatch)
+    want = gradient(config, params)
+    close = lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-12, atol=1e-12 * np.abs(w).max())
+    jax.tree.map(close, got, want)
+
+
+@pytest.mark.standard_promotion
+def test_every_parameter_of_every_layer_has_the_gradient_of_numpys_loss(in_64_bits):
+    """Along a random direction in each array, by differences of 1e-5."""
+    config = micro(EXACT, "train.batch=1", "train.sequence=6", "train.loss_chunk=2")
+    state, text, rng = first_state(config, shaken=0.2), tokens(config), np.random.default_rng(2)
+    grads, how = gradient(config, state.params), (config.model.heads, config.model.rope_base)
+    plain = jax.tree.map(np.array, state.params)
+    for path, array in jax.tree_util.tree_leaves_with_path(plain):
+        found = functools.reduce(lambda tree, part: tree[part.key], path, grads)
+        stacked = path[0].key == "blocks"
+        for part, found_part in zip(array, found) if stacked else [(array, found)]:
+            direction = rng.normal(size=part.shape)
+            values = []
+            for step in (1e-5, -2e-5):
+                part += step * direction
+                values.append(llama_oracle.loss(plain, text, *how))
+            part += 1e-5 * direction
+            slope = (values[0] - values[1]) / 2e-5
+            assert abs(slope) > 1e-6, path
+            np.testing.assert_allclose(np.vdot(found_part, direction), slope, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["materialized", "fused"])
+def test_no_position_sees_a_later_one(attention):
+    config = micro(f"model.attention={attention}")
+    own = jax.tree.map(lambda a: a[0], first_state(config, shaken=0.2).params["blocks"])
+    x_BSD = np.random.default_rng(0).normal(size=(1, 12, 32)).astype(np.float32)
+    other = x_BSD.copy()
+    other[:, 7:] += 1
+    a, b = (jax.jit(llama.split(config).layer)(own, x) for x in (x_BSD, other))
+    np.testing.assert_array_equal(a[:, :7], b[:, :7])
+    assert (a[:, 7:] != b[:, 7:]).any(-1).all()
+
+
+def test_scores_depend_on_distances_alone():
+    """What rotary positions are for (Su et al., 2021, eq. 16)."""
+    q, k = np.random.default_rng(0).normal(size=(2, 1, 9, 8)).astype(np.float32)
+    same = lambda x: jnp.broadcast_to(x[:, :1], x.shape)
+    turned = lambda x: llama.rotated(same(x), 8, 100.0)
+    scores = jnp.einsum("bsd,btd->st", turned(q), turned(k))
+    for distance in range(9):
+        along = jnp.diagonal(scores, distance)
+        np.testing.assert_allclose(along, along[0], rtol=1e-5)
+    assert len(np.unique(np.round(scores[0], 4))) == 9
+
+
+def test_tags_are_the_operands_that_the_backward_reads():
+    config = micro()
+    text = str(jax.make_jaxpr(make_step(config))(*abstract(config)))
+    found = {
+        re.search(r"name=(\w+)", one)[1]: re.search(r"kind=(\w+)", one)[1]
+        for one in re.findall(r"jaxmem_tag\[[^\]]*\]", text)
+    }
+    assert found == KINDS
+
+
+def test_the_stack_is_the_scan():
+    config = micro()
+    on_stack = micro("model.loop=stack")
+    some = {tag: Choice(Action.KEEP) for tag in ("q", "gate", "mid")}
+    plan = Assignment({"block[0:1]": {}, "block[1:2]": some})
+    state, text = first_state(config, shaken=0.1), tokens(config)
+    one, metrics = jax.jit(make_step(config))(state, text)
+    other, same = jax.jit(make_step(on_stack, plan))(state, text)
+    assert metrics["loss"] == same["loss"]
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, one.params, other.params)
+
+
+def test_computed_in_bfloat16_the_loss_stays_near():
+    config = micro("model.dtype=bfloat16")
+    params, text = first_state(config, shaken=0.05).params, tokens(config)
+    exact = jax.jit(make_loss(micro()))(params, text)
+    got = jax.jit(make_loss(config))(params, text)
+    assert got.dtype == jnp.float32
+    assert 0 < abs(float(got - exact)) < 0.02 * float(exact)
+
+
+def test_matrices_decay_and_scales_do_not():
+    decays = matrices(abstract(micro())[0].params)
+    names = {path[-1].key for path, yes in jax.tree_util.tree_leaves_with_path(decays) if yes}
+    others = {path[-1].key for path, yes in jax.tree_util.tree_leaves_with_path(decays) if not yes}
+    assert (names, others) == ({"kernel", "embedding", "head"}, {"scale"})
+
+
+def test_what_is_left_out_is_what_multi_head_attention_has():
+    left_out = load("llama_nano", MICRO).model.model_copy(update={"kv_heads": None, "hidden": None})
+    config = micro().model_copy(update={"model": left_out})
+    block = jax.eval_shape(lambda: llama.create(config, jax.random.key(0)))["blocks"]
+    assert block["k"]["kernel"].shape == block["q"]["kernel"].shape == (2, 32, 32)
+    assert block["gate"]["kernel"].shape == (2, 32, 128)
