@@ -48,7 +48,7 @@ def _run(args: argparse.Namespace) -> int:
     imported here, so that commands which need no JAX import none.
     """
     match args.command:
-        case "plan" | "verify" | "explain":
+        case "plan" | "verify" | "estimate" | "explain":
             from jaxmem._cli import steps as commands
         case "show" | "diff" | "report":
             from jaxmem._cli import plans as commands

@@ -56,7 +56,7 @@ LIBRARY = {
 # Public modules, which only users, `_public`, `_cli` and the package itself import.
 FACES = ("codecs", "layers", "ops", "plans", "runs", "cli", "_public", "__main__")
 ABOVE = ("_cli", *FACES)  # may import everything of the library
-KERNELS = {"_jax", "_codecs", "_xla", "_device"}  # packages that use jaxmem_kernels
+KERNELS = {"_jax", "_codecs", "_xla", "_device", "_liveness"}  # packages that use jaxmem_kernels
 
 EXPERIMENTS = {
     "errors": (),

@@ -30,10 +30,8 @@ CODECS = (
     "try these codecs for every tag that names none, such as grouped_symmetric or"
     ' "outlier_separated(capacity=4)"; several with ";" between them, or the option again'
 )
-POLICY = (
-    "choose nothing: tell what the actions in this file take, JSON of block -> tag -> action, or a"
-    " plan's file"
-)
+HAND = "JSON of block -> tag -> action, or a plan's file"
+POLICY = f"choose nothing: tell what the actions in this file take, compiled; {HAND}"
 MEASURE = (
     "run what may be fastest for so long, in turns on the device at hand, and take the fastest"
 )
@@ -128,6 +126,13 @@ def _of_a_step(command) -> None:
     one.add_argument("plan", metavar="PLAN.json")
     one.add_argument("step", metavar="MODULE:FUNCTION", help=STEP)
     one.add_argument("--auto", action="store_true", help=AUTO)
+    one.add_argument("--json", action="store_true", help="print JSON")
+
+    one = command("estimate", "tell what actions written by hand would take, without a compile")
+    one.add_argument("policy", metavar="FILE", help=HAND)
+    one.add_argument("step", metavar="MODULE:FUNCTION", help=STEP)
+    one.add_argument("--auto", action="store_true", help=AUTO)
+    one.add_argument("--target", metavar="T", default="local", help=TARGET)
     one.add_argument("--json", action="store_true", help="print JSON")
 
     one = command("explain", "tell what holds the peak of a step's memory, by name")

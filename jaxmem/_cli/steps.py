@@ -1,5 +1,5 @@
-"""`jaxmem plan`, `verify` and `explain`: the commands about a step, which run the user's code. Each
-function runs one command, and returns its exit code.
+"""`jaxmem plan`, `verify`, `estimate` and `explain`: the commands about a step, which run the
+user's code. Each function runs one command, and returns its exit code.
 """
 
 import argparse
@@ -26,10 +26,12 @@ from jaxmem._explain.explain import explain as make_explanation
 from jaxmem._memory.explanation import Explanation
 from jaxmem._plan.file import read_assignment
 from jaxmem._plan.plan import Plan
+from jaxmem._planner.estimate import estimate as make_estimate
 from jaxmem._planner.plan import plan as make_plan
 from jaxmem._planner.price import price
 from jaxmem._planner.verify import verify as verify_plan
 from jaxmem._report.report import report as write_report
+from jaxmem._report.tiles import SOURCES
 from jaxmem.errors import JaxmemError
 
 
@@ -105,6 +107,27 @@ def verify(args: argparse.Namespace) -> int:
     return 0
 
 
+def estimate(args: argparse.Namespace) -> int:
+    policy = _assignment(args.policy)
+    with _prints_apart(args):
+        build, arguments = _entry(args)
+        with progress():
+            found = make_estimate(build, policy, *arguments, target=args.target)
+    if args.json:
+        print_json(dataclasses.asdict(found))
+        return 0
+    more = 1e3 * found.seconds_more
+    saved, arguments = show_bytes(found.saved_bytes), show_bytes(found.arguments_bytes)
+    say(
+        f"not compiled: the step takes about {show_bytes(found.bytes)} on {args.target}, of which"
+        f" {arguments} are arguments and {saved} saved for the backward; with everything kept about"
+        f" {show_bytes(found.baseline_bytes)}. It takes {abs(more):.2f} ms"
+        f" {'longer' if more >= 0 else 'less'} than with everything kept"
+        f" ({SOURCES[found.time_source]})"
+    )
+    return 0
+
+
 def explain(args: argparse.Namespace) -> int:
     if args.beside and args.plan is None:
         raise JaxmemError("--beside: everything kept stands beside a plan; name one by --plan FILE")
@@ -176,14 +199,19 @@ def _policy(args: argparse.Namespace) -> Assignment | None:
                 f"--policy: its file says what becomes of each tag, and --{name} says what to"
                 f" choose by; leave one of them out"
             )
+    return _assignment(args.policy)
+
+
+def _assignment(path: str) -> Assignment:
+    """The assignment that a file holds."""
     try:
-        data = read_json(args.policy)
+        data = read_json(path)
     except (OSError, ValueError) as error:
         raise JaxmemError(
-            f"--policy: cannot read {args.policy!r}: {error}; expected JSON of block -> tag ->"
-            " action, or a plan's file"
+            f"policy {path!r}: cannot be read: {error}; expected JSON of block -> tag -> action,"
+            " or a plan's file"
         ) from error
-    return Assignment(read_assignment(data, args.policy))
+    return Assignment(read_assignment(data, path))
 
 
 def _seconds(text: str | None) -> float | None:

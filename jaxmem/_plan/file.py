@@ -103,7 +103,7 @@ def read_assignment(data: Any, path: str) -> dict[str, dict[str, Choice]]:
         return _actions(data)
     except _Broken as broken:
         raise PlanFileError(
-            f"--policy: {path!r}, field `{broken.field}`: got {broken.got!r}, expected"
+            f"policy {path!r}, field `{broken.field}`: got {broken.got!r}, expected"
             f" {broken.expected}; mend the file"
         ) from broken.__cause__
 

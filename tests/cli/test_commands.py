@@ -76,6 +76,23 @@ def test_a_step_is_explained(folder, capsys):
     assert out.index("under the plan:") < out.index("everything kept:")
 
 
+def test_actions_written_by_hand_are_estimated_without_a_compile(folder, capsys):
+    (folder / "some.json").write_text('{"block": {"h": "keep"}}')
+    (folder / "none.json").write_text('{"block": {"h": "recompute"}}')
+    told = {}
+    for name in ("some", "none"):
+        assert run(f"estimate {name}.json steps:tiny --json") == 0
+        out, err = capsys.readouterr()
+        assert "compile" not in err
+        told[name] = json.loads(out)
+    assert told["some"]["saved_bytes"] > told["none"]["saved_bytes"]
+    assert told["some"]["bytes"] > told["none"]["bytes"] > told["none"]["arguments_bytes"]
+    assert run("estimate some.json steps:tiny") == 0
+    out = capsys.readouterr().out
+    assert "not compiled" in out
+    assert "with everything kept" in out
+
+
 def test_a_step_as_it_is_is_planned_verified_and_explained(folder, capsys):
     assert run("plan steps:a_step --auto --budget 400KB --out auto.json") == 0
     blocks = {label.partition("[")[0] for label in jaxmem.Plan.load("auto.json").actions}

@@ -182,5 +182,5 @@ def test_a_policy_is_read_as_actions_by_name_or_as_a_plans(tmp_path):
     ],
 )
 def test_a_policy_that_is_broken_is_named(data, field):
-    with pytest.raises(PlanFileError, match=f"--policy: 'p.json', field `{field}`"):
+    with pytest.raises(PlanFileError, match=f"policy 'p.json', field `{field}`"):
         read_assignment(data, "p.json")
