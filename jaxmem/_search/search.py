@@ -10,11 +10,13 @@ that is faster than the step without one).
 import dataclasses
 import time
 
+from jaxmem._core.actions import Actions
 from jaxmem._search import candidates
 from jaxmem._search.begin import begin
 from jaxmem._search.clock import Clock, clock_of
 from jaxmem._search.divide import Division, best_division
 from jaxmem._search.trials import MOST_COMPILES, Setting, Trial, Trials
+from jaxmem._search.walks import MOST_WALKS
 from jaxmem._solver.memory import Expected
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solution import Solution
@@ -169,7 +171,7 @@ class _Search:
         while self.setting.steps.compiles < MOST_COMPILES:
             model = trials.model()
             # The memory model is of layers alike and is not fitted to divided plans. What their
-            # predictions were short by, `short`, is added to its reference instead.
+            # predictions were short by, `short`, of walks or compiles, is added to its reference.
             base = trials.static + int(model.reference) + short
             problem = trials.problem(model)
             stored = _share_stored(trials, model) if whole else None
@@ -180,10 +182,15 @@ class _Search:
                 break
             seen.append(division.solution.actions)
             predicted = base + division.bytes
+            walked = self._walked(division.solution.actions, best)
+            if walked is not None and walked > limits.room and len(seen) < MOST_WALKS:
+                short += walked - predicted  # no compile is spent on what is not expected to fit
+                continue
             (step,) = self.setting.attempt(division.solution.actions, least=best.total)
             if isinstance(step, StepError):
                 break
-            solution, told = division.solution, max(trials.static, predicted)
+            told = predicted if walked is None else walked
+            solution, told = division.solution, max(trials.static, told)
             tried = Trial(step, solution.cost, told, solution.gap)
             short += tried.total - predicted
             if tried.total > limits.room or tried.host_bytes > limits.host_room:
@@ -194,6 +201,16 @@ class _Search:
             best, chosen = tried, division
             worth = best.cost.cautious_seconds - WORTH * trials.profile.step_seconds
         return best, chosen, slower
+
+    def _walked(self, actions: Actions, best: Trial) -> int | None:
+        """Bytes of the step under actions of divided layers: what `best` compiled to, and what a
+        walk says that they take more; None where nothing is walked through.
+        """
+        walks = self.trials.walks
+        if walks is None:
+            return None
+        own, of_best = walks.told(actions), walks.told(best.actions)
+        return None if own is None or of_best is None else best.total + own - of_best
 
     def _timed(self, solver, *arguments):
         """Calls `solver`, and adds the time that it takes to `solve_seconds`."""
