@@ -205,6 +205,9 @@ def test_policies_for_an_h200():
         assert quotes(" ".join(cells), min(policies) / 1e9, plan / 1e9), row
 
 
+OF_ALL = "of full recomputation, at most"
+
+
 def test_the_planner_itself():
     page, solver = PAGE["The planner itself"], result("solver")["summary"]
     equal = solver["random solves equal to brute force or infeasible in both"]
@@ -217,14 +220,22 @@ def test_the_planner_itself():
     ways = ("a loop over layers", "a Python loop")
     of = lambda what: [100 * told[f"{t}, {way}"][what] for way in ways for t in ("h200", "local")]
     walks, median, worst = len(result("walk")["results"]), of("median error"), of("worst")
+    times, luck = result("step_times")["summary"], result("least")["summary"]
+    numbers = ("plans", "median error", "90 % are within", "Spearman")
+    sizes, middle, most, ranks = (
+        [times[m][n] for m in ("gpt_nano", "BERT", "ViT")] for n in numbers
+    )
+    cases = ("gpt_nano local", "gpt_117m h200")
     expected = [
         equal,
         [solver["greedy better than the solver"], solver["solves on real profiles"]],
         [slowest],
         [longest, seconds["results"]["16GiB"]["compiles"]],
         [rank["spearman"], rank["plans"]],
+        [*sizes, *(100 * t for t in middle), *(100 * t for t in most), *ranks],
         [100 * result("time_choices")["summary"][model]["median error"] for model in MODELS],
         [walks, 17, *median, *worst],
+        [*(100 * luck[c]["spread"] for c in cases), *(luck[c][OF_ALL] for c in cases)],
         [
             max(quiet["spread_of_sessions"]),
             min(busy["spread_of_sessions"]),
@@ -236,7 +247,8 @@ def test_the_planner_itself():
         assert quotes(cells[0], *values), question
     assert quotes(answer("solver exact"), *equal, slowest)
     assert quotes(answer("planning take"), longest)
-    assert quotes(answer("rank plans"), rank["spearman"], rank["plans"])
+    assert quotes(answer("Are predicted times"), times["all"]["plans"], *(100 * t for t in middle))
+    assert quotes(answer("least bytes that a search"), luck["gpt_117m h200"][OF_ALL])
 
 
 def test_the_layer_stack():
