@@ -4,8 +4,8 @@
 
 A budget one byte above the arguments is asked for, which no plan meets, and the refusal names the
 least bytes that compiled. That is done ten times from nothing, with another seed for the descent
-each time, and once more after each of three other budgets were planned, which leave their compiles
-to the search. `spread` is the largest of these least bytes over the smallest, less 1. Beside them
+each time, and three times more after another budget was planned: these know the compiles of all
+searches before. `spread` is the largest of these least bytes over the smallest, less 1. Beside them
 stand the bytes of full recomputation, and what the refusals took.
 """
 

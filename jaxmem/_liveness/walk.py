@@ -66,9 +66,9 @@ class _Walk:
         self._known: dict[tuple[int, int], tuple[Jaxpr, int]] = {}
 
     def flat(self, jaxpr, shards: int) -> Flat:
-        """The program with its calls inlined; where GPUs that are not there divide it, also with
-        codecs' references in place of kernels. Elsewhere a codec stands for one kernel, on a CPU
-        too, of whose fusions a walk would know less.
+        """The program with its calls inlined; where GPUs divide its arrays and no kernel runs on
+        divided ones, also with codecs' references in place of kernels. Elsewhere a codec stands for
+        one kernel, on a CPU too, of whose fusions a walk would know less.
         """
         if not self._on_gpu or shards == 1 or self._divided:
             return flatten(jaxpr, barriers=True)

@@ -177,9 +177,11 @@ def _gap_notes(gap: float) -> tuple[str, ...]:
     """
     if gap < 0.001:
         return ()
-    most = f"{gap:.1%} of what it decides about" if math.isfinite(gap) else "an unknown share"
+    if math.isinf(gap):
+        return ("the assignment is not proven fastest: an unknown share of its time may be gained",)
     return (
-        f"the solver's time ran out before the assignment was proven fastest: {most} may be gained",
+        "the solver's time ran out before the assignment was proven fastest:"
+        f" {gap:.1%} of what it decides about may be gained",
     )
 
 
@@ -193,7 +195,8 @@ def _kernel_notes(more: int | None) -> tuple[str, ...]:
     size = f"{show_bytes(abs(more))} {'more' if more > 0 else 'less'}" if more else "as much"
     return (
         "codecs were compiled as XLA divides their references, since the devices are not there; on"
-        f" the devices they run as kernels, which are expected to take {size}",
+        " the devices kernels run in place of those that have one, which are expected to take"
+        f" {size}",
     )
 
 

@@ -31,7 +31,7 @@ def would_fit(trials: Trials, setting: Setting, wider: Callable[[], Profile]) ->
     if found is None:
         return ""
     solution, names = found
-    (step,) = setting.attempt(solution.actions, least=min(t.total for t in trials.compiled))
+    (step,) = setting.attempt(solution.actions, least=trials.least)
     if isinstance(step, StepError):
         return ""
     limits, size = trials.limits, step.compiled.total_bytes

@@ -1,6 +1,7 @@
 """How a search begins: with everything kept, and with a first guess."""
 
 from jaxmem._core.bytes import show_bytes
+from jaxmem._core.progress import LOG
 from jaxmem._search import candidates
 from jaxmem._search.descent import descended
 from jaxmem._search.trials import Setting, Trial, Trials, fitted
@@ -32,7 +33,8 @@ def begin(setting: Setting, arguments: int) -> Trials:
     # Compile everything kept, with a guess beside it where two compile at once.
     guess = guessed = None
     if setting.steps.backend.width > 1:
-        setting.steps.begin(kept)  # it compiles while the guess is made
+        LOG.info("compiling the step with everything kept, beside a first guess")
+        setting.steps.begin(kept)
         guess = _first_guess(setting, recalled, arguments)
         step, guessed = setting.attempt(kept, guess.actions)
         if isinstance(step, StepError):
@@ -87,18 +89,17 @@ def _first_guess(setting: Setting, known: list[Trial], static: int) -> Solution:
             f"plan: `host_budget` is {show_bytes(limits.host_room)}, and no assignment of the"
             " actions allowed needs so little"
         )
-    if solution.saved_bytes + model().predict(solution.actions) > beside:
-        problem = Problem(profile, None, limits.host_room)
-        expected = walks.expecting([(t.actions, t.working) for t in known])
-        nearest = descended([solution.actions, nothing], problem, expected, beside)
-        solution = solution if nearest is None else nearest
     # What an earlier search saw fit is certain. A guess is worth more if it is faster, and expected
     # to fit.
     fitting = [t for t in known if t.total <= limits.room and t.host_bytes <= limits.host_room]
     best = min(fitting, key=lambda t: t.cost.cautious_seconds, default=None)
-    if best is None:
-        return solution
     fits = solution.saved_bytes + model().predict(solution.actions) <= beside
-    if fits and solution.cautious_seconds < best.cost.cautious_seconds:
-        return solution
-    return priced(Problem(profile), best.actions)
+    if best is not None:
+        faster = fits and solution.cautious_seconds < best.cost.cautious_seconds
+        return solution if faster else priced(Problem(profile), best.actions)
+    if not fits:
+        problem = Problem(profile, None, limits.host_room)
+        expected = walks.expecting([(t.actions, t.working) for t in known])
+        nearest = descended([solution.actions, nothing], problem, expected, beside)
+        solution = solution if nearest is None else nearest
+    return solution

@@ -49,18 +49,24 @@ def _short(trials: Trials) -> float:
     return max([0.0, *(error - (1 - SHARES[1]) for error in errors)])
 
 
-def nearest(trials: Trials, count: int) -> list[Solution]:
-    """Returns, for a search in which nothing fits yet, assignments that may: `count` found by small
-    changes, judged by walks, and then those of fewest bytes by the memory model and by what they
-    store. The latter two are unlike the former, which walks may be wrong about.
+def nearest(trials: Trials) -> list[Solution]:
+    """Returns, for a search in which nothing fits yet, assignments that may, at least one: first
+    what small changes find, judged by walks, and then the assignment of fewest bytes by the memory
+    model, and full recomputation. The latter two are unlike the first, which walks may be wrong
+    about.
     """
     by_model = trials.agreed(least_bytes)
     nothing = priced(trials.problem(trials.model()), {b.name: {} for b in trials.profile.blocks})
     unlike = [s for s in (by_model, nothing) if s is not None]
     smallest = min(trials.compiled, key=lambda t: t.total).actions
     starts = [smallest, *(s.actions for s in unlike)]
-    found = [trials.nearest(starts, share) for share in SHARES[:count]]
-    return [s for s in found if s is not None] + unlike
+    found = trials.nearest(starts)
+    if found is None:
+        return unlike
+    # What is expected to fit may not; what is not, is the same for every share of the room.
+    fits = trials.expected(found) <= trials.limits.room
+    second = trials.nearest(starts, SHARES[1]) if fits else None
+    return [found, *([] if second is None else [second]), *unlike]
 
 
 def recalled(
@@ -111,8 +117,13 @@ def price_of(profile: Profile, actions: Actions) -> Cost | None:
 
 
 def is_among(actions: Actions, others: Sequence[Trial | Solution | CompiledStep]) -> bool:
-    """Whether the assignment is one of these; a tag that is absent is recomputed."""
-    return any(_stored(actions) == _stored(other.actions) for other in others)
+    """Whether the assignment is one of these."""
+    return any(alike(actions, other.actions) for other in others)
+
+
+def alike(actions: Actions, others: Actions) -> bool:
+    """Whether two assignments are the same; a tag that is absent is recomputed."""
+    return _stored(actions) == _stored(others)
 
 
 def _stored(actions: Actions) -> dict:

@@ -81,9 +81,9 @@ class StepCompiler:
 
     def _begin(self, actions: Actions) -> "Future[Built]":
         """The compile of the step under `actions`, begun now unless it was before."""
-        for other, future in self._begun:
+        for i, (other, _) in enumerate(self._begun):
             if other == actions:
-                return future
+                return self._begun.pop(i)[1]
         return self.backend.compile(*self._stages(self.plan_of(actions)))
 
     def run(self, *many: CompiledStep, seconds: float) -> list[list[float]]:

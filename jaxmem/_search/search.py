@@ -8,6 +8,7 @@ that is faster than the step without one).
 """
 
 import dataclasses
+import math
 import time
 
 from jaxmem._core.actions import Actions
@@ -23,7 +24,8 @@ from jaxmem._solver.solution import Solution
 from jaxmem.errors import StepError
 
 ENOUGH = 0.98  # the share of the room of which a plan that uses it is not improved on
-# A budget is refused after two plans that exceed it by this share of the room beside arguments.
+# A budget is refused once walks, compiles and plans unlike each other agree that it is exceeded by
+# this share of the room beside arguments.
 HOPELESS = 0.1
 WORTH = 0.002  # the share of a step's time that dividing the layers must gain
 
@@ -106,16 +108,18 @@ class _Search:
         # No assignment of tags is faster than the best one without a limit on device bytes.
         best = self._timed(candidates.fastest, Problem(trials.profile, None, limits.host_room))
         least_seconds = best.cautious_seconds if best else 0.0
+        hopeless = False
         while (left := MOST_COMPILES - self.setting.steps.compiles) > 0:
             within, model = trials.within_budget, trials.model()
-            hopeless = trials.least > (1 + HOPELESS) * limits.room - HOPELESS * trials.static
             # A plan that an earlier search saw fit is compiled before anything is called enough:
             # else a search with more history could return a slower plan than one with less.
             clock = clock_of(trials, self.setting.steps.backend.target)
             earlier = candidates.recalled(trials, trials.problem(model), clock.cautious)
-            # A plan that fills the room, or is as fast as one without a limit, ends the search.
+            # A plan that fills the room, or is as fast as one without a limit, ends the search. One
+            # of unknown worth, found by small changes, does not by filling it.
             done = any(
-                t.total >= ENOUGH * limits.room or t.cost.cautious_seconds <= least_seconds
+                (t.total >= ENOUGH * limits.room and t.gap < math.inf)
+                or t.cost.cautious_seconds <= least_seconds
                 for t in within
             )
             if done and earlier is None:
@@ -123,17 +127,20 @@ class _Search:
             # Candidates in the order in which they are worth a compile. One more is solved for than
             # compiles go side by side, since some may have been compiled before.
             picks = [] if earlier is None else [earlier]
-            picks += self._timed(candidates.within_budget, trials, width + 1)
+            if within or picks:
+                picks += self._timed(candidates.within_budget, trials, width + 1)
             # Nothing fits yet, so that a prediction was wrong: try what is nearest to the room.
-            if not within and earlier is None:
-                if hopeless and len(trials.tried) > 1:
+            # Before it is believed that this exceeds the room by far, compile what is unlike it.
+            else:
+                if hopeless and self._exceeds_by_far(trials.least):
                     return
-                picks = candidates.nearest(trials, 0 if hopeless else width) + picks
-            fresh: list[Solution] = []
-            for pick in picks:
-                if not candidates.is_among(pick.actions, [*trials.compiled, *fresh]):
-                    fresh.append(pick)
-            if not (fresh := fresh[: min(width, left)]):
+                picks = self._timed(candidates.nearest, trials)
+                hopeless = self._exceeds_by_far(trials.expected(picks[0]))
+                if hopeless:
+                    picks = picks[::-1]
+                else:
+                    picks += self._timed(candidates.within_budget, trials, width + 1)
+            if not (fresh := self._fresh(picks)[: min(width, left)]):
                 return
             # Each trial keeps what the model said before it learned of the trial.
             told = [trials.expected(pick) for pick in fresh]
@@ -143,6 +150,21 @@ class _Search:
                     trials.refused.append(pick.actions)
                     continue
                 trials.tried.append(Trial(step, pick.cost, predicted, pick.gap))
+
+    def _exceeds_by_far(self, total: int) -> bool:
+        """Whether so many bytes are over the room by much."""
+        room = self.setting.limits.room
+        return total > room + HOPELESS * (room - self.trials.static)
+
+    def _fresh(self, picks: list[Solution]) -> list[Solution]:
+        """Those that were neither compiled nor refused by XLA."""
+        fresh: list[Solution] = []
+        for pick in picks:
+            known = [t.actions for t in self.trials.compiled] + self.trials.refused
+            known += [other.actions for other in fresh]
+            if not any(candidates.alike(pick.actions, actions) for actions in known):
+                fresh.append(pick)
+        return fresh
 
     def divide(self, best: Trial, clock: Clock) -> tuple[Trial, Division | None]:
         """Returns the best plan that decides two groups of layers apart, with its division, if it
@@ -183,7 +205,9 @@ class _Search:
             seen.append(division.solution.actions)
             predicted = base + division.bytes
             walked = self._walked(division.solution.actions, best)
-            if walked is not None and walked > limits.room and len(seen) < MOST_WALKS:
+            if walked is not None and walked > limits.room:
+                if len(seen) >= MOST_WALKS:
+                    break
                 short += walked - predicted  # no compile is spent on what is not expected to fit
                 continue
             (step,) = self.setting.attempt(division.solution.actions, least=best.total)

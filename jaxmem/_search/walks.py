@@ -19,10 +19,10 @@ from jaxmem._solver.solution import Solution
 
 MOST_WALKS = 8  # for one question to the solver
 RECALLED = 3  # plans of earlier searches that are walked through
-# Seconds for all walks that teach a search's solver, and for all walks of a search. Only steps
+# Seconds for all walks that teach a search's solver, and for all others of a search. Mostly steps
 # whose layers a Python loop repeats take so long.
 MOST_SECONDS = 20.0
-MOST_SECONDS_OF_ALL = 60.0
+MOST_SECONDS_OF_OTHERS = 40.0
 
 
 class Walks:
@@ -34,7 +34,7 @@ class Walks:
         self._told: dict[str, int] = {}  # bytes beside the arguments, by what is stored
         # What the solver is taught: working bytes of the assignments that it answered with.
         self._known: dict[str, tuple[Actions, int]] = {}
-        self._seconds = 0.0
+        self._seconds = {"taught": 0.0, "told": 0.0}
 
     def learn(self, actions: Actions) -> bool:
         """Walks through the step under `actions`; False where that is known, or walks took too
@@ -42,47 +42,54 @@ class Walks:
         """
         if _key(actions) in self._known:
             return False
-        beside = self.told(actions, MOST_SECONDS)
+        beside = self._walked(actions, "taught", MOST_SECONDS)
         if beside is None:
             return False
         saved = evaluate(self._profile, actions).saved_bytes
         self._known[_key(actions)] = actions, beside - saved
         return True
 
-    def told(self, actions: Actions, seconds: float = MOST_SECONDS_OF_ALL) -> int | None:
+    def told(self, actions: Actions) -> int | None:
         """The same as `beside_arguments`, from memory where it is known; None where it is not, and
-        walks took more than `seconds` already.
+        walks took too long already.
         """
+        return self._walked(actions, "told", MOST_SECONDS_OF_OTHERS)
+
+    def _walked(self, actions: Actions, why: str, most: float) -> int | None:
+        """The same, where walks for one purpose may take `most` seconds."""
         key = _key(actions)
         if key not in self._told:
-            if self._seconds > seconds:
+            if self._seconds[why] > most:
                 return None
             start = time.perf_counter()
             self._told[key] = self.beside_arguments(actions)
-            self._seconds += time.perf_counter() - start
+            self._seconds[why] += time.perf_counter() - start
         return self._told[key]
 
     def more_by_kernels(self, actions: Actions) -> int | None:
         """By how many bytes the step takes more with the codecs' kernels than with their
-        references; None where it is compiled with the former, or has neither.
+        references; None where it is compiled with the former, has neither, or walks took too long.
 
         XLA divides references itself, and does so where it compiles for devices that are not there.
         """
         if self._shards == 1 or self._steps.backend.target.local:
             return None
-        if not runs_references(self._steps.trace(self._steps.plan_of(actions)).jaxpr):
-            return None
-        return self.beside_arguments(actions, divided=True) - self.beside_arguments(actions)
-
-    def beside_arguments(self, actions: Actions, divided: bool = False) -> int:
-        """Bytes that the step is expected to take beside its arguments; `divided` as
-        `temporary_bytes` takes it.
-        """
         traced = self._steps.trace(self._steps.plan_of(actions))
+        if not runs_references(traced.jaxpr) or (references := self.told(actions)) is None:
+            return None
+        return self._walk(traced, kernels=True) - references
+
+    def beside_arguments(self, actions: Actions) -> int:
+        """Bytes that the step is expected to take beside its arguments."""
+        traced = self._steps.trace(self._steps.plan_of(actions))
+        return self._walk(traced, kernels=self._steps.backend.target.local)
+
+    def _walk(self, traced: jax.stages.Traced, kernels: bool) -> int:
+        """The same of a traced step; `kernels` says whether they run on divided arrays too."""
         donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
         on_gpu = self._steps.backend.target.platform == "cuda"
         shards = self._shards
-        return temporary_bytes(traced.jaxpr, donated, on_gpu=on_gpu, shards=shards, divided=divided)
+        return temporary_bytes(traced.jaxpr, donated, on_gpu=on_gpu, shards=shards, divided=kernels)
 
     def model(self, measured: Sequence[tuple[Actions, float]]) -> Expected:
         """Fits the memory model to compiled plans, and to walks of others.

@@ -45,7 +45,10 @@ def reference_of(eqn) -> Any:
     if (traced := _references.get(eqn.primitive)) is None:
         return None
     params = {name: value for name, value in eqn.params.items() if name != "divided"}
-    return traced(tuple(v.aval for v in eqn.invars), params)
+    # Without shardings, whose mesh is not that of whoever asks.
+    return traced(
+        tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars), params
+    )
 
 
 def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., Any]:

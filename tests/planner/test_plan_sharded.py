@@ -115,10 +115,10 @@ def test_a_plan_says_what_kernels_take_where_it_was_compiled_without_them(way):
     budget = int(0.5 * kept(way).baseline_bytes)
     compressed = asked(budget=budget, actions=["compress", "recompute"])
     assert any(c.action.compresses for t in compressed.actions.values() for c in t.values())
-    told = [note for note in compressed.notes if "run as kernels" in note]
+    told = [note for note in compressed.notes if "kernels run in place" in note]
     # Inside shard_map the arrays are each device's own, and the kernels are compiled.
     assert len(told) == (way != "by shard_map")
-    assert not [note for note in kept(way).notes if "run as kernels" in note]
+    assert not [note for note in kept(way).notes if "kernels run in place" in note]
 
 
 @pytest.mark.parametrize("way", WAYS)

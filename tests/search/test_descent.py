@@ -1,13 +1,14 @@
 """Small changes, each judged by a walk, find what the solver's sums do not."""
 
 import itertools
+import math
 
 import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmem._core.actions import KEEP, RECOMPUTE
+from jaxmem._core.actions import KEEP, RECOMPUTE, REST
 from jaxmem._search.descent import PATIENCE, descended
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solution import priced
@@ -88,13 +89,25 @@ def test_it_finds_the_optimum_of_a_small_step():
 
 
 def test_it_keeps_to_host_memory_and_to_what_xla_compiles():
-    free = descended([NOTHING], Problem(MADE), lambda a: -len(a["block"]), 0)
+    # What is moved to the host takes least on the device.
+    beside = lambda a: sum(not c.action.offloads for c in a["block"].values())
+    free = descended([NOTHING], Problem(MADE), beside, 0)
     assert free is not None
-    refused = Problem(MADE, host_room=0, excluded=(free.actions,))
-    found = descended([NOTHING], refused, lambda a: -len(a["block"]), 0)
+    assert free.host_bytes > 0
+    bound = descended([NOTHING], Problem(MADE, host_room=0), beside, 0)
+    assert bound is not None
+    assert bound.host_bytes == 0
+    refused = descended([NOTHING], Problem(MADE, excluded=(free.actions,)), beside, 0)
+    assert refused is not None
+    assert refused.actions != free.actions
+
+
+def test_a_block_that_keeps_everything_is_changed_too():
+    beside = lambda a: 10.0 if REST in a["block"] else 5.0
+    found = descended([MADE.everything_kept], Problem(MADE), beside, 5)
     assert found is not None
-    assert found.host_bytes == 0
-    assert found.actions != free.actions
+    assert beside(found.actions) == 5
+    assert math.isinf(found.gap), "nothing is proven"
 
 
 def test_it_ends_when_walks_do_and_where_nothing_improves():

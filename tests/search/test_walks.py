@@ -95,6 +95,14 @@ def test_compiles_tell_by_how_much_walks_are_off():
     assert model.predict({"block": {"v": KEEP}}) > 0
 
 
+def test_walks_that_teach_and_others_take_time_of_their_own(monkeypatch):
+    walks = Told(lambda _: 0)
+    monkeypatch.setattr("jaxmem._search.walks.MOST_SECONDS_OF_OTHERS", -1.0)
+    assert walks.told(NOTHING) is None
+    assert walks.learn(NOTHING)
+    assert walks.told(NOTHING) is not None, "it is known by now"
+
+
 def test_walks_end_when_they_take_too_long(monkeypatch):
     walks = Told(lambda _: 0)
     monkeypatch.setattr("jaxmem._search.walks.MOST_SECONDS", -1.0)

@@ -1,0 +1,63 @@
+"""Compiles that are begun before they are asked for."""
+
+import concurrent.futures
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxmem
+from jaxmem._core.actions import KEEP, REST
+from jaxmem._search.compile import CompiledStep, StepCompiler
+from jaxmem.errors import StepError
+
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+KEPT, NOTHING = {"block": {REST: KEEP}}, {"block": {}}
+ARGS = jax.ShapeDtypeStruct((4, 4), jnp.float32), jax.ShapeDtypeStruct((2, 4), jnp.float32)
+
+
+def build(plan):
+    policy: Any = jaxmem.remat_policy(plan)
+    layer = jax.checkpoint(lambda w, x: jaxmem.tag(jnp.tanh(x @ w), "h"), policy=policy)
+    return lambda w, x: w - jax.grad(lambda w: layer(w, x).sum())(w)
+
+
+class Counting:
+    """A backend that counts what it is asked to compile, and fails where it is told to."""
+
+    def __init__(self, width: int, fails: bool = False):
+        self.width, self.fails, self.asked = width, fails, 0
+
+    def compile(self, stage, traced):
+        self.asked += 1
+        future: Any = concurrent.futures.Future()
+        if self.fails:
+            future.set_exception(StepError("XLA refuses"))
+        else:
+            compiled: Any = None
+            future.set_result(type("Built", (), {"compiled": compiled, "executable": None}))
+        return future
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_what_was_begun_is_compiled_once_and_counted_once(width):
+    backend: Any = Counting(width)
+    steps = StepCompiler(build, ARGS, backend)
+    steps.begin(KEPT)
+    assert backend.asked == (width > 1), "one that does not compile beside others begins nothing"
+    assert steps.compiles == 0
+    kept, _ = steps.attempt(KEPT, NOTHING)
+    assert (backend.asked, steps.compiles) == (2, 2)
+    assert isinstance(kept, CompiledStep)
+    assert kept.actions == KEPT
+    steps.attempt(KEPT)
+    assert (backend.asked, steps.compiles) == (3, 3), "it is compiled anew when asked for again"
+
+
+def test_a_compile_that_was_begun_and_failed_tells_so_when_it_is_asked_for():
+    backend: Any = Counting(2, fails=True)
+    steps = StepCompiler(build, ARGS, backend)
+    steps.begin(KEPT)
+    (found,) = steps.attempt(KEPT)
+    assert isinstance(found, StepError)
