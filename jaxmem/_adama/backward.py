@@ -65,16 +65,30 @@ def backward(model: Model, fold: Fold, params, moments, batch, key, update: Call
         return loops.backward(parameters, key, saved, d_y, d_aux, zeros(common[0]), states, whole)
 
     def back_into_moments(fold):
+        # Tallies are told, and not carried: an index that a tally is put at would be computed
+        # together with the tally, and the fetch of moments by that index would wait for it.
+        carried = [{k: m[k] for k in ("mu", "nu")} for m in layer_moments]
+        tallies = [{k: m[k] for k in ("squares", "skipped")} for m in layer_moments]
+        none = jax.tree.map(lambda a: jnp.zeros((), a.dtype), tallies[0])
+
+        def folded(state, i, gradient):
+            new = folded_at(lambda m, g: fold(m | none, g), state, i, gradient)
+            return {k: new[k] for k in ("mu", "nu")}, {k: new[k] for k in none}
+
         if update is None:
-            return back(layer_moments, lambda m, i, gradient, _: folded_at(fold, m, i, gradient))
+            d_x, d_common, states, told = back(carried, lambda m, i, g, _: folded(m, i, g))
+        else:
+            # What is replaced is read from the loop's carry: from outside, it would be held twice.
+            def into(state, i, gradient, own, update=update):
+                moments = {k: state[k] for k in ("mu", "nu")}
+                new, tells = folded(moments, i, gradient)
+                return new | {"params": update(own, new)}, tells
 
-        # What is replaced is read from the same place, the loop's carry: it would be held twice.
-        def into(state, i, gradient, own, update=update):
-            new = folded_at(fold, {k: v for k, v in state.items() if k != "params"}, i, gradient)
-            return new | {"params": update(own, new)}
-
-        states = [m | {"params": stacked} for m, stacked in zip(layer_moments, stacks)]
-        return back(states, into, lambda _, state: state["params"])
+            with_params = [m | {"params": stacked} for m, stacked in zip(carried, stacks)]
+            read = lambda _, state: state["params"]
+            d_x, d_common, states, told = back(with_params, into, read)
+        counted = jax.tree.map(jnp.add, tallies, told)
+        return d_x, d_common, [state | tally for state, tally in zip(states, counted)]
 
     # The gradients outside the layers, those of embed added to those of head. `d_common` begins
     # with what embed made for all layers; after it comes what `block` closes over, which is no
@@ -147,13 +161,12 @@ def _global_factor(fold: Fold, moments, back: Callable, whole_gradients: Callabl
     like = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), layer_moments[0]["mu"]
     )
-    none = [zeros(m["squares"]) for m in layer_moments]  # (layers,) each
 
     def into(state, i, gradient, _):
         (gradient,) = jax.lax.optimization_barrier((gradient,))
-        return squared(gradient, like, axis)
+        return (), squared(gradient, like, axis)
 
-    d_x, d_common, squares = back(none, into)
+    d_x, d_common, _, squares = back([()] * len(layer_moments), into)
     gradients = whole_gradients(d_x, d_common)
     outside = [squared(g, s["mu"], axis) for g, s in zip(gradients, outer_moments)]
     # A component whose norm is not finite counts as none, as the fold will leave it out.

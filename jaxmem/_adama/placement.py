@@ -1,5 +1,6 @@
 """Where the states of a released step lie: how a state is split, joined, and made in its places."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxmem._adama.model import Model
 from jaxmem._adama.transform import AdamA, AdamAState
+from jaxmem._core.bytes import show_bytes
+from jaxmem._core.versions import installed, release
 from jaxmem._states import layout
 from jaxmem._states.stacks import Stacks, length, parts_of
-from jaxmem.errors import OptimizerError
+from jaxmem.errors import OptimizerError, TargetError
+
+STREAMS_SINCE = (0, 11, 1)  # older releases miscompile offsets in loops (openxla 46231)
+# Of XLA's pool of pinned host memory on a GPU: its limit, and the one where none is set.
+POOL_VARIABLE, POOL_GIB = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", 64
 
 
 def split(model: Model, state, persist: int):
@@ -19,8 +26,13 @@ def split(model: Model, state, persist: int):
     memory, and those of the others in pinned host memory.
     """
     model.check(state[0])
-    count = sum(map(length, parts_of(state[0][model.layers])))
+    layers = [
+        state[0][model.layers],
+        *(moments[model.layers] for moments in (state[1].mu, state[1].nu)),
+    ]
+    count = sum(map(length, parts_of(layers[0])))
     check(persist, count)
+    check_host(_platform(state), _nbytes(layers) * (count - persist) // count)
     return _over(model, state, lambda layers: layout.split(layers, persist))
 
 
@@ -42,6 +54,7 @@ def created(model: Model, tx: AdamA, outer, layer: Callable, count: int, persist
     one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
     model.check({**outer, model.layers: one})
     like = jax.eval_shape(tx.init, one)
+    check_host(_platform(outer), _nbytes((one, like.mu, like.nu)) * (count - persist))
     # Beside the arrays outside the layers, on the same devices, and whole on each of them.
     where: Any = next(iter(jax.tree.leaves(outer))).sharding
     params, mu, nu = [], [], []
@@ -68,6 +81,39 @@ def check(persist: int, count: int) -> None:
             f"released_step: `persist` is {persist!r}; expected how many layers' states stay in"
             f" device memory, 0 to {count}"
         )
+
+
+def check_host(platform: str, wanted: int) -> None:
+    """Raises an error unless devices of a platform can have so many bytes of states in the memory
+    of their host.
+    """
+    if platform in ("", "cpu") or not wanted:
+        return
+    version = installed("jaxlib") or "0"
+    if release(version) < STREAMS_SINCE:
+        raise TargetError(
+            f"released_step: jaxlib {version} reads a loop's layers in host memory at wrong offsets"
+            " on a GPU (fixed in 0.11.1); expected 0.11.1 or later: install it, or leave all layers"
+            " in device memory"
+        )
+    # XLA reads the variable when its backend starts, which it has: a change would be too late.
+    limit = int(os.environ.get(POOL_VARIABLE) or POOL_GIB) * 2**30
+    if wanted > limit:
+        raise TargetError(
+            f"released_step: {show_bytes(wanted)} of states are to lie in pinned host memory, and"
+            f" XLA's pool there has {show_bytes(limit)}; expected {POOL_VARIABLE} to be at least"
+            f" {-(-wanted // 2**30)} when the process starts, or more layers in device memory"
+        )
+
+
+def _nbytes(tree) -> int:
+    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
+
+
+def _platform(tree) -> str:
+    """The platform of the devices that arrays lie on, "" of shapes."""
+    arrays = [a for a in jax.tree.leaves(tree) if isinstance(a, jax.Array)]
+    return next(iter(arrays[0].devices())).platform if arrays else ""
 
 
 def _over(model: Model, state, change: Callable):

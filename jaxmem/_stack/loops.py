@@ -14,8 +14,9 @@ from jaxmem._stack.layer import Residuals, forward
 from jaxmem._states.store import after, ahead, counted, put, taken
 from jaxmem._tags.groups import Group
 
-# (state of a stack, i, gradient of its layer i, that layer's parameters) -> the layer's new state
-Into = Callable[[Any, Any, Any, Any], Any]
+# (state of a stack, i, gradient of its layer i, that layer's parameters) -> (the layer's new state,
+# what is told of it)
+Into = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,8 +122,9 @@ class Loops:
     ):
         """Runs the layers backward, from the last to the first.
 
-        Returns the cotangents of `x` and of `common[0]`, and the stacks' states after
-        `into(state, i, gradient, parameters)` replaced each layer i of them.
+        Returns the cotangents of `x` and of `common[0]`; the stacks' states, of which each layer i
+        is replaced by what `into(state, i, gradient, parameters)` returns first; and for each
+        stack what it returns second, stacked.
 
         parameters: `parameters(k, state)`, the stack k of parameters, of which a layer's own are
           read again; `state` is that stack's. What `into` replaces must be read from there.
@@ -134,7 +136,7 @@ class Loops:
           moments.
         into: what becomes of a layer's gradient, which is not referred to after it.
         """
-        states = list(states)
+        states, told = list(states), [[] for _ in states]
         for run, (kept, shared, residuals) in reversed(list(zip(self.runs, saved))):
             stacked_of = lambda state, k=run.stack: parameters(k, state)
             start, stop = run.within
@@ -152,16 +154,18 @@ class Loops:
                 pull = residuals.closure(jax.tree.leaves(own), kept, shared)
                 gradient, d_x, more = pull((d_x, d_extra))
                 d_common = jax.tree.map(jnp.add, d_common, more)
-                new = after(into(state, i, gradient, parameters), following)
-                return (d_x, d_common, put(state, new, i), following), None
+                new, tells = into(state, i, gradient, parameters)
+                new = after(new, following)
+                return (d_x, d_common, put(state, new, i), following), tells
 
             of_run = jax.tree.map(lambda a, g=run.group: a[g.start : g.stop], d_extra)
             state = states[run.stack]
             carry = d_x, d_common, state, ahead(stacked_of(state), stop - 1)
-            (d_x, d_common, states[run.stack], _), _ = counted(
+            (d_x, d_common, states[run.stack], _), tells = counted(
                 body, carry, (kept, of_run), start, stop, reverse=True
             )
-        return d_x, d_common, states
+            told[run.stack].insert(0, tells)
+        return d_x, d_common, states, [*map(_joined, told)]
 
 
 def _joined(parts):

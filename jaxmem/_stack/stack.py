@@ -82,13 +82,14 @@ def stack(
         # With one the buffer is the moments themselves, and no gradient outlives its layer.
         if fold is None:
             states = [zeros(split.floating(part)) for part in stacks]
-            into = lambda state, i, gradient, parameters: gradient
+            into = lambda state, i, gradient, parameters: (gradient, ())
         else:
             states = parts_of(moments)
-            into = lambda state, i, gradient, parameters, fold=fold: folded_at(
-                fold, state, i, split.whole(parameters, gradient)
+            into = lambda state, i, gradient, parameters, fold=fold: (
+                folded_at(fold, state, i, split.whole(parameters, gradient)),
+                (),
             )
-        d_x, d_common, states = loops.backward(
+        d_x, d_common, states, _ = loops.backward(
             lambda k, _: stacks[k], key, saved, d_x, d_aux, zeros(common[0]), states, into
         )
         # None stands for a zero cotangent: of what has no derivative, and of `params` under a fold.
