@@ -6,7 +6,7 @@ from pydantic import Field
 
 from experiments.config.glue_tasks import TaskName
 from experiments.config.sections import LARGEST, Path
-from experiments.config.text import Config, Data, Model, Train
+from experiments.config.text import Config, Data, Model, States, Train
 
 
 class GlueModel(Model):
@@ -35,3 +35,4 @@ class GlueConfig(Config):
     model: GlueModel
     data: GlueData  # pyright: ignore[reportGeneralTypeIssues]  # has a default in `Config`
     train: GlueTrain
+    states: ClassVar[States] = States()  # all on the device
