@@ -19,7 +19,16 @@ from jaxmem._states.stacks import length, parts_of
 from jaxmem.errors import OptimizerError
 
 
-def backward(model: Model, fold: Fold, params, moments, batch, key, update: Callable | None = None):
+def backward(
+    model: Model,
+    fold: Fold,
+    params,
+    moments,
+    batch,
+    key,
+    update: Callable | None = None,
+    whole: Callable = lambda layer: layer,
+):
     """Returns (moments, loss) after one microbatch, whose gradients are folded as they appear.
 
     model: embed, block and head.
@@ -32,6 +41,7 @@ def backward(model: Model, fold: Fold, params, moments, batch, key, update: Call
     update: `update(parameters, moments)` makes a layer's new parameters, as soon as its moments are
       folded. With it, the layers' moments that are returned have an entry "params" beside them.
       None leaves the parameters as they are.
+    whole: gathers a layer's parameters where `params` has a device's part of them.
     """
     # Forward: embed, the loop over layers, head. The three are differentiated apart, so that each
     # gives its gradients when the fold wants them.
@@ -50,6 +60,7 @@ def backward(model: Model, fold: Fold, params, moments, batch, key, update: Call
         key,
         model.dtype,
         model.has_aux,
+        whole,
     )
     y, aux, saved = loops.forward(stacks, key, x, common)
     loss, pull_head = jax.vjp(
@@ -61,8 +72,8 @@ def backward(model: Model, fold: Fold, params, moments, batch, key, update: Call
     # Runs the layers backward: into the states, one for each stack, goes what `into` makes of each
     # layer's gradient.
     def back(states, into, parameters=lambda k, _: stacks[k]):
-        whole = lambda state, i, gradient, own: into(state, i, split.whole(own, gradient), own)
-        return loops.backward(parameters, key, saved, d_y, d_aux, zeros(common[0]), states, whole)
+        as_tree = lambda state, i, g, own: into(state, i, split.whole(own, g), own)
+        return loops.backward(parameters, key, saved, d_y, d_aux, zeros(common[0]), states, as_tree)
 
     def back_into_moments(fold):
         # Tallies are told, and not carried: an index that a tally is put at would be computed

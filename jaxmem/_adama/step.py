@@ -116,14 +116,18 @@ class ReleasedStep:
             return Fold(rule, self.clip, (b1, b2), mean_over=mean_over)
 
         if streams((params, old)):
-            if rule.axis_name is not None:
+            # Each device updates what it has: whole parameters of which it has a part of the
+            # moments, or moments that are to be reduced first, would cross once more.
+            parts = zip(jax.tree.leaves(params), jax.tree.leaves(old.mu))
+            if rule.axis_name and not (zero1 and all(p.shape == m.shape for p, m in parts)):
                 raise OptimizerError(
                     f"released_step: the optimizer's `axis_name` is {rule.axis_name!r}, and the"
-                    " state lies in host memory; expected an optimizer without `axis_name`, or a"
-                    " state that `split(state, persist)` left in device memory, with the number of"
-                    " all layers"
+                    " state lies in host memory; expected data_parallel(mesh, 'states'), which"
+                    " divides all that lies there over the devices"
                 )
-            new, moments, losses = minibatch(self.model, rule, fold_of, state, numbered, key_of)
+            new, moments, losses = minibatch(
+                self.model, rule, fold_of, like, state, numbered, key_of
+            )
             return jax.tree.map(lambda a, b: a.astype(b.dtype), new, state), self._metrics(
                 moments, losses, zero1
             )

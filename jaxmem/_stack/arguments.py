@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from jaxmem._jax.jaxpr import lift
 from jaxmem._states.stacks import parts_of
-from jaxmem._states.store import fetch
 from jaxmem.errors import StackError
 
 
@@ -147,7 +146,7 @@ def _leading(name: str, tree) -> int:
     return first[1]
 
 
-def lifted(block, split: ParameterSplit, params, x, shared, key, has_aux: bool):
+def lifted(block, split: ParameterSplit, own, x, shared, has_aux: bool):
     """Makes `block` a function of explicit arguments alone, `call(own, x, common) -> (x, aux)`.
 
     `common` is returned beside it: the arrays that all layers read. These are `shared` and what
@@ -159,10 +158,9 @@ def lifted(block, split: ParameterSplit, params, x, shared, key, has_aux: bool):
 
     block: the user's function of one layer.
     split: how the parameters are told apart, which makes `own`.
-    params: the stacked parameters.
+    own: what `split.own` made of layer 0.
     x: what enters the first layer.
     shared: the tuple of what `block` takes after `x`.
-    key: the stack's key, or None.
     has_aux: whether `block` returns (x, aux).
     """
     leaves, structure = jax.tree.flatten(shared)
@@ -183,7 +181,6 @@ def lifted(block, split: ParameterSplit, params, x, shared, key, has_aux: bool):
         values, box["out"] = jax.tree.flatten(out)
         return values
 
-    own = split.own(fetch(parts_of(params)[0], 0), key, 0)
     closed = jax.make_jaxpr(once)(own, x, leaves)
     function, closed_over = lift(closed)
     leaves = leaves + closed_over

@@ -106,19 +106,30 @@ def stack(
 
 
 def loops_over(
-    block: Callable, params, x, shared: tuple, plan, label: str, key, dtype, has_aux: bool
+    block: Callable,
+    params,
+    x,
+    shared: tuple,
+    plan,
+    label: str,
+    key,
+    dtype,
+    has_aux: bool,
+    whole: Callable = lambda layer: layer,
 ):
     """Makes what `stack` and the released step run: the loops; the split of the parameters into
     those with a gradient and the others; and what layers share, as a pair split likewise.
 
-    The arguments are those of `stack`, with `shared` as one tuple. Raises what `stack` does for
-    them.
+    The arguments are those of `stack`, with `shared` as one tuple. `whole` gathers a layer's
+    parameters where `params` has a part of each. Raises what `stack` does for them.
     """
     lengths = check(params, x)
     runs = runs_of(groups_of(plan, label, sum(lengths)), lengths)
     split = ParameterSplit.of(parts_of(params)[0], dtype)
-    call, common = lifted(block, split, params, x, shared, key, has_aux)
-    return Loops(call, split.own, runs), split, common
+    own = lambda layer, key, i: split.own(whole(layer), key, i)
+    first = own(fetch(parts_of(params)[0], 0), key, 0)
+    call, common = lifted(block, split, first, x, shared, has_aux)
+    return Loops(call, own, runs), split, common
 
 
 def folded_at(fold: Callable, state, i, gradient):

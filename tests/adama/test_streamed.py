@@ -113,6 +113,19 @@ def test_values_are_those_of_a_resident_state(n, persist, steps, optimized):
         same_bits(found, same)
 
 
+@pytest.mark.parametrize("mask", [None, False, "tree"])
+def test_weights_decay_as_in_a_resident_state(mask):
+    params = parameters()
+    tree = jax.tree.map(lambda a: a.shape[-1] == 32, params)
+    assert tree["blocks"] == {"down": True, "up": False}
+    chosen = tree if mask == "tree" else mask
+    tx = jaxmem.adamaw_a(0.01, eps=1e-3, weight_decay=3.0, mask=chosen)
+    step = tiny_lm.released(tx)
+    want, _ = train(step, step.init(params), 1)
+    found, _ = train(step, step.split(step.init(parameters()), 1), 1)
+    close(found, want)
+
+
 @pytest.mark.parametrize("clip", [("value", 0.01), ("component", 0.1), ("norm", 0.1)])
 def test_clipping_is_that_of_a_resident_state(clip):
     step = tiny_lm.released(decaying(2), clip=clip)
