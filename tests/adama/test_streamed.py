@@ -82,7 +82,9 @@ def resident(n, steps, clip=None, quick=True):
 
 
 def same_bits(got, want):
-    jax.tree.map(np.testing.assert_array_equal, got, want)
+    """The same state to the last bit; the mean of microbatches' losses may round otherwise."""
+    jax.tree.map(np.testing.assert_array_equal, got[0], want[0])
+    close(got[1], want[1])
 
 
 def close(got, want, rtol=1e-6):
