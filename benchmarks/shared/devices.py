@@ -23,7 +23,7 @@ from experiments.steps.accumulate import microbatches, released_step
 from jaxmem._core.assignment import Assignment
 from jaxmem._jax.export import export_flat
 from jaxmem._states.shards import assembled, gathered, part_of, refilled, scattered, shards
-from jaxmem._states.stacked import at, put
+from jaxmem._states.store import fetch, put
 from jaxmem._xla.compiled import Compiled
 from jaxmem._xla.deviceless import Compiler
 
@@ -139,7 +139,7 @@ def _reduced(total):
     in place.
     """
     mean = lambda a: jax.lax.pmean(a, AXIS)
-    one = lambda stacked, i: (put(stacked, jax.tree.map(mean, at(stacked, i)), i), None)
+    one = lambda stacked, i: (put(stacked, jax.tree.map(mean, fetch(stacked, i)), i), None)
     layers = jnp.arange(jax.tree.leaves(total["blocks"])[0].shape[0])
     blocks, _ = jax.lax.scan(one, total["blocks"], layers)
     return {k: blocks if k == "blocks" else jax.tree.map(mean, v) for k, v in total.items()}

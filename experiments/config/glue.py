@@ -7,7 +7,7 @@ from pydantic import Field
 from experiments.config.glue_tasks import TaskName
 from experiments.config.models import Model
 from experiments.config.sections import LARGEST, Path
-from experiments.config.text import Config, Data, Train
+from experiments.config.text import Config, Data, States, Train
 
 
 class GlueModel(Model):
@@ -36,3 +36,4 @@ class GlueConfig(Config):
     model: GlueModel
     data: GlueData  # pyright: ignore[reportGeneralTypeIssues]  # has a default in `Config`
     train: GlueTrain
+    states: ClassVar[States] = States()  # all on the device

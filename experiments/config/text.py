@@ -112,6 +112,15 @@ class Remat(Section):
         return self.policy == "estimator" or (self.policy == "every_k" and self.every_k is None)
 
 
+class States(Section):
+    """Where the layers' parameters and moments lie: of the first `persist` layers on the device, of
+    the others in the host's pinned memory, from which a released step copies them a layer at a
+    time. Left out: all on the device.
+    """
+
+    persist: Annotated[int, Field(ge=0, le=sections.LARGEST)] | None = None
+
+
 class Config(sections.Trained):
     model: Model
     data: Data = Data()
@@ -119,6 +128,28 @@ class Config(sections.Trained):
     optimizer: Optimizer
     plan: Plan = Plan()
     remat: Remat = Remat()
+    states: States = States()
+
+    @pydantic.model_validator(mode="after")
+    def _streams(self) -> Self:
+        if (persist := self.states.persist) is None:
+            return self
+        if persist > self.model.layers:
+            raise ValueError(
+                f"states.persist: got {persist}; allowed: at most model.layers, {self.model.layers}"
+            )
+        if self.optimizer.accumulation != "released":
+            raise ValueError(
+                f"optimizer.accumulation: got {self.optimizer.accumulation!r} beside"
+                " states.persist; allowed there: 'released', whose backward updates a layer at a"
+                " time"
+            )
+        if self.plan.path is not None or self.plan.budget != "none":
+            raise ValueError(
+                f"plan.budget: got {self.plan.budget!r} beside states.persist; allowed there:"
+                " 'none', without plan.path, since plans do not place states yet"
+            )
+        return self
 
     @pydantic.model_validator(mode="after")
     def _agrees(self) -> Self:

@@ -10,9 +10,10 @@ from experiments.data import text
 from experiments.data.text import Text
 from experiments.errors import DivergedError
 from experiments.models import registry as models
+from experiments.models.loops import stacked
 from experiments.running.planning import check, prepare
 from experiments.running.run import Experiment
-from experiments.steps.step import State, init_state, make_loss
+from experiments.steps.step import State, init_state, make_loss, placed
 
 
 def read(config: Config) -> Text:
@@ -27,7 +28,7 @@ def says(config: Config, data: Text) -> str:
 
 
 def first_state(config: Config) -> State:
-    return jax.jit(functools.partial(init_state, config))()
+    return placed(config, jax.jit(functools.partial(init_state, config))())
 
 
 def batch(config: Config, data: Text, number: int):
@@ -38,7 +39,9 @@ def batch(config: Config, data: Text, number: int):
 
 def evaluate(config: Config, state: State, data: Text) -> dict[str, float]:
     """Mean validation loss in nats a prediction, over windows spread evenly, without dropout."""
-    t, loss = config.train, jax.jit(make_loss(config))
+    # jaxmem's loop reads layers from wherever they lie.
+    loop = None if config.states.persist is None else stacked()
+    t, loss = config.train, jax.jit(make_loss(config, loop))
     batches = text.windows(data.validation, t.eval_batches, t.batch, t.sequence)
     values = [
         float(loss(state.params, models.batch(config, rows, i))) for i, rows in enumerate(batches)

@@ -47,7 +47,30 @@ def init_state(config: Config) -> State:
 
 def abstract(config: Config) -> tuple[State, Any]:
     """State and batch of a step, as shapes."""
-    return jax.eval_shape(functools.partial(init_state, config)), models.batch_shape(config)
+    state = jax.eval_shape(functools.partial(init_state, config))
+    if config.states.persist is not None:
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        put = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here)
+        state = placed(config, jax.tree.map(put, state))
+    return state, models.batch_shape(config)
+
+
+def placed(config: Config, state: State) -> State:
+    """The state where the config wants it, whatever form it has: arrays that move are deleted where
+    they were. The state of another config's placement becomes this one's.
+    """
+    if (persist := config.states.persist) is None:
+        return state
+    params, moments = accumulate.released_step(config).split((state.params, state.moments), persist)
+    return dataclasses.replace(state, params=params, moments=moments)
+
+
+def joined(config: Config, state: State) -> State:
+    """The state in the form that no placement changes, which is what to save."""
+    if config.states.persist is None:
+        return state
+    params, moments = accumulate.released_step(config).joined((state.params, state.moments))
+    return dataclasses.replace(state, params=params, moments=moments)
 
 
 def make_loss(config: Config, loop: Loop | None = None):

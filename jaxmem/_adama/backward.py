@@ -14,31 +14,45 @@ from jaxmem._adama.model import Model
 from jaxmem._jax.jaxpr import reads
 from jaxmem._jax.vary import zeros
 from jaxmem._stack.arguments import is_floating, merged, separated
-from jaxmem._stack.stack import loops_over
-from jaxmem._states.stacked import folded_at
+from jaxmem._stack.stack import folded_at, loops_over
+from jaxmem._states.stacks import length, parts_of
 from jaxmem.errors import OptimizerError
 
 
-def backward(model: Model, fold: Fold, params, moments, batch, key):
+def backward(
+    model: Model,
+    fold: Fold,
+    params,
+    moments,
+    batch,
+    key,
+    update: Callable | None = None,
+    whole: Callable = lambda layer: layer,
+):
     """Returns (moments, loss) after one microbatch, whose gradients are folded as they appear.
 
     model: embed, block and head.
     fold: what becomes of one component's gradient; a component is a layer, or an array outside.
     params: the whole parameters, a dict.
     moments: what `Model.started` made: a list for the arrays outside the layers, in the order of
-      their leaves, and the layers' own, stacked.
+      their leaves, and a list of the layers' own, an entry for each of their stacks.
     batch: the microbatch.
     key: its random key, or None.
+    update: `update(parameters, moments)` makes a layer's new parameters, as soon as its moments are
+      folded. With it, the layers' moments that are returned have an entry "params" beside them.
+      None leaves the parameters as they are.
+    whole: gathers a layer's parameters where `params` has a device's part of them.
     """
     # Forward: embed, the loop over layers, head. The three are differentiated apart, so that each
     # gives its gradients when the fold wants them.
-    outer, stacked = model.outer(params), params[model.layers]
+    outer, layers = model.outer(params), params[model.layers]
+    stacks = parts_of(layers)
     outer_moments, layer_moments = moments
-    embed, combine = _embedding(model, batch, key, jax.tree.leaves(stacked)[0].shape[0])
+    embed, combine = _embedding(model, batch, key, sum(map(length, stacks)))
     (x, floats), pull_embed, others = jax.vjp(embed, outer, has_aux=True)
     loops, split, common = loops_over(
         model.block,
-        stacked,
+        layers,
         x,
         combine(floats, others),
         model.plan,
@@ -46,20 +60,46 @@ def backward(model: Model, fold: Fold, params, moments, batch, key):
         key,
         model.dtype,
         model.has_aux,
+        whole,
     )
-    y, aux, saved = loops.forward((stacked, key), x, common)
+    y, aux, saved = loops.forward(stacks, key, x, common)
     loss, pull_head = jax.vjp(
         lambda outer, y, aux: _loss(model, outer, y, aux, batch), outer, y, aux
     )
     d_outer, d_y, d_aux = pull_head(jnp.ones_like(loss))
     d_outer = jax.tree.leaves(d_outer)  # the head's share of the gradients outside the layers
 
-    # Runs the layers backward: `state` holds an entry for each layer, to which `fold_layer` adds.
-    def back(state, fold_layer):
-        into = lambda state, i, gradient: folded_at(
-            fold_layer, state, i, split.whole(stacked, gradient)
-        )
-        return loops.backward((stacked, key), saved, d_y, d_aux, zeros(common[0]), state, into)
+    # Runs the layers backward: into the states, one for each stack, goes what `into` makes of each
+    # layer's gradient.
+    def back(states, into, parameters=lambda k, _: stacks[k]):
+        as_tree = lambda state, i, g, own: into(state, i, split.whole(own, g), own)
+        return loops.backward(parameters, key, saved, d_y, d_aux, zeros(common[0]), states, as_tree)
+
+    def back_into_moments(fold):
+        # Tallies are told, and not carried: an index that a tally is put at would be computed
+        # together with the tally, and the fetch of moments by that index would wait for it.
+        carried = [{k: m[k] for k in ("mu", "nu")} for m in layer_moments]
+        tallies = [{k: m[k] for k in ("squares", "skipped")} for m in layer_moments]
+        none = jax.tree.map(lambda a: jnp.zeros((), a.dtype), tallies[0])
+
+        def folded(state, i, gradient):
+            new = folded_at(lambda m, g: fold(m | none, g), state, i, gradient)
+            return {k: new[k] for k in ("mu", "nu")}, {k: new[k] for k in none}
+
+        if update is None:
+            d_x, d_common, states, told = back(carried, lambda m, i, g, _: folded(m, i, g))
+        else:
+            # What is replaced is read from the loop's carry: from outside, it would be held twice.
+            def into(state, i, gradient, own, update=update):
+                moments = {k: state[k] for k in ("mu", "nu")}
+                new, tells = folded(moments, i, gradient)
+                return new | {"params": update(own, new)}, tells
+
+            with_params = [m | {"params": stacked} for m, stacked in zip(carried, stacks)]
+            read = lambda _, state: state["params"]
+            d_x, d_common, states, told = back(with_params, into, read)
+        counted = jax.tree.map(jnp.add, tallies, told)
+        return d_x, d_common, [state | tally for state, tally in zip(states, counted)]
 
     # The gradients outside the layers, those of embed added to those of head. `d_common` begins
     # with what embed made for all layers; after it comes what `block` closes over, which is no
@@ -71,7 +111,7 @@ def backward(model: Model, fold: Fold, params, moments, batch, key):
     if fold.clip.how == "norm":
         factor, gradients = _global_factor(fold, moments, back, whole_gradients)
         fold = dataclasses.replace(fold, factor=factor)
-        _, _, layer_moments = back(layer_moments, fold)
+        _, _, layer_moments = back_into_moments(fold)
         return (list(map(fold, outer_moments, gradients)), layer_moments), loss
 
     # An array that embed does not read has its whole gradient now: it is folded before the layers'
@@ -83,7 +123,7 @@ def backward(model: Model, fold: Fold, params, moments, batch, key):
     ]
     # The barrier makes the loop wait for these folds; else their gradients might live through it.
     d_y, early = jax.lax.optimization_barrier((d_y, early))
-    d_x, d_common, layer_moments = back(layer_moments, fold)
+    d_x, d_common, layer_moments = back_into_moments(fold)
     late = zip(early, outer_moments, whole_gradients(d_x, d_common))
     return ([fold(s, g) if done is None else done for done, s, g in late], layer_moments), loss
 
@@ -129,11 +169,18 @@ def _global_factor(fold: Fold, moments, back: Callable, whole_gradients: Callabl
     """
     outer_moments, layer_moments = moments
     axis = fold.mean_over
-    like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), layer_moments["mu"])
-    none = zeros(layer_moments["squares"])  # (layers,)
-    d_x, d_common, squares = back(none, lambda _, g: squared(g, like, axis))
+    like = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), layer_moments[0]["mu"]
+    )
+
+    def into(state, i, gradient, _):
+        (gradient,) = jax.lax.optimization_barrier((gradient,))
+        return (), squared(gradient, like, axis)
+
+    d_x, d_common, _, squares = back([()] * len(layer_moments), into)
     gradients = whole_gradients(d_x, d_common)
     outside = [squared(g, s["mu"], axis) for g, s in zip(gradients, outer_moments)]
     # A component whose norm is not finite counts as none, as the fold will leave it out.
     finite = lambda a: jnp.where(jnp.isfinite(a), a, jnp.zeros((), a.dtype))
-    return fold.clip.factor(sum(map(finite, outside), finite(squares).sum())), gradients
+    within = sum((finite(s).sum() for s in squares[1:]), finite(squares[0]).sum())
+    return fold.clip.factor(sum(map(finite, outside), within)), gradients

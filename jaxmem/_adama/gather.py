@@ -2,6 +2,7 @@
 where each device holds a part of their moments.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from jaxmem._adama.model import Model
 from jaxmem._adama.rule import Rule
 from jaxmem._adama.transform import AdamAState
 from jaxmem._states.shards import assembled, gathered, part_of, refilled
+from jaxmem._states.stacks import parts_of
 
 
 def whole(model: Model, params, like, axis_name: str | None):
@@ -23,17 +25,40 @@ def whole(model: Model, params, like, axis_name: str | None):
         return params
     assert axis_name is not None, "arrays are parts, and there is no axis"
 
-    def one(a, like):
-        if a.shape == like.shape:
-            return a
-        return gathered(a if model.dtype is None else a.astype(model.dtype), like, axis_name)
-
     leaves, structure = jax.tree.flatten(params[model.layers])
     stacked = assembled(leaves, jax.tree.leaves(like[model.layers]), axis_name, model.dtype)
     layers = jax.tree.unflatten(structure, stacked)
+    return {**whole_outside(model, params, like, axis_name), model.layers: layers}
+
+
+def whole_outside(model: Model, params, like, axis_name: str | None):
+    """`params` with those outside the layers whole, as `whole` gathers them."""
     return {
-        k: layers if k == model.layers else jax.tree.map(one, v, like[k]) for k, v in params.items()
+        k: v if k == model.layers else _whole(model, v, like[k], axis_name)
+        for k, v in params.items()
     }
+
+
+def whole_layer(model: Model, like, axis_name: str | None) -> Callable[[Any], Any]:
+    """A function that gathers one layer's parameters, of which each device has a part (ZeRO-3).
+
+    like: the parameters with their whole shapes.
+    """
+    stacked = parts_of(like[model.layers])[0]
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), stacked)
+    return lambda layer: _whole(model, layer, one, axis_name)
+
+
+def _whole(model: Model, tree, like, axis_name: str | None):
+    """`tree` with the shapes of `like`; what is gathered has the layers' dtype."""
+
+    def one(a, like):
+        if a.shape == like.shape:
+            return a
+        assert axis_name is not None, "arrays are parts, and there is no axis"
+        return gathered(a if model.dtype is None else a.astype(model.dtype), like, axis_name)
+
+    return jax.tree.map(one, tree, like)
 
 
 def updated(layers: str, rule: Rule, params, state: AdamAState):

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxmem._states.stacks import length, like, parts_of
 from jaxmem.errors import OptimizerError
 
 
@@ -59,22 +60,27 @@ class Model:
     def started(self, params, mu, nu):
         """Arranges moments as a minibatch folds them, with their tallies at 0.
 
-        Returns a list with a dict for each array outside the layers, and one dict for the layers,
-        whose entries have a leading axis of layers. Each dict is a state of `Fold`: a tally of
-        squared norms, and one of gradients that were skipped, stand beside the moments.
+        Returns a list with a dict for each array outside the layers, and one with a dict for each
+        stack of layers, whose entries have a leading axis of layers. Each dict is a state of
+        `Fold`: a tally of squared norms, and one of gradients that were skipped, stand beside the
+        moments.
         """
-        inner = jax.tree.leaves(params[self.layers])
-        wide = jnp.promote_types(jnp.float32, jnp.result_type(*inner))
+        stacks = parts_of(params[self.layers])
+        wide = jnp.promote_types(jnp.float32, jnp.result_type(*jax.tree.leaves(stacks)))
         tally = lambda *shape: {
             "squares": jnp.zeros(shape, wide),
             "skipped": jnp.zeros(shape, wide),
         }
-        pairs = zip(jax.tree.leaves(self.outer(mu)), jax.tree.leaves(self.outer(nu)))
-        layers = {"mu": mu[self.layers], "nu": nu[self.layers]} | tally(inner[0].shape[0])
-        return [{"mu": m, "nu": v} | tally() for m, v in pairs], layers
+        outer = zip(jax.tree.leaves(self.outer(mu)), jax.tree.leaves(self.outer(nu)))
+        layers = zip(map(length, stacks), parts_of(mu[self.layers]), parts_of(nu[self.layers]))
+        return (
+            [{"mu": m, "nu": v} | tally() for m, v in outer],
+            [{"mu": m, "nu": v} | tally(count) for count, m, v in layers],
+        )
 
     def joined(self, params, moments, name: str):
         """Undoes `started` for the moment `name`, "mu" or "nu": a dict like `params`."""
         outer, layers = moments
         whole = jax.tree.unflatten(jax.tree.structure(self.outer(params)), [c[name] for c in outer])
-        return {k: layers[name] if k == self.layers else whole[k] for k in params}
+        stacks = like(params[self.layers], [m[name] for m in layers])
+        return {k: stacks if k == self.layers else whole[k] for k in params}

@@ -3,19 +3,23 @@ of several, and updates the parameters at their end.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jaxmem._adama import placement
 from jaxmem._adama.backward import backward
 from jaxmem._adama.fold import Clip, Fold
 from jaxmem._adama.gather import updated, whole
 from jaxmem._adama.model import Model
+from jaxmem._adama.streamed import minibatch
 from jaxmem._adama.transform import AdamA, AdamAState
 from jaxmem._jax.vary import varying
 from jaxmem._states.shards import placed, shards
+from jaxmem._states.store import streams
 from jaxmem.errors import OptimizerError
 
 
@@ -48,6 +52,40 @@ class ReleasedStep:
         self.model.check(params)
         return params, self.tx.init(params)
 
+    def create(self, outer, layer: Callable, count: int, persist: int = 0) -> tuple[Any, Any]:
+        """Makes the first state of a model that need not fit into the device's memory: that of
+        `split(init(params), persist)`, a layer at a time, each in its place.
+
+        outer: the parameters outside the layers, a dict.
+        layer: `layer(i)` makes the parameters of layer i, an int32 that is traced.
+        count: how many layers there are.
+        persist: of how many layers, the first ones, the states lie in device memory.
+
+        Raises OptimizerError as `init` and `split` do.
+        """
+        return placement.created(self.model, self.tx, outer, layer, count, persist)
+
+    def split(self, state, persist: int) -> tuple[Any, Any]:
+        """Moves the states of all layers but the first `persist` to pinned host memory, from which
+        a step copies them a layer at a time (ProTrain's persistent chunks). All other arrays lie in
+        device memory.
+
+        Arrays that move are deleted where they were, a parameter's and a moment's at a time.
+        `state` may be in any form, and of shapes: the result then tells where they lie. No
+        value changes: steps from the result are those of a resident state, to the last bit in
+        float32 where nothing is clipped.
+
+        Raises OptimizerError if `persist` is no number from 0 to the number of layers.
+        """
+        return placement.split(self.model, state, persist)
+
+    def joined(self, state) -> tuple[Any, Any]:
+        """The state with each of the layers' arrays as one stack again, which no placement changes:
+        what checkpoints hold. The stack lies in host memory if a part of it did. Arrays that move
+        are deleted where they were.
+        """
+        return placement.joined(self.model, state)
+
     def __call__(self, state, batch, key=None):
         return self._step(state[0], state, batch, key)
 
@@ -67,21 +105,41 @@ class ReleasedStep:
         # not start as a multiple of itself, as it does where the devices' own moments are summed.
         begin = dataclasses.replace(rule, axis_name=None).decays if zero1 else rule.decays
         mean_over = rule.axis_name if zero1 else None
+        # Microbatches are counted on from device to device, so that each has a key of its own.
+        first = 0 if rule.axis_name is None else jax.lax.axis_index(rule.axis_name) * n
+        numbered = first + jnp.arange(n, dtype=jnp.int32), _microbatches(batch, n)
+        key_of = lambda i: None if key is None else jax.random.fold_in(key, i)
+
+        def fold_of(i):
+            # The first fold of the minibatch also decays the moments, which saves a pass over them.
+            b1, b2 = (jnp.where(i == first, b, 1.0) for b in begin)
+            return Fold(rule, self.clip, (b1, b2), mean_over=mean_over)
+
+        if streams((params, old)):
+            # Each device updates what it has: whole parameters of which it has a part of the
+            # moments, or moments that are to be reduced first, would cross once more.
+            parts = zip(jax.tree.leaves(params), jax.tree.leaves(old.mu))
+            if rule.axis_name and not (zero1 and all(p.shape == m.shape for p, m in parts)):
+                raise OptimizerError(
+                    f"released_step: the optimizer's `axis_name` is {rule.axis_name!r}, and the"
+                    " state lies in host memory; expected data_parallel(mesh, 'states'), which"
+                    " divides all that lies there over the devices"
+                )
+            new, moments, losses = minibatch(
+                self.model, rule, fold_of, like, state, numbered, key_of
+            )
+            return jax.tree.map(lambda a, b: a.astype(b.dtype), new, state), self._metrics(
+                moments, losses, zero1
+            )
+
         own = varying(whole(self.model, params, like, rule.axis_name), rule.axis_name)
         moments = varying(self.model.started(like, old.mu, old.nu), rule.axis_name)
 
         def one(moments, indexed):
             i, part = indexed
-            own_key = None if key is None else jax.random.fold_in(key, i)
-            # The first fold of the minibatch also decays the moments, which saves a pass over them.
-            b1, b2 = (jnp.where(i == first, b, 1.0) for b in begin)
-            fold = Fold(rule, self.clip, (b1, b2), mean_over=mean_over)
-            return backward(self.model, fold, own, moments, part, own_key)
+            return backward(self.model, fold_of(i), own, moments, part, key_of(i))
 
-        # Microbatches are counted on from device to device, so that each has a key of its own.
-        first = 0 if rule.axis_name is None else jax.lax.axis_index(rule.axis_name) * n
-        indices = first + jnp.arange(n, dtype=jnp.int32)
-        moments, losses = jax.lax.scan(one, moments, (indices, _microbatches(batch, n)))
+        moments, losses = jax.lax.scan(one, moments, numbered)
         mu, nu = (self.model.joined(params, moments, name) for name in ("mu", "nu"))
         folded = AdamAState(old.count, old.folded, mu, nu)
         if zero1:
@@ -94,7 +152,9 @@ class ReleasedStep:
 
     def _metrics(self, moments, losses, zero1: bool):
         """The metrics of a minibatch, from its tallies; `losses` has one entry a microbatch."""
-        outer, layers = moments
+        outer, stacks = moments
+        # One entry a layer, of all stacks in order.
+        layers = {k: jnp.concatenate([m[k] for m in stacks]) for k in ("squares", "skipped")}
         # Squares are summed over components and microbatches: divided by the number of microbatches
         # they give the mean of the squared norms.
         squares = sum((c["squares"] for c in outer), layers["squares"].sum()) / losses.shape[0]

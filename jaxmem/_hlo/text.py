@@ -18,7 +18,8 @@ from collections.abc import Iterator
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")  # its name, and the rest
 _OPCODE = re.compile(r"[ )]([a-z][\w\-]*)\(")  # after the result's type
-_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")  # f32[8,4]: dtype and dimensions
+# f32[8,4]{1,0:T(8,128)S(5)}: dtype, dimensions and layout; memory space 5 is the host's
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _NAME = re.compile(r"%?([A-Za-z_][\w.\-]*)(?:,|$)")  # one of names between commas
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
@@ -30,10 +31,14 @@ _ITEM_BYTES = {"bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """The type of a value; of a tuple's, where an instruction has several results, one of them."""
+    """The type of a value; of a tuple's, where an instruction has several results, one of them.
+
+    host: whether it lies in host memory.
+    """
 
     dtype: str
     shape: tuple[int, ...]
+    host: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -47,12 +52,14 @@ NOTHING = Array("", ())
 class Instruction:
     """One line of a computation.
 
+    name: XLA's name of it.
     opcode: XLA's name of the operation.
     results: the types of its results.
     operands: those of its operands, of the first result of each.
     text: all that follows the instruction's name.
     """
 
+    name: str
     opcode: str
     results: tuple[Array, ...]
     operands: tuple[Array, ...]
@@ -96,7 +103,7 @@ def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
         for line in lines:
             if not (found := _INSTRUCTION.match(line)):
                 continue
-            instruction = _instruction(found[2], arrays)
+            instruction = _instruction(found[1], found[2], arrays)
             arrays[found[1]] = instruction.output
             computations[name].append(instruction)
         entry = name if is_entry else entry
@@ -138,17 +145,17 @@ def _computations(text: str) -> Iterator[tuple[bool, str, list[str]]]:
             lines.append(line)
 
 
-def _instruction(body: str, arrays: dict[str, Array]) -> Instruction:
+def _instruction(name: str, body: str, arrays: dict[str, Array]) -> Instruction:
     """Reads what stands after `name = `; `arrays` are the results of the lines above."""
     called = _OPCODE.search(body)
     types = body[: called.start()] if called else body
     results = tuple(
-        Array(dtype, tuple(int(d) for d in dims.split(",") if d))
-        for dtype, dims in _ARRAY.findall(types)
+        Array(dtype, tuple(int(d) for d in dims.split(",") if d), "S(5)" in layout)
+        for dtype, dims, layout in _ARRAY.findall(types)
     )
     if not called:
-        return Instruction("", results[:1], (), body)
+        return Instruction(name, "", results[:1], (), body)
     # The operands' names end at the first closing parenthesis; attributes follow it.
     arguments = body[called.end() :].split(")", 1)[0].replace(" ", "")
     operands = tuple(arrays.get(name, NOTHING) for name in _NAME.findall(arguments))
-    return Instruction(called[1], results, operands, body)
+    return Instruction(name, called[1], results, operands, body)

@@ -24,7 +24,7 @@ def argument_bytes(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
     _, read = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     total = 0
     for aval, is_read, parts in zip(traced.jaxpr.in_avals, read, divisors(traced, args)):
-        if is_read and not _on_the_host(aval):
+        if is_read and not on_host(aval):
             # Bits, rounded up to whole bytes a device, since int4 arguments are packed.
             bits = math.prod(aval.shape) * _bits(aval.dtype)
             total += -(-bits // (8 * (devices if parts is None else parts)))
@@ -95,5 +95,6 @@ def _bits(dtype) -> int:
     return 8 * dtype.itemsize
 
 
-def _on_the_host(aval) -> bool:
+def on_host(aval) -> bool:
+    """Whether an argument lies in host memory, by its type."""
     return getattr(aval, "memory_space", None) == jax.memory.Space.Host  # tokens have none

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._jax.jaxpr import lift
-from jaxmem._states.stacked import at
+from jaxmem._states.stacks import parts_of
 from jaxmem.errors import StackError
 
 
@@ -49,14 +49,14 @@ class ParameterSplit:
         leaves, structure = jax.tree.flatten(params)
         return ParameterSplit(structure, tuple(map(is_floating, leaves)), dtype)
 
-    def own(self, stacked, i) -> tuple[list, Any]:
-        """Reads layer i's arrays from `stacked`, the pair (stacked parameters, key of the stack).
+    def own(self, layer, key, i) -> tuple[list, Any]:
+        """Sorts layer i's arrays into a pair of what is differentiated and what is not: the
+        floating-point leaves, and (the other leaves, the layer's key).
 
-        The result is a pair of what is differentiated and what is not: the floating-point leaves,
-        and (the other leaves, the layer's key).
+        layer: the layer's parameters.
+        key: the stack's key, or None.
         """
-        params, key = stacked
-        floating, others = separated(at(jax.tree.leaves(params), i), self.which)
+        floating, others = separated(jax.tree.leaves(layer), self.which)
         # Converting here, after the read, makes a layer's worth of copies at a time and not a
         # stack's. Complex parameters stay as they are.
         if self.dtype is not None:
@@ -89,8 +89,8 @@ class ParameterSplit:
         )
 
 
-def check(params, x) -> int:
-    """Returns the number of layers.
+def check(params, x) -> list[int]:
+    """Returns how many layers each stack of `params` has.
 
     Raises StackError if `x` holds an array without a derivative, or `params` is no stack of layers.
     """
@@ -101,7 +101,7 @@ def check(params, x) -> int:
                 " floating-point arrays:"
                 " give masks, positions and other indices after `x`, as what all layers share"
             )
-    return _leading("params", params)
+    return [_leading("params", part) for part in parts_of(params)]
 
 
 def check_moments(moments, params) -> None:
@@ -146,7 +146,7 @@ def _leading(name: str, tree) -> int:
     return first[1]
 
 
-def lifted(block, split: ParameterSplit, params, x, shared, key, has_aux: bool):
+def lifted(block, split: ParameterSplit, own, x, shared, has_aux: bool):
     """Makes `block` a function of explicit arguments alone, `call(own, x, common) -> (x, aux)`.
 
     `common` is returned beside it: the arrays that all layers read. These are `shared` and what
@@ -158,10 +158,9 @@ def lifted(block, split: ParameterSplit, params, x, shared, key, has_aux: bool):
 
     block: the user's function of one layer.
     split: how the parameters are told apart, which makes `own`.
-    params: the stacked parameters.
+    own: what `split.own` made of layer 0.
     x: what enters the first layer.
     shared: the tuple of what `block` takes after `x`.
-    key: the stack's key, or None.
     has_aux: whether `block` returns (x, aux).
     """
     leaves, structure = jax.tree.flatten(shared)
@@ -182,7 +181,7 @@ def lifted(block, split: ParameterSplit, params, x, shared, key, has_aux: bool):
         values, box["out"] = jax.tree.flatten(out)
         return values
 
-    closed = jax.make_jaxpr(once)(split.own((params, key), 0), x, leaves)
+    closed = jax.make_jaxpr(once)(own, x, leaves)
     function, closed_over = lift(closed)
     leaves = leaves + closed_over
     which = tuple(map(is_floating, leaves))

@@ -1,96 +1,173 @@
-"""The loops of a stack: one `jax.lax.scan` forward for each group of layers, and one backward that
-makes a layer's gradient at a time and hands it on at once.
+"""The loops of a stack: one forward for each run of layers that share a policy and a stack, and one
+backward, which makes a layer's gradient at a time and hands it on at once.
 """
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxmem._stack.layer import Residuals, forward
+from jaxmem._states.store import after, ahead, counted, put, taken
 from jaxmem._tags.groups import Group
 
-Into = Callable[[Any, Any, Any], Any]  # (state, i, gradient of layer i) -> state
+# (state of a stack, i, gradient of its layer i, that layer's parameters) -> (the layer's new state,
+# what is told of it)
+Into = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Layers that one loop runs: they share a policy, and their arrays lie in one stack.
+
+    group: the layers, counted over the whole model, and their policy.
+    stack: which stack they are in.
+    first: the number of that stack's first layer.
+    """
+
+    group: Group
+    stack: int
+    first: int
+
+    @property
+    def within(self) -> tuple[int, int]:
+        """The first of the layers, and the one after the last, counted within their stack."""
+        return self.group.start - self.first, self.group.stop - self.first
+
+
+def runs_of(groups: Sequence[Group], lengths: Sequence[int]) -> tuple[Run, ...]:
+    """The runs of layers, in order, of a plan's groups and of stacks with so many layers each."""
+    ends = list(itertools.accumulate(lengths, initial=0))
+    found = []
+    for group in groups:
+        for k, (first, stop) in enumerate(itertools.pairwise(ends)):
+            start, stop = max(group.start, first), min(group.stop, stop)
+            if start < stop:
+                found.append(Run(Group(start, stop, group.policy), k, first))
+    return tuple(found)
 
 
 @dataclasses.dataclass(frozen=True)
 class Loops:
-    """The forward and the backward loop of a stack, over all groups of its layers.
+    """The forward and the backward loop of a stack, over all runs of its layers.
 
     layer: `layer(own, x, common) -> (x, aux)`, where `own` (one layer's arrays) and `common` (those
       that all layers read) are pairs: what is differentiated, and the rest.
-    own: `own(stacked, i)` reads layer i's arrays, as such a pair.
-    groups: the groups of layers, in order, each with its policy.
+    own: `own(parameters, key, i)` makes such a pair of layer i's parameters and the stack's key.
+    runs: the runs of layers, in order.
     """
 
     layer: Callable
     own: Callable
-    groups: tuple[Group, ...]
+    runs: tuple[Run, ...]
 
-    def plain(self, stacked, x, common):
+    def plain(self, stacks, key, x, common):
         """Returns the output, and every layer's auxiliary output, stacked. Saves nothing: this runs
         where no gradient is asked for.
-        """
-        body = lambda x, i: self.layer(self.own(stacked, i), x, common)
-        return jax.lax.scan(body, x, jnp.arange(self.groups[-1].stop))
 
-    def forward(self, stacked, x, common):
-        """Returns what `plain` does, and what `backward` needs, as a triple for each group: the
+        stacks: the parameters' stacks, each a tree of arrays with a leading axis of layers.
+        key: the layers' key, or None.
+        """
+        one = lambda own, x: self.layer(own, x, common)
+        extras = []
+        for run in self.runs:
+            x, extra = self._through(run, stacks, key, x, one)
+            extras.append(extra)
+        return x, _joined(extras)
+
+    def forward(self, stacks, key, x, common):
+        """Returns what `plain` does, and what `backward` needs, as a triple for each run: the
         arrays saved of its layers, stacked; the arrays that are the same in every layer; and the
         `Residuals` that say how the closures are rebuilt from both.
         """
         extras, saved = [], []
-        for group in self.groups:
-            policy: Any = group.policy
+        for run in self.runs:
+            policy: Any = run.group.policy
             # The loop keeps forward and backward apart, so no barrier against common-subexpression
             # elimination is needed.
             layer = jax.checkpoint(self.layer, policy=policy, prevent_cse=False)
-            box: list[Residuals] = []  # one for each trace of `body`; the last trace runs
+            box: list[Residuals] = []  # one for each trace of `one`; the last trace runs
 
-            def body(x, i, layer=layer, box=box):
-                (x, extra), kept, residuals = forward(layer, self.own(stacked, i), x, common)
+            def one(own, x, layer=layer, box=box):
+                (x, extra), kept, residuals = forward(layer, own, x, common)
                 box.append(residuals)
                 return x, (extra, kept)
 
-            x, (extra, kept) = jax.lax.scan(body, x, jnp.arange(group.start, group.stop))
+            x, (extra, kept) = self._through(run, stacks, key, x, one)
             extras.append(extra)
             # What is shared is computed out here: as an output of the scan it would be stacked, a
             # copy for each layer.
             saved.append((kept, box[-1].shared(jax.tree.leaves(common)), box[-1]))
         return x, _joined(extras), saved
 
-    def backward(self, stacked, saved, d_x, d_extra, d_common, state, into: Into):
+    def _through(self, run: Run, stacks, key, x, one: Callable):
+        """Runs `x, y = one(own, x)` over the layers of a run. Returns x, and every y, stacked."""
+        stacked, (start, stop) = stacks[run.stack], run.within
+
+        def body(carry, i, _):
+            x, held = carry
+            # What lies in host memory is copied a layer ahead, beside this layer's compute.
+            parameters, following = taken(stacked, held, i), ahead(stacked, i + 1)
+            x, y = one(self.own(parameters, key, run.first + i), x)
+            return (x, following), y
+
+        (x, _), ys = counted(body, (x, ahead(stacked, start)), None, start, stop)
+        return x, ys
+
+    def backward(
+        self, parameters: Callable, key, saved, d_x, d_extra, d_common, states: Sequence, into: Into
+    ):
         """Runs the layers backward, from the last to the first.
 
-        Returns the cotangents of `x` and of `common[0]`, and `state` after
-        `state = into(state, i, gradient)` for each layer i.
+        Returns the cotangents of `x` and of `common[0]`; the stacks' states, of which each layer i
+        is replaced by what `into(state, i, gradient, parameters)` returns first; and for each
+        stack what it returns second, stacked.
 
-        stacked: the pair (stacked parameters, key), of which a layer's own arrays are read again.
+        parameters: `parameters(k, state)`, the stack k of parameters, of which a layer's own are
+          read again; `state` is that stack's. What `into` replaces must be read from there.
+        key: the layers' key, or None.
         saved: what `forward` returned last.
         d_x, d_extra: the cotangents of the output, and of the stacked auxiliary outputs.
         d_common: zeros like `common[0]`, to which every layer's share is added.
-        state: what gathers the layers' gradients: a buffer for all of them, or moments.
-        into: puts a layer's gradient into `state`. A gradient is not referred to after it.
+        states: what gathers the layers' gradients, for each stack: a buffer for all of them, or
+          moments.
+        into: what becomes of a layer's gradient, which is not referred to after it.
         """
-        for group, (kept, shared, residuals) in reversed(list(zip(self.groups, saved))):
-            # `state` is carried, so that XLA updates it in place. As a stacked output of the scan
+        states, told = list(states), [[] for _ in states]
+        for run, (kept, shared, residuals) in reversed(list(zip(self.runs, saved))):
+            stacked_of = lambda state, k=run.stack: parameters(k, state)
+            start, stop = run.within
+
+            # The state is carried, so that XLA updates it in place. As a stacked output of the scan
             # it would be held twice.
-            def body(carry, one, shared=shared, residuals=residuals):
-                d_x, d_common, state = carry
-                i, kept, d_extra = one
-                pull = residuals.closure(jax.tree.leaves(self.own(stacked, i)), kept, shared)
+            def body(
+                carry, i, one, run=run, shared=shared, residuals=residuals, stacked_of=stacked_of
+            ):
+                d_x, d_common, state, held = carry
+                kept, d_extra = one
+                stacked = stacked_of(state)
+                parameters, following = taken(stacked, held, i), ahead(stacked, i - 1)
+                own = self.own(parameters, key, run.first + i)
+                pull = residuals.closure(jax.tree.leaves(own), kept, shared)
                 gradient, d_x, more = pull((d_x, d_extra))
                 d_common = jax.tree.map(jnp.add, d_common, more)
-                return (d_x, d_common, into(state, i, gradient)), None
+                new, tells = into(state, i, gradient, parameters)
+                new = after(new, following)
+                return (d_x, d_common, put(state, new, i), following), tells
 
-            of_group = jax.tree.map(lambda a, g=group: a[g.start : g.stop], d_extra)
-            xs = (jnp.arange(group.start, group.stop), kept, of_group)
-            (d_x, d_common, state), _ = jax.lax.scan(body, (d_x, d_common, state), xs, reverse=True)
-        return d_x, d_common, state
+            of_run = jax.tree.map(lambda a, g=run.group: a[g.start : g.stop], d_extra)
+            state = states[run.stack]
+            carry = d_x, d_common, state, ahead(stacked_of(state), stop - 1)
+            (d_x, d_common, states[run.stack], _), tells = counted(
+                body, carry, (kept, of_run), start, stop, reverse=True
+            )
+            told[run.stack].insert(0, tells)
+        return d_x, d_common, states, [*map(_joined, told)]
 
 
 def _joined(parts):
-    """Joins what the groups returned, stacked by layer, into one stack of all layers."""
+    """Joins what the runs returned, stacked by layer, into one stack of all layers."""
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *a: jnp.concatenate(a), *parts)

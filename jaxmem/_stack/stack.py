@@ -11,8 +11,9 @@ import jax
 
 from jaxmem._jax.vary import zeros
 from jaxmem._stack.arguments import ParameterSplit, check, check_moments, lifted
-from jaxmem._stack.loops import Loops
-from jaxmem._states.stacked import folded_at, put
+from jaxmem._stack.loops import Loops, runs_of
+from jaxmem._states.stacks import like, parts_of
+from jaxmem._states.store import fetch
 from jaxmem._tags.groups import groups_of
 from jaxmem.errors import StackError
 
@@ -38,6 +39,7 @@ def stack(
 
     block: a function of one layer, called with `key=` too if `key` is given.
     params: a tree of the layers' parameters; its arrays have a leading axis L, an entry a layer.
+      Those that lie in host memory are copied to the device a layer at a time.
     x: a tree of floating-point arrays, which `block` returns with the same shapes and dtypes.
     shared: arrays that every layer reads, such as masks and positions.
     plan: a `jaxmem.Plan`, a `jaxmem.plans.Assignment`, or None to keep everything.
@@ -66,36 +68,37 @@ def stack(
 
     @jax.custom_vjp
     def run(params, x, common, moments, key):  # runs as it stands where nothing is differentiated
-        return loops.plain((params, key), x, common)
+        return loops.plain(parts_of(params), key, x, common)
 
     def run_forward(params, x, common, moments, key):
-        x, aux, saved = loops.forward((params, key), x, common)
+        x, aux, saved = loops.forward(parts_of(params), key, x, common)
         return (x, aux), (params, common, moments, key, saved)
 
     def run_backward(residuals, cotangents):
         params, common, moments, key, saved = residuals
         d_x, d_aux = cotangents
+        stacks = parts_of(params)
         # Without a fold each layer's gradient fills its place in a buffer of the parameters' shape.
         # With one the buffer is the moments themselves, and no gradient outlives its layer.
         if fold is None:
-            state, into = (
-                zeros(split.floating(params)),
-                lambda state, i, gradient: put(state, gradient, i),
-            )
+            states = [zeros(split.floating(part)) for part in stacks]
+            into = lambda state, i, gradient, parameters: (gradient, ())
         else:
-            state, into = (
-                moments,
-                lambda m, i, g, fold=fold: folded_at(fold, m, i, split.whole(params, g)),
+            states = parts_of(moments)
+            into = lambda state, i, gradient, parameters, fold=fold: (
+                folded_at(fold, state, i, split.whole(parameters, gradient)),
+                (),
             )
-        d_common = zeros(common[0])
-        d_x, d_common, state = loops.backward(
-            (params, key), saved, d_x, d_aux, d_common, state, into
+        d_x, d_common, states, _ = loops.backward(
+            lambda k, _: stacks[k], key, saved, d_x, d_aux, zeros(common[0]), states, into
         )
         # None stands for a zero cotangent: of what has no derivative, and of `params` under a fold.
         # The new moments are handed out as the gradient of the old ones, so that one `jax.grad`
         # serves the stack together with what is before and after it.
-        d_params, d_moments = (split.whole(params, state), None) if fold is None else (None, state)
-        return d_params, d_x, (d_common, None), d_moments, None
+        if fold is None:
+            whole = [split.whole(part, state) for part, state in zip(stacks, states)]
+            return like(params, whole), d_x, (d_common, None), None, None
+        return None, d_x, (d_common, None), like(moments, states), None
 
     run.defvjp(run_forward, run_backward)
     y, aux = run(params, x, common, moments, key)
@@ -103,15 +106,38 @@ def stack(
 
 
 def loops_over(
-    block: Callable, params, x, shared: tuple, plan, label: str, key, dtype, has_aux: bool
+    block: Callable,
+    params,
+    x,
+    shared: tuple,
+    plan,
+    label: str,
+    key,
+    dtype,
+    has_aux: bool,
+    whole: Callable = lambda layer: layer,
 ):
     """Makes what `stack` and the released step run: the loops; the split of the parameters into
     those with a gradient and the others; and what layers share, as a pair split likewise.
 
-    The arguments are those of `stack`, with `shared` as one tuple. Raises what `stack` does for
-    them.
+    The arguments are those of `stack`, with `shared` as one tuple. `whole` gathers a layer's
+    parameters where `params` has a part of each. Raises what `stack` does for them.
     """
-    groups = groups_of(plan, label, check(params, x))
-    split = ParameterSplit.of(params, dtype)
-    call, common = lifted(block, split, params, x, shared, key, has_aux)
-    return Loops(call, split.own, groups), split, common
+    lengths = check(params, x)
+    runs = runs_of(groups_of(plan, label, sum(lengths)), lengths)
+    split = ParameterSplit.of(parts_of(params)[0], dtype)
+    own = lambda layer, key, i: split.own(whole(layer), key, i)
+    first = own(fetch(parts_of(params)[0], 0), key, 0)
+    call, common = lifted(block, split, first, x, shared, has_aux)
+    return Loops(call, own, runs), split, common
+
+
+def folded_at(fold: Callable, state, i, gradient):
+    """Layer `i` of what `fold(layer, gradient)` makes of the stacked arrays `state`.
+
+    The fold waits for the gradient behind a barrier, so that XLA does not take it apart and hold
+    parts of the fold through the layer's backward. The layer itself is read before: what lies in
+    host memory is then copied beside the backward's products.
+    """
+    (gradient,) = jax.lax.optimization_barrier((gradient,))
+    return fold(fetch(state, i), gradient)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxmem._states.stacked import at, put
+from jaxmem._states.store import counted, fetch, put
 
 
 def divided(whole: tuple[int, ...], part: tuple[int, ...]) -> int | None:
@@ -120,13 +120,15 @@ def refilled(stacked, parts, axis_name: str):
     if all(a.shape == b.shape for a, b in zip(jax.tree.leaves(stacked), jax.tree.leaves(parts))):
         return parts
 
-    def one(stacked, i):
+    def one(stacked, i, _):
         new = jax.tree.map(
-            lambda p, a: gathered(p.astype(a.dtype), a, axis_name), at(parts, i), at(stacked, i)
+            lambda p, a: gathered(p.astype(a.dtype), a, axis_name),
+            fetch(parts, i),
+            fetch(stacked, i),
         )
         return put(stacked, new, i), None
 
-    return jax.lax.scan(one, stacked, jnp.arange(jax.tree.leaves(stacked)[0].shape[0]))[0]
+    return counted(one, stacked, None, 0, jax.tree.leaves(stacked)[0].shape[0])[0]
 
 
 def assembled(parts: list, shapes: list, axis_name: str, dtype) -> list:

@@ -25,10 +25,11 @@ from jaxmem._hlo.held import Peak
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.job import Job
 from jaxmem._jax.step import described
-from jaxmem._xla.compiled import Compiled, compile_dumped, read_compiled
+from jaxmem._xla.compiled import Compiled, check_transfers, compile_dumped, read_compiled
 from jaxmem._xla.deviceless import Compiler
 from jaxmem._xla.running import CannotRun, Run, fits, in_turns, obstacle
 from jaxmem._xla.timing import measure_all
+from jaxmem.errors import StepError
 
 T = TypeVar("T")
 DEVICELESS_MARGIN = 0.02  # autotuning picks other matrix kernels there: up to 1.3 % of bytes seen
@@ -131,6 +132,7 @@ class Local(Backend):
         executable = stage.lower().compile()
         inner = getattr(executable, "compiled", executable)  # nnx.jit wraps JAX's executable
         compiled = read_compiled(inner, seconds=time.perf_counter() - start)
+        check_transfers(compiled, traced)
         return _done(Built(compiled, executable))
 
     def explain(self, traced) -> tuple[Compiled, Peak]:
@@ -190,7 +192,7 @@ class Deviceless(Backend):
         # A stored result has all that a search reads; nothing could run here in any case.
         if (known := self.database.read_compile(device, program)) is not None:
             with contextlib.suppress(TypeError):  # written by another version of jaxmem
-                return _done(Built(Compiled(**known)))
+                return _accepted(Compiled(**known), traced)
         result: concurrent.futures.Future[Built] = concurrent.futures.Future()
 
         def finish(future):
@@ -200,7 +202,11 @@ class Deviceless(Backend):
             compiled = future.result()
             # The result comes first. Writing may raise where warnings are errors; `concurrent`
             # only logs what a callback raises, and `result` would wait for ever.
-            result.set_result(Built(compiled))
+            accepted = _accepted(compiled, traced)
+            if (error := accepted.exception()) is not None:
+                result.set_exception(error)
+            else:
+                result.set_result(accepted.result())
             self.database.write_compile(device, program, dataclasses.asdict(compiled))
 
         self._compiler.submit(exported, donated=donated).add_done_callback(finish)
@@ -254,6 +260,17 @@ def backend_for(
 def _done(result: T) -> "concurrent.futures.Future[T]":
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     future.set_result(result)
+    return future
+
+
+def _accepted(compiled: Compiled, traced) -> "concurrent.futures.Future[Built]":
+    """What was compiled for a device that is not there, unless `check_transfers` refuses it."""
+    future: concurrent.futures.Future[Built] = concurrent.futures.Future()
+    try:
+        check_transfers(compiled, traced)
+        future.set_result(Built(compiled))
+    except StepError as error:
+        future.set_exception(error)
     return future
 
 

@@ -14,6 +14,8 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jaxmem._device.rates import Rates
 from jaxmem._hlo.costs import hlo_costs
+from jaxmem._hlo.transfers import Transfer, fault, transfers
+from jaxmem._jax.arguments import on_host
 from jaxmem.errors import StepError
 
 
@@ -32,6 +34,7 @@ class Compiled:
     matmul_flops: of the matrix products of one execution, loops times their trip counts.
     matmuls: how many matrix products one execution runs.
     compile_seconds: what compiling took.
+    transfers: what moves data to host memory and back, on a GPU.
     """
 
     total_bytes: int
@@ -44,6 +47,12 @@ class Compiled:
     matmul_flops: int
     matmuls: int
     compile_seconds: float
+    transfers: tuple[Transfer, ...] = ()
+
+    def __post_init__(self):
+        # What was written as JSON, and is read again, are dicts.
+        made = [Transfer(**t) if isinstance(t, dict) else t for t in self.transfers]
+        object.__setattr__(self, "transfers", tuple(made))
 
 
 def compiled_bytes(compiled: jax.stages.Compiled) -> int:
@@ -81,7 +90,8 @@ def read_compiled(
     # `peak_memory_in_bytes` is not used: it leaves temporaries out on a CPU, and mixes host memory
     # in on a GPU.
     memory = _memory(compiled)
-    costs = hlo_costs(compiled.as_text() or "", rates)
+    text = compiled.as_text() or ""
+    costs = hlo_costs(text, rates)
     return Compiled(
         total_bytes=compiled_bytes(compiled),
         argument_bytes=memory.argument_size_in_bytes,
@@ -96,7 +106,22 @@ def read_compiled(
         matmul_flops=costs.matmul_flops,
         matmuls=costs.matmuls,
         compile_seconds=seconds,
+        transfers=transfers(text),
     )
+
+
+def check_transfers(compiled: Compiled, traced: jax.stages.Traced) -> None:
+    """Raises StepError if a step with arguments in host memory moves them in a way that takes many
+    times as long as a copy.
+    """
+    if not any(map(on_host, traced.jaxpr.in_avals)):
+        return
+    if (what := fault(compiled.transfers)) is not None:
+        raise StepError(
+            f"the step's arguments in host memory are not moved by copies alone: {what}; expected"
+            " a copy a layer, as jaxmem.released_step makes them with jaxlib 0.11.1 or later; leave"
+            " more layers in device memory, or all"
+        )
 
 
 def compile_dumped(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, bytes]:

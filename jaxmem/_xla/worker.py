@@ -91,11 +91,16 @@ def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) ->
 def _arguments(exported: jax.export.Exported, mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
     """The step's arguments on `mesh`; those without a sharding are whole on every device."""
     replicated = NamedSharding(mesh, PartitionSpec())
-    shardings = [s or replicated for s in exported.in_shardings_jax(mesh)]
-    return [
-        jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
-        for aval, sharding in zip(exported.in_avals, shardings)
-    ]
+
+    def one(aval, sharding) -> jax.ShapeDtypeStruct:
+        sharding = sharding or replicated
+        # Devices that are not there list no memories, so that a sharding on them drops the kind of
+        # memory in silence: an argument in host memory is on the mesh without its devices.
+        if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
+            sharding = NamedSharding(mesh.abstract_mesh, sharding.spec, memory_kind="pinned_host")
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+
+    return [*map(one, exported.in_avals, exported.in_shardings_jax(mesh))]
 
 
 def main() -> None:

@@ -1,0 +1,91 @@
+"""A minibatch of a released step whose layers' states lie in host memory, whole or in part: each
+layer's parameters are updated in the backward of the last microbatch.
+
+So a layer's states cross to the device once and back once in that backward, and no pass over the
+layers comes after it (ProTrain §3). The arithmetic is that of the resident step.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxmem._adama.backward import backward
+from jaxmem._adama.fold import Fold
+from jaxmem._adama.gather import whole_layer, whole_outside
+from jaxmem._adama.model import Model
+from jaxmem._adama.rule import Rule
+from jaxmem._adama.transform import AdamAState
+from jaxmem._states.stacks import joined_shapes
+from jaxmem._states.stacks import like as as_layers
+
+
+def minibatch(
+    model: Model, rule: Rule, fold_of: Callable[[Any], Fold], like, state, microbatches, key_of
+):
+    """Returns ((params, AdamAState), moments with their tallies, losses (microbatches,)).
+
+    fold_of: the `Fold` of the microbatch of a number.
+    like: the parameters with their whole shapes.
+    state: the pair (params, AdamAState), of whose arrays a device may have a part (ZeRO-3): it then
+      gathers a layer as it comes to it, and updates its own part.
+    microbatches: a pair of numbers and of the batch's arrays, each with a leading axis of
+      microbatches.
+    key_of: the random key of the microbatch of a number, or None.
+    """
+    params, old = state
+    moments = model.started(params, old.mu, old.nu)
+    outside_mask, layer_mask = _masks(rule, model, params)
+
+    def updated(params, mu, nu, mask):
+        masked = dataclasses.replace(rule, mask=mask)
+        return optax.apply_updates(params, masked.updates(mu, nu, old.count, params))
+
+    whole = whole_layer(model, like, rule.axis_name)
+    gathered = whole_outside(model, params, like, rule.axis_name)
+    update = lambda own, new: updated(own, new["mu"], new["nu"], layer_mask)
+
+    def one(moments, numbered, update=None):
+        i, part = numbered
+        # Nothing is folded yet, so that this is the fold of microbatch i. But XLA does not know it:
+        # where it knew that the last one's decays are 1, it would round otherwise.
+        fold = fold_of(i + old.folded)
+        return backward(model, fold, gathered, moments, part, key_of(i), update, whole)
+
+    # All microbatches but the last fold alone, and read the parameters from outside of their loop.
+    before, last = (jax.tree.map(lambda a, s=s: a[s], microbatches) for s in (slice(-1), -1))
+    losses = []
+    if not rule.single:
+        moments, found = jax.lax.scan(one, moments, before)
+        losses.append(found)
+    (outer, layers), loss = one(moments, last, update)
+    losses.append(loss[None])
+
+    stacks = as_layers(params[model.layers], [m["params"] for m in layers])
+    mu, nu = (model.joined(params, (outer, layers), name) for name in ("mu", "nu"))
+    # One call for all: XLA multiplies by the reciprocal where a scalar divides one array alone, so
+    # that a call for each would round otherwise than the resident step.
+    outer_states = model.outer(params), model.outer(mu), model.outer(nu)
+    outside: Any = updated(*outer_states, outside_mask)
+    new = {k: stacks if k == model.layers else outside[k] for k in params}
+    made = AdamAState(optax.safe_increment(old.count), jnp.zeros_like(old.folded), mu, nu)
+    return (new, made), (outer, layers), jnp.concatenate(losses)
+
+
+def _masks(rule: Rule, model: Model, params) -> tuple[Any, Any]:
+    """Which weights decay outside the layers, and in a layer: as the mask says of the whole
+    parameters, where the layers are stacked in one.
+    """
+    whole = {k: joined_shapes(v) if k == model.layers else v for k, v in params.items()}
+    mask: Any = rule.mask
+    if callable(mask):
+        # It is shown what it is shown in a resident step: traced arrays of these shapes.
+        box: Any = []
+        jax.eval_shape(lambda params: box.append(rule.mask(params)), whole)
+        mask = box[0]
+    if not isinstance(mask, dict):  # one word for all, or None
+        return mask, mask
+    return model.outer(mask), mask[model.layers]

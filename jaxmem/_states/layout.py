@@ -1,0 +1,142 @@
+"""Moves the layers' arrays between their joined form, one stack, and a split one, a stack in each
+memory; and makes arrays in their places.
+
+All goes an array and a layer at a time: beside the arrays themselves the device holds one layer of
+one array, and the host nothing.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxmem._states.stacks import Stacks, length, parts_of
+from jaxmem._states.store import counted, fetch, put
+
+HOST, DEVICE = "pinned_host", "device"
+
+Bounds = tuple[int, int, str]  # a stack's first layer, the one after its last, and its memory
+
+
+def bounds_of(count: int, persist: int) -> list[Bounds]:
+    """The stacks of `count` layers, the first `persist` of which lie in device memory."""
+    bounds = [(0, persist, DEVICE), (persist, count, HOST)]
+    return [bound for bound in bounds if bound[0] < bound[1]]
+
+
+def split(layers, persist: int):
+    """`layers` with the first `persist` of them in device memory, and the others in pinned host
+    memory; one stack where all lie in one memory. Arrays that move are deleted where they were.
+
+    layers: a tree of stacked arrays, or of their shapes, in any such form.
+    """
+    stacks = parts_of(layers)
+    bounds = bounds_of(sum(map(length, stacks)), persist)
+    leaves = zip(*map(jax.tree.leaves, stacks))
+    divided = zip(*(_divided(arrays, bounds) for arrays in leaves))
+    parts = [jax.tree.unflatten(jax.tree.structure(stacks[0]), part) for part in divided]
+    return parts[0] if len(parts) == 1 else Stacks(tuple(parts))
+
+
+def joined(layers):
+    """`layers` as one stack: in host memory if any of them lies there, else in device memory.
+    Arrays that move are deleted where they were.
+    """
+    count = sum(map(length, parts_of(layers)))
+    return split(layers, 0 if any(map(_on_host, jax.tree.leaves(layers))) else count)
+
+
+def moved(a, kind: str):
+    """An array, or its shape, in another memory of its devices; itself, where it lies there."""
+    sharding = _sharding(a, kind)
+    if isinstance(a, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
+    return jax.device_put(a, sharding)
+
+
+def filled(shapes, layer: Callable[[Any], Any]):
+    """Stacked arrays whose layer i is `layer(i)`, made where `shapes` say that they lie.
+
+    shapes: a tree of `jax.ShapeDtypeStruct` with shardings and a leading axis of layers.
+    layer: a function of a layer's index that can be traced, which returns such a tree of one layer.
+    """
+    make = lambda s, i, _: (put(s, layer(i), i), None)
+    count = length(shapes)
+    fill = jax.jit(lambda s: counted(make, s, None, 0, count)[0], donate_argnums=0)
+    return fill(jax.tree.map(empty, shapes))
+
+
+def empty(shape: jax.ShapeDtypeStruct):
+    """Zeros of a shape where its sharding says. Those in host memory do not pass the device."""
+    sharding: Any = shape.sharding
+    if not _on_host(shape):
+        return jnp.zeros(shape.shape, shape.dtype, device=sharding)
+
+    # NumPy's zeros take no memory until they are written to, which these never are.
+    def part(index):
+        sizes = [len(range(*s.indices(n))) for s, n in zip(index, shape.shape)]
+        return np.zeros(sizes, shape.dtype)
+
+    return jax.make_array_from_callback(shape.shape, sharding, part)
+
+
+def _divided(arrays: Sequence, bounds: list[Bounds]) -> list:
+    """The stacks that `bounds` ask for, of one array of each of the stacks that there are."""
+    ends = list(itertools.accumulate((len_ for len_, *_ in (a.shape for a in arrays)), initial=0))
+    if ends[1:] == [stop for _, stop, _ in bounds]:
+        found = [moved(a, kind) for a, (_, _, kind) in zip(arrays, bounds)]
+        gone = [a for a, (_, _, kind) in zip(arrays, bounds) if _on_host(a) != (kind == HOST)]
+    else:
+        shape = lambda n: jax.ShapeDtypeStruct((n, *arrays[0].shape[1:]), arrays[0].dtype)
+        found = [
+            jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=_sharding(arrays[0], kind))
+            for s, kind in ((shape(stop - start), kind) for start, stop, kind in bounds)
+        ]
+        gone = list(arrays)
+        if not isinstance(arrays[0], jax.ShapeDtypeStruct):
+            found = [_copied(empty(s), arrays, ends, *bound[:2]) for s, bound in zip(found, bounds)]
+    if not isinstance(arrays[0], jax.ShapeDtypeStruct):
+        jax.block_until_ready(found)
+        for a in gone:
+            a.delete()
+    return found
+
+
+def _copied(into, arrays: Sequence, ends: list[int], start: int, stop: int):
+    """Fills `into` with layers `start` to `stop` of all that `arrays` hold, one after the other."""
+    for a, (first, last) in zip(arrays, itertools.pairwise(ends)):
+        begin, end = max(start, first), min(stop, last)
+        if begin < end:
+            into = _layers_copied(into, a, begin - start, begin - first, end - begin)
+    return into
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4), donate_argnums=0)
+def _layers_copied(into, a, to: int, since: int, count: int):
+    body = lambda s, i, _: (put(s, fetch(a, i + (since - to)), i), None)
+    return counted(body, into, None, to, to + count)[0]
+
+
+def _on_host(a) -> bool:
+    """Whether an array, or a shape, lies in host memory, by its sharding."""
+    return a.sharding is not None and a.sharding.memory_kind == HOST
+
+
+def _sharding(a, kind: str) -> NamedSharding:
+    """The sharding of an array, or of its shape, in the memory `kind` of the same devices.
+
+    What is on one device gets a mesh of it, since JAX traces other shardings in host memory as if
+    they were in device memory. A shape without a sharding gets a mesh without devices.
+    """
+    if isinstance(a.sharding, NamedSharding):
+        return NamedSharding(a.sharding.mesh, a.sharding.spec, memory_kind=kind)
+    mesh: Any = AbstractMesh((1,), ("data",), axis_types=(AxisType.Auto,))
+    if a.sharding is not None:
+        devices = sorted(a.sharding.device_set, key=lambda d: d.id)
+        mesh = Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))
+    return NamedSharding(mesh, PartitionSpec(), memory_kind=kind)

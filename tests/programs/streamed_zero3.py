@@ -1,0 +1,69 @@
+"""Run by test_streamed_sharded.py on several CPU devices: how far a ZeRO-3 step with states in host
+memory is from the resident one, as JSON.
+"""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxmem
+from tests.shared import tiny_lm
+
+LAYERS, N, STEPS = 4, 2, 4
+
+
+def released():
+    # A larger eps, so that rounding is not magnified where a gradient is nearly zero.
+    options = {"eps": 1e-3, "weight_decay": 0.1, "accumulation_steps": N, "axis_name": "data"}
+    return tiny_lm.released(jaxmem.adamaw_a(0.01, **options), clip=("component", 0.1))
+
+
+def first_state(step, mesh, persist: int):
+    state = step.init(tiny_lm.parameters(np.float32, layers=LAYERS, width=16, vocab=32))
+    specs = step.specs(state[0], jax.device_count(), "states")
+    put = lambda a, spec: jax.device_put(a, NamedSharding(mesh, spec))
+    return step.split(jax.tree.map(put, state, specs), persist)
+
+
+def train(mesh, persist: int):
+    """Joined state and metrics, and the places of the layers' parameters."""
+    step, state = released(), first_state(released(), mesh, persist)
+    call, found = jax.jit(step.data_parallel(mesh, "states"), donate_argnums=0), []
+    for seed in range(STEPS):
+        batch = tiny_lm.tokens(2 * N * jax.device_count(), seed, vocab=32).astype(jnp.int32)
+        state, metrics = call(state, jax.device_put(batch, NamedSharding(mesh, P("data"))))
+        found.append(metrics)
+    leaves = jax.tree.leaves(state[0]["blocks"])
+    places = sorted({f"{a.sharding.memory_kind} {a.sharding.spec}" for a in leaves})
+    return jax.tree.map(np.asarray, (step.joined(state), found)), places
+
+
+def refused(mesh, divided: str) -> str:
+    """The error of a data-parallel step that does not divide its states."""
+    step = released()
+    batch = tiny_lm.tokens(2 * N * jax.device_count(), vocab=32)
+    try:
+        jax.eval_shape(step.data_parallel(mesh, divided), first_state(step, mesh, 1), batch)
+    except jaxmem.errors.OptimizerError as error:
+        return str(error)
+    return ""
+
+
+def main():
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    want, _ = train(mesh, LAYERS)
+    found = {}
+    for persist in (0, 1, LAYERS - 1):
+        got, places = train(mesh, persist)
+        far = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), got, want)
+        found[persist] = {"far": max(jax.tree.leaves(far)), "places": places}
+    errors = {divided: refused(mesh, divided) for divided in ("nothing", "moments")}
+    print(json.dumps({"devices": jax.device_count(), "found": found, "errors": errors}))
+
+
+if __name__ == "__main__":
+    main()

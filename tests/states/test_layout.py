@@ -1,0 +1,127 @@
+"""Where a state's arrays lie: split, joined, and made in their places."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmem
+from jaxmem._adama import placement
+from jaxmem._states import layout
+from jaxmem._states.stacks import Stacks
+from jaxmem.errors import OptimizerError, TargetError
+from tests.shared import tiny_lm
+
+pytestmark = [
+    pytest.mark.core,
+    pytest.mark.jax_defaults,
+    pytest.mark.usefixtures("quick_compiles"),
+]
+LAYERS = 4
+
+
+def released():
+    tx = jaxmem.adama(0.01, mu_dtype="bfloat16", accumulation_steps=2)
+    return tiny_lm.released(tx)
+
+
+def first():
+    """A state of which every number is another one."""
+    state = released().init(tiny_lm.parameters(np.float32, layers=LAYERS))
+    leaves, structure = jax.tree.flatten(state)
+    count = lambda i, a: (1000 * i + jnp.arange(a.size).reshape(a.shape)).astype(a.dtype)
+    return jax.tree.unflatten(structure, [count(i, a) for i, a in enumerate(leaves)])
+
+
+def same(got, want):
+    jax.tree.map(np.testing.assert_array_equal, *jax.tree.map(np.asarray, (got, want)))
+
+
+def kinds(tree):
+    return {a.sharding.memory_kind for a in jax.tree.leaves(tree)}
+
+
+@pytest.mark.parametrize(("one", "other"), [*itertools.product((0, 1, 3, LAYERS), repeat=2)])
+def test_any_split_becomes_any_other_and_joins_to_the_same_state(one, other):
+    step = released()
+    state = step.split(step.split(first(), one), other)
+    same(step.joined(state), first())
+    state = step.split(step.split(first(), one), other)
+    layers = [state[0]["blocks"], state[1].mu["blocks"], state[1].nu["blocks"]]
+    if 0 < other < LAYERS:
+        assert [[kinds(part) for part in x.parts] for x in layers] == [
+            [{"device"}, {"pinned_host"}]
+        ] * 3
+        assert {x.parts[0]["up"].shape[0] for x in layers} == {other}
+    else:
+        assert [kinds(x) for x in layers] == [{"device" if other else "pinned_host"}] * 3
+    assert kinds((state[0]["embedding"], state[1].mu["final"], state[1].count)) == {"device"}
+
+
+def test_the_joined_state_stays_in_host_memory_where_a_part_of_it_was():
+    step = released()
+    assert kinds(step.joined(step.split(first(), 2))[0]["blocks"]) == {"pinned_host"}
+    assert kinds(step.joined(step.split(first(), LAYERS))[0]["blocks"]) == {"device"}
+
+
+def test_what_moves_is_deleted_where_it_was():
+    """A model that fills a memory could not be moved otherwise."""
+    step, state = released(), first()
+    new = step.split(state, 1)
+    assert all(a.is_deleted() for a in jax.tree.leaves(state[0]["blocks"]))
+    again = step.split(new, 1)
+    assert not any(a.is_deleted() for a in jax.tree.leaves(new))
+    same(step.joined(again), first())
+
+
+def test_shapes_are_split_as_arrays_are():
+    step = released()
+    shapes = step.split(jax.eval_shape(first), 1)
+    arrays = step.split(first(), 1)
+    like = lambda a: (a.shape, a.dtype, a.sharding.memory_kind, a.sharding.spec)
+    assert jax.tree.map(like, shapes) == jax.tree.map(like, arrays)
+
+
+@pytest.mark.parametrize("persist", [0, 1, LAYERS])
+def test_a_state_that_is_created_a_layer_at_a_time_is_the_split_first_state(persist):
+    step, params = released(), tiny_lm.parameters(np.float32, layers=LAYERS)
+    layers = params.pop("blocks")
+    made = step.create(params, lambda i: jax.tree.map(lambda a: a[i], layers), LAYERS, persist)
+    whole = step.split(step.init(params | {"blocks": layers}), persist)
+    assert jax.tree.structure(made) == jax.tree.structure(whole)
+    where = lambda a: (a.dtype, a.sharding)
+    assert jax.tree.map(where, made) == jax.tree.map(where, whole)
+    same(made, whole)
+
+
+def test_what_cannot_be_created_is_refused():
+    step, outer = released(), {"embedding": jnp.ones((3, 2))}
+    layer = lambda i: {"up": jnp.ones((2, 2)) * i}
+    with pytest.raises(OptimizerError, match="`persist` is 4; expected .* 0 to 3"):
+        step.create(outer, layer, 3, 4)
+    with pytest.raises(OptimizerError, match=r"`params\['blocks'\]\['n'\]` is int32"):
+        step.create(outer, lambda i: {"n": i}, 3)
+
+
+def test_nothing_is_copied_where_nothing_moves():
+    layers = {"a": jnp.ones((3, 2))}
+    again = layout.split(layout.split(layers, 3), 3)
+    assert again["a"].unsafe_buffer_pointer() == layers["a"].unsafe_buffer_pointer()
+    assert not isinstance(again, Stacks)
+
+
+def test_a_gpu_wants_a_jaxlib_and_a_pool_that_hold_the_states(monkeypatch):
+    monkeypatch.setattr(placement, "installed", lambda _: "0.11.1")
+    placement.check_host("cuda", 64 * 2**30)
+    placement.check_host("cpu", 2**50)
+    monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "60")
+    with pytest.raises(TargetError, match=r"60.5 GiB of states.*XLA's pool .* at least 61 when"):
+        placement.check_host("cuda", 65 * 10**9)
+    monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "200")
+    placement.check_host("cuda", 199 * 2**30)
+    monkeypatch.setattr(placement, "installed", lambda _: "0.10.2")
+    placement.check_host("cuda", 0)
+    with pytest.raises(TargetError, match="jaxlib 0.10.2 reads .* expected 0.11.1 or later"):
+        placement.check_host("cuda", 1)
