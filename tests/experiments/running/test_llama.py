@@ -38,7 +38,7 @@ def read(out):
     return json.loads((out / "summary.json").read_text()), rows
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(scope="module", params=["scan", pytest.param("released", marks=pytest.mark.slow)])
 def runs(request, tmp_path_factory):
     """Folders of two runs: unplanned, and planned for 70 % of its bytes; and that budget."""
     place = tmp_path_factory.mktemp(request.param)
