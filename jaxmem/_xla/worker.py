@@ -42,9 +42,10 @@ def deviceless_mesh(devices: list[Any], exported: jax.export.Exported) -> Mesh:
     """
     no_mesh: Any = None  # shardings then keep the mesh that they were exported with
     named = [s for s in exported.in_shardings_jax(no_mesh) if isinstance(s, NamedSharding)]
-    if not named:
+    # What lies on a single device has a mesh without axes, beside others that have some.
+    like = next((s.mesh for s in named if s.mesh.axis_names), None)
+    if like is None:
         return Mesh(np.array(devices[:1]), ("data",))
-    like = named[0].mesh
     return Mesh(
         np.array(devices).reshape(like.axis_sizes), like.axis_names, axis_types=like.axis_types
     )
@@ -90,17 +91,19 @@ def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) ->
 
 def _arguments(exported: jax.export.Exported, mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
     """The step's arguments on `mesh`; those without a sharding are whole on every device."""
-    replicated = NamedSharding(mesh, PartitionSpec())
+    no_mesh: Any = None  # shardings then keep the mesh that they were exported with
 
-    def one(aval, sharding) -> jax.ShapeDtypeStruct:
-        sharding = sharding or replicated
+    def one(aval, exported_sharding) -> jax.ShapeDtypeStruct:
+        named = isinstance(exported_sharding, NamedSharding) and exported_sharding.mesh.axis_names
+        spec = exported_sharding.spec if named else PartitionSpec()
+        sharding = NamedSharding(mesh, spec)
         # Devices that are not there list no memories, so that a sharding on them drops the kind of
         # memory in silence: an argument in host memory is on the mesh without its devices.
         if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
-            sharding = NamedSharding(mesh.abstract_mesh, sharding.spec, memory_kind="pinned_host")
+            sharding = NamedSharding(mesh.abstract_mesh, spec, memory_kind="pinned_host")
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
 
-    return [*map(one, exported.in_avals, exported.in_shardings_jax(mesh))]
+    return [*map(one, exported.in_avals, exported.in_shardings_jax(no_mesh))]
 
 
 def main() -> None:

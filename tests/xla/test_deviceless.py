@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxmem._jax.export import export_flat
 from jaxmem._xla import wheels
@@ -137,6 +137,24 @@ def test_arguments_in_host_memory_are_host_bytes(h200):
     compiled = result(h200, step, spec(M, D, sharding=host), spec(D, sharding=device), donate=0)
     assert compiled.host_bytes == 4 * M * D
     assert compiled.argument_bytes < 4 * M * D
+
+
+@pytest.mark.parametrize("first", ["device", "mesh"])
+def test_arguments_of_a_device_may_stand_beside_those_of_a_mesh(h200, first):
+    """As arrays do that jax.jit made, beside states that were moved to host memory."""
+    mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    host = NamedSharding(mesh, PartitionSpec(), memory_kind="pinned_host")
+    device = SingleDeviceSharding(jax.devices()[0])
+    shapes = {"mesh": spec(M, D, sharding=host), "device": spec(D, sharding=device)}
+
+    def step(given):
+        moved = jax.device_put(given["mesh"], jax.memory.Space.Device) + given["device"]
+        return given | {"mesh": jax.device_put(moved, jax.memory.Space.Host)}
+
+    ordered = {name: shapes[name] for name in (first, *(shapes.keys() - {first}))}
+    flat = lambda *leaves: tuple(step(dict(zip(ordered, leaves)))[name] for name in ordered)
+    compiled = result(h200, flat, *ordered.values(), donate=(0, 1))
+    assert compiled.host_bytes == 4 * M * D
 
 
 def test_keys_constants_doubles_and_unused_arguments(h200):
