@@ -20,6 +20,7 @@ from jaxmem.errors import TagError
 # Shares of the room that candidates are solved for. A prediction may be too low, and the plan for a
 # smaller share still fits then.
 SHARES = (1.0, 0.985, 0.96)
+NEARLY = 1.002  # of the room: predictions are no truer, and the solver counts in units of bytes
 
 
 def fastest(problem: Problem) -> Solution | None:
@@ -33,12 +34,14 @@ def fastest(problem: Problem) -> Solution | None:
 def within_budget(trials: Trials, count: int) -> list[Solution]:
     """Returns the fastest assignments for the room that is left, and for a little less of it: one
     for each of the first `count` of `SHARES`, where there is one. All but the first share are less
-    by what the predictions of this search were short by at most.
+    by what the predictions of this search were short by at most. Those that walks do not expect to
+    fit are left out.
     """
     short = _short(trials)
     shares = [SHARES[0], *(share - short for share in SHARES[1:])][:count]
     found = [trials.agreed(fastest, share) for share in shares]
-    return [solution for solution in found if solution is not None]
+    most = NEARLY * trials.limits.room
+    return [s for s in found if s is not None and trials.expected(s) <= most]
 
 
 def _short(trials: Trials) -> float:

@@ -127,20 +127,18 @@ class _Search:
             # Candidates in the order in which they are worth a compile. One more is solved for than
             # compiles go side by side, since some may have been compiled before.
             picks = [] if earlier is None else [earlier]
-            if within or picks:
-                picks += self._timed(candidates.within_budget, trials, width + 1)
-            # Nothing fits yet, so that a prediction was wrong: try what is nearest to the room.
-            # Before it is believed that this exceeds the room by far, compile what is unlike it.
-            else:
+            picks += self._timed(candidates.within_budget, trials, width + 1)
+            fresh = self._fresh(picks)
+            # Nothing fits yet, and of the solver's answers none is expected to: try what is nearest
+            # to the room. Before it is believed that this exceeds the room by far, compile what is
+            # unlike it.
+            if not within and not fresh:
                 if hopeless and self._exceeds_by_far(trials.least):
                     return
                 picks = self._timed(candidates.nearest, trials)
                 hopeless = self._exceeds_by_far(trials.expected(picks[0]))
-                if hopeless:
-                    picks = picks[::-1]
-                else:
-                    picks += self._timed(candidates.within_budget, trials, width + 1)
-            if not (fresh := self._fresh(picks)[: min(width, left)]):
+                fresh = self._fresh(picks[::-1] if hopeless else picks)
+            if not (fresh := fresh[: min(width, left)]):
                 return
             # Each trial keeps what the model said before it learned of the trial.
             told = [trials.expected(pick) for pick in fresh]

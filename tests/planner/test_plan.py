@@ -244,12 +244,9 @@ def test_a_step_planned_before_is_planned_from_what_it_compiled_to(unplanned, ha
     assert again.compiles < from_nothing.compiles
     assert again.compiled_bytes <= budget
     assert again.predicted_seconds <= from_nothing.predicted_seconds
+    error = lambda plan: abs(plan.predicted_bytes / plan.compiled_bytes - 1)
+    assert error(again) <= 0.02
     assert again.step is not None
-    # A plan that was taken over is predicted as it compiled; any other one is faster.
-    if again.actions == from_nothing.actions:
-        assert again.predicted_bytes == pytest.approx(again.compiled_bytes, rel=0.02)
-    else:
-        assert again.predicted_seconds < from_nothing.predicted_seconds
 
 
 def test_what_cannot_be_read_of_earlier_plans_is_left_out(unplanned, monkeypatch):
