@@ -11,12 +11,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxmem._adama.model import Model
 from jaxmem._adama.transform import AdamA, AdamAState
 from jaxmem._core.bytes import show_bytes
-from jaxmem._core.versions import installed, release
+from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
 from jaxmem._states import layout
 from jaxmem._states.stacks import Stacks, length, parts_of
 from jaxmem.errors import OptimizerError, TargetError
 
-STREAMS_SINCE = (0, 11, 1)  # older releases miscompile offsets in loops (openxla 46231)
 # Of XLA's pool of pinned host memory on a GPU: its limit, and the one where none is set.
 POOL_VARIABLE, POOL_GIB = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", 64
 
@@ -90,14 +89,15 @@ def check_host(platform: str, wanted: int) -> None:
     if platform in ("", "cpu") or not wanted:
         return
     version = installed("jaxlib") or "0"
-    if release(version) < STREAMS_SINCE:
+    if release(version) < HOST_OFFSETS_SINCE:
         raise TargetError(
             f"released_step: jaxlib {version} reads a loop's layers in host memory at wrong offsets"
             " on a GPU (fixed in 0.11.1); expected 0.11.1 or later: install it, or leave all layers"
             " in device memory"
         )
     # XLA reads the variable when its backend starts, which it has: a change would be too late.
-    limit = int(os.environ.get(POOL_VARIABLE) or POOL_GIB) * 2**30
+    text = os.environ.get(POOL_VARIABLE, "")
+    limit = (int(text) if text.isdecimal() else POOL_GIB) * 2**30
     if wanted > limit:
         raise TargetError(
             f"released_step: {show_bytes(wanted)} of states are to lie in pinned host memory, and"

@@ -6,6 +6,7 @@ import math
 import jax
 
 from jaxmem._blocks.find import find_blocks
+from jaxmem._jax.arguments import on_host
 from jaxmem._jax.jaxpr import matmul_flops, nbytes
 from jaxmem.errors import StepError
 
@@ -57,7 +58,7 @@ def audit(traced: jax.stages.Traced) -> Audit:
         }
         for v in set(i.charged) & read:
             aval = i.flat.avals[v]
-            if aval.memory_space == jax.memory.Space.Host:
+            if on_host(aval):
                 host += i.layers * nbytes(aval)
             else:
                 device += i.layers * nbytes(aval)

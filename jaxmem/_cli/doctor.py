@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.database import check, default_path, usage
-from jaxmem._core.versions import installed, release
-from jaxmem._device.support import OFFLOAD_SINCE
+from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
 from jaxmem._xla.wheels import install_command, plugin_command, require_wheels
 from jaxmem.errors import TargetError
 
@@ -59,7 +58,7 @@ def combinations(found: Mapping[str, str]) -> list[Check]:
         bad.append(Check("versions", what, remedy, level))
 
     jax, jaxlib = have.get("jax", (0,)), have.get("jaxlib", (0,))
-    if jaxlib < OFFLOAD_SINCE:
+    if jaxlib < HOST_OFFSETS_SINCE:
         amiss(
             f"jaxlib {found.get('jaxlib')} reads what a scan offloads on a GPU at wrong offsets, so"
             " jaxmem never offloads there",

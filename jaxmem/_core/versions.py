@@ -12,6 +12,11 @@ def installed(name: str) -> str | None:
         return None
 
 
+# Of jaxlib: older ones read arrays in host memory at wrong offsets in a loop on a GPU, so that a
+# scan that offloads has wrong gradients (openxla 46231).
+HOST_OFFSETS_SINCE = (0, 11, 1)
+
+
 def release(version: str) -> tuple[int, ...]:
     """The numbers of a version: (0, 12, 0) for "0.12.0", "0.12.0rc1" and "0.12.0.dev20260101".
 

@@ -5,15 +5,13 @@ from collections.abc import Iterable, Sequence
 
 from jaxmem._core.actions import ALL, LOSSLESS, Action
 from jaxmem._core.bytes import show_bytes
-from jaxmem._core.versions import installed, release
+from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
 from jaxmem._device.target import Target
 from jaxmem.errors import TagError, TargetError
 
-# Older releases of jaxlib compile a scan that offloads to wrong gradients on a GPU.
-OFFLOAD_SINCE = (0, 11, 1)
-# Older ones merge, on a CPU, what a checkpoint recomputes with what the forward computed, where no
-# loop stands between: temporaries of six layers were 174 MiB recomputed and 184 MiB kept with
-# 0.10.2 and 0.11.0, and 44 MiB with 0.11.1.
+# Older releases of jaxlib merge, on a CPU, what a checkpoint recomputes with what the forward
+# computed, where no loop stands between: temporaries of six layers were 174 MiB recomputed and 184
+# MiB kept with 0.10.2 and 0.11.0, and 44 MiB with 0.11.1.
 UNROLLED_SINCE = (0, 11, 1)
 _NAMED = {"all": ALL, "lossless": LOSSLESS}
 
@@ -68,7 +66,7 @@ def offload_obstacle(target: Target) -> str | None:
     if target.platform == "cpu":
         return "a CPU has no host memory apart from its own"
     version = installed("jaxlib") or "0"
-    if release(version) < OFFLOAD_SINCE:
+    if release(version) < HOST_OFFSETS_SINCE:
         return (
             f"jaxlib {version} reads offloaded tensors of a scan at wrong offsets (fixed in 0.11.1)"
         )

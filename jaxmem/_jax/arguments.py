@@ -96,5 +96,5 @@ def _bits(dtype) -> int:
 
 
 def on_host(aval) -> bool:
-    """Whether an argument lies in host memory, by its type."""
+    """Whether a value lies in host memory, by its type."""
     return getattr(aval, "memory_space", None) == jax.memory.Space.Host  # tokens have none

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from jaxmem._jax.arguments import on_host
 from jaxmem._jax.jaxpr import Flat
 from jaxmem._jax.primitives import IN_PLACE, POINTWISE, POINTWISE_DEAR, REDUCTIONS, REMAT, RENAMED
 
@@ -65,7 +66,7 @@ class Body:
 
 def device_bytes(aval) -> int:
     """Bytes of a value on the device: none of what lies in host memory, or is no array."""
-    if not hasattr(aval, "shape") or str(getattr(aval, "memory_space", "")).endswith("Host"):
+    if not hasattr(aval, "shape") or on_host(aval):
         return 0
     return math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 0)
 

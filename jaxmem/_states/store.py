@@ -17,17 +17,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxmem._jax.arguments import on_host
+
 _HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 
-def on_host(a) -> bool:
-    """Whether an array, traced or not, lies in host memory, by its type."""
-    return jax.typeof(a).memory_space == _HOST
+def _on_host(a) -> bool:
+    """Whether an array, traced or not, lies in host memory."""
+    return on_host(jax.typeof(a))
 
 
 def streams(tree) -> bool:
     """Whether any array of a tree lies in host memory."""
-    return any(map(on_host, jax.tree.leaves(tree)))
+    return any(map(_on_host, jax.tree.leaves(tree)))
 
 
 def fetch(tree, i):
@@ -39,7 +41,7 @@ def fetch(tree, i):
 
 def _fetch(a, i):
     layer = jax.lax.dynamic_index_in_dim(a, i, keepdims=False, allow_negative_indices=False)
-    return jax.device_put(layer, _DEVICE) if on_host(a) else layer
+    return jax.device_put(layer, _DEVICE) if _on_host(a) else layer
 
 
 def ahead(tree, i) -> list:
@@ -48,14 +50,14 @@ def ahead(tree, i) -> list:
     The result has an entry for each leaf of `tree`, which is () where the leaf lies in device
     memory. `i` may be one beyond either end of the stack.
     """
-    return [_fetch(a, i) if on_host(a) else () for a in jax.tree.leaves(tree)]
+    return [_fetch(a, i) if _on_host(a) else () for a in jax.tree.leaves(tree)]
 
 
 def taken(tree, held: list, i):
     """Layer `i`, of which `ahead` returned what is `held`."""
     leaves, structure = jax.tree.flatten(tree)
     pairs = zip(leaves, held, strict=True)
-    return jax.tree.unflatten(structure, [h if on_host(a) else _fetch(a, i) for a, h in pairs])
+    return jax.tree.unflatten(structure, [h if _on_host(a) else _fetch(a, i) for a, h in pairs])
 
 
 def after(layer, held: list):
@@ -72,7 +74,7 @@ def put(tree, layer, i):
 
     def one(a, new):
         new = new.astype(a.dtype)
-        new = jax.device_put(new, _HOST) if on_host(a) else new
+        new = jax.device_put(new, _HOST) if _on_host(a) else new
         return jax.lax.dynamic_update_index_in_dim(a, new, i, 0, allow_negative_indices=False)
 
     return jax.tree.map(one, tree, layer)

@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxmem._device.rates import Rates
 from jaxmem._hlo.buffers import peak
+from jaxmem._jax.arguments import on_host
 from jaxmem._xla.compiled import compile_dumped, read_compiled
 from jaxmem._xla.wire import read_message, write_message
 
@@ -99,7 +100,7 @@ def _arguments(exported: jax.export.Exported, mesh: Mesh) -> list[jax.ShapeDtype
         sharding = NamedSharding(mesh, spec)
         # Devices that are not there list no memories, so that a sharding on them drops the kind of
         # memory in silence: an argument in host memory is on the mesh without its devices.
-        if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
+        if on_host(aval):
             sharding = NamedSharding(mesh.abstract_mesh, spec, memory_kind="pinned_host")
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
 
