@@ -15,7 +15,8 @@ from jaxmem._jax.jaxpr import reads
 from jaxmem._jax.vary import zeros
 from jaxmem._stack.arguments import is_floating, merged, separated
 from jaxmem._stack.stack import folded_at, loops_over
-from jaxmem._states.stacks import length, parts_of
+from jaxmem._states.stacks import Copied, length, masters_of, parts_of, read_of
+from jaxmem._states.store import brought, fetch, returned, streams
 from jaxmem.errors import OptimizerError
 
 
@@ -39,14 +40,14 @@ def backward(
     batch: the microbatch.
     key: its random key, or None.
     update: `update(parameters, moments)` makes a layer's new parameters, as soon as its moments are
-      folded. With it, the layers' moments that are returned have an entry "params" beside them.
-      None leaves the parameters as they are.
+      folded. With it, the layers' moments that are returned have an entry "params" beside them, a
+      stack of parameters. None leaves the parameters as they are.
     whole: gathers a layer's parameters where `params` has a device's part of them.
     """
     # Forward: embed, the loop over layers, head. The three are differentiated apart, so that each
     # gives its gradients when the fold wants them.
     outer, layers = model.outer(params), params[model.layers]
-    stacks = parts_of(layers)
+    stacks = read_of(layers)
     outer_moments, layer_moments = moments
     embed, combine = _embedding(model, batch, key, sum(map(length, stacks)))
     (x, floats), pull_embed, others = jax.vjp(embed, outer, has_aux=True)
@@ -72,7 +73,8 @@ def backward(
     # Runs the layers backward: into the states, one for each stack, goes what `into` makes of each
     # layer's gradient.
     def back(states, into, parameters=lambda k, _: stacks[k]):
-        as_tree = lambda state, i, g, own: into(state, i, split.whole(own, g), own)
+        masters = masters_of(layers)[0]  # whose dtypes a gradient takes
+        as_tree = lambda state, i, g, own: into(state, i, split.whole(masters, g), own)
         return loops.backward(parameters, key, saved, d_y, d_aux, zeros(common[0]), states, as_tree)
 
     def back_into_moments(fold):
@@ -92,11 +94,15 @@ def backward(
             # What is replaced is read from the loop's carry: from outside, it would be held twice.
             def into(state, i, gradient, own, update=update):
                 moments = {k: state[k] for k in ("mu", "nu")}
+                # Read before the fold, which waits for the gradient.
+                master = fetch(state["params"].master, i) if _is_copied(state) else own
                 new, tells = folded(moments, i, gradient)
-                return new | {"params": update(own, new)}, tells
+                updated = update(master, new)
+                both = Copied(updated, updated) if _is_copied(state) else updated
+                return new | {"params": both}, tells
 
-            with_params = [m | {"params": stacked} for m, stacked in zip(carried, stacks)]
-            read = lambda _, state: state["params"]
+            read = lambda _, state: state["params"].copy if _is_copied(state) else state["params"]
+            with_params = [m | {"params": part} for m, part in zip(carried, parts_of(layers))]
             d_x, d_common, states, told = back(with_params, into, read)
         counted = jax.tree.map(jnp.add, tallies, told)
         return d_x, d_common, [state | tally for state, tally in zip(states, counted)]
@@ -112,20 +118,37 @@ def backward(
         factor, gradients = _global_factor(fold, moments, back, whole_gradients)
         fold = dataclasses.replace(fold, factor=factor)
         _, _, layer_moments = back_into_moments(fold)
-        return (list(map(fold, outer_moments, gradients)), layer_moments), loss
+        outer_moments = [_folded(fold, s, g) for s, g in zip(outer_moments, gradients)]
+        return (outer_moments, layer_moments), loss
 
     # An array that embed does not read has its whole gradient now: it is folded before the layers'
     # backward, and let go. What embed reads, tied embeddings too, waits for the end, since halves
     # of a gradient cannot be squared apart.
     again = reads(jax.make_jaxpr(lambda outer: embed(outer)[0])(outer))
     early = [
-        None if is_read else fold(s, g) for s, g, is_read in zip(outer_moments, d_outer, again)
+        None if is_read else _folded(fold, s, g)
+        for s, g, is_read in zip(outer_moments, d_outer, again)
     ]
     # The barrier makes the loop wait for these folds; else their gradients might live through it.
     d_y, early = jax.lax.optimization_barrier((d_y, early))
     d_x, d_common, layer_moments = back_into_moments(fold)
     late = zip(early, outer_moments, whole_gradients(d_x, d_common))
-    return ([fold(s, g) if done is None else done for done, s, g in late], layer_moments), loss
+    outer_moments = [_folded(fold, s, g) if done is None else done for done, s, g in late]
+    return (outer_moments, layer_moments), loss
+
+
+def _folded(fold: Fold, state, gradient):
+    """`fold(state, gradient)` of an array outside the layers, whose moments may lie in host memory.
+    They are brought once the gradient is there, so that they are not held through the backward.
+    """
+    if not streams(state):
+        return fold(state, gradient)
+    moments, gradient = jax.lax.optimization_barrier((state, gradient))
+    return returned(fold(brought(moments), gradient), state)
+
+
+def _is_copied(state) -> bool:
+    return isinstance(state["params"], Copied)
 
 
 def _embedding(model: Model, batch, key, layers: int):

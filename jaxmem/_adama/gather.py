@@ -12,7 +12,7 @@ from jaxmem._adama.model import Model
 from jaxmem._adama.rule import Rule
 from jaxmem._adama.transform import AdamAState
 from jaxmem._states.shards import assembled, gathered, part_of, refilled
-from jaxmem._states.stacks import parts_of
+from jaxmem._states.stacks import masters_of
 
 
 def whole(model: Model, params, like, axis_name: str | None):
@@ -44,7 +44,7 @@ def whole_layer(model: Model, like, axis_name: str | None) -> Callable[[Any], An
 
     like: the parameters with their whole shapes.
     """
-    stacked = parts_of(like[model.layers])[0]
+    stacked = masters_of(like[model.layers])[0]
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), stacked)
     return lambda layer: _whole(model, layer, one, axis_name)
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._states.stacks import length, like, parts_of
+from jaxmem._states.stacks import length, like, masters_of, parts_of
 from jaxmem.errors import OptimizerError
 
 
@@ -52,6 +52,17 @@ class Model:
                     " expected floating-point"
                     " arrays, which gradients are folded for"
                 )
+
+    def count(self, params) -> int:
+        """How many layers `params` has. Raises what `check` does."""
+        self.check(params)
+        return sum(map(length, parts_of(params[self.layers])))
+
+    def masters(self, params) -> list:
+        """The arrays that are updated, without the layers' copies, in the order of the moments'."""
+        return jax.tree.leaves(
+            {k: masters_of(v) if k == self.layers else v for k, v in params.items()}
+        )
 
     def outer(self, params) -> dict:
         """The parameters, or a dict like them, without the layers'."""

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -13,72 +14,106 @@ from jaxmem._adama.transform import AdamA, AdamAState
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
 from jaxmem._states import layout
-from jaxmem._states.stacks import Stacks, length, parts_of
+from jaxmem._states.layout import Placement
+from jaxmem._states.stacks import masters_of
 from jaxmem.errors import OptimizerError, TargetError
 
 # Of XLA's pool of pinned host memory on a GPU: its limit, and the one where none is set.
 POOL_VARIABLE, POOL_GIB = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", 64
 
 
-def split(model: Model, state, persist: int):
-    """The state (params, AdamAState) with the states of the first `persist` layers in device
-    memory, and those of the others in pinned host memory.
+def split(model: Model, state, where: Placement, outer_moments: str):
+    """The state (params, AdamAState) with its layers as `where` says.
+
+    outer_moments: the memory of the moments of what is outside the layers.
     """
-    model.check(state[0])
-    layers = [
-        state[0][model.layers],
-        *(moments[model.layers] for moments in (state[1].mu, state[1].nu)),
-    ]
-    count = sum(map(length, parts_of(layers[0])))
-    check(persist, count)
-    check_host(_platform(state), _nbytes(layers) * (count - persist) // count)
-    return _over(model, state, lambda layers: layout.split(layers, persist))
+    layers = state[0][model.layers]
+    moments = [m[model.layers] for m in (state[1].mu, state[1].nu)]
+    share = Fraction(where.copies + where.streamed, where.count)
+    check_memory(outer_moments)
+    check_host(_platform(state), int(_nbytes((masters_of(layers), moments)) * share))
+    params, new = _over(model, state, lambda layers: layout.split(layers, where), outer_moments)
+    layout.drop_copies(layers)
+    params[model.layers] = layout.with_copies(params[model.layers], where, model.dtype)
+    return params, new
 
 
 def joined(model: Model, state):
-    """The state with its layers' arrays as one stack each."""
-    return _over(model, state, layout.joined)
+    """The state with its layers' arrays as one stack each, and all others in device memory."""
+    whole = _over(model, state, layout.joined, layout.DEVICE)
+    layout.drop_copies(state[0][model.layers])
+    return whole
 
 
-def created(model: Model, tx: AdamA, outer, layer: Callable, count: int, persist: int):
+def created(
+    model: Model,
+    tx: AdamA,
+    outer,
+    layer: Callable,
+    where: Placement,
+    outer_moments: str,
+):
     """The first state (params, AdamAState), in whose places each layer is made on its own.
 
     outer: the parameters outside the layers.
     layer: `layer(i)`, the parameters of layer i, which is traced.
-    count: how many layers there are.
+    where: how many layers there are, and where they lie.
+    outer_moments: the memory of the moments of what is outside.
     """
-    check(persist, count)
-    on_device = lambda tree: jax.tree.map(lambda a: layout.moved(a, layout.DEVICE), tree)
-    outer = on_device(jax.tree.map(jnp.asarray, outer))
+    check_memory(outer_moments)
+    moved = lambda tree, kind: jax.tree.map(lambda a: layout.moved(a, kind), tree)
+    outer = moved(jax.tree.map(jnp.asarray, outer), layout.DEVICE)
     one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
     model.check({**outer, model.layers: one})
     like = jax.eval_shape(tx.init, one)
-    check_host(_platform(outer), _nbytes((one, like.mu, like.nu)) * (count - persist))
+    check_host(_platform(outer), _nbytes((one, like.mu, like.nu)) * (where.copies + where.streamed))
     # Beside the arrays outside the layers, on the same devices, and whole on each of them.
-    where: Any = next(iter(jax.tree.leaves(outer))).sharding
+    mesh: Any = next(iter(jax.tree.leaves(outer))).sharding
     params, mu, nu = [], [], []
-    for start, stop, kind in layout.bounds_of(count, persist):
-        sharding = NamedSharding(where.mesh, PartitionSpec(), memory_kind=kind)
+    for start, stop, kind in where.bounds:
+        sharding = NamedSharding(mesh.mesh, PartitionSpec(), memory_kind=kind)
         shapes = lambda tree, n=stop - start, to=sharding: jax.tree.map(
             lambda a: jax.ShapeDtypeStruct((n, *a.shape), a.dtype, sharding=to), tree
         )
         params.append(layout.filled(shapes(one), lambda i, first=start: layer(first + i)))
         mu.append(jax.tree.map(layout.empty, shapes(like.mu)))
         nu.append(jax.tree.map(layout.empty, shapes(like.nu)))
-    together = lambda parts: parts[0] if len(parts) == 1 else Stacks(tuple(parts))
-    with_layers = lambda outer, parts: {**outer, model.layers: together(parts)}
-    first = on_device(tx.init(outer))
-    return with_layers(outer, params), first._replace(
-        mu=with_layers(first.mu, mu), nu=with_layers(first.nu, nu)
-    )
+    with_layers = lambda outer, parts: {**outer, model.layers: where.together(parts)}
+    first = moved(tx.init(outer), layout.DEVICE)
+    beside = moved((first.mu, first.nu), outer_moments)
+    params = with_layers(outer, params)
+    params[model.layers] = layout.with_copies(params[model.layers], where, model.dtype)
+    return params, first._replace(mu=with_layers(beside[0], mu), nu=with_layers(beside[1], nu))
 
 
-def check(persist: int, count: int) -> None:
-    """Raises OptimizerError unless `persist` is a number of layers, of which there are `count`."""
-    if isinstance(persist, bool) or not isinstance(persist, int) or not 0 <= persist <= count:
+def placement(count: int, persist: int, copies: int, buffers: int) -> Placement:
+    """How `count` layers are placed. Raises OptimizerError unless the numbers are of layers that
+    there are.
+    """
+    says = {
+        "persist": (persist, "states stay in device memory"),
+        "copies": (copies, "parameters have a copy in device memory"),
+        "buffers": (buffers, "parameters stay there for the backward"),
+    }
+    left, before = count, []
+    for name, (value, what) in says.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= left:
+            after = f", after {' and '.join(before)}" if before else ""
+            raise OptimizerError(
+                f"released_step: `{name}` is {value!r}; expected how many layers' {what},"
+                f" 0 to {left}{after}"
+            )
+        left -= value
+        before.append(f"{name}={value}")
+    return Placement(persist, copies, count - persist - copies, buffers)
+
+
+def check_memory(outer_moments: str) -> None:
+    """Raises OptimizerError unless it is the name of a memory that arrays may lie in."""
+    if outer_moments not in (layout.DEVICE, layout.HOST):
         raise OptimizerError(
-            f"released_step: `persist` is {persist!r}; expected how many layers' states stay in"
-            f" device memory, 0 to {count}"
+            f"released_step: `outer_moments` is {outer_moments!r}; expected the memory of the"
+            f" moments outside the layers, {layout.DEVICE!r} or {layout.HOST!r}"
         )
 
 
@@ -116,9 +151,14 @@ def _platform(tree) -> str:
     return next(iter(arrays[0].devices())).platform if arrays else ""
 
 
-def _over(model: Model, state, change: Callable):
-    """The state with `change` made of the layers' arrays, and all others beside them."""
+def _over(model: Model, state, change: Callable, outer_moments: str):
+    """The state with `change` made of the layers' arrays. All others lie in device memory, but for
+    their moments, which lie in the memory `outer_moments`.
+    """
     params, old = state
-    beside = lambda tree: jax.tree.map(lambda a: layout.moved(a, layout.DEVICE), tree)
-    of = lambda tree: {k: (change if k == model.layers else beside)(v) for k, v in tree.items()}
-    return of(params), AdamAState(beside(old.count), beside(old.folded), of(old.mu), of(old.nu))
+    beside = lambda tree, kind: jax.tree.map(lambda a: layout.moved(a, kind), tree)
+    of = lambda tree, kind=outer_moments: {
+        k: change(v) if k == model.layers else beside(v, kind) for k, v in tree.items()
+    }
+    counters = beside((old.count, old.folded), layout.DEVICE)
+    return of(params, layout.DEVICE), AdamAState(*counters, of(old.mu), of(old.nu))

@@ -52,32 +52,59 @@ class ReleasedStep:
         self.model.check(params)
         return params, self.tx.init(params)
 
-    def create(self, outer, layer: Callable, count: int, persist: int = 0) -> tuple[Any, Any]:
+    def create(
+        self,
+        outer,
+        layer: Callable,
+        count: int,
+        persist: int = 0,
+        *,
+        copies: int = 0,
+        buffers: int = 0,
+        outer_moments: str = "device",
+    ) -> tuple[Any, Any]:
         """Makes the first state of a model that need not fit into the device's memory: that of
-        `split(init(params), persist)`, a layer at a time, each in its place.
+        `split(init(params), ...)`, a layer at a time, each in its place.
 
         outer: the parameters outside the layers, a dict.
         layer: `layer(i)` makes the parameters of layer i, an int32 that is traced.
         count: how many layers there are.
-        persist: of how many layers, the first ones, the states lie in device memory.
+        persist, copies, buffers, outer_moments: those of `split`.
 
         Raises OptimizerError as `init` and `split` do.
         """
-        return placement.created(self.model, self.tx, outer, layer, count, persist)
+        where = placement.placement(count, persist, copies, buffers)
+        return placement.created(self.model, self.tx, outer, layer, where, outer_moments)
 
-    def split(self, state, persist: int) -> tuple[Any, Any]:
+    def split(
+        self,
+        state,
+        persist: int,
+        *,
+        copies: int = 0,
+        buffers: int = 0,
+        outer_moments: str = "device",
+    ) -> tuple[Any, Any]:
         """Moves the states of all layers but the first `persist` to pinned host memory, from which
-        a step copies them a layer at a time (ProTrain's persistent chunks). All other arrays lie in
-        device memory.
+        a step copies them a layer at a time (ProTrain's persistent chunks).
+
+        persist: of how many layers, the first ones, parameters and moments lie in device memory.
+        copies: of how many layers after these a copy of the parameters, in the step's `dtype`, lies
+          in device memory beside the states in host memory: no forward fetches them.
+        buffers: how many of the others, the last layers, keep the parameters that the forward
+          fetched until the backward, which then fetches none (ProTrain's n_buffer).
+        outer_moments: the memory of the moments of all arrays outside the layers, "device" or
+          "pinned_host". These arrays themselves lie in device memory.
 
         Arrays that move are deleted where they were, a parameter's and a moment's at a time.
         `state` may be in any form, and of shapes: the result then tells where they lie. No
         value changes: steps from the result are those of a resident state, to the last bit in
         float32 where nothing is clipped.
 
-        Raises OptimizerError if `persist` is no number from 0 to the number of layers.
+        Raises OptimizerError for numbers of layers that there are not, or another memory.
         """
-        return placement.split(self.model, state, persist)
+        where = placement.placement(self.model.count(state[0]), persist, copies, buffers)
+        return placement.split(self.model, state, where, outer_moments)
 
     def joined(self, state) -> tuple[Any, Any]:
         """The state with each of the layers' arrays as one stack again, which no placement changes:
@@ -99,7 +126,8 @@ class ReleasedStep:
         rule, n = self.tx.rule, self.tx.rule.accumulation_steps
         # Divided moments are told by their shapes; no layout is stored beside the state.
         zero1 = any(
-            a.shape != b.shape for a, b in zip(jax.tree.leaves(like), jax.tree.leaves(old.mu))
+            a.shape != b.shape
+            for a, b in zip(self.model.masters(like), jax.tree.leaves(old.mu), strict=True)
         )
         # Divided moments are folded with the devices' mean gradient, and never reduced. So nu must
         # not start as a multiple of itself, as it does where the devices' own moments are summed.
@@ -118,7 +146,7 @@ class ReleasedStep:
         if streams((params, old)):
             # Each device updates what it has: whole parameters of which it has a part of the
             # moments, or moments that are to be reduced first, would cross once more.
-            parts = zip(jax.tree.leaves(params), jax.tree.leaves(old.mu))
+            parts = zip(self.model.masters(params), jax.tree.leaves(old.mu), strict=True)
             if rule.axis_name and not (zero1 and all(p.shape == m.shape for p, m in parts)):
                 raise OptimizerError(
                     f"released_step: the optimizer's `axis_name` is {rule.axis_name!r}, and the"

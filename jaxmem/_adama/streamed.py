@@ -21,6 +21,7 @@ from jaxmem._adama.rule import Rule
 from jaxmem._adama.transform import AdamAState
 from jaxmem._states.stacks import joined_shapes
 from jaxmem._states.stacks import like as as_layers
+from jaxmem._states.store import brought
 
 
 def minibatch(
@@ -68,7 +69,7 @@ def minibatch(
     mu, nu = (model.joined(params, (outer, layers), name) for name in ("mu", "nu"))
     # One call for all: XLA multiplies by the reciprocal where a scalar divides one array alone, so
     # that a call for each would round otherwise than the resident step.
-    outer_states = model.outer(params), model.outer(mu), model.outer(nu)
+    outer_states = model.outer(params), *brought((model.outer(mu), model.outer(nu)))
     outside: Any = updated(*outer_states, outside_mask)
     new = {k: stacks if k == model.layers else outside[k] for k in params}
     made = AdamAState(optax.safe_increment(old.count), jnp.zeros_like(old.folded), mu, nu)

@@ -2,6 +2,7 @@
 backward, which makes a layer's gradient at a time and hands it on at once.
 """
 
+import bisect
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._stack.layer import Residuals, forward
-from jaxmem._states.store import after, ahead, counted, put, taken
+from jaxmem._states.store import after, ahead, counted, put, streams, taken
 from jaxmem._tags.groups import Group
 
 # (state of a stack, i, gradient of its layer i, that layer's parameters) -> (the layer's new state,
@@ -26,11 +27,13 @@ class Run:
     group: the layers, counted over the whole model, and their policy.
     stack: which stack they are in.
     first: the number of that stack's first layer.
+    buffered: whether the forward keeps the parameters that it fetched for the backward.
     """
 
     group: Group
     stack: int
     first: int
+    buffered: bool = False
 
     @property
     def within(self) -> tuple[int, int]:
@@ -38,15 +41,22 @@ class Run:
         return self.group.start - self.first, self.group.stop - self.first
 
 
-def runs_of(groups: Sequence[Group], lengths: Sequence[int]) -> tuple[Run, ...]:
-    """The runs of layers, in order, of a plan's groups and of stacks with so many layers each."""
+def runs_of(
+    groups: Sequence[Group], lengths: Sequence[int], buffers: int = 0
+) -> tuple[Run, ...]:
+    """The runs of layers, in order, of a plan's groups and of stacks with so many layers each, of
+    which the last `buffers` layers are buffered.
+    """
     ends = list(itertools.accumulate(lengths, initial=0))
+    cuts = sorted({*ends, ends[-1] - buffers})
     found = []
     for group in groups:
-        for k, (first, stop) in enumerate(itertools.pairwise(ends)):
-            start, stop = max(group.start, first), min(group.stop, stop)
+        for begin, end in itertools.pairwise(cuts):
+            start, stop = max(group.start, begin), min(group.stop, end)
             if start < stop:
-                found.append(Run(Group(start, stop, group.policy), k, first))
+                k = bisect.bisect_right(ends, start) - 1
+                buffered = start >= ends[-1] - buffers
+                found.append(Run(Group(start, stop, group.policy), k, ends[k], buffered))
     return tuple(found)
 
 
@@ -72,18 +82,21 @@ class Loops:
         key: the layers' key, or None.
         """
         one = lambda own, x: self.layer(own, x, common)
-        extras = []
+        extras, held = [], {}
         for run in self.runs:
-            x, extra = self._through(run, stacks, key, x, one)
+            x, (extra, _), held = self._through(run, stacks, key, x, one, held)
             extras.append(extra)
         return x, _joined(extras)
 
     def forward(self, stacks, key, x, common):
-        """Returns what `plain` does, and what `backward` needs, as a triple for each run: the
-        arrays saved of its layers, stacked; the arrays that are the same in every layer; and the
-        `Residuals` that say how the closures are rebuilt from both.
+        """Returns what `plain` does, and what `backward` needs.
+
+        That is a list with an entry for each run: the arrays saved of its layers, stacked; what it
+        fetched of their parameters, stacked, where the run is buffered; the arrays that are the
+        same in every layer; and the `Residuals` that say how the closures are rebuilt from these.
+        Beside it is what was fetched last of each stack, which the backward reads first.
         """
-        extras, saved = [], []
+        extras, saved, held = [], [], {}
         for run in self.runs:
             policy: Any = run.group.policy
             # The loop keeps forward and backward apart, so no barrier against common-subexpression
@@ -96,15 +109,20 @@ class Loops:
                 box.append(residuals)
                 return x, (extra, kept)
 
-            x, (extra, kept) = self._through(run, stacks, key, x, one)
+            x, ((extra, kept), fetched), held = self._through(run, stacks, key, x, one, held)
             extras.append(extra)
             # What is shared is computed out here: as an output of the scan it would be stacked, a
             # copy for each layer.
-            saved.append((kept, box[-1].shared(jax.tree.leaves(common)), box[-1]))
-        return x, _joined(extras), saved
+            shared = box[-1].shared(jax.tree.leaves(common))
+            saved.append((kept, fetched, shared, box[-1]))
+        return x, _joined(extras), (saved, held)
 
-    def _through(self, run: Run, stacks, key, x, one: Callable):
-        """Runs `x, y = one(own, x)` over the layers of a run. Returns x, and every y, stacked."""
+    def _through(self, run: Run, stacks, key, x, one: Callable, held: dict):
+        """Runs `x, y = one(own, x)` over the layers of a run.
+
+        Returns x; a pair of every y, stacked, and of what was fetched, if the run is buffered; and
+        `held`, which is by stack what was fetched of the layer whose turn is next.
+        """
         stacked, (start, stop) = stacks[run.stack], run.within
 
         def body(carry, i, _):
@@ -112,10 +130,11 @@ class Loops:
             # What lies in host memory is copied a layer ahead, beside this layer's compute.
             parameters, following = taken(stacked, held, i), ahead(stacked, i + 1)
             x, y = one(self.own(parameters, key, run.first + i), x)
-            return (x, following), y
+            return (x, following), (y, held if run.buffered else ())
 
-        (x, _), ys = counted(body, (x, ahead(stacked, start)), None, start, stop)
-        return x, ys
+        first = held.get(run.stack) or ahead(stacked, start)
+        (x, last), ys = counted(body, (x, first), None, start, stop)
+        return x, ys, {run.stack: last}
 
     def backward(
         self, parameters: Callable, key, saved, d_x, d_extra, d_common, states: Sequence, into: Into
@@ -136,8 +155,8 @@ class Loops:
           moments.
         into: what becomes of a layer's gradient, which is not referred to after it.
         """
-        states, told = list(states), [[] for _ in states]
-        for run, (kept, shared, residuals) in reversed(list(zip(self.runs, saved))):
+        states, told, (saved, last) = list(states), [[] for _ in states], saved
+        for run, (kept, fetched, shared, residuals) in reversed(list(zip(self.runs, saved))):
             stacked_of = lambda state, k=run.stack: parameters(k, state)
             start, stop = run.within
 
@@ -147,23 +166,32 @@ class Loops:
                 carry, i, one, run=run, shared=shared, residuals=residuals, stacked_of=stacked_of
             ):
                 d_x, d_common, state, held = carry
-                kept, d_extra = one
+                kept, fetched, d_extra = one
                 stacked = stacked_of(state)
-                parameters, following = taken(stacked, held, i), ahead(stacked, i - 1)
+                if run.buffered:
+                    parameters, following = taken(stacked, fetched, i), ()
+                else:
+                    parameters, following = taken(stacked, held, i), ahead(stacked, i - 1)
                 own = self.own(parameters, key, run.first + i)
                 pull = residuals.closure(jax.tree.leaves(own), kept, shared)
                 gradient, d_x, more = pull((d_x, d_extra))
                 d_common = jax.tree.map(jnp.add, d_common, more)
                 new, tells = into(state, i, gradient, parameters)
-                new = after(new, following)
+                new = after(new, following) if streams(state) else new
                 return (d_x, d_common, put(state, new, i), following), tells
 
             of_run = jax.tree.map(lambda a, g=run.group: a[g.start : g.stop], d_extra)
             state = states[run.stack]
-            carry = d_x, d_common, state, ahead(stacked_of(state), stop - 1)
-            (d_x, d_common, states[run.stack], _), tells = counted(
-                body, carry, (kept, of_run), start, stop, reverse=True
+            first = () if run.buffered else last.get(run.stack) or ahead(stacked_of(state), stop - 1)
+            (d_x, d_common, states[run.stack], held), tells = counted(
+                body,
+                (d_x, d_common, state, first),
+                (kept, fetched, of_run),
+                start,
+                stop,
+                reverse=True,
             )
+            last = {} if run.buffered else {run.stack: held}
             told[run.stack].insert(0, tells)
         return d_x, d_common, states, [*map(_joined, told)]
 

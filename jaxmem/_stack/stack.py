@@ -12,7 +12,7 @@ import jax
 from jaxmem._jax.vary import zeros
 from jaxmem._stack.arguments import ParameterSplit, check, check_moments, lifted
 from jaxmem._stack.loops import Loops, runs_of
-from jaxmem._states.stacks import like, parts_of
+from jaxmem._states.stacks import buffers_of, like, masters_of, parts_of, read_of
 from jaxmem._states.store import fetch
 from jaxmem._tags.groups import groups_of
 from jaxmem.errors import StackError
@@ -68,16 +68,16 @@ def stack(
 
     @jax.custom_vjp
     def run(params, x, common, moments, key):  # runs as it stands where nothing is differentiated
-        return loops.plain(parts_of(params), key, x, common)
+        return loops.plain(read_of(params), key, x, common)
 
     def run_forward(params, x, common, moments, key):
-        x, aux, saved = loops.forward(parts_of(params), key, x, common)
+        x, aux, saved = loops.forward(read_of(params), key, x, common)
         return (x, aux), (params, common, moments, key, saved)
 
     def run_backward(residuals, cotangents):
         params, common, moments, key, saved = residuals
         d_x, d_aux = cotangents
-        stacks = parts_of(params)
+        stacks = read_of(params)
         # Without a fold each layer's gradient fills its place in a buffer of the parameters' shape.
         # With one the buffer is the moments themselves, and no gradient outlives its layer.
         if fold is None:
@@ -124,10 +124,10 @@ def loops_over(
     parameters where `params` has a part of each. Raises what `stack` does for them.
     """
     lengths = check(params, x)
-    runs = runs_of(groups_of(plan, label, sum(lengths)), lengths)
-    split = ParameterSplit.of(parts_of(params)[0], dtype)
+    runs = runs_of(groups_of(plan, label, sum(lengths)), lengths, buffers_of(params))
+    split = ParameterSplit.of(masters_of(params)[0], dtype)
     own = lambda layer, key, i: split.own(whole(layer), key, i)
-    first = own(fetch(parts_of(params)[0], 0), key, 0)
+    first = own(fetch(read_of(params)[0], 0), key, 0)
     call, common = lifted(block, split, first, x, shared, has_aux)
     return Loops(call, own, runs), split, common
 

@@ -5,6 +5,7 @@ All goes an array and a layer at a time: beside the arrays themselves the device
 one array, and the host nothing.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -15,40 +16,103 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxmem._states.stacks import Stacks, length, parts_of
+from jaxmem._states.stacks import Copied, Stacks, length, masters_of, read_of
 from jaxmem._states.store import counted, fetch, put
 
 HOST, DEVICE = "pinned_host", "device"
 
-Bounds = tuple[int, int, str]  # a stack's first layer, the one after its last, and its memory
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where the states of the layers lie, by how many layers there are of each kind, in order.
+
+    persist: the states of these are in device memory.
+    copies: the states of these are in host memory, and a copy of their parameters, in the dtype
+      that they compute in, is in device memory.
+    streamed: the states of these are in host memory.
+    buffers: how many of the streamed, the last ones, keep their parameters on the device from
+      forward to backward.
+    """
+
+    persist: int
+    copies: int
+    streamed: int
+    buffers: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many layers there are."""
+        return self.persist + self.copies + self.streamed
+
+    @property
+    def bounds(self) -> list[tuple[int, int, str]]:
+        """The stacks: the first layer, the one after the last, and the memory of their states."""
+        ends = list(itertools.accumulate((self.persist, self.copies, self.streamed), initial=0))
+        kinds = (DEVICE, HOST, HOST)
+        found = [(*pair, kind) for pair, kind in zip(itertools.pairwise(ends), kinds)]
+        return [bound for bound in found if bound[0] < bound[1]]
+
+    def together(self, parts: Sequence):
+        """The stacks of `bounds` in one tree; the stack itself, where there is one alone."""
+        whole = len(parts) == 1 and not self.buffers
+        return parts[0] if whole else Stacks(tuple(parts), self.buffers)
+
+    def is_copied(self, bound: tuple[int, int, str]) -> bool:
+        return bool(self.copies) and bound[0] == self.persist
 
 
-def bounds_of(count: int, persist: int) -> list[Bounds]:
-    """The stacks of `count` layers, the first `persist` of which lie in device memory."""
-    bounds = [(0, persist, DEVICE), (persist, count, HOST)]
-    return [bound for bound in bounds if bound[0] < bound[1]]
-
-
-def split(layers, persist: int):
-    """`layers` with the first `persist` of them in device memory, and the others in pinned host
-    memory; one stack where all lie in one memory. Arrays that move are deleted where they were.
+def split(layers, placement: Placement):
+    """The layers' stacked arrays where `placement` wants them. Arrays that move are deleted where
+    they were.
 
     layers: a tree of stacked arrays, or of their shapes, in any such form.
     """
-    stacks = parts_of(layers)
-    bounds = bounds_of(sum(map(length, stacks)), persist)
+    stacks = masters_of(layers)
     leaves = zip(*map(jax.tree.leaves, stacks))
-    divided = zip(*(_divided(arrays, bounds) for arrays in leaves))
+    divided = zip(*(_divided(arrays, placement.bounds) for arrays in leaves))
     parts = [jax.tree.unflatten(jax.tree.structure(stacks[0]), part) for part in divided]
-    return parts[0] if len(parts) == 1 else Stacks(tuple(parts))
+    return placement.together(parts)
+
+
+def with_copies(layers, placement: Placement, dtype):
+    """Parameters that `split` returned, with the copies that `placement` wants, in `dtype`; None
+    stands for the dtypes that they have.
+    """
+    if not placement.copies:
+        return layers
+    pairs = zip(masters_of(layers), placement.bounds)
+    parts = [copied(part, dtype) if placement.is_copied(bound) else part for part, bound in pairs]
+    return placement.together(parts)
+
+
+def copied(master, dtype) -> Copied:
+    """Stacked parameters beside their copy in device memory, which is made a layer at a time."""
+
+    def one(a):
+        to = dtype if dtype is not None and jnp.issubdtype(a.dtype, jnp.floating) else a.dtype
+        shape = jax.ShapeDtypeStruct(a.shape, to, sharding=_sharding(a, DEVICE))
+        if isinstance(a, jax.ShapeDtypeStruct):
+            return shape
+        return _copied(empty(shape), [a], [0, a.shape[0]], 0, a.shape[0])
+
+    return Copied(jax.tree.map(one, master), master)
 
 
 def joined(layers):
     """`layers` as one stack: in host memory if any of them lies there, else in device memory.
     Arrays that move are deleted where they were.
     """
-    count = sum(map(length, parts_of(layers)))
-    return split(layers, 0 if any(map(_on_host, jax.tree.leaves(layers))) else count)
+    count = sum(map(length, masters_of(layers)))
+    streams = any(map(_on_host, jax.tree.leaves(layers)))
+    return split(layers, Placement(0, 0, count) if streams else Placement(count, 0, 0))
+
+
+def drop_copies(layers) -> None:
+    """Deletes the copies of parameters, which no other form of `layers` has."""
+    for read, master in zip(read_of(layers), masters_of(layers)):
+        for a in jax.tree.leaves(read) if read is not master else ():
+            if not isinstance(a, jax.ShapeDtypeStruct):
+                a.delete()
 
 
 def moved(a, kind: str):
@@ -85,7 +149,7 @@ def empty(shape: jax.ShapeDtypeStruct):
     return jax.make_array_from_callback(shape.shape, sharding, part)
 
 
-def _divided(arrays: Sequence, bounds: list[Bounds]) -> list:
+def _divided(arrays: Sequence, bounds: list[tuple[int, int, str]]) -> list:
     """The stacks that `bounds` ask for, of one array of each of the stacks that there are."""
     ends = list(itertools.accumulate((len_ for len_, *_ in (a.shape for a in arrays)), initial=0))
     if ends[1:] == [stop for _, stop, _ in bounds]:

@@ -40,8 +40,20 @@ def fetch(tree, i):
 
 
 def _fetch(a, i):
+    if a.shape[0] == 1 and _on_host(a):  # XLA knows no loop here: a slice would be a kernel's
+        return jax.device_put(a, _DEVICE)[0]
     layer = jax.lax.dynamic_index_in_dim(a, i, keepdims=False, allow_negative_indices=False)
     return jax.device_put(layer, _DEVICE) if _on_host(a) else layer
+
+
+def brought(tree):
+    """Whole arrays in device memory."""
+    return jax.tree.map(lambda a: jax.device_put(a, _DEVICE) if _on_host(a) else a, tree)
+
+
+def returned(tree, like):
+    """Whole arrays in the memory of those of `like`."""
+    return jax.tree.map(lambda a, b: jax.device_put(a, _HOST) if _on_host(b) else a, tree, like)
 
 
 def ahead(tree, i) -> list:
@@ -61,9 +73,10 @@ def taken(tree, held: list, i):
 
 
 def after(layer, held: list):
-    """`layer`, which exists only once all that is `held` of another one was read."""
-    if not jax.tree.leaves(held):
-        return layer
+    """`layer`, all arrays of which exist only once all of them are computed and all that is `held`
+    of another layer was read. XLA fetches what they are made of early then, and not an array at a
+    time just before it is needed.
+    """
     return jax.lax.optimization_barrier((layer, held))[0]
 
 
@@ -74,6 +87,8 @@ def put(tree, layer, i):
 
     def one(a, new):
         new = new.astype(a.dtype)
+        if a.shape[0] == 1 and _on_host(a):
+            return jax.device_put(new[None], _HOST)
         new = jax.device_put(new, _HOST) if _on_host(a) else new
         return jax.lax.dynamic_update_index_in_dim(a, new, i, 0, allow_negative_indices=False)
 

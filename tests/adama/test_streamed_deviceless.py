@@ -76,6 +76,38 @@ def test_host_memory_holds_the_placed_states_alone_and_copies_run_beside_product
         assert total(beside) >= BESIDE * total(moved(False))
 
 
+@pytest.mark.parametrize(
+    "how", [{"persist": 1, "copies": 3, "buffers": 2}, slow({"persist": 0, "copies": LAYERS})]
+)
+def test_copies_are_not_fetched_and_buffers_are_fetched_once(how, h200):
+    """Of layers with a copy, and of those with a buffer, only the backward fetches: all states of
+    the first kind, the moments of the second.
+    """
+    step, (params, moments), batch = streamed(1, 0)
+    step = tiny_lm.released(step.tx, plan=step.model.plan, dtype=jnp.bfloat16)
+    args = step.split((params, moments), **how), batch
+    found = compiled(h200, step, *args)
+    assert found.host_bytes == in_host_memory(args) > 0
+    assert fault(found.transfers) is None
+    layer = in_host_memory(args) // (LAYERS - how["persist"]) // 3  # its parameters
+    copies, buffers = how["copies"], how.get("buffers", 0)
+    fetched = sum(t.nbytes * t.runs for t in found.transfers if t.in_loop and not t.to_host)
+    stored = sum(t.nbytes * t.runs for t in found.transfers if t.in_loop and t.to_host)
+    assert fetched == layer * (3 * copies + 3 * buffers)
+    assert stored == layer * 3 * (copies + buffers)
+    if jax.__version_info__ >= (0, 11, 1):  # which a GPU that streams wants
+        beside = [t for t in found.transfers if t.in_loop and not t.to_host and t.products]
+        assert sum(t.nbytes * t.runs for t in beside) >= BESIDE * fetched
+
+
+@pytest.mark.parametrize("persist", [LAYERS - 1])
+def test_a_stack_of_one_layer_is_copied_as_a_whole(persist, h200):
+    step, *args = streamed(1, persist)
+    found = compiled(h200, step, *args)
+    assert {t.how for t in found.transfers} == {"dma"}
+    assert found.host_bytes == in_host_memory(args)
+
+
 def host(*shape):
     mesh = AbstractMesh((1,), ("data",), axis_types=(AxisType.Auto,))
     there = NamedSharding(mesh, PartitionSpec(), memory_kind="pinned_host")

@@ -10,7 +10,7 @@ import pytest
 import jaxmem
 from jaxmem._adama import placement
 from jaxmem._states import layout
-from jaxmem._states.stacks import Stacks
+from jaxmem._states.stacks import Copied, Stacks, buffers_of, parts_of
 from jaxmem.errors import OptimizerError, TargetError
 from tests.shared import tiny_lm
 
@@ -41,6 +41,27 @@ def same(got, want):
 
 def kinds(tree):
     return {a.sharding.memory_kind for a in jax.tree.leaves(tree)}
+
+
+OTHERS = (
+    {"persist": 1, "copies": 2, "buffers": 1},
+    {"persist": 0, "copies": LAYERS},
+    {"persist": 2, "outer_moments": "pinned_host"},
+)
+
+
+@pytest.mark.parametrize(("one", "other"), [*itertools.permutations(OTHERS, 2)])
+def test_any_placement_becomes_any_other_and_joins_to_the_same_state(one, other):
+    step = released()
+    state = step.split(step.split(first(), **one), **other)
+    copied = [p for p in parts_of(state[0]["blocks"]) if isinstance(p, Copied)]
+    assert len(copied) == ("copies" in other)
+    assert all(kinds(p.copy) == {"device"} and kinds(p.master) == {"pinned_host"} for p in copied)
+    layers = state[0]["blocks"]
+    assert buffers_of(layers) == buffers_of(state[1].mu["blocks"]) == other.get("buffers", 0)
+    assert kinds(state[1].nu["embedding"]) == {other.get("outer_moments", "device")}
+    same(step.joined(state), first())
+    assert all(a.is_deleted() for p in copied for a in jax.tree.leaves(p.copy))
 
 
 @pytest.mark.parametrize(("one", "other"), [*itertools.product((0, 1, 3, LAYERS), repeat=2)])
@@ -78,18 +99,19 @@ def test_what_moves_is_deleted_where_it_was():
 
 def test_shapes_are_split_as_arrays_are():
     step = released()
-    shapes = step.split(jax.eval_shape(first), 1)
-    arrays = step.split(first(), 1)
+    how = {"persist": 1, "copies": 1, "buffers": 1, "outer_moments": "pinned_host"}
+    shapes = step.split(jax.eval_shape(first), **how)
+    arrays = step.split(first(), **how)
     like = lambda a: (a.shape, a.dtype, a.sharding.memory_kind, a.sharding.spec)
     assert jax.tree.map(like, shapes) == jax.tree.map(like, arrays)
 
 
-@pytest.mark.parametrize("persist", [0, 1, LAYERS])
-def test_a_state_that_is_created_a_layer_at_a_time_is_the_split_first_state(persist):
+@pytest.mark.parametrize("how", [{"persist": 0}, {"persist": 1}, {"persist": LAYERS}, *OTHERS])
+def test_a_state_that_is_created_a_layer_at_a_time_is_the_split_first_state(how):
     step, params = released(), tiny_lm.parameters(np.float32, layers=LAYERS)
     layers = params.pop("blocks")
-    made = step.create(params, lambda i: jax.tree.map(lambda a: a[i], layers), LAYERS, persist)
-    whole = step.split(step.init(params | {"blocks": layers}), persist)
+    made = step.create(params, lambda i: jax.tree.map(lambda a: a[i], layers), LAYERS, **how)
+    whole = step.split(step.init(params | {"blocks": layers}), **how)
     assert jax.tree.structure(made) == jax.tree.structure(whole)
     where = lambda a: (a.dtype, a.sharding)
     assert jax.tree.map(where, made) == jax.tree.map(where, whole)
@@ -107,7 +129,8 @@ def test_what_cannot_be_created_is_refused():
 
 def test_nothing_is_copied_where_nothing_moves():
     layers = {"a": jnp.ones((3, 2))}
-    again = layout.split(layout.split(layers, 3), 3)
+    here = layout.Placement(3, 0, 0)
+    again = layout.split(layout.split(layers, here), here)
     assert again["a"].unsafe_buffer_pointer() == layers["a"].unsafe_buffer_pointer()
     assert not isinstance(again, Stacks)
 
