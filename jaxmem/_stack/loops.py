@@ -41,9 +41,7 @@ class Run:
         return self.group.start - self.first, self.group.stop - self.first
 
 
-def runs_of(
-    groups: Sequence[Group], lengths: Sequence[int], buffers: int = 0
-) -> tuple[Run, ...]:
+def runs_of(groups: Sequence[Group], lengths: Sequence[int], buffers: int = 0) -> tuple[Run, ...]:
     """The runs of layers, in order, of a plan's groups and of stacks with so many layers each, of
     which the last `buffers` layers are buffered.
     """
@@ -182,7 +180,9 @@ class Loops:
 
             of_run = jax.tree.map(lambda a, g=run.group: a[g.start : g.stop], d_extra)
             state = states[run.stack]
-            first = () if run.buffered else last.get(run.stack) or ahead(stacked_of(state), stop - 1)
+            first = (
+                () if run.buffered else last.get(run.stack) or ahead(stacked_of(state), stop - 1)
+            )
             (d_x, d_common, states[run.stack], held), tells = counted(
                 body,
                 (d_x, d_common, state, first),

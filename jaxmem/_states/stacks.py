@@ -5,12 +5,9 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["parts"], meta_fields=["buffers"]
-)
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["parts"], meta_fields=["buffers"])
 @dataclasses.dataclass(frozen=True)
 class Stacks:
     """The arrays of a model's layers, divided after some of them.
@@ -25,9 +22,7 @@ class Stacks:
     buffers: int = 0
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["copy", "master"], meta_fields=[]
-)
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["copy", "master"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Copied:
     """Parameters of layers twice: what the layers compute with, and what is updated.
