@@ -160,5 +160,5 @@ def _over(model: Model, state, change: Callable, outer_moments: str):
     of = lambda tree, kind=outer_moments: {
         k: change(v) if k == model.layers else beside(v, kind) for k, v in tree.items()
     }
-    counters = beside((old.count, old.folded), layout.DEVICE)
-    return of(params, layout.DEVICE), AdamAState(*counters, of(old.mu), of(old.nu))
+    count, folded = beside((old.count, old.folded), layout.DEVICE)
+    return of(params, layout.DEVICE), AdamAState(count, folded, of(old.mu), of(old.nu))

@@ -69,8 +69,8 @@ def minibatch(
     mu, nu = (model.joined(params, (outer, layers), name) for name in ("mu", "nu"))
     # One call for all: XLA multiplies by the reciprocal where a scalar divides one array alone, so
     # that a call for each would round otherwise than the resident step.
-    outer_states = model.outer(params), *brought((model.outer(mu), model.outer(nu)))
-    outside: Any = updated(*outer_states, outside_mask)
+    outer_mu, outer_nu = brought((model.outer(mu), model.outer(nu)))
+    outside: Any = updated(model.outer(params), outer_mu, outer_nu, outside_mask)
     new = {k: stacks if k == model.layers else outside[k] for k in params}
     made = AdamAState(optax.safe_increment(old.count), jnp.zeros_like(old.folded), mu, nu)
     return (new, made), (outer, layers), jnp.concatenate(losses)

@@ -167,7 +167,7 @@ class Loops:
                 kept, fetched, d_extra = one
                 stacked = stacked_of(state)
                 if run.buffered:
-                    parameters, following = taken(stacked, fetched, i), ()
+                    parameters, following = taken(stacked, fetched, i), []
                 else:
                     parameters, following = taken(stacked, held, i), ahead(stacked, i - 1)
                 own = self.own(parameters, key, run.first + i)
@@ -181,7 +181,7 @@ class Loops:
             of_run = jax.tree.map(lambda a, g=run.group: a[g.start : g.stop], d_extra)
             state = states[run.stack]
             first = (
-                () if run.buffered else last.get(run.stack) or ahead(stacked_of(state), stop - 1)
+                [] if run.buffered else last.get(run.stack) or ahead(stacked_of(state), stop - 1)
             )
             (d_x, d_common, states[run.stack], held), tells = counted(
                 body,
