@@ -74,7 +74,7 @@ def backward(
     # layer's gradient.
     def back(states, into, parameters=lambda k, _: stacks[k]):
         masters = masters_of(layers)[0]  # whose dtypes a gradient takes
-        as_tree = lambda state, i, g, own: into(state, i, split.whole(masters, g), own)
+        as_tree = lambda _, state, i, g, own: into(state, i, split.whole(masters, g), own)
         return loops.backward(parameters, key, saved, d_y, d_aux, zeros(common[0]), states, as_tree)
 
     def back_into_moments(fold):

@@ -15,9 +15,9 @@ from jaxmem._stack.layer import Residuals, forward
 from jaxmem._states.store import after, ahead, counted, put, streams, taken
 from jaxmem._tags.groups import Group
 
-# (state of a stack, i, gradient of its layer i, that layer's parameters) -> (the layer's new state,
-# what is told of it)
-Into = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+# (k, state of stack k, i, gradient of its layer i, that layer's parameters) -> (the layer's new
+# state, what is told of it)
+Into = Callable[[int, Any, Any, Any, Any], tuple[Any, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +140,8 @@ class Loops:
         """Runs the layers backward, from the last to the first.
 
         Returns the cotangents of `x` and of `common[0]`; the stacks' states, of which each layer i
-        is replaced by what `into(state, i, gradient, parameters)` returns first; and for each
-        stack what it returns second, stacked.
+        is replaced by what `into(k, state, i, gradient, parameters)` returns first; and for
+        each stack k what it returns second, stacked.
 
         parameters: `parameters(k, state)`, the stack k of parameters, of which a layer's own are
           read again; `state` is that stack's. What `into` replaces must be read from there.
@@ -174,7 +174,7 @@ class Loops:
                 pull = residuals.closure(jax.tree.leaves(own), kept, shared)
                 gradient, d_x, more = pull((d_x, d_extra))
                 d_common = jax.tree.map(jnp.add, d_common, more)
-                new, tells = into(state, i, gradient, parameters)
+                new, tells = into(run.stack, state, i, gradient, parameters)
                 new = after(new, following) if streams(state) else new
                 return (d_x, d_common, put(state, new, i), following), tells
 

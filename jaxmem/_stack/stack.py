@@ -12,8 +12,15 @@ import jax
 from jaxmem._jax.vary import zeros
 from jaxmem._stack.arguments import ParameterSplit, check, check_moments, lifted
 from jaxmem._stack.loops import Loops, runs_of
-from jaxmem._states.stacks import buffers_of, like, masters_of, parts_of, read_of
-from jaxmem._states.store import fetch
+from jaxmem._states.stacks import (
+    as_gradient,
+    buffers_of,
+    like,
+    masters_of,
+    parts_of,
+    read_of,
+)
+from jaxmem._states.store import fetch, returned, streams
 from jaxmem._tags.groups import groups_of
 from jaxmem.errors import StackError
 
@@ -39,7 +46,8 @@ def stack(
 
     block: a function of one layer, called with `key=` too if `key` is given.
     params: a tree of the layers' parameters; its arrays have a leading axis L, an entry a layer.
-      Those that lie in host memory are copied to the device a layer at a time.
+      Those that lie in host memory are copied to the device a layer at a time, and their gradients
+      back.
     x: a tree of floating-point arrays, which `block` returns with the same shapes and dtypes.
     shared: arrays that every layer reads, such as masks and positions.
     plan: a `jaxmem.Plan`, a `jaxmem.plans.Assignment`, or None to keep everything.
@@ -78,26 +86,33 @@ def stack(
         params, common, moments, key, saved = residuals
         d_x, d_aux = cotangents
         stacks = read_of(params)
-        # Without a fold each layer's gradient fills its place in a buffer of the parameters' shape.
+        # Without a fold each layer's gradient fills its place in a buffer of the parameters' shape;
+        # where these lie in host memory it is told, and the loop stacks it there.
         # With one the buffer is the moments themselves, and no gradient outlives its layer.
         if fold is None:
-            states = [zeros(split.floating(part)) for part in stacks]
-            into = lambda state, i, gradient, parameters: (gradient, ())
+            masters = masters_of(params)
+            states = [() if streams(part) else zeros(split.floating(part)) for part in masters]
+
+            def into(k, state, i, gradient, parameters):
+                if state:
+                    return gradient, ()
+                return (), returned(split.whole(masters[k], gradient), masters[k])
         else:
             states = parts_of(moments)
-            into = lambda state, i, gradient, parameters, fold=fold: (
+            into = lambda k, state, i, gradient, parameters, fold=fold: (
                 folded_at(fold, state, i, split.whole(parameters, gradient)),
                 (),
             )
-        d_x, d_common, states, _ = loops.backward(
+        d_x, d_common, states, told = loops.backward(
             lambda k, _: stacks[k], key, saved, d_x, d_aux, zeros(common[0]), states, into
         )
         # None stands for a zero cotangent: of what has no derivative, and of `params` under a fold.
         # The new moments are handed out as the gradient of the old ones, so that one `jax.grad`
         # serves the stack together with what is before and after it.
         if fold is None:
-            whole = [split.whole(part, state) for part, state in zip(stacks, states)]
-            return like(params, whole), d_x, (d_common, None), None, None
+            rows = zip(masters, states, told)
+            whole = [split.whole(part, s) if s else t for part, s, t in rows]
+            return as_gradient(params, whole), d_x, (d_common, None), None, None
         return None, d_x, (d_common, None), like(moments, states), None
 
     run.defvjp(run_forward, run_backward)

@@ -34,8 +34,8 @@ def h200():
         yield compiler
 
 
-def compiled(compiler, function, *args):
-    traced = jax.jit(function, donate_argnums=0).trace(*args)
+def compiled(compiler, function, *args, donated=0):
+    traced = jax.jit(function, donate_argnums=donated).trace(*args)
     exported, donated = export_flat(traced, "cuda", 90)
     return compiler.submit(exported, donated=donated).result()
 
@@ -106,6 +106,22 @@ def test_a_stack_of_one_layer_is_copied_as_a_whole(persist, h200):
     found = compiled(h200, step, *args)
     assert {t.how for t in found.transfers} == {"dma"}
     assert found.host_bytes == in_host_memory(args)
+
+
+def test_a_stacks_gradient_is_stacked_in_host_memory_a_layer_at_a_time(h200):
+    layers = streamed(1, 0)[1][0]["blocks"]
+    x = jax.ShapeDtypeStruct((8, 64, 256), jnp.float32)
+    shared = jax.ShapeDtypeStruct((256,), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.int32)
+
+    def loss(layers, x, *shared):
+        plan = Assignment({"block": {}})
+        return jaxmem.stack(tiny_lm.block, layers, x, *shared, plan=plan).sum()
+
+    found = compiled(h200, jax.value_and_grad(loss), layers, x, *shared, donated=())
+    assert fault(found.transfers) is None
+    assert found.host_bytes == 2 * in_host_memory(layers)
+    stored = sum(t.nbytes * t.runs for t in found.transfers if t.to_host and t.in_loop)
+    assert stored == in_host_memory(layers)
 
 
 def host(*shape):

@@ -1,0 +1,167 @@
+"""Do device bytes of a step whose model states stream follow arithmetic?
+
+    python -m benchmarks.streamed_bytes
+
+A GPT of 24 layers (width 2048) and a Llama of 24 (width 2048, SwiGLU of 5504, 4 heads of keys and
+values), released, float32 states of which a quarter to none streams, sequences of 1024, compiled
+for h200. One point of each model and number of microbatches is compiled first: all states in host
+memory, every layer recomputed. From it the bytes of all others are predicted:
+
+- what lies where by the shapes of the state: 12 bytes a parameter of a layer on the device, 2 of
+  one with a copy;
+- temporaries by how much more or less a walk through the traced step says that they are than a walk
+  through the first point's does.
+
+`error` is what is predicted of the whole step on the device against what it compiles to; host bytes
+are compared exactly. `beside` is the share of the bytes in loops that cross while a product runs.
+"""
+
+import statistics
+import warnings
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.shared.results import Report
+from experiments.command.load import load
+from experiments.models import registry
+from experiments.steps.accumulate import released_step
+from jaxmem._core.assignment import Assignment
+from jaxmem._hlo.transfers import fault
+from jaxmem._jax.arguments import on_host
+from jaxmem._jax.export import export_flat
+from jaxmem._liveness.walk import temporary_bytes
+from jaxmem._xla.compiled import Compiled
+from jaxmem._xla.deviceless import Compiler
+
+LAYERS = 24
+COMMON = [f"model.layers={LAYERS}", "model.width=2048", "model.heads=16", "train.sequence=1024"]
+COMMON += ["plan.budget=none", "optimizer.clip=none", "optimizer.accumulation=released"]
+COMMON += ["model.loop=stack", "train.loss_chunk=128", "model.dtype=bfloat16"]
+MODELS = {
+    "gpt": ("gpt_1b", ["model.dropout=0", "model.attention_dropout=0"]),
+    "llama": ("llama_nano", ["model.kv_heads=4", "model.hidden=5504", "model.vocab=32000"]),
+}
+ACTIONS = {
+    "gpt": {
+        "recompute": {},
+        "some": {"resid_in": "keep", "qkv": "keep", "mid": "keep"},
+        "offload": {"resid_in": "offload", "up": "offload"},
+        "keep": {"resid_in": "keep", "qkv": "keep", "attn": "keep", "mid": "keep", "up": "keep"},
+    },
+    "llama": {
+        "recompute": {},
+        "some": {"resid_in": "keep", "q": "keep", "k": "keep", "v": "keep", "mid": "keep"},
+    },
+}
+PLACES: dict[str, list[dict[str, int]]] = {
+    "gpt": [
+        *({"persist": p} for p in (0, 8, 16, LAYERS - 1, LAYERS)),
+        {"persist": 0, "copies": LAYERS},
+        {"persist": 8, "copies": 8, "buffers": 4},
+    ],
+    "llama": [{"persist": 0}, {"persist": 12}, {"persist": LAYERS - 1}],
+}
+MICROBATCHES = (1, 4)
+
+
+class Point:
+    """A step under one placement, one plan, and so many microbatches of 8 rows."""
+
+    def __init__(self, model: str, microbatches: int, actions: str, where: dict[str, int]):
+        name, own = MODELS[model]
+        size = [f"train.batch={8 * microbatches}", f"train.microbatches={microbatches}"]
+        config = load(name, [*COMMON, *own, *size])
+        plan = Assignment({"block": ACTIONS[model][actions]})
+        step = released_step(config, plan, dtype=jnp.bfloat16)
+        first = jax.eval_shape(lambda: step.init(registry.create(config, jax.random.key(0))))
+        self.state = step.split(first, **where)
+        batch = registry.batch_shape(config)
+        self.traced = jax.jit(step, donate_argnums=0).trace(self.state, batch)
+        leaves = jax.tree.leaves((self.state, batch))
+        nbytes = lambda a: a.size * a.dtype.itemsize
+        self.host = sum(nbytes(a) for a in leaves if in_host_memory(a))
+        self.arguments = sum(map(nbytes, leaves)) - self.host
+        donated = range(len(jax.tree.leaves(self.state)))
+        self.walked = temporary_bytes(self.traced.jaxpr, donated, on_gpu=True)
+
+    def compile(self, compiler: Compiler) -> Compiled:
+        exported, donated = export_flat(self.traced, "cuda", 90)
+        return compiler.submit(exported, donated=donated).result()
+
+
+def in_host_memory(a) -> bool:
+    return a.sharding is not None and a.sharding.memory_kind == "pinned_host"
+
+
+def offloaded(point: Point) -> int:
+    """Bytes of activations that the step's loops stack in host memory."""
+    return sum(
+        v.aval.size * v.aval.dtype.itemsize
+        for e in point.traced.jaxpr.eqns
+        if e.primitive.name == "scan"
+        for v in e.outvars[e.params["num_carry"] :]
+        if on_host(v.aval)
+    )
+
+
+def share(compiled: Compiled, to_host: bool) -> float | None:
+    """Of the bytes that cross in loops one way, the share beside products."""
+    crossing = [t for t in compiled.transfers if t.in_loop and t.to_host == to_host]
+    total = sum(t.nbytes * t.runs for t in crossing)
+    return sum(t.nbytes * t.runs for t in crossing if t.products) / total if total else None
+
+
+def run(report: Report, compiler: Compiler, model: str, n: int) -> None:
+    key = lambda actions, where: ", ".join(
+        [model, f"{n} microbatches", actions, *(f"{k} {v}" for k, v in where.items())]
+    )
+    first: Point | None = None
+    for actions in ACTIONS[model]:
+        for where in PLACES[model]:
+            name = key(actions, where)
+            if report.has(name):
+                continue
+            point = Point(model, n, actions, where)
+            if first is None:
+                first = Point(model, n, "recompute", {"persist": 0})
+            compiled = point.compile(compiler)
+            row = {
+                "compiled": compiled.total_bytes,
+                "arguments": point.arguments,
+                "walked": point.walked,
+                "host compiled": compiled.host_bytes,
+                "host states": point.host,
+                "fault": fault(compiled.transfers),
+                "fetched beside products": share(compiled, to_host=False),
+                "stored beside products": share(compiled, to_host=True),
+            }
+            base = report[key("recompute", {"persist": 0})] if report.results else row
+            predicted = base["compiled"] + point.arguments - base["arguments"]
+            predicted += point.walked - base["walked"]
+            report.add(
+                name, row | {"predicted": predicted, "error": predicted / row["compiled"] - 1}
+            )
+
+
+def main() -> None:
+    report = Report("streamed_bytes")
+    warnings.simplefilter("ignore")
+    with Compiler("h200", workers=2) as compiler:
+        for model in MODELS:
+            for n in MICROBATCHES:
+                run(report, compiler, model, n)
+    # The first points of each model and number of microbatches are what the others start from.
+    errors = sorted(abs(r["error"]) for r in report.results.values() if r["error"])
+    report.summarise(
+        {
+            "points": len(errors),
+            "median error": statistics.median(errors),
+            "worst": errors[-1],
+            "faults": sum(r["fault"] is not None for r in report.results.values()),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
