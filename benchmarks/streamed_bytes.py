@@ -18,6 +18,7 @@ are compared exactly. `beside` is the share of the bytes in loops that cross whi
 
 import statistics
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +55,7 @@ ACTIONS = {
         "some": {"resid_in": "keep", "q": "keep", "k": "keep", "v": "keep", "mid": "keep"},
     },
 }
-PLACES: dict[str, list[dict[str, int]]] = {
+PLACES: dict[str, list[dict[str, Any]]] = {
     "gpt": [
         *({"persist": p} for p in (0, 8, 16, LAYERS - 1, LAYERS)),
         {"persist": 0, "copies": LAYERS},
@@ -68,7 +69,7 @@ MICROBATCHES = (1, 4)
 class Point:
     """A step under one placement, one plan, and so many microbatches of 8 rows."""
 
-    def __init__(self, model: str, microbatches: int, actions: str, where: dict[str, int]):
+    def __init__(self, model: str, microbatches: int, actions: str, where: dict[str, Any]):
         name, own = MODELS[model]
         size = [f"train.batch={8 * microbatches}", f"train.microbatches={microbatches}"]
         config = load(name, [*COMMON, *own, *size])

@@ -14,6 +14,7 @@ from jaxmem._adama.model import Model
 from jaxmem._jax.jaxpr import reads
 from jaxmem._jax.vary import zeros
 from jaxmem._stack.arguments import is_floating, merged, separated
+from jaxmem._stack.loops import fetched_first
 from jaxmem._stack.stack import folded_at, loops_over
 from jaxmem._states.stacks import Copied, length, masters_of, parts_of, read_of
 from jaxmem._states.store import brought, fetch, returned, streams
@@ -29,8 +30,10 @@ def backward(
     key,
     update: Callable | None = None,
     whole: Callable = lambda layer: layer,
+    held: list[list] | None = None,
 ):
-    """Returns (moments, loss) after one microbatch, whose gradients are folded as they appear.
+    """Returns (moments, loss, held) after one microbatch, whose gradients are folded as they
+    appear.
 
     model: embed, block and head.
     fold: what becomes of one component's gradient; a component is a layer, or an array outside.
@@ -43,6 +46,8 @@ def backward(
       folded. With it, the layers' moments that are returned have an entry "params" beside them, a
       stack of parameters. None leaves the parameters as they are.
     whole: gathers a layer's parameters where `params` has a device's part of them.
+    held: what the microbatch before has fetched of the first layers; None before the first one.
+      What is returned is meant for the next one.
     """
     # Forward: embed, the loop over layers, head. The three are differentiated apart, so that each
     # gives its gradients when the fold wants them.
@@ -63,7 +68,8 @@ def backward(
         model.has_aux,
         whole,
     )
-    y, aux, saved = loops.forward(stacks, key, x, common)
+    first = fetched_first(stacks) if held is None else held
+    y, aux, saved, fetched = loops.forward(stacks, key, x, common, first)
     loss, pull_head = jax.vjp(
         lambda outer, y, aux: _loss(model, outer, y, aux, batch), outer, y, aux
     )
@@ -75,7 +81,8 @@ def backward(
     def back(states, into, parameters=lambda k, _: stacks[k]):
         masters = masters_of(layers)[0]  # whose dtypes a gradient takes
         as_tree = lambda _, state, i, g, own: into(state, i, split.whole(masters, g), own)
-        return loops.backward(parameters, key, saved, d_y, d_aux, zeros(common[0]), states, as_tree)
+        cotangents = d_y, d_aux, zeros(common[0])
+        return loops.backward(parameters, key, saved, fetched, cotangents, states, as_tree)
 
     def back_into_moments(fold):
         # Tallies are told, and not carried: an index that a tally is put at would be computed
@@ -89,7 +96,7 @@ def backward(
             return {k: new[k] for k in ("mu", "nu")}, {k: new[k] for k in none}
 
         if update is None:
-            d_x, d_common, states, told = back(carried, lambda m, i, g, _: folded(m, i, g))
+            found = back(carried, lambda m, i, g, _: folded(m, i, g))
         else:
             # What is replaced is read from the loop's carry: from outside, it would be held twice.
             def into(state, i, gradient, own, update=update):
@@ -103,9 +110,10 @@ def backward(
 
             read = lambda _, state: state["params"].copy if _is_copied(state) else state["params"]
             with_params = [m | {"params": part} for m, part in zip(carried, parts_of(layers))]
-            d_x, d_common, states, told = back(with_params, into, read)
+            found = back(with_params, into, read)
+        d_x, d_common, states, told, held = found
         counted = jax.tree.map(jnp.add, tallies, told)
-        return d_x, d_common, [state | tally for state, tally in zip(states, counted)]
+        return d_x, d_common, [state | tally for state, tally in zip(states, counted)], held
 
     # The gradients outside the layers, those of embed added to those of head. `d_common` begins
     # with what embed made for all layers; after it comes what `block` closes over, which is no
@@ -117,9 +125,9 @@ def backward(
     if fold.clip.how == "norm":
         factor, gradients = _global_factor(fold, moments, back, whole_gradients)
         fold = dataclasses.replace(fold, factor=factor)
-        _, _, layer_moments = back_into_moments(fold)
+        _, _, layer_moments, held = back_into_moments(fold)
         outer_moments = [_folded(fold, s, g) for s, g in zip(outer_moments, gradients)]
-        return (outer_moments, layer_moments), loss
+        return (outer_moments, layer_moments), loss, held
 
     # An array that embed does not read has its whole gradient now: it is folded before the layers'
     # backward, and let go. What embed reads, tied embeddings too, waits for the end, since halves
@@ -131,10 +139,10 @@ def backward(
     ]
     # The barrier makes the loop wait for these folds; else their gradients might live through it.
     d_y, early = jax.lax.optimization_barrier((d_y, early))
-    d_x, d_common, layer_moments = back_into_moments(fold)
+    d_x, d_common, layer_moments, held = back_into_moments(fold)
     late = zip(early, outer_moments, whole_gradients(d_x, d_common))
     outer_moments = [_folded(fold, s, g) if done is None else done for done, s, g in late]
-    return (outer_moments, layer_moments), loss
+    return (outer_moments, layer_moments), loss, held
 
 
 def _folded(fold: Fold, state, gradient):
@@ -200,7 +208,7 @@ def _global_factor(fold: Fold, moments, back: Callable, whole_gradients: Callabl
         (gradient,) = jax.lax.optimization_barrier((gradient,))
         return (), squared(gradient, like, axis)
 
-    d_x, d_common, _, squares = back([()] * len(layer_moments), into)
+    d_x, d_common, _, squares, _ = back([()] * len(layer_moments), into)
     gradients = whole_gradients(d_x, d_common)
     outside = [squared(g, s["mu"], axis) for g, s in zip(gradients, outer_moments)]
     # A component whose norm is not finite counts as none, as the fold will leave it out.

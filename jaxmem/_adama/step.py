@@ -165,7 +165,7 @@ class ReleasedStep:
 
         def one(moments, indexed):
             i, part = indexed
-            return backward(self.model, fold_of(i), own, moments, part, key_of(i))
+            return backward(self.model, fold_of(i), own, moments, part, key_of(i))[:2]
 
         moments, losses = jax.lax.scan(one, moments, numbered)
         mu, nu = (self.model.joined(params, moments, name) for name in ("mu", "nu"))

@@ -19,7 +19,8 @@ from jaxmem._adama.gather import whole_layer, whole_outside
 from jaxmem._adama.model import Model
 from jaxmem._adama.rule import Rule
 from jaxmem._adama.transform import AdamAState
-from jaxmem._states.stacks import joined_shapes
+from jaxmem._stack.loops import fetched_first
+from jaxmem._states.stacks import joined_shapes, read_of
 from jaxmem._states.stacks import like as as_layers
 from jaxmem._states.store import brought
 
@@ -49,20 +50,23 @@ def minibatch(
     gathered = whole_outside(model, params, like, rule.axis_name)
     update = lambda own, new: updated(own, new["mu"], new["nu"], layer_mask)
 
-    def one(moments, numbered, update=None):
-        i, part = numbered
+    def one(carry, numbered, update=None):
+        (moments, held), (i, part) = carry, numbered
         # Nothing is folded yet, so that this is the fold of microbatch i. But XLA does not know it:
         # where it knew that the last one's decays are 1, it would round otherwise.
         fold = fold_of(i + old.folded)
-        return backward(model, fold, gathered, moments, part, key_of(i), update, whole)
+        moments, loss, held = backward(
+            model, fold, gathered, moments, part, key_of(i), update, whole, held
+        )
+        return (moments, held), loss
 
     # All microbatches but the last fold alone, and read the parameters from outside of their loop.
     before, last = (jax.tree.map(lambda a, s=s: a[s], microbatches) for s in (slice(-1), -1))
-    losses = []
+    losses, carry = [], (moments, fetched_first(read_of(gathered[model.layers])))
     if not rule.single:
-        moments, found = jax.lax.scan(one, moments, before)
+        carry, found = jax.lax.scan(one, carry, before)
         losses.append(found)
-    (outer, layers), loss = one(moments, last, update)
+    ((outer, layers), _), loss = one(carry, last, update)
     losses.append(loss[None])
 
     stacks = as_layers(params[model.layers], [m["params"] for m in layers])

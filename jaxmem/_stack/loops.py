@@ -28,12 +28,15 @@ class Run:
     stack: which stack they are in.
     first: the number of that stack's first layer.
     buffered: whether the forward keeps the parameters that it fetched for the backward.
+    before_buffered: whether such a run of the same stack follows. The backward then comes to this
+      run without having fetched, so that the forward hands it its last layer's parameters.
     """
 
     group: Group
     stack: int
     first: int
     buffered: bool = False
+    before_buffered: bool = False
 
     @property
     def within(self) -> tuple[int, int]:
@@ -54,8 +57,16 @@ def runs_of(groups: Sequence[Group], lengths: Sequence[int], buffers: int = 0) -
             if start < stop:
                 k = bisect.bisect_right(ends, start) - 1
                 buffered = start >= ends[-1] - buffers
-                found.append(Run(Group(start, stop, group.policy), k, ends[k], buffered))
+                before = not buffered and stop == ends[-1] - buffers < ends[k + 1]
+                found.append(Run(Group(start, stop, group.policy), k, ends[k], buffered, before))
     return tuple(found)
+
+
+def fetched_first(stacks) -> list[list]:
+    """For each stack what of its first layer lies in host memory, fetched: what a forward begins
+    with.
+    """
+    return [ahead(stacked, 0) for stacked in stacks]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,21 +91,24 @@ class Loops:
         key: the layers' key, or None.
         """
         one = lambda own, x: self.layer(own, x, common)
-        extras, held = [], {}
+        extras, held = [], fetched_first(stacks)
         for run in self.runs:
-            x, (extra, _), held = self._through(run, stacks, key, x, one, held)
+            x, (extra, _), held[run.stack], _ = self._through(run, stacks, key, x, one, held)
             extras.append(extra)
         return x, _joined(extras)
 
-    def forward(self, stacks, key, x, common):
-        """Returns what `plain` does, and what `backward` needs.
+    def forward(self, stacks, key, x, common, held: list[list]):
+        """Returns what `plain` does, and what `backward` needs: `saved` and `held`.
 
-        That is a list with an entry for each run: the arrays saved of its layers, stacked; what it
-        fetched of their parameters, stacked, where the run is buffered; the arrays that are the
-        same in every layer; and the `Residuals` that say how the closures are rebuilt from these.
-        Beside it is what was fetched last of each stack, which the backward reads first.
+        `saved` has an entry for each run: the arrays saved of its layers, stacked; what it fetched
+        of their parameters, stacked, where the run is buffered; the arrays that are the same in
+        every layer; and the `Residuals` that say how the closures are rebuilt from these. `held`
+        has one for each stack: what was fetched of the layer whose turn is next.
+
+        held: the same of each stack's first layer, as `fetched_first` returns it, or `backward` of
+          the microbatch before.
         """
-        extras, saved, held = [], [], {}
+        extras, saved, held, last = [], [], list(held), list(held)
         for run in self.runs:
             policy: Any = run.group.policy
             # The loop keeps forward and backward apart, so no barrier against common-subexpression
@@ -107,53 +121,69 @@ class Loops:
                 box.append(residuals)
                 return x, (extra, kept)
 
-            x, ((extra, kept), fetched), held = self._through(run, stacks, key, x, one, held)
+            k = run.stack
+            x, ((extra, kept), fetched), held[k], now = self._through(
+                run, stacks, key, x, one, held
+            )
+            last[k] = last[k] if run.buffered else now
             extras.append(extra)
             # What is shared is computed out here: as an output of the scan it would be stacked, a
             # copy for each layer.
             shared = box[-1].shared(jax.tree.leaves(common))
             saved.append((kept, fetched, shared, box[-1]))
-        return x, _joined(extras), (saved, held)
+        return x, _joined(extras), saved, last
 
-    def _through(self, run: Run, stacks, key, x, one: Callable, held: dict):
+    def _through(self, run: Run, stacks, key, x, one: Callable, held: list[list]):
         """Runs `x, y = one(own, x)` over the layers of a run.
 
-        Returns x; a pair of every y, stacked, and of what was fetched, if the run is buffered; and
-        `held`, which is by stack what was fetched of the layer whose turn is next.
+        Returns x; a pair of every y, stacked, and of what was fetched, if the run is buffered; what
+        was fetched of the layer after the run; and of the layer with which the backward begins it.
         """
         stacked, (start, stop) = stacks[run.stack], run.within
 
         def body(carry, i, _):
-            x, held = carry
+            x, held, _ = carry
             # What lies in host memory is copied a layer ahead, beside this layer's compute.
             parameters, following = taken(stacked, held, i), ahead(stacked, i + 1)
             x, y = one(self.own(parameters, key, run.first + i), x)
-            return (x, following), (y, held if run.buffered else ())
+            kept = [held if which else [] for which in (run.before_buffered, run.buffered)]
+            return (x, following, kept[0]), (y, kept[1])
 
-        first = held.get(run.stack) or ahead(stacked, start)
-        (x, last), ys = counted(body, (x, first), None, start, stop)
-        return x, ys, {run.stack: last}
+        first = held[run.stack]
+        carry = x, first, first if run.before_buffered else []
+        (x, following, own), ys = counted(body, carry, None, start, stop)
+        # After a stack's end `following` is its last layer again.
+        return x, ys, following, own if run.before_buffered else following
 
     def backward(
-        self, parameters: Callable, key, saved, d_x, d_extra, d_common, states: Sequence, into: Into
+        self,
+        parameters: Callable,
+        key,
+        saved,
+        held: list[list],
+        cotangents,
+        states: Sequence,
+        into: Into,
     ):
         """Runs the layers backward, from the last to the first.
 
         Returns the cotangents of `x` and of `common[0]`; the stacks' states, of which each layer i
         is replaced by what `into(k, state, i, gradient, parameters)` returns first; and for
-        each stack k what it returns second, stacked.
+        each stack k what it returns second, stacked. Last comes what the next forward begins with,
+        if parameters are what they were.
 
         parameters: `parameters(k, state)`, the stack k of parameters, of which a layer's own are
           read again; `state` is that stack's. What `into` replaces must be read from there.
         key: the layers' key, or None.
-        saved: what `forward` returned last.
-        d_x, d_extra: the cotangents of the output, and of the stacked auxiliary outputs.
-        d_common: zeros like `common[0]`, to which every layer's share is added.
+        saved, held: what `forward` returned.
+        cotangents: of the output; of the stacked auxiliary outputs; and zeros like `common[0]`, to
+          which every layer's share is added.
         states: what gathers the layers' gradients, for each stack: a buffer for all of them, or
           moments.
         into: what becomes of a layer's gradient, which is not referred to after it.
         """
-        states, told, (saved, last) = list(states), [[] for _ in states], saved
+        states, told, held = list(states), [[] for _ in states], list(held)
+        d_x, d_extra, d_common = cotangents
         for run, (kept, fetched, shared, residuals) in reversed(list(zip(self.runs, saved))):
             stacked_of = lambda state, k=run.stack: parameters(k, state)
             start, stop = run.within
@@ -179,21 +209,17 @@ class Loops:
                 return (d_x, d_common, put(state, new, i), following), tells
 
             of_run = jax.tree.map(lambda a, g=run.group: a[g.start : g.stop], d_extra)
-            state = states[run.stack]
-            first = (
-                [] if run.buffered else last.get(run.stack) or ahead(stacked_of(state), stop - 1)
+            k = run.stack
+            carry = d_x, d_common, states[k], [] if run.buffered else held[k]
+            (d_x, d_common, states[k], following), tells = counted(
+                body, carry, (kept, fetched, of_run), start, stop, reverse=True
             )
-            (d_x, d_common, states[run.stack], held), tells = counted(
-                body,
-                (d_x, d_common, state, first),
-                (kept, fetched, of_run),
-                start,
-                stop,
-                reverse=True,
-            )
-            last = {} if run.buffered else {run.stack: held}
-            told[run.stack].insert(0, tells)
-        return d_x, d_common, states, [*map(_joined, told)]
+            if not run.buffered:
+                held[k] = following  # before a stack's first layer, that layer
+            elif start == 0:
+                held[k] = jax.tree.map(lambda a: a[0], fetched)
+            told[k].insert(0, tells)
+        return d_x, d_common, states, [*map(_joined, told)], held
 
 
 def _joined(parts):

@@ -11,7 +11,7 @@ import jax
 
 from jaxmem._jax.vary import zeros
 from jaxmem._stack.arguments import ParameterSplit, check, check_moments, lifted
-from jaxmem._stack.loops import Loops, runs_of
+from jaxmem._stack.loops import Loops, fetched_first, runs_of
 from jaxmem._states.stacks import (
     as_gradient,
     buffers_of,
@@ -79,12 +79,12 @@ def stack(
         return loops.plain(read_of(params), key, x, common)
 
     def run_forward(params, x, common, moments, key):
-        x, aux, saved = loops.forward(read_of(params), key, x, common)
-        return (x, aux), (params, common, moments, key, saved)
+        stacks = read_of(params)
+        x, aux, saved, held = loops.forward(stacks, key, x, common, fetched_first(stacks))
+        return (x, aux), (params, common, moments, key, saved, held)
 
     def run_backward(residuals, cotangents):
-        params, common, moments, key, saved = residuals
-        d_x, d_aux = cotangents
+        params, common, moments, key, saved, held = residuals
         stacks = read_of(params)
         # Without a fold each layer's gradient fills its place in a buffer of the parameters' shape;
         # where these lie in host memory it is told, and the loop stacks it there.
@@ -103,8 +103,14 @@ def stack(
                 folded_at(fold, state, i, split.whole(parameters, gradient)),
                 (),
             )
-        d_x, d_common, states, told = loops.backward(
-            lambda k, _: stacks[k], key, saved, d_x, d_aux, zeros(common[0]), states, into
+        d_x, d_common, states, told, _ = loops.backward(
+            lambda k, _: stacks[k],
+            key,
+            saved,
+            held,
+            (*cotangents, zeros(common[0])),
+            states,
+            into,
         )
         # None stands for a zero cotangent: of what has no derivative, and of `params` under a fold.
         # The new moments are handed out as the gradient of the old ones, so that one `jax.grad`
