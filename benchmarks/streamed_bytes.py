@@ -107,7 +107,7 @@ def key_of(model: str, n: int, actions: str, where: dict[str, Any]) -> str:
     return f"{model}, {n} microbatches, {actions}, {placed}"
 
 
-def run(report: Report, compiler: Compiler, *which) -> None:
+def run(report: Report, compiler: Compiler, *which: Any) -> None:
     """Compiles a point, and predicts it from the first one of its model."""
     if report.has(key := key_of(*which)):
         return
