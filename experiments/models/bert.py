@@ -76,11 +76,14 @@ def parts(config: Config, key) -> tuple[dict, Layer]:
     wide, normal = parameter_dtype(model), nnx.initializers.normal(INIT)
     make = lambda rows: normal(rngs.params(), (rows, model.width), wide)
     rows = {"embedding": model.vocab, "positions": config.train.sequence, "segments": 2}
-    outer = {name: make(count) for name, count in rows.items()}
+    tables = {name: make(count) for name, count in rows.items()}
     layer = layers(model, Block, rngs)
-    outer["transform"] = pure(linear(model, model.width, model.width, rngs))
     norms = {name: pure(Norm(model, rngs)) for name in ("first", "last")}
-    return outer | norms | {"bias": jnp.zeros(model.vocab, wide)}, layer
+    head = {
+        "transform": pure(linear(model, model.width, model.width, rngs)),
+        "bias": jnp.zeros(model.vocab, wide),
+    }
+    return tables | norms | head, layer
 
 
 def split(config: Config) -> Split:
