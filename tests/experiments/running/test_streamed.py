@@ -4,6 +4,7 @@ run that goes on under another placement.
 
 import functools
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,10 @@ import pytest
 
 from experiments import train
 from experiments.command.load import load
-from experiments.errors import InputError
-from experiments.running.planning import prepare
+from experiments.running.planning import new_plan, prepare
 from experiments.running.text import TEXT
-from experiments.steps.step import first_state, init_state, joined, placed
+from experiments.steps.step import abstract, first_state, init_state, joined, placed
+from jaxmem.plans import Plan
 from tests.experiments.states import user_numerics
 from tests.shared.marks import slow
 
@@ -51,9 +52,10 @@ def text(tmp_path_factory):
     return f"data.path={path}"
 
 
-def losses(out, *settings):
+def losses(out, *settings, model="gpt"):
     """The loss of each step and the validation loss, of a run by the command."""
-    assert train.main([*MODELS["gpt"], *SETTINGS, *settings, "--out", str(out)]) == 0
+    name, *own = MODELS[model]
+    assert train.main([name, *SETTINGS, *own, *settings, "--out", str(out)]) == 0
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [row["loss"] for row in rows] + [
         json.loads((out / "summary.json").read_text())["val_loss"]
@@ -137,7 +139,40 @@ def test_a_run_goes_on_from_the_joined_form(model, n, persist, other, text):
     assert len(set(whole)) == 4
 
 
-def test_a_plan_is_refused_beside_it():
-    streamed = ("model.loop=stack", "optimizer.accumulation=released", "states.persist=1")
-    with pytest.raises(InputError, match=r"plan\.budget: got '100MB' beside states\.persist"):
-        load("gpt_nano", streamed)
+def check_plan(plan, config):
+    """It keeps a budget that everything kept exceeds, and counts states where they lie."""
+    assert plan.compiled_bytes <= plan.budget_bytes < plan.baseline_bytes
+    size = lambda arrays: sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays)
+    leaves = jax.tree.leaves(abstract(config)[0])
+    there = [a for a in leaves if a.sharding.memory_kind == "pinned_host"]
+    assert there
+    if plan.target == "h200":
+        assert plan.host_bytes >= size(there)
+    else:  # a CPU has one memory: what lies in "host memory" counts as everything else does
+        assert plan.host_bytes == 0
+        assert plan.parts.arguments >= size(leaves)
+
+
+def test_states_that_stream_count_in_a_plan():
+    small = "model.layers=2", "train.microbatches=1", "train.batch=4", "plan.actions=lossless"
+    config = config_of("gpt", *small, "states.persist=0", "plan.budget=2.5MB")
+    check_plan(new_plan(config), config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "persist", "target", "budget"),
+    [("gpt", 0, "local", "6MB"), ("llama", 0, "local", "6MB"), ("gpt", 1, "h200", "6MB")],
+)
+def test_activations_are_planned_beside_states_that_stream(
+    model, persist, target, budget, resident, tmp_path, text
+):
+    """Losses are those of a resident run."""
+    settings = (
+        text, f"states.persist={persist}", "plan.actions=lossless", f"plan.target={target}",
+        f"plan.budget={budget}",
+    )  # fmt: skip
+    want = resident if model == "gpt" else losses(tmp_path / "resident", text, model=model)
+    got = losses(tmp_path / "out", *settings, model=model)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    check_plan(Plan.load(tmp_path / "out" / "plan.json"), config_of(model, *settings))
