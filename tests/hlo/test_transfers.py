@@ -84,6 +84,17 @@ def test_copies_with_known_offsets_are_dma():
     assert fault(transfers(module())) is None
 
 
+def test_memory_that_is_taken_for_a_stack_is_no_transfer():
+    taken = '  %taken = f32[5,4,4]{2,1,0:S(5)} custom-call(), custom_call_target="AllocateBuffer"'
+    found = transfers(module(copy=taken))
+    assert found == transfers(module())
+    assert fault(found) is None
+    filled = transfers(module(copy=taken.replace("AllocateBuffer", "another")))
+    assert [(t.name, t.how, t.in_loop) for t in filled if t.name == "taken"] == [
+        ("taken", "kernel", True)
+    ]
+
+
 def test_arguments_are_followed_into_loops_and_through_updates():
     assert [t.argument for t in transfers(module())] == ["args[3]"] * 3
     # the loop's own stack, which no argument is, in the argument's place
