@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 import jaxmem
 from benchmarks.shared.results import Report
+from benchmarks.shared.steps import SIZES, shapes, step_of
 from jaxmem._auto.step import planned_step
 from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.assignment import Assignment
@@ -32,15 +33,9 @@ from jaxmem._device.target import Target
 from jaxmem._search.compile import StepCompiler
 from jaxmem._xla.backend import backend_for
 from tests.shared.foreign import flax_models, libraries, plain
-from tests.shared.foreign.size import Size
 
 SHARES = (0.9, 0.6, 0.4)
 OF_RECOMPUTATION = 0.97
-SIZES = {
-    "local": Size(width=128, heads=4, layers=6, batch=8, sequence=144, vocab=256),
-    "h200": Size(width=256, heads=8, layers=6, batch=16, sequence=576, vocab=512),
-    "h200:8": Size(width=256, heads=8, layers=6, batch=64, sequence=256, vocab=512),
-}
 MODELS: dict[str, Callable] = {
     "gemma, a Python loop": plain.gemma_in_a_loop,
     "gemma, a scan": plain.gemma_in_a_scan,
@@ -63,27 +58,6 @@ MODELS: dict[str, Callable] = {
 ON_A_MESH = {"FSDP and tensor parallel on 8 devices": plain.on_a_mesh_of_eight}
 EIGHT = "h200:8"
 NOISE = 1e-4  # of the largest gradient: one below it is rounding
-RATE = 1e4  # what a parameter moves by is its gradient: the rest is lost in rounding
-
-
-def step_of(loss: Callable) -> Callable:
-    """A training step by plain descent, so that what it changes is the gradient."""
-
-    def step(params, *rest):
-        first = lambda params: jax.tree.leaves(loss(params, *rest))[0]
-        value, gradients = jax.value_and_grad(first)(params)
-        return jax.tree.map(lambda p, g: p - RATE * g, params, gradients), value
-
-    return step
-
-
-def shapes(tree):
-    def shape(a):
-        if isinstance(a, jax.ShapeDtypeStruct):
-            return a
-        return jax.ShapeDtypeStruct(a.shape, a.dtype)
-
-    return jax.tree.map(shape, tree)
 
 
 def compiled_bytes(step: Callable, args: tuple, target: str) -> int:

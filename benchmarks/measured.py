@@ -17,10 +17,8 @@ from collections.abc import Callable
 import jax
 
 import jaxmem
-from benchmarks.foreign import SIZES, shapes, step_of
 from benchmarks.shared.results import Report, say
-from experiments.command.load import load
-from experiments.steps.step import abstract, make_step
+from benchmarks.shared.steps import of_config, of_others
 from jaxmem._core.actions import KEEP, LOSSLESS, REST
 from jaxmem._core.assignment import Assignment
 from jaxmem._device.target import Target
@@ -34,16 +32,6 @@ from tests.shared.foreign import flax_models, libraries, plain
 SHARES = {"everything": None, "0.6": 0.6, "0.4": 0.4}
 CHOOSING, COMPARING = 8.0, 10.0  # seconds
 WAYS = {"all actions": None, "lossless": LOSSLESS}
-
-
-def of_config(name: str) -> tuple[Callable, tuple]:
-    config = load(name, ())
-    return functools.partial(make_step, config), abstract(config)
-
-
-def of_others(make: Callable) -> tuple[Callable, tuple]:
-    loss, params, rest = make(SIZES["local"])
-    return jaxmem.auto(step_of(loss)), shapes((params, *rest))
 
 
 CASES: dict[str, Callable[[], tuple[Callable, tuple]]] = {

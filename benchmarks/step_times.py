@@ -23,11 +23,8 @@ from typing import Any
 import jax
 from scipy.stats import spearmanr
 
-import jaxmem
-from benchmarks.foreign import SIZES, shapes, step_of
 from benchmarks.shared.results import Report, say
-from experiments.command.load import load
-from experiments.steps.step import abstract, make_step
+from benchmarks.shared.steps import of_config, of_others
 from jaxmem._core.actions import ALL, RECOMPUTE, Action, Actions
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
@@ -44,16 +41,6 @@ from tests.shared.foreign import libraries
 SHARES = (0.9, 0.7, 0.5, 0.35, 0.2, 0.1, 0.05)  # of the bytes of all tags
 RANDOM = 14
 SECONDS = 100.0  # that one step's plans run in turns
-
-
-def of_config(name: str) -> tuple[Callable, tuple]:
-    config = load(name, ())
-    return functools.partial(make_step, config), abstract(config)
-
-
-def of_others(make: Callable) -> tuple[Callable, tuple]:
-    loss, params, rest = make(SIZES["local"])
-    return jaxmem.auto(step_of(loss)), shapes((params, *rest))
 
 
 CASES: dict[str, Callable[[], tuple[Callable, tuple]]] = {

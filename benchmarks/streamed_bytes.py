@@ -123,7 +123,7 @@ def run(report: Report, compiler: Compiler, *which: Any) -> None:
         "fetched beside products": share(compiled, to_host=False),
         "stored beside products": share(compiled, to_host=True),
     }
-    first = key_of(*which[:2], "recompute", PLACES[0])
+    first = key_of(which[0], which[1], "recompute", PLACES[0])
     if key != first:
         base = report[first]
         row["predicted"] = base["compiled"] + sum(row[k] - base[k] for k in ("arguments", "walked"))

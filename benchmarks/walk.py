@@ -18,9 +18,10 @@ import statistics
 import warnings
 
 import jaxmem
-from benchmarks.foreign import MODELS, SIZES, shapes, step_of
+from benchmarks.foreign import MODELS
 from benchmarks.shared.case import AnyTimes
 from benchmarks.shared.results import Report
+from benchmarks.shared.steps import SIZES, shapes, step_of
 from jaxmem._core.actions import ALL, RECOMPUTE, Actions
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile

@@ -115,7 +115,7 @@ class Remat(Section):
 class States(Section):
     """Where the layers' parameters and moments lie: of the first `persist` layers on the device, of
     the others in the host's pinned memory, from which a released step copies them a layer at a
-    time. Left out: all on the device.
+    time. Left out: all on the device. A plan decides about activations beside them, and moves none.
     """
 
     persist: Annotated[int, Field(ge=0, le=sections.LARGEST)] | None = None
@@ -143,11 +143,6 @@ class Config(sections.Trained):
                 f"optimizer.accumulation: got {self.optimizer.accumulation!r} beside"
                 " states.persist; allowed there: 'released', whose backward updates a layer at a"
                 " time"
-            )
-        if self.plan.path is not None or self.plan.budget != "none":
-            raise ValueError(
-                f"plan.budget: got {self.plan.budget!r} beside states.persist; allowed there:"
-                " 'none', without plan.path, since plans do not place states yet"
             )
         return self
 

@@ -18,7 +18,17 @@ import jaxmem
 from experiments.config.models import Model
 from experiments.config.text import Config
 from experiments.data.tokens import MASK
-from experiments.models.blocks import INIT, Norm, attention, dropout, linear, parameter_dtype
+from experiments.models.blocks import (
+    INIT,
+    Layer,
+    Norm,
+    attention,
+    dropout,
+    layers,
+    linear,
+    parameter_dtype,
+    pure,
+)
 from experiments.models.split import Split
 
 CHOSEN = 0.15
@@ -58,25 +68,22 @@ class Block(nnx.Module):
         return self.ln2(sum_BSD)
 
 
-class BERT(nnx.Module):
-    """Holds the parameters: `embedding` is also the head's; `blocks` have a leading axis L."""
-
-    def __init__(self, model: Model, sequence: int, rngs: nnx.Rngs):
-        wide, normal = parameter_dtype(model), nnx.initializers.normal(INIT)
-        make = lambda *shape: nnx.Param(normal(rngs.params(), shape, wide))
-        self.embedding, self.positions = make(model.vocab, model.width), make(sequence, model.width)
-        self.segments = make(2, model.width)
-        self.first = Norm(model, rngs)
-        stack = nnx.split_rngs(splits=model.layers)(nnx.vmap(lambda rngs: Block(model, rngs)))
-        self.blocks = stack(rngs)
-        self.transform, self.last = linear(model, model.width, model.width, rngs), Norm(model, rngs)
-        self.bias = nnx.Param(jnp.zeros(model.vocab, wide))
-
-
-def create(config: Config, key) -> dict:
-    """A BERT's parameters as a nested dict of arrays."""
-    bert = BERT(config.model, config.train.sequence, nnx.Rngs(params=key))
-    return nnx.to_pure_dict(nnx.state(bert, nnx.Param))
+def parts(config: Config, key) -> tuple[dict, Layer]:
+    """A BERT's parameters outside the layers, as a nested dict of arrays, and those of each layer.
+    `embedding` is also the head's.
+    """
+    model, rngs = config.model, nnx.Rngs(params=key)
+    wide, normal = parameter_dtype(model), nnx.initializers.normal(INIT)
+    make = lambda rows: normal(rngs.params(), (rows, model.width), wide)
+    rows = {"embedding": model.vocab, "positions": config.train.sequence, "segments": 2}
+    tables = {name: make(count) for name, count in rows.items()}
+    layer = layers(model, Block, rngs)
+    norms = {name: pure(Norm(model, rngs)) for name in ("first", "last")}
+    head = {
+        "transform": pure(linear(model, model.width, model.width, rngs)),
+        "bias": jnp.zeros(model.vocab, wide),
+    }
+    return tables | norms | head, layer
 
 
 def split(config: Config) -> Split:

@@ -3,6 +3,9 @@
 Shapes: B batch, S and T sequence, D width, H heads, K = D / H.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -12,6 +15,7 @@ from experiments.config import images
 from experiments.config.models import Model
 
 INIT = 0.02
+Layer = Callable[[Any], dict]  # from a layer's number, which may be traced, to its parameters
 
 
 def parameter_dtype(model: Model | images.Model):
@@ -46,6 +50,19 @@ def linear(
         kernel_init=nnx.initializers.normal(INIT * scale),
         rngs=rngs,
     )
+
+
+def layers(model: Model, make: Callable[[Model, nnx.Rngs], nnx.Module], rngs: nnx.Rngs) -> Layer:
+    """The layers' parameters one by one, each drawn from a key of its own: a layer is the same
+    alone and under `jax.vmap`, by JAX's default generator (of "rbg" vmap draws other numbers).
+    """
+    keys = jax.random.split(rngs.params(), model.layers)
+    return lambda i: pure(make(model, nnx.Rngs(params=keys[i])))
+
+
+def pure(module: nnx.Module) -> dict:
+    """A module's parameters as a nested dict of arrays."""
+    return nnx.to_pure_dict(nnx.state(module, nnx.Param))
 
 
 def dropout(x, rate: float, key, name: str):

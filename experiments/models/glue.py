@@ -19,25 +19,24 @@ from experiments.config.glue_tasks import TASKS, Task
 from experiments.data.tokens import PAD
 from experiments.errors import InputError
 from experiments.models import bert
-from experiments.models.blocks import linear, parameter_dtype
+from experiments.models.blocks import Layer, linear, parameter_dtype, pure
 from experiments.models.split import Split, whole
 
 ENCODER = ("embedding", "positions", "segments", "first", "blocks")
 
 
-def create(config: GlueConfig, key) -> dict:
-    """Random parameters: a BERT's without its head, `pooler` and `classifier`."""
+def parts(config: GlueConfig, key) -> tuple[dict, Layer]:
+    """Random parameters: a BERT's without its head, `pooler` and `classifier`; and each layer's."""
     encoder_key, head_key = jax.random.split(key)
     model, rngs = config.model, nnx.Rngs(params=head_key)
-    dense = lambda fan_out: nnx.to_pure_dict(
-        nnx.state(linear(model, model.width, fan_out, rngs), nnx.Param)
-    )
+    dense = lambda fan_out: pure(linear(model, model.width, fan_out, rngs))
     head = {"pooler": dense(model.width), "classifier": dense(TASKS[config.data.task].outputs)}
-    return _encoder(bert.create(config, encoder_key)) | head
+    outer, layer = bert.parts(config, encoder_key)
+    return {name: outer[name] for name in ENCODER if name != "blocks"} | head, layer
 
 
 def onto(params: dict, pretrained: dict) -> dict:
-    """`params` with the encoder of a BERT's parameters, as `bert.create` makes them, copied."""
+    """`params` with the encoder of a BERT's parameters, copied."""
 
     def copied(path, own, given):
         if own.shape != given.shape:

@@ -1,12 +1,12 @@
 """GPT-2 in Flax NNX, with a tag on every tensor of Adacc's table; with `activation = "relu"`, OPT.
 
 NNX, not linen: it is the interface that Flax documents and develops in 2026, and its modules are
-plain objects that hold their arrays, so the layers' parameters can be stacked once and scanned.
-Linen is as good a home for the tags: `tests/experiments/models/test_other_flax.py` has this block
-in linen's `nn.scan(nn.remat(...))`, and in `nnx.scan`. The layer loop (`loops.py`) runs over the
-stacked parameters, since `nnx.scan` also carries every parameter out of the loop, which costs
-nothing under jit and clutters a profile; and the model is three functions (`split.py`), since a
-step that releases gradients runs layers and the rest apart.
+plain objects that hold their arrays, so a layer's parameters can be made alone, stacked and
+scanned. Linen is as good a home for the tags: `tests/experiments/models/test_other_flax.py` has
+this block in linen's `nn.scan(nn.remat(...))`, and in `nnx.scan`. The layer loop (`loops.py`) runs
+over the stacked parameters, since `nnx.scan` also carries every parameter out of the loop, which
+costs nothing under jit and clutters a profile; and the model is three functions (`split.py`), since
+a step that releases gradients runs layers and the rest apart.
 
 Shapes: B batch, S sequence, D width, H heads, K = D / H, F = 4 D, V vocabulary, L layers.
 """
@@ -21,7 +21,17 @@ from flax import nnx
 import jaxmem
 from experiments.config.models import Model
 from experiments.config.text import Config
-from experiments.models.blocks import INIT, Norm, attention, dropout, linear, parameter_dtype
+from experiments.models.blocks import (
+    INIT,
+    Layer,
+    Norm,
+    attention,
+    dropout,
+    layers,
+    linear,
+    parameter_dtype,
+    pure,
+)
 from experiments.models.loss import cross_entropy
 from experiments.models.split import Split
 
@@ -64,24 +74,17 @@ class Block(nnx.Module):
         return x_BSD + dropout(self.down(g_BSF), rate, keys[2], "mlp_out_mask")
 
 
-class GPT(nnx.Module):
-    """Holds the parameters: `embedding` is also the head, `blocks` have a leading axis L.
-    `sequence`: the longest input.
+def parts(config: Config, key) -> tuple[dict, Layer]:
+    """A GPT's parameters outside the layers, as a nested dict of arrays, and those of each layer.
+    `embedding` is also the head; `positions` has a row for each of the longest input.
     """
-
-    def __init__(self, model: Model, sequence: int, rngs: nnx.Rngs):
-        wide, normal = parameter_dtype(model), nnx.initializers.normal(INIT)
-        self.embedding = nnx.Param(normal(rngs.params(), (model.vocab, model.width), wide))
-        self.positions = nnx.Param(normal(rngs.params(), (sequence, model.width), wide))
-        stack = nnx.split_rngs(splits=model.layers)(nnx.vmap(lambda rngs: Block(model, rngs)))
-        self.blocks = stack(rngs)
-        self.final = Norm(model, rngs)
-
-
-def create(config: Config, key) -> dict:
-    """A GPT's parameters as a nested dict of arrays."""
-    gpt = GPT(config.model, config.train.sequence, nnx.Rngs(params=key))
-    return nnx.to_pure_dict(nnx.state(gpt, nnx.Param))
+    model, rngs = config.model, nnx.Rngs(params=key)
+    wide, normal = parameter_dtype(model), nnx.initializers.normal(INIT)
+    make = lambda *shape: normal(rngs.params(), shape, wide)
+    embedding = make(model.vocab, model.width)
+    positions = make(config.train.sequence, model.width)
+    layer = layers(model, Block, rngs)
+    return {"embedding": embedding, "positions": positions, "final": pure(Norm(model, rngs))}, layer
 
 
 def split(config: Config) -> Split:

@@ -22,7 +22,15 @@ import jaxmem.ops
 from experiments.config.models import Model
 from experiments.config.text import Config
 from experiments.models import gpt
-from experiments.models.blocks import INIT, linear, parameter_dtype, probabilities
+from experiments.models.blocks import (
+    INIT,
+    Layer,
+    layers,
+    linear,
+    parameter_dtype,
+    probabilities,
+    pure,
+)
 from experiments.models.loss import cross_entropy
 from experiments.models.split import Split
 
@@ -113,23 +121,16 @@ class Block(nnx.Module):
         return x_BSD + self.down(tag(gate_BSF * share_BSF * up_BSF, "glu", kind="gelu"))
 
 
-class Llama(nnx.Module):
-    """Holds the parameters: `blocks` have a leading axis L. `head` is there unless it is tied."""
-
-    def __init__(self, model: Model, rngs: nnx.Rngs):
-        wide, normal = parameter_dtype(model), nnx.initializers.normal(INIT)
-        make = lambda: nnx.Param(normal(rngs.params(), (model.vocab, model.width), wide))
-        self.embedding = make()
-        if not model.tied:
-            self.head = make()
-        stack = nnx.split_rngs(splits=model.layers)(nnx.vmap(lambda rngs: Block(model, rngs)))
-        self.blocks = stack(rngs)
-        self.final = RMSNorm(model, rngs)
-
-
-def create(config: Config, key) -> dict:
-    """A Llama's parameters as a nested dict of arrays."""
-    return nnx.to_pure_dict(nnx.state(Llama(config.model, nnx.Rngs(params=key)), nnx.Param))
+def parts(config: Config, key) -> tuple[dict, Layer]:
+    """A Llama's parameters outside the layers, as a nested dict of arrays, and those of each layer.
+    `head` is there unless it is tied.
+    """
+    model, rngs = config.model, nnx.Rngs(params=key)
+    wide, normal = parameter_dtype(model), nnx.initializers.normal(INIT)
+    ends = ("embedding",) if model.tied else ("embedding", "head")
+    outer = {name: normal(rngs.params(), (model.vocab, model.width), wide) for name in ends}
+    layer = layers(model, Block, rngs)
+    return outer | {"final": pure(RMSNorm(model, rngs))}, layer
 
 
 def split(config: Config) -> Split:

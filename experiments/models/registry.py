@@ -1,15 +1,17 @@
-"""The models that a config may name: each a module with `create` and `split`, and `batch` if it
+"""The models that a config may name: each a module with `parts` and `split`, and `batch` if it
 trains on plain text.
 """
 
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments.config.text import Config
 from experiments.models import bert, gpt, llama
 from experiments.models import glue as glue_model
+from experiments.models.blocks import Layer
 from experiments.models.split import Split
 
 MODELS: dict[str, types.ModuleType] = {
@@ -20,9 +22,15 @@ MODELS: dict[str, types.ModuleType] = {
 }
 
 
+def parts(config: Config, key) -> tuple[dict, Layer]:
+    """The parameters outside the layers, and those of each layer by its number."""
+    return MODELS[config.model.kind].parts(config, key)
+
+
 def create(config: Config, key) -> dict:
-    """The parameters."""
-    return MODELS[config.model.kind].create(config, key)
+    """All parameters, a nested dict: "blocks", the layers', have a leading axis."""
+    outer, layer = parts(config, key)
+    return outer | {"blocks": jax.vmap(layer)(jnp.arange(config.model.layers))}
 
 
 def split(config: Config) -> Split:

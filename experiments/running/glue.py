@@ -87,7 +87,7 @@ def told(found: dict) -> dict[str, str]:
 
 
 def glue_experiment(pretrained: dict | None = None) -> Experiment[GlueConfig, Task]:
-    """`pretrained`: a BERT's parameters, as `models.bert.create` makes them, to start from."""
+    """`pretrained`: a BERT's parameters, as `models.registry.create` makes them, to start from."""
     return Experiment(
         check=check,
         read=read,

@@ -1,6 +1,5 @@
 """The experiment of a GPT or a BERT on text."""
 
-import functools
 import math
 
 import jax
@@ -13,7 +12,7 @@ from experiments.models import registry as models
 from experiments.models.loops import stacked
 from experiments.running.planning import check, prepare
 from experiments.running.run import Experiment
-from experiments.steps.step import State, init_state, make_loss, placed
+from experiments.steps.step import State, first_state, make_loss
 
 
 def read(config: Config) -> Text:
@@ -25,10 +24,6 @@ def says(config: Config, data: Text) -> str:
         f"{data.source}: {len(data.train):,} bytes to train on, {len(data.validation):,} for"
         " validation"
     )
-
-
-def first_state(config: Config) -> State:
-    return placed(config, jax.jit(functools.partial(init_state, config))())
 
 
 def batch(config: Config, data: Text, number: int):

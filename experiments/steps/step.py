@@ -37,12 +37,33 @@ class State:
 
 
 def init_state(config: Config) -> State:
-    """The first state; under `jax.eval_shape` it allocates nothing."""
-    params_key, dropout_key = jax.random.split(jax.random.key(config.train.seed))
+    """The first state, all on the device; under `jax.eval_shape` it allocates nothing."""
+    params_key, dropout_key = _keys(config)
     params = models.create(config, params_key)
     folds = config.optimizer.accumulation in ("adama", "released")
     moments = (adama(config) if folds else optimizer(config)).init(params)
     return State(params, moments, jnp.zeros((), jnp.int32), jax.random.key_data(dropout_key))
+
+
+def first_state(config: Config) -> State:
+    """The first state where the config wants it. Where layers go to host memory, each is made on
+    its own, so that a model need not fit into the device's memory: `placed(config, init_state())`,
+    to the last bit.
+    """
+    if (persist := config.states.persist) is None:
+        return jax.jit(functools.partial(init_state, config))()
+    params_key, dropout_key = _keys(config)
+    outer = jax.jit(lambda: models.parts(config, params_key)[0])()
+    # Traced layer by layer, where nothing reads what is drawn outside of them.
+    layer = lambda i: models.parts(config, params_key)[1](i)
+    step = accumulate.released_step(config)
+    params, moments = step.create(outer, layer, config.model.layers, persist)
+    return State(params, moments, jnp.zeros((), jnp.int32), jax.random.key_data(dropout_key))
+
+
+def _keys(config: Config) -> jax.Array:
+    """The keys that parameters are drawn from, and dropout."""
+    return jax.random.split(jax.random.key(config.train.seed))
 
 
 def abstract(config: Config) -> tuple[State, Any]:

@@ -16,6 +16,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
 from jaxmem._core.profile import BlockClass
 from jaxmem._device.target import Target
+from jaxmem._explain.moved import moved
 from jaxmem._explain.names import Arguments, expected, name_saved, operation, show_array
 from jaxmem._explain.over_time import elsewhere, live
 from jaxmem._explain.rows import Row, added_up, without
@@ -89,7 +90,7 @@ def explain(
 
     Returns an explanation: `print` shows it, `to_json()` gives it as plain data. Its `parts` are
     what is there at the peak, its `live` what is there over the schedule, None where XLA tells no
-    history.
+    history, and its `transfers` what a GPU's step moves to host memory and back.
 
     Raises StepError for a step that cannot be traced or compiled, or whose buffer assignment cannot
     be read, PlanFileError for a plan that was made for another model, TargetError for a target that
@@ -142,7 +143,9 @@ def _explained(
     decided = as_decided(blocks, actions or ())
     saved, layers = expected(decided, actions), {block.layers for block in decided}
     names = name_saved(elsewhere(full), saved, layers) | name_saved(full, saved, layers)
-    return _explanation(full, compiled, names, Arguments(traced, args), str(backend.target), plan)
+    arguments = Arguments(traced, args)
+    found = _explanation(full, compiled, names, arguments, str(backend.target), plan)
+    return dataclasses.replace(found, transfers=moved(compiled.transfers, arguments, saved))
 
 
 def _explanation(

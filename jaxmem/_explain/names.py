@@ -57,7 +57,7 @@ def expected(blocks: Sequence[BlockClass], actions: Actions | None) -> list[Save
     for block in blocks:
         chosen = {REST: KEEP} if actions is None else actions.get(block.name, {})
         made = {v: e for e in block.equations for v in e.outputs}  # by value, what makes it
-        label = "" if len(blocks) == 1 else f" of {block.name}"
+        label = "" if len({b.name for b in blocks}) == 1 else f" of {block.name}"
         covered = set()  # values that are a saved tag's own tensor, under another name
         for tag in block.tags:
             choice = KEEP if chosen.get(REST) == KEEP else chosen.get(tag.name, RECOMPUTE)

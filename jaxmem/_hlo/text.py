@@ -21,6 +21,7 @@ _OPCODE = re.compile(r"[ )]([a-z][\w\-]*)\(")  # after the result's type
 # f32[8,4]{1,0:T(8,128)S(5)}: dtype, dimensions and layout; memory space 5 is the host's
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _NAME = re.compile(r"%?([A-Za-z_][\w.\-]*)(?:,|$)")  # one of names between commas
+_OP = re.compile(r'op_name="([^"]*)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -56,6 +57,7 @@ class Instruction:
     opcode: XLA's name of the operation.
     results: the types of its results.
     operands: those of its operands, of the first result of each.
+    operand_names: the names of the instructions that its operands are.
     text: all that follows the instruction's name.
     """
 
@@ -63,6 +65,7 @@ class Instruction:
     opcode: str
     results: tuple[Array, ...]
     operands: tuple[Array, ...]
+    operand_names: tuple[str, ...]
     text: str
 
     @property
@@ -80,6 +83,13 @@ class Instruction:
         """How often a loop turns; 1 where XLA does not know it, and for what is no loop."""
         known = _TRIPS.search(self.text) if self.opcode == "while" else None
         return int(known[1]) if known else 1
+
+    @property
+    def op(self) -> str:
+        """The JAX operation, or for a parameter the argument, that XLA's metadata names; "" for
+        none.
+        """
+        return m[1] if (m := _OP.search(self.text)) else ""
 
     @property
     def runs(self) -> list[str]:
@@ -154,8 +164,9 @@ def _instruction(name: str, body: str, arrays: dict[str, Array]) -> Instruction:
         for dtype, dims, layout in _ARRAY.findall(types)
     )
     if not called:
-        return Instruction(name, "", results[:1], (), body)
+        return Instruction(name, "", results[:1], (), (), body)
     # The operands' names end at the first closing parenthesis; attributes follow it.
     arguments = body[called.end() :].split(")", 1)[0].replace(" ", "")
-    operands = tuple(arrays.get(name, NOTHING) for name in _NAME.findall(arguments))
-    return Instruction(name, called[1], results, operands, body)
+    names = tuple(_NAME.findall(arguments))
+    operands = tuple(arrays.get(given, NOTHING) for given in names)
+    return Instruction(name, called[1], results, operands, names, body)

@@ -8,8 +8,9 @@ without it becomes a kernel, which keeps multiprocessors waiting for the host's 
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from jaxmem._hlo.origins import Origin, host_operand, origins, passed_on
 from jaxmem._hlo.products import flops_of
 from jaxmem._hlo.text import NOTHING, Array, Instruction, parse
 
@@ -19,6 +20,7 @@ _COPIES = ("copy", "copy-start")
 # These hand arrays on, and touch none of their elements.
 _PASSED = ("parameter", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional")
 _PASSED += ("opt-barrier", "async-update")
+_ALLOCATES = 'custom_call_target="AllocateBuffer"'  # memory for a stack, which nothing fills
 _OPERAND = re.compile(r"-done\(%?([\w.\-]+)")
 
 
@@ -35,6 +37,8 @@ class Transfer:
     runs: how often it runs in one execution of the module; a loop's trips where XLA knows them.
     in_loop: whether it stands in a loop.
     products: how many matrix products start while it runs.
+    argument: the argument in host memory that it reads or updates, as XLA's metadata names it; ""
+      for memory that the module takes for itself.
     """
 
     name: str
@@ -45,6 +49,7 @@ class Transfer:
     runs: int
     in_loop: bool
     products: int
+    argument: str = ""
 
 
 def transfers(text: str) -> tuple[Transfer, ...]:
@@ -54,7 +59,7 @@ def transfers(text: str) -> tuple[Transfer, ...]:
     computations, entry = parse(text)
     if not any(a.host for body in computations.values() for i in body for a in i.results):
         return ()
-    return tuple(_transfers(entry, computations, 1, False))
+    return tuple(_transfers(entry, computations, None, 1, False))
 
 
 def fault(found: tuple[Transfer, ...]) -> str | None:
@@ -79,25 +84,33 @@ def fault(found: tuple[Transfer, ...]) -> str | None:
 
 
 def _transfers(
-    name: str, computations: dict[str, list[Instruction]], runs: int, in_loop: bool
+    name: str,
+    computations: dict[str, list[Instruction]],
+    given: Sequence[Origin] | None,
+    runs: int,
+    in_loop: bool,
 ) -> Iterator[Transfer]:
-    """The transfers of a computation that runs so often, and of those that it runs."""
+    """The transfers of a computation that runs so often, and of those that it runs.
+
+    given: where its parameters come from; None for the module's entry.
+    """
     body = computations.get(name, [])
+    found = origins(body, given)
     products = [_is_product(i, computations) for i in body]
     done = {m[1]: at for at, i in enumerate(body) if (m := _OPERAND.search(i.text))}
     for at, i in enumerate(body):
         if i.opcode in ("while", "call", "conditional"):
-            for called in i.called:
-                loop = in_loop or i.opcode == "while"
-                yield from _transfers(called, computations, runs * i.trips, loop)
-        if i.opcode in _PASSED or i.opcode.endswith("-done"):
+            loop = in_loop or i.opcode == "while"
+            for called, passed in zip(i.called, passed_on(i, found)):
+                yield from _transfers(called, computations, passed, runs * i.trips, loop)
+        if i.opcode in _PASSED or i.opcode.endswith("-done") or _ALLOCATES in i.text:
             continue
         if (kind := _kind(i, computations)) is None:
             continue
         to_host, how, nbytes = kind
         beside = sum(products[at : done.get(i.name, at)])
-        op = m[1] if (m := re.search(r'op_name="([^"]*)"', i.text)) else ""
-        yield Transfer(i.name, op, to_host, how, nbytes, runs, in_loop, beside)
+        argument = host_operand(i, found)
+        yield Transfer(i.name, i.op, to_host, how, nbytes, runs, in_loop, beside, argument)
 
 
 def _kind(

@@ -6,6 +6,8 @@ from typing import Any
 from jaxmem._core.bytes import show_bytes
 from jaxmem._memory.chart import KEY, chart
 from jaxmem._memory.live import Live
+from jaxmem._memory.moved import Moved
+from jaxmem._memory.moved import table as moved_table
 
 _SHOWN = 4  # items of a part in the table
 
@@ -55,6 +57,8 @@ class Explanation:
     advice: what holds most, and what makes it smaller.
     live: what is in device memory over the schedule; None where XLA tells no history.
     beside: the step with everything kept, where that was compiled too; else None.
+    transfers: what a step moves between device and host memory, to the device first, and the
+      largest first; of a GPU's program alone, since a CPU's has one memory.
     """
 
     target: str
@@ -67,6 +71,7 @@ class Explanation:
     advice: str
     live: Live | None = None
     beside: "Explanation | None" = None
+    transfers: tuple[Moved, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{show_bytes(self.total_bytes)} on {self.target}, {self.plan}"]
@@ -75,6 +80,8 @@ class Explanation:
         lines += ["", *_table(self.parts, self.total_bytes)]
         if self.host_parts:
             lines += ["", "in host memory:", *_table(self.host_parts, self.host_bytes)]
+        if self.transfers:
+            lines += ["", *moved_table(self.transfers)]
         return "\n".join([*lines, *_charts(self), "", self.advice])
 
     def to_json(self) -> dict[str, Any]:

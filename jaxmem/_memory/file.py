@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from jaxmem._core.files import read_json
 from jaxmem._memory.explanation import Explanation, Item, Part
 from jaxmem._memory.live import KINDS, Live, Phase, Series
+from jaxmem._memory.moved import HOW, Moved
 from jaxmem.errors import PlanFileError
 
 T = TypeVar("T")
@@ -53,6 +54,8 @@ def _explanation(data: Any, at: str) -> Explanation:
         host_parts=_list(data, "host_parts", at, _part),
         live=None if live is None else _live(live, f"{at}.live"),
         beside=None if beside is None else _explanation(beside, f"{at}.beside"),
+        # None of older versions, which knew of no transfers.
+        transfers=_list(data, "transfers", at, _moved) if "transfers" in data else (),
     )
 
 
@@ -92,10 +95,17 @@ def _series(data: Any, at: str) -> Series:
 
 
 def _phase(data: Any, at: str) -> Phase:
-    name, loop = _one_of(_PHASES, _of(data, "name", at), f"{at}.name"), _of(data, "loop", at)
-    if not isinstance(loop, bool):
-        raise _Broken(f"{at}.loop", loop, "true or false")
+    name = _one_of(_PHASES, _of(data, "name", at), f"{at}.name")
+    loop = _flag(_of(data, "loop", at), f"{at}.loop")
     return Phase(name, loop, *(_size(_of(data, k, at), f"{at}.{k}") for k in ("first", "last")))
+
+
+def _moved(data: Any, at: str) -> Moved:
+    name, how = _text(_of(data, "name", at), f"{at}.name"), _of(data, "how", at)
+    flags = (_flag(_of(data, key, at), f"{at}.{key}") for key in ("to_host", "in_loop"))
+    sizes = (_size(_of(data, key, at), f"{at}.{key}") for key in ("bytes", "beside", "count"))
+    to_host, in_loop = flags
+    return Moved(name, to_host, _one_of(tuple(HOW), how, f"{at}.how"), in_loop, *sizes)
 
 
 def _of(data: Any, name: str, at: str) -> Any:
@@ -114,6 +124,12 @@ def _list(data: Any, name: str, at: str, read: Callable[[Any, str], T]) -> tuple
 def _text(value: Any, at: str) -> str:
     if not isinstance(value, str):
         raise _Broken(at, value, "a text")
+    return value
+
+
+def _flag(value: Any, at: str) -> bool:
+    if not isinstance(value, bool):
+        raise _Broken(at, value, "true or false")
     return value
 
 

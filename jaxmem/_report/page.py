@@ -12,13 +12,18 @@ from jaxmem._report.curves import time_figure
 from jaxmem._report.grid import curve_grid, runs_grid
 from jaxmem._report.live import live_figure
 from jaxmem._report.svg import breakable, escape
-from jaxmem._report.tables import again, measured, table, why
+from jaxmem._report.tables import again, measured, moved, table, why
 from jaxmem._report.tiles import KEPT, difference, error, facts, tiles, without_a_plan
 from jaxmem._runs.read import Run
 
 OVER_TIME = (
     "Device bytes in use over the schedule of the compiled step, by XLA's account of it: no"
     " measurement, and not to scale in time."
+)
+
+MOVED = (
+    "What one step moves between device and host memory, as compiled, and which part of it moves"
+    " while matrix products start. No measurement."
 )
 
 PACE = (
@@ -108,6 +113,7 @@ def _memory_and_time(run: Run) -> Iterable[str]:
     if run.explained is not None:
         budget = plan.budget_bytes if plan else None
         yield _section("Memory over the step", live_figure(run.explained, budget), OVER_TIME)
+        yield _section("To host memory and back", moved(run.explained.transfers), MOVED)
 
 
 def _rest(run: Run) -> Iterable[str]:

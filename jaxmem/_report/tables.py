@@ -1,9 +1,12 @@
-"""The tables of a page: why each tensor got its action, what was run, and how to make it again."""
+"""The tables of a page: why each tensor got its action, what was run, what crosses to host memory,
+and how to make it again.
+"""
 
 import json
 from collections.abc import Iterable, Sequence
 
 from jaxmem._core.bytes import show_bytes
+from jaxmem._memory.moved import Moved, by_direction, share_beside, way_of
 from jaxmem._plan.plan import Plan
 from jaxmem._plan.rows import Row
 from jaxmem._report.bars import chip
@@ -54,6 +57,22 @@ def measured(plan: Plan) -> str:
         for one in sorted(plan.measured, key=lambda one: one.median)
     )
     return table(head, lines, "measured") if plan.measured else ""
+
+
+def moved(rows: Sequence[Moved]) -> str:
+    """What a step moves between device and host memory, with the sum of each direction; empty where
+    it moves nothing.
+    """
+    head = ["what", "direction", "how", "bytes a step", "beside products"]
+    lines = []
+    for direction, some in by_direction(rows):
+        for row in some:
+            size = show_bytes(row.bytes)
+            lines.append([row.name, direction, way_of(row), size, share_beside([row])])
+        total = show_bytes(sum(row.bytes for row in some))
+        lines.append(["together", direction, "–", total, share_beside(some)])
+    cells = ([breakable(name), *map(escape, others)] for name, *others in lines)
+    return table(head, cells, "moved") if lines else ""
 
 
 def again(run: Run) -> str:

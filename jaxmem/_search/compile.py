@@ -73,11 +73,10 @@ class StepCompiler:
         return found
 
     def begin(self, actions: Actions) -> None:
-        """Begins a compile that `attempt` will be asked for, where the backend compiles beside what
-        this process does.
+        """Begins a compile that `attempt` will be asked for. It gains where the backend compiles
+        beside what this process does: where its `width` is above 1.
         """
-        if self.backend.width > 1:
-            self._begun.append((actions, self._begin(actions)))
+        self._begun.append((actions, self._begin(actions)))
 
     def _begin(self, actions: Actions) -> "Future[Built]":
         """The compile of the step under `actions`, begun now unless it was before."""

@@ -129,10 +129,15 @@ def filled(shapes, layer: Callable[[Any], Any]):
     shapes: a tree of `jax.ShapeDtypeStruct` with shardings and a leading axis of layers.
     layer: a function of a layer's index that can be traced, which returns such a tree of one layer.
     """
-    make = lambda s, i, _: (put(s, layer(i), i), None)
-    count = length(shapes)
-    fill = jax.jit(lambda s: counted(make, s, None, 0, count)[0], donate_argnums=0)
-    return fill(jax.tree.map(empty, shapes))
+    return jax.jit(filling(layer, length(shapes)), donate_argnums=0)(jax.tree.map(empty, shapes))
+
+
+def filling(layer: Callable[[Any], Any], count: int) -> Callable[[Any], Any]:
+    """A function that replaces each of `count` stacked layers by `layer(i)`: in place where its
+    argument is donated, beside which it then takes the memory of one layer.
+    """
+    make = lambda stacks, i, _: (put(stacks, layer(i), i), None)
+    return lambda stacks: counted(make, stacks, None, 0, count)[0]
 
 
 def empty(shape: jax.ShapeDtypeStruct):

@@ -157,11 +157,6 @@ def test_clipping_is_that_of_whole_gradients(clip, chained):
         assert float(found[0]["grad_norm"]) > clip[1], "it clips"
 
 
-def rooted(p, x, *shared, key=None):
-    """A layer whose gradient is not finite where its `root` is 0."""
-    return tiny_lm.block(p, x, *shared) + 0 * jnp.sqrt(p["root"])
-
-
 @pytest.mark.parametrize("clip", [None, ("value", 1.0), ("component", 1.0), ("norm", 1.0)])
 def test_what_is_not_finite_is_left_out_a_layer_at_a_time_and_counted(clip):
     params = tiny_lm.parameters()
@@ -169,7 +164,7 @@ def test_what_is_not_finite_is_left_out_a_layer_at_a_time_and_counted(clip):
     step = jaxmem.released_step(
         jaxmem.adama(0.01, accumulation_steps=2),
         tiny_lm.embed,
-        rooted,
+        tiny_lm.rooted,
         tiny_lm.head,
         layers="blocks",
         clip=clip,

@@ -205,15 +205,12 @@ def test_plans_keys_and_auxiliary_outputs_go_with_it(plan):
 
 
 def test_what_is_not_finite_is_left_out_a_layer_at_a_time_and_counted():
-    def rooted(p, x, *shared, key=None):
-        return tiny_lm.block(p, x, *shared) + 0 * jnp.sqrt(p["root"])
-
     params = parameters()
     params["blocks"]["root"] = jnp.asarray([1.0, 0.0, 1.0, 0.0])
     step = jaxmem.released_step(
         jaxmem.adama(0.01, accumulation_steps=2),
         tiny_lm.embed,
-        rooted,
+        tiny_lm.rooted,
         tiny_lm.head,
         layers="blocks",
     )

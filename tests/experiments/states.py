@@ -1,4 +1,6 @@
-"""What tests of experiments share: first states drawn by NumPy, which need not be compiled."""
+"""What tests of experiments share: first states drawn by NumPy, which need not be compiled, and
+what a named policy saves.
+"""
 
 import contextlib
 import functools
@@ -8,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.models import registry as models
-from experiments.steps.step import State, init_state
+from experiments.models.loops import scanned
+from experiments.running import policies
+from experiments.steps.step import State, abstract, init_state, make_loss
 
 FIXED = {"scale": np.ones, "bias": np.zeros, "mean": np.zeros, "variance": np.ones}
 
@@ -34,6 +38,20 @@ def first_state(config, seed: int = 0, shaken: float = 0.0) -> State:
     zeros = jax.tree.map(lambda a: jnp.asarray(np.zeros(a.shape, a.dtype)), shapes)
     key = jnp.asarray(np.arange(1, 1 + shapes.key.size, dtype=np.uint32))
     return State(params, zeros.moments, zeros.step, key)
+
+
+def saved_by_policy(config) -> int:
+    """Bytes, in whatever memory, that the forward hands to the backward under a config's policy."""
+    (candidate,) = policies.candidates(config)
+    loss = make_loss(config, scanned(candidate.policy, candidate.every))
+    state, text = abstract(config)
+
+    def backward(params):
+        tokens = jnp.zeros(text.shape, text.dtype)
+        return jax.vjp(lambda p: loss(p, tokens, jax.random.key(0)), params)[1]
+
+    kept = jax.eval_shape(backward, state.params)
+    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(kept))
 
 
 @contextlib.contextmanager

@@ -51,8 +51,9 @@ metadata={op_name="jit(step)/store"}
 }
 
 ENTRY %%main (stack: f32[5,4,4], x: f32[4,4]) -> f32[5,4,4] {
-  %%stack = f32[5,4,4]{2,1,0:S(5)} parameter(0)
-  %%x = f32[4,4]{1,0} parameter(1)
+  %%stack = f32[5,4,4]{2,1,0:S(5)} parameter(0), metadata={op_name="args[3]"}
+  %%x = f32[4,4]{1,0} parameter(1), metadata={op_name="args[4]"}
+  %%own = f32[5,4,4]{2,1,0:S(5)} custom-call(), custom_call_target="AllocateBuffer"
   %%zero = s32[] constant(0)
   %%first = f32[1,4,4]{2,1,0} fusion(%%stack, %%zero), kind=kLoop, calls=%%slice
   %%init = (s32[], f32[5,4,4]{2,1,0:S(5)}, f32[4,4]{1,0}) tuple(%%zero, %%stack, %%x)
@@ -81,6 +82,49 @@ def test_copies_with_known_offsets_are_dma():
         ("new", "jit(step)/store", True, "dma", 64, 5, True, 0),
     ]
     assert fault(transfers(module())) is None
+
+
+def test_memory_that_is_taken_for_a_stack_is_no_transfer():
+    taken = '  %taken = f32[5,4,4]{2,1,0:S(5)} custom-call(), custom_call_target="AllocateBuffer"'
+    found = transfers(module(copy=taken))
+    assert found == transfers(module())
+    assert fault(found) is None
+    filled = transfers(module(copy=taken.replace("AllocateBuffer", "another")))
+    assert [(t.name, t.how, t.in_loop) for t in filled if t.name == "taken"] == [
+        ("taken", "kernel", True)
+    ]
+
+
+def test_arguments_are_followed_into_loops_and_through_updates():
+    assert [t.argument for t in transfers(module())] == ["args[3]"] * 3
+    # the loop's own stack, which no argument is, in the argument's place
+    own = module().replace("tuple(%zero, %stack, %x)", "tuple(%zero, %own, %x)")
+    found = {t.name: t.argument for t in transfers(own)}
+    assert found == {"first": "args[3]", "start": "", "new": ""}
+
+
+def test_arguments_are_followed_into_calls_and_branches():
+    called = """
+%there (a: f32[4,4], b: f32[5,4,4]) -> f32[5,4,4] {
+  %a = f32[4,4]{1,0} parameter(0)
+  %b = f32[5,4,4]{2,1,0:S(5)} parameter(1)
+  ROOT %read = f32[5,4,4]{2,1,0} copy(%b)
+}
+
+%other (a: f32[5,4,4]) -> f32[5,4,4] {
+  %a = f32[5,4,4]{2,1,0:S(5)} parameter(0)
+  ROOT %branch = f32[5,4,4]{2,1,0} copy(%a)
+}
+
+ENTRY"""
+    lines = """  %called = f32[5,4,4]{2,1,0} call(%x, %stack), to_apply=%there
+  %which = s32[] constant(1)
+  %held = f32[5,4,4]{2,1,0} conditional(%which, %own, %stack), \
+branch_computations={%other, %other}
+  %zero"""
+    text = module().replace("\nENTRY", called).replace("  %zero", lines, 1)
+    found = [(t.name, t.argument) for t in transfers(text)]
+    assert found[:3] == [("read", "args[3]"), ("branch", ""), ("branch", "args[3]")]
 
 
 @pytest.mark.parametrize(("which", "verb"), [("fetch", "reads"), ("store", "writes")])

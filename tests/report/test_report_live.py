@@ -111,6 +111,23 @@ def test_a_run_and_a_call_show_it_and_names_from_files_are_text(tmp_path):
     assert "alert" not in (tmp_path / "both.html").read_text(), "what is given counts"
 
 
+def test_what_moves_to_host_memory_and_back_stands_in_a_table(tmp_path):
+    plans.report(made(), tmp_path / "page.html", explained=made_explanation())
+    text = (tmp_path / "page.html").read_text()
+    check(text)
+    (section,) = re.findall(r"To host memory and back.*?</section>", text)
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", r) for r in section.split("<tr>")[2:]]
+    assert [[re.sub("<wbr>", "", cell) for cell in row] for row in rows] == [
+        ["offloaded: up", "to the device", "by DMA, in loops", "30.0 MiB", "100%"],
+        ["params[&#x27;layers&#x27;]", "to the device", "by kernels, once", "10.0 MiB", "0%"],
+        ["together", "to the device", "–", "40.0 MiB", "75%"],
+        ["offloaded: up", "to host memory", "by DMA, in loops", "30.0 MiB", "50%"],
+        ["together", "to host memory", "–", "30.0 MiB", "50%"],
+    ]
+    plans.report(made(), tmp_path / "page.html", explained=made_explanation(transfers=()))
+    assert "To host memory and back" not in (tmp_path / "page.html").read_text()
+
+
 def test_a_broken_file_is_named(tmp_path):
     folder = write_run(tmp_path / "run", made())
     (tmp_path / "run" / "explained.json").write_text('{"total_bytes": "many"}')

@@ -2,6 +2,7 @@
 
 from jaxmem._memory.explanation import Explanation, Item, Part
 from jaxmem._memory.live import Live, Phase, Series
+from jaxmem._memory.moved import Moved
 
 MIB = 2**20
 
@@ -25,6 +26,13 @@ def made_live(
     return Live(5 * points, total, tuple(parts), phases)
 
 
+MOVED = (
+    Moved("offloaded: up", False, "dma", True, 30 * MIB, 30 * MIB, 1),
+    Moved("params['layers']", False, "kernel", False, 10 * MIB, 0, 4),
+    Moved("offloaded: up", True, "dma", True, 30 * MIB, 15 * MIB, 1),
+)
+
+
 def made_explanation(beside: bool = False, **other) -> Explanation:
     live = other.pop("live", made_live())
     at = live.peak
@@ -44,5 +52,6 @@ def made_explanation(beside: bool = False, **other) -> Explanation:
         "advice": "tagged tensors hold most",
         "live": live,
         "beside": kept,
+        "transfers": MOVED,
     }
     return Explanation(**(fields | other))

@@ -9,21 +9,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from jaxmem._jax.export import export_flat
 from jaxmem._xla import wheels
-from jaxmem._xla.compiled import Compiled, read_compiled
+from jaxmem._xla.compiled import read_compiled
 from jaxmem._xla.deviceless import Compiler
 from jaxmem._xla.process import child_environment
 from jaxmem._xla.wheels import install_command, require_wheels
 from jaxmem.errors import StepError, TargetError
-
-M, D = 256, 128
-
-
-def spec(*shape, dtype=jnp.float32, sharding=None):
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+from tests.shared.deviceless import D, M, result, spec, submit
 
 
 def stack_loss(weights_LDD, x_MD):
@@ -33,21 +26,6 @@ def stack_loss(weights_LDD, x_MD):
 
 def stack_step(weights_LDD, x_MD):
     return jax.tree.map(lambda w, g: w - g, weights_LDD, jax.grad(stack_loss)(weights_LDD, x_MD))
-
-
-def submit(compiler, function, *args, donate=(), **options):
-    exported, donated = export_flat(jax.jit(function, donate_argnums=donate).trace(*args), "cuda")
-    return compiler.submit(exported, donated=donated, **options)
-
-
-def result(*args, **options) -> Compiled:
-    return submit(*args, **options).result(timeout=120)
-
-
-@pytest.fixture(scope="module")
-def h200():
-    with Compiler("h200", workers=1) as compiler:
-        yield compiler
 
 
 def test_bytes_add_up_and_donation_aliases(h200):
@@ -124,59 +102,6 @@ def test_put_in_host_space_inside_a_scan(h200):
     assert result(h200, loss, spec(8, D, D), spec(1024, D)).host_bytes == 8 * 4 * 1024 * D
 
 
-def test_arguments_in_host_memory_are_host_bytes(h200):
-    mesh = AbstractMesh((1,), ("data",))
-    device, host = (
-        NamedSharding(mesh, PartitionSpec(), memory_kind=kind) for kind in ("device", "pinned_host")
-    )
-
-    def step(moments, x):
-        new = jax.device_put(moments, jax.memory.Space.Device) * 2 + x.sum()
-        return jax.device_put(new, jax.memory.Space.Host), x + 1
-
-    compiled = result(h200, step, spec(M, D, sharding=host), spec(D, sharding=device), donate=0)
-    assert compiled.host_bytes == 4 * M * D
-    assert compiled.argument_bytes < 4 * M * D
-
-
-@pytest.mark.parametrize("first", ["device", "mesh"])
-def test_arguments_of_a_device_may_stand_beside_those_of_a_mesh(h200, first):
-    """As arrays do that jax.jit made, beside states that were moved to host memory."""
-    mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
-    host = NamedSharding(mesh, PartitionSpec(), memory_kind="pinned_host")
-    device = SingleDeviceSharding(jax.devices()[0])
-    shapes = {"mesh": spec(M, D, sharding=host), "device": spec(D, sharding=device)}
-
-    def step(given):
-        moved = jax.device_put(given["mesh"], jax.memory.Space.Device) + given["device"]
-        return given | {"mesh": jax.device_put(moved, jax.memory.Space.Host)}
-
-    ordered = {name: shapes[name] for name in (first, *(shapes.keys() - {first}))}
-    flat = lambda *leaves: tuple(step(dict(zip(ordered, leaves)))[name] for name in ordered)
-    compiled = result(h200, flat, *ordered.values(), donate=(0, 1))
-    assert compiled.host_bytes == 4 * M * D
-
-
-def test_keys_constants_doubles_and_unused_arguments(h200):
-    table = jnp.arange(D, dtype=jnp.float32)
-
-    def step(state, key):
-        key, use = jax.random.split(key)
-        noise = jax.random.normal(use, (D,), jnp.float32)
-        return {
-            "w": state["w"] + noise * table,
-            "double": state["double"] * 2.0,
-            "unused": state["unused"],
-        }, key
-
-    state = {"w": spec(D), "double": spec(3, dtype=jnp.float64), "unused": spec(7, dtype=jnp.int8)}
-    traced = jax.jit(step, donate_argnums=0).trace(state, jax.random.key(0))
-    exported, donated = export_flat(traced, "cuda")
-    assert donated == (0, 1, 2)
-    compiled = h200.submit(exported, donated=donated).result(timeout=120)
-    assert compiled.argument_bytes >= 4 * D + 3 * 8 + 2 * 4
-
-
 def test_a_step_that_xla_refuses_is_a_step_error(h200):
     def refused(x):
         return jax.ffi.ffi_call("no_such_kernel", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
@@ -195,34 +120,6 @@ def test_a_step_that_xla_refuses_is_a_step_error(h200):
 def test_xla_options_are_passed_on(h200):
     with pytest.raises(StepError, match="no_such_option"):
         result(h200, jnp.tanh, spec(8), options={"no_such_option": True})
-
-
-def test_four_devices_share_the_batch():
-    mesh = AbstractMesh((4,), ("data",))
-    whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
-
-    def step(w, x):
-        return w - jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(w)
-
-    with Compiler("h200:4", workers=1) as compiler:
-        compiled = result(
-            compiler,
-            step,
-            spec(D, D, sharding=whole),
-            spec(4 * M, D, sharding=split),
-            donate=0,
-        )
-        assert compiled.argument_bytes == 4 * D * D + 4 * M * D
-        assert compiled.alias_bytes == 4 * D * D
-        assert compiled.matmul_flops == 2 * 2 * M * D * D
-        assert compiled.xla_seconds > 0
-        alone = result(compiler, step, spec(D, D), spec(4 * M, D))
-        assert alone.argument_bytes == 4 * D * D + 4 * 4 * M * D
-    with (
-        Compiler("h200:2", workers=1) as compiler,
-        pytest.raises(StepError, match=r"sharded over 4 devices.*has 2"),
-    ):
-        result(compiler, step, spec(D, D, sharding=whole), spec(4 * M, D, sharding=split))
 
 
 @pytest.mark.parametrize(

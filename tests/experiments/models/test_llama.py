@@ -15,6 +15,7 @@ import jaxmem
 import jaxmem.ops
 from experiments.command.load import FOLDER, load
 from experiments.models import llama
+from experiments.models import registry as models
 from experiments.models.loops import scanned
 from experiments.steps.optimizer import matrices
 from experiments.steps.step import abstract, make_loss, make_step
@@ -211,6 +212,6 @@ def test_matrices_decay_and_scales_do_not():
 def test_what_is_left_out_is_what_multi_head_attention_has():
     left_out = load("llama_nano", MICRO).model.model_copy(update={"kv_heads": None, "hidden": None})
     config = micro().model_copy(update={"model": left_out})
-    block = jax.eval_shape(lambda: llama.create(config, jax.random.key(0)))["blocks"]
+    block = jax.eval_shape(lambda: models.create(config, jax.random.key(0)))["blocks"]
     assert block["k"]["kernel"].shape == block["q"]["kernel"].shape == (2, 32, 32)
     assert block["gate"]["kernel"].shape == (2, 32, 128)

@@ -17,6 +17,7 @@ import jaxmem
 from experiments.config.models import Model
 from experiments.config.text import Config, Optimizer, Train
 from experiments.models import gpt
+from experiments.models import registry as models
 from jaxmem.plans import Assignment, Choice
 from tests.experiments.states import parameters
 from tests.shared.marks import slow
@@ -92,7 +93,7 @@ def nnx_scan(params, x_BSD, policy):
 
 
 def main_gpt(params, x_BSD, policy):
-    """The same layers as `experiments.models.gpt.GPT` runs them, without a checkpoint."""
+    """The same layers as `experiments.models.gpt` runs them, without a checkpoint."""
     for i in range(MODEL.layers):
         x_BSD = block(jax.tree.map(lambda a, i=i: a[i], params))(x_BSD)
     return x_BSD
@@ -100,7 +101,7 @@ def main_gpt(params, x_BSD, policy):
 
 @functools.cache
 def inputs():
-    params = parameters(functools.partial(gpt.create, CONFIG), shaken=0.1)["blocks"]
+    params = parameters(functools.partial(models.create, CONFIG), shaken=0.1)["blocks"]
     return params, np.random.default_rng(2).normal(size=(2, 16, MODEL.width)).astype(np.float32)
 
 

@@ -23,7 +23,7 @@ from experiments.running.planning import budget_bytes, compile_candidate
 from experiments.running.policies import FIXED, LOSSY, SEARCHES
 from experiments.steps.step import abstract, make_loss, make_step
 from jaxmem.plans import compiled_bytes
-from tests.experiments.states import first_state
+from tests.experiments.states import first_state, saved_by_policy
 
 pytestmark = pytest.mark.jax_defaults
 
@@ -69,19 +69,7 @@ def unplanned(*overrides):
 
 @functools.cache
 def saved_bytes(name: str) -> int:
-    """Bytes that the forward hands to the backward, in whatever memory."""
-    config = micro(name)
-    (candidate,) = baselines.candidates(config)
-    loss = make_loss(config, scanned(candidate.policy, candidate.every))
-    state, text = abstract(config)
-    backward = jax.eval_shape(
-        lambda p: jax.vjp(lambda p: loss(p, text_of(text), jax.random.key(0)), p)[1], state.params
-    )
-    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(backward))
-
-
-def text_of(shape):
-    return jnp.zeros(shape.shape, shape.dtype)
+    return saved_by_policy(micro(name))
 
 
 @pytest.mark.parametrize("name", every_name(NAMED))
@@ -223,57 +211,6 @@ def test_the_table_of_tags_is_the_gpts():
     assert {
         name: re.search(r"kind=(\w+)", one)[1] for name, one in found.items()
     } == baselines.KINDS
-
-
-def test_the_tables_of_tags_of_other_models_are_theirs():
-    named = lambda model: set(baselines.tags_of(model)[0])
-    opt, llama = (load(name).model for name in ("opt_30b", "llama_nano"))
-    assert named(opt) == set(baselines.KINDS) - {"gelu"} | {"relu"}
-    assert named(llama) == set(baselines.LLAMA_KINDS)  # which test_llama.py compares with a plan's
-    for policy, choices in baselines.assignments(*baselines.tags_of(llama)).items():
-        assert set(choices) <= set(baselines.LLAMA_KINDS), policy
-    assert set(baselines.assignments(*baselines.tags_of(llama))["minimal"]) == {
-        "q",
-        "k",
-        "v",
-        "mid",
-        "gate",
-        "up",
-    }
-
-
-@functools.cache
-def llama_saves(name: str) -> int:
-    """Bytes that the forward of a Llama hands to the backward."""
-    small = "model.layers=3", "model.width=32", "train.batch=2", "train.sequence=64"
-    config = load("llama_nano", (*small, f"remat.policy={name}"))
-    (candidate,) = baselines.candidates(config)
-    loss, (state, text) = make_loss(config, scanned(candidate.policy)), abstract(config)
-    backward = jax.eval_shape(
-        lambda p: jax.vjp(lambda p: loss(p, text_of(text)), p)[1], state.params
-    )
-    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(backward))
-
-
-def test_policies_save_of_a_llama_what_they_name():
-    values = 3 * 2 * 64 * 4  # bytes of a feature in all layers
-    for name, features in (
-        ("save_out_proj", 32),
-        ("save_qkv_proj", 32 + 16 + 16),
-        ("save_dot_with_context_except_mlp", 32 + 16 + 16 + 32 + 32),
-        ("minimal", 32 + 16 + 16 + 32 + 384 + 384),
-    ):
-        assert llama_saves(name) - llama_saves("nothing_saveable") == features * values, name
-    most = ("keep_everything", "keep_tags", "minimal", "compress_tags")
-    sizes = [llama_saves(name) for name in most]
-    assert sizes == sorted(sizes, reverse=True)
-
-
-def test_the_estimators_order_of_a_llama_is_that_of_its_kernels():
-    config = load("mistral_7b", ["remat.policy=estimator", "model.loop=scan",
-                                 "optimizer.accumulation=scan", "optimizer.clip=norm"])  # fmt: skip
-    order = list(next(baselines.estimator(config)).found["actions"])
-    assert order == ["gate", "up", "q", "mid", "k", "v", "attn"]
 
 
 def test_every_policy_has_a_name_in_the_config():

@@ -1,0 +1,68 @@
+"""What a step moves between device and host memory: the rows, and their table as text."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxmem._core.bytes import show_bytes
+
+DIRECTIONS = {False: "to the device", True: "to host memory"}
+HOW = {"dma": "by DMA", "kernel": "by kernels", "stack": "within host memory"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """Transfers of one name, one direction and one way, which all run in loops or all do not.
+
+    name: what is moved: the path of an argument, or of the tree that holds several; the tags that
+      are offloaded; else the JAX operation that moves it.
+    to_host: whether to host memory; else to the device.
+    how: "dma"; "kernel", by kernels that read or write host memory themselves; "stack", a copy of
+      an array within host memory.
+    in_loop: whether in a loop, such as that over layers.
+    bytes: in one step.
+    beside: of these bytes, those during whose transfer a matrix product starts.
+    count: how many operations of the compiled program move them.
+    """
+
+    name: str
+    to_host: bool
+    how: str
+    in_loop: bool
+    bytes: int
+    beside: int
+    count: int
+
+
+def by_direction(moved: Sequence[Moved]) -> list[tuple[str, list[Moved]]]:
+    """The rows to the device and those to host memory, under the names of the directions; without
+    those that have none.
+    """
+    both = [(DIRECTIONS[way], [m for m in moved if m.to_host == way]) for way in DIRECTIONS]
+    return [(name, rows) for name, rows in both if rows]
+
+
+def share_beside(rows: Sequence[Moved]) -> str:
+    """Which part of the bytes moves while matrix products start, such as "97%"."""
+    total = sum(m.bytes for m in rows)
+    return f"{100 * sum(m.beside for m in rows) / total:.0f}%" if total else "–"
+
+
+def way_of(row: Moved) -> str:
+    """How a row is moved, and whether in a loop."""
+    return f"{HOW[row.how]}, {'in loops' if row.in_loop else 'once'}"
+
+
+def table(moved: Sequence[Moved]) -> list[str]:
+    """The lines of a table; none where nothing is moved."""
+    if not moved:
+        return []
+    width = max(len(way_of(m)) for m in moved)
+    lines = ["moved in a step, and the share of it beside matrix products:"]
+    for name, rows in by_direction(moved):
+        lines.append(f"{name:>15}  beside  how and what")
+        for row in rows:
+            size, share = show_bytes(row.bytes), share_beside([row])
+            lines.append(f"{size:>15}  {share:>6}  {way_of(row):{width}}  {row.name}")
+        total = show_bytes(sum(row.bytes for row in rows))
+        lines.append(f"{total:>15}  {share_beside(rows):>6}  together")
+    return lines
