@@ -139,7 +139,11 @@ class ReleasedStep:
             i, part = indexed
             return backward(self.model, fold_of(i), own, moments, part, key_of(i))
 
-        moments, losses = jax.lax.scan(one, moments, numbered)
+        (outer, stacks), losses = jax.lax.scan(one, moments, numbered)
+        # XLA takes a loop of one turn apart. Behind a barrier, as behind the end of a longer loop,
+        # the update is not fused with the fold, and rounds as that of a step that streams.
+        apart = lambda m: jax.lax.optimization_barrier(m) if m["skipped"].shape == (1,) else m
+        moments = outer, [*map(apart, stacks)]
         mu, nu = (self.model.joined(params, moments, name) for name in ("mu", "nu"))
         folded = AdamAState(old.count, old.folded, mu, nu)
         if zero1:

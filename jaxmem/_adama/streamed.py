@@ -21,6 +21,7 @@ from jaxmem._adama.rule import Rule
 from jaxmem._adama.transform import AdamAState
 from jaxmem._states.stacks import joined_shapes
 from jaxmem._states.stacks import like as as_layers
+from jaxmem._states.store import streams
 
 
 def minibatch(
@@ -46,7 +47,12 @@ def minibatch(
 
     whole = whole_layer(model, like, rule.axis_name)
     gathered = whole_outside(model, params, like, rule.axis_name)
-    update = lambda own, new: updated(own, new["mu"], new["nu"], layer_mask)
+
+    def update(own, new):
+        # The update reads the moments that are stored. Fused with their fold, XLA would compute
+        # them once more, and may round them otherwise.
+        mu, nu = jax.lax.optimization_barrier((new["mu"], new["nu"]))
+        return updated(own, mu, nu, layer_mask)
 
     def one(moments, numbered, update=None):
         i, part = numbered
@@ -61,6 +67,10 @@ def minibatch(
     if not rule.single:
         moments, found = jax.lax.scan(one, moments, before)
         losses.append(found)
+        # XLA takes a loop of one turn apart. As behind the end of a longer one, as in a resident
+        # step, nothing of the last microbatch is fused with what came before.
+        apart = lambda a: a if streams(a) else jax.lax.optimization_barrier(a)
+        moments = jax.tree.map(apart, moments)
     (outer, layers), loss = one(moments, last, update)
     losses.append(loss[None])
 
