@@ -1,5 +1,6 @@
 """Where the states of a released step lie: how a state is split, joined, and made in its places."""
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from jaxmem._adama.model import Model
 from jaxmem._adama.transform import AdamA, AdamAState
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
+from jaxmem._device.target import free_host_bytes
 from jaxmem._states import layout
 from jaxmem._states.stacks import Stacks, length, parts_of
 from jaxmem.errors import OptimizerError, TargetError
@@ -31,7 +33,12 @@ def split(model: Model, state, persist: int):
     ]
     count = sum(map(length, parts_of(layers[0])))
     check(persist, count)
-    check_host(_platform(state), _nbytes(layers) * (count - persist) // count)
+    wanted, platform = _nbytes(layers) * (count - persist) // count, _platform(state)
+    check_host(platform, wanted)
+    # On a CPU both memories are one, and what lies in one of them needs no more in the other.
+    if platform not in ("", "cpu"):
+        there = [a for a in jax.tree.leaves(layers) if a.sharding.memory_kind == layout.HOST]
+        check_free(wanted - _nbytes(there))
     return _over(model, state, lambda layers: layout.split(layers, persist))
 
 
@@ -53,9 +60,12 @@ def created(model: Model, tx: AdamA, outer, layer: Callable, count: int, persist
     one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
     model.check({**outer, model.layers: one})
     like = jax.eval_shape(tx.init, one)
-    check_host(_platform(outer), _nbytes((one, like.mu, like.nu)) * (count - persist))
     # Beside the arrays outside the layers, on the same devices, and whole on each of them.
     where: Any = next(iter(jax.tree.leaves(outer))).sharding
+    platform = _platform(outer)
+    wanted = _nbytes((one, like.mu, like.nu)) * len(where.addressable_devices)
+    check_host(platform, wanted * (count - persist))
+    check_free(wanted * (count if platform == "cpu" else count - persist))
     params, mu, nu = [], [], []
     for start, stop, kind in layout.bounds_of(count, persist):
         sharding = NamedSharding(where.mesh, PartitionSpec(), memory_kind=kind)
@@ -106,8 +116,28 @@ def check_host(platform: str, wanted: int) -> None:
         )
 
 
+def check_free(wanted: int) -> None:
+    """Raises TargetError unless so many bytes of this machine's memory are free now."""
+    if wanted > (free := free_host_bytes()):
+        raise TargetError(
+            f"released_step: {show_bytes(wanted)} more of states are to lie in the memory of this"
+            f" machine, and {show_bytes(free)} are free; expected {show_bytes(wanted)}: leave more"
+            " layers in the memory of a GPU, or divide the states over the GPUs of several machines"
+        )
+
+
 def _nbytes(tree) -> int:
-    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
+    """Bytes of arrays on the devices of this process, a part or a copy on each; those of shapes
+    once.
+    """
+
+    def one(a) -> int:
+        here = isinstance(a, jax.Array)
+        shape = a.sharding.shard_shape(a.shape) if here else a.shape
+        copies = len(a.sharding.addressable_devices) if here else 1
+        return math.prod(shape) * a.dtype.itemsize * copies
+
+    return sum(map(one, jax.tree.leaves(tree)))
 
 
 def _platform(tree) -> str:

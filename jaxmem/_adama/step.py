@@ -13,6 +13,7 @@ import optax
 from jaxmem._adama import placement
 from jaxmem._adama.backward import backward
 from jaxmem._adama.fold import Clip, Fold
+from jaxmem._adama.form import check_divided, check_shapes, check_split
 from jaxmem._adama.gather import updated, whole
 from jaxmem._adama.model import Model
 from jaxmem._adama.streamed import minibatch
@@ -75,18 +76,26 @@ class ReleasedStep:
         value changes: steps from the result are those of a resident state, to the last bit in
         float32 where nothing is clipped.
 
-        Raises OptimizerError if `persist` is no number from 0 to the number of layers.
+        Raises OptimizerError if `persist` is no number from 0 to the number of layers, or the
+        moments are of other parameters; TargetError if the host has too little memory.
         """
+        check_shapes(self.model, self.tx, state)
         return placement.split(self.model, state, persist)
 
     def joined(self, state) -> tuple[Any, Any]:
         """The state with each of the layers' arrays as one stack again, which no placement changes:
         what checkpoints hold. The stack lies in host memory if a part of it did. Arrays that move
         are deleted where they were.
+
+        Raises OptimizerError if the moments are of other parameters.
         """
+        check_shapes(self.model, self.tx, state)
         return placement.joined(self.model, state)
 
     def __call__(self, state, batch, key=None):
+        if self.tx.rule.axis_name is None:  # else it runs where a device may have parts of arrays
+            check_shapes(self.model, self.tx, state)
+        check_split(self.model, state)
         return self._step(state[0], state, batch, key)
 
     def _step(self, like, state, batch, key=None):
@@ -209,6 +218,8 @@ class ReleasedStep:
         everything, over = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(axis)
 
         def step(state, batch, key=None):
+            check_shapes(self.model, self.tx, state)
+            check_split(self.model, state)
             layout = self.specs(state[0], mesh.shape[axis], divided)
             like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state[0])
             call = lambda state, batch, *key: self._step(like, state, batch, *key)
@@ -231,8 +242,8 @@ class ReleasedStep:
         devices: how many devices `axis_name` has.
         divided: "nothing", "moments" or "states".
 
-        Raises OptimizerError for another `divided` than `data_parallel` takes, or without
-        `axis_name`.
+        Raises OptimizerError for another `divided` than `data_parallel` takes, without `axis_name`,
+        or where so many devices cannot divide the largest of the layers' arrays.
         """
         axis, everything = self.tx.rule.axis_name, jax.sharding.PartitionSpec()
         if divided not in ("nothing", "moments", "states"):
@@ -243,6 +254,8 @@ class ReleasedStep:
             raise OptimizerError(
                 "specs: the optimizer has no `axis_name`; expected the mesh axis to divide over"
             )
+        if divided != "nothing":
+            check_divided(self.model, params, devices)
         # A layer is read by its index, so stacked arrays are divided along a later axis than the
         # first.
         parts = {
