@@ -1,8 +1,13 @@
 """Run by test_streamed_sharded.py on several CPU devices: how far a ZeRO-3 step with states in host
 memory is from the resident one, as JSON.
+
+python -m tests.programs.streamed_zero3 [meshes]
+
+With "meshes": over some of a mesh's axes, beside a mesh of these alone, and over explicit axes.
 """
 
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +29,7 @@ def released():
 
 def first_state(step, mesh, persist: int):
     state = step.init(tiny_lm.parameters(np.float32, layers=LAYERS, width=16, vocab=32))
-    specs = step.specs(state[0], jax.device_count(), "states")
+    specs = step.specs(state[0], mesh.shape["data"], "states")
     put = lambda a, spec: jax.device_put(a, NamedSharding(mesh, spec))
     return step.split(jax.tree.map(put, state, specs), persist)
 
@@ -34,7 +39,7 @@ def train(mesh, persist: int):
     step, state = released(), first_state(released(), mesh, persist)
     call, found = jax.jit(step.data_parallel(mesh, "states"), donate_argnums=0), []
     for seed in range(STEPS):
-        batch = tiny_lm.tokens(2 * N * jax.device_count(), seed, vocab=32).astype(jnp.int32)
+        batch = tiny_lm.tokens(2 * N * mesh.shape["data"], seed, vocab=32).astype(jnp.int32)
         state, metrics = call(state, jax.device_put(batch, NamedSharding(mesh, P("data"))))
         found.append(metrics)
     leaves = jax.tree.leaves(state[0]["blocks"])
@@ -53,17 +58,38 @@ def refused(mesh, divided: str) -> str:
     return ""
 
 
+def farthest(got, want) -> float:
+    return max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), got, want)))
+
+
+def over_meshes():
+    half = jax.devices()[: jax.device_count() // 2]
+    auto = (AxisType.Auto,)
+    alone = jax.make_mesh((len(half),), ("data",), axis_types=auto, devices=half)
+    meshes = {
+        "two axes": jax.make_mesh((len(half), 2), ("data", "model"), axis_types=2 * auto),
+        "explicit": jax.make_mesh(
+            (len(half),), ("data",), axis_types=(AxisType.Explicit,), devices=half
+        ),
+    }
+    want, _ = train(alone, 1)
+    found = {}
+    for name, mesh in meshes.items():
+        got, places = train(mesh, 1)
+        found[name] = {"far": farthest(got, want), "places": places}
+    print(json.dumps(found))
+
+
 def main():
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     want, _ = train(mesh, LAYERS)
     found = {}
     for persist in (0, 1, LAYERS - 1):
         got, places = train(mesh, persist)
-        far = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), got, want)
-        found[persist] = {"far": max(jax.tree.leaves(far)), "places": places}
+        found[persist] = {"far": farthest(got, want), "places": places}
     errors = {divided: refused(mesh, divided) for divided in ("nothing", "moments")}
     print(json.dumps({"devices": jax.device_count(), "found": found, "errors": errors}))
 
 
 if __name__ == "__main__":
-    main()
+    over_meshes() if sys.argv[1:] else main()
