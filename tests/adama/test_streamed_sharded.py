@@ -74,7 +74,7 @@ def test_states_are_divided_over_one_of_a_meshs_axes_and_over_explicit_ones():
     ("gpu", "devices", "persist", "n"),
     [
         ("h200", 8, 2, 1),
-        slow("h200", 8, 0, 4),
+        slow("h200", 8, 0, 2),
         slow("a100-80gb", 16, 3, 2),
         slow("h200", 64, 0, 1),
     ],
