@@ -59,6 +59,13 @@ def printed(environment, *command) -> dict:
     return json.loads(run.stdout.splitlines()[-1])
 
 
+def test_a_split_state_is_updated_to_the_end_of_each_stack_where_moments_are_divided():
+    """Over one of a mesh's two axes; the other holds copies."""
+    found = printed(children.with_cpus(8), "tests.programs.streamed_zero3", "moments")
+    assert found["far"] <= 1e-6
+
+
+@pytest.mark.slow
 def test_states_are_divided_over_one_of_a_meshs_axes_and_over_explicit_ones():
     """The other axis holds copies: the values are those of a mesh without it."""
     found = printed(children.with_cpus(8), "tests.programs.streamed_zero3", "meshes")

@@ -2,6 +2,8 @@
 stream moves, over GPUs that are not there, as JSON.
 
 python -m tests.programs.deviceless_zero3 GPU DEVICES PERSIST MICROBATCHES
+
+Of one microbatch or two no loop is made, so that all loops are over layers.
 """
 
 import functools

@@ -1,9 +1,11 @@
 """Run by test_streamed_sharded.py on several CPU devices: how far a ZeRO-3 step with states in host
 memory is from the resident one, as JSON.
 
-python -m tests.programs.streamed_zero3 [meshes]
+python -m tests.programs.streamed_zero3 [meshes | moments]
 
-With "meshes": over some of a mesh's axes, beside a mesh of these alone, and over explicit axes.
+With "meshes": over one of a mesh's two axes, and over an explicit one, beside a mesh of one axis.
+With "moments": a split state in device memory whose moments alone are divided over one of two axes,
+beside one that is not split.
 """
 
 import json
@@ -27,17 +29,20 @@ def released():
     return tiny_lm.released(jaxmem.adamaw_a(0.01, **options), clip=("component", 0.1))
 
 
-def first_state(step, mesh, persist: int):
+def first_state(step, mesh, persist: int, divided: str = "states", moved: bool = True):
+    """The split state; `moved`: whether the layers beyond `persist` are in host memory."""
     state = step.init(tiny_lm.parameters(np.float32, layers=LAYERS, width=16, vocab=32))
-    specs = step.specs(state[0], mesh.shape["data"], "states")
+    specs = step.specs(state[0], mesh.shape["data"], divided)
     put = lambda a, spec: jax.device_put(a, NamedSharding(mesh, spec))
-    return step.split(jax.tree.map(put, state, specs), persist)
+    state = step.split(jax.tree.map(put, state, specs), persist)
+    back = lambda a: jax.device_put(a, a.sharding.with_memory_kind("device"))
+    return state if moved else jax.tree.map(back, state)
 
 
-def train(mesh, persist: int):
+def train(mesh, persist: int, divided: str = "states", moved: bool = True):
     """Joined state and metrics, and the places of the layers' parameters."""
-    step, state = released(), first_state(released(), mesh, persist)
-    call, found = jax.jit(step.data_parallel(mesh, "states"), donate_argnums=0), []
+    step, state = released(), first_state(released(), mesh, persist, divided, moved)
+    call, found = jax.jit(step.data_parallel(mesh, divided), donate_argnums=0), []
     for seed in range(STEPS):
         batch = tiny_lm.tokens(2 * N * mesh.shape["data"], seed, vocab=32).astype(jnp.int32)
         state, metrics = call(state, jax.device_put(batch, NamedSharding(mesh, P("data"))))
@@ -62,22 +67,22 @@ def farthest(got, want) -> float:
     return max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), got, want)))
 
 
-def over_meshes():
-    half = jax.devices()[: jax.device_count() // 2]
-    auto = (AxisType.Auto,)
-    alone = jax.make_mesh((len(half),), ("data",), axis_types=auto, devices=half)
-    meshes = {
-        "two axes": jax.make_mesh((len(half), 2), ("data", "model"), axis_types=2 * auto),
-        "explicit": jax.make_mesh(
-            (len(half),), ("data",), axis_types=(AxisType.Explicit,), devices=half
-        ),
-    }
+def over_meshes(what: str) -> dict:
+    """What "meshes" or "moments" asks for."""
+    half, auto = jax.devices()[: jax.device_count() // 2], (AxisType.Auto,)
+    make = lambda types: jax.make_mesh((len(half),), ("data",), axis_types=types, devices=half)
+    alone, explicit = make(auto), make((AxisType.Explicit,))
+    both = jax.make_mesh((len(half), 2), ("data", "model"), axis_types=2 * auto)
+    if what == "moments":
+        split, _ = train(both, 1, "moments", moved=False)
+        whole, _ = train(alone, LAYERS, "moments", moved=False)
+        return {"far": farthest(split, whole)}
     want, _ = train(alone, 1)
     found = {}
-    for name, mesh in meshes.items():
+    for name, mesh in {"two axes": both, "explicit": explicit}.items():
         got, places = train(mesh, 1)
         found[name] = {"far": farthest(got, want), "places": places}
-    print(json.dumps(found))
+    return found
 
 
 def main():
@@ -92,4 +97,4 @@ def main():
 
 
 if __name__ == "__main__":
-    over_meshes() if sys.argv[1:] else main()
+    print(json.dumps(over_meshes(sys.argv[1]))) if sys.argv[1:] else main()
