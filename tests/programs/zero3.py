@@ -135,7 +135,7 @@ def main(kind: str, n: int, steps: int, persists: list[int], folder: str, *proce
             same, *_ = train(mesh, kind, n, steps, persist, resident=True)
             found[persist]["same"] = worst(trained[persist], same)
         if LAYERS in trained:
-            apart = np.abs(np.array(losses[persist]) - losses[LAYERS]).max()
+            apart = np.abs(np.array(losses[persist]) / losses[LAYERS] - 1).max()
             found[persist]["far"] = max(worst(trained[persist], trained[LAYERS]), float(apart))
     print(json.dumps({"devices": jax.device_count(), "found": found}))
 
