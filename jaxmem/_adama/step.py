@@ -62,7 +62,7 @@ class ReleasedStep:
         count: how many layers there are.
         persist: of how many layers, the first ones, the states lie in device memory.
 
-        Raises OptimizerError as `init` and `split` do.
+        Raises OptimizerError and TargetError as `init` and `split` do.
         """
         return placement.created(self.model, self.tx, outer, layer, count, persist)
 
