@@ -1,4 +1,4 @@
-"""Models whose states are larger than the device: how much of a device and of its host do they take?
+"""Models with states larger than the device: how much of the device and its host do they take?
 
     python -m benchmarks.streamed_largest
 

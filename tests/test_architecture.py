@@ -34,7 +34,7 @@ LIBRARY = {
     "_layer": ("_jax", "_tags"),
     "_auto": ("_jax", "_tags", "_blocks", "_layer"),
     "_stack": ("_jax", "_tags", "_states"),
-    "_adama": ("_jax", "_states", "_stack"),
+    "_adama": ("_jax", "_device", "_states", "_stack"),
     "_liveness": ("_jax",),
     "_search": ("_jax", "_device", "_xla", "_liveness", "_profile", "_solver"),
     "_planner": ("_jax", "_device", "_xla", "_blocks", "_profile", "_solver", "_search", "_plan"),

@@ -12,7 +12,8 @@ from jaxmem._adama.model import Model
 from jaxmem._adama.rule import Rule
 from jaxmem._adama.transform import AdamAState
 from jaxmem._states.shards import assembled, gathered, part_of, refilled
-from jaxmem._states.stacks import masters_of
+from jaxmem._states.stacks import like as as_layers
+from jaxmem._states.stacks import masters_of, parts_of
 
 
 def whole(model: Model, params, like, axis_name: str | None):
@@ -25,10 +26,18 @@ def whole(model: Model, params, like, axis_name: str | None):
         return params
     assert axis_name is not None, "arrays are parts, and there is no axis"
 
-    leaves, structure = jax.tree.flatten(params[model.layers])
-    stacked = assembled(leaves, jax.tree.leaves(like[model.layers]), axis_name, model.dtype)
-    layers = jax.tree.unflatten(structure, stacked)
-    return {**whole_outside(model, params, like, axis_name), model.layers: layers}
+    def stack(part, like):
+        leaves, structure = jax.tree.flatten(part)
+        filled = assembled(leaves, jax.tree.leaves(like), axis_name, model.dtype)
+        return jax.tree.unflatten(structure, filled)
+
+    # A stack at a time: each has a number of layers of its own.
+    layers = params[model.layers]
+    stacks = map(stack, parts_of(layers), parts_of(like[model.layers]))
+    return {
+        **whole_outside(model, params, like, axis_name),
+        model.layers: as_layers(layers, stacks),
+    }
 
 
 def whole_outside(model: Model, params, like, axis_name: str | None):
@@ -76,6 +85,7 @@ def updated(layers: str, rule: Rule, params, state: AdamAState):
         for k, v in params.items()
         if k != layers
     }
-    stacked = refilled(params[layers], new[layers], axis)
+    pairs = zip(parts_of(params[layers]), parts_of(new[layers]))
+    stacked = as_layers(params[layers], [refilled(*pair, axis) for pair in pairs])
     params = {k: stacked if k == layers else outer[k] for k in params}
     return params, state._replace(count=optax.safe_increment(state.count))

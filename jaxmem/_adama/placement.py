@@ -1,5 +1,6 @@
 """Where the states of a released step lie: how a state is split, joined, and made in its places."""
 
+import math
 import os
 from collections.abc import Callable
 from fractions import Fraction
@@ -13,6 +14,7 @@ from jaxmem._adama.model import Model
 from jaxmem._adama.transform import AdamA, AdamAState
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
+from jaxmem._device.target import free_host_bytes
 from jaxmem._states import layout
 from jaxmem._states.layout import Placement
 from jaxmem._states.stacks import masters_of
@@ -31,7 +33,13 @@ def split(model: Model, state, where: Placement, outer_moments: str):
     moments = [m[model.layers] for m in (state[1].mu, state[1].nu)]
     share = Fraction(where.copies + where.streamed, where.count)
     check_memory(outer_moments)
-    check_host(_platform(state), int(_nbytes((masters_of(layers), moments)) * share))
+    states, platform = (masters_of(layers), moments), _platform(state)
+    wanted = int(_nbytes(states) * share)
+    check_host(platform, wanted)
+    # On a CPU both memories are one, and what lies in one of them needs no more in the other.
+    if platform not in ("", "cpu"):
+        there = [a for a in jax.tree.leaves(states) if a.sharding.memory_kind == layout.HOST]
+        check_free(wanted - _nbytes(there))
     params, new = _over(model, state, lambda layers: layout.split(layers, where), outer_moments)
     layout.drop_copies(layers)
     params[model.layers] = layout.with_copies(params[model.layers], where, model.dtype)
@@ -66,9 +74,12 @@ def created(
     one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
     model.check({**outer, model.layers: one})
     like = jax.eval_shape(tx.init, one)
-    check_host(_platform(outer), _nbytes((one, like.mu, like.nu)) * (where.copies + where.streamed))
     # Beside the arrays outside the layers, on the same devices, and whole on each of them.
     mesh: Any = next(iter(jax.tree.leaves(outer))).sharding
+    platform = _platform(outer)
+    wanted = _nbytes((one, like.mu, like.nu)) * len(mesh.addressable_devices)
+    check_host(platform, wanted * (where.copies + where.streamed))
+    check_free(wanted * (where.count if platform == "cpu" else where.copies + where.streamed))
     params, mu, nu = [], [], []
     for start, stop, kind in where.bounds:
         sharding = NamedSharding(mesh.mesh, PartitionSpec(), memory_kind=kind)
@@ -141,8 +152,28 @@ def check_host(platform: str, wanted: int) -> None:
         )
 
 
+def check_free(wanted: int) -> None:
+    """Raises TargetError unless so many bytes of this machine's memory are free now."""
+    if wanted > (free := free_host_bytes()):
+        raise TargetError(
+            f"released_step: {show_bytes(wanted)} more of states are to lie in the memory of this"
+            f" machine, and {show_bytes(free)} are free; expected {show_bytes(wanted)}: leave more"
+            " layers in the memory of a GPU, or divide the states over the GPUs of several machines"
+        )
+
+
 def _nbytes(tree) -> int:
-    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
+    """Bytes of arrays on the devices of this process, a part or a copy on each; those of shapes
+    once.
+    """
+
+    def one(a) -> int:
+        here = isinstance(a, jax.Array)
+        shape = a.sharding.shard_shape(a.shape) if here else a.shape
+        copies = len(a.sharding.addressable_devices) if here else 1
+        return math.prod(shape) * a.dtype.itemsize * copies
+
+    return sum(map(one, jax.tree.leaves(tree)))
 
 
 def _platform(tree) -> str:

@@ -13,6 +13,7 @@ import optax
 from jaxmem._adama import placement
 from jaxmem._adama.backward import backward
 from jaxmem._adama.fold import Clip, Fold
+from jaxmem._adama.form import check_divided, check_shapes, check_split
 from jaxmem._adama.gather import updated, whole
 from jaxmem._adama.model import Model
 from jaxmem._adama.streamed import minibatch
@@ -71,7 +72,7 @@ class ReleasedStep:
         count: how many layers there are.
         persist, copies, buffers, outer_moments: those of `split`.
 
-        Raises OptimizerError as `init` and `split` do.
+        Raises OptimizerError and TargetError as `init` and `split` do.
         """
         where = placement.placement(count, persist, copies, buffers)
         return placement.created(self.model, self.tx, outer, layer, where, outer_moments)
@@ -101,8 +102,10 @@ class ReleasedStep:
         value changes: steps from the result are those of a resident state, to the last bit in
         float32 where nothing is clipped.
 
-        Raises OptimizerError for numbers of layers that there are not, or another memory.
+        Raises OptimizerError for numbers of layers that there are not, another memory, or moments
+        of other parameters; TargetError if the host has too little memory.
         """
+        check_shapes(self.model, self.tx, state)
         where = placement.placement(self.model.count(state[0]), persist, copies, buffers)
         return placement.split(self.model, state, where, outer_moments)
 
@@ -110,10 +113,16 @@ class ReleasedStep:
         """The state with each of the layers' arrays as one stack again, which no placement changes:
         what checkpoints hold. The stack lies in host memory if a part of it did. Arrays that move
         are deleted where they were.
+
+        Raises OptimizerError if the moments are of other parameters.
         """
+        check_shapes(self.model, self.tx, state)
         return placement.joined(self.model, state)
 
     def __call__(self, state, batch, key=None):
+        if self.tx.rule.axis_name is None:  # else it runs where a device may have parts of arrays
+            check_shapes(self.model, self.tx, state)
+        check_split(self.model, state)
         return self._step(state[0], state, batch, key)
 
     def _step(self, like, state, batch, key=None):
@@ -167,7 +176,11 @@ class ReleasedStep:
             i, part = indexed
             return backward(self.model, fold_of(i), own, moments, part, key_of(i))[:2]
 
-        moments, losses = jax.lax.scan(one, moments, numbered)
+        (outer, stacks), losses = jax.lax.scan(one, moments, numbered)
+        # XLA takes a loop of one turn apart. Behind a barrier, as behind the end of a longer loop,
+        # the update is not fused with the fold, and rounds as that of a step that streams.
+        apart = lambda m: jax.lax.optimization_barrier(m) if m["skipped"].shape == (1,) else m
+        moments = outer, [*map(apart, stacks)]
         mu, nu = (self.model.joined(params, moments, name) for name in ("mu", "nu"))
         folded = AdamAState(old.count, old.folded, mu, nu)
         if zero1:
@@ -233,6 +246,8 @@ class ReleasedStep:
         everything, over = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(axis)
 
         def step(state, batch, key=None):
+            check_shapes(self.model, self.tx, state)
+            check_split(self.model, state)
             layout = self.specs(state[0], mesh.shape[axis], divided)
             like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state[0])
             call = lambda state, batch, *key: self._step(like, state, batch, *key)
@@ -255,8 +270,8 @@ class ReleasedStep:
         devices: how many devices `axis_name` has.
         divided: "nothing", "moments" or "states".
 
-        Raises OptimizerError for another `divided` than `data_parallel` takes, or without
-        `axis_name`.
+        Raises OptimizerError for another `divided` than `data_parallel` takes, without `axis_name`,
+        or where so many devices cannot divide the largest of the layers' arrays.
         """
         axis, everything = self.tx.rule.axis_name, jax.sharding.PartitionSpec()
         if divided not in ("nothing", "moments", "states"):
@@ -267,6 +282,8 @@ class ReleasedStep:
             raise OptimizerError(
                 "specs: the optimizer has no `axis_name`; expected the mesh axis to divide over"
             )
+        if divided != "nothing":
+            check_divided(self.model, params, devices)
         # A layer is read by its index, so stacked arrays are divided along a later axis than the
         # first.
         parts = {

@@ -22,7 +22,7 @@ from jaxmem._adama.transform import AdamAState
 from jaxmem._stack.loops import fetched_first
 from jaxmem._states.stacks import joined_shapes, read_of
 from jaxmem._states.stacks import like as as_layers
-from jaxmem._states.store import brought
+from jaxmem._states.store import brought, streams
 
 
 def minibatch(
@@ -48,7 +48,12 @@ def minibatch(
 
     whole = whole_layer(model, like, rule.axis_name)
     gathered = whole_outside(model, params, like, rule.axis_name)
-    update = lambda own, new: updated(own, new["mu"], new["nu"], layer_mask)
+
+    def update(own, new):
+        # The update reads the moments that are stored. Fused with their fold, XLA would compute
+        # them once more, and may round them otherwise.
+        mu, nu = jax.lax.optimization_barrier((new["mu"], new["nu"]))
+        return updated(own, mu, nu, layer_mask)
 
     def one(carry, numbered, update=None):
         (moments, held), (i, part) = carry, numbered
@@ -66,9 +71,15 @@ def minibatch(
     if not rule.single:
         carry, found = jax.lax.scan(one, carry, before)
         losses.append(found)
-        # A loop of one turn is none in the compiled program: the last microbatch waits for it here.
-        tallies = [m["squares"] for m in carry[0][0]]
-        last, _ = jax.lax.optimization_barrier((last, tallies))
+        # XLA takes a loop of one turn apart. As behind the end of a longer one, as in a resident
+        # step, nothing of the last microbatch is fused with what came before, or begins before it.
+        moments, held = carry
+        leaves, structure = jax.tree.flatten(moments)
+        here = [a for a in leaves if not streams(a)]
+        last, here = jax.lax.optimization_barrier((last, here))
+        rest = iter(here)
+        leaves = [a if streams(a) else next(rest) for a in leaves]
+        carry = jax.tree.unflatten(structure, leaves), held
     ((outer, layers), _), loss = one(carry, last, update)
     losses.append(loss[None])
 

@@ -189,6 +189,11 @@ def host_memory_bytes(root: str = "/") -> int:
     return min(limits)
 
 
+def free_host_bytes() -> int:
+    """Returns the bytes of memory of this machine, or of its container, that are free now."""
+    return min(host_memory_bytes(), _meminfo_bytes("/", "MemAvailable"))
+
+
 def free_bytes(target: Target) -> int:
     """Returns the bytes of memory that are free now, on each of the devices at hand."""
     import jax
@@ -197,7 +202,7 @@ def free_bytes(target: Target) -> int:
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     shared = target.devices if target.platform == "cpu" else 1
-    return min(target.usable_bytes, _meminfo_bytes("/", "MemAvailable") // shared)
+    return min(target.usable_bytes, free_host_bytes() // shared)
 
 
 def _meminfo_bytes(root: str, what: str = "MemTotal") -> int:

@@ -22,6 +22,7 @@ from jaxmem._search.compile import StepCompiler
 from jaxmem._search.history import History
 from jaxmem._search.trials import Limits
 from jaxmem._xla.backend import Backend
+from jaxmem._xla.compiled import check_arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,13 +73,14 @@ def read_step(
     named: those of them that are open to values that `checkpoint_name` names.
     codecs: those asked for, or None.
 
-    Raises BudgetError where the arguments alone exceed the limits, StepError and TagError as
-    `jaxmem.plan`.
+    Raises BudgetError where the arguments alone exceed the limits, TargetError where the target
+    cannot read arguments in host memory, StepError and TagError as `jaxmem.plan`.
     """
     target, start = backend.target, time.perf_counter()
     LOG.info("tracing the step, and timing its pieces")
     steps = StepCompiler(build, args, backend)
     traced = steps.trace(Assignment.nothing())
+    check_arguments(target, traced)
     arguments = argument_bytes(traced, args, target.devices)
     refusal = None if limits is None else hopeless(arguments, limits, target)
     if refusal is not None:

@@ -78,15 +78,17 @@ class ParameterSplit:
     def whole(self, params, gradients: list):
         """Makes a tree like `params` out of the gradients of its floating-point leaves.
 
-        Gradients take the dtypes of `params`, which undoes the conversion of `own`. Leaves that are
-        not floating-point become None.
+        Gradients take the dtypes of `params`, which undoes the conversion of `own`. One of an array
+        of which `params` has a part (ZeRO) keeps its own: it is scattered as the array was
+        gathered, in fewer bytes. Leaves that are not floating-point become None.
         """
         leaves = jax.tree.leaves(params)
         sources = merged((gradients, [None] * len(leaves)), self.which)
-        pairs = zip(sources, leaves)
-        return jax.tree.unflatten(
-            self.structure, [None if g is None else g.astype(a.dtype) for g, a in pairs]
-        )
+
+        def one(g, a):
+            return g if g is None or g.shape != a.shape else g.astype(a.dtype)
+
+        return jax.tree.unflatten(self.structure, list(map(one, sources, leaves)))
 
 
 def check(params, x) -> list[int]:

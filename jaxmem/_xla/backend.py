@@ -25,7 +25,13 @@ from jaxmem._hlo.held import Peak
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.job import Job
 from jaxmem._jax.step import described
-from jaxmem._xla.compiled import Compiled, check_transfers, compile_dumped, read_compiled
+from jaxmem._xla.compiled import (
+    Compiled,
+    check_arguments,
+    check_transfers,
+    compile_dumped,
+    read_compiled,
+)
 from jaxmem._xla.deviceless import Compiler
 from jaxmem._xla.running import CannotRun, Run, fits, in_turns, obstacle
 from jaxmem._xla.timing import measure_all
@@ -128,6 +134,7 @@ class Local(Backend):
 
     def compile(self, stage, traced) -> "concurrent.futures.Future[Built]":
         # It compiles in the caller's thread: the future that it returns is done.
+        check_arguments(self.target, traced)
         start = time.perf_counter()
         executable = stage.lower().compile()
         inner = getattr(executable, "compiled", executable)  # nnx.jit wraps JAX's executable
@@ -136,6 +143,7 @@ class Local(Backend):
         return _done(Built(compiled, executable))
 
     def explain(self, traced) -> tuple[Compiled, Peak]:
+        check_arguments(self.target, traced)
         start = time.perf_counter()
         executable, dumped = compile_dumped(traced.lower())
         return read_compiled(executable, time.perf_counter() - start), peak(dumped)
@@ -243,6 +251,7 @@ class Deviceless(Backend):
         )
 
     def _export(self, traced: jax.stages.Traced) -> tuple[bytes, tuple[int, ...]]:
+        check_arguments(self.target, traced)
         return export_flat(traced, self.target.platform, self.target.compute_capability)
 
 

@@ -146,7 +146,9 @@ def by_arange(stack, x):
     return stack, jax.lax.scan(body, x, jnp.arange(8))[0]
 
 
-def test_an_index_that_is_read_as_data_makes_kernels_of_copies_and_is_refused(h200):
+def test_an_index_that_is_read_as_data_makes_kernels_of_copies_and_is_refused(h200, monkeypatch):
+    # Older releases refuse every step with arguments in host memory, before it is compiled.
+    monkeypatch.setattr("jaxmem._xla.compiled.installed", lambda _: "0.11.1")
     assert fault(compiled(h200, by_a_counter, STACK, X).transfers) is None
     assert "reads host memory by 1 kernels" in fault(compiled(h200, by_arange, STACK, X).transfers)
     with Deviceless(Target.parse("h200"), workers=1) as backend:

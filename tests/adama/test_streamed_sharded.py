@@ -19,6 +19,7 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._hlo.transfers import fault
 from jaxmem._jax.export import export_flat
 from jaxmem._xla.deviceless import Compiler
+from jaxmem._xla.process import child_environment
 from tests.shared import children, tiny_lm
 from tests.shared.marks import slow
 
@@ -44,6 +45,74 @@ def test_eight_devices_train_as_with_resident_states():
         assert [p.replace("PartitionSpec", "P") for p in found["places"]] == [*here, there]
     for error in got["errors"].values():
         assert "expected data_parallel(mesh, 'states')" in error
+
+
+def printed(environment, *command) -> dict:
+    run = subprocess.run(
+        [sys.executable, "-m", *map(str, command)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_a_split_state_is_updated_to_the_end_of_each_stack_where_moments_are_divided():
+    """Over one of a mesh's two axes; the other holds copies."""
+    found = printed(children.with_cpus(8), "tests.programs.streamed_zero3", "moments")
+    assert found["far"] <= 1e-6
+
+
+@pytest.mark.slow
+def test_states_are_divided_over_one_of_a_meshs_axes_and_over_explicit_ones():
+    """The other axis holds copies: the values are those of a mesh without it."""
+    found = printed(children.with_cpus(8), "tests.programs.streamed_zero3", "meshes")
+    assert set(found) == {"two axes", "explicit"}
+    for mesh in found.values():
+        assert mesh["far"] <= 1e-6
+        kinds = [place.split()[0] for place in mesh["places"]]
+        assert kinds == ["device", "pinned_host"]
+        assert all("(None, 'data'" in place for place in mesh["places"])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "devices", "persist", "n"),
+    [
+        ("h200", 8, 2, 1),
+        slow("h200", 8, 0, 2),
+        slow("a100-80gb", 16, 3, 2),
+        slow("h200", 64, 0, 1),
+    ],
+)
+def test_a_layer_is_gathered_and_its_gradient_scattered_in_the_dtype_of_the_layers(
+    gpu, devices, persist, n
+):
+    environment = child_environment(children.finding_packages())
+    program = "tests.programs.deviceless_zero3"
+    found = printed(environment, program, gpu, devices, persist, n)
+    assert found["host_bytes"] == found["part"] > 0
+    assert found["fault"] is None
+    layer, layers = 2 * found["layer"], 6  # bytes of one in bfloat16, and how many there are
+
+    def of(kind) -> list[dict]:
+        return [c for c in found["collectives"] if c["kind"] == kind]
+
+    total = lambda kind: sum(c["nbytes"] * c["runs"] for c in of(kind))
+    # A layer's turn gathers that layer alone, in the forward and in the backward.
+    assert total("all-gather") == 2 * n * layers * layer
+    assert total("reduce-scatter") == n * layers * layer
+    for c in of("all-gather") + of("reduce-scatter"):
+        assert c["dtypes"] == ["bf16"]
+        assert c["nbytes"] <= layer
+    # The rest are scalars: whether a layer's gradient is finite.
+    assert {c["nbytes"] for c in of("all-reduce")} == {4}
+    assert {c["kind"] for c in found["collectives"]} == {
+        "all-gather",
+        "reduce-scatter",
+        "all-reduce",
+    }
 
 
 @pytest.mark.parametrize(("devices", "persist"), [(8, 2), slow(64, 0)])

@@ -1,8 +1,15 @@
 """Run by test_streamed_sharded.py on several CPU devices: how far a ZeRO-3 step with states in host
 memory is from the resident one, as JSON.
+
+python -m tests.programs.streamed_zero3 [meshes | moments]
+
+With "meshes": over one of a mesh's two axes, and over an explicit one, beside a mesh of one axis.
+With "moments": a split state in device memory whose moments alone are divided over one of two axes,
+beside one that is not split.
 """
 
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -22,19 +29,22 @@ def released():
     return tiny_lm.released(jaxmem.adamaw_a(0.01, **options), clip=("component", 0.1))
 
 
-def first_state(step, mesh, persist: int):
+def first_state(step, mesh, persist: int, divided: str = "states", moved: bool = True):
+    """The split state; `moved`: whether the layers beyond `persist` are in host memory."""
     state = step.init(tiny_lm.parameters(np.float32, layers=LAYERS, width=16, vocab=32))
-    specs = step.specs(state[0], jax.device_count(), "states")
+    specs = step.specs(state[0], mesh.shape["data"], divided)
     put = lambda a, spec: jax.device_put(a, NamedSharding(mesh, spec))
-    return step.split(jax.tree.map(put, state, specs), persist)
+    state = step.split(jax.tree.map(put, state, specs), persist)
+    back = lambda a: jax.device_put(a, a.sharding.with_memory_kind("device"))
+    return state if moved else jax.tree.map(back, state)
 
 
-def train(mesh, persist: int):
+def train(mesh, persist: int, divided: str = "states", moved: bool = True):
     """Joined state and metrics, and the places of the layers' parameters."""
-    step, state = released(), first_state(released(), mesh, persist)
-    call, found = jax.jit(step.data_parallel(mesh, "states"), donate_argnums=0), []
+    step, state = released(), first_state(released(), mesh, persist, divided, moved)
+    call, found = jax.jit(step.data_parallel(mesh, divided), donate_argnums=0), []
     for seed in range(STEPS):
-        batch = tiny_lm.tokens(2 * N * jax.device_count(), seed, vocab=32).astype(jnp.int32)
+        batch = tiny_lm.tokens(2 * N * mesh.shape["data"], seed, vocab=32).astype(jnp.int32)
         state, metrics = call(state, jax.device_put(batch, NamedSharding(mesh, P("data"))))
         found.append(metrics)
     leaves = jax.tree.leaves(state[0]["blocks"])
@@ -53,17 +63,38 @@ def refused(mesh, divided: str) -> str:
     return ""
 
 
+def farthest(got, want) -> float:
+    return max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), got, want)))
+
+
+def over_meshes(what: str) -> dict:
+    """What "meshes" or "moments" asks for."""
+    half, auto = jax.devices()[: jax.device_count() // 2], (AxisType.Auto,)
+    make = lambda types: jax.make_mesh((len(half),), ("data",), axis_types=types, devices=half)
+    alone, explicit = make(auto), make((AxisType.Explicit,))
+    both = jax.make_mesh((len(half), 2), ("data", "model"), axis_types=2 * auto)
+    if what == "moments":
+        split, _ = train(both, 1, "moments", moved=False)
+        whole, _ = train(alone, LAYERS, "moments", moved=False)
+        return {"far": farthest(split, whole)}
+    want, _ = train(alone, 1)
+    found = {}
+    for name, mesh in {"two axes": both, "explicit": explicit}.items():
+        got, places = train(mesh, 1)
+        found[name] = {"far": farthest(got, want), "places": places}
+    return found
+
+
 def main():
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     want, _ = train(mesh, LAYERS)
     found = {}
     for persist in (0, 1, LAYERS - 1):
         got, places = train(mesh, persist)
-        far = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), got, want)
-        found[persist] = {"far": max(jax.tree.leaves(far)), "places": places}
+        found[persist] = {"far": farthest(got, want), "places": places}
     errors = {divided: refused(mesh, divided) for divided in ("nothing", "moments")}
     print(json.dumps({"devices": jax.device_count(), "found": found, "errors": errors}))
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(over_meshes(sys.argv[1]))) if sys.argv[1:] else main()

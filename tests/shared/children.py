@@ -1,7 +1,11 @@
 """Environments of the processes that tests start for devices which they have not."""
 
 import os
+import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Sequence
 
 import jax
 
@@ -25,3 +29,42 @@ def with_cpus(devices: int) -> dict[str, str]:
         "JAX_PLATFORMS": "cpu",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
+
+
+def as_users_have(environment: dict[str, str]) -> dict[str, str]:
+    """The environment of programs that are compiled with all of LLVM's passes, for a test that
+    compares bits. A program on jaxlib 0.10 also asks for the usual way to make code of fusions.
+    """
+    return {k: v for k, v in environment.items() if k != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
+
+
+def together(commands: Sequence[Sequence], environment: dict[str, str], seconds: float):
+    """What commands print that run side by side, a text for each. As soon as one fails, or when the
+    time is over, all are ended: the others would wait for it.
+    """
+    with tempfile.TemporaryFile("w+") as errors:
+        running = [
+            subprocess.Popen(
+                [*map(str, command)],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment,
+            )
+            for command in commands
+        ]
+        try:
+            end = time.monotonic() + seconds
+            while any(process.poll() is None for process in running):
+                late = time.monotonic() > end
+                if late or any(process.poll() for process in running):
+                    break
+                time.sleep(0.05)
+        finally:
+            for process in running:
+                process.kill()
+        printed = [process.communicate()[0] for process in running]
+        errors.seek(0)
+        codes = [process.returncode for process in running]
+        assert not any(codes), f"{codes} after at most {seconds} s: {errors.read()[-3000:]}"
+    return printed

@@ -9,13 +9,15 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+import jaxmem
+from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database
 from jaxmem._device.target import Target
 from jaxmem._jax.job import Job
 from jaxmem._jax.step import trace
 from jaxmem._xla.backend import Deviceless
 from jaxmem._xla.compiled import Compiled
-from jaxmem.errors import JaxmemWarning
+from jaxmem.errors import JaxmemWarning, TargetError
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
 ANSWER = Compiled(10, 4, 5, 2, 1, 0, 1e-3, 100, 1, 0.5)
@@ -67,6 +69,32 @@ def test_a_step_that_is_sharded_and_pieces_of_one_are_not_told_of(backend):
     eight.compile(*step(16, sharding)).result()
     eight.times([Job(lambda x: x * 2, (jax.ShapeDtypeStruct((8,), jnp.float32),))])
     backend("h200").compile(*step(16)).result()
+
+
+def test_arguments_in_host_memory_want_a_jaxlib_that_reads_them(backend, monkeypatch):
+    mesh = AbstractMesh((1,), ("data",), axis_types=(AxisType.Auto,))
+    there = NamedSharding(mesh, PartitionSpec(), memory_kind="pinned_host")
+    args = (jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=there),)
+    stage, traced = trace(lambda _: lambda x: x, None, args)
+    h200 = backend("h200")
+    wants = r"host memory, and jaxlib 0.11.0 reads .* target 'h200' .* expected 0.11.1 or later"
+    monkeypatch.setattr("jaxmem._xla.compiled.installed", lambda _: "0.11.0")
+    with pytest.raises(TargetError, match=wants):
+        h200.compile(stage, traced)
+    with pytest.raises(TargetError, match=wants):
+        h200.explain(traced)
+    build = lambda _: lambda x: x
+    for ask in (
+        lambda: jaxmem.plan(build, *args, target="h200", budget="1GiB"),
+        lambda: jaxmem.plans.price(build, Assignment({}), *args, target="h200"),
+        lambda: jaxmem.plans.estimate(build, Assignment({}), *args, target="h200"),
+        lambda: jaxmem.explain(build, *args, target="h200"),
+    ):
+        with pytest.raises(TargetError, match=wants):
+            ask()
+    h200.compile(*step(16)).result()  # without such arguments any release will do
+    monkeypatch.setattr("jaxmem._xla.compiled.installed", lambda _: "0.11.1")
+    h200.compile(stage, traced).result()
 
 
 def test_a_database_that_fails_does_not_stop_a_compile(backend, monkeypatch, caplog):

@@ -1,0 +1,111 @@
+"""Whether the parts of a released step's state belong together: parameters and moments of one
+model, whose layers are split alike; and whether devices can divide them.
+"""
+
+import math
+
+import jax
+
+from jaxmem._adama.model import Model
+from jaxmem._adama.transform import AdamA
+from jaxmem._states.stacks import joined_shapes, length, masters_of, parts_of
+from jaxmem.errors import OptimizerError
+
+
+def check_shapes(model: Model, tx: AdamA, state) -> None:
+    """Raises OptimizerError unless `state` is what `init` makes of its own parameters, in any split
+    and of any dtype.
+    """
+    if not isinstance(state, tuple | list) or len(state) != 2:
+        raise OptimizerError(
+            f"released_step: `state` is {type(state).__name__}; expected the pair"
+            " (params, AdamAState) that step.init(params) makes"
+        )
+    params, old = state
+    model.check(params)
+    whole = _whole(model, params)
+    if whole is None:  # the stack says which array has too few layers
+        return
+    want = jax.eval_shape(tx.init, whole)
+    if type(old) is not type(want):
+        raise OptimizerError(
+            f"released_step: `state[1]` is {type(old).__name__}; expected {type(want).__name__}, as"
+            " step.init(params) makes it"
+        )
+    for name in ("mu", "nu"):
+        made, like = _whole(model, getattr(old, name)), getattr(want, name)
+        if made is None:
+            raise OptimizerError(
+                f"released_step: `state[1].{name}` has a stack whose arrays disagree about how many"
+                " layers it has; expected the moments of these parameters: step.init(params)"
+            )
+        if jax.tree.structure(made) != jax.tree.structure(like):
+            raise OptimizerError(
+                f"released_step: `state[1].{name}` has {_keys(made)}, and `params` has"
+                f" {_keys(like)}; expected the moments of these parameters: step.init(params)"
+            )
+        for (path, a), b in zip(jax.tree.leaves_with_path(made), jax.tree.leaves(like)):
+            if a.shape != b.shape:
+                raise OptimizerError(
+                    f"released_step: `state[1].{name}{jax.tree_util.keystr(path)}` has shape"
+                    f" {a.shape}; expected {b.shape}, that of the moments of these parameters:"
+                    " step.init(params)"
+                )
+
+
+def check_split(model: Model, state) -> None:
+    """Raises OptimizerError unless the layers of parameters and moments are divided into the same
+    stacks. The stacks of each may lie in any memory.
+    """
+    params, old = state
+    if _whole(model, params) is None:
+        return
+    stacks = {"params": params, "mu": old.mu, "nu": old.nu}
+    found = {k: [*map(length, parts_of(v[model.layers]))] for k, v in stacks.items()}
+    if len({*map(tuple, found.values())}) == 1:
+        return
+    several = next(lengths for lengths in found.values() if len(lengths) > 1)
+    said = ", ".join(f"`{k}` as {' + '.join(map(str, v))}" for k, v in found.items())
+    raise OptimizerError(
+        f"released_step: the layers' arrays are split unlike each other: {said} layers; expected"
+        f" one split: step.split(state, {several[0]}), or another number of layers that stay in"
+        " device memory"
+    )
+
+
+def check_divided(model: Model, params, devices: int) -> None:
+    """Raises OptimizerError where each device would have the layers' largest array whole."""
+    layers = jax.tree.leaves_with_path(joined_shapes(params[model.layers]))
+    path, largest = max(layers, key=lambda found: math.prod(found[1].shape))
+    divides = lambda count: any(n % count == 0 for n in largest.shape[1:])
+    if not largest.shape[1:] or divides(devices):
+        return
+    fewer = next(count for count in range(devices - 1, 0, -1) if divides(count))
+    raise OptimizerError(
+        f"specs: `params[{model.layers!r}]{jax.tree_util.keystr(path)}`, the largest array of the"
+        f" layers, has shape {largest.shape}, and {devices} devices divide none of its dimensions"
+        f" after the first, so that each would hold it whole; expected {fewer} devices, or another"
+        " number that divides one"
+    )
+
+
+def _whole(model: Model, tree):
+    """The shapes of `tree`, a dict like the parameters, with its layers as one stack; None where
+    the arrays of a stack disagree about how many layers it has. What is no such dict is returned as
+    it is.
+    """
+    if not isinstance(tree, dict) or model.layers not in tree:
+        return tree
+    parts = masters_of(tree[model.layers])
+    if any(len({a.shape[0] for a in jax.tree.leaves(part)}) != 1 for part in parts):
+        return None
+    shape = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype)
+    return {
+        k: joined_shapes(v) if k == model.layers else jax.tree.map(shape, v)
+        for k, v in tree.items()
+    }
+
+
+def _keys(tree) -> str:
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
+    return ", ".join(paths) or "no arrays"

@@ -1,0 +1,162 @@
+"""States whose parts do not belong together, devices that cannot divide them, and hosts that cannot
+hold them are refused, with what to do.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+
+import jaxmem
+from jaxmem._adama import placement
+from jaxmem._states.stacks import Stacks
+from jaxmem.errors import OptimizerError, TargetError
+from tests.shared import tiny_lm
+
+pytestmark = [
+    pytest.mark.core,
+    pytest.mark.jax_defaults,
+    pytest.mark.usefixtures("quick_compiles"),
+]
+LAYERS = 4
+
+
+def released(**options):
+    return tiny_lm.released(jaxmem.adama(0.01, **options))
+
+
+def state(persist, layers=LAYERS, **sizes):
+    step = released()
+    return step.split(step.init(tiny_lm.parameters(np.float32, layers=layers, **sizes)), persist)
+
+
+def called(step, state):
+    return jax.eval_shape(step, state, tiny_lm.tokens(4).astype(jnp.int32))
+
+
+def in_parallel(step, state):
+    mesh = AbstractMesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    parallel = released(axis_name="data").data_parallel(mesh, "states")
+    return called(parallel, state)
+
+
+WAYS = {
+    "call": called,
+    "data_parallel": in_parallel,
+    "split": lambda step, state: step.split(state, 1),
+    "joined": lambda step, state: step.joined(state),
+}
+
+
+@pytest.mark.parametrize("way", ["call", "data_parallel"])
+@pytest.mark.parametrize(
+    ("params", "mu", "nu", "said"),
+    [
+        (2, 3, 3, r"`params` as 2 \+ 2, `mu` as 3 \+ 1, `nu` as 3 \+ 1 layers.*split\(state, 2\)"),
+        (2, 2, 1, r"`params` as 2 \+ 2, `mu` as 2 \+ 2, `nu` as 1 \+ 3 layers.*split\(state, 2\)"),
+        (0, 3, 3, r"`params` as 4, `mu` as 3 \+ 1, `nu` as 3 \+ 1 layers.*split\(state, 3\)"),
+        (1, LAYERS, 0, r"`params` as 1 \+ 3, `mu` as 4, `nu` as 4 layers.*split\(state, 1\)"),
+    ],
+)
+def test_moments_of_another_split_are_refused(params, mu, nu, said, way):
+    moments = state(mu)[1]._replace(nu=state(nu)[1].nu)
+    with pytest.raises(OptimizerError, match=f"split unlike each other: {said}"):
+        WAYS[way](released(), (state(params)[0], moments))
+
+
+def test_split_and_joined_mend_what_is_split_unlike():
+    step, whole = released(), released().init(tiny_lm.parameters(np.float32, layers=LAYERS))
+    whole = jax.tree.map(np.asarray, whole)
+    for mend in (lambda state: step.split(state, 2), step.joined):
+        mended = mend((state(2)[0], state(3)[1]))
+        called(step, mended)
+        jax.tree.map(np.testing.assert_array_equal, step.joined(mended), whole)
+
+
+@pytest.mark.parametrize(("params", "moments"), [(0, LAYERS), (LAYERS, 0)])
+def test_parameters_or_moments_alone_may_lie_in_host_memory(params, moments):
+    step, batch = released(), tiny_lm.tokens(4).astype(jnp.int32)
+    want, _ = jax.jit(step)(state(LAYERS), batch)
+    got, _ = jax.jit(step)((state(params)[0], state(moments)[1]), batch)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), step.joined(got), want
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda p, m: p, "`state` is dict; expected the pair"),
+        (lambda p, m: (p, (m,)), r"`state\[1\]` is tuple; expected AdamAState"),
+        (
+            lambda p, m: (p, state(2, 6)[1]),
+            r"`state\[1\].mu\['blocks'\]\['down'\]` has shape \(6, 16, 8\); expected \(4, 16, 8\)",
+        ),
+        (
+            lambda p, m: (p, state(2, width=16)[1]),
+            r"`state\[1\].mu\['blocks'\]\['down'\]` has shape \(4, 32, 16\)",
+        ),
+        (
+            lambda p, m: (p, m._replace(nu=m.nu | {"blocks": m.nu["blocks"].parts[0]})),
+            r"`state\[1\].nu\['blocks'\]\['down'\]` has shape \(2, 16, 8\)",
+        ),
+        (
+            lambda p, m: (p, m._replace(mu={"blocks": m.mu["blocks"]})),
+            r"`state\[1\].mu` has \['blocks'\].*'up'\], and `params` has .*\['unigram'\]",
+        ),
+        (
+            lambda p, m: (p, m._replace(nu=m.nu | {"blocks": uneven(m.nu["blocks"])})),
+            r"`state\[1\].nu` has a stack whose arrays disagree",
+        ),
+    ],
+)
+def test_moments_of_another_model_are_refused(change, said, way):
+    with pytest.raises(OptimizerError, match=said):
+        WAYS[way](released(), change(*state(2)))
+
+
+def uneven(layers):
+    first, second = layers.parts
+    return Stacks((first, second | {"up": second["up"][:1]}))
+
+
+@pytest.mark.parametrize(
+    ("width", "devices", "said"),
+    [(15, 7, "expected 6 devices"), (8, 32, "expected 16 devices"), (12, 5, "expected 4 devices")],
+)
+@pytest.mark.parametrize("divided", ["moments", "states"])
+def test_devices_that_cannot_divide_the_layers_are_refused(width, devices, said, divided):
+    step = released(axis_name="data")
+    params = tiny_lm.parameters(np.float32, width=width)
+    with pytest.raises(OptimizerError, match=rf"{devices} devices divide none .* {said}"):
+        step.specs(params, devices, divided)
+    fewer = int(said.split()[1])
+    assert any(step.specs(params, fewer, divided)[1].mu["blocks"]["down"])
+    step.specs(params, devices, "nothing")
+    # A small array may stay whole.
+    params["blocks"]["bias"] = jnp.ones((tiny_lm.LAYERS, 13))
+    assert not any(step.specs(params, fewer, divided)[1].mu["blocks"]["bias"])
+
+
+def test_states_that_the_machine_cannot_hold_are_refused(monkeypatch):
+    """On a CPU both memories are one: what lies there needs no more, and what is created does."""
+    step, params = released(), tiny_lm.parameters(np.float32, layers=LAYERS)
+    layers = 3 * sum(a.nbytes for a in jax.tree.leaves(params["blocks"]))
+    layer = lambda i: jax.tree.map(lambda a: a[i], params["blocks"])
+    outer = {k: v for k, v in params.items() if k != "blocks"}
+    monkeypatch.setattr(placement, "free_host_bytes", lambda: layers)
+    step.create(outer, layer, LAYERS, 1)
+    monkeypatch.setattr(placement, "free_host_bytes", lambda: layers - 1)
+    for persist in (0, 1, LAYERS):
+        with pytest.raises(TargetError, match=r"12.0 KiB more of states .* expected 12.0 KiB: lea"):
+            step.create(outer, layer, LAYERS, persist)
+    monkeypatch.setattr(placement, "free_host_bytes", lambda: 0)
+    split = step.split(step.init(params), 1)
+    # On a GPU what is there already needs no more.
+    monkeypatch.setattr(placement, "_platform", lambda _: "cuda")
+    monkeypatch.setattr(placement, "installed", lambda _: "0.11.1")
+    with pytest.raises(TargetError, match=r"3.0 KiB more of states .* and 0 .* are free"):
+        step.split(split, 0)
+    jax.block_until_ready(step.split(step.split(split, 1), 3))

@@ -1,0 +1,113 @@
+"""Run by test_streamed_sharded.py in a compiler's environment: what a ZeRO-3 step whose states
+stream moves, over GPUs that are not there, as JSON.
+
+python -m tests.programs.deviceless_zero3 GPU DEVICES PERSIST MICROBATCHES
+
+Of one microbatch or two no loop is made, so that all loops are over layers.
+"""
+
+import functools
+import json
+import math
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxmem
+from jaxmem._core.assignment import Assignment
+from jaxmem._device.gpus import target_config
+from jaxmem._device.target import Target
+from jaxmem._hlo.text import parse
+from jaxmem._hlo.transfers import fault
+from jaxmem._xla.compiled import read_compiled
+from jaxmem._xla.worker import deviceless_devices
+from tests.shared import tiny_lm
+
+LAYERS, WIDTH, VOCAB = 6, 256, 512
+COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all")
+
+
+def collectives(text: str) -> list[dict]:
+    """Each collective in a loop over layers: its name, its dtypes, the bytes of its whole arrays,
+    and how often it runs.
+    """
+    computations, entry = parse(text)
+    found = []
+
+    def walk(name: str, runs: int, looped: bool):
+        for i in computations.get(name, []):
+            called = i.called if i.opcode in ("while", "call", "conditional") else []
+            # An asynchronous one is a computation of its own, or an opcode that ends in "-start".
+            if i.opcode == "async-start":
+                called = i.called
+            for inner in called:
+                walk(inner, runs * i.trips, looped or i.opcode == "while")
+            kind = i.opcode.removesuffix("-start")
+            if kind in COLLECTIVES and looped:
+                arrays = {*i.operands, *i.results}
+                whole = max(sum(a.nbytes for a in side) for side in (i.operands, results_of(i)))
+                dtypes = sorted({a.dtype for a in arrays})
+                found.append({"kind": kind, "dtypes": dtypes, "nbytes": whole, "runs": runs})
+
+    walk(entry, 1, False)
+    return found
+
+
+def results_of(i):
+    """The arrays that a collective makes: a start's results begin with its operands."""
+    return i.results[len(i.operands) :] if i.opcode.endswith("-start") else i.results
+
+
+def main(gpu: str, devices: int, persist: int, n: int):
+    target = Target.parse(f"{gpu}:{devices}")
+    gpus = deviceless_devices(target_config(target.gpu), devices)
+    mesh = Mesh(np.array(gpus), ("data",), axis_types=(AxisType.Auto,))
+    tx = jaxmem.adama(1e-3, accumulation_steps=n, axis_name="data")
+    step = tiny_lm.released(tx, plan=Assignment({"block": {}}), dtype=jnp.bfloat16)
+    make = functools.partial(
+        tiny_lm.parameters, np.float32, layers=LAYERS, width=WIDTH, vocab=VOCAB
+    )
+    shapes = jax.eval_shape(lambda: step.init(make()))
+
+    def place(a, spec):
+        sharding = NamedSharding(mesh.abstract_mesh, spec)
+        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
+
+    specs = step.specs(shapes[0], devices, "states")
+    state = step.split(jax.tree.map(place, shapes, specs), persist)
+
+    # Devices that are not there list no memories: what lies in device memory is on them, and what
+    # lies in host memory on the mesh without its devices.
+    def there(a):
+        if a.sharding.memory_kind == "pinned_host":
+            return a
+        sharding = NamedSharding(mesh, a.sharding.spec)
+        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
+
+    batch = jax.ShapeDtypeStruct((4 * n * devices, 33), np.int32)
+    args = jax.tree.map(there, state), there(place(batch, P("data")))
+    call = jax.jit(step.data_parallel(mesh, "states"), donate_argnums=0)
+    compiled = call.trace(*args).lower().compile()
+    read = read_compiled(compiled, 0.0)
+    host = [a for a in jax.tree.leaves(state) if a.sharding.memory_kind == "pinned_host"]
+    layer = [math.prod(a.shape[1:]) for a in jax.tree.leaves(shapes[0]["blocks"])]
+    print(
+        json.dumps(
+            {
+                "host_bytes": read.host_bytes,
+                "part": sum(math.prod(a.shape) * 4 for a in host) // devices,
+                "fault": fault(read.transfers),
+                "layer": sum(layer),
+                "collectives": collectives(compiled.as_text()),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    gpu, *numbers = sys.argv[1:]
+    main(gpu, *map(int, numbers))

@@ -1,0 +1,146 @@
+"""Run by test_zero3.py on several CPU devices, of this process or of several:
+ZeRO-3 with the layers' states in host memory, beside the same with resident states.
+
+    python -m tests.programs.zero3 MODEL MICROBATCHES STEPS PERSISTS FOLDER [PROCESS PROCESSES PORT]
+
+MODEL is "lm", "gpt" or "llama"; PERSISTS are numbers with commas between them, the number of layers
+first for the resident state. Writes each trained state into FOLDER, and prints, as JSON, how far it
+is from the resident one, and from the same split in device memory.
+"""
+
+import functools
+import json
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxmem
+from tests.shared import tiny_lm
+
+LAYERS, SEQUENCE = 4, 8
+# jaxlib 0.10 is told by the environment to make code of fusions in another way, which rounds the
+# same operations differently from program to program. Bits are compared as a user's are computed.
+OPTIONS = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else None
+
+
+def model(kind: str, n: int):
+    """A released step, and a function that makes the same parameters in every process."""
+    # A larger eps, so that rounding is not magnified where a gradient is nearly zero.
+    tx = jaxmem.adamaw_a(0.01, eps=1e-3, weight_decay=0.1, accumulation_steps=n, axis_name="data")
+    if kind == "lm":
+        make = functools.partial(tiny_lm.parameters, np.float32, layers=LAYERS, width=16, vocab=32)
+        return tiny_lm.released(tx), make
+    # Models of experiments need packages that the quick test does not: imported here alone.
+    from experiments.command.load import load
+    from experiments.models import registry
+    from tests.experiments.states import parameters
+
+    config = load(
+        f"{kind}_nano",
+        (f"model.layers={LAYERS}", "model.width=32", "train.loss_chunk=4", "model.loop=stack")
+        + (("model.dropout=0",) if kind == "gpt" else ())
+        + (f"train.sequence={SEQUENCE}",),
+    )
+    split = registry.split(config)
+    step = jaxmem.released_step(tx, split.embed, split.layer, split.head, layers="blocks")
+    return step, lambda: parameters(functools.partial(registry.create, config), shaken=0.02)
+
+
+def placed(a, mesh, spec):
+    """An array that every process has, divided over the devices of all of them."""
+    a = np.asarray(a)
+    return jax.make_array_from_callback(a.shape, NamedSharding(mesh, spec), lambda index: a[index])
+
+
+def train(mesh, kind: str, n: int, steps: int, persist: int, resident: bool = False):
+    """The joined state, whole on each device, as NumPy's arrays; the losses; and the places of the
+    layers' arrays.
+
+    persist: how the layers are split.
+    resident: whether all of them lie in device memory all the same.
+    """
+    step, make = model(kind, n)
+    state = step.init(make())
+    specs = step.specs(state[0], mesh.size, "states")
+    state = jax.tree.map(lambda a, spec: placed(a, mesh, spec), state, specs)
+    state = step.split(state, persist)
+    if resident:
+        state = jax.tree.map(
+            lambda a: jax.device_put(a, a.sharding.with_memory_kind("device")), state
+        )
+    call = jax.jit(step.data_parallel(mesh, "states"), donate_argnums=0, compiler_options=OPTIONS)
+    losses = []
+    for seed in range(steps):
+        vocab = 32 if kind == "lm" else 256
+        rows = tiny_lm.tokens(2 * n * mesh.size, seed, vocab=vocab, sequence=SEQUENCE)
+        state, metrics = call(state, placed(rows.astype(jnp.int32), mesh, P("data")))
+        losses.append(float(metrics["loss"]))
+    leaves = jax.tree.leaves((state[0]["blocks"], state[1].mu["blocks"], state[1].nu["blocks"]))
+    places = sorted({a.sharding.memory_kind for a in leaves})
+    state = step.split(step.joined(state), LAYERS)
+    everywhere = jax.jit(lambda state: state, out_shardings=NamedSharding(mesh, P()))(state)
+    return jax.tree.map(lambda a: np.asarray(a.addressable_data(0)), everywhere), losses, places
+
+
+def worst(got, want) -> float:
+    """The largest difference of two states."""
+    return max(
+        float(np.abs(a - b).max()) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want))
+    )
+
+
+def created(mesh, persist: int) -> float:
+    """How far a state that is made a layer at a time, whole on each device, is from the first one
+    that is made whole, joined.
+    """
+    step, make = model("lm", 1)
+    params = jax.tree.map(np.asarray, make())
+    layers = params.pop("blocks")
+    outer = {k: placed(a, mesh, P()) for k, a in params.items()}
+    layer = lambda i: jax.tree.map(lambda a: jnp.asarray(a)[i], layers)
+    state = step.joined(step.create(outer, layer, LAYERS, persist))
+    here = jax.tree.map(lambda a: np.asarray(a.addressable_data(0)), state)
+    return worst(here, jax.tree.map(np.asarray, step.init(make())))
+
+
+def least_moved(params, first) -> float:
+    """How far the array of parameters has moved that moved least."""
+    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(first), strict=True)
+    return min(float(np.abs(a - b).max()) for a, b in pairs)
+
+
+def main(kind: str, n: int, steps: int, persists: list[int], folder: str, *processes: int):
+    if processes:
+        process, count, port = processes
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(f"localhost:{port}", count, process)
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    save = lambda name, state: np.savez(
+        pathlib.Path(folder, f"{name}-{jax.process_index()}.npz"), *jax.tree.leaves(state)
+    )
+    first = jax.tree.map(np.asarray, model(kind, n)[1]())
+    found, trained, losses = {}, {}, {}
+    for persist in persists:
+        trained[persist], losses[persist], places = train(mesh, kind, n, steps, persist)
+        save(persist, trained[persist])
+        found[persist] = {"places": places, "moved": least_moved(trained[persist][0], first)}
+        if processes:
+            found[persist]["created"] = created(mesh, persist)
+        elif persist < LAYERS:  # the same split, all of it in device memory
+            same, *_ = train(mesh, kind, n, steps, persist, resident=True)
+            found[persist]["same"] = worst(trained[persist], same)
+        if LAYERS in trained:
+            apart = np.abs(np.array(losses[persist]) / losses[LAYERS] - 1).max()
+            found[persist]["far"] = max(worst(trained[persist], trained[LAYERS]), float(apart))
+    print(json.dumps({"devices": jax.device_count(), "found": found}))
+
+
+if __name__ == "__main__":
+    kind, n, steps, persists, folder, *processes = sys.argv[1:]
+    numbers = [*map(int, persists.split(","))]
+    main(kind, int(n), int(steps), numbers, folder, *map(int, processes))

@@ -1,0 +1,226 @@
+"""What JAX and XLA do today that streamed states are built around. Where one of these tests fails,
+a newer release does otherwise, and its message says what may then be made simpler.
+"""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compute_on import compute_on
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
+
+from jaxmem._hlo.transfers import fault
+from jaxmem._jax.arguments import on_host
+from jaxmem._jax.export import export_flat
+from jaxmem._states.store import after, counted, fetch, put
+from jaxmem._xla.deviceless import Compiler
+from jaxmem.errors import StepError
+from tests.shared import children
+
+pytestmark = pytest.mark.jax_defaults
+LAYERS, WIDTH = 8, 256
+
+
+def host(*shape):
+    mesh = AbstractMesh((1,), ("data",), axis_types=(AxisType.Auto,))
+    there = NamedSharding(mesh, PartitionSpec(), memory_kind="pinned_host")
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=there)
+
+
+STACK = host(LAYERS, WIDTH, WIDTH)
+LAYER = 4 * WIDTH * WIDTH  # bytes
+W, X = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((WIDTH, WIDTH), (64, WIDTH)))
+
+
+@pytest.fixture(scope="module")
+def h200():
+    with Compiler("h200", workers=1) as compiler:
+        yield lambda step, *args, donate=0: _compiled(compiler, step, args, donate)
+
+
+def _compiled(compiler, step, args, donate):
+    traced = jax.jit(step, donate_argnums=donate).trace(*args)
+    exported, donated = export_flat(traced, "cuda", 90)
+    return compiler.submit(exported, donated=donated).result()
+
+
+def replacing(of_carry: bool):
+    """Updates layers from the last to the first, and reads them from the carry or from outside."""
+
+    def step(stack, x):
+        def body(carry, i, _):
+            new, x, layer = carry
+            following = fetch(new if of_carry else stack, i - 1)
+            x = jnp.tanh(x @ layer)
+            return (put(new, after(layer + x.T @ x, [following]), i), x, following), None
+
+        first = stack, x, fetch(stack, LAYERS - 1)
+        return counted(body, first, None, 0, LAYERS, reverse=True)[0][:2]
+
+    return step
+
+
+def test_what_is_updated_is_held_twice_unless_it_is_read_from_the_carry(h200):
+    carried = h200(replacing(True), STACK, X)
+    assert carried.host_bytes == LAYERS * LAYER
+    assert fault(carried.transfers) is None
+    outside = h200(replacing(False), STACK, X)
+    assert outside.host_bytes >= 2 * LAYERS * LAYER, (
+        "XLA no longer holds twice what a loop reads from outside and replaces: `backward` of"
+        " jaxmem/_adama/backward.py need not read parameters from the carry"
+    )
+    assert "within host memory" in fault(outside.transfers)
+
+
+def folding(barred: bool):
+    """Folds each layer's gradient, behind a barrier of its own or of it and the index."""
+
+    def step(moments, w, x):
+        def body(carry, i, _):
+            moments, x = carry
+            x = jnp.tanh(x @ w)
+            at, g = i, x.T @ x
+            if barred:
+                at, g = jax.lax.optimization_barrier((i, g))
+            else:
+                (g,) = jax.lax.optimization_barrier((g,))
+            return (put(moments, 0.9 * fetch(moments, at) + 0.1 * g, at), x), None
+
+        return counted(body, (moments, x), None, 0, LAYERS, reverse=True)[0]
+
+    return step
+
+
+def test_an_index_behind_the_gradients_barrier_is_no_counter(h200):
+    of_gradient = h200(folding(False), STACK, W, X)
+    assert fault(of_gradient.transfers) is None
+    fetches = [t for t in of_gradient.transfers if t.in_loop and not t.to_host]
+    assert fetches
+    assert all(t.products for t in fetches)
+    of_both = h200(folding(True), STACK, W, X)
+    assert "kernels in loops" in (fault(of_both.transfers) or ""), (
+        "XLA knows a loop's index behind a barrier: `folded_at` of jaxmem/_stack/stack.py may bar"
+        " the whole fold"
+    )
+    assert not any(t.products for t in of_both.transfers if t.in_loop)
+
+
+def updated_on_host(flat: bool):
+    """Layers' states in host memory, which the host's own processor updates: only a gradient would
+    have to cross. As a flat array it compiles.
+    """
+
+    def adam(p, m, v, g):
+        g = g.reshape(p.shape)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        return p - 1e-3 * m / (jnp.sqrt(v) + 1e-8), m, v
+
+    space = jax.memory.Space.Host
+    hosted = compute_on(adam, compute_type="device_host", out_memory_spaces=space)
+    options = {"keepdims": False, "allow_negative_indices": False}
+
+    def replaced(a, new, i):
+        return jax.lax.dynamic_update_index_in_dim(a, new, i, 0, allow_negative_indices=False)
+
+    def step(p, m, v, x):
+        layer = lambda x, w: jnp.tanh(x @ w)
+        x, xs = counted(lambda x, i, _: (layer(x, fetch(p, i)), x), x, None, 0, LAYERS)
+
+        def body(carry, i, x):
+            d_x, *states = carry
+            _, pull = jax.vjp(layer, x, fetch(states[0], i))
+            d_x, g = pull(d_x)
+            (g,) = jax.lax.optimization_barrier((g.reshape(-1) if flat else g,))
+            own = (jax.lax.dynamic_index_in_dim(a, i, **options) for a in states)
+            new = hosted(*own, jax.device_put(g, space))
+            return (d_x, *(replaced(a, b, i) for a, b in zip(states, new))), None
+
+        return counted(body, (x, p, m, v), xs, 0, LAYERS, reverse=True)[0][1:]
+
+    return step
+
+
+# The signature of `compute_on` is another one before 0.11, and jaxlib before 0.11.1 streams nothing
+# on a GPU: there is nothing to learn of it.
+if jax.__version_info__ >= (0, 11, 1):
+
+    @pytest.mark.slow
+    def test_an_update_on_the_host_moves_all_states_to_the_device_and_back(h200):
+        say = (
+            "XLA runs `compute_on('device_host')` otherwise than it did on 0.11.2: streamed states"
+            " could be updated on the host, where a layer's gradient would cross alone; measure"
+            " that in place of the update of jaxmem/_adama/streamed.py"
+        )
+        states = STACK, STACK, STACK
+        with pytest.raises(StepError, match="expects the async shape at index"):
+            h200(updated_on_host(False), *states, X, donate=(0, 1, 2))
+        found = h200(updated_on_host(True), *states, X, donate=(0, 1, 2))
+        # The parameters are fetched by each loop; the moments, and the parameters once more, would
+        # not be if the host updated them where they lie.
+        fetched = sum(t.nbytes * t.runs for t in found.transfers if t.in_loop and not t.to_host)
+        assert fetched >= 4 * LAYERS * LAYER, say
+        stored = sum(t.nbytes * t.runs for t in found.transfers if t.in_loop and t.to_host)
+        assert stored >= 4 * LAYERS * LAYER, say
+        assert found.host_bytes > 3 * LAYERS * LAYER, say
+
+
+UNPINNED = """
+import jax, jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxmem._states.store import counted, fetch, put
+import sys
+mesh = Mesh(jax.devices(), ("data",))
+there = NamedSharding(mesh, PartitionSpec(), memory_kind=sys.argv[1])
+def step(stack, x):
+    body = lambda carry, i, _: ((put(carry[0], fetch(carry[0], i) + x, i), carry[1]), None)
+    return counted(body, (stack, x), None, 0, 3)[0]
+stack = jax.device_put(jnp.ones((3, 4)), there)
+stack, _ = jax.jit(step, donate_argnums=0)(stack, jnp.ones(4))
+print(float(stack.sum()))
+"""
+
+
+def test_memory_that_is_not_pinned_ends_the_process_on_a_cpu():
+    run = lambda kind: subprocess.run(
+        [sys.executable, "-c", UNPINNED, kind],
+        env=children.with_cpus(1),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    pinned = run("pinned_host")
+    assert (pinned.returncode, pinned.stdout) == (0, "24.0\n"), pinned.stderr[-2000:]
+    unpinned = run("unpinned_host")
+    assert unpinned.returncode < 0, (
+        "XLA:CPU takes arrays in `unpinned_host`: states may lie in memory that is not pinned, and"
+        " be tested on a CPU"
+    )
+    assert "memory kind does not match" in unpinned.stderr
+
+
+def test_a_sharding_of_a_single_device_forgets_its_memory_in_a_trace():
+    device = jax.devices()[0]
+    mesh = Mesh(np.array([device]), ("data",))
+    named = NamedSharding(mesh, PartitionSpec(), memory_kind="pinned_host")
+    single = SingleDeviceSharding(device, memory_kind="pinned_host")
+
+    def traced_on_host(sharding) -> bool:
+        shape = jax.ShapeDtypeStruct((3,), jnp.float32, sharding=sharding)
+        return on_host(jax.jit(lambda a: a).trace(shape).jaxpr.in_avals[0])
+
+    assert traced_on_host(named)
+    assert not traced_on_host(single), (
+        "JAX traces a shape with a SingleDeviceSharding in host memory as it lies:"
+        " jaxmem/_states/layout.py need not give arrays of one device a mesh"
+    )
