@@ -1,15 +1,14 @@
 """One microbatch of a released step: forward through embed, layers and head, and back again, where
-every gradient is folded into its moments as soon as it is whole.
+every gradient is used as soon as it is whole: folded into its moments, or for an update.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxmem._adama.fold import Fold, squared
+from jaxmem._adama.fold import TALLIES, Folds, squared
 from jaxmem._adama.model import Model
 from jaxmem._jax.jaxpr import reads
 from jaxmem._jax.vary import zeros
@@ -21,33 +20,30 @@ from jaxmem.errors import OptimizerError
 
 def backward(
     model: Model,
-    fold: Fold,
+    folds: Folds,
     params,
-    moments,
+    states,
     batch,
     key,
-    update: Callable | None = None,
     whole: Callable = lambda layer: layer,
 ):
-    """Returns (moments, loss) after one microbatch, whose gradients are folded as they appear.
+    """Returns (states, loss) after one microbatch, whose gradients are used as they appear.
 
     model: embed, block and head.
-    fold: what becomes of one component's gradient; a component is a layer, or an array outside.
+    folds: what becomes of each component's gradient; a component is a layer, or an array outside.
     params: the whole parameters, a dict.
-    moments: what `Model.started` made: a list for the arrays outside the layers, in the order of
-      their leaves, and a list of the layers' own, an entry for each of their stacks.
+    states: the components' states: a list of those of the arrays outside the layers, in the order
+      of their leaves, and a list of the layers', an entry for each of their stacks. Where these
+      have an entry "params", parameters are read from there, and replaced.
     batch: the microbatch.
     key: its random key, or None.
-    update: `update(parameters, moments)` makes a layer's new parameters, as soon as its moments are
-      folded. With it, the layers' moments that are returned have an entry "params" beside them.
-      None leaves the parameters as they are.
     whole: gathers a layer's parameters where `params` has a device's part of them.
     """
     # Forward: embed, the loop over layers, head. The three are differentiated apart, so that each
-    # gives its gradients when the fold wants them.
+    # gives its gradients when the folds want them.
     outer, layers = model.outer(params), params[model.layers]
     stacks = parts_of(layers)
-    outer_moments, layer_moments = moments
+    outer_states, layer_states = states
     embed, combine = _embedding(model, batch, key, sum(map(length, stacks)))
     (x, floats), pull_embed, others = jax.vjp(embed, outer, has_aux=True)
     loops, split, common = loops_over(
@@ -71,35 +67,29 @@ def backward(
 
     # Runs the layers backward: into the states, one for each stack, goes what `into` makes of each
     # layer's gradient.
-    def back(states, into, parameters=lambda k, _: stacks[k]):
+    def back(states, into, parameters):
         as_tree = lambda state, i, g, own: into(state, i, split.whole(own, g), own)
         return loops.backward(parameters, key, saved, d_y, d_aux, zeros(common[0]), states, as_tree)
 
-    def back_into_moments(fold):
+    def back_into_states(fold):
         # Tallies are told, and not carried: an index that a tally is put at would be computed
         # together with the tally, and the fetch of moments by that index would wait for it.
-        carried = [{k: m[k] for k in ("mu", "nu")} for m in layer_moments]
-        tallies = [{k: m[k] for k in ("squares", "skipped")} for m in layer_moments]
+        carried = [{k: v for k, v in s.items() if k not in TALLIES} for s in layer_states]
+        tallies = [{k: s[k] for k in TALLIES} for s in layer_states]
         none = jax.tree.map(lambda a: jnp.zeros((), a.dtype), tallies[0])
 
-        def folded(state, i, gradient):
-            new = folded_at(lambda m, g: fold(m | none, g), state, i, gradient)
-            return {k: new[k] for k in ("mu", "nu")}, {k: new[k] for k in none}
+        def into(state, i, gradient, own):
+            held = {k: v for k, v in state.items() if k != "params"}
+            # The loop has read these parameters already.
+            given = none | ({"params": own} if "params" in state else {})
+            new = folded_at(lambda s, g: fold(s | given, g), held, i, gradient)
+            return {k: new[k] for k in state}, {k: new[k] for k in none}
 
-        if update is None:
-            d_x, d_common, states, told = back(carried, lambda m, i, g, _: folded(m, i, g))
-        else:
-            # What is replaced is read from the loop's carry: from outside, it would be held twice.
-            def into(state, i, gradient, own, update=update):
-                moments = {k: state[k] for k in ("mu", "nu")}
-                new, tells = folded(moments, i, gradient)
-                return new | {"params": update(own, new)}, tells
-
-            with_params = [m | {"params": stacked} for m, stacked in zip(carried, stacks)]
-            read = lambda _, state: state["params"]
-            d_x, d_common, states, told = back(with_params, into, read)
+        # What is replaced is read from the loop's carry: from outside, it would be held twice.
+        read = lambda k, state: state.get("params", stacks[k])
+        d_x, d_common, new, told = back(carried, into, read)
         counted = jax.tree.map(jnp.add, tallies, told)
-        return d_x, d_common, [state | tally for state, tally in zip(states, counted)]
+        return d_x, d_common, [state | tally for state, tally in zip(new, counted)]
 
     # The gradients outside the layers, those of embed added to those of head. `d_common` begins
     # with what embed made for all layers; after it comes what `block` closes over, which is no
@@ -108,24 +98,27 @@ def backward(
         (d_embed,) = pull_embed((d_x, d_common[: len(floats)]))
         return [a + b for a, b in zip(d_outer, jax.tree.leaves(d_embed))]
 
-    if fold.clip.how == "norm":
-        factor, gradients = _global_factor(fold, moments, back, whole_gradients)
-        fold = dataclasses.replace(fold, factor=factor)
-        _, _, layer_moments = back_into_moments(fold)
-        return (list(map(fold, outer_moments, gradients)), layer_moments), loss
+    if folds.layer.clip.how == "norm":
+        factor, gradients = _global_factor(folds, states, stacks, back, whole_gradients)
+        folds = folds.scaled(factor)
+        _, _, layer_states = back_into_states(folds.layer)
+        used = [fold(s, g) for fold, s, g in zip(folds.outer, outer_states, gradients)]
+        return (used, layer_states), loss
 
-    # An array that embed does not read has its whole gradient now: it is folded before the layers'
+    # An array that embed does not read has its whole gradient now: it is used before the layers'
     # backward, and let go. What embed reads, tied embeddings too, waits for the end, since halves
     # of a gradient cannot be squared apart.
     again = reads(jax.make_jaxpr(lambda outer: embed(outer)[0])(outer))
+    components = list(zip(folds.outer, outer_states, strict=True))
     early = [
-        None if is_read else fold(s, g) for s, g, is_read in zip(outer_moments, d_outer, again)
+        None if is_read else fold(s, g) for (fold, s), g, is_read in zip(components, d_outer, again)
     ]
     # The barrier makes the loop wait for these folds; else their gradients might live through it.
     d_y, early = jax.lax.optimization_barrier((d_y, early))
-    d_x, d_common, layer_moments = back_into_moments(fold)
-    late = zip(early, outer_moments, whole_gradients(d_x, d_common))
-    return ([fold(s, g) if done is None else done for done, s, g in late], layer_moments), loss
+    d_x, d_common, layer_states = back_into_states(folds.layer)
+    late = zip(early, components, whole_gradients(d_x, d_common))
+    used = [fold(s, g) if done is None else done for done, (fold, s), g in late]
+    return (used, layer_states), loss
 
 
 def _embedding(model: Model, batch, key, layers: int):
@@ -163,24 +156,25 @@ def _loss(model: Model, outer, y, aux, batch):
     return loss
 
 
-def _global_factor(fold: Fold, moments, back: Callable, whole_gradients: Callable):
+def _global_factor(folds: Folds, states, stacks, back: Callable, whole_gradients: Callable):
     """Runs a backward that keeps only each layer's squared norm, and returns the factor that clips
     the microbatch's gradient by its global norm, and the gradients outside the layers.
     """
-    outer_moments, layer_moments = moments
-    axis = fold.mean_over
+    outer_states, layer_states = states
+    axis = folds.layer.mean_over
     like = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), layer_moments[0]["mu"]
+        lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), folds.layer.use.like(layer_states[0])
     )
 
     def into(state, i, gradient, _):
         (gradient,) = jax.lax.optimization_barrier((gradient,))
         return (), squared(gradient, like, axis)
 
-    d_x, d_common, _, squares = back([()] * len(layer_moments), into)
+    d_x, d_common, _, squares = back([()] * len(layer_states), into, lambda k, _: stacks[k])
     gradients = whole_gradients(d_x, d_common)
-    outside = [squared(g, s["mu"], axis) for g, s in zip(gradients, outer_moments)]
+    components = zip(folds.outer, outer_states, gradients)
+    outside = [squared(g, fold.use.like(s), axis) for fold, s, g in components]
     # A component whose norm is not finite counts as none, as the fold will leave it out.
     finite = lambda a: jnp.where(jnp.isfinite(a), a, jnp.zeros((), a.dtype))
     within = sum((finite(s).sum() for s in squares[1:]), finite(squares[0]).sum())
-    return fold.clip.factor(sum(map(finite, outside), within)), gradients
+    return folds.layer.clip.factor(sum(map(finite, outside), within)), gradients

@@ -12,7 +12,7 @@ import optax
 
 from jaxmem._adama import placement
 from jaxmem._adama.backward import backward
-from jaxmem._adama.fold import Clip, Fold
+from jaxmem._adama.fold import Clip, Fold, Folds, Moments
 from jaxmem._adama.gather import updated, whole
 from jaxmem._adama.model import Model
 from jaxmem._adama.streamed import minibatch
@@ -110,10 +110,10 @@ class ReleasedStep:
         numbered = first + jnp.arange(n, dtype=jnp.int32), _microbatches(batch, n)
         key_of = lambda i: None if key is None else jax.random.fold_in(key, i)
 
-        def fold_of(i):
+        def fold_of(i, update=None):
             # The first fold of the minibatch also decays the moments, which saves a pass over them.
             b1, b2 = (jnp.where(i == first, b, 1.0) for b in begin)
-            return Fold(rule, self.clip, (b1, b2), mean_over=mean_over)
+            return Fold(Moments(rule, (b1, b2), update), self.clip, mean_over=mean_over)
 
         if streams((params, old)):
             # Each device updates what it has: whole parameters of which it has a part of the
@@ -137,7 +137,9 @@ class ReleasedStep:
 
         def one(moments, indexed):
             i, part = indexed
-            return backward(self.model, fold_of(i), own, moments, part, key_of(i))
+            fold = fold_of(i)
+            folds = Folds([fold] * len(moments[0]), fold)
+            return backward(self.model, folds, own, moments, part, key_of(i))
 
         moments, losses = jax.lax.scan(one, moments, numbered)
         mu, nu = (self.model.joined(params, moments, name) for name in ("mu", "nu"))

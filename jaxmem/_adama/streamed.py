@@ -14,21 +14,22 @@ import jax.numpy as jnp
 import optax
 
 from jaxmem._adama.backward import backward
-from jaxmem._adama.fold import Fold
+from jaxmem._adama.fold import Fold, Folds
 from jaxmem._adama.gather import whole_layer, whole_outside
 from jaxmem._adama.model import Model
 from jaxmem._adama.rule import Rule
 from jaxmem._adama.transform import AdamAState
-from jaxmem._states.stacks import joined_shapes
+from jaxmem._states.stacks import joined_shapes, parts_of
 from jaxmem._states.stacks import like as as_layers
 
 
 def minibatch(
-    model: Model, rule: Rule, fold_of: Callable[[Any], Fold], like, state, microbatches, key_of
+    model: Model, rule: Rule, fold_of: Callable[..., Fold], like, state, microbatches, key_of
 ):
     """Returns ((params, AdamAState), moments with their tallies, losses (microbatches,)).
 
-    fold_of: the `Fold` of the microbatch of a number.
+    fold_of: the `Fold` of the microbatch of a number, and of what makes a component's new parameters
+      or None.
     like: the parameters with their whole shapes.
     state: the pair (params, AdamAState), of whose arrays a device may have a part (ZeRO-3): it then
       gathers a layer as it comes to it, and updates its own part.
@@ -52,8 +53,9 @@ def minibatch(
         i, part = numbered
         # Nothing is folded yet, so that this is the fold of microbatch i. But XLA does not know it:
         # where it knew that the last one's decays are 1, it would round otherwise.
-        fold = fold_of(i + old.folded)
-        return backward(model, fold, gathered, moments, part, key_of(i), update, whole)
+        number = i + old.folded
+        folds = Folds([fold_of(number)] * len(moments[0]), fold_of(number, update))
+        return backward(model, folds, gathered, moments, part, key_of(i), whole)
 
     # All microbatches but the last fold alone, and read the parameters from outside of their loop.
     before, last = (jax.tree.map(lambda a, s=s: a[s], microbatches) for s in (slice(-1), -1))
@@ -61,7 +63,9 @@ def minibatch(
     if not rule.single:
         moments, found = jax.lax.scan(one, moments, before)
         losses.append(found)
-    (outer, layers), loss = one(moments, last, update)
+    outer, layers = moments
+    with_params = [m | {"params": p} for m, p in zip(layers, parts_of(params[model.layers]))]
+    (outer, layers), loss = one((outer, with_params), last, update)
     losses.append(loss[None])
 
     stacks = as_layers(params[model.layers], [m["params"] for m in layers])
