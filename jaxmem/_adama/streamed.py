@@ -28,8 +28,8 @@ def minibatch(
 ):
     """Returns ((params, AdamAState), moments with their tallies, losses (microbatches,)).
 
-    fold_of: the `Fold` of the microbatch of a number, and of what makes a component's new parameters
-      or None.
+    fold_of: the `Fold` of the microbatch of a number, and of what makes a component's new
+      parameters, or None.
     like: the parameters with their whole shapes.
     state: the pair (params, AdamAState), of whose arrays a device may have a part (ZeRO-3): it then
       gathers a layer as it comes to it, and updates its own part.
