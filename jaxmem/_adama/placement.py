@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxmem._adama.model import Model
-from jaxmem._adama.transform import AdamA, AdamAState
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
 from jaxmem._states import layout
@@ -20,57 +19,62 @@ from jaxmem.errors import OptimizerError, TargetError
 POOL_VARIABLE, POOL_GIB = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", 64
 
 
-def split(model: Model, state, persist: int):
-    """The state (params, AdamAState) with the states of the first `persist` layers in device
+def split(model: Model, optimizer, state, persist: int):
+    """The state (params, optimizer state) with the states of the first `persist` layers in device
     memory, and those of the others in pinned host memory.
     """
     model.check(state[0])
-    layers = [
-        state[0][model.layers],
-        *(moments[model.layers] for moments in (state[1].mu, state[1].nu)),
-    ]
+    layers = [state[0][model.layers], *optimizer.opened(model, *state)[0]]
     count = sum(map(length, parts_of(layers[0])))
     check(persist, count)
     check_host(_platform(state), _nbytes(layers) * (count - persist) // count)
-    return _over(model, state, lambda layers: layout.split(layers, persist))
+    return _over(model, optimizer, state, lambda layers: layout.split(layers, persist))
 
 
-def joined(model: Model, state):
+def joined(model: Model, optimizer, state):
     """The state with its layers' arrays as one stack each."""
-    return _over(model, state, layout.joined)
+    return _over(model, optimizer, state, layout.joined)
 
 
-def created(model: Model, tx: AdamA, outer, layer: Callable, count: int, persist: int):
-    """The first state (params, AdamAState), in whose places each layer is made on its own.
+def created(model: Model, optimizer, outer, layer: Callable, count: int, persist: int):
+    """The first state (params, optimizer state), in whose places each layer is made on its own.
 
     outer: the parameters outside the layers.
     layer: `layer(i)`, the parameters of layer i, which is traced.
     count: how many layers there are.
     """
     check(persist, count)
-    on_device = lambda tree: jax.tree.map(lambda a: layout.moved(a, layout.DEVICE), tree)
-    outer = on_device(jax.tree.map(jnp.asarray, outer))
+    outer = jax.tree.map(lambda a: layout.moved(jnp.asarray(a), layout.DEVICE), outer)
     one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
     model.check({**outer, model.layers: one})
-    like = jax.eval_shape(tx.init, one)
-    check_host(_platform(outer), _nbytes((one, like.mu, like.nu)) * (count - persist))
+    # Of a model with one layer, of which every array has an axis of layers.
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape), a.dtype), one)
+    of_one = {**outer, model.layers: shapes}
+    like = jax.eval_shape(lambda params: optimizer.init(model, params), of_one)
+    stacks = shapes, *optimizer.opened(model, of_one, like)[0]
+    check_host(_platform(outer), _nbytes(stacks) * (count - persist))
     # Beside the arrays outside the layers, on the same devices, and whole on each of them.
     where: Any = next(iter(jax.tree.leaves(outer))).sharding
-    params, mu, nu = [], [], []
-    for start, stop, kind in layout.bounds_of(count, persist):
-        sharding = NamedSharding(where.mesh, PartitionSpec(), memory_kind=kind)
-        shapes = lambda tree, n=stop - start, to=sharding: jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct((n, *a.shape), a.dtype, sharding=to), tree
-        )
-        params.append(layout.filled(shapes(one), lambda i, first=start: layer(first + i)))
-        mu.append(jax.tree.map(layout.empty, shapes(like.mu)))
-        nu.append(jax.tree.map(layout.empty, shapes(like.nu)))
-    together = lambda parts: parts[0] if len(parts) == 1 else Stacks(tuple(parts))
-    with_layers = lambda outer, parts: {**outer, model.layers: together(parts)}
-    first = on_device(tx.init(outer))
-    return with_layers(outer, params), first._replace(
-        mu=with_layers(first.mu, mu), nu=with_layers(first.nu, nu)
-    )
+
+    def stacked(one, make: Callable | None):
+        parts = []
+        for start, stop, kind in layout.bounds_of(count, persist):
+            sharding = NamedSharding(where.mesh, PartitionSpec(), memory_kind=kind)
+            shapes = jax.tree.map(
+                lambda a, n=stop - start, to=sharding: jax.ShapeDtypeStruct(
+                    (n, *a.shape), a.dtype, sharding=to
+                ),
+                one,
+            )
+            if make is None:
+                parts.append(jax.tree.map(layout.empty, shapes))
+            else:
+                own = lambda i, first=start, make=make: make(first + i)
+                parts.append(layout.filled(shapes, own))
+        return parts[0] if len(parts) == 1 else Stacks(tuple(parts))
+
+    params = {**outer, model.layers: stacked(one, layer)}
+    return params, optimizer.created(model, outer, layer, stacked)
 
 
 def check(persist: int, count: int) -> None:
@@ -116,9 +120,10 @@ def _platform(tree) -> str:
     return next(iter(arrays[0].devices())).platform if arrays else ""
 
 
-def _over(model: Model, state, change: Callable):
+def _over(model: Model, optimizer, state, change: Callable):
     """The state with `change` made of the layers' arrays, and all others beside them."""
     params, old = state
     beside = lambda tree: jax.tree.map(lambda a: layout.moved(a, layout.DEVICE), tree)
+    stacks, others, closed = optimizer.opened(model, params, old)
     of = lambda tree: {k: (change if k == model.layers else beside)(v) for k, v in tree.items()}
-    return of(params), AdamAState(beside(old.count), beside(old.folded), of(old.mu), of(old.nu))
+    return of(params), closed([*map(change, stacks)], beside(others))

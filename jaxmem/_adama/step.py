@@ -1,26 +1,60 @@
-"""The released step: runs a minibatch's microbatches one after the other, on one device or on each
-of several, and updates the parameters at their end.
+"""The released step: an optimizer's minibatches of a model, on one device or on each of several,
+and its states in their places.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxmem._adama import placement
-from jaxmem._adama.backward import backward
-from jaxmem._adama.fold import Clip, Fold, Folds, Moments
-from jaxmem._adama.gather import updated, whole
-from jaxmem._adama.model import Model
-from jaxmem._adama.streamed import minibatch
-from jaxmem._adama.transform import AdamA, AdamAState
-from jaxmem._jax.vary import varying
+from jaxmem._adama.fold import Clip
+from jaxmem._adama.model import Minibatch, Model
 from jaxmem._states.shards import placed, shards
-from jaxmem._states.store import streams
 from jaxmem.errors import OptimizerError
+
+
+class Optimizer(Protocol):
+    """What a released step asks of an optimizer: `Accumulated`, which is AdamA, or `Direct`."""
+
+    @property
+    def axis_name(self) -> str | None:
+        """The mesh axis of data parallelism; None on one device."""
+        ...
+
+    def init(self, model: Model, params) -> Any:
+        """The first state."""
+        ...
+
+    def created(self, model: Model, outer, layer: Callable, stacked: Callable) -> Any:
+        """The first state of a model whose layers are made one at a time in their places.
+
+        outer: the parameters outside the layers.
+        layer: makes those of a layer of a number.
+        stacked: makes stacks in their places, of a layer's shapes and of a function of a layer's
+          number that makes it, or None for zeros.
+        """
+        ...
+
+    def opened(self, model: Model, params, state) -> tuple[list, Any, Callable]:
+        """The state's stacks as a list of trees, all else as a tree, and a function that puts both
+        together again.
+        """
+        ...
+
+    def specs(self, model: Model, params, parts, divided: str) -> Any:
+        """The PartitionSpecs of the state. `parts`: those of parameters that are divided."""
+        ...
+
+    def minibatch(self, model: Model, clip: Clip, like, state, batch, key) -> Minibatch:
+        """Runs a minibatch.
+
+        like: the parameters with their whole shapes.
+        state: the pair (params, state), of whose arrays a device may have a part.
+        """
+        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,12 +69,12 @@ class ReleasedStep:
     the microbatches' gradient norms; `skipped`, how many folds were left out since a gradient was
     not finite, int32; `skipped_layers`, how many of these were of each layer, int32 (L,).
 
-    tx: the optimizer.
+    optimizer: what becomes of gradients and states.
     model: the model as three functions.
     clip: how gradients are clipped.
     """
 
-    tx: AdamA
+    optimizer: Optimizer
     model: Model
     clip: Clip
 
@@ -50,7 +84,7 @@ class ReleasedStep:
         Raises OptimizerError for parameters that `released_step` cannot take.
         """
         self.model.check(params)
-        return params, self.tx.init(params)
+        return params, self.optimizer.init(self.model, params)
 
     def create(self, outer, layer: Callable, count: int, persist: int = 0) -> tuple[Any, Any]:
         """Makes the first state of a model that need not fit into the device's memory: that of
@@ -63,7 +97,7 @@ class ReleasedStep:
 
         Raises OptimizerError as `init` and `split` do.
         """
-        return placement.created(self.model, self.tx, outer, layer, count, persist)
+        return placement.created(self.model, self.optimizer, outer, layer, count, persist)
 
     def split(self, state, persist: int) -> tuple[Any, Any]:
         """Moves the states of all layers but the first `persist` to pinned host memory, from which
@@ -77,14 +111,14 @@ class ReleasedStep:
 
         Raises OptimizerError if `persist` is no number from 0 to the number of layers.
         """
-        return placement.split(self.model, state, persist)
+        return placement.split(self.model, self.optimizer, state, persist)
 
     def joined(self, state) -> tuple[Any, Any]:
         """The state with each of the layers' arrays as one stack again, which no placement changes:
         what checkpoints hold. The stack lies in host memory if a part of it did. Arrays that move
         are deleted where they were.
         """
-        return placement.joined(self.model, state)
+        return placement.joined(self.model, self.optimizer, state)
 
     def __call__(self, state, batch, key=None):
         return self._step(state[0], state, batch, key)
@@ -94,67 +128,13 @@ class ReleasedStep:
 
         `like` has the whole parameters' shapes; of the arrays of `state` a device may have a part.
         """
-        params, old = state
         self.model.check(like)
-        rule, n = self.tx.rule, self.tx.rule.accumulation_steps
-        # Divided moments are told by their shapes; no layout is stored beside the state.
-        zero1 = any(
-            a.shape != b.shape for a, b in zip(jax.tree.leaves(like), jax.tree.leaves(old.mu))
-        )
-        # Divided moments are folded with the devices' mean gradient, and never reduced. So nu must
-        # not start as a multiple of itself, as it does where the devices' own moments are summed.
-        begin = dataclasses.replace(rule, axis_name=None).decays if zero1 else rule.decays
-        mean_over = rule.axis_name if zero1 else None
-        # Microbatches are counted on from device to device, so that each has a key of its own.
-        first = 0 if rule.axis_name is None else jax.lax.axis_index(rule.axis_name) * n
-        numbered = first + jnp.arange(n, dtype=jnp.int32), _microbatches(batch, n)
-        key_of = lambda i: None if key is None else jax.random.fold_in(key, i)
+        made = self.optimizer.minibatch(self.model, self.clip, like, state, batch, key)
+        return made.state, self._metrics(made)
 
-        def fold_of(i, update=None):
-            # The first fold of the minibatch also decays the moments, which saves a pass over them.
-            b1, b2 = (jnp.where(i == first, b, 1.0) for b in begin)
-            return Fold(Moments(rule, (b1, b2), update), self.clip, mean_over=mean_over)
-
-        if streams((params, old)):
-            # Each device updates what it has: whole parameters of which it has a part of the
-            # moments, or moments that are to be reduced first, would cross once more.
-            parts = zip(jax.tree.leaves(params), jax.tree.leaves(old.mu))
-            if rule.axis_name and not (zero1 and all(p.shape == m.shape for p, m in parts)):
-                raise OptimizerError(
-                    f"released_step: the optimizer's `axis_name` is {rule.axis_name!r}, and the"
-                    " state lies in host memory; expected data_parallel(mesh, 'states'), which"
-                    " divides all that lies there over the devices"
-                )
-            new, moments, losses = minibatch(
-                self.model, rule, fold_of, like, state, numbered, key_of
-            )
-            return jax.tree.map(lambda a, b: a.astype(b.dtype), new, state), self._metrics(
-                moments, losses, zero1
-            )
-
-        own = varying(whole(self.model, params, like, rule.axis_name), rule.axis_name)
-        moments = varying(self.model.started(like, old.mu, old.nu), rule.axis_name)
-
-        def one(moments, indexed):
-            i, part = indexed
-            fold = fold_of(i)
-            folds = Folds([fold] * len(moments[0]), fold)
-            return backward(self.model, folds, own, moments, part, key_of(i))
-
-        moments, losses = jax.lax.scan(one, moments, numbered)
-        mu, nu = (self.model.joined(params, moments, name) for name in ("mu", "nu"))
-        folded = AdamAState(old.count, old.folded, mu, nu)
-        if zero1:
-            params, new = updated(self.model.layers, rule, params, folded)
-        else:
-            updates, new = self.tx.finish(folded, params)
-            params = optax.apply_updates(params, updates)
-        new = jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
-        return (params, new), self._metrics(moments, losses, zero1)
-
-    def _metrics(self, moments, losses, zero1: bool):
-        """The metrics of a minibatch, from its tallies; `losses` has one entry a microbatch."""
-        outer, stacks = moments
+    def _metrics(self, made: Minibatch):
+        """The metrics of a minibatch, from its tallies."""
+        (outer, stacks), losses = made.components, made.losses
         # One entry a layer, of all stacks in order.
         layers = {k: jnp.concatenate([m[k] for m in stacks]) for k in ("squares", "skipped")}
         # Squares are summed over components and microbatches: divided by the number of microbatches
@@ -167,10 +147,10 @@ class ReleasedStep:
             "skipped": skipped,
             "layers": layers["skipped"],
         }
-        if (axis := self.tx.rule.axis_name) is not None:
+        if (axis := self.optimizer.axis_name) is not None:
             counts = skipped, layers["skipped"]
-            # With divided moments a component's norm is of all devices, so all skip it together.
-            counts = counts if zero1 else jax.lax.psum(counts, axis)
+            # Where a component's gradient is a mean over devices, all skip it together.
+            counts = jax.lax.psum(counts, axis) if made.apart else counts
             found = dict(zip(found, (*jax.lax.pmean((found["loss"], squares), axis), *counts)))
         return {
             "loss": found["loss"],
@@ -197,12 +177,13 @@ class ReleasedStep:
 
         Raises OptimizerError if the optimizer was made without `axis_name`, or for another axis.
         """
-        axis = self.tx.rule.axis_name
+        axis = self.optimizer.axis_name
         if axis is None or axis not in mesh.shape:
             raise OptimizerError(
                 f"data_parallel: the optimizer's `axis_name` is {axis!r}, and `mesh` has"
                 f" {', '.join(map(repr, mesh.shape))};"
-                " expected one of them: jaxmem.adama(..., axis_name=...)"
+                " expected one of them: jaxmem.adama(..., axis_name=...), or of another optimizer's"
+                " step, released_step(..., axis_name=...)"
             )
         everything, over = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(axis)
 
@@ -232,7 +213,7 @@ class ReleasedStep:
         Raises OptimizerError for another `divided` than `data_parallel` takes, or without
         `axis_name`.
         """
-        axis, everything = self.tx.rule.axis_name, jax.sharding.PartitionSpec()
+        axis, everything = self.optimizer.axis_name, jax.sharding.PartitionSpec()
         if divided not in ("nothing", "moments", "states"):
             raise OptimizerError(
                 f"specs: `divided` is {divided!r}; expected 'nothing', 'moments' or 'states'"
@@ -248,24 +229,5 @@ class ReleasedStep:
             for k, v in params.items()
         }
         everywhere = jax.tree.map(lambda _: everything, params)
-        moments = everywhere if divided == "nothing" else parts
-        return parts if divided == "states" else everywhere, AdamAState(
-            everything, everything, moments, moments
-        )
-
-
-def _microbatches(batch, n: int):
-    """The batch's arrays as (microbatches, size of one, ...). Raises OptimizerError where `n` does
-    not divide the leading axis.
-    """
-
-    def one(path, a):
-        if not jnp.ndim(a) or jnp.shape(a)[0] % n:
-            raise OptimizerError(
-                f"released_step: `batch{jax.tree_util.keystr(path)}` has shape {jnp.shape(a)};"
-                " expected a leading axis that"
-                f" accumulation_steps = {n} divides"
-            )
-        return a.reshape(n, a.shape[0] // n, *a.shape[1:])
-
-    return jax.tree.map_with_path(one, batch)
+        made = self.optimizer.specs(self.model, params, parts, divided)
+        return parts if divided == "states" else everywhere, made

@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
@@ -47,9 +48,11 @@ def in_host_memory(tree) -> int:
     return sum(math.prod(a.shape) * a.dtype.itemsize for a in host)
 
 
-@functools.cache
 def streamed(n, persist):
-    tx = jaxmem.adama(1e-3, accumulation_steps=n)
+    return of_a_model(jaxmem.adama(1e-3, accumulation_steps=n), n, persist)
+
+
+def of_a_model(tx, n, persist):
     step = tiny_lm.released(tx, plan=Assignment({"block": {}}))
     make = functools.partial(tiny_lm.parameters, np.float32, layers=LAYERS, width=WIDTH, vocab=512)
     state = step.split(jax.eval_shape(lambda: step.init(make())), persist)
@@ -74,6 +77,35 @@ def test_host_memory_holds_the_placed_states_alone_and_copies_run_beside_product
         assert total(moved(True)) == streamed_layers * (n * 2 * layer // 3 + layer // 3)
         beside = [t for t in moved(False) if t.products]
         assert total(beside) >= BESIDE * total(moved(False))
+
+
+SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10, 100)
+
+
+@pytest.mark.parametrize(
+    ("tx", "persist"),
+    [
+        (optax.lion(SCHEDULE, weight_decay=0.1), 0),
+        (optax.sgd(1e-3, momentum=0.9, nesterov=True), 2),
+        slow(optax.adamw(SCHEDULE), 1),
+        slow(optax.chain(optax.clip(1.0), optax.inject_hyperparams(optax.rmsprop)(1e-3)), 0),
+    ],
+)
+def test_an_update_in_the_backward_moves_each_state_once_each_way(tx, persist, h200):
+    step, *args = of_a_model(tx, 1, persist)
+    found = compiled(h200, step, *args)
+    (params, optimizer), layers = args[0], LAYERS - persist
+    host = {"params": in_host_memory(params), "optimizer": in_host_memory(optimizer)}
+    assert host["params"] == layers * 2 * 2 * WIDTH * WIDTH * 4
+    assert host["optimizer"] in (host["params"], 2 * host["params"])
+    assert found.host_bytes == sum(host.values())
+    assert fault(found.transfers) is None
+    moved = lambda to_host: [t for t in found.transfers if t.in_loop and t.to_host == to_host]
+    total = lambda chosen: sum(t.nbytes * t.runs for t in chosen)
+    assert total(moved(False)) == 2 * host["params"] + host["optimizer"]
+    assert total(moved(True)) == host["params"] + host["optimizer"]
+    beside = [t for t in moved(False) if t.products]
+    assert total(beside) >= BESIDE * total(moved(False))
 
 
 def host(*shape):
