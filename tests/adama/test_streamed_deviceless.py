@@ -108,6 +108,27 @@ def test_an_update_in_the_backward_moves_each_state_once_each_way(tx, persist, h
     assert total(beside) >= BESIDE * total(moved(False))
 
 
+def test_no_gradient_of_a_layer_outlives_it(h200):
+    """Of a resident state, beside a step that has the gradient of all layers at once."""
+    tx = optax.lion(SCHEDULE)
+    step, (params, optimizer), batch = of_a_model(tx, 1, LAYERS)
+
+    def whole(state, batch):
+        def loss(params):
+            x, *shared = tiny_lm.embed(params, batch)
+            y = jaxmem.stack(tiny_lm.block, params["blocks"], x, *shared)
+            return tiny_lm.head(params, y, batch)
+
+        updates, optimizer = tx.update(jax.grad(loss)(state[0]), state[1], state[0])
+        return optax.apply_updates(state[0], updates), optimizer
+
+    state = params, optimizer
+    released, held = (compiled(h200, f, state, batch) for f in (step, whole))
+    layers = sum(math.prod(a.shape) * 4 for a in jax.tree.leaves(params["blocks"]))
+    # All layers' gradients but one, which are alive at once there and not here.
+    assert released.temp_bytes < held.temp_bytes - layers * (LAYERS - 2) // LAYERS
+
+
 def host(*shape):
     mesh = AbstractMesh((1,), ("data",), axis_types=(AxisType.Auto,))
     there = NamedSharding(mesh, PartitionSpec(), memory_kind="pinned_host")
