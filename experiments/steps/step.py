@@ -40,9 +40,15 @@ def init_state(config: Config) -> State:
     """The first state; under `jax.eval_shape` it allocates nothing."""
     params_key, dropout_key = jax.random.split(jax.random.key(config.train.seed))
     params = models.create(config, params_key)
-    folds = config.optimizer.accumulation in ("adama", "released")
-    moments = (adama(config) if folds else optimizer(config)).init(params)
+    moments = _first_moments(config, params)
     return State(params, moments, jnp.zeros((), jnp.int32), jax.random.key_data(dropout_key))
+
+
+def _first_moments(config: Config, params):
+    if config.optimizer.accumulation == "released":
+        return accumulate.released_step(config).init(params)[1]
+    folds = config.optimizer.accumulation == "adama"
+    return (adama(config) if folds else optimizer(config)).init(params)
 
 
 def abstract(config: Config) -> tuple[State, Any]:

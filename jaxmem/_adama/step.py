@@ -24,6 +24,11 @@ class Optimizer(Protocol):
         """The mesh axis of data parallelism; None on one device."""
         ...
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether types tell that what it makes of undivided states is equal on all devices."""
+        ...
+
     def init(self, model: Model, params) -> Any:
         """The first state."""
         ...
@@ -194,7 +199,7 @@ class ReleasedStep:
             keys = () if key is None else (key,)
             specs, out = (layout, over, *(everything for _ in keys)), (layout, everything)
             # Gathered arrays are equal on all devices, but their types do not say so: unchecked.
-            checked = divided == "nothing"
+            checked = divided == "nothing" and self.optimizer.is_checked
             mapped = jax.shard_map(
                 call, mesh=mesh, in_specs=specs, out_specs=out, check_vma=checked
             )

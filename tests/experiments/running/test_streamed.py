@@ -60,6 +60,15 @@ def test_losses_are_those_of_a_resident_run(persist, resident, text, tmp_path):
     np.testing.assert_allclose(got, resident, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["lion", slow("sgd")])
+def test_other_optimizers_stream_too(name, text, tmp_path):
+    settings = text, "train.microbatches=1", f"optimizer.name={name}"
+    want = losses(tmp_path / "resident", *settings)
+    got = losses(tmp_path / "streamed", *settings, "states.persist=1")
+    assert got[-1] < got[0]
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 def steps(config, state, numbers):
     data, found = TEXT.read(config), []
     step = prepare(config).step
