@@ -9,6 +9,8 @@ import optax
 import pytest
 
 import jaxmem
+from jaxmem._core.actions import Choice
+from jaxmem._core.assignment import Assignment
 from jaxmem._states.stacks import Stacks
 from jaxmem.errors import OptimizerError
 from tests.shared import tiny_lm
@@ -159,6 +161,60 @@ def test_schedules_masks_and_chains_are_those_of_whole_gradients(name):
     for persist in (1, LAYERS):
         found, _ = train(step, step.split(step.init(parameters()), persist), 5)
         close(found, want)
+
+
+def test_plans_keys_and_auxiliary_outputs_go_with_it():
+    def block(p, x, *shared, key):
+        y = tiny_lm.block(p, x, *shared, key=key)
+        return y, (y * y).mean()
+
+    def head(outer, x, aux, batch):
+        return tiny_lm.head(outer, x, batch) + 0.1 * (aux**2).sum()
+
+    def loss(params, batch, key):
+        own = lambda i: {"key": jax.random.fold_in(key, i)}
+        x, *shared = tiny_lm.embed(params, batch, **own(LAYERS))
+        found = []
+        for i in range(LAYERS):
+            x, aux = block(
+                jax.tree.map(lambda a, i=i: a[i], params["blocks"]), x, *shared, **own(i)
+            )
+            found.append(aux)
+        return head(params, x, jnp.stack(found), batch)
+
+    plan = Assignment(
+        {
+            "block[0:3]": {"in": Choice("recompute"), "up": Choice("recompute")},
+            "block[3:4]": {"in": Choice("keep"), "up": Choice("keep")},
+        }
+    )
+    tx, key = optax.sgd(0.1, momentum=0.9), jax.random.key(3)
+    arguments = {"layers": "blocks", "has_aux": True, "plan": plan}
+    step = jaxmem.released_step(tx, tiny_lm.embed, block, head, **arguments)
+    state, metrics = jax.jit(step)(step.split(step.init(parameters()), 2), tokens(0), key)
+    value, found = jax.jit(jax.value_and_grad(loss))(
+        parameters(), tokens(0), jax.random.fold_in(key, 0)
+    )
+    want = optax.apply_updates(parameters(), tx.update(found, tx.init(found))[0])
+    close(step.joined(state)[0], want)
+    np.testing.assert_allclose(metrics["loss"], value, rtol=1e-6)
+    np.testing.assert_allclose(metrics["grad_norm"], optax.tree.norm(found), rtol=1e-5)
+
+
+def test_layers_may_compute_in_bfloat16_and_the_state_stays_as_it_was():
+    wide = lambda outer, x, batch: tiny_lm.head(outer, x.astype("float32"), batch)
+    near = lambda outer, batch: tuple(a.astype("bfloat16") for a in tiny_lm.embed(outer, batch))
+    tx = optax.lion(3e-3, mu_dtype="bfloat16")
+    step = jaxmem.released_step(tx, near, tiny_lm.block, wide, layers="blocks", dtype="bfloat16")
+    state, found = step.split(step.init(parameters()), 1), []
+    dtypes = lambda tree: [a.dtype for a in jax.tree.leaves(tree)]
+    before, call = dtypes(state), jax.jit(step, donate_argnums=0)
+    for _ in range(20):
+        state, metrics = call(state, tokens(0))
+        found.append(float(metrics["loss"]))
+    assert dtypes(state) == before
+    assert {str(a.dtype) for a in jax.tree.leaves(state[1]) if a.ndim > 1} == {"bfloat16"}
+    assert found[-1] < found[0] - 0.1
 
 
 def unstacked(params):

@@ -76,8 +76,11 @@ def test_whole_and_released_gradients_give_the_same_parameters(kind):
     assert found[0][0] > 1
 
 
-@pytest.mark.parametrize(("name", "kind"), [("lion", "gpt"), slow("sgd", "llama")])
+@pytest.mark.parametrize(("name", "kind"), [("sgd", "gpt"), slow("lion", "llama")])
 def test_other_optimizers_update_a_layer_in_the_backward_as_by_the_whole_gradient(name, kind):
+    """Lion of a model without biases: the gradient of a key's is 0 but for rounding, and its sign
+    is an update.
+    """
     exact = "model.dtype=float64", *dropping(kind, 0.0), "train.microbatches=1"
     jax.config.update("jax_enable_x64", True)
     added, losses = trained(config_of("scan", kind, *exact, f"optimizer.name={name}"))
