@@ -60,4 +60,6 @@ class ImageConfig(sections.Trained):
                 f"train.microbatches: got {self.train.microbatches}; allowed with"
                 " optimizer.accumulation = 'none': 1, since the whole batch is one"
             )
+        if self.optimizer.accumulation == "adama":
+            sections.refuse_folding(self.optimizer, "optimizer.accumulation = 'adama'")
         return self

@@ -53,10 +53,11 @@ class Train(Section):
 
 
 class Optimizer(Section):
-    """AdamW; the rate rises over `warmup` steps, then falls as a cosine to `final_ratio` of itself
-    at the last step.
+    """The rate rises over `warmup` steps, then falls as a cosine to `final_ratio` of itself at the
+    last step. `name`: AdamW; Lion, without `epsilon`; or SGD with the momentum `beta1`.
     """
 
+    name: Literal["adamw", "lion", "sgd"] = "adamw"
     learning_rate: Positive
     warmup: Annotated[int, Field(ge=0, le=LARGEST)] = 0
     final_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.1
@@ -64,6 +65,15 @@ class Optimizer(Section):
     beta2: Probability = 0.999
     epsilon: Positive = 1e-8
     weight_decay: NonNegative = 0.0
+
+
+def refuse_folding(optimizer: Optimizer, way: str) -> None:
+    """Raises ValueError where a way of accumulation is AdamA, and the optimizer is another."""
+    if optimizer.name != "adamw":
+        raise ValueError(
+            f"optimizer.name: got {optimizer.name!r}; allowed with {way}: 'adamw', since"
+            " microbatches are folded into Adam's moments"
+        )
 
 
 class Trained(Section):

@@ -58,7 +58,8 @@ class Train(sections.Train):
 class Optimizer(sections.Optimizer):
     """`accumulation`: how a batch's microbatches become one step. "scan" adds their gradients up,
     "in_place" each layer's in the backward; "multi_steps" is optax.MultiSteps; "adama" folds each
-    microbatch's whole gradient into the moments, "released" each layer's in the backward.
+    microbatch's whole gradient into the moments, "released" each layer's in the backward, where
+    other optimizers than AdamW update the layer with one microbatch.
     `clip`: of the batch's gradient, and of each microbatch's in AdamA. "component", released alone,
     is each layer's norm.
     """
@@ -154,6 +155,12 @@ class Config(sections.Trained):
                 f"model.loop: got {self.model.loop!r}; allowed with optimizer.accumulation ="
                 f" {way!r}: 'stack', whose"
                 " backward lets a layer's gradient go"
+            )
+        if way == "adama":
+            sections.refuse_folding(self.optimizer, "optimizer.accumulation = 'adama'")
+        if way == "released" and self.train.microbatches > 1:
+            sections.refuse_folding(
+                self.optimizer, "optimizer.accumulation = 'released' and several train.microbatches"
             )
         if self.optimizer.clip == "component" and way != "released":
             raise ValueError(

@@ -13,14 +13,14 @@ import jaxmem
 from experiments.config.text import Config
 from experiments.models import registry as models
 from experiments.models.split import whole
-from experiments.steps.optimizer import adama, clipping, optimizer
+from experiments.steps.optimizer import adama, clipping, named, optimizer
 
 # (params, moments, batch, key or None) -> (params, moments, metrics)
 Update = Callable[[Any, Any, Any, Any], Any]
 
 
 def added_up(config: Config, loss) -> Update:
-    """Gradients added up in place, then one AdamW step: what AdamA is measured against."""
+    """Gradients added up in place, then one step: what AdamA is measured against."""
     tx = optimizer(config)
 
     def update(params, moments, batch, key):
@@ -110,7 +110,7 @@ def folded(config: Config, loss) -> Update:
 
 
 def released(config: Config, plan=None) -> Update:
-    """AdamA with each layer's gradient folded in the backward."""
+    """Each layer's gradient folded into AdamA's moments in the backward, or its update there."""
     step = released_step(config, plan)
 
     def update(params, moments, batch, key):
@@ -124,10 +124,9 @@ def released_step(config: Config, plan=None, axis_name: str | None = None, dtype
     """jaxmem's released step over the config's model."""
     o, split = config.optimizer, models.split(config)
     clip = None if o.clip == "none" else (o.clip, o.clip_at)
-    tx, layers = adama(config, axis_name), {"layers": "blocks", "dtype": dtype}
-    return jaxmem.released_step(
-        tx, split.embed, split.layer, split.head, plan=plan, clip=clip, **layers
-    )
+    tx = adama(config, axis_name) if o.name == "adamw" else named(config)
+    options = {"layers": "blocks", "dtype": dtype, "clip": clip, "axis_name": axis_name}
+    return jaxmem.released_step(tx, split.embed, split.layer, split.head, plan=plan, **options)
 
 
 def gradient(loss, params, batch, key, n: int):

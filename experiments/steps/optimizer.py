@@ -1,4 +1,6 @@
-"""AdamW as GPT-2's trainers use it: warm-up, cosine, decay of matrices only, gradients clipped."""
+"""Optimizers as GPT-2's trainers use AdamW: warm-up, cosine, decay of matrices only, gradients
+clipped.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +40,26 @@ def adamw(config: Trained) -> optax.GradientTransformation:
     return optax.adamw(*rates, weight_decay=o.weight_decay, mask=matrices)
 
 
+def lion(config: Trained) -> optax.GradientTransformation:
+    o = config.optimizer
+    rates = learning_rate(config), o.beta1, o.beta2
+    return optax.lion(*rates, weight_decay=o.weight_decay, mask=matrices)
+
+
+def sgd(config: Trained) -> optax.GradientTransformation:
+    """With momentum, and decay added to the gradient."""
+    o = config.optimizer
+    decay = optax.add_decayed_weights(o.weight_decay, mask=matrices)
+    return optax.chain(decay, optax.sgd(learning_rate(config), momentum=o.beta1))
+
+
+def named(config: Trained) -> optax.GradientTransformation:
+    """What `optimizer.name` says, for whole gradients."""
+    return {"adamw": adamw, "lion": lion, "sgd": sgd}[config.optimizer.name](config)
+
+
 def adama(config: Trained, axis_name: str | None = None):
-    """The same AdamW, which microbatches are folded into."""
+    """AdamW, which microbatches are folded into."""
     o = config.optimizer
     return jaxmem.adamaw_a(
         learning_rate(config),
@@ -75,8 +95,8 @@ def clipping(config: Config) -> optax.GradientTransformation:
 
 
 def optimizer(config: Config) -> optax.GradientTransformation:
-    """AdamW after clipping, for whole gradients of a batch."""
-    chained = optax.chain(clipping(config), adamw(config))
+    """What is named, after clipping, for whole gradients of a batch."""
+    chained = optax.chain(clipping(config), named(config))
     return multi_steps(config, chained) if _by_microbatch(config) else chained
 
 
@@ -84,7 +104,7 @@ def image_optimizer(config: ImageConfig) -> optax.GradientTransformation:
     """What is called once a microbatch ("adama", "multi_steps"), or once a batch."""
     if config.optimizer.accumulation == "adama":
         return adama(config)
-    return multi_steps(config, adamw(config)) if _by_microbatch(config) else adamw(config)
+    return multi_steps(config, named(config)) if _by_microbatch(config) else named(config)
 
 
 def _by_microbatch(config: Config | ImageConfig) -> bool:

@@ -40,8 +40,7 @@ def init_state(config: Config) -> State:
     """The first state, all on the device; under `jax.eval_shape` it allocates nothing."""
     params_key, dropout_key = _keys(config)
     params = models.create(config, params_key)
-    folds = config.optimizer.accumulation in ("adama", "released")
-    moments = (adama(config) if folds else optimizer(config)).init(params)
+    moments = _first_moments(config, params)
     return State(params, moments, jnp.zeros((), jnp.int32), jax.random.key_data(dropout_key))
 
 
@@ -64,6 +63,13 @@ def first_state(config: Config) -> State:
 def _keys(config: Config) -> jax.Array:
     """The keys that parameters are drawn from, and dropout."""
     return jax.random.split(jax.random.key(config.train.seed))
+
+
+def _first_moments(config: Config, params):
+    if config.optimizer.accumulation == "released":
+        return accumulate.released_step(config).init(params)[1]
+    folds = config.optimizer.accumulation == "adama"
+    return (adama(config) if folds else optimizer(config)).init(params)
 
 
 def abstract(config: Config) -> tuple[State, Any]:

@@ -1,3 +1,3 @@
-"""AdamA: gradients folded into Adam's moments and released. Imports `_core`, `_jax`, `_states`,
+"""AdamA, and the released step of any optimizer. Imports `_core`, `_jax`, `_states`,
 `_stack`, optax.
 """

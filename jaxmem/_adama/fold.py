@@ -1,10 +1,12 @@
-"""What becomes of one component's gradient: it is checked, clipped and folded into its moments.
+"""What becomes of one component's gradient: it is checked, clipped and used, as AdamA does by
+folding it into moments.
 
-A component is what is folded at once: one layer, or one array outside the layers.
+A component is what is updated at once: one layer, or one array outside the layers.
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from jaxmem._states.shards import scattered, total
 from jaxmem.errors import OptimizerError
 
 CLIPS = ("value", "component", "norm")
+TALLIES = ("squares", "skipped")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,49 +69,57 @@ def squared(gradient, like, axis_name: str | None):
     return total(scattered(gradient, like, axis_name), gradient, axis_name)
 
 
+class Use(Protocol):
+    """What a component's gradient is used for: it is folded into moments, or it is an update."""
+
+    def like(self, state: dict[str, Any]):
+        """Of the component's state, the arrays that the gradient is added to: it is widened to
+        their dtypes, and scattered to their shapes where a device has a part of them.
+        """
+        ...
+
+    def __call__(self, state: dict[str, Any], gradient, finite) -> dict[str, Any]:
+        """The component's new state, which has the old one's entries.
+
+        gradient: clipped; zeros where `finite`, a scalar, is false.
+        """
+        ...
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fold:
     """`fold(state, gradient)` returns the state of one component after one microbatch.
 
-    The state is a dict: the moments "mu" and "nu"; "squares", the sum of the squared norms of its
-    gradients; "skipped", how many of them were left out since they were not finite.
+    The state is a dict: what `use` reads and replaces; "squares", the sum of the squared norms of
+    its gradients; "skipped", how many of them were left out since they were not finite. An entry
+    "params", where there is one, is the component's parameters, which are then replaced too.
 
-    rule: the arithmetic of AdamA.
+    use: what the gradient is used for.
     clip: how the gradient is clipped.
-    decays: what mu and nu are multiplied by first: the minibatch's decay rates in its first
-      microbatch, 1 in the others.
     factor: what scales every component, where `clip` is by the exact global norm.
-    mean_over: the mesh axis over whose devices every gradient is averaged before it is folded, for
-      moments that are divided over them; None: each device folds its own gradient, and moments are
-      reduced at the end of the minibatch.
+    mean_over: the mesh axis over whose devices every gradient is averaged before it is used; None:
+      each device uses its own gradient.
     """
 
-    rule: Rule
+    use: Use
     clip: Clip
-    decays: tuple[Any, Any]
     factor: Any = 1.0
     mean_over: str | None = None
 
     def __call__(self, state: dict[str, Any], gradient) -> dict[str, Any]:
-        # Where moments are divided, `own` is this device's part of the mean gradient, or all of it
+        # Where states are divided, `own` is this device's part of the mean gradient, or all of it
         # for an array that no dimension divides; else it is the device's gradient. The square is of
         # all parts together, so that all devices decide alike.
-        own = scattered(gradient, state["mu"], self.mean_over)
+        like = self.use.like(state)
+        own = scattered(gradient, like, self.mean_over)
         square = total(own, gradient, self.mean_over)
         finite = jnp.isfinite(square)
-        # One value that is not finite leaves out the component's gradient; its moments still decay.
-        g = jax.tree.map(lambda g, v: self._ready(g, v, square, finite), own, state["nu"])
-        started = lambda name, by: jax.tree.map(lambda a: a * by.astype(a.dtype), state[name])
-        mu, nu = self.rule.fold(started("mu", self.decays[0]), started("nu", self.decays[1]), g)
-        as_stored = lambda new, name: jax.tree.map(lambda a, b: a.astype(b.dtype), new, state[name])
+        # One value that is not finite leaves out the component's gradient.
+        g = jax.tree.map(lambda g, v: self._ready(g, v, square, finite), own, like)
+        used = self.use({k: v for k, v in state.items() if k not in TALLIES}, g, finite)
         counted = state["skipped"] + (1 - finite.astype(state["skipped"].dtype))
         squares = state["squares"] + jnp.where(finite, square, 0.0).astype(state["squares"].dtype)
-        return {
-            "mu": as_stored(mu, "mu"),
-            "nu": as_stored(nu, "nu"),
-            "squares": squares,
-            "skipped": counted,
-        }
+        return used | {"squares": squares, "skipped": counted}
 
     def _ready(self, g, v, square, finite):
         """One array's gradient in the form in which it is folded: widened, clipped, and zero where
@@ -122,3 +133,51 @@ class Fold:
             scale = clip.factor(square) if clip.how == "component" else self.factor
             g = g * jnp.asarray(scale, g.dtype)
         return jnp.where(finite, g, jnp.zeros((), g.dtype))
+
+
+class Folds(NamedTuple):
+    """What becomes of the gradients of all components.
+
+    outer: a `Fold` for each array outside the layers, in the order of their leaves.
+    layer: that of every layer.
+    """
+
+    outer: Sequence[Fold]
+    layer: Fold
+
+    def scaled(self, factor) -> "Folds":
+        """The same, with every component's gradient scaled by `factor`."""
+        outer, layer = (
+            [dataclasses.replace(f, factor=factor) for f in fs] for fs in (self.outer, [self.layer])
+        )
+        return Folds(outer, *layer)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Moments:
+    """Folds a gradient into the moments "mu" and "nu" of a component's state, which decay first,
+    where the gradient is not finite too.
+
+    rule: the arithmetic of AdamA.
+    decays: what mu and nu are multiplied by: the minibatch's decay rates in its first microbatch, 1
+      in the others.
+    update: `update(parameters, moments)` makes the component's new parameters of the moments after
+      the minibatch's last microbatch. None leaves the parameters alone.
+    """
+
+    rule: Rule
+    decays: tuple[Any, Any]
+    update: Callable | None = None
+
+    def like(self, state):
+        return state["nu"]
+
+    def __call__(self, state, gradient, finite):
+        started = lambda name, by: jax.tree.map(lambda a: a * by.astype(a.dtype), state[name])
+        decayed = started("mu", self.decays[0]), started("nu", self.decays[1])
+        pairs = zip(("mu", "nu"), self.rule.fold(*decayed, gradient))
+        as_stored = lambda new, old: jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
+        new = {name: as_stored(moment, state[name]) for name, moment in pairs}
+        if self.update is None:
+            return new
+        return new | {"params": self.update(state["params"], new)}

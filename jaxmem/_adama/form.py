@@ -3,6 +3,7 @@ model, whose layers are split alike; and whether devices can divide them.
 """
 
 import math
+from typing import Any
 
 import jax
 
@@ -12,17 +13,21 @@ from jaxmem._states.stacks import joined_shapes, length, masters_of, parts_of
 from jaxmem.errors import OptimizerError
 
 
+def check_pair(model: Model, state) -> None:
+    """Raises OptimizerError unless `state` is a pair whose first are parameters of the model."""
+    if not isinstance(state, tuple | list) or len(state) != 2:
+        raise OptimizerError(
+            f"released_step: `state` is {type(state).__name__}; expected the pair"
+            " (params, optimizer state) that step.init(params) makes"
+        )
+    model.check(state[0])
+
+
 def check_shapes(model: Model, tx: AdamA, state) -> None:
     """Raises OptimizerError unless `state` is what `init` makes of its own parameters, in any split
     and of any dtype.
     """
-    if not isinstance(state, tuple | list) or len(state) != 2:
-        raise OptimizerError(
-            f"released_step: `state` is {type(state).__name__}; expected the pair"
-            " (params, AdamAState) that step.init(params) makes"
-        )
     params, old = state
-    model.check(params)
     whole = _whole(model, params)
     if whole is None:  # the stack says which array has too few layers
         return
@@ -53,15 +58,15 @@ def check_shapes(model: Model, tx: AdamA, state) -> None:
                 )
 
 
-def check_split(model: Model, state) -> None:
-    """Raises OptimizerError unless the layers of parameters and moments are divided into the same
-    stacks. The stacks of each may lie in any memory.
+def check_split(stacks: dict[str, Any]) -> None:
+    """Raises OptimizerError unless the layers of parameters and of what belongs to them of the
+    optimizer's state are divided alike. The stacks of each may lie in any memory.
+
+    stacks: the layers' arrays, by what errors call them.
     """
-    params, old = state
-    if _whole(model, params) is None:
+    if any(not _even(layers) for layers in stacks.values()):
         return
-    stacks = {"params": params, "mu": old.mu, "nu": old.nu}
-    found = {k: [*map(length, parts_of(v[model.layers]))] for k, v in stacks.items()}
+    found = {k: [*map(length, parts_of(v))] for k, v in stacks.items()}
     if len({*map(tuple, found.values())}) == 1:
         return
     several = next(lengths for lengths in found.values() if len(lengths) > 1)
@@ -96,14 +101,18 @@ def _whole(model: Model, tree):
     """
     if not isinstance(tree, dict) or model.layers not in tree:
         return tree
-    parts = masters_of(tree[model.layers])
-    if any(len({a.shape[0] for a in jax.tree.leaves(part)}) != 1 for part in parts):
+    if not _even(tree[model.layers]):
         return None
     shape = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype)
     return {
         k: joined_shapes(v) if k == model.layers else jax.tree.map(shape, v)
         for k, v in tree.items()
     }
+
+
+def _even(layers) -> bool:
+    """Whether the arrays of each stack agree about how many layers it has."""
+    return all(len({a.shape[0] for a in jax.tree.leaves(s)}) == 1 for s in masters_of(layers))
 
 
 def _keys(tree) -> str:

@@ -1,14 +1,30 @@
-"""A model as three functions, and its moments in the order in which they are folded."""
+"""A model as three functions, and its states in the order in which gradients are used."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxmem._states.stacks import length, like, masters_of, parts_of
+from jaxmem._adama.fold import TALLIES
+from jaxmem._states.stacks import joined_shapes, length, like, masters_of, one_layer, parts_of
 from jaxmem.errors import OptimizerError
+
+
+class Minibatch(NamedTuple):
+    """What a minibatch made.
+
+    state: the new (params, optimizer state).
+    components: the states of the components with their tallies, as `backward` returns them.
+    losses: one entry a microbatch.
+    apart: whether devices tallied what was their own, and not of all.
+    """
+
+    state: tuple[Any, Any]
+    components: tuple[list, list]
+    losses: jax.Array
+    apart: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,18 +92,27 @@ class Model:
         `Fold`: a tally of squared norms, and one of gradients that were skipped, stand beside the
         moments.
         """
-        stacks = parts_of(params[self.layers])
-        wide = jnp.promote_types(jnp.float32, jnp.result_type(*jax.tree.leaves(stacks)))
-        tally = lambda *shape: {
-            "squares": jnp.zeros(shape, wide),
-            "skipped": jnp.zeros(shape, wide),
-        }
+        stacks, tally = parts_of(params[self.layers]), self.tally(params)
         outer = zip(jax.tree.leaves(self.outer(mu)), jax.tree.leaves(self.outer(nu)))
         layers = zip(map(length, stacks), parts_of(mu[self.layers]), parts_of(nu[self.layers]))
         return (
             [{"mu": m, "nu": v} | tally() for m, v in outer],
             [{"mu": m, "nu": v} | tally(count) for count, m, v in layers],
         )
+
+    def tally(self, params) -> Callable[..., dict[str, Any]]:
+        """A function of a shape that makes tallies of a component's squared norms and of its
+        gradients that were skipped, at 0.
+        """
+        leaves = jax.tree.leaves(parts_of(params[self.layers]))
+        wide = jnp.promote_types(jnp.float32, jnp.result_type(*leaves))
+        return lambda *shape: {name: jnp.zeros(shape, wide) for name in TALLIES}
+
+    def one_layer(self, params):
+        """The shapes of a model with one layer in the place of all."""
+        shape = lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a))
+        layer = one_layer(joined_shapes(params[self.layers]))
+        return {**jax.tree.map(shape, self.outer(params)), self.layers: layer}
 
     def joined(self, params, moments, name: str):
         """Undoes `started` for the moment `name`, "mu" or "nu": a dict like `params`."""

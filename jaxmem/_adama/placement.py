@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxmem._adama.model import Model
-from jaxmem._adama.transform import AdamA, AdamAState
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
 from jaxmem._device.target import free_host_bytes
@@ -24,77 +23,81 @@ from jaxmem.errors import OptimizerError, TargetError
 POOL_VARIABLE, POOL_GIB = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", 64
 
 
-def split(model: Model, state, where: Placement, outer_moments: str):
-    """The state (params, AdamAState) with its layers as `where` says.
+def split(model: Model, optimizer, state, where: Placement, outer_moments: str):
+    """The state (params, optimizer state) with its layers as `where` says.
 
-    outer_moments: the memory of the moments of what is outside the layers.
+    outer_moments: the memory of the optimizer's arrays outside the layers.
     """
     layers = state[0][model.layers]
-    moments = [m[model.layers] for m in (state[1].mu, state[1].nu)]
     share = Fraction(where.copies + where.streamed, where.count)
     check_memory(outer_moments)
-    states, platform = (masters_of(layers), moments), _platform(state)
-    wanted = int(_nbytes(states) * share)
+    states = masters_of(layers), optimizer.opened(model, *state)[0]
+    platform, wanted = _platform(state), int(_nbytes(states) * share)
     check_host(platform, wanted)
     # On a CPU both memories are one, and what lies in one of them needs no more in the other.
     if platform not in ("", "cpu"):
         there = [a for a in jax.tree.leaves(states) if a.sharding.memory_kind == layout.HOST]
         check_free(wanted - _nbytes(there))
-    params, new = _over(model, state, lambda layers: layout.split(layers, where), outer_moments)
+    change = lambda layers: layout.split(layers, where)
+    params, new = _over(model, optimizer, state, change, outer_moments)
     layout.drop_copies(layers)
     params[model.layers] = layout.with_copies(params[model.layers], where, model.dtype)
     return params, new
 
 
-def joined(model: Model, state):
+def joined(model: Model, optimizer, state):
     """The state with its layers' arrays as one stack each, and all others in device memory."""
-    whole = _over(model, state, layout.joined, layout.DEVICE)
+    whole = _over(model, optimizer, state, layout.joined, layout.DEVICE)
     layout.drop_copies(state[0][model.layers])
     return whole
 
 
-def created(
-    model: Model,
-    tx: AdamA,
-    outer,
-    layer: Callable,
-    where: Placement,
-    outer_moments: str,
-):
-    """The first state (params, AdamAState), in whose places each layer is made on its own.
+def created(model: Model, optimizer, outer, layer: Callable, where: Placement, outer_moments: str):
+    """The first state (params, optimizer state), in whose places each layer is made on its own.
 
     outer: the parameters outside the layers.
     layer: `layer(i)`, the parameters of layer i, which is traced.
     where: how many layers there are, and where they lie.
-    outer_moments: the memory of the moments of what is outside.
+    outer_moments: the memory of the optimizer's arrays outside the layers.
     """
     check_memory(outer_moments)
-    moved = lambda tree, kind: jax.tree.map(lambda a: layout.moved(a, kind), tree)
-    outer = moved(jax.tree.map(jnp.asarray, outer), layout.DEVICE)
+    outer = jax.tree.map(lambda a: layout.moved(jnp.asarray(a), layout.DEVICE), outer)
     one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
     model.check({**outer, model.layers: one})
-    like = jax.eval_shape(tx.init, one)
+    # Of a model with one layer, of which every array has an axis of layers.
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape), a.dtype), one)
+    of_one = {**outer, model.layers: shapes}
+    like = jax.eval_shape(lambda params: optimizer.init(model, params), of_one)
+    stacks = shapes, optimizer.opened(model, of_one, like)[0]
     # Beside the arrays outside the layers, on the same devices, and whole on each of them.
-    mesh: Any = next(iter(jax.tree.leaves(outer))).sharding
-    platform = _platform(outer)
-    wanted = _nbytes((one, like.mu, like.nu)) * len(mesh.addressable_devices)
-    check_host(platform, wanted * (where.copies + where.streamed))
-    check_free(wanted * (where.count if platform == "cpu" else where.copies + where.streamed))
-    params, mu, nu = [], [], []
-    for start, stop, kind in where.bounds:
-        sharding = NamedSharding(mesh.mesh, PartitionSpec(), memory_kind=kind)
-        shapes = lambda tree, n=stop - start, to=sharding: jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct((n, *a.shape), a.dtype, sharding=to), tree
-        )
-        params.append(layout.filled(shapes(one), lambda i, first=start: layer(first + i)))
-        mu.append(jax.tree.map(layout.empty, shapes(like.mu)))
-        nu.append(jax.tree.map(layout.empty, shapes(like.nu)))
-    with_layers = lambda outer, parts: {**outer, model.layers: where.together(parts)}
-    first = moved(tx.init(outer), layout.DEVICE)
-    beside = moved((first.mu, first.nu), outer_moments)
-    params = with_layers(outer, params)
+    beside: Any = next(iter(jax.tree.leaves(outer))).sharding
+    platform, streamed = _platform(outer), where.copies + where.streamed
+    wanted = _nbytes(stacks) * len(beside.addressable_devices)
+    check_host(platform, wanted * streamed)
+    check_free(wanted * (where.count if platform == "cpu" else streamed))
+
+    def stacked(one, make: Callable | None):
+        parts = []
+        for start, stop, kind in where.bounds:
+            sharding = NamedSharding(beside.mesh, PartitionSpec(), memory_kind=kind)
+            shapes = jax.tree.map(
+                lambda a, n=stop - start, to=sharding: jax.ShapeDtypeStruct(
+                    (n, *a.shape), a.dtype, sharding=to
+                ),
+                one,
+            )
+            if make is None:
+                parts.append(jax.tree.map(layout.empty, shapes))
+            else:
+                own = lambda i, first=start, make=make: make(first + i)
+                parts.append(layout.filled(shapes, own))
+        return where.together(parts)
+
+    params = {**outer, model.layers: stacked(one, layer)}
+    state = optimizer.created(model, outer, layer, stacked)
+    stacks, others, closed = optimizer.opened(model, params, state)
     params[model.layers] = layout.with_copies(params[model.layers], where, model.dtype)
-    return params, first._replace(mu=with_layers(beside[0], mu), nu=with_layers(beside[1], nu))
+    return params, closed([*stacks.values()], _placed(others, outer_moments))
 
 
 def placement(count: int, persist: int, copies: int, buffers: int) -> Placement:
@@ -182,14 +185,18 @@ def _platform(tree) -> str:
     return next(iter(arrays[0].devices())).platform if arrays else ""
 
 
-def _over(model: Model, state, change: Callable, outer_moments: str):
+def _over(model: Model, optimizer, state, change: Callable, outer_moments: str):
     """The state with `change` made of the layers' arrays. All others lie in device memory, but for
-    their moments, which lie in the memory `outer_moments`.
+    the optimizer's, which lie in the memory `outer_moments`.
     """
     params, old = state
-    beside = lambda tree, kind: jax.tree.map(lambda a: layout.moved(a, kind), tree)
-    of = lambda tree, kind=outer_moments: {
-        k: change(v) if k == model.layers else beside(v, kind) for k, v in tree.items()
+    stacks, others, closed = optimizer.opened(model, params, old)
+    new = {
+        k: change(v) if k == model.layers else _placed(v, layout.DEVICE) for k, v in params.items()
     }
-    count, folded = beside((old.count, old.folded), layout.DEVICE)
-    return of(params, layout.DEVICE), AdamAState(count, folded, of(old.mu), of(old.nu))
+    return new, closed([*map(change, stacks.values())], _placed(others, outer_moments))
+
+
+def _placed(tree, kind: str):
+    """Arrays in a memory; numbers, such as counters, in device memory."""
+    return jax.tree.map(lambda a: layout.moved(a, kind if a.ndim else layout.DEVICE), tree)

@@ -1,27 +1,70 @@
-"""The released step: runs a minibatch's microbatches one after the other, on one device or on each
-of several, and updates the parameters at their end.
+"""The released step: an optimizer's minibatches of a model, on one device or on each of several,
+and its states in their places.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxmem._adama import placement
-from jaxmem._adama.backward import backward
-from jaxmem._adama.fold import Clip, Fold
-from jaxmem._adama.form import check_divided, check_shapes, check_split
-from jaxmem._adama.gather import updated, whole
-from jaxmem._adama.model import Model
-from jaxmem._adama.streamed import minibatch
-from jaxmem._adama.transform import AdamA, AdamAState
-from jaxmem._jax.vary import varying
+from jaxmem._adama.fold import Clip
+from jaxmem._adama.form import check_divided, check_pair, check_split
+from jaxmem._adama.model import Minibatch, Model
 from jaxmem._states.shards import placed, shards
-from jaxmem._states.store import streams
 from jaxmem.errors import OptimizerError
+
+
+class Optimizer(Protocol):
+    """What a released step asks of an optimizer: `Accumulated`, which is AdamA, or `Direct`."""
+
+    @property
+    def axis_name(self) -> str | None:
+        """The mesh axis of data parallelism; None on one device."""
+        ...
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether types tell that what it makes of undivided states is equal on all devices."""
+        ...
+
+    def init(self, model: Model, params) -> Any:
+        """The first state."""
+        ...
+
+    def created(self, model: Model, outer, layer: Callable, stacked: Callable) -> Any:
+        """The first state of a model whose layers are made one at a time in their places.
+
+        outer: the parameters outside the layers.
+        layer: makes those of a layer of a number.
+        stacked: makes stacks in their places, of a layer's shapes and of a function of a layer's
+          number that makes it, or None for zeros.
+        """
+        ...
+
+    def check(self, model: Model, params, state) -> None:
+        """Raises OptimizerError unless `state` is one of these parameters, in any split."""
+        ...
+
+    def opened(self, model: Model, params, state) -> tuple[dict[str, Any], Any, Callable]:
+        """The state's stacks by name, all else as a tree, and a function that puts the stacks'
+        values, as a list, and the rest together again.
+        """
+        ...
+
+    def specs(self, model: Model, params, parts, divided: str) -> Any:
+        """The PartitionSpecs of the state. `parts`: those of parameters that are divided."""
+        ...
+
+    def minibatch(self, model: Model, clip: Clip, like, state, batch, key) -> Minibatch:
+        """Runs a minibatch.
+
+        like: the parameters with their whole shapes.
+        state: the pair (params, state), of whose arrays a device may have a part.
+        """
+        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,12 +79,12 @@ class ReleasedStep:
     the microbatches' gradient norms; `skipped`, how many folds were left out since a gradient was
     not finite, int32; `skipped_layers`, how many of these were of each layer, int32 (L,).
 
-    tx: the optimizer.
+    optimizer: what becomes of gradients and states.
     model: the model as three functions.
     clip: how gradients are clipped.
     """
 
-    tx: AdamA
+    optimizer: Optimizer
     model: Model
     clip: Clip
 
@@ -51,7 +94,7 @@ class ReleasedStep:
         Raises OptimizerError for parameters that `released_step` cannot take.
         """
         self.model.check(params)
-        return params, self.tx.init(params)
+        return params, self.optimizer.init(self.model, params)
 
     def create(
         self,
@@ -75,7 +118,7 @@ class ReleasedStep:
         Raises OptimizerError and TargetError as `init` and `split` do.
         """
         where = placement.placement(count, persist, copies, buffers)
-        return placement.created(self.model, self.tx, outer, layer, where, outer_moments)
+        return placement.created(self.model, self.optimizer, outer, layer, where, outer_moments)
 
     def split(
         self,
@@ -94,8 +137,8 @@ class ReleasedStep:
           in device memory beside the states in host memory: no forward fetches them.
         buffers: how many of the others, the last layers, keep the parameters that the forward
           fetched until the backward, which then fetches none (ProTrain's n_buffer).
-        outer_moments: the memory of the moments of all arrays outside the layers, "device" or
-          "pinned_host". These arrays themselves lie in device memory.
+        outer_moments: the memory of the optimizer's arrays outside the layers, "device" or
+          "pinned_host"; its numbers, and the parameters there, lie in device memory.
 
         Arrays that move are deleted where they were, a parameter's and a moment's at a time.
         `state` may be in any form, and of shapes: the result then tells where they lie. No
@@ -105,9 +148,9 @@ class ReleasedStep:
         Raises OptimizerError for numbers of layers that there are not, another memory, or moments
         of other parameters; TargetError if the host has too little memory.
         """
-        check_shapes(self.model, self.tx, state)
+        self._check(state)
         where = placement.placement(self.model.count(state[0]), persist, copies, buffers)
-        return placement.split(self.model, state, where, outer_moments)
+        return placement.split(self.model, self.optimizer, state, where, outer_moments)
 
     def joined(self, state) -> tuple[Any, Any]:
         """The state with each of the layers' arrays as one stack again, which no placement changes:
@@ -116,84 +159,35 @@ class ReleasedStep:
 
         Raises OptimizerError if the moments are of other parameters.
         """
-        check_shapes(self.model, self.tx, state)
-        return placement.joined(self.model, state)
+        self._check(state)
+        return placement.joined(self.model, self.optimizer, state)
 
     def __call__(self, state, batch, key=None):
-        if self.tx.rule.axis_name is None:  # else it runs where a device may have parts of arrays
-            check_shapes(self.model, self.tx, state)
-        check_split(self.model, state)
+        check_pair(self.model, state)
+        if self.optimizer.axis_name is None:  # else it runs where a device may have parts of arrays
+            self._check(state)
+        self._check_split(state)
         return self._step(state[0], state, batch, key)
+
+    def _check(self, state) -> None:
+        check_pair(self.model, state)
+        self.optimizer.check(self.model, *state)
+
+    def _check_split(self, state) -> None:
+        stacks, *_ = self.optimizer.opened(self.model, *state)
+        check_split({"params": state[0][self.model.layers], **stacks})
 
     def _step(self, like, state, batch, key=None):
         """Runs one minibatch, on one device or inside `jax.shard_map` on each of several.
 
         `like` has the whole parameters' shapes; of the arrays of `state` a device may have a part.
         """
-        params, old = state
-        self.model.check(like)
-        rule, n = self.tx.rule, self.tx.rule.accumulation_steps
-        # Divided moments are told by their shapes; no layout is stored beside the state.
-        zero1 = any(
-            a.shape != b.shape
-            for a, b in zip(self.model.masters(like), jax.tree.leaves(old.mu), strict=True)
-        )
-        # Divided moments are folded with the devices' mean gradient, and never reduced. So nu must
-        # not start as a multiple of itself, as it does where the devices' own moments are summed.
-        begin = dataclasses.replace(rule, axis_name=None).decays if zero1 else rule.decays
-        mean_over = rule.axis_name if zero1 else None
-        # Microbatches are counted on from device to device, so that each has a key of its own.
-        first = 0 if rule.axis_name is None else jax.lax.axis_index(rule.axis_name) * n
-        numbered = first + jnp.arange(n, dtype=jnp.int32), _microbatches(batch, n)
-        key_of = lambda i: None if key is None else jax.random.fold_in(key, i)
+        made = self.optimizer.minibatch(self.model, self.clip, like, state, batch, key)
+        return made.state, self._metrics(made)
 
-        def fold_of(i):
-            # The first fold of the minibatch also decays the moments, which saves a pass over them.
-            b1, b2 = (jnp.where(i == first, b, 1.0) for b in begin)
-            return Fold(rule, self.clip, (b1, b2), mean_over=mean_over)
-
-        if streams((params, old)):
-            # Each device updates what it has: whole parameters of which it has a part of the
-            # moments, or moments that are to be reduced first, would cross once more.
-            parts = zip(self.model.masters(params), jax.tree.leaves(old.mu), strict=True)
-            if rule.axis_name and not (zero1 and all(p.shape == m.shape for p, m in parts)):
-                raise OptimizerError(
-                    f"released_step: the optimizer's `axis_name` is {rule.axis_name!r}, and the"
-                    " state lies in host memory; expected data_parallel(mesh, 'states'), which"
-                    " divides all that lies there over the devices"
-                )
-            new, moments, losses = minibatch(
-                self.model, rule, fold_of, like, state, numbered, key_of
-            )
-            return jax.tree.map(lambda a, b: a.astype(b.dtype), new, state), self._metrics(
-                moments, losses, zero1
-            )
-
-        own = varying(whole(self.model, params, like, rule.axis_name), rule.axis_name)
-        moments = varying(self.model.started(like, old.mu, old.nu), rule.axis_name)
-
-        def one(moments, indexed):
-            i, part = indexed
-            return backward(self.model, fold_of(i), own, moments, part, key_of(i))[:2]
-
-        (outer, stacks), losses = jax.lax.scan(one, moments, numbered)
-        # XLA takes a loop of one turn apart. Behind a barrier, as behind the end of a longer loop,
-        # the update is not fused with the fold, and rounds as that of a step that streams.
-        apart = lambda m: jax.lax.optimization_barrier(m) if m["skipped"].shape == (1,) else m
-        moments = outer, [*map(apart, stacks)]
-        mu, nu = (self.model.joined(params, moments, name) for name in ("mu", "nu"))
-        folded = AdamAState(old.count, old.folded, mu, nu)
-        if zero1:
-            params, new = updated(self.model.layers, rule, params, folded)
-        else:
-            updates, new = self.tx.finish(folded, params)
-            params = optax.apply_updates(params, updates)
-        new = jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
-        return (params, new), self._metrics(moments, losses, zero1)
-
-    def _metrics(self, moments, losses, zero1: bool):
-        """The metrics of a minibatch, from its tallies; `losses` has one entry a microbatch."""
-        outer, stacks = moments
+    def _metrics(self, made: Minibatch):
+        """The metrics of a minibatch, from its tallies."""
+        (outer, stacks), losses = made.components, made.losses
         # One entry a layer, of all stacks in order.
         layers = {k: jnp.concatenate([m[k] for m in stacks]) for k in ("squares", "skipped")}
         # Squares are summed over components and microbatches: divided by the number of microbatches
@@ -206,10 +200,10 @@ class ReleasedStep:
             "skipped": skipped,
             "layers": layers["skipped"],
         }
-        if (axis := self.tx.rule.axis_name) is not None:
+        if (axis := self.optimizer.axis_name) is not None:
             counts = skipped, layers["skipped"]
-            # With divided moments a component's norm is of all devices, so all skip it together.
-            counts = counts if zero1 else jax.lax.psum(counts, axis)
+            # Where a component's gradient is a mean over devices, all skip it together.
+            counts = jax.lax.psum(counts, axis) if made.apart else counts
             found = dict(zip(found, (*jax.lax.pmean((found["loss"], squares), axis), *counts)))
         return {
             "loss": found["loss"],
@@ -236,25 +230,26 @@ class ReleasedStep:
 
         Raises OptimizerError if the optimizer was made without `axis_name`, or for another axis.
         """
-        axis = self.tx.rule.axis_name
+        axis = self.optimizer.axis_name
         if axis is None or axis not in mesh.shape:
             raise OptimizerError(
                 f"data_parallel: the optimizer's `axis_name` is {axis!r}, and `mesh` has"
                 f" {', '.join(map(repr, mesh.shape))};"
-                " expected one of them: jaxmem.adama(..., axis_name=...)"
+                " expected one of them: jaxmem.adama(..., axis_name=...), or of another optimizer's"
+                " step, released_step(..., axis_name=...)"
             )
         everything, over = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(axis)
 
         def step(state, batch, key=None):
-            check_shapes(self.model, self.tx, state)
-            check_split(self.model, state)
+            self._check(state)
+            self._check_split(state)
             layout = self.specs(state[0], mesh.shape[axis], divided)
             like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state[0])
             call = lambda state, batch, *key: self._step(like, state, batch, *key)
             keys = () if key is None else (key,)
             specs, out = (layout, over, *(everything for _ in keys)), (layout, everything)
             # Gathered arrays are equal on all devices, but their types do not say so: unchecked.
-            checked = divided == "nothing"
+            checked = divided == "nothing" and self.optimizer.is_checked
             mapped = jax.shard_map(
                 call, mesh=mesh, in_specs=specs, out_specs=out, check_vma=checked
             )
@@ -273,7 +268,7 @@ class ReleasedStep:
         Raises OptimizerError for another `divided` than `data_parallel` takes, without `axis_name`,
         or where so many devices cannot divide the largest of the layers' arrays.
         """
-        axis, everything = self.tx.rule.axis_name, jax.sharding.PartitionSpec()
+        axis, everything = self.optimizer.axis_name, jax.sharding.PartitionSpec()
         if divided not in ("nothing", "moments", "states"):
             raise OptimizerError(
                 f"specs: `divided` is {divided!r}; expected 'nothing', 'moments' or 'states'"
@@ -291,24 +286,5 @@ class ReleasedStep:
             for k, v in params.items()
         }
         everywhere = jax.tree.map(lambda _: everything, params)
-        moments = everywhere if divided == "nothing" else parts
-        return parts if divided == "states" else everywhere, AdamAState(
-            everything, everything, moments, moments
-        )
-
-
-def _microbatches(batch, n: int):
-    """The batch's arrays as (microbatches, size of one, ...). Raises OptimizerError where `n` does
-    not divide the leading axis.
-    """
-
-    def one(path, a):
-        if not jnp.ndim(a) or jnp.shape(a)[0] % n:
-            raise OptimizerError(
-                f"released_step: `batch{jax.tree_util.keystr(path)}` has shape {jnp.shape(a)};"
-                " expected a leading axis that"
-                f" accumulation_steps = {n} divides"
-            )
-        return a.reshape(n, a.shape[0] // n, *a.shape[1:])
-
-    return jax.tree.map_with_path(one, batch)
+        made = self.optimizer.specs(self.model, params, parts, divided)
+        return parts if divided == "states" else everywhere, made

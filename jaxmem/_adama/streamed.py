@@ -14,23 +14,24 @@ import jax.numpy as jnp
 import optax
 
 from jaxmem._adama.backward import backward
-from jaxmem._adama.fold import Fold
+from jaxmem._adama.fold import Fold, Folds
 from jaxmem._adama.gather import whole_layer, whole_outside
 from jaxmem._adama.model import Model
 from jaxmem._adama.rule import Rule
 from jaxmem._adama.transform import AdamAState
 from jaxmem._stack.loops import fetched_first
-from jaxmem._states.stacks import joined_shapes, read_of
+from jaxmem._states.stacks import joined_shapes, parts_of, read_of
 from jaxmem._states.stacks import like as as_layers
 from jaxmem._states.store import brought, streams
 
 
 def minibatch(
-    model: Model, rule: Rule, fold_of: Callable[[Any], Fold], like, state, microbatches, key_of
+    model: Model, rule: Rule, fold_of: Callable[..., Fold], like, state, microbatches, key_of
 ):
     """Returns ((params, AdamAState), moments with their tallies, losses (microbatches,)).
 
-    fold_of: the `Fold` of the microbatch of a number.
+    fold_of: the `Fold` of the microbatch of a number, and of what makes a component's new
+      parameters, or None.
     like: the parameters with their whole shapes.
     state: the pair (params, AdamAState), of whose arrays a device may have a part (ZeRO-3): it then
       gathers a layer as it comes to it, and updates its own part.
@@ -59,9 +60,10 @@ def minibatch(
         (moments, held), (i, part) = carry, numbered
         # Nothing is folded yet, so that this is the fold of microbatch i. But XLA does not know it:
         # where it knew that the last one's decays are 1, it would round otherwise.
-        fold = fold_of(i + old.folded)
+        number = i + old.folded
+        folds = Folds([fold_of(number)] * len(moments[0]), fold_of(number, update))
         moments, loss, held = backward(
-            model, fold, gathered, moments, part, key_of(i), update, whole, held
+            model, folds, gathered, moments, part, key_of(i), whole, held
         )
         return (moments, held), loss
 
@@ -71,16 +73,10 @@ def minibatch(
     if not rule.single:
         carry, found = jax.lax.scan(one, carry, before)
         losses.append(found)
-        # XLA takes a loop of one turn apart. As behind the end of a longer one, as in a resident
-        # step, nothing of the last microbatch is fused with what came before, or begins before it.
-        moments, held = carry
-        leaves, structure = jax.tree.flatten(moments)
-        here = [a for a in leaves if not streams(a)]
-        last, here = jax.lax.optimization_barrier((last, here))
-        rest = iter(here)
-        leaves = [a if streams(a) else next(rest) for a in leaves]
-        carry = jax.tree.unflatten(structure, leaves), held
-    ((outer, layers), _), loss = one(carry, last, update)
+        last, carry = _apart(last, carry)
+    (outer, layers), held = carry
+    with_params = [m | {"params": p} for m, p in zip(layers, parts_of(params[model.layers]))]
+    ((outer, layers), _), loss = one(((outer, with_params), held), last, update)
     losses.append(loss[None])
 
     stacks = as_layers(params[model.layers], [m["params"] for m in layers])
@@ -92,6 +88,19 @@ def minibatch(
     new = {k: stacks if k == model.layers else outside[k] for k in params}
     made = AdamAState(optax.safe_increment(old.count), jnp.zeros_like(old.folded), mu, nu)
     return (new, made), (outer, layers), jnp.concatenate(losses)
+
+
+def _apart(last, carry):
+    """The last microbatch and what the others left, behind one barrier.
+
+    XLA takes a loop of one turn apart. As behind the end of a longer one, as in a resident step,
+    nothing of the last microbatch is fused with what came before, or begins before it.
+    """
+    leaves, structure = jax.tree.flatten(carry)
+    here = [a for a in leaves if not streams(a)]
+    last, here = jax.lax.optimization_barrier((last, here))
+    rest = iter(here)
+    return last, jax.tree.unflatten(structure, [a if streams(a) else next(rest) for a in leaves])
 
 
 def _masks(rule: Rule, model: Model, params) -> tuple[Any, Any]:

@@ -17,6 +17,7 @@ from jaxmem._states.stacks import (
     buffers_of,
     like,
     masters_of,
+    one_layer,
     parts_of,
     read_of,
 )
@@ -96,7 +97,7 @@ def stack(
             def into(k, state, i, gradient, parameters):
                 if state:
                     return gradient, ()
-                return (), returned(split.whole(masters[k], gradient), masters[k])
+                return (), returned(split.whole(one_layer(masters[k]), gradient), masters[k])
         else:
             states = parts_of(moments)
             into = lambda k, state, i, gradient, parameters, fold=fold: (

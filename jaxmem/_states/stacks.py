@@ -76,6 +76,11 @@ def joined_shapes(layers):
     return jax.tree.map(one, *masters_of(layers))
 
 
+def one_layer(stacked):
+    """The shapes of one layer of a stack."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), stacked)
+
+
 def length(stacked) -> int:
     """How many layers one stack has."""
     return jax.tree.leaves(stacked)[0].shape[0]

@@ -234,7 +234,7 @@ def test_layers_may_compute_in_bfloat16_and_moments_be_stored_in_it():
             optax.chain(optax.clip_by_global_norm(1.0), jaxmem.adama(0.1)),
             "a chain with optax.clip_by_global_norm.*expected",
         ),
-        (optax.adam(0.1), "expected what jaxmem.adama"),
+        (optax.MultiSteps(optax.adam(0.1), 2), "`tx` is MultiSteps; expected what jaxmem.adama"),
         (
             optax.chain(jaxmem.scale_by_adama(), optax.scale(-0.1)),
             "rates, schedules and decay are its arguments",

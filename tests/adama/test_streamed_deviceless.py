@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
@@ -47,9 +48,11 @@ def in_host_memory(tree) -> int:
     return sum(math.prod(a.shape) * a.dtype.itemsize for a in host)
 
 
-@functools.cache
 def streamed(n, persist):
-    tx = jaxmem.adama(1e-3, accumulation_steps=n)
+    return of_a_model(jaxmem.adama(1e-3, accumulation_steps=n), n, persist)
+
+
+def of_a_model(tx, n, persist):
     step = tiny_lm.released(tx, plan=Assignment({"block": {}}))
     make = functools.partial(tiny_lm.parameters, np.float32, layers=LAYERS, width=WIDTH, vocab=512)
     state = step.split(jax.eval_shape(lambda: step.init(make())), persist)
@@ -125,6 +128,56 @@ def test_a_stacks_gradient_is_stacked_in_host_memory_a_layer_at_a_time(h200):
     assert found.host_bytes == 2 * in_host_memory(layers)
     stored = sum(t.nbytes * t.runs for t in found.transfers if t.to_host and t.in_loop)
     assert stored == in_host_memory(layers)
+
+
+SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10, 100)
+
+
+@pytest.mark.parametrize(
+    ("tx", "persist"),
+    [
+        (optax.lion(SCHEDULE, weight_decay=0.1), 0),
+        (optax.sgd(1e-3, momentum=0.9, nesterov=True), 2),
+        slow(optax.adamw(SCHEDULE), 1),
+        slow(optax.chain(optax.clip(1.0), optax.inject_hyperparams(optax.rmsprop)(1e-3)), 0),
+    ],
+)
+def test_an_update_in_the_backward_moves_each_state_once_each_way(tx, persist, h200):
+    step, *args = of_a_model(tx, 1, persist)
+    found = compiled(h200, step, *args)
+    (params, optimizer), layers = args[0], LAYERS - persist
+    host = {"params": in_host_memory(params), "optimizer": in_host_memory(optimizer)}
+    assert host["params"] == layers * 2 * 2 * WIDTH * WIDTH * 4
+    assert host["optimizer"] in (host["params"], 2 * host["params"])
+    assert found.host_bytes == sum(host.values())
+    assert fault(found.transfers) is None
+    moved = lambda to_host: [t for t in found.transfers if t.in_loop and t.to_host == to_host]
+    total = lambda chosen: sum(t.nbytes * t.runs for t in chosen)
+    assert total(moved(False)) == 2 * host["params"] + host["optimizer"]
+    assert total(moved(True)) == host["params"] + host["optimizer"]
+    beside = [t for t in moved(False) if t.products]
+    assert total(beside) >= BESIDE * total(moved(False))
+
+
+def test_no_gradient_of_a_layer_outlives_it(h200):
+    """Of a resident state, beside a step that has the gradient of all layers at once."""
+    tx = optax.lion(SCHEDULE)
+    step, (params, optimizer), batch = of_a_model(tx, 1, LAYERS)
+
+    def whole(state, batch):
+        def loss(params):
+            x, *shared = tiny_lm.embed(params, batch)
+            y = jaxmem.stack(tiny_lm.block, params["blocks"], x, *shared)
+            return tiny_lm.head(params, y, batch)
+
+        updates, optimizer = tx.update(jax.grad(loss)(state[0]), state[1], state[0])
+        return optax.apply_updates(state[0], updates), optimizer
+
+    state = params, optimizer
+    released, held = (compiled(h200, f, state, batch) for f in (step, whole))
+    layers = sum(math.prod(a.shape) * 4 for a in jax.tree.leaves(params["blocks"]))
+    # All layers' gradients but one, which are alive at once there and not here.
+    assert released.temp_bytes < held.temp_bytes - layers * (LAYERS - 2) // LAYERS
 
 
 def host(*shape):

@@ -106,6 +106,7 @@ TEXT = [
     ("model.rope_base=1e6", "model.rope_base: got 1000000.0; allowed with model.kind = 'llama'"),
     ("model.tied=true", "model.tied: got True; allowed with model.kind = 'llama' only"),
     ("model.activation=silu", "model.activation: got 'silu'; allowed: one of 'gelu' or 'relu'"),
+    ("optimizer.name=adam", "optimizer.name: got 'adam'; did you mean adamw?"),
     ("optimizer.learning_rate=0", "optimizer.learning_rate: got 0; allowed: more than 0"),
     ("optimizer.learning_rate=nan", "optimizer.learning_rate: got nan"),
     ("optimizer.learning_rate=fast", "optimizer.learning_rate: got 'fast'; allowed: a number"),

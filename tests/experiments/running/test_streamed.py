@@ -102,6 +102,15 @@ def test_losses_are_those_of_a_resident_run(persist, resident, text, tmp_path):
     np.testing.assert_allclose(got, resident, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["lion", slow("sgd")])
+def test_other_optimizers_stream_too(name, text, tmp_path):
+    settings = text, "train.microbatches=1", f"optimizer.name={name}"
+    want = losses(tmp_path / "resident", *settings)
+    got = losses(tmp_path / "streamed", *settings, "states.persist=1")
+    assert got[-1] < got[0]
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("model", "n", "persist", "other"),
     [("gpt", 1, 0, 1), slow("gpt", 4, 1, 2), slow("llama", 1, 1, 3), slow("llama", 4, 2, 0)],

@@ -76,6 +76,22 @@ def test_whole_and_released_gradients_give_the_same_parameters(kind):
     assert found[0][0] > 1
 
 
+@pytest.mark.parametrize(("name", "kind"), [("sgd", "gpt"), slow("lion", "llama")])
+def test_other_optimizers_update_a_layer_in_the_backward_as_by_the_whole_gradient(name, kind):
+    """Lion of a model without biases: the gradient of a key's is 0 but for rounding, and its sign
+    is an update.
+    """
+    exact = "model.dtype=float64", *dropping(kind, 0.0), "train.microbatches=1"
+    jax.config.update("jax_enable_x64", True)
+    added, losses = trained(config_of("scan", kind, *exact, f"optimizer.name={name}"))
+    released, found = trained(config_of("released", kind, *exact, f"optimizer.name={name}"))
+    close(released.params, added.params)
+    np.testing.assert_allclose(found, losses)
+    adamw, _ = trained(config_of("scan", kind, *exact), steps=1)
+    far = jax.tree.map(lambda a, b: np.abs(a - b).max(), released.params, adamw.params)
+    assert max(jax.tree.leaves(far)) > 1e-3, "it is another optimizer"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_adding_up_and_multi_steps_are_adam_on_the_batchs_gradient(kind):
@@ -141,6 +157,19 @@ def test_a_plan_fits_a_step_that_folds(way):
         (("optimizer.accumulation=adamw",), "optimizer.accumulation"),
         (("model.kind=bert",), "model.vocab: got 256; allowed for a BERT: at least 257"),
         (("model.kind=t5",), "model.kind"),
+        (
+            ("optimizer.name=lion", "optimizer.accumulation=adama"),
+            "optimizer.name: got 'lion'; allowed with optimizer.accumulation = 'adama': 'adamw'",
+        ),
+        (
+            (
+                "optimizer.name=sgd",
+                "optimizer.accumulation=released",
+                "model.loop=stack",
+                "train.microbatches=2",
+            ),
+            "optimizer.name: got 'sgd'; allowed with .*several train.microbatches: 'adamw'",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(overrides, message):

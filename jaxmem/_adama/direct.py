@@ -1,0 +1,293 @@
+"""An optax transformation in which every array stands alone, as the optimizer of a released step:
+each layer's gradient is its update as soon as it exists (LOMO).
+
+The transformation is traced for the model with one layer in the place of all. So it sees a layer's
+arrays as `block` does, never the stack, and its state is a tree as `tx.init` makes it, in which
+what belongs to the layers is stacked as their parameters are.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+
+from jaxmem._adama.backward import backward
+from jaxmem._adama.fold import Clip, Fold, Folds
+from jaxmem._adama.gather import whole_layer, whole_outside
+from jaxmem._adama.model import Minibatch, Model
+from jaxmem._jax.alone import Alone
+from jaxmem._jax.vary import varying
+from jaxmem._stack.arguments import separated
+from jaxmem._states import layout
+from jaxmem._states.stacks import Stacks, length, masters_of, parts_of
+from jaxmem._states.stacks import like as as_layers
+from jaxmem._states.store import brought, returned
+from jaxmem.errors import OptimizerError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Update:
+    """Updates a component: "params", and "optimizer", a list of what belongs to these of the
+    optimizer's state, are replaced where the gradient is finite.
+
+    alone: the transformation.
+    parameters, owned: the component's numbers, as `Components` has them.
+    shared: the arrays of the state that belong to no parameter, by number.
+    """
+
+    alone: Alone
+    parameters: list[int]
+    owned: list[int]
+    shared: dict[int, Any]
+
+    def like(self, state):
+        return state["params"]
+
+    def __call__(self, state, gradient, finite):
+        by_number = lambda tree: dict(zip(self.parameters, jax.tree.leaves(tree), strict=True))
+        old = by_number(state["params"]), dict(zip(self.owned, state["optimizer"], strict=True))
+        new = self.alone.updated(by_number(gradient), *old, self.shared)
+        params, states = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+        tree = jax.tree.unflatten(jax.tree.structure(state["params"]), list(params.values()))
+        return {"params": tree, "optimizer": list(states.values())}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Components:
+    """Which parameters, and which leaves of a transformation's state, each component has.
+
+    alone: the transformation, traced for a model with one layer.
+    outside: a pair for each array outside the layers: its number, and those of what belongs to it
+      of the state.
+    layer: the same pair, of a layer's arrays.
+    """
+
+    alone: Alone
+    outside: list[tuple[list[int], list[int]]]
+    layer: tuple[list[int], list[int]]
+
+    @staticmethod
+    def of(tx: optax.GradientTransformation, model: Model, one) -> "Components":
+        """one: the shapes of the parameters, with one layer. Raises OptimizerError where `tx`
+        cannot be used for a component at a time.
+        """
+        if len(jax.tree.leaves(one)) == 1:  # nothing to be coupled with: another one like it tells
+            _proved(tx, {"a": one, "b": one})
+        alone = _proved(tx, one)
+        owned = lambda chosen: [s for s, owner in enumerate(alone.owners) if owner in chosen]
+        paths = [path for path, _ in jax.tree.leaves_with_path(one)]
+        is_layers = [path[0] == jax.tree_util.DictKey(model.layers) for path in paths]
+        layer = [i for i, within in enumerate(is_layers) if within]
+        outside = [([i], owned([i])) for i, within in enumerate(is_layers) if not within]
+        return Components(alone, outside, (layer, owned(layer)))
+
+    @property
+    def stacked(self) -> list[bool]:
+        """For each leaf of the state, whether it belongs to the layers, and has an axis of them."""
+        return [s in self.layer[1] for s in range(len(self.alone.owners))]
+
+    def leaves(self, state) -> list:
+        """The state's leaves; `Stacks` of an array are one."""
+        leaves = jax.tree.leaves(state, is_leaf=lambda a: isinstance(a, Stacks))
+        if len(leaves) != len(self.alone.owners):
+            raise OptimizerError(
+                f"released_step: the optimizer's state has {len(leaves)} arrays, and `tx` makes"
+                f" {len(self.alone.owners)}; expected what `init` or `create` made for this `tx`"
+            )
+        return leaves
+
+    def tree(self, leaves):
+        """Undoes `leaves`."""
+        return jax.tree.unflatten(self.alone.structure, leaves)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Direct:
+    """The optimizer of a released step that takes a batch as one microbatch.
+
+    tx: the transformation.
+    axis_name: the mesh axis over whose devices gradients are averaged; None on one device.
+    """
+
+    tx: optax.GradientTransformation
+    axis_name: str | None
+
+    @property
+    def is_checked(self) -> bool:
+        # Behind a barrier beside what varies all varies, by the types of jax 0.10.
+        return False
+
+    def init(self, model: Model, params):
+        """The first state, of all layers at once."""
+        of = Components.of(self.tx, model, model.one_layer(params))
+        start = lambda layer: jax.tree.leaves(self.tx.init({**params, model.layers: layer}))
+        axes = [0 if stacked else None for stacked in of.stacked]
+        stacks = masters_of(params[model.layers])
+        made = zip(*(jax.vmap(start, out_axes=axes)(stack) for stack in stacks))
+        together = lambda parts, stacked: (
+            as_layers(params[model.layers], parts) if stacked else parts[0]
+        )
+        # A state that held a parameter's own buffer could not be donated beside it.
+        own = lambda a, follows: jax.tree.map(jnp.copy, a) if follows else a
+        leaves = map(together, made, of.stacked)
+        return of.tree(list(map(own, leaves, of.alone.follows)))
+
+    def created(self, model: Model, outer, layer: Callable, stacked: Callable):
+        """The first state of a model whose layers are made one at a time in their places.
+
+        outer: the parameters outside the layers.
+        layer: makes those of a layer of a number.
+        stacked: makes stacks in their places, of a layer's shapes and of a function of a layer's
+          number that makes it, or None for zeros.
+        """
+        one = {**outer, model.layers: jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))}
+        of = Components.of(self.tx, model, jax.eval_shape(lambda: one))
+        start = lambda i: jax.tree.leaves(self.tx.init({**outer, model.layers: layer(i)}))
+
+        def made(s, first):
+            if not of.stacked[s]:
+                return layout.moved(first, layout.DEVICE)
+            zero = not of.alone.follows[s] and not bool(jnp.any(first))
+            return _numbers_near(stacked(first, None if zero else lambda i: start(i)[s]))
+
+        return of.tree([made(s, first) for s, first in enumerate(jax.jit(start)(0))])
+
+    def opened(self, model: Model, params, state):
+        """The state's stacked arrays, all others, and a function that puts both together again."""
+        of = Components.of(self.tx, model, model.one_layer(params))
+
+        def closed(stacked, others):
+            sources = iter(map(_numbers_near, stacked)), iter(others)
+            return of.tree([next(sources[0 if is_stacked else 1]) for is_stacked in of.stacked])
+
+        stacks, others = separated(of.leaves(state), tuple(of.stacked))
+        paths = jax.tree.leaves_with_path(of.tree([*map(int, of.stacked)]))
+        names = [f"state[1]{jax.tree_util.keystr(path)}" for path, stacked in paths if stacked]
+        return dict(zip(names, stacks, strict=True)), others, closed
+
+    def check(self, model: Model, params, state) -> None:
+        Components.of(self.tx, model, model.one_layer(params)).leaves(state)
+
+    def specs(self, model: Model, params, parts, divided: str):
+        """The PartitionSpecs of the state. `parts`: those of parameters that are divided.
+
+        Raises OptimizerError for moments alone, or for an update that parts of arrays do not tell.
+        """
+        if divided == "moments":
+            raise OptimizerError(
+                "specs: `divided` is 'moments' beside an optax transformation; expected 'nothing'"
+                " or 'states', where each device updates the parameters whose states it has"
+            )
+        one = model.one_layer(params)
+        alone = Components.of(self.tx, model, one).alone
+        found = [PartitionSpec() for _ in alone.owners]
+        if divided == "nothing":
+            return jax.tree.unflatten(alone.structure, found)
+        if alone.mixed is not None:
+            raise _mixed(alone.names[alone.mixed])
+        layers = parts_of(parts[model.layers])[0]
+        is_spec = lambda a: isinstance(a, PartitionSpec)
+        spec_of = jax.tree.leaves({**parts, model.layers: layers}, is_leaf=is_spec)
+        shapes, states = jax.tree.leaves(one), jax.eval_shape(self.tx.init, one)
+        for s, (a, owner) in enumerate(zip(jax.tree.leaves(states), alone.owners)):
+            if owner is not None and a.ndim:
+                if a.shape != shapes[owner].shape:
+                    raise _mixed(alone.names[owner])
+                found[s] = spec_of[owner]
+        return jax.tree.unflatten(alone.structure, found)
+
+    def minibatch(self, model: Model, clip: Clip, like, state, batch, key) -> Minibatch:
+        """The state after one batch.
+
+        like: the parameters with their whole shapes; of the arrays of `state` a device may have a
+          part (ZeRO-3). It then gathers a layer as it comes to it, and updates its own part.
+        """
+        params, old = state
+        axis, tally, layers = self.axis_name, model.tally(params), params[model.layers]
+        of = Components.of(self.tx, model, model.one_layer(params))
+        leaves = of.leaves(old)
+        shared = {s: brought(leaves[s]) for s, owner in enumerate(of.alone.owners) if owner is None}
+        both = lambda params, optimizer: {"params": params, "optimizer": optimizer}
+        outer = [
+            both(a, [leaves[s] for s in owned]) | tally()
+            for a, (_, owned) in zip(jax.tree.leaves(model.outer(params)), of.outside)
+        ]
+        stacks = [
+            both(stack, [parts_of(leaves[s])[k] for s in of.layer[1]]) | tally(length(stack))
+            for k, stack in enumerate(parts_of(layers))
+        ]
+
+        def fold(component) -> Fold:
+            parameters, owned = component
+            return Fold(Update(of.alone, parameters, owned, shared), clip, mean_over=axis)
+
+        folds = Folds(list(map(fold, of.outside)), fold(of.layer))
+        # They vary from device to device, so that JAX leaves each its own gradient.
+        gathered = varying(whole_outside(model, params, like, axis), axis)
+        gather = whole_layer(model, like, axis)
+        whole = lambda layer: varying(gather(layer), axis)
+        if key is not None:
+            key = jax.random.fold_in(key, 0 if axis is None else jax.lax.axis_index(axis))
+        states, loss, _ = backward(model, folds, gathered, (outer, stacks), batch, key, whole)
+
+        outer, stacks = states
+        _, new = of.alone.updated({}, {}, shared, {})
+        new = {s: returned(a, leaves[s]) for s, a in new.items()}
+        for c, (_, owned) in zip(outer, of.outside):
+            new |= dict(zip(owned, c["optimizer"]))
+        for n, s in enumerate(of.layer[1]):
+            new[s] = as_layers(layers, [c["optimizer"][n] for c in stacks])
+        made = of.tree([new[s] for s in range(len(leaves))])
+        return Minibatch((model.joined(params, states, "params"), made), states, loss[None], False)
+
+
+def _proved(tx: optax.GradientTransformation, one) -> Alone:
+    """Traces `tx`. Raises OptimizerError unless every array stands alone."""
+
+    def update(gradients, params, state):
+        updates, new = tx.update(gradients, state, params)
+        as_stored = lambda a, b: a if a.dtype == b.dtype else a.astype(b.dtype)
+        return optax.apply_updates(params, updates), jax.tree.map(as_stored, new, state)
+
+    try:
+        alone = Alone.of(tx.init, update, one)
+    except Exception as error:
+        raise OptimizerError(
+            "released_step: `tx` cannot be called with a gradient, its state and the parameters:"
+            f" {type(error).__name__}: {error}; expected a transformation that fits the parameters'"
+            " tree, of which a layer's arrays have no axis of layers, and that needs no `value` or"
+            " `value_fn`, which a step that updates in its backward does not have"
+        ) from error
+    if alone.draws:
+        raise OptimizerError(
+            "released_step: `tx` draws random numbers, which would be the same in every layer;"
+            " expected a transformation that draws none"
+        )
+    if alone.coupled is not None:
+        first, second = (alone.names[i] for i in alone.coupled)
+        raise OptimizerError(
+            f"released_step: `tx` updates `{first}` and `{second}` by each other's gradients (or"
+            " may, in a conditional); expected an update in which every array stands alone, since"
+            " each layer's gradient is let go as it appears: clip=('norm', c) is the exact global"
+            " norm, jaxmem.adama gathers microbatches, and gradients that are not finite are left"
+            " out anyway"
+        )
+    return alone
+
+
+def _mixed(name: str) -> OptimizerError:
+    return OptimizerError(
+        f"specs: `divided` is 'states', and the update of a value of `{name}` needs others of the"
+        " same array, of which a device has a part; expected 'nothing', or a `tx` that takes each"
+        " value for itself, such as optax.adamw or optax.lion"
+    )
+
+
+def _numbers_near(stacked):
+    """Moves an array with one number a layer to device memory: copies of a number are no gain."""
+    near = lambda a: layout.moved(a, layout.DEVICE) if a.ndim == 1 else a
+    return jax.tree.map(near, stacked)

@@ -1,0 +1,63 @@
+"""Released steps with optax's transformations over a mesh: eight devices are one with the whole
+batch, whatever is divided over them.
+"""
+
+import functools
+import json
+import math
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from jaxmem._core.assignment import Assignment
+from jaxmem._hlo.transfers import fault
+from jaxmem._jax.export import export_flat
+from jaxmem._xla.deviceless import Compiler
+from tests.shared import children, tiny_lm
+
+
+def test_eight_devices_are_one_with_the_whole_batch():
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.programs.sharded_direct"],
+        env=children.with_cpus(8),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    got = json.loads(run.stdout.splitlines()[-1])
+    assert got["devices"] == 8
+    assert len(got["found"]) == 6
+    for label, found in got["found"].items():
+        # Relative to numbers of about 1.
+        assert found["far"] <= 2e-6
+        spec = "(None, 'data')" if "states" in label else "()"
+        persist = int(label[-1])
+        kinds = ["device"] * (persist > 0) + ["pinned_host"] * (persist < 4)
+        assert found["places"] == [f"{kind} {spec}" for kind in kinds]
+
+
+@pytest.mark.slow
+@pytest.mark.jax_defaults
+def test_each_gpu_holds_its_part_in_its_host_and_no_stack_is_copied():
+    mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    plan = Assignment({"block": {}})
+    step = tiny_lm.released(optax.lion(1e-3), plan=plan, dtype=jnp.bfloat16, axis_name="data")
+    make = functools.partial(tiny_lm.parameters, np.float32, layers=6, width=256, vocab=512)
+    shapes = jax.eval_shape(lambda: step.init(make()))
+    put = lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec))
+    state = step.split(jax.tree.map(put, shapes, step.specs(shapes[0], 8, "states")), 2)
+    batch = put(jax.ShapeDtypeStruct((64, 65), jnp.int32), PartitionSpec("data"))
+    call = jax.jit(step.data_parallel(mesh, "states"), donate_argnums=0)
+    exported, donated = export_flat(call.trace(state, batch), "cuda", 90)
+    with Compiler("h200:8", workers=1) as compiler:
+        found = compiler.submit(exported, donated=donated).result()
+    host = [a for a in jax.tree.leaves(state) if a.sharding.memory_kind == "pinned_host"]
+    assert found.host_bytes == sum(math.prod(a.shape) * 4 for a in host) // 8 > 0
+    assert fault(found.transfers) is None
