@@ -10,7 +10,6 @@ from jaxmem import layers as layers
 from jaxmem import ops as ops
 from jaxmem import plans as plans
 from jaxmem import runs as runs
-from jaxmem._adama.released import released_step as released_step
 from jaxmem._adama.transform import adama as adama
 from jaxmem._adama.transform import adamaw_a as adamaw_a
 from jaxmem._adama.transform import scale_by_adama as scale_by_adama
@@ -19,6 +18,7 @@ from jaxmem._explain.explain import explain as explain
 from jaxmem._plan.plan import Plan as Plan
 from jaxmem._planner.plan import plan as plan
 from jaxmem._planner.verify import verify as verify
+from jaxmem._released.released import released_step as released_step
 from jaxmem._stack.stack import stack as stack
 from jaxmem._tags.remat import remat_policy as remat_policy
 from jaxmem._tags.residuals import compress_residuals as compress_residuals

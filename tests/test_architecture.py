@@ -34,7 +34,8 @@ LIBRARY = {
     "_layer": ("_jax", "_tags"),
     "_auto": ("_jax", "_tags", "_blocks", "_layer"),
     "_stack": ("_jax", "_tags", "_states"),
-    "_adama": ("_jax", "_device", "_states", "_stack"),
+    "_adama": ("_jax",),
+    "_released": ("_jax", "_device", "_states", "_stack", "_adama"),
     "_liveness": ("_jax",),
     "_search": ("_jax", "_device", "_xla", "_liveness", "_profile", "_solver"),
     "_planner": ("_jax", "_device", "_xla", "_blocks", "_profile", "_solver", "_search", "_plan"),
@@ -72,7 +73,7 @@ EXPERIMENTS = {
 NO_JAX = {"_core", "_solver", "_memory", "errors"}
 # Packages that are imported inside functions alone: optional, or slow to import.
 LAZY = {"flax": {"layers"}, "orbax": set(), "rich": {"_cli"}}
-OPTAX = {"_adama"}
+OPTAX = {"_adama", "_released"}
 # The few files that know how JAX is built.
 JAX_INTERNALS = {"jaxmem._tags.tag", "jaxmem_kernels.dispatch"}
 

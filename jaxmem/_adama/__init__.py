@@ -1,3 +1,1 @@
-"""AdamA, and the released step of any optimizer. Imports `_core`, `_jax`, `_states`,
-`_stack`, optax.
-"""
+"""AdamA: its arithmetic, and the optax transformations. Imports `_core`, `_jax`, optax."""

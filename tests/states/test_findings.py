@@ -77,7 +77,7 @@ def test_what_is_updated_is_held_twice_unless_it_is_read_from_the_carry(h200):
     outside = h200(replacing(False), STACK, X)
     assert outside.host_bytes >= 2 * LAYERS * LAYER, (
         "XLA no longer holds twice what a loop reads from outside and replaces: `backward` of"
-        " jaxmem/_adama/backward.py need not read parameters from the carry"
+        " jaxmem/_released/backward.py need not read parameters from the carry"
     )
     assert "within host memory" in fault(outside.transfers)
 
@@ -159,7 +159,7 @@ if jax.__version_info__ >= (0, 11, 1):
         say = (
             "XLA runs `compute_on('device_host')` otherwise than it did on 0.11.2: streamed states"
             " could be updated on the host, where a layer's gradient would cross alone; measure"
-            " that in place of the update of jaxmem/_adama/streamed.py"
+            " that in place of the update of jaxmem/_released/streamed.py"
         )
         states = STACK, STACK, STACK
         with pytest.raises(StepError, match="expects the async shape at index"):

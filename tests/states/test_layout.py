@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._adama import placement
+from jaxmem._released import placement
 from jaxmem._states import layout
 from jaxmem._states.stacks import Copied, Stacks, buffers_of, parts_of
 from jaxmem.errors import OptimizerError, TargetError

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from jaxmem._adama.backward import backward
-from jaxmem._adama.fold import Clip, Fold, Folds
-from jaxmem._adama.gather import whole_layer, whole_outside
-from jaxmem._adama.model import Minibatch, Model
 from jaxmem._jax.alone import Alone
 from jaxmem._jax.vary import varying
+from jaxmem._released.backward import backward
+from jaxmem._released.fold import Clip, Fold, Folds
+from jaxmem._released.gather import whole_layer, whole_outside
+from jaxmem._released.model import Minibatch, Model
 from jaxmem._stack.arguments import separated
 from jaxmem._states import layout
 from jaxmem._states.stacks import Stacks, length, masters_of, parts_of

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxmem._adama.fold import TALLIES
+from jaxmem._released.fold import TALLIES
 from jaxmem._states.stacks import joined_shapes, length, like, masters_of, one_layer, parts_of
 from jaxmem.errors import OptimizerError
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from jaxmem._adama.model import Model
 from jaxmem._adama.transform import AdamA
+from jaxmem._released.model import Model
 from jaxmem._states.stacks import joined_shapes, length, masters_of, parts_of
 from jaxmem.errors import OptimizerError
 

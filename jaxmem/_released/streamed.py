@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmem._adama.backward import backward
-from jaxmem._adama.fold import Fold, Folds
-from jaxmem._adama.gather import whole_layer, whole_outside
-from jaxmem._adama.model import Model
 from jaxmem._adama.rule import Rule
 from jaxmem._adama.transform import AdamAState
+from jaxmem._released.backward import backward
+from jaxmem._released.fold import Fold, Folds
+from jaxmem._released.gather import whole_layer, whole_outside
+from jaxmem._released.model import Model
 from jaxmem._stack.loops import fetched_first
 from jaxmem._states.stacks import joined_shapes, parts_of, read_of
 from jaxmem._states.stacks import like as as_layers

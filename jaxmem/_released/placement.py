@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxmem._adama.model import Model
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
 from jaxmem._device.target import free_host_bytes
+from jaxmem._released.model import Model
 from jaxmem._states import layout
 from jaxmem._states.layout import Placement
 from jaxmem._states.stacks import masters_of

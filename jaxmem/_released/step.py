@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from jaxmem._adama import placement
-from jaxmem._adama.fold import Clip
-from jaxmem._adama.form import check_divided, check_pair, check_split
-from jaxmem._adama.model import Minibatch, Model
+from jaxmem._released import placement
+from jaxmem._released.fold import Clip
+from jaxmem._released.form import check_divided, check_pair, check_split
+from jaxmem._released.model import Minibatch, Model
 from jaxmem._states.shards import placed, shards
 from jaxmem.errors import OptimizerError
 

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._adama.fold import TALLIES, Fold, Folds, squared
-from jaxmem._adama.model import Model
 from jaxmem._jax.jaxpr import reads
 from jaxmem._jax.vary import zeros
+from jaxmem._released.fold import TALLIES, Fold, Folds, squared
+from jaxmem._released.model import Model
 from jaxmem._stack.arguments import is_floating, merged, separated
 from jaxmem._stack.loops import fetched_first
 from jaxmem._stack.stack import folded_at, loops_over

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from jaxmem._adama.backward import backward
-from jaxmem._adama.fold import Clip, Fold, Folds, Moments
-from jaxmem._adama.form import check_shapes
-from jaxmem._adama.gather import updated, whole
-from jaxmem._adama.model import Minibatch, Model
-from jaxmem._adama.streamed import minibatch
 from jaxmem._adama.transform import AdamA, AdamAState
 from jaxmem._jax.vary import varying
+from jaxmem._released.backward import backward
+from jaxmem._released.fold import Clip, Fold, Folds, Moments
+from jaxmem._released.form import check_shapes
+from jaxmem._released.gather import updated, whole
+from jaxmem._released.model import Minibatch, Model
+from jaxmem._released.streamed import minibatch
 from jaxmem._states import layout
 from jaxmem._states.store import streams
 from jaxmem.errors import OptimizerError

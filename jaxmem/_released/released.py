@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import optax
 
-from jaxmem._adama.accumulated import Accumulated
-from jaxmem._adama.direct import Direct
-from jaxmem._adama.fold import Clip
-from jaxmem._adama.model import Model
-from jaxmem._adama.step import ReleasedStep
 from jaxmem._adama.transform import AdamA
+from jaxmem._released.accumulated import Accumulated
+from jaxmem._released.direct import Direct
+from jaxmem._released.fold import Clip
+from jaxmem._released.model import Model
+from jaxmem._released.step import ReleasedStep
 from jaxmem.errors import OptimizerError
 
 

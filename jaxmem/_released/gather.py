@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import optax
 
-from jaxmem._adama.model import Model
 from jaxmem._adama.rule import Rule
 from jaxmem._adama.transform import AdamAState
+from jaxmem._released.model import Model
 from jaxmem._states.shards import assembled, gathered, part_of, refilled
 from jaxmem._states.stacks import like as as_layers
 from jaxmem._states.stacks import masters_of, parts_of

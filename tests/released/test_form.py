@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 import jaxmem
-from jaxmem._adama import placement
+from jaxmem._released import placement
 from jaxmem._states.stacks import Stacks
 from jaxmem.errors import OptimizerError, TargetError
 from tests.shared import tiny_lm
