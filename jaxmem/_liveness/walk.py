@@ -91,7 +91,7 @@ class _Walk:
                 free[kind(v)] -= 1
                 held.add(v)
         placed = {o for v, o in zip(flat.outputs, body.outputs) if o is not None and v in held}
-        return self._most(body, placed, shards, order)
+        return self._most(body, _with_carried(body, placed), shards, order)
 
     def _inside(self, jaxpr: Jaxpr, scan: Scan | None, shards: int) -> int:
         """The most bytes that a loop's body takes beside what it is given and carries."""
@@ -172,6 +172,25 @@ class _Walk:
 def _size_in(body: Body, shards: int) -> Callable[[int], int]:
     """Tells the bytes of a value on one device."""
     return lambda v: -(-device_bytes(body.avals[v]) // shards)
+
+
+def _with_carried(body: Body, placed: set[int]) -> set[int]:
+    """Adds to `placed` the values that loops carry on to it, in the memory in which they came:
+    moments that one loop after the other folds into are never held twice.
+    """
+    last = {v: k for k, kernel in enumerate(body.kernels) for v in kernel.reads}
+    kind = lambda v: (body.avals[v].shape, body.avals[v].dtype)
+    found = set(placed)
+    for k, kernel in reversed(list(enumerate(body.kernels))):
+        scan = None if kernel.eqn is None else as_scan(kernel.eqn)
+        if scan is None:
+            continue
+        begun = [v for v in sorted(kernel.overwrites - body.inputs - found) if last[v] == k]
+        for v in kernel.writes[: scan.carry]:
+            if v in found and (of_kind := [u for u in begun if kind(u) == kind(v)]):
+                found.add(of_kind[0])
+                begun.remove(of_kind[0])
+    return found
 
 
 def _overwritten(kernel: Kernel, scan: Scan | None, dying, alive) -> int:
