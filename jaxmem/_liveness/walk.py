@@ -179,7 +179,7 @@ def _with_carried(body: Body, placed: set[int]) -> set[int]:
     moments that one loop after the other folds into are never held twice.
     """
     last = {v: k for k, kernel in enumerate(body.kernels) for v in kernel.reads}
-    kind = lambda v: (body.avals[v].shape, body.avals[v].dtype)
+    kind = lambda v: str(body.avals[v])  # an equation's constant has none
     found = set(placed)
     for k, kernel in reversed(list(enumerate(body.kernels))):
         scan = None if kernel.eqn is None else as_scan(kernel.eqn)

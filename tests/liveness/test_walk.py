@@ -85,6 +85,25 @@ def test_a_donated_argument_gives_its_memory_to_a_result():
     assert held - walked(update, X, X, donated=[0]) == KiB
 
 
+def test_loops_one_after_the_other_carry_on_in_a_donated_arguments_memory():
+    def twice(x, between):
+        body = lambda c, _: (c * 2 + 1, None)
+        x = jax.lax.scan(body, x, None, length=10)[0]
+        return jax.lax.scan(body, between(x), None, length=10)[0]
+
+    same = lambda x: twice(x, lambda x: jax.lax.optimization_barrier(x))
+    assert walked(same, X, donated=[0]) == 0
+    assert walked(same, X) == KiB
+
+    # What is read once more after the second loop cannot have given its memory to it.
+    def read_later(x):
+        kept = []
+        y = twice(x, lambda x: kept.append(x) or x)
+        return y, kept[0] @ y
+
+    assert walked(read_later, X, donated=[0]) == 2 * KiB
+
+
 def test_a_loop_carries_on_in_place_and_stacks_what_it_returns():
     def loop(x):
         def body(carry, _):
