@@ -15,7 +15,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), 
 def test_the_examples_run(capsys, tmp_path, monkeypatch, measured_times):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 6
     names: dict = {}
     plans = []
     for block in BLOCKS:
@@ -35,6 +35,8 @@ def test_the_examples_run(capsys, tmp_path, monkeypatch, measured_times):
     assert model.init(jax.random.key(0), jax.numpy.zeros((2, 4, 8)), None)["params"]
     assert names["metrics"]["skipped_layers"].shape == (8,)
     assert jax.numpy.isfinite(names["metrics"]["loss"])
+    kinds = lambda part: {a.sharding.memory_kind for a in jax.tree.leaves(part)}
+    assert [*map(kinds, names["state"][0]["layers"].parts)] == [{"device"}, {"pinned_host"}]
 
 
 @pytest.mark.core
