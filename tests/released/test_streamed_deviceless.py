@@ -90,7 +90,7 @@ def test_copies_are_not_fetched_and_buffers_are_fetched_once(how, h200):
     the first kind, the moments of the second.
     """
     step, (params, moments), batch = streamed(1, 0)
-    step = tiny_lm.released(step.tx, plan=step.model.plan, dtype=jnp.bfloat16)
+    step = tiny_lm.released(step.optimizer.tx, plan=step.model.plan, dtype=jnp.bfloat16)
     args = step.split((params, moments), **how), batch
     found = compiled(h200, step, *args)
     assert found.host_bytes == in_host_memory(args) > 0
