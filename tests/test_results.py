@@ -272,6 +272,22 @@ def test_the_layer_stack():
             assert quotes(" ".join(PAGE["Time"][row]), *medians), row
 
 
+def test_models_larger_than_the_device():
+    page, results = PAGE["Models larger than the device"], result("streamed_largest")["results"]
+    assert len(page) == len(results)
+    for (row, cells), r in zip(page.items(), results.values()):
+        held = "none" if r["persist"] == 0 else r["persist"]
+        assert row.endswith(f"{held} of {r['layers']}")
+        for cell, key in zip(cells, ("device", "host", "resident"), strict=True):
+            assert quotes(cell, r[key] / 1e9), row
+        assert r["within"]
+        assert r["fault"] is None
+    said = (results[k][which] / 1e9 for k in list(results)[::2] for which in ("resident", "device"))
+    assert quotes(
+        answer("larger than the device").replace("gpt_10b", "").replace("4090", ""), *said
+    )
+
+
 def test_bytes_of_the_gradient():
     page, summary = PAGE["Of the gradient"], result("adama_bytes")["summary"]
     size = {k: v / 1e9 for k, v in summary["gradient bytes"].items()}
