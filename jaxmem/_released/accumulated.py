@@ -19,6 +19,8 @@ from jaxmem._released.gather import updated, whole
 from jaxmem._released.model import Minibatch, Model
 from jaxmem._released.streamed import minibatch
 from jaxmem._states import layout
+from jaxmem._states.stacks import like as as_layers
+from jaxmem._states.stacks import masters_of
 from jaxmem._states.store import streams
 from jaxmem.errors import OptimizerError
 
@@ -66,7 +68,9 @@ class Accumulated:
     def specs(self, model: Model, params, parts, divided: str) -> AdamAState:
         everything = PartitionSpec()
         everywhere = jax.tree.map(lambda _: everything, params)
-        moments = everywhere if divided == "nothing" else parts
+        moments = dict(everywhere if divided == "nothing" else parts)
+        layers = moments[model.layers]
+        moments[model.layers] = as_layers(layers, masters_of(layers))  # which have no copies
         return AdamAState(everything, everything, moments, moments)
 
     def minibatch(self, model: Model, clip: Clip, like, state, batch, key) -> Minibatch:

@@ -21,9 +21,9 @@ from jaxmem._released.backward import backward
 from jaxmem._released.fold import Clip, Fold, Folds
 from jaxmem._released.gather import whole_layer, whole_outside
 from jaxmem._released.model import Minibatch, Model
-from jaxmem._stack.arguments import separated
+from jaxmem._stack.arguments import lengths_of, separated
 from jaxmem._states import layout
-from jaxmem._states.stacks import Stacks, length, masters_of, parts_of
+from jaxmem._states.stacks import Stacks, joined_shapes, length, masters_of, parts_of
 from jaxmem._states.stacks import like as as_layers
 from jaxmem._states.store import brought, returned
 from jaxmem.errors import OptimizerError
@@ -92,7 +92,7 @@ class Components:
 
     def leaves(self, state) -> list:
         """The state's leaves; `Stacks` of an array are one."""
-        leaves = jax.tree.leaves(state, is_leaf=lambda a: isinstance(a, Stacks))
+        leaves = jax.tree.leaves(state, is_leaf=_is_stacks)
         if len(leaves) != len(self.alone.owners):
             raise OptimizerError(
                 f"released_step: the optimizer's state has {len(leaves)} arrays, and `tx` makes"
@@ -170,7 +170,26 @@ class Direct:
         return dict(zip(names, stacks, strict=True)), others, closed
 
     def check(self, model: Model, params, state) -> None:
-        Components.of(self.tx, model, model.one_layer(params)).leaves(state)
+        lengths_of(params[model.layers])
+        one = model.one_layer(params)
+        of = Components.of(self.tx, model, one)
+        made = of.leaves(state)
+        if jax.tree.structure(state, is_leaf=_is_stacks) != of.alone.structure:
+            raise OptimizerError(
+                f"released_step: the optimizer's state is {jax.tree.structure(state)}; expected"
+                f" {of.alone.structure}, which `init` or `create` makes for this `tx`"
+            )
+        count, want = model.count(params), jax.tree.leaves(jax.eval_shape(self.tx.init, one))
+        paths = jax.tree.leaves_with_path(of.tree([*range(len(made))]))
+        for (path, s), a, b in zip(paths, made, want):
+            shape = joined_shapes(a).shape if of.stacked[s] else jnp.shape(a)
+            expected = (count, *b.shape) if of.stacked[s] else b.shape
+            if shape != expected:
+                raise OptimizerError(
+                    f"released_step: `state[1]{jax.tree_util.keystr(path)}` has shape {shape};"
+                    f" expected {expected}, that of the state of these parameters:"
+                    " step.init(params)"
+                )
 
     def specs(self, model: Model, params, parts, divided: str):
         """The PartitionSpecs of the state. `parts`: those of parameters that are divided.
@@ -189,7 +208,7 @@ class Direct:
             return jax.tree.unflatten(alone.structure, found)
         if alone.mixed is not None:
             raise _mixed(alone.names[alone.mixed])
-        layers = parts_of(parts[model.layers])[0]
+        layers = masters_of(parts[model.layers])[0]
         is_spec = lambda a: isinstance(a, PartitionSpec)
         spec_of = jax.tree.leaves({**parts, model.layers: layers}, is_leaf=is_spec)
         shapes, states = jax.tree.leaves(one), jax.eval_shape(self.tx.init, one)
@@ -285,6 +304,10 @@ def _mixed(name: str) -> OptimizerError:
         " same array, of which a device has a part; expected 'nothing', or a `tx` that takes each"
         " value for itself, such as optax.adamw or optax.lion"
     )
+
+
+def _is_stacks(a) -> bool:
+    return isinstance(a, Stacks)
 
 
 def _numbers_near(stacked):

@@ -9,6 +9,7 @@ import jax
 
 from jaxmem._adama.transform import AdamA
 from jaxmem._released.model import Model
+from jaxmem._stack.arguments import lengths_of
 from jaxmem._states.stacks import joined_shapes, length, masters_of, parts_of
 from jaxmem.errors import OptimizerError
 
@@ -25,12 +26,11 @@ def check_pair(model: Model, state) -> None:
 
 def check_shapes(model: Model, tx: AdamA, state) -> None:
     """Raises OptimizerError unless `state` is what `init` makes of its own parameters, in any split
-    and of any dtype.
+    and of any dtype; StackError where the layers' parameters are no stacks.
     """
     params, old = state
+    lengths_of(params[model.layers])
     whole = _whole(model, params)
-    if whole is None:  # the stack says which array has too few layers
-        return
     want = jax.eval_shape(tx.init, whole)
     if type(old) is not type(want):
         raise OptimizerError(

@@ -1,6 +1,7 @@
 """Where the states of a released step lie: how a state is split, joined, and made in its places."""
 
 import math
+import numbers
 import os
 from collections.abc import Callable
 from fractions import Fraction
@@ -61,7 +62,13 @@ def created(model: Model, optimizer, outer, layer: Callable, where: Placement, o
     outer_moments: the memory of the optimizer's arrays outside the layers.
     """
     check_memory(outer_moments)
-    outer = jax.tree.map(lambda a: layout.moved(jnp.asarray(a), layout.DEVICE), outer)
+    if not isinstance(outer, dict) or model.layers in outer or not callable(layer):
+        what = f"a dict without {model.layers!r}, and a function"
+        got = [*outer] if isinstance(outer, dict) else type(outer).__name__
+        raise OptimizerError(
+            f"released_step: `outer` is {got} and `layer` {type(layer).__name__}; expected {what}"
+        )
+    outer = _placed(jax.tree.map(jnp.asarray, outer), layout.DEVICE, _mesh_of(outer))
     one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
     model.check({**outer, model.layers: one})
     # Of a model with one layer, of which every array has an axis of layers.
@@ -70,7 +77,8 @@ def created(model: Model, optimizer, outer, layer: Callable, where: Placement, o
     like = jax.eval_shape(lambda params: optimizer.init(model, params), of_one)
     stacks = shapes, optimizer.opened(model, of_one, like)[0]
     # Beside the arrays outside the layers, on the same devices, and whole on each of them.
-    beside: Any = next(iter(jax.tree.leaves(outer))).sharding
+    some = [*jax.tree.leaves(outer), layout.moved(jnp.zeros(()), layout.DEVICE)]
+    beside: Any = some[0].sharding
     platform, streamed = _platform(outer), where.copies + where.streamed
     wanted = _nbytes(stacks) * len(beside.addressable_devices)
     check_host(platform, wanted * streamed)
@@ -97,13 +105,17 @@ def created(model: Model, optimizer, outer, layer: Callable, where: Placement, o
     state = optimizer.created(model, outer, layer, stacked)
     stacks, others, closed = optimizer.opened(model, params, state)
     params[model.layers] = layout.with_copies(params[model.layers], where, model.dtype)
-    return params, closed([*stacks.values()], _placed(others, outer_moments))
+    return params, closed([*stacks.values()], _placed(others, outer_moments, _mesh_of(outer)))
 
 
 def placement(count: int, persist: int, copies: int, buffers: int) -> Placement:
     """How `count` layers are placed. Raises OptimizerError unless the numbers are of layers that
     there are.
     """
+    if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < 1:
+        raise OptimizerError(
+            f"released_step: `count` is {count!r}; expected how many layers there are, at least 1"
+        )
     says = {
         "persist": (persist, "states stay in device memory"),
         "copies": (copies, "parameters have a copy in device memory"),
@@ -111,7 +123,8 @@ def placement(count: int, persist: int, copies: int, buffers: int) -> Placement:
     }
     left, before = count, []
     for name, (value, what) in says.items():
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= left:
+        number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        if not number or not 0 <= value <= left:
             after = f", after {' and '.join(before)}" if before else ""
             raise OptimizerError(
                 f"released_step: `{name}` is {value!r}; expected how many layers' {what},"
@@ -119,7 +132,7 @@ def placement(count: int, persist: int, copies: int, buffers: int) -> Placement:
             )
         left -= value
         before.append(f"{name}={value}")
-    return Placement(persist, copies, count - persist - copies, buffers)
+    return Placement(int(persist), int(copies), int(left + buffers), int(buffers))
 
 
 def check_memory(outer_moments: str) -> None:
@@ -191,12 +204,29 @@ def _over(model: Model, optimizer, state, change: Callable, outer_moments: str):
     """
     params, old = state
     stacks, others, closed = optimizer.opened(model, params, old)
+    mesh = _mesh_of(params)
     new = {
-        k: change(v) if k == model.layers else _placed(v, layout.DEVICE) for k, v in params.items()
+        k: change(v) if k == model.layers else _placed(v, layout.DEVICE, mesh)
+        for k, v in params.items()
     }
-    return new, closed([*map(change, stacks.values())], _placed(others, outer_moments))
+    return new, closed([*map(change, stacks.values())], _placed(others, outer_moments, mesh))
 
 
-def _placed(tree, kind: str):
-    """Arrays in a memory; numbers, such as counters, in device memory."""
-    return jax.tree.map(lambda a: layout.moved(a, kind if a.ndim else layout.DEVICE), tree)
+def _placed(tree, kind: str, mesh):
+    """Arrays in a memory; numbers, such as counters, in device memory. What is on one device is
+    whole on those of `mesh`, unless that is None.
+    """
+
+    def one(a):
+        if mesh is not None and isinstance(a, jax.Array) and len(a.sharding.device_set) == 1:
+            a = jax.device_put(a, NamedSharding(mesh, PartitionSpec()))
+        return layout.moved(a, kind if a.ndim else layout.DEVICE)
+
+    return jax.tree.map(one, tree)
+
+
+def _mesh_of(params):
+    """The mesh of several devices that parameters lie on; None if they lie on one."""
+    shardings = [a.sharding for a in jax.tree.leaves(params) if isinstance(a, jax.Array)]
+    meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding) and s.mesh.size > 1]
+    return meshes[0] if meshes else None

@@ -71,9 +71,10 @@ class Optimizer(Protocol):
 class ReleasedStep:
     """`step(state, batch, key=None) -> (state, metrics)`, as `jaxmem.released_step` makes it.
 
-    `state` is a pair (params, AdamAState); donate it. `batch` is a tree of arrays with a leading
-    axis that `accumulation_steps` divides. `key` is a random key: microbatch i is given
-    `fold_in(key, i)`, and its layer j `fold_in` of that and j.
+    `state` is a pair of the parameters and the optimizer's state: AdamAState, or for an optax
+    transformation the tree that its `init` makes; donate it. `batch` is a tree of arrays with a
+    leading axis that AdamA's `accumulation_steps` divides. `key` is a random key: microbatch i is
+    given `fold_in(key, i)`, and its layer j `fold_in` of that and j.
 
     `metrics` is a dict: `loss`, the mean over microbatches; `grad_norm`, the root mean square of
     the microbatches' gradient norms; `skipped`, how many folds were left out since a gradient was
@@ -89,7 +90,7 @@ class ReleasedStep:
     clip: Clip
 
     def init(self, params) -> tuple[Any, Any]:
-        """Makes the first state, the pair (params, AdamAState).
+        """Makes the first state, the pair of the parameters and the optimizer's state.
 
         Raises OptimizerError for parameters that `released_step` cannot take.
         """
@@ -148,6 +149,7 @@ class ReleasedStep:
         Raises OptimizerError for numbers of layers that there are not, another memory, or moments
         of other parameters; TargetError if the host has too little memory.
         """
+        state = jax.tree.map(_array, state)
         self._check(state)
         where = placement.placement(self.model.count(state[0]), persist, copies, buffers)
         return placement.split(self.model, self.optimizer, state, where, outer_moments)
@@ -258,8 +260,8 @@ class ReleasedStep:
         return step
 
     def specs(self, params, devices: int, divided: str = "nothing"):
-        """The PartitionSpecs of a state (params, AdamAState), for `data_parallel` with the same
-        `divided`.
+        """The PartitionSpecs of a state, a pair as `init` makes it, for `data_parallel` with the
+        same `divided`.
 
         params: the parameters, or their shapes.
         devices: how many devices `axis_name` has.
@@ -288,3 +290,8 @@ class ReleasedStep:
         everywhere = jax.tree.map(lambda _: everything, params)
         made = self.optimizer.specs(self.model, params, parts, divided)
         return parts if divided == "states" else everywhere, made
+
+
+def _array(a):
+    """An array on a device, or a shape as it is."""
+    return a if isinstance(a, jax.Array | jax.ShapeDtypeStruct) else jnp.asarray(a)

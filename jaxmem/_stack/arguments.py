@@ -103,6 +103,11 @@ def check(params, x) -> list[int]:
                 " floating-point arrays:"
                 " give masks, positions and other indices after `x`, as what all layers share"
             )
+    return lengths_of(params)
+
+
+def lengths_of(params) -> list[int]:
+    """Returns how many layers each stack of `params` has. Raises StackError if one is none."""
     return [_leading("params", part) for part in parts_of(params)]
 
 
@@ -115,7 +120,10 @@ def check_moments(moments, params) -> None:
                 " expected floating-point"
                 " arrays, since the new moments are handed out as a gradient"
             )
-    if (got := _leading("moments", moments)) != (layers := _leading("params", params)):
+    both = ("moments", moments), ("params", params)
+    found = [[_leading(name, part) for part in parts_of(tree)] for name, tree in both]
+    if found[0] != found[1]:
+        got, layers = (" + ".join(map(str, counts)) for counts in found)
         raise StackError(
             f"stack: `moments` holds {got} layers, and `params` {layers}; expected as many"
         )

@@ -13,7 +13,7 @@ from jaxmem._jax.vary import zeros
 from jaxmem._stack.arguments import ParameterSplit, check, check_moments, lifted
 from jaxmem._stack.loops import Loops, fetched_first, runs_of
 from jaxmem._states.stacks import (
-    as_gradient,
+    Copied,
     buffers_of,
     like,
     masters_of,
@@ -81,6 +81,12 @@ def stack(
 
     def run_forward(params, x, common, moments, key):
         stacks = read_of(params)
+        if fold is None and any(isinstance(part, Copied) for part in parts_of(params)):
+            raise StackError(
+                "stack: `params` has layers with copies, and is differentiated; expected layers"
+                " without, split(state, persist, copies=0), since an update of the parameters would"
+                " leave the copies as they were"
+            )
         x, aux, saved, held = loops.forward(stacks, key, x, common, fetched_first(stacks))
         return (x, aux), (params, common, moments, key, saved, held)
 
@@ -119,7 +125,7 @@ def stack(
         if fold is None:
             rows = zip(masters, states, told)
             whole = [split.whole(part, s) if s else t for part, s, t in rows]
-            return as_gradient(params, whole), d_x, (d_common, None), None, None
+            return like(params, whole), d_x, (d_common, None), None, None
         return None, d_x, (d_common, None), like(moments, states), None
 
     run.defvjp(run_forward, run_backward)

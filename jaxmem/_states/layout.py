@@ -1,8 +1,8 @@
 """Moves the layers' arrays between their joined form, one stack, and a split one, a stack in each
 memory; and makes arrays in their places.
 
-All goes an array and a layer at a time: beside the arrays themselves the device holds one layer of
-one array, and the host nothing.
+Stacks that change their lengths are filled a layer at a time, one array of a state after the other:
+that array is then there twice, and the device holds one layer of it more.
 """
 
 import dataclasses

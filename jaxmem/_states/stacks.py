@@ -60,12 +60,6 @@ def like(layers, parts):
     return Stacks(tuple(parts), layers.buffers) if isinstance(layers, Stacks) else next(iter(parts))
 
 
-def as_gradient(layers, parts):
-    """The same of gradients with respect to the stacks of `layers`: a copy has none of its own."""
-    pairs = zip(parts_of(layers), parts)
-    return like(layers, [Copied(None, g) if isinstance(p, Copied) else g for p, g in pairs])
-
-
 def joined_shapes(layers):
     """The shapes of the parameters' stacks as one, wherever they lie."""
 

@@ -52,8 +52,9 @@ def brought(tree):
 
 
 def returned(tree, like):
-    """Whole arrays in the memory of those of `like`."""
-    return jax.tree.map(lambda a, b: jax.device_put(a, _HOST) if _on_host(b) else a, tree, like)
+    """Whole arrays in the memory of those of `like`; None stays None."""
+    move = lambda b, a: jax.device_put(a, _HOST) if a is not None and _on_host(b) else a
+    return jax.tree.map(move, like, tree)
 
 
 def ahead(tree, i) -> list:

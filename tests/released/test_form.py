@@ -5,13 +5,14 @@ hold them are refused, with what to do.
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 import jaxmem
 from jaxmem._released import placement
 from jaxmem._states.stacks import Stacks
-from jaxmem.errors import OptimizerError, TargetError
+from jaxmem.errors import OptimizerError, StackError, TargetError
 from tests.shared import tiny_lm
 
 pytestmark = [
@@ -160,3 +161,74 @@ def test_states_that_the_machine_cannot_hold_are_refused(monkeypatch):
     with pytest.raises(TargetError, match=r"3.0 KiB more of states .* and 0 .* are free"):
         step.split(split, 0)
     jax.block_until_ready(step.split(step.split(split, 1), 3))
+
+
+@pytest.mark.parametrize("way", ["call", "split", "joined"])
+def test_a_stack_whose_arrays_disagree_is_no_state(way):
+    params = tiny_lm.parameters(np.float32, layers=LAYERS)
+    params["blocks"]["down"] = params["blocks"]["down"][:3]
+    step = released()
+    with pytest.raises(StackError, match="holds 4 layers, and .* 3"):
+        WAYS[way](step, step.init(params))
+
+
+@pytest.mark.parametrize("way", ["call", "split", "joined"])
+def test_the_state_of_another_transformation_or_model_is_refused(way):
+    params = tiny_lm.parameters(np.float32, layers=LAYERS)
+    step = tiny_lm.released(optax.sgd(0.1, momentum=0.9))
+    with pytest.raises(OptimizerError, match="the optimizer's state is .* expected"):
+        WAYS[way](step, (params, optax.adagrad(0.1).init(params)))
+    narrow = tiny_lm.parameters(np.float32, layers=LAYERS, width=4)
+    with pytest.raises(OptimizerError, match=r"`state\[1\].* has shape .*; expected"):
+        WAYS[way](step, (params, step.init(narrow)[1]))
+
+
+@pytest.mark.parametrize("tx", ["adama", "lion"])
+@pytest.mark.parametrize("how", [{"persist": 0, "copies": 2}, {"persist": 1, "copies": 3}])
+def test_moments_are_divided_as_the_masters_of_copies(tx, how):
+    params = tiny_lm.parameters(np.float32, layers=LAYERS)
+    adama = jaxmem.adama(0.01, axis_name="data")
+    step = (
+        tiny_lm.released(adama)
+        if tx == "adama"
+        else tiny_lm.released(optax.lion(0.01), axis_name="data")
+    )
+    state = step.split(step.init(params), **how)
+    mesh = AbstractMesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    new, _ = called(step.data_parallel(mesh, "states"), state)
+    assert jax.tree.structure(new) == jax.tree.structure(state)
+
+
+def test_numpy_arrays_and_numpy_numbers_are_taken():
+    params = jax.tree.map(np.asarray, tiny_lm.parameters(np.float32, layers=LAYERS))
+    params, _ = released().split(released().init(params), np.int64(1))
+    assert [p["up"].shape[0] for p in params["blocks"].parts] == [1, 3]
+
+
+def one_number(i):
+    return {"w": i * 1.0}
+
+
+@pytest.mark.parametrize(
+    ("outer", "layer", "count", "match"),
+    [
+        (
+            [1.0],
+            lambda i: {"w": i * 1.0},
+            2,
+            "`outer` is list and `layer` function; expected a dict",
+        ),
+        (
+            {"blocks": 1.0},
+            lambda i: {"w": i * 1.0},
+            2,
+            r"`outer` is \['blocks'\] .* without 'blocks'",
+        ),
+        ({"a": 1.0}, None, 2, "`layer` NoneType; expected .* a function"),
+        ({"a": 1.0}, lambda i: {"w": i * 1.0}, 0, "`count` is 0; expected .* at least 1"),
+        ({"a": 1.0}, lambda i: {"w": i * 1.0}, 2.0, "`count` is 2.0; expected"),
+    ],
+)
+def test_what_cannot_be_created_says_what_is_expected(outer, layer, count, match):
+    with pytest.raises(OptimizerError, match=match):
+        released().create(outer, layer, count)

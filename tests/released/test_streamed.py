@@ -12,7 +12,7 @@ import pytest
 import jaxmem
 from jaxmem._core.actions import Choice
 from jaxmem._core.assignment import Assignment
-from jaxmem._states.stacks import Stacks, masters_of
+from jaxmem._states.stacks import Stacks
 from jaxmem.errors import OptimizerError, StackError, TagError
 from tests.shared import tiny_lm
 from tests.shared.marks import slow
@@ -253,43 +253,6 @@ def test_a_donated_state_is_updated_in_place():
     new, _ = jax.jit(step, donate_argnums=0)(state, tokens(0))
     assert all(a.is_deleted() for a in jax.tree.leaves(state))
     assert places(new) == [{"device"}, {"pinned_host"}]
-
-
-def test_a_stack_reads_its_parameters_from_host_memory():
-    step = tiny_lm.released(jaxmem.adama(0.01))
-    outer = {k: v for k, v in parameters().items() if k != "blocks"}
-
-    @jax.jit
-    def loss(layers):
-        x, *shared = tiny_lm.embed(outer, tokens(0))
-        return tiny_lm.head(outer, jaxmem.stack(tiny_lm.block, layers, x, *shared), tokens(0))
-
-    want = loss(parameters()["blocks"])
-    for persist, more in ((0, {}), (1, {}), (LAYERS, {}), (1, {"copies": 2, "buffers": 1})):
-        layers = step.split(step.init(parameters()), persist, **more)[0]["blocks"]
-        np.testing.assert_allclose(loss(layers), want, rtol=1e-6)
-
-
-@pytest.mark.parametrize("how", [{"persist": 1}, {"persist": 1, "copies": 2, "buffers": 1}])
-@pytest.mark.parametrize("plan", [None, grouped])
-def test_a_stack_has_the_gradient_of_parameters_in_host_memory_where_they_are(how, plan):
-    step = tiny_lm.released(jaxmem.adama(0.01))
-    outer = {k: v for k, v in parameters().items() if k != "blocks"}
-
-    def loss(layers):
-        x, *shared = tiny_lm.embed(outer, tokens(0))
-        y = jaxmem.stack(tiny_lm.block, layers, x, *shared, plan=plan)
-        return tiny_lm.head(outer, y, tokens(0))
-
-    want = jax.tree.leaves(jax.jit(jax.grad(loss))(parameters()["blocks"]))
-    layers = step.split(step.init(parameters()), **how)[0]["blocks"]
-    found = jax.jit(jax.grad(loss))(layers)
-    kinds = lambda tree: [a.sharding.memory_kind for a in jax.tree.leaves(tree)]
-    assert kinds(found) == kinds(layers)
-    for a in want:
-        assert np.abs(a).max((1, 2)).min() > 0
-    got = zip(*map(jax.tree.leaves, masters_of(found)), strict=True)
-    close([np.concatenate(parts) for parts in got], [np.asarray(a) for a in want])
 
 
 def test_what_does_not_fit_is_refused():
