@@ -288,6 +288,17 @@ def test_models_larger_than_the_device():
     )
 
 
+def test_bytes_of_streamed_states_by_arithmetic():
+    page, summary = PAGE["Bytes by arithmetic"], result("streamed_bytes")["summary"]
+    assert page.keys() == summary["models"].keys()
+    for row, cells in page.items():
+        found = summary["models"][row]
+        errors = 100 * found["median error"], 100 * found["worst"]
+        assert quotes(" ".join(cells), found["points"], *errors), row
+    assert summary["faults"] == 0
+    assert summary["least fetched beside products"] >= 0.97
+
+
 def test_bytes_of_the_gradient():
     page, summary = PAGE["Of the gradient"], result("adama_bytes")["summary"]
     size = {k: v / 1e9 for k, v in summary["gradient bytes"].items()}
