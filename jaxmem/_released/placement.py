@@ -209,20 +209,22 @@ def _over(model: Model, optimizer, state, change: Callable, outer_moments: str):
         k: change(v) if k == model.layers else _placed(v, layout.DEVICE, mesh)
         for k, v in params.items()
     }
-    return new, closed([*map(change, stacks.values())], _placed(others, outer_moments, mesh))
+    beside = jax.tree.map(lambda a: _on_mesh(a, mesh), [*stacks.values()])
+    return new, closed([*map(change, beside)], _placed(others, outer_moments, mesh))
 
 
 def _placed(tree, kind: str, mesh):
-    """Arrays in a memory; numbers, such as counters, in device memory. What is on one device is
-    whole on those of `mesh`, unless that is None.
-    """
+    """Arrays in a memory, on the devices of `mesh`; numbers, such as counters, in device memory."""
+    move = lambda a: layout.moved(_on_mesh(a, mesh), kind if a.ndim else layout.DEVICE)
+    return jax.tree.map(move, tree)
 
-    def one(a):
-        if mesh is not None and isinstance(a, jax.Array) and len(a.sharding.device_set) == 1:
-            a = jax.device_put(a, NamedSharding(mesh, PartitionSpec()))
-        return layout.moved(a, kind if a.ndim else layout.DEVICE)
 
-    return jax.tree.map(one, tree)
+def _on_mesh(a, mesh):
+    """An array of one device whole on each device of `mesh`, unless that is None."""
+    if mesh is None or not isinstance(a, jax.Array) or len(a.sharding.device_set) > 1:
+        return a
+    there = NamedSharding(mesh, PartitionSpec(), memory_kind=a.sharding.memory_kind)
+    return jax.device_put(a, there)
 
 
 def _mesh_of(params):

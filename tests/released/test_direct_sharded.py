@@ -22,6 +22,23 @@ from jaxmem._xla.deviceless import Compiler
 from tests.shared import children, tiny_lm
 
 
+def test_states_that_lie_whole_on_a_mesh_are_placed_and_divided():
+    """Their counters too, and what a transformation makes on one device."""
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.programs.placed_on_mesh"],
+        env=children.with_cpus(8),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    got = json.loads(run.stdout.splitlines()[-1])
+    assert got["devices"] == 8
+    for found in got["found"].values():
+        assert found["moved"] > 1e-3
+        assert max(found["far"]) <= 1e-6
+
+
 def test_eight_devices_are_one_with_the_whole_batch():
     run = subprocess.run(
         [sys.executable, "-m", "tests.programs.sharded_direct"],

@@ -1,0 +1,48 @@
+"""States that lie whole on a mesh are split, with copies, buffers and moments in host memory, and
+stepped by 8 CPU devices with states divided; prints how far the parameters are from unsplit ones.
+
+    python -m tests.programs.placed_on_mesh
+"""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import jaxmem
+from tests.shared import tiny_lm
+
+PLACES = ({}, {"persist": 1}, {"persist": 0, "copies": 2, "outer_moments": "pinned_host"})
+
+
+def stepped(mesh, step, how):
+    """The layers' parameters after a step."""
+    params = tiny_lm.parameters(np.float32, layers=3)
+    state = step.init(jax.device_put(params, NamedSharding(mesh, PartitionSpec())))
+    state = step.split(state, **how) if how else state
+    call = jax.jit(step.data_parallel(mesh, "states"))
+    state, _ = call(state, tiny_lm.tokens(8).astype(jnp.int32))
+    return jax.tree.map(np.asarray, step.joined(state)[0]["blocks"])
+
+
+def main() -> None:
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    steps = {
+        "adama": tiny_lm.released(jaxmem.adama(0.01, axis_name="data")),
+        "lion": tiny_lm.released(optax.lion(0.01), axis_name="data"),
+    }
+    found = {}
+    for name, step in steps.items():
+        want, *others = (jax.tree.leaves(stepped(mesh, step, how)) for how in PLACES)
+        start = jax.tree.leaves(tiny_lm.parameters(np.float32, layers=3)["blocks"])
+        moved = min(float(np.abs(a - b).max()) for a, b in zip(want, start))
+        far = [max(float(np.abs(a - b).max()) for a, b in zip(want, got)) for got in others]
+        found[name] = {"moved": moved, "far": far}
+    print(json.dumps({"devices": jax.device_count(), "found": found}))
+
+
+if __name__ == "__main__":
+    main()
