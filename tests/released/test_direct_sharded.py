@@ -3,10 +3,7 @@ batch, whatever is divided over them.
 """
 
 import functools
-import json
 import math
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -24,15 +21,7 @@ from tests.shared import children, tiny_lm
 
 def test_states_that_lie_whole_on_a_mesh_are_placed_and_divided():
     """Their counters too, and what a transformation makes on one device."""
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.programs.placed_on_mesh"],
-        env=children.with_cpus(8),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    got = json.loads(run.stdout.splitlines()[-1])
+    got = children.printed(children.with_cpus(8), "tests.programs.placed_on_mesh")
     assert got["devices"] == 8
     for found in got["found"].values():
         assert found["moved"] > 1e-3
@@ -40,15 +29,7 @@ def test_states_that_lie_whole_on_a_mesh_are_placed_and_divided():
 
 
 def test_eight_devices_are_one_with_the_whole_batch():
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.programs.sharded_direct"],
-        env=children.with_cpus(8),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    got = json.loads(run.stdout.splitlines()[-1])
+    got = children.printed(children.with_cpus(8), "tests.programs.sharded_direct")
     assert got["devices"] == 8
     assert len(got["found"]) == 6
     for label, found in got["found"].items():

@@ -161,14 +161,7 @@ def test_clipping_is_that_of_whole_gradients(clip, chained):
 def test_what_is_not_finite_is_left_out_a_layer_at_a_time_and_counted(clip):
     params = tiny_lm.parameters()
     params["blocks"]["root"] = jnp.asarray([1.0, 0.0, 1.0])
-    step = jaxmem.released_step(
-        jaxmem.adama(0.01, accumulation_steps=2),
-        tiny_lm.embed,
-        tiny_lm.rooted,
-        tiny_lm.head,
-        layers="blocks",
-        clip=clip,
-    )
+    step = tiny_lm.released(jaxmem.adama(0.01, accumulation_steps=2), tiny_lm.rooted, clip=clip)
     (new, state), (metrics,) = run(step, params, [tiny_lm.tokens(4)])
     assert metrics["skipped_layers"].tolist() == [0, 2, 0]
     assert int(metrics["skipped"]) == 2

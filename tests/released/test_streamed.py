@@ -207,13 +207,7 @@ def test_plans_keys_and_auxiliary_outputs_go_with_it(plan):
 def test_what_is_not_finite_is_left_out_a_layer_at_a_time_and_counted():
     params = parameters()
     params["blocks"]["root"] = jnp.asarray([1.0, 0.0, 1.0, 0.0])
-    step = jaxmem.released_step(
-        jaxmem.adama(0.01, accumulation_steps=2),
-        tiny_lm.embed,
-        tiny_lm.rooted,
-        tiny_lm.head,
-        layers="blocks",
-    )
+    step = tiny_lm.released(jaxmem.adama(0.01, accumulation_steps=2), tiny_lm.rooted)
     state, metrics = jax.jit(step)(step.split(step.init(params), 2), tokens(0))
     assert metrics["skipped_layers"].tolist() == [0, 2, 0, 2]
     assert int(metrics["skipped"]) == 4

@@ -3,10 +3,7 @@ and updates its part.
 """
 
 import functools
-import json
 import math
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -27,15 +24,7 @@ pytestmark = pytest.mark.jax_defaults
 
 
 def test_eight_devices_train_as_with_resident_states():
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.programs.streamed_zero3"],
-        env=children.with_cpus(8),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    got = json.loads(run.stdout.splitlines()[-1])
+    got = children.printed(children.with_cpus(8), "tests.programs.streamed_zero3")
     assert got["devices"] == 8
     there = "pinned_host P(None, 'data')"
     for persist, found in got["found"].items():
@@ -47,28 +36,16 @@ def test_eight_devices_train_as_with_resident_states():
         assert "expected data_parallel(mesh, 'states')" in error
 
 
-def printed(environment, *command) -> dict:
-    run = subprocess.run(
-        [sys.executable, "-m", *map(str, command)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    return json.loads(run.stdout.splitlines()[-1])
-
-
 def test_a_split_state_is_updated_to_the_end_of_each_stack_where_moments_are_divided():
     """Over one of a mesh's two axes; the other holds copies."""
-    found = printed(children.with_cpus(8), "tests.programs.streamed_zero3", "moments")
+    found = children.printed(children.with_cpus(8), "tests.programs.streamed_zero3", "moments")
     assert found["far"] <= 1e-6
 
 
 @pytest.mark.slow
 def test_states_are_divided_over_one_of_a_meshs_axes_and_over_explicit_ones():
     """The other axis holds copies: the values are those of a mesh without it."""
-    found = printed(children.with_cpus(8), "tests.programs.streamed_zero3", "meshes")
+    found = children.printed(children.with_cpus(8), "tests.programs.streamed_zero3", "meshes")
     assert set(found) == {"two axes", "explicit"}
     for mesh in found.values():
         assert mesh["far"] <= 1e-6
@@ -91,7 +68,7 @@ def test_a_layer_is_gathered_and_its_gradient_scattered_in_the_dtype_of_the_laye
 ):
     environment = child_environment(children.finding_packages())
     program = "tests.programs.deviceless_zero3"
-    found = printed(environment, program, gpu, devices, persist, n)
+    found = children.printed(environment, program, gpu, devices, persist, n)
     assert found["host_bytes"] == found["part"] > 0
     assert found["fault"] is None
     layer, layers = 2 * found["layer"], 6  # bytes of one in bfloat16, and how many there are

@@ -1,5 +1,6 @@
 """Environments of the processes that tests start for devices which they have not."""
 
+import json
 import os
 import subprocess
 import sys
@@ -36,6 +37,19 @@ def as_users_have(environment: dict[str, str]) -> dict[str, str]:
     compares bits. A program on jaxlib 0.10 also asks for the usual way to make code of fusions.
     """
     return {k: v for k, v in environment.items() if k != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
+
+
+def printed(environment: dict[str, str], *command) -> dict:
+    """What a module prints last, as JSON, that is run with these arguments."""
+    run = subprocess.run(
+        [sys.executable, "-m", *map(str, command)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout.splitlines()[-1])
 
 
 def together(commands: Sequence[Sequence], environment: dict[str, str], seconds: float):

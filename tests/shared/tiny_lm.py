@@ -66,5 +66,5 @@ def loss(params, batch, key=None):
     return head(params, x, batch)
 
 
-def released(tx, **arguments):
+def released(tx, block=block, **arguments):
     return jaxmem.released_step(tx, embed, block, head, layers="blocks", **arguments)
