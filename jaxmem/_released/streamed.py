@@ -22,7 +22,7 @@ from jaxmem._released.model import Model
 from jaxmem._stack.loops import fetched_first
 from jaxmem._states.stacks import joined_shapes, parts_of, read_of
 from jaxmem._states.stacks import like as as_layers
-from jaxmem._states.store import brought, streams
+from jaxmem._states.store import brought
 
 
 def minibatch(
@@ -58,26 +58,34 @@ def minibatch(
 
     def one(carry, numbered, update=None):
         (moments, held), (i, part) = carry, numbered
+        own = gathered
+        if update is not None:
+            # Parameters that are replaced are read from the loop's carry by the forward too: read
+            # from outside of it, their stacks in host memory would be copied.
+            stacks = as_layers(params[model.layers], [m["params"] for m in moments[1]])
+            own = gathered | {model.layers: stacks}
         # Nothing is folded yet, so that this is the fold of microbatch i. But XLA does not know it:
         # where it knew that the last one's decays are 1, it would round otherwise.
         number = i + old.folded
         folds = Folds([fold_of(number)] * len(moments[0]), fold_of(number, update))
-        moments, loss, held = backward(
-            model, folds, gathered, moments, part, key_of(i), whole, held
-        )
+        moments, loss, held = backward(model, folds, own, moments, part, key_of(i), whole, held)
         return (moments, held), loss
 
     # All microbatches but the last fold alone, and read the parameters from outside of their loop.
     before, last = (jax.tree.map(lambda a, s=s: a[s], microbatches) for s in (slice(-1), -1))
-    losses, carry = [], (moments, fetched_first(read_of(gathered[model.layers])))
+    carry = moments, fetched_first(read_of(gathered[model.layers]))
     if not rule.single:
-        carry, found = jax.lax.scan(one, carry, before)
-        losses.append(found)
-        last, carry = _apart(last, carry)
+        carry, losses = jax.lax.scan(one, carry, before)
     (outer, layers), held = carry
     with_params = [m | {"params": p} for m, p in zip(layers, parts_of(params[model.layers]))]
-    ((outer, layers), _), loss = one(((outer, with_params), held), last, update)
-    losses.append(loss[None])
+    carry = (outer, with_params), held
+    if rule.single:
+        ((outer, layers), _), loss = one(carry, last, update)
+        losses = loss[None]
+    else:
+        and_update = lambda carried, last: one(carried[0], last, update)
+        ((outer, layers), _), loss = _once(and_update, (carry, losses[-1]), last)
+        losses = jnp.concatenate([losses, loss[None]])
 
     stacks = as_layers(params[model.layers], [m["params"] for m in layers])
     mu, nu = (model.joined(params, (outer, layers), name) for name in ("mu", "nu"))
@@ -87,20 +95,24 @@ def minibatch(
     outside: Any = updated(model.outer(params), outer_mu, outer_nu, outside_mask)
     new = {k: stacks if k == model.layers else outside[k] for k in params}
     made = AdamAState(optax.safe_increment(old.count), jnp.zeros_like(old.folded), mu, nu)
-    return (new, made), (outer, layers), jnp.concatenate(losses)
+    return (new, made), (outer, layers), losses
 
 
-def _apart(last, carry):
-    """The last microbatch and what the others left, behind one barrier.
+def _once(body: Callable, carry, given):
+    """`body(carry, given)`, as a loop of one turn, which XLA does not take apart, since it cannot
+    tell how many turns there are.
 
-    XLA takes a loop of one turn apart. As behind the end of a longer one, as in a resident step,
-    nothing of the last microbatch is fused with what came before, or begins before it.
+    Taken apart, the last microbatch would stand beside the others, and XLA would hold the stacks of
+    what it saves together with theirs: they begin as zeros, which wait for nothing. Nor is it fused
+    with what came before, as behind the end of a longer loop, in a resident step.
     """
-    leaves, structure = jax.tree.flatten(carry)
-    here = [a for a in leaves if not streams(a)]
-    last, here = jax.lax.optimization_barrier((last, here))
-    rest = iter(here)
-    return last, jax.tree.unflatten(structure, [a if streams(a) else next(rest) for a in leaves])
+
+    def turn(i, carry):
+        # What is computed of `given` alone would be computed before the loop.
+        _, here = jax.lax.optimization_barrier((i, given))
+        return body(carry, here)
+
+    return jax.lax.fori_loop(0, jax.lax.optimization_barrier(jnp.int32(1)), turn, carry)
 
 
 def _masks(rule: Rule, model: Model, params) -> tuple[Any, Any]:

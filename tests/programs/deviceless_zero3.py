@@ -45,7 +45,8 @@ def collectives(text: str) -> list[dict]:
             if i.opcode == "async-start":
                 called = i.called
             for inner in called:
-                walk(inner, runs * i.trips, looped or i.opcode == "while")
+                # The loop of the last microbatch is one of a single turn.
+                walk(inner, runs * i.trips, looped or i.trips > 1)
             kind = i.opcode.removesuffix("-start")
             if kind in COLLECTIVES and looped:
                 arrays = {*i.operands, *i.results}
