@@ -83,6 +83,18 @@ def as_scan(eqn: JaxprEqn) -> Scan | None:
     return Scan(eqn.params["length"], inner, len(inner.invars) - xs - carry, carry)
 
 
+def as_loop(eqn: JaxprEqn) -> Scan | None:
+    """Reads the parts of a scan, or of a while loop: as a scan of one turn that carries all that it
+    returns. None for every other primitive.
+    """
+    if eqn.primitive.name != "while":
+        return as_scan(eqn)
+    inner = body(eqn.params["body_jaxpr"])
+    assert inner is not None
+    carry = len(eqn.outvars)
+    return Scan(1, inner, len(inner.invars) - carry, carry)
+
+
 def matmul_flops(eqn: JaxprEqn) -> tuple[float, int]:
     """Returns FLOPs and number of matrix products of one equation, those of inner loops times their
     trip counts. Convolutions count as matrix products. A `while` counts as one turn, and all

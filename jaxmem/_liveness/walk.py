@@ -8,13 +8,13 @@ own. `benchmarks/walk.py` holds it against compiled steps.
 from collections import defaultdict
 from collections.abc import Callable, Collection
 
-from jaxmem._jax.jaxpr import Flat, Jaxpr, Scan, as_scan, call_body, flatten, subjaxprs
+from jaxmem._jax.jaxpr import Flat, Jaxpr, Scan, as_loop, call_body, flatten, subjaxprs
 from jaxmem._jax.primitives import RENAMED
 from jaxmem._liveness.kernels import Body, Kernel, device_bytes, kernels_of
 from jaxmem._liveness.order import ORDERS, as_written
 from jaxmem_kernels import reference_of
 
-LOOPS = ("while", "cond", "shard_map")  # whose bodies hold values, beside scans
+INSIDE = ("cond", "shard_map")  # whose bodies hold values, beside loops
 
 Order = Callable[[Body, Callable[[int], int]], list[int]]
 
@@ -93,16 +93,16 @@ class _Walk:
         placed = {o for v, o in zip(flat.outputs, body.outputs) if o is not None and v in held}
         return self._most(body, _with_carried(body, placed), shards, order)
 
-    def _inside(self, jaxpr: Jaxpr, scan: Scan | None, shards: int) -> int:
+    def _inside(self, jaxpr: Jaxpr, loop: Scan | None, shards: int) -> int:
         """The most bytes that a loop's body takes beside what it is given and carries."""
         key = id(jaxpr), shards
         if key not in self._known:
             flat = self.flat(jaxpr, shards)
-            sliced = 0 if scan is None else len(flat.inputs) - scan.consts - scan.carry
+            sliced = 0 if loop is None else len(flat.inputs) - loop.consts - loop.carry
             body = kernels_of(flat, sliced, self._on_gpu)
             carried = {}
-            if scan is not None:
-                given = flat.inputs[scan.consts : scan.consts + scan.carry]
+            if loop is not None:
+                given = flat.inputs[loop.consts : loop.consts + loop.carry]
                 carried = {o: i for i, o in zip(given, body.outputs) if o is not None}
             self._known[key] = (
                 jaxpr,
@@ -147,23 +147,23 @@ class _Walk:
         now = most = 0
         for k, i in enumerate(positions):
             kernel = body.kernels[i]
-            scan = None if kernel.eqn is None else as_scan(kernel.eqn)
-            repeated = set() if scan is None else _stacked_twice(scan)
+            loop = None if kernel.eqn is None else as_loop(kernel.eqn)
+            repeated = set() if loop is None else _stacked_twice(loop)
             for position, v in enumerate(kernel.writes):
                 alive[v] = 0 if v in placed or position in repeated else size(v)
             dying = [v for v in ends[k] if v in alive and v not in kernel.writes]
-            saved = _overwritten(kernel, scan, dying, alive)
+            saved = _overwritten(kernel, loop, dying, alive)
             new = sum(alive[v] for v in kernel.writes)
-            most = max(most, now + new - saved + self._within(kernel, scan, shards))
+            most = max(most, now + new - saved + self._within(kernel, loop, shards))
             unread = [v for v in kernel.writes if v not in last]
             now += new - sum(alive.pop(v) for v in (*dying, *unread))
         return most
 
-    def _within(self, kernel: Kernel, scan: Scan | None, shards: int) -> int:
+    def _within(self, kernel: Kernel, loop: Scan | None, shards: int) -> int:
         """Bytes that a loop's body takes while it runs."""
-        if scan is not None:
-            return self._inside(scan.jaxpr, scan, shards)
-        if kernel.primitive not in LOOPS:
+        if loop is not None:
+            return self._inside(loop.jaxpr, loop, shards)
+        if kernel.primitive not in INSIDE:
             return 0
         shards = 1 if kernel.primitive == "shard_map" else shards
         return max((self._inside(j, None, shards) for j in subjaxprs(kernel.eqn)), default=0)
@@ -182,40 +182,40 @@ def _with_carried(body: Body, placed: set[int]) -> set[int]:
     kind = lambda v: str(body.avals[v])  # an equation's constant has none
     found = set(placed)
     for k, kernel in reversed(list(enumerate(body.kernels))):
-        scan = None if kernel.eqn is None else as_scan(kernel.eqn)
-        if scan is None:
+        loop = None if kernel.eqn is None else as_loop(kernel.eqn)
+        if loop is None:
             continue
         begun = [v for v in sorted(kernel.overwrites - body.inputs - found) if last[v] == k]
-        for v in kernel.writes[: scan.carry]:
+        for v in kernel.writes[: loop.carry]:
             if v in found and (of_kind := [u for u in begun if kind(u) == kind(v)]):
                 found.add(of_kind[0])
                 begun.remove(of_kind[0])
     return found
 
 
-def _overwritten(kernel: Kernel, scan: Scan | None, dying, alive) -> int:
+def _overwritten(kernel: Kernel, loop: Scan | None, dying, alive) -> int:
     """Bytes of what dies in a kernel and hands its memory to a result."""
     over = [v for v in dying if v in kernel.overwrites]
-    if scan is None:
+    if loop is None:
         return max((alive[v] for v in over), default=0)
     # A loop carries on in the memory of what it begins with.
     return min(
         sum(alive[v] for v in over if v not in kernel.writes),
-        sum(alive[v] for v in kernel.writes[: scan.carry]),
+        sum(alive[v] for v in kernel.writes[: loop.carry]),
     )
 
 
-def _stacked_twice(scan: Scan) -> set[int]:
+def _stacked_twice(loop: Scan) -> set[int]:
     """Positions of results that a loop stacks under a second name, or that are the same in every
     turn: XLA keeps one stack, or none.
     """
-    flat, origin = flatten(scan.jaxpr), {}
+    flat, origin = flatten(loop.jaxpr), {}
     for e in flat.equations:
         if e.eqn.primitive.name in RENAMED and len(e.reads) == len(e.inputs) == len(e.outputs):
             origin.update((o, origin.get(v, v)) for v, o in zip(e.reads, e.outputs))
-    seen, found = set(flat.inputs[: scan.consts]), set()
+    seen, found = set(flat.inputs[: loop.consts]), set()
     for position, v in enumerate(flat.outputs):
-        if position >= scan.carry and isinstance(v, int):
+        if position >= loop.carry and isinstance(v, int):
             first = origin.get(v, v)
             if first in seen:
                 found.add(position)

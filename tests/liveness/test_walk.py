@@ -119,6 +119,23 @@ def test_a_loop_carries_on_in_place_and_stacks_what_it_returns():
     assert walked(swapped, X) == 2 * KiB
 
 
+def test_a_while_loop_carries_on_in_place_too():
+    """Stacks that it updates a layer of are never held twice."""
+    stacks = jnp.ones((8, 16, 16), jnp.float32)
+
+    def loop(stacks, turns):
+        def body(i, stacks):
+            layer = jax.lax.dynamic_index_in_dim(stacks, i, keepdims=False)
+            new = jnp.tanh(layer @ layer)
+            return jax.lax.dynamic_update_index_in_dim(stacks, new, i, 0)
+
+        return jax.lax.fori_loop(0, turns, body, stacks)
+
+    # the slice that the product reads, the product, and two counters
+    assert walked(loop, stacks, jnp.int32(8), donated=[0]) == 2 * KiB + 8
+    assert walked(loop, stacks, jnp.int32(8)) == (8 + 2) * KiB + 8
+
+
 def test_one_result_stacked_under_two_names_is_one_stack():
     def loop(x, twice):
         def body(carry, _):
