@@ -5,6 +5,7 @@ import math
 
 import jax
 
+from jaxmem._blocks.classes import at_once
 from jaxmem._blocks.find import find_blocks
 from jaxmem._jax.arguments import on_host
 from jaxmem._jax.jaxpr import matmul_flops, nbytes
@@ -49,8 +50,7 @@ def audit(traced: jax.stages.Traced) -> Audit:
             " runs through;"
             " expected at least one: give it a training step"
         )
-    device = host = matmuls = 0
-    flops = 0.0
+    device, host, matmuls, flops = [], [], 0, 0.0
     for i in instances:
         # A residual may also be handed on as an output of the backward, without an equation.
         read = {v for e in i.flat.equations for v in e.reads} | {
@@ -58,11 +58,8 @@ def audit(traced: jax.stages.Traced) -> Audit:
         }
         for v in set(i.charged) & read:
             aval = i.flat.avals[v]
-            if on_host(aval):
-                host += i.layers * nbytes(aval)
-            else:
-                device += i.layers * nbytes(aval)
+            (host if on_host(aval) else device).append((i, i.layers * nbytes(aval)))
         products = [matmul_flops(e.eqn) for e in i.flat.equations]
         matmuls += i.runs * sum(n for _, n in products)
         flops += i.runs * math.fsum(f for f, _ in products)
-    return Audit(device, host, matmuls, flops, len(instances))
+    return Audit(at_once(device), at_once(host), matmuls, flops, len(instances))

@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from jaxmem._blocks.find import Instance, find_blocks, is_tag
+from jaxmem._blocks.find import Instance, find_blocks
+from jaxmem._blocks.named import is_tag
 from jaxmem._blocks.segments import Graph, graph_of
 from jaxmem._core.profile import BlockClass
 from jaxmem._jax.jaxpr import describe
@@ -21,7 +22,7 @@ NO_BLOCK = (
 
 
 class Class(NamedTuple):
-    """Blocks of one label whose graphs are equal, and which repeat alike.
+    """Blocks of one label whose graphs are equal.
 
     graph: that of the first of them.
     instances: all of them, such as the layers of an unrolled loop.
@@ -58,12 +59,21 @@ def blocks_of(jaxpr) -> Blocks:
         graph = graph_of(instance)
         # Inputs that are charged belong to the key: the first layer of an unrolled loop reads the
         # step's own argument, which is in memory anyhow, where the others read a saved tensor.
-        repeats = (instance.layers, instance.runs, instance.charged)
-        key = (instance.label, graph_key(graph), *repeats)
+        key = (instance.label, graph_key(graph), instance.charged)
         classes.setdefault(key, Class(graph, [])).instances.append(instance)
     labels = {instance.label for instance in found.instances}
     idle = tuple(sorted(found.plain_labels - labels))
     return Blocks(list(classes.values()), found.tag_names, idle)
+
+
+def at_once(sizes: Iterable[tuple[Instance, int]]) -> int:
+    """The sum of sizes, each of a block, of which those in bodies of loops that run one after the
+    other, such as microbatches, are never there at once.
+    """
+    of: dict[int | None, int] = {None: 0}
+    for instance, size in sizes:
+        of[instance.repeats.home] = of.get(instance.repeats.home, 0) + size
+    return of.pop(None) + max(of.values(), default=0)
 
 
 def graph_key(graph: Graph) -> str:

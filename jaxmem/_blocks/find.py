@@ -12,7 +12,10 @@ from collections import Counter
 
 import jax.numpy as jnp
 
+from jaxmem._blocks.named import forward_names, holds_tag, is_block, is_tag, names_in
 from jaxmem._blocks.policies import refuse_combined
+from jaxmem._blocks.repeats import Repeats, repeats
+from jaxmem._blocks.states import carried_states
 from jaxmem._jax.jaxpr import (
     Flat,
     Jaxpr,
@@ -20,15 +23,15 @@ from jaxmem._jax.jaxpr import (
     Literal,
     Var,
     as_scan,
-    body,
     call_body,
     flatten,
     subjaxprs,
 )
-from jaxmem._jax.primitives import INDICES, REMAT, VIEWS
-from jaxmem._tags.policy import Policy
-from jaxmem._tags.tag import name_p, tag_p
+from jaxmem._jax.primitives import INDICES, VIEWS
 
+# What these make of what is in memory anyhow is not saved: the backward makes it again, as a device
+# gathers a layer's parameters of which it has a part.
+FREELY = VIEWS | {"all_gather", "all_gather_invariant"}
 MOST_INDICES = 4096  # elements up to which an array may be a loop's counters or its layers' keys
 
 
@@ -41,9 +44,7 @@ class Instance:
     cotangents: the inputs that are cotangents of the block's outputs.
     boundary: the index of the first equation of the derivative; those before repeat the forward.
     charged: the inputs that cost memory if the backward reads them raw.
-    layers: for how many runs of the equation saved tensors are alive at once.
-    loops: how many loops, one in another, make so many.
-    runs: how often the equation runs in a step.
+    repeats: how often the equation runs.
     sharded: whether shapes are those of one device already, as inside `jax.shard_map`.
     divisible: of how many layers a plan may divide it is one; 0 where a plan may not.
     """
@@ -53,11 +54,17 @@ class Instance:
     cotangents: frozenset[int]
     boundary: int
     charged: tuple[int, ...]
-    layers: int
-    loops: int
-    runs: int
+    repeats: Repeats
     sharded: bool
     divisible: int
+
+    @property
+    def layers(self) -> int:
+        return self.repeats.layers
+
+    @property
+    def runs(self) -> int:
+        return self.repeats.runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,44 +81,9 @@ class Found:
     plain_labels: set[str]
 
 
-def is_tag(eqn: JaxprEqn) -> bool:
-    """Whether the equation names a tensor, by `jaxmem.tag` or by JAX's `checkpoint_name`."""
-    return eqn.primitive is tag_p or eqn.primitive is name_p
-
-
-def holds_tag(eqn: JaxprEqn) -> bool:
-    """Whether a tag stands inside the equation, and not in a checkpoint of its own."""
-    return any(
-        is_tag(e) or (e.primitive.name not in REMAT and holds_tag(e))
-        for inner in subjaxprs(eqn)
-        for e in inner.eqns
-    )
-
-
-def names_in(eqn: JaxprEqn) -> set[str]:
-    """Names of the tags that the equation is, or that stand inside it."""
-    own = {eqn.params["name"]} if is_tag(eqn) else set()
-    return own.union(*(names_in(e) for inner in subjaxprs(eqn) for e in inner.eqns))
-
-
-def is_block(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a `jax.checkpoint` under a policy of jaxmem's."""
-    return eqn.primitive.name in REMAT and isinstance(eqn.params.get("policy"), Policy)
-
-
 def _small(eqn: JaxprEqn) -> bool:
     """Whether the equation makes only arrays as small as those that count layers."""
     return all(math.prod(getattr(v.aval, "shape", ())) <= MOST_INDICES for v in eqn.outvars)
-
-
-def _forward_names(jaxpr: Jaxpr) -> set[str]:
-    """Names of the tags in `jaxpr` outside the backward of blocks."""
-    names = {e.params["name"] for e in jaxpr.eqns if is_tag(e)}
-    for eqn in jaxpr.eqns:
-        if not (is_block(eqn) and eqn.params.get("differentiated")):
-            for inner in subjaxprs(eqn):
-                names |= _forward_names(inner)
-    return names
 
 
 def find_blocks(jaxpr: Jaxpr) -> Found:
@@ -126,7 +98,7 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
     refuse_combined(jaxpr)
     instances: list[Instance] = []
     plain_labels: set[str] = set()
-    names = _forward_names(jaxpr)
+    names = forward_names(jaxpr)
 
     def walk(jaxpr: Jaxpr, origin: dict[Var, str], frames: tuple, sharded: bool) -> list[str]:
         """Collects the instances in `jaxpr`; returns where its outputs come from.
@@ -152,7 +124,7 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
         for i, eqn in enumerate(jaxpr.eqns):
             # A slice is a view of what it slices, whatever its indices come from.
             viewed = eqn.invars[:1] if eqn.primitive.name == "dynamic_slice" else eqn.invars
-            cheap = eqn.primitive.name in VIEWS or (eqn.primitive.name in INDICES and _small(eqn))
+            cheap = eqn.primitive.name in FREELY or (eqn.primitive.name in INDICES and _small(eqn))
             if cheap and all(here(v) == "free" for v in viewed):
                 origin.update(dict.fromkeys(eqn.outvars, "free"))
             if is_block(eqn):
@@ -183,10 +155,10 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
                 # layers saved; what it merely reads whole is not. Among a scan's operands stands
                 # first what it reads whole, then what it carries, then what it slices.
                 stacked = lambda v: v in defined and jaxpr.eqns[defined[v]].primitive.name == "scan"
-                inner = {}
+                inner, states = {}, carried_states(scan)
                 for k, (outer, v) in enumerate(zip(eqn.invars, scan.jaxpr.invars)):
                     if scan.consts <= k < scan.consts + scan.carry:
-                        inner[v] = "carry"
+                        inner[v] = "free" if k - scan.consts in states else "carry"
                     elif (
                         k >= scan.consts
                         and here(outer) != "free"
@@ -246,34 +218,10 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
         return None
     charged = tuple(n for n, k in zip(flat.inputs, kinds) if k != "free" and n not in cotangents)
     names = set().union(*(names_in(e.eqn) for e in flat.equations[:boundary]))
-    # Count repeats, from the innermost loop outwards. `runs` takes every trip count, `layers` those
-    # of loops that only the backward is in: the forward ran before them in a loop of its own, so
-    # that all of its saved tensors are alive. A block without tags has no name by which to find its
-    # forward, and its loop over layers is told by running backward.
-    layers, loops, runs, inside = 1, 0, 1, True
-    jaxprs = [f[0] for f in frames]
-    for depth in range(len(frames) - 1, -1, -1):
-        length = frames[depth - 1][1] if depth else 1  # of the loop whose body this jaxpr is
-        runs *= length
-        if inside and (
-            names & _forward_names(jaxprs[depth]) or (not names and not _reversed(jaxprs, depth))
-        ):
-            inside = False  # the forward is in here too: outer loops do not multiply what is alive
-        if inside:
-            layers, loops = layers * length, loops + (length > 1)
+    alive = repeats(names, frames)
     policy, cotangents = eqn.params["policy"], frozenset(cotangents)
-    alive = layers, loops, runs
     return Instance(
-        policy.block, flat, cotangents, boundary, charged, *alive, sharded, policy.layers
-    )
-
-
-def _reversed(jaxprs, depth) -> bool:
-    """Whether the jaxpr at `depth` is the body of a scan that runs backward."""
-    return depth > 0 and any(
-        e.params.get("reverse") and body(e.params["jaxpr"]) is jaxprs[depth]
-        for e in jaxprs[depth - 1].eqns
-        if e.primitive.name == "scan"
+        policy.block, flat, cotangents, boundary, charged, alive, sharded, policy.layers
     )
 
 

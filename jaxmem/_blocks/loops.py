@@ -10,7 +10,7 @@ import graphlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from jaxmem._blocks.find import holds_tag, is_tag
+from jaxmem._blocks.named import holds_tag, is_tag
 from jaxmem._blocks.segments import Graph, weight_of
 from jaxmem._jax.jaxpr import (
     ClosedJaxpr,

@@ -10,8 +10,8 @@ turns.
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from jaxmem._blocks.find import names_in
 from jaxmem._blocks.loops import Builder, Operation
+from jaxmem._blocks.named import names_in
 from jaxmem._blocks.segments import Graph
 from jaxmem._core.warn import warn
 

@@ -9,7 +9,8 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
-from jaxmem._blocks.find import Instance, is_tag
+from jaxmem._blocks.find import Instance
+from jaxmem._blocks.named import is_tag
 from jaxmem._jax.jaxpr import FlatEquation, JaxprEqn, Literal, matmul_flops, nbytes, run
 from jaxmem._jax.primitives import VIEWS
 

@@ -5,7 +5,8 @@ user's program.
 import dataclasses
 from collections.abc import Sequence
 
-from jaxmem._blocks.find import find_blocks, is_tag
+from jaxmem._blocks.find import find_blocks
+from jaxmem._blocks.named import is_tag
 from jaxmem._blocks.segments import graph_of
 from jaxmem._core.bytes import show_bytes
 from jaxmem._jax.jaxpr import Flat, FlatEquation, nbytes

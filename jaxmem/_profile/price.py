@@ -6,7 +6,7 @@ All classes of a step are drafted first, so that equal jobs are timed once.
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from jaxmem._blocks.classes import graph_key
+from jaxmem._blocks.classes import at_once, graph_key
 from jaxmem._blocks.find import Instance
 from jaxmem._blocks.opened import Opened, opened
 from jaxmem._blocks.segments import Graph, backward, forward, segments
@@ -85,7 +85,7 @@ def unpriced(graph: Graph, index: int, asked: Asked, jobs: Jobs) -> Unpriced:
         jobs.add((index, "segment", k), Job(segment.function, segment.avals))
         for i, weight in zip(segment.equations, segment.weights):
             shares[i] = ((index, "segment", k), weight)
-    stacked = graph.instance.loops > 0
+    stacked = graph.instance.repeats.loops > 0
     tags = _tags(inside, number, index, asked, jobs, stacked)
     charged = [v for v in graph.instance.charged if v in number]
     inputs = tuple((v, jobs.keep(nbytes(avals[v]), stacked)) for v in charged)
@@ -138,7 +138,7 @@ def priced_class(
     return BlockClass(
         name=instance.label,
         fingerprint=graph_key(made.graph),
-        layers=sum(i.layers for i in instances),
+        layers=at_once((i, i.layers) for i in instances),
         runs=sum(i.runs for i in instances),
         values=tuple(_of_device(inside.sizes[v], shards) for v in sorted(number)),
         inputs=tuple(number[v] for v in charged),
@@ -160,10 +160,9 @@ def _divisible(instances: Sequence[Instance]) -> int:
     (several, *others) = {i.divisible for i in instances}
     if others or not several:
         return 0
-    # A loop over layers is one instance, and what is round it repeats all of them; the layers of a
-    # Python loop are instances of their own, which have to be here together.
-    loops = all(i.layers % several == 0 for i in instances)
-    return several if loops or len(instances) % several == 0 else 0
+    # Loops over some of the layers each, such as those of one stack in two memories, and the layers
+    # of a Python loop, have to be here together.
+    return several if at_once((i, i.layers) for i in instances) % several == 0 else 0
 
 
 def _equations(made: Unpriced, price: Mapping, shards: int) -> tuple[Equation, ...]:

@@ -3,20 +3,24 @@ hand.
 """
 
 import dataclasses
+import functools
 
 import jax
+import numpy as np
 import pytest
 
+import jaxmem
 from jaxmem._blocks.audit import audit
+from jaxmem._blocks.classes import plan_fingerprint
 from jaxmem._core.actions import ALL, KEEP, OFFLOAD, REST
 from jaxmem._core.assignment import Assignment
 from jaxmem._device.target import Target
 from jaxmem._jax.step import trace
-from jaxmem._profile.profile import profile
+from jaxmem._profile.profile import block_classes, profile
 from jaxmem._solver.cost import evaluate
 from jaxmem._xla.backend import Pricing
 from jaxmem.errors import StepError
-from tests.shared import models
+from tests.shared import models, tiny_lm
 
 pytestmark = pytest.mark.core
 LAYERS, BATCH, SEQUENCE, WIDTH = 3, 2, 64, 64
@@ -102,6 +106,32 @@ def test_microbatches_run_more_often_and_hold_no_more():
         for n in (1, 4)
     )
     assert (one.saved_bytes, one.matmuls) == (4 * four.saved_bytes, four.matmuls // 4)
+
+
+@pytest.mark.jax_defaults
+@pytest.mark.parametrize("microbatches", [2, 4])
+def test_microbatches_of_a_streamed_step_hold_no_more_than_those_of_a_resident_one(microbatches):
+    """Its last one runs in a loop of its own, after the others."""
+    tx = jaxmem.adama(1e-3, accumulation_steps=microbatches)
+    plan = Assignment({"block": {"in": KEEP, "up": OFFLOAD}})
+    step = tiny_lm.released(tx, plan=plan)
+    make = functools.partial(tiny_lm.parameters, np.float32)
+    state = jax.eval_shape(lambda: step.init(make()))
+    batch = jax.ShapeDtypeStruct((4 * microbatches, 9), np.int32)
+    made = [jax.jit(step).trace(step.split(state, k), batch) for k in (0, 1, tiny_lm.LAYERS)]
+    streamed, _, resident = map(audit, made)
+    each = tiny_lm.LAYERS * 4 * 8 * tiny_lm.WIDTH * 4  # bytes of a tensor of the model's width
+    assert streamed.saved_bytes >= each and streamed.host_bytes == 2 * each
+    # One class, as in a resident step, whose plan it takes.
+    assert (streamed.blocks, resident.blocks) == (2, 1)
+    assert dataclasses.replace(streamed, blocks=1) == resident
+    classes = [block_classes(t.jaxpr) for t in made]
+    for (found,) in classes:
+        assert (found.layers, found.runs) == (tiny_lm.LAYERS, microbatches * tiny_lm.LAYERS)
+        assert found.divisible == tiny_lm.LAYERS
+    assert len(set(map(plan_fingerprint, classes))) == 1
+    # Parameters are saved by no block, wherever they lie.
+    assert len({found.everything_bytes for (found,) in classes}) == 1
 
 
 def test_a_step_without_blocks_is_an_error():
