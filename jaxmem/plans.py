@@ -9,10 +9,10 @@ from jaxmem._core.actions import Choice as Choice
 from jaxmem._core.assignment import Assignment as Assignment
 from jaxmem._core.bytes import parse_budget as parse_budget
 from jaxmem._device.target import Target as Target
+from jaxmem._hand.estimate import Estimate as Estimate
+from jaxmem._hand.estimate import estimate as estimate
+from jaxmem._hand.price import price as price
 from jaxmem._plan.difference import difference as difference
 from jaxmem._plan.plan import Plan as Plan
-from jaxmem._planner.estimate import Estimate as Estimate
-from jaxmem._planner.estimate import estimate as estimate
-from jaxmem._planner.price import price as price
 from jaxmem._report.report import report as report
 from jaxmem._xla.compiled import compiled_bytes as compiled_bytes

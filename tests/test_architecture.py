@@ -27,7 +27,7 @@ LIBRARY = {
     "_xla": ("_device", "_hlo", "_jax"),
     "_tags": ("_codecs",),
     "_solver": (),
-    "_plan": ("_codecs",),
+    "_plan": ("_codecs", "_states"),
     "_states": ("_jax",),
     "_blocks": ("_jax", "_tags"),
     "_profile": ("_jax", "_device", "_codecs", "_tags", "_blocks"),
@@ -38,7 +38,22 @@ LIBRARY = {
     "_released": ("_jax", "_device", "_states", "_stack", "_adama"),
     "_liveness": ("_jax",),
     "_search": ("_jax", "_device", "_xla", "_liveness", "_profile", "_solver"),
-    "_planner": ("_jax", "_device", "_xla", "_blocks", "_profile", "_solver", "_search", "_plan"),
+    "_counts": ("_solver", "_states"),
+    "_joint": ("_jax", "_xla", "_liveness", "_states", "_released", "_counts"),
+    "_planner": (
+        "_jax",
+        "_device",
+        "_xla",
+        "_blocks",
+        "_profile",
+        "_solver",
+        "_search",
+        "_states",
+        "_counts",
+        "_joint",
+        "_plan",
+    ),
+    "_hand": ("_device", "_xla", "_solver", "_search", "_plan", "_planner"),
     "_memory": (),
     "_explain": (
         "_jax",
@@ -70,7 +85,7 @@ EXPERIMENTS = {
     "gpu_check": ("running", "steps", "models", "data", "config", "command"),
 }
 
-NO_JAX = {"_core", "_solver", "_memory", "errors"}
+NO_JAX = {"_core", "_solver", "_counts", "_memory", "errors"}
 # Packages that are imported inside functions alone: optional, or slow to import.
 LAZY = {"flax": {"layers"}, "orbax": set(), "rich": {"_cli"}}
 OPTAX = {"_adama", "_released"}

@@ -1,4 +1,4 @@
-"""Counts how often a block's backward runs in a step, and for how many of its runs saved tensors are
+"""Counts how often a block's backward runs in a step, and for how many of its runs what is saved is
 alive at once.
 """
 

@@ -23,12 +23,12 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.files import read_json, write_json
 from jaxmem._core.progress import LOG
 from jaxmem._explain.explain import explain as make_explanation
+from jaxmem._hand.estimate import estimate as make_estimate
+from jaxmem._hand.price import price
 from jaxmem._memory.explanation import Explanation
 from jaxmem._plan.file import read_assignment
 from jaxmem._plan.plan import Plan
-from jaxmem._planner.estimate import estimate as make_estimate
 from jaxmem._planner.plan import plan as make_plan
-from jaxmem._planner.price import price
 from jaxmem._planner.verify import verify as verify_plan
 from jaxmem._report.report import report as write_report
 from jaxmem._report.tiles import SOURCES

@@ -47,6 +47,8 @@ class Difference:
 def difference(first: Plan, second: Plan) -> Difference:
     """Compares two plans, of one model or of two."""
     pairs = {n: (getattr(first, n), getattr(second, n)) for n in (*BYTES, *TEXTS, SECONDS)}
+    said = lambda plan: plan.places and str(plan.places)
+    pairs["places"] = said(first), said(second)
     chosen = [
         {(b, t): choice for b, tags in plan.actions.items() for t, choice in tags.items()}
         for plan in (first, second)

@@ -6,18 +6,18 @@ module works on fields and knows no `Plan`, so that `Plan` can import it.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from jaxmem._codecs.forms import parse
 from jaxmem._core.actions import Action, Actions, Choice
+from jaxmem._plan.checked import FINITE, WHOLE, Broken, checked, is_number, is_size, is_text
 from jaxmem._plan.rows import Bytes, Measured, Point, Row
+from jaxmem._states.places import DEVICE, HOST, Places
 from jaxmem.errors import PlanFileError, TagError
 
 SCHEMA = 1  # a file of another number is refused
 
-_WHOLE, _FINITE = "a whole number of at least 0", "a finite number of at least 0"
 _BYTES = ("budget_bytes", "predicted_bytes", "compiled_bytes", "baseline_bytes", "host_bytes")
 _SECONDS = (
     "predicted_seconds", "baseline_seconds", "profile_seconds", "solve_seconds", "compile_seconds",
@@ -30,25 +30,14 @@ _TEXTS = ("time_source", "target", "fingerprint", "jax_version")
 _PARTS = ("parts", "baseline_parts")
 
 
-class _Broken(Exception):
-    """A field that is not what it must be: `read` adds the file's name and raises PlanFileError.
-
-    field: the path of the field, such as `rows[3].shape`.
-    got: its value.
-    expected: what it must be, in words.
-    """
-
-    def __init__(self, field: str, got: Any, expected: str):
-        super().__init__(field, got, expected)
-        self.field, self.got, self.expected = field, got, expected
-
-
 def write(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a plan's file holds, from the plan's fields by name."""
     named = (*_NUMBERS, *_TEXTS, *_LATER)
     data: dict[str, Any] = {"schema": SCHEMA} | {name: fields[name] for name in named}
     data["actions"] = _plain_actions(fields["actions"])
     data |= {name: dataclasses.asdict(fields[name]) for name in _PARTS}
+    if fields["places"] is not None:
+        data["places"] = dataclasses.asdict(fields["places"])
     if fields["microbatches"] is not None:
         data["microbatches"] = fields["microbatches"]
     data["notes"] = list(fields["notes"])
@@ -76,7 +65,7 @@ def read(data: Any, path: str) -> dict[str, Any]:
     """
     try:
         return _fields(data)
-    except _Broken as broken:
+    except Broken as broken:
         raise PlanFileError(
             f"Plan.load: {path!r}, field `{broken.field}`: got {broken.got!r}, expected"
             f" {broken.expected}; plan again, or mend the file"
@@ -101,7 +90,7 @@ def read_assignment(data: Any, path: str) -> dict[str, dict[str, Choice]]:
         }
     try:
         return _actions(data)
-    except _Broken as broken:
+    except Broken as broken:
         raise PlanFileError(
             f"policy {path!r}, field `{broken.field}`: got {broken.got!r}, expected"
             f" {broken.expected}; mend the file"
@@ -109,46 +98,47 @@ def read_assignment(data: Any, path: str) -> dict[str, dict[str, Choice]]:
 
 
 def _fields(data: Any) -> dict[str, Any]:
-    """The fields, in the order in which they are checked. Raises _Broken for the first bad one."""
+    """The fields, in the order in which they are checked. Raises Broken for the first bad one."""
     if not isinstance(data, dict):
-        raise _Broken("(the whole file)", type(data).__name__, "an object")
+        raise Broken("(the whole file)", type(data).__name__, "an object")
     # True equals 1 in Python, and is no number here; the same goes for every number below.
     if data.get("schema") != SCHEMA or isinstance(data.get("schema"), bool):
-        raise _Broken("schema", data.get("schema"), f"{SCHEMA}, the one this jaxmem reads")
+        raise Broken("schema", data.get("schema"), f"{SCHEMA}, the one this jaxmem reads")
     fields: dict[str, Any] = {}
     for name, kind in _NUMBERS.items():
         value: Any = data.get(name)
-        if not (_is_number(value) and isinstance(value, (int, kind))):
-            raise _Broken(name, value, _WHOLE if kind is int else _FINITE)
+        if not (is_number(value) and isinstance(value, (int, kind))):
+            raise Broken(name, value, WHOLE if kind is int else FINITE)
         fields[name] = kind(value)
     for name in _TEXTS:
         if not isinstance(data.get(name), str) or not data[name]:
-            raise _Broken(name, data.get(name), "a text")
+            raise Broken(name, data.get(name), "a text")
         fields[name] = data[name]
     for name, usual in _LATER.items():
         value = data.get(name, usual)
         if isinstance(usual, str) and not (isinstance(value, str) and value):
-            raise _Broken(name, value, "a text")
-        if isinstance(usual, float) and not _is_number(value):
-            raise _Broken(name, value, _FINITE)
+            raise Broken(name, value, "a text")
+        if isinstance(usual, float) and not is_number(value):
+            raise Broken(name, value, FINITE)
         fields[name] = type(usual)(value)
     fields["actions"] = _actions(data.get("actions"))
     for name in _PARTS:
         fields[name] = _bytes(data.get(name), name)
     notes = _list(data, "notes", "a list of texts")
     if not all(isinstance(note, str) for note in notes):
-        raise _Broken("notes", notes, "a list of texts")
+        raise Broken("notes", notes, "a list of texts")
     rows = _list(data, "rows", "a list of the table's lines")
     points = _list(data, "points", "a list of bytes and seconds")
     runs = _list(data, "measured", "a list of steps that were run")
     number = data.get("microbatches")
-    if number is not None and not (_is_size(number) and number > 0):
-        raise _Broken("microbatches", number, "a whole number of at least 1, or nothing")
+    if number is not None and not (is_size(number) and number > 0):
+        raise Broken("microbatches", number, "a whole number of at least 1, or nothing")
     return fields | {
         "notes": tuple(notes),
         "rows": tuple(_row(row, f"rows[{i}]") for i, row in enumerate(rows)),
         "points": tuple(_point(point, f"points[{i}]") for i, point in enumerate(points)),
         "microbatches": number,
+        "places": _places(data.get("places")),
         "measured": tuple(_measured(one, f"measured[{i}]") for i, one in enumerate(runs)),
     }
 
@@ -157,14 +147,14 @@ def _list(data: dict, name: str, expected: str) -> list:
     """The list in a field, which may be left out: it is empty then."""
     value = data.get(name, [])
     if not isinstance(value, list):
-        raise _Broken(name, value, expected)
+        raise Broken(name, value, expected)
     return value
 
 
 def _actions(value: Any, field: str = "actions") -> dict[str, dict[str, Choice]]:
     is_nested = isinstance(value, dict) and all(isinstance(v, dict) for v in value.values())
     if not value or not is_nested:
-        raise _Broken(field, value, "an object: block -> tag -> action")
+        raise Broken(field, value, "an object: block -> tag -> action")
     return {
         block: {tag: _choice(choice, f"{field}.{block}.{tag}") for tag, choice in tags.items()}
         for block, tags in value.items()
@@ -186,47 +176,33 @@ def _plain(choice: Choice) -> dict[str, str]:
 def _choice(value: Any, field: str) -> Choice:
     """Undoes `_plain`. A codec is parsed and written again: equal codecs have equal texts."""
     if not isinstance(value, dict):
-        raise _Broken(field, value, "an object with `action`, and `codec` where it compresses")
+        raise Broken(field, value, "an object with `action`, and `codec` where it compresses")
     if value.get("action") not in list(Action):
-        raise _Broken(f"{field}.action", value.get("action"), f"one of {', '.join(Action)}")
+        raise Broken(f"{field}.action", value.get("action"), f"one of {', '.join(Action)}")
     codec = value.get("codec")
     try:
         codec = None if codec is None else str(parse(codec))
     except (TagError, TypeError, AttributeError) as error:
-        raise _Broken(f"{field}.codec", codec, f"a codec ({error})") from error
+        raise Broken(f"{field}.codec", codec, f"a codec ({error})") from error
     try:
         return Choice(Action(value["action"]), codec)
     except ValueError as error:
-        raise _Broken(field, value, str(error)) from error
-
-
-def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value >= 0
-
-
-def _is_size(value: Any) -> bool:
-    """Whether a value is a whole number that fits 64 bits with a sign."""
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+        raise Broken(field, value, str(error)) from error
 
 
 # The fields of Row beside its choice, in words and as a test.
 _ROW = {
-    "block": ("a text", _is_text),
-    "tag": ("a text", _is_text),
-    "kind": ("a text or null", lambda v: v is None or _is_text(v)),
-    "shape": ("a list of whole numbers", lambda v: isinstance(v, list) and all(map(_is_size, v))),
-    "dtype": ("a text", _is_text),
-    "bytes_before": ("a whole number of bytes", _is_size),
-    "bytes_after": ("a whole number of bytes", _is_size),
-    "milliseconds": (_FINITE, _is_number),
-    "why": ("a text", _is_text),
-    "layers": ("a whole number of at least 1", lambda v: _is_size(v) and v > 0),
-    "count": ("a whole number of at least 1", lambda v: _is_size(v) and v > 0),
+    "block": ("a text", is_text),
+    "tag": ("a text", is_text),
+    "kind": ("a text or null", lambda v: v is None or is_text(v)),
+    "shape": ("a list of whole numbers", lambda v: isinstance(v, list) and all(map(is_size, v))),
+    "dtype": ("a text", is_text),
+    "bytes_before": ("a whole number of bytes", is_size),
+    "bytes_after": ("a whole number of bytes", is_size),
+    "milliseconds": (FINITE, is_number),
+    "why": ("a text", is_text),
+    "layers": ("a whole number of at least 1", lambda v: is_size(v) and v > 0),
+    "count": ("a whole number of at least 1", lambda v: is_size(v) and v > 0),
 }
 
 
@@ -234,53 +210,55 @@ def _row(value: Any, field: str) -> Row:
     if isinstance(value, dict):
         value = {"count": 1} | value
     if not isinstance(value, dict) or "choice" not in value:
-        raise _Broken(field, value, f"an object with choice, {', '.join(_ROW)}")
-    others = _checked({k: v for k, v in value.items() if k != "choice"}, field, _ROW)
+        raise Broken(field, value, f"an object with choice, {', '.join(_ROW)}")
+    others = checked({k: v for k, v in value.items() if k != "choice"}, field, _ROW)
     choice = _choice(value["choice"], f"{field}.choice")
     return Row(**(others | {"choice": choice, "shape": tuple(others["shape"])}))
 
 
-def _checked(value: Any, field: str, fields: Mapping[str, tuple]) -> dict[str, Any]:
-    """An object that has these fields and no others, each of which holds."""
-    if not isinstance(value, dict) or value.keys() != fields.keys():
-        raise _Broken(field, value, f"an object with {', '.join(fields)}")
-    for name, (expected, holds) in fields.items():
-        if not holds(value[name]):
-            raise _Broken(f"{field}.{name}", value[name], expected)
-    return value
-
-
 # The fields of Measured, in words and as a test.
 _MEASURED = {
-    "name": ("a text", _is_text),
-    "bytes": ("a whole number of bytes", _is_size),
-    **dict.fromkeys(("lower", "median", "upper"), (_FINITE, _is_number)),
-    "rounds": ("a whole number of at least 1", lambda v: _is_size(v) and v > 0),
+    "name": ("a text", is_text),
+    "bytes": ("a whole number of bytes", is_size),
+    **dict.fromkeys(("lower", "median", "upper"), (FINITE, is_number)),
+    "rounds": ("a whole number of at least 1", lambda v: is_size(v) and v > 0),
     "chosen": ("true or false", lambda v: isinstance(v, bool)),
 }
 
 
 def _measured(value: Any, field: str) -> Measured:
-    return Measured(**_checked(value, field, _MEASURED))
+    return Measured(**checked(value, field, _MEASURED))
+
+
+def _places(value: Any) -> Places | None:
+    """Where states lie; None where nothing is said."""
+    if value is None:
+        return None
+    memory = ("'device' or 'pinned_host'", lambda v: v in (DEVICE, HOST))
+    counts = dict.fromkeys(("layers", "persist", "copies", "buffers"), (WHOLE, is_size))
+    found = Places(**checked(value, "places", counts | {"outer_moments": memory}))
+    if not 0 <= found.buffers <= found.streamed:
+        raise Broken("places", value, "no more layers of all kinds than there are")
+    return found
 
 
 def _bytes(value: Any, field: str) -> Bytes:
     names = [f.name for f in dataclasses.fields(Bytes)]
     if not isinstance(value, dict) or any(type(value.get(n)) is not int for n in names):
-        raise _Broken(field, value, f"whole numbers {', '.join(names)}")
+        raise Broken(field, value, f"whole numbers {', '.join(names)}")
     found = Bytes(*(value[n] for n in names))
     total = found.arguments + found.saved + found.working
     if total < 0:
-        raise _Broken(field, value, f"whole numbers {', '.join(names)} of at least 0")
+        raise Broken(field, value, f"whole numbers {', '.join(names)} of at least 0")
     return Bytes.of(total, found.arguments, found.saved)  # earlier versions wrote less than nothing
 
 
 def _point(value: Any, field: str) -> Point:
     names = ("bytes", "seconds")
-    if not isinstance(value, dict) or not all(_is_number(value.get(n)) for n in names):
-        raise _Broken(field, value, "`bytes` and `seconds`, finite numbers of at least 0")
+    if not isinstance(value, dict) or not all(is_number(value.get(n)) for n in names):
+        raise Broken(field, value, "`bytes` and `seconds`, finite numbers of at least 0")
     actions, uncertain = value.get("actions"), value.get("uncertain_seconds", 0.0)
-    if not _is_number(uncertain):
-        raise _Broken(f"{field}.uncertain_seconds", uncertain, "a finite number of at least 0")
+    if not is_number(uncertain):
+        raise Broken(f"{field}.uncertain_seconds", uncertain, "a finite number of at least 0")
     found = {} if actions is None else _actions(actions, f"{field}.actions")
     return Point(int(value["bytes"]), float(value["seconds"]), found, float(uncertain))

@@ -10,6 +10,7 @@ from jaxmem._core.files import read_json, write_json
 from jaxmem._core.labels import ranges
 from jaxmem._plan import file, html, text
 from jaxmem._plan.rows import Bytes, Measured, Point, Row
+from jaxmem._states.places import Places
 from jaxmem.errors import PlanFileError, StepError
 
 
@@ -45,6 +46,7 @@ class Plan:
       notes: what was left out, and why.
       measured: the steps that were run for `measure=`, the plan's among them.
       microbatches: how many were chosen; None where the planner was not asked to.
+      places: where the states of the layers lie; None where the planner was not asked to.
     """
 
     actions: Actions
@@ -72,8 +74,11 @@ class Plan:
     uncertain_seconds: float = 0.0
     baseline_source: str = "pieces"
     measured: tuple[Measured, ...] = ()
+    places: Places | None = None
     # the executable; it is not saved, and plans that differ in it alone are equal
     _step: Any = dataclasses.field(default=None, repr=False, compare=False)
+    # moves a state, where states are placed; likewise
+    _split: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def step(self):
@@ -89,9 +94,31 @@ class Plan:
             )
         return self._step
 
-    def with_step(self, executable) -> "Plan":
-        """The same plan with the executable that was compiled under it."""
-        return dataclasses.replace(self, _step=executable)
+    def with_step(self, executable, split=None) -> "Plan":
+        """The same plan with the executable that was compiled under it.
+
+        split: moves a state of its step, where states are placed.
+        """
+        return dataclasses.replace(self, _step=executable, _split=split or self._split)
+
+    def place(self, state):
+        """The state with its layers' arrays where the plan says. Those that move are deleted where
+        they were, as by the `split` of a released step, whose errors are raised.
+
+        Raises StepError if the plan places no states, or was loaded and not verified.
+        """
+        if self.places is None:
+            raise StepError(
+                "Plan.place: this plan places no states; expected one that was made with"
+                " decide=('actions', 'states')"
+            )
+        if self._split is None:
+            raise StepError(
+                "Plan.place: this plan was loaded, and knows no step; verify it by"
+                " jaxmem.verify(plan, build, ...), or call build(plan).split(state,"
+                " **plan.places.split)"
+            )
+        return self._split(state, **self.places.split)
 
     @property
     def keeps_everything(self) -> bool:

@@ -97,6 +97,7 @@ def summary(plan: "Plan") -> list[str]:
         f"predicted {show_bytes(plan.predicted_bytes)}, compiled {show_bytes(plan.compiled_bytes)}"
         f" of a budget of {show_bytes(plan.budget_bytes)} ({share:.1f} %) on {plan.target};"
         f" everything kept: {show_bytes(plan.baseline_bytes)}{host}",
+        *([] if plan.places is None else [f"states: {plan.places}"]),
         f"{times(plan)}; {plan.compiles} compile{'' if plan.compiles == 1 else 's'}{microbatches}",
         *measured(plan),
         *(f"note: {note}" for note in plan.notes),

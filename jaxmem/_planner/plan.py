@@ -3,7 +3,7 @@
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from jaxmem._blocks.unnamed import listed, unnamed
 from jaxmem._core.actions import ALL, KEEP, Action
@@ -19,6 +19,7 @@ from jaxmem._plan.plan import Plan
 from jaxmem._planner.measured import check_measure, measured
 from jaxmem._planner.microbatches import checked, fastest
 from jaxmem._planner.outcome import Spent, infeasible, outcome
+from jaxmem._planner.placed import check_decide, plan_places
 from jaxmem._planner.read import read_step
 from jaxmem._planner.unasked import would_fit, would_save
 from jaxmem._profile.times import RETRY_SECONDS
@@ -42,6 +43,7 @@ def plan(
     codecs=None,
     microbatches: Sequence[int] | None = None,
     measure: float | None = None,
+    decide: Collection[str] = ("actions",),
     fresh: bool = False,
 ) -> Plan:
     """The actions under which a training step fits a byte budget at the least cost in time,
@@ -66,6 +68,10 @@ def plan(
       plan, hand-written policies that fit, and plans that would be best if prices were others. The
       fastest by the clock is returned; `Plan.measured` has all of them. Their compiles take time
       on top. Arguments that are shapes are filled with made-up numbers.
+    decide: what is decided: "actions", and for a step that `jaxmem.released_step` made "states"
+      too: how many layers' states lie on the device, and how many stream from host memory, so that
+      a model larger than the device trains. `Plan.place(state)` moves a state there; `budget` and
+      `host_budget` are then of states and tensors together.
     fresh: True plans as if for the first time: what earlier plans timed, compiled and tried is not
       read, and is written anew. For a machine that was busy when it was measured, or was changed.
 
@@ -81,6 +87,7 @@ def plan(
     target = Target.parse(target)
     if measure is not None:
         check_measure(measure, target)
+    places = check_decide(decide, target, measure)
     limit = parse_budget(budget, target.usable_bytes)
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
     allowed, notes = allowed_actions(ALL if actions is None else actions, target)
@@ -93,6 +100,8 @@ def plan(
 
         def plan_for(number: int | None) -> Plan:
             step = with_microbatches(build, number)
+            if places:
+                return plan_places(step, args, backend, limits, (allowed, named), codecs, notes)
             return _plan(step, args, backend, limits, (allowed, named), codecs, notes, measure)
 
         if microbatches is None:

@@ -14,6 +14,7 @@ from jaxmem._core.labels import ungrouped
 from jaxmem._core.profile import BlockClass
 from jaxmem._device.target import Target
 from jaxmem._jax.step import with_microbatches
+from jaxmem._joint.steps import PlacedSteps
 from jaxmem._plan.plan import Plan
 from jaxmem._profile.profile import block_classes
 from jaxmem._search.compile import StepCompiler
@@ -26,19 +27,26 @@ def verify(plan: Plan, build, *args) -> Plan:
     `compiled_bytes`, `host_bytes` and `step` are new. It is for a plan that was loaded.
 
     plan: from `Plan.load`, or made for a step that changed since.
-    build, args: those of `jaxmem.plan`.
+    build, args: those of `jaxmem.plan`; a state may lie anywhere, and is compiled for the plan's
+      places.
 
     Raises PlanFileError, naming the field, if the plan was made for another model or other shapes,
     StepError if `build` does not pass its plan on, and BudgetError if the step no longer compiles
     within the plan's budget.
     """
+    build, placed = with_microbatches(build, plan.microbatches), None
     with backend_for(Target.parse(plan.target)) as backend:
-        steps = StepCompiler(with_microbatches(build, plan.microbatches), args, backend)
+        if plan.places is not None:
+            placed = PlacedSteps(build, args, backend)
+            args = placed.args_at(plan.places)
+        steps = StepCompiler(build, args, backend)
         jaxpr = steps.trace(Assignment.nothing()).jaxpr
         check_plan_is_passed_on(jaxpr.jaxpr, steps.trace(None).jaxpr.jaxpr)
         _check_model(plan, block_classes(jaxpr), find_blocks(jaxpr.jaxpr).plain_labels)
         (compiled,) = steps.compile(plan.actions)
-    total = compiled.compiled.total_bytes
+    total, host = compiled.compiled.total_bytes, compiled.compiled.host_bytes
+    if placed is not None and plan.places is not None:
+        total, host = placed.in_memories(compiled.compiled, plan.places)
     if total > plan.budget_bytes:
         raise BudgetError(
             f"verify: the step compiles to {show_bytes(total)} under this plan, over its budget of"
@@ -46,9 +54,8 @@ def verify(plan: Plan, build, *args) -> Plan:
             f" is {jax.__version__}: plan anew",
             least_bytes=total,
         )
-    host = compiled.compiled.host_bytes
     verified = dataclasses.replace(plan, compiled_bytes=total, host_bytes=host)
-    return verified.with_step(compiled.executable)
+    return verified.with_step(compiled.executable, placed and placed.split)
 
 
 def _check_model(plan: Plan, blocks: list[BlockClass], idle: set[str]) -> None:

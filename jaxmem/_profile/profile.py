@@ -110,7 +110,9 @@ def _nested(classes: Sequence[Class]) -> tuple[str, ...]:
     """Returns labels of blocks whose saved tensors are stacked by a loop in a loop, as those of
     layers are whose microbatches are all differentiated together.
     """
-    return tuple(sorted({i.label for _, instances in classes for i in instances if i.repeats.loops > 1}))
+    return tuple(
+        sorted({i.label for _, instances in classes for i in instances if i.repeats.loops > 1})
+    )
 
 
 def _warn_of_offload(unrolled: Sequence[str], nested: Sequence[str]) -> None:

@@ -124,6 +124,13 @@ def _search(problem: Problem, goal: str) -> Solution | None:
     return least if least is not None and fits(least, problem) else None
 
 
+def solved(problem: pulp.LpProblem, time_limit: float = 10.0) -> bool:
+    """Solves a program, whose variables then have values; whether there is an answer. Raises
+    SolverError where the time runs out before one is found.
+    """
+    return _run(problem, time_limit) is not None
+
+
 def _run(problem: pulp.LpProblem, time_limit: float) -> float | None:
     """Solves, and returns the relative gap, or None if infeasible. What was found when the time ran
     out has a gap; nothing found is an error.

@@ -4,8 +4,8 @@ from jaxmem._core.actions import Actions, keeps_everything
 from jaxmem._core.assignment import Decisions
 from jaxmem._core.profile import Profile
 from jaxmem._device.target import Target
+from jaxmem._hand.read import read_by_hand
 from jaxmem._plan.plan import Plan
-from jaxmem._planner.by_hand import read_by_hand
 from jaxmem._planner.outcome import Spent, outcome
 from jaxmem._search.divide import Division, Groups
 from jaxmem._search.search import Found

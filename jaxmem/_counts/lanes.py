@@ -1,0 +1,98 @@
+"""When the lanes of a layer run: compute, copies to the device, copies to the host; and what of the
+copies no work hides.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxmem._counts.layer import BUFFERED, COPIED, RESIDENT, STREAMED, States, Way
+
+# The share of what is written back to host memory that runs beside work: XLA schedules none of it
+# there (benchmarks/streamed_bytes.py, "stored beside products").
+STORED_BESIDE = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """The line between a device and its host: bytes a second, each way."""
+
+    to_device: float
+    to_host: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Lanes:
+    """One pass through a layer, forward or backward, in seconds.
+
+    compute: of its work.
+    to_device, to_host: of what is copied beside it.
+    stored: of states that are written back, which is not beside it.
+    """
+
+    compute: float
+    to_device: float
+    to_host: float
+    stored: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes: copies run beside the work, each way on a line of its own."""
+        return max(self.compute, self.to_device, self.to_host) + self.stored
+
+    @property
+    def exposed(self) -> float:
+        """What the copies add to the work."""
+        return self.seconds - self.compute
+
+
+@dataclasses.dataclass(frozen=True)
+class Passes:
+    """A layer's passes in a step.
+
+    forward: that of every microbatch.
+    backward: that of every microbatch but the last.
+    last: that of the last microbatch, in which states that stream are updated.
+    """
+
+    forward: Lanes
+    backward: Lanes
+    last: Lanes
+
+    def seconds(self, microbatches: int) -> float:
+        """Of one layer in a step."""
+        early = (microbatches - 1) * self.backward.seconds
+        return microbatches * self.forward.seconds + early + self.last.seconds
+
+    def exposed(self, microbatches: int) -> float:
+        """What the copies of one layer add to a step."""
+        early = (microbatches - 1) * self.backward.exposed
+        return microbatches * self.forward.exposed + early + self.last.exposed
+
+
+def passes(way: Way, place: str, states: States, link: Link) -> Passes:
+    """The passes of a layer that goes this way, and whose states lie at `place`.
+
+    A layer is fetched while the one before it computes, in a loop of layers alike, so that its
+    copies are hidden by as much work as it has itself. The forward fetches parameters; the
+    backward parameters and moments, the parameters of `buffered` layers excepted; every microbatch
+    writes moments back, the last one parameters too. Of a layer with a copy parameters are fetched
+    where they are updated.
+    """
+    p, m = states.parameters, states.moments
+    forward = {RESIDENT: 0, COPIED: 0, STREAMED: p, BUFFERED: p}[place]
+    backward = {RESIDENT: 0, COPIED: m, STREAMED: p + m, BUFFERED: m}[place]
+    last = {RESIDENT: 0, COPIED: p + m, STREAMED: p + m, BUFFERED: m}[place]
+    to_device, to_host = 1 / link.to_device, 1 / link.to_host
+    back = 0 if place == RESIDENT else (1 - STORED_BESIDE) * to_host
+    own = way.host_bytes
+    return Passes(
+        Lanes(way.forward_seconds, forward * to_device, own * to_host),
+        Lanes(way.backward_seconds, (backward + own) * to_device, 0.0, m * back),
+        Lanes(way.backward_seconds, (last + own) * to_device, 0.0, (p + m) * back),
+    )
+
+
+def fetched_first(places: Sequence[str], states: States, link: Link) -> float:
+    """Seconds in which a step fetches what its loops begin with, beside no work."""
+    streams = any(place in (STREAMED, BUFFERED) for place in places)
+    return states.parameters / link.to_device if streams else 0.0

@@ -1,0 +1,1 @@
+"""Prices actions that were written by hand."""

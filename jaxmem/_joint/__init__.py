@@ -1,0 +1,3 @@
+"""Searches for what layers do and where their states lie, together: solves, walks and compiles in
+turns.
+"""

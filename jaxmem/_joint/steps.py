@@ -1,0 +1,150 @@
+"""A released step under given actions and with its states at given places: traced, walked through
+and compiled.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxmem._core.assignment import Assignment
+from jaxmem._counts.layer import States
+from jaxmem._jax.step import trace
+from jaxmem._liveness.walk import temporary_bytes
+from jaxmem._released.step import ReleasedStep
+from jaxmem._states.places import HOST, Places
+from jaxmem._states.stacks import masters_of
+from jaxmem._xla.backend import Backend
+from jaxmem._xla.compiled import Compiled
+from jaxmem.errors import StepError
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """A step that was compiled.
+
+    assignment, places: what it was compiled under.
+    compiled: what was read of it.
+    total_bytes, host_bytes: of the device, and of host memory.
+    executable: what runs it; None where it cannot run here.
+    """
+
+    assignment: Assignment
+    places: Places
+    compiled: Compiled
+    total_bytes: int
+    host_bytes: int
+    executable: Any
+
+
+class PlacedSteps:
+    """Traces, walks through and compiles the steps of one `build`.
+
+    build: takes a plan and returns a released step.
+    args: the step's arguments, the state first: arrays or shapes, in any form.
+    backend: where it is compiled.
+    """
+
+    def __init__(self, build, args: tuple, backend: Backend):
+        self.build, self.backend = build, backend
+        self.compiles, self.seconds = 0, 0.0
+        self._step = _released(build(None))
+        self._state, self._others = jax.tree.map(_shape, args[0]), args[1:]
+
+    @property
+    def split(self) -> Callable:
+        """Moves a state, as the released step does."""
+        return self._step.split
+
+    def args_at(self, places: Places) -> tuple:
+        """The step's arguments with the state at `places`, as shapes."""
+        return self._step.split(self._state, **places.split), *self._others
+
+    def states(self) -> States:
+        """What the step's states take."""
+        model, (params, _) = self._step.model, self._state
+        layers = model.count(params)
+        stacks, *_ = self._step.optimizer.opened(model, *self._state)
+        of = lambda places: _bytes(self.args_at(places))
+        whole = Places(layers, layers)
+        resident, _ = of(whole)
+        _, outside = of(dataclasses.replace(whole, outer_moments=HOST))
+        streamed, _ = of(Places(layers, 0))
+        copied, _ = of(Places(layers, 0, copies=layers))
+        size = lambda tree: sum(_nbytes(a) for a in jax.tree.leaves(tree)) // layers
+        parameters, moments = map(size, (masters_of(params[model.layers]), stacks))
+        return States(
+            layers=layers,
+            parameters=parameters,
+            moments=moments,
+            copy=(copied - streamed) // layers,
+            outside=outside,
+            fixed=resident - outside - layers * (parameters + moments),
+        )
+
+    def trace(self, assignment: Assignment | None, places: Places) -> tuple[Any, jax.stages.Traced]:
+        return trace(self.build, assignment, self.args_at(places))
+
+    def walked(self, assignment: Assignment | None, places: Places) -> int:
+        """Bytes that the step is expected to take on the device, its arguments among them."""
+        _, traced = self.trace(assignment, places)
+        donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
+        on_gpu = self.backend.target.platform == "cuda"
+        beside = temporary_bytes(traced.jaxpr, donated, on_gpu=on_gpu)
+        return beside + _bytes(self.args_at(places))[0]
+
+    def compile(self, assignment: Assignment, places: Places) -> Placed:
+        """Raises StepError where XLA does not compile it."""
+        start = time.perf_counter()
+        stage, traced = self.trace(assignment, places)
+        built = self.backend.compile(stage, traced).result()
+        self.compiles += 1
+        self.seconds += time.perf_counter() - start
+        sizes = self.in_memories(built.compiled, places)
+        return Placed(assignment, places, built.compiled, *sizes, built.executable)
+
+    def in_memories(self, compiled: Compiled, places: Places) -> tuple[int, int]:
+        """Bytes of a compiled step on the device, and in host memory. On a CPU XLA does not tell
+        the two apart, and they are those of the arguments.
+        """
+        if self.backend.target.platform != "cpu":
+            return compiled.total_bytes, compiled.host_bytes
+        host = _bytes(self.args_at(places))[1]
+        return compiled.total_bytes - host, host
+
+
+def _released(step) -> ReleasedStep:
+    """The released step that `build` returned. Raises StepError for anything else."""
+    if not isinstance(step, ReleasedStep):
+        raise StepError(
+            f"plan: `decide` has 'states', and `build` returned {type(step).__name__}; expected"
+            " what jaxmem.released_step returns, whose states can be split: return it as it is, or"
+            " leave 'states' out"
+        )
+    return step
+
+
+def _shape(a):
+    """The shape of an array, where it lies; a shape as it is."""
+    if isinstance(a, jax.Array):
+        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
+    return a
+
+
+def _nbytes(a) -> int:
+    return math.prod(a.shape) * a.dtype.itemsize
+
+
+def _bytes(args: tuple) -> tuple[int, int]:
+    """Bytes of shapes on the device, and in host memory."""
+    device = host = 0
+    for a in jax.tree.leaves(args):
+        kind = getattr(getattr(a, "sharding", None), "memory_kind", None)
+        if kind == HOST:
+            host += _nbytes(a)
+        else:
+            device += _nbytes(a)
+    return device, host

@@ -1,0 +1,224 @@
+"""Plans what layers do and where their states lie, together (ProTrain §4, with the actions of
+single tensors).
+"""
+
+import dataclasses
+from collections.abc import Collection
+
+import jax
+
+from jaxmem._core.actions import KEEP, REST, Actions
+from jaxmem._core.bytes import show_bytes
+from jaxmem._core.groups import as_decided, divisible
+from jaxmem._core.profile import BlockClass, Profile
+from jaxmem._core.progress import LOG
+from jaxmem._counts.front import front, way_of
+from jaxmem._counts.lanes import Link
+from jaxmem._counts.layer import States
+from jaxmem._counts.program import Answer, Question, answer
+from jaxmem._device.target import Target
+from jaxmem._joint.search import Search, Trial, with_working
+from jaxmem._joint.steps import PlacedSteps
+from jaxmem._plan.plan import Plan
+from jaxmem._plan.rows import Bytes, Point
+from jaxmem._planner.pareto import whole_actions
+from jaxmem._planner.read import Read, read_step
+from jaxmem._planner.table import rows
+from jaxmem._search.candidates import fastest
+from jaxmem._search.trials import Limits
+from jaxmem._solver.cost import evaluate
+from jaxmem._solver.problem import Problem
+from jaxmem._states.places import Places
+from jaxmem._xla.backend import Backend
+from jaxmem.errors import BudgetError, StepError, TargetError
+
+DECIDED = ("actions", "states")
+POINTS = 8  # budgets that the curve is solved for
+TAKEN = "states take the link, or the memory, that it needs"
+NOT_COMPILED = (
+    "the step without a plan, all of whose states are on the device, was not compiled: its bytes"
+    " are those of a walk through its trace"
+)
+
+
+def check_decide(decide: Collection[str], target: Target, measure: float | None) -> bool:
+    """Whether states are to be placed. Raises StepError for a `decide` that names anything unknown,
+    TargetError for a target for which they cannot be.
+    """
+    names = {decide} if isinstance(decide, str) else set(decide)
+    if not names <= set(DECIDED) or "actions" not in names:
+        raise StepError(
+            f"plan: `decide` is {decide!r}; expected ('actions',), or ('actions', 'states') for a"
+            " released step whose states may lie in host memory"
+        )
+    if "states" not in names:
+        return False
+    if target.devices > 1:
+        raise TargetError(
+            f"plan: `decide` has 'states', and `target` is {str(target)!r}; expected one device:"
+            " states that are divided over several are placed by hand, by `split`"
+        )
+    if measure is not None:
+        raise StepError(
+            f"plan: `measure` is {measure}, and `decide` has 'states', whose steps take arguments"
+            " of other places each; expected measure=None"
+        )
+    return True
+
+
+def plan_places(
+    build, args: tuple, backend: Backend, limits: Limits, actions, codecs, notes: tuple[str, ...]
+) -> Plan:
+    """Makes the plan for one number of microbatches. The arguments are those of `_plan`."""
+    allowed, named = actions
+    steps = PlacedSteps(build, args, backend)
+    states = steps.states()
+    resident = Places(states.layers, states.layers)
+    step = read_step(build, steps.args_at(resident), backend, None, allowed, named, codecs)
+    profile, block = step.profile, _stack_of(step.profile, states)
+    others = _others(profile, block)
+    others |= {label: {} for label in profile.idle_blocks}
+    target = backend.target
+    LOG.info("walking through the step, its layers' states in host memory")
+    ways = with_working(front(profile, block), steps, block.name, others)
+    question = Question(
+        states,
+        ways,
+        Link(target.link, target.link),
+        block.runs // block.layers,
+        limits.room,
+        limits.host_room,
+    )
+    search = Search(steps, block.name, others, question)
+    best = search.run()
+    if best is None:
+        raise _infeasible(search, limits, target)
+    return _outcome(search, best, step, block, limits, notes + step.notes)
+
+
+def _stack_of(profile: Profile, states: States) -> BlockClass:
+    """The block of the layers whose states are placed. Raises StepError where there is none."""
+    found = [b for b in divisible(profile) if b.divisible == states.layers == b.layers]
+    if not found:
+        known = ", ".join(f"{b.name!r} of {b.layers}" for b in profile.blocks)
+        raise StepError(
+            f"plan: the step has {states.layers} layers of states, and its blocks are {known};"
+            " expected the layers of a released step to be one of them"
+        )
+    return found[0]
+
+
+def _others(profile: Profile, block: BlockClass) -> Actions:
+    """What is decided of the blocks beside the stack: what is fastest."""
+    blocks = tuple(b for b in profile.blocks if b is not block)
+    found = fastest(Problem(dataclasses.replace(profile, blocks=blocks))) if blocks else None
+    return {} if found is None else dict(found.actions)
+
+
+def _outcome(
+    search: Search,
+    best: Trial,
+    step: Read,
+    block: BlockClass,
+    limits: Limits,
+    notes: tuple[str, ...],
+) -> Plan:
+    profile, target, question = step.profile, step.target, search.question
+    chosen = search.actions(best.answer)
+    decided = dataclasses.replace(profile, blocks=as_decided(profile.blocks, chosen))
+    saved = evaluate(decided, {k: v for k, v in chosen.items() if k not in profile.idle_blocks})
+    outside = _seconds_outside(search, best, profile, target)
+    kept = way_of(profile, block, {REST: KEEP})
+    everything = question.microbatches * question.states.layers * kept.seconds + outside
+    whole = Places(question.states.layers, question.states.layers)
+    baseline = max(search.steps.walked(None, whole) + search.error, 0)
+    arguments = best.placed.compiled.argument_bytes
+    if target.platform == "cpu":
+        arguments -= best.placed.host_bytes
+    seconds = best.answer.seconds + outside
+    return Plan(
+        actions=whole_actions(decided, chosen),
+        budget_bytes=limits.budget,
+        predicted_bytes=best.predicted_bytes,
+        compiled_bytes=best.placed.total_bytes,
+        baseline_bytes=baseline,
+        host_bytes=best.placed.host_bytes,
+        predicted_seconds=seconds,
+        baseline_seconds=everything,
+        uncertain_seconds=profile.uncertainty * abs(seconds - everything),
+        profile_seconds=step.seconds,
+        solve_seconds=search.solve_seconds,
+        compile_seconds=search.steps.seconds,
+        compiles=search.steps.compiles,
+        time_source=profile.time_source,
+        target=str(target),
+        fingerprint=profile.fingerprint,
+        jax_version=jax.__version__,
+        parts=Bytes.of(best.placed.total_bytes, arguments, saved.saved_bytes),
+        baseline_parts=Bytes.of(
+            baseline, _resident(question.states), block.layers * kept.device_bytes
+        ),
+        rows=rows(Problem(decided, saved.saved_bytes), chosen, TAKEN),
+        points=_curve(search, outside),
+        notes=(*notes, NOT_COMPILED),
+        places=best.answer.places,
+    ).with_step(best.placed.executable, search.steps.split)
+
+
+def _resident(states: States) -> int:
+    return states.fixed + states.outside + states.layers * states.layer
+
+
+def _seconds_outside(search: Search, best: Trial, profile: Profile, target: Target) -> float:
+    """Seconds of a step outside the stack's layers, from XLA's estimate of the compiled step, which
+    knows no copies to host memory; without one by its matrix products and its arguments.
+    """
+    question, compiled = search.question, best.placed.compiled
+    counts = best.answer.counts.items()
+    layers = sum(n * question.microbatches * question.ways[k.way].seconds for k, n in counts)
+    if compiled.xla_seconds is not None:
+        return max(0.0, compiled.xla_seconds - layers)
+    products = [e for b in profile.blocks for e in b.equations if e.matmuls and e.seconds > 0]
+    rate = target.matmul_flops
+    if products:
+        rate = sum(e.flops for e in products) / sum(e.seconds for e in products)
+    inside = sum(b.runs * b.flops for b in profile.blocks)
+    states = 2 * _resident(question.states) / target.bandwidth
+    return max(0.0, compiled.matmul_flops - inside) / rate + states
+
+
+def _curve(search: Search, outside: float) -> tuple[Point, ...]:
+    """Least seconds against bytes of the device, as predicted, by rising bytes."""
+    question = dataclasses.replace(search.question, short=search.error)
+    least, most = search.least(), answer(dataclasses.replace(question, room=None))
+    if least is None or most is None:
+        return ()
+    low, high = least.device_bytes + search.error, most.device_bytes
+    rooms = [low + (high - low) * i // (POINTS - 1) for i in range(POINTS)]
+    found: list[Answer] = []
+    for room in rooms:
+        one = answer(dataclasses.replace(question, room=room))
+        if one is not None and (not found or one.seconds < found[-1].seconds):
+            found.append(one)
+    return tuple(Point(a.device_bytes, a.seconds + outside, search.actions(a)) for a in found)
+
+
+def _infeasible(search: Search, limits: Limits, target: Target) -> BudgetError:
+    """The error that names the least bytes, on the device and in host memory."""
+    least, states = search.least(), search.question.states
+    own = f"plan: `budget` is {show_bytes(limits.budget)}, and `host_budget`"
+    own += f" {show_bytes(limits.host_room)}; for target {str(target)!r}"
+    if least is None:
+        needed = states.layers * states.layer
+        return BudgetError(
+            f"{own} no placement of the states needs so little host memory and fits the device:"
+            f" the layers' states take {show_bytes(needed)} in all; expected more of either",
+            least_bytes=None,
+        )
+    bytes_ = min([least.device_bytes + search.error, *(t.placed.total_bytes for t in search.tried)])
+    return BudgetError(
+        f"{own} the least that is expected to compile is {show_bytes(bytes_)} ({bytes_} bytes) on"
+        f" the device, with {show_bytes(least.host_bytes)} in host memory: {least.places}; expected"
+        " a larger budget: smaller microbatches and a chunked loss need less",
+        least_bytes=bytes_,
+    )

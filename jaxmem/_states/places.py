@@ -1,0 +1,52 @@
+"""Where a plan puts the model states of a stack's layers."""
+
+import dataclasses
+from typing import Any
+
+DEVICE, HOST = "device", "pinned_host"
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """How many layers' states lie where, in the order of the layers.
+
+    layers: how many there are.
+    persist: of how many, the first ones, parameters and moments lie in device memory.
+    copies: of how many after these, a copy of the parameters lies in device memory, in the dtype
+      that they compute in, beside the states in host memory.
+    buffers: how many of the others, the last ones, keep the parameters that the forward fetched
+      until the backward.
+    outer_moments: the memory of the optimizer's arrays outside the layers, "device" or
+      "pinned_host".
+    """
+
+    layers: int
+    persist: int
+    copies: int = 0
+    buffers: int = 0
+    outer_moments: str = DEVICE
+
+    @property
+    def streamed(self) -> int:
+        """How many layers are neither resident nor have a copy."""
+        return self.layers - self.persist - self.copies
+
+    @property
+    def split(self) -> dict[str, Any]:
+        """The arguments of a released step's `split`, by name."""
+        fields = dataclasses.asdict(self)
+        return {name: fields[name] for name in fields if name != "layers"}
+
+    def __str__(self) -> str:
+        """Such as `3 of 48 layers on the device, 45 streamed from host memory`."""
+        if self.persist == self.layers and self.outer_moments == DEVICE:
+            return f"all {self.layers} layers on the device"
+        parts = [f"{self.persist} of {self.layers} layers on the device"]
+        if self.copies:
+            parts.append(f"{self.copies} with a copy there")
+        if self.streamed:
+            kept = f", {self.buffers} of them buffered" if self.buffers else ""
+            parts.append(f"{self.streamed} streamed from host memory{kept}")
+        if self.outer_moments == HOST:
+            parts.append("moments outside the layers in host memory")
+        return ", ".join(parts)

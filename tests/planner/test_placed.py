@@ -1,0 +1,135 @@
+"""Plans that place states: run on the CPU, written and read, verified, and refused."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmem
+from jaxmem._core.files import write_json
+from jaxmem._states.places import Places
+from jaxmem.errors import BudgetError, PlanFileError, StepError, TargetError
+from tests.shared import tiny_lm
+
+pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database", "quick_compiles")]
+LAYERS, WIDTH, ROWS = 6, 128, 4
+BOTH = ("actions", "states")
+# Older XLA:CPUs copy host stacks: what streams there takes more than it spares.
+STREAMS = jax.__version_info__ >= (0, 11)
+
+
+def build(plan, microbatches=2):
+    tx = jaxmem.adama(1e-2, accumulation_steps=microbatches)
+    return tiny_lm.released(tx, plan=plan)
+
+
+def first():
+    return build(None).init(tiny_lm.parameters(np.float32, layers=LAYERS, width=WIDTH, vocab=32))
+
+
+def batch():
+    return tiny_lm.tokens(2 * ROWS, vocab=32, sequence=16).astype(jnp.int32)
+
+
+def nbytes(tree) -> int:
+    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
+
+
+def in_host_memory(tree) -> int:
+    kind = lambda a: a.sharding.memory_kind
+    return nbytes([a for a in jax.tree.leaves(tree) if kind(a) == "pinned_host"])
+
+
+@functools.cache
+def planned(share: float):
+    """A plan for a share of what the states take, made on this device."""
+    budget = int(share * nbytes(first())) + 2**19
+    return jaxmem.plan(build, first(), batch(), budget=budget, decide=BOTH)
+
+
+def test_a_plan_within_less_than_the_states_trains_as_the_step_without_one():
+    if not STREAMS:
+        with pytest.raises(BudgetError, match="streamed from host memory"):
+            planned(0.6)
+        return
+    plan = planned(0.6)
+    assert plan.compiled_bytes <= plan.budget_bytes < nbytes(first())
+    assert 0 <= plan.places.persist < LAYERS
+    state = plan.place(first())
+    assert in_host_memory(state) == plan.host_bytes > 0
+    plain = jax.jit(build(None), donate_argnums=0)
+    other = first()
+    for _ in range(4):
+        state, found = plan.step(state, batch())
+        other, wanted = plain(other, batch())
+        np.testing.assert_allclose(found["loss"], wanted["loss"], rtol=1e-3)
+    assert "states: " + str(plan.places) in str(plan)
+    parts = plan.parts
+    assert parts.arguments + parts.saved + parts.working == plan.compiled_bytes
+
+
+def test_where_everything_fits_states_stay_on_the_device(tmp_path):
+    plan = planned(40.0)
+    assert plan.places == Places(LAYERS, LAYERS)
+    assert plan.host_bytes == 0
+    again = saved(plan, tmp_path)
+    assert again == plan
+    assert jaxmem.plans.difference(plan, again).figures == {}
+    with pytest.raises(StepError, match="was loaded, and knows no step"):
+        again.place(first())
+    verified = jaxmem.verify(again, build, first(), batch())
+    assert verified.compiled_bytes == plan.compiled_bytes
+    _, metrics = verified.step(verified.place(first()), batch())
+    assert np.isfinite(metrics["loss"])
+
+
+def saved(plan, folder):
+    plan.save(folder / "plan.json")
+    return jaxmem.Plan.load(folder / "plan.json")
+
+
+def test_a_broken_placement_in_a_file_is_named(tmp_path):
+    plan = planned(40.0)
+    for change, field in (
+        ({"persist": -1}, "places.persist"),
+        ({"outer_moments": "disk"}, "places.outer_moments"),
+        ({"persist": LAYERS + 1}, "places"),
+        ({"buffers": 1}, "places"),
+    ):
+        data = plan.to_json()
+        data["places"] |= change
+        write_json(tmp_path / "broken.json", data)
+        with pytest.raises(PlanFileError, match=f"field `{field}`"):
+            jaxmem.Plan.load(tmp_path / "broken.json")
+
+
+def test_a_plan_without_places_places_nothing():
+    plan = jaxmem.plan(build, first(), batch())
+    with pytest.raises(StepError, match="this plan places no states"):
+        plan.place(first())
+
+
+def test_a_budget_below_the_least_is_refused_with_the_least():
+    with pytest.raises(BudgetError, match="the least that is expected to compile is") as error:
+        jaxmem.plan(build, first(), batch(), budget=2**16, decide=BOTH)
+    assert 2**16 < error.value.least_bytes < nbytes(first()) * 2
+    with pytest.raises(BudgetError, match="`host_budget` 1.0 KiB"):
+        jaxmem.plan(build, first(), batch(), budget=2**20, host_budget=2**10, decide=BOTH)
+
+
+@pytest.mark.parametrize("decide", [("states",), ("actions", "sharding"), "nothing", ()])
+def test_what_cannot_be_decided_is_refused(decide):
+    with pytest.raises(StepError, match="plan: `decide` is"):
+        jaxmem.plan(build, first(), batch(), decide=decide)
+
+
+def test_what_is_no_released_step_is_refused():
+    plain = lambda plan: jax.jit(build(plan))
+    with pytest.raises(StepError, match="expected what jaxmem.released_step returns"):
+        jaxmem.plan(plain, first(), batch(), decide=BOTH)
+    with pytest.raises(StepError, match="expected measure=None"):
+        jaxmem.plan(build, first(), batch(), decide=BOTH, measure=1.0)
+    with pytest.raises(TargetError, match="expected one device"):
+        jaxmem.plan(build, first(), batch(), decide=BOTH, target="h200:8")
