@@ -66,10 +66,33 @@ def check_decide(decide: Collection[str], target: Target, measure: float | None)
     return True
 
 
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A step whose states are to be placed.
+
+    search: that for a plan, not begun.
+    step: what was read of it, its states on the device.
+    block: the layers.
+    """
+
+    search: Search
+    step: Read
+    block: BlockClass
+
+
 def plan_places(
     build, args: tuple, backend: Backend, limits: Limits, actions, codecs, notes: tuple[str, ...]
 ) -> Plan:
     """Makes the plan for one number of microbatches. The arguments are those of `_plan`."""
+    asked = read_places(build, args, backend, limits, actions, codecs)
+    best = asked.search.run()
+    if best is None:
+        raise _infeasible(asked.search, limits, backend.target)
+    return _outcome(asked, best, limits, notes + asked.step.notes)
+
+
+def read_places(build, args: tuple, backend: Backend, limits: Limits, actions, codecs) -> Asked:
+    """Reads a step, profiles it with resident states, and walks through it with streamed ones."""
     allowed, named = actions
     steps = PlacedSteps(build, args, backend)
     states = steps.states()
@@ -78,22 +101,17 @@ def plan_places(
     profile, block = step.profile, _stack_of(step.profile, states)
     others = _others(profile, block)
     others |= {label: {} for label in profile.idle_blocks}
-    target = backend.target
+    link = backend.target.link
     LOG.info("walking through the step, its layers' states in host memory")
-    ways = with_working(front(profile, block), steps, block.name, others)
     question = Question(
         states,
-        ways,
-        Link(target.link, target.link),
+        with_working(front(profile, block), steps, block.name, others),
+        Link(link, link),
         block.runs // block.layers,
         limits.room,
         limits.host_room,
     )
-    search = Search(steps, block.name, others, question)
-    best = search.run()
-    if best is None:
-        raise _infeasible(search, limits, target)
-    return _outcome(search, best, step, block, limits, notes + step.notes)
+    return Asked(Search(steps, block.name, others, question), step, block)
 
 
 def _stack_of(profile: Profile, states: States) -> BlockClass:
@@ -115,14 +133,8 @@ def _others(profile: Profile, block: BlockClass) -> Actions:
     return {} if found is None else dict(found.actions)
 
 
-def _outcome(
-    search: Search,
-    best: Trial,
-    step: Read,
-    block: BlockClass,
-    limits: Limits,
-    notes: tuple[str, ...],
-) -> Plan:
+def _outcome(asked: Asked, best: Trial, limits: Limits, notes: tuple[str, ...]) -> Plan:
+    search, step, block = asked.search, asked.step, asked.block
     profile, target, question = step.profile, step.target, search.question
     chosen = search.actions(best.answer)
     decided = dataclasses.replace(profile, blocks=as_decided(profile.blocks, chosen))

@@ -1,6 +1,7 @@
 """Plans that place states for a GPU that is not there."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -51,9 +52,8 @@ def test_states_and_tensors_share_a_budget(target, share):
     placed = plan.place(state())
     kind = lambda a: a.sharding and a.sharding.memory_kind
     host = [a for a in jax.tree.leaves(placed) if kind(a) == "pinned_host"]
-    if all(
-        "offload" not in c.action.value for tags in plan.actions.values() for c in tags.values()
-    ):
+    choices = [c for tags in plan.actions.values() for c in tags.values()]
+    if all("offload" not in c.action.value for c in choices):
         assert plan.host_bytes == nbytes(host) > 0
     else:
         assert plan.host_bytes > nbytes(host) > 0
@@ -66,7 +66,7 @@ def test_states_and_tensors_share_a_budget(target, share):
 
 def test_more_of_either_memory_is_never_slower():
     some = [planned(share).predicted_seconds for share in (0.5, 0.65, 0.8, 1.5)]
-    slower = [late - early for early, late in zip(some, some[1:])]
+    slower = [late - early for early, late in itertools.pairwise(some)]
     assert max(slower) <= 0.002 * some[0]
     host = [planned(0.8, host_budget=gib).predicted_seconds for gib in ("110MiB", "1GiB")]
     assert host[1] <= 1.002 * host[0]

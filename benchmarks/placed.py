@@ -1,0 +1,147 @@
+"""Are plans that place states as predicted, and faster than simpler rules?
+
+    python -m benchmarks.placed
+
+A GPT and a Llama of 24 layers (width 2048, 8 sequences of 1024 in a microbatch, two of them),
+released, with float32 states, planned for three GPUs that are not there, within five budgets each:
+from a little more than the least bytes of the device to what everything takes there.
+
+- `error` is what was predicted of a plan's device bytes, before its compile, against what it
+  compiles to; `first error` that of the search's first compile, before any had taught. Host bytes
+  are compared exactly.
+- `seconds` are those of the layers, as predicted. `rules` has the same of simpler plans within the
+  same bytes, by the same program and prices: every layer recomputed (`states alone`), every layer's
+  states in host memory (`all streamed`), and ProTrain's choices for a block, which is kept,
+  recomputed or swapped as a whole, without copies (`blocks whole`).
+
+No step is run.
+"""
+
+import dataclasses
+import itertools
+import statistics
+import warnings
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks import streamed_bytes
+from benchmarks.shared.results import Report
+from experiments.command.load import load
+from experiments.models import registry
+from experiments.steps.accumulate import released_step
+from jaxmem._core.actions import ALL, KEEP, LOSSLESS, OFFLOAD, REST
+from jaxmem._core.database import Database
+from jaxmem._counts.front import way_of
+from jaxmem._counts.layer import BUFFERED, RESIDENT, STREAMED
+from jaxmem._counts.program import Question, answer
+from jaxmem._device.support import allowed_actions
+from jaxmem._device.target import Target
+from jaxmem._joint.search import Search, with_working
+from jaxmem._planner.placed import Asked, read_places
+from jaxmem._search.trials import Limits
+from jaxmem._xla.backend import backend_for
+
+MICROBATCHES = 2
+TARGETS = ("h200", "rtx4090", "a100-80gb")
+BUDGETS = 5
+LEAST = 1.03  # of what the program calls the least, which nothing might compile within
+
+
+def asked_of(model: str, backend) -> Asked:
+    name, own = streamed_bytes.MODELS[model]
+    size = [f"train.batch={8 * MICROBATCHES}", f"train.microbatches={MICROBATCHES}"]
+    config = load(name, [*streamed_bytes.COMMON, *own, *size])
+    build = lambda plan: released_step(config, plan, dtype=jnp.bfloat16)
+    first = lambda: build(None).init(registry.create(config, jax.random.key(0)))
+    target = backend.target
+    limits = Limits(target.usable_bytes, target.usable_bytes, target.host_bytes)
+    lossless, _ = allowed_actions(LOSSLESS, target)
+    actions = tuple(a for a in ALL if a in lossless)
+    args = jax.eval_shape(first), registry.batch_shape(config)
+    return read_places(build, args, backend, limits, (actions, actions), None)
+
+
+def rules(asked: Asked) -> dict[str, Question]:
+    """The questions that simpler plans answer."""
+    question, profile, block = asked.search.question, asked.step.profile, asked.block
+    offloaded = {t.name: OFFLOAD for t in block.tags if any(o.host_bytes for o in t.options)}
+    whole = [{}, {REST: KEEP}, offloaded]
+    ways = [way_of(profile, block, choices) for choices in whole]
+    ways = with_working(ways, asked.search.steps, block.name, asked.search.others)
+    given = {"states alone": {"ways": ways[:1]}, "all streamed": {"places": (STREAMED,)}}
+    given["blocks whole"] = {"ways": ways, "places": (RESIDENT, STREAMED, BUFFERED)}
+    return {name: dataclasses.replace(question, **how) for name, how in given.items()}
+
+
+def rooms(search: Search, target: Target) -> list[int]:
+    least, most = search.least(), answer(dataclasses.replace(search.question, room=None))
+    assert least is not None
+    assert most is not None
+    low, high = int(LEAST * least.device_bytes), min(most.device_bytes, target.usable_bytes)
+    return [low + (high - low) * i // (BUDGETS - 1) for i in range(BUDGETS)]
+
+
+def run(report: Report, model: str, target: str, backend) -> None:
+    keys = [f"{model}, {target}, {i}" for i in range(BUDGETS)]
+    if all(map(report.has, keys)):
+        return
+    asked = asked_of(model, backend)
+    simpler = rules(asked)
+    for key, room in zip(keys, rooms(asked.search, backend.target)):
+        if report.has(key):
+            continue
+        within = lambda question, room=room: dataclasses.replace(question, room=room)
+        search = dataclasses.replace(asked.search, question=within(asked.search.question), tried=[])
+        best = search.run()
+        row = {"room": room, "compiles": len(search.tried), "solve seconds": search.solve_seconds}
+        first = search.tried[0]
+        row["first error"] = first.predicted_bytes / first.placed.total_bytes - 1
+        if best is not None:
+            short = {"short": search.error}
+            others = {
+                name: answer(dataclasses.replace(within(question), **short))
+                for name, question in simpler.items()
+            }
+            row |= {
+                "states": str(best.answer.places),
+                "predicted": best.predicted_bytes,
+                "compiled": best.placed.total_bytes,
+                "error": best.predicted_bytes / best.placed.total_bytes - 1,
+                "host predicted": best.answer.host_bytes,
+                "host compiled": best.placed.host_bytes,
+                "seconds": best.answer.seconds,
+                "rules": {name: a and a.seconds for name, a in others.items()},
+            }
+        report.add(key, row)
+
+
+def summary(report: Report) -> dict:
+    rows = [r for r in report.results.values() if "error" in r]
+    size = lambda name: sorted(abs(r[name]) for r in rows)
+    told = {"plans": len(rows), "of": len(report.results)}
+    for name in ("error", "first error"):
+        told |= {f"median {name}": statistics.median(size(name)), f"worst {name}": size(name)[-1]}
+    told["host bytes exact"] = sum(r["host predicted"] == r["host compiled"] for r in rows)
+    told["most solve seconds"] = max(r["solve seconds"] for r in rows)
+    for rule in rows[0]["rules"]:
+        ratios = [r["rules"][rule] / r["seconds"] for r in rows if r["rules"][rule]]
+        told[rule] = {
+            "found": len(ratios),
+            "times as long": statistics.geometric_mean(ratios) if ratios else None,
+            "least": min(ratios, default=None),
+        }
+    return told
+
+
+def main() -> None:
+    report = Report("placed")
+    warnings.simplefilter("ignore")
+    for model, target in itertools.product(streamed_bytes.MODELS, TARGETS):
+        with backend_for(Target.parse(target), Database()) as backend:
+            run(report, model, target, backend)
+    report.summarise(summary(report))
+
+
+if __name__ == "__main__":
+    main()
