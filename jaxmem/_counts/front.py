@@ -12,12 +12,14 @@ from jaxmem._solver.problem import Problem
 from jaxmem._solver.solve import least_bytes, solve
 
 ROOMS = 6  # between the least and the most bytes, for which the solver is asked
-MOST_WAYS = 8  # with offload and without together
+# How many ways stay. What offloads nothing leaves the link to states, and is most of them.
+MOST_ON_DEVICE, MOST_OFFLOADED = 5, 3
 
 
 def front(profile: Profile, block: BlockClass) -> tuple[Way, ...]:
-    """The ways of the layers of `block`, by rising device bytes: everything recomputed and
-    everything kept among them, unless others are better.
+    """The ways of the layers of `block`: those that offload nothing by rising device bytes, and then
+    those that do. Everything recomputed and everything kept are among them, unless others are
+    better.
 
     Raises SolverError as `solve`.
     """
@@ -34,8 +36,9 @@ def front(profile: Profile, block: BlockClass) -> tuple[Way, ...]:
             room = least.bytes + (fastest.bytes - least.bytes) * i // ROOMS
             if (between := solve(problem.within(room))) is not None:
                 found.append(between.actions)
-    ways = [way_of(alone, block, actions[block.name]) for actions in found]
-    return thinned(undominated(ways), MOST_WAYS)
+    ways = undominated([way_of(alone, block, actions[block.name]) for actions in found])
+    here = thinned([w for w in ways if not w.host_bytes], MOST_ON_DEVICE)
+    return here + thinned([w for w in ways if w.host_bytes], MOST_OFFLOADED)
 
 
 def way_of(profile: Profile, block: BlockClass, choices) -> Way:

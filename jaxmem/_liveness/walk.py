@@ -104,10 +104,8 @@ class _Walk:
             if loop is not None:
                 given = flat.inputs[loop.consts : loop.consts + loop.carry]
                 carried = {o: i for i, o in zip(given, body.outputs) if o is not None}
-            self._known[key] = (
-                jaxpr,
-                self._most(body, self._in_place(body, carried), shards, self._order),
-            )
+            placed = _with_carried(body, self._in_place(body, carried))
+            self._known[key] = jaxpr, self._most(body, placed, shards, self._order)
         return self._known[key][1]
 
     def _in_place(self, body: Body, carried: dict[int, int]) -> set[int]:

@@ -119,6 +119,18 @@ def test_a_loop_carries_on_in_place_and_stacks_what_it_returns():
     assert walked(swapped, X) == 2 * KiB
 
 
+def test_loops_in_a_loop_carry_on_in_place_one_after_the_other():
+    """As groups of layers do in each microbatch, with the moments of a stack."""
+
+    def microbatches(x):
+        turn = lambda c, _: (c * 2 + 1, None)
+        layers = lambda c: jax.lax.scan(turn, c, None, length=5)[0]
+        return jax.lax.scan(lambda c, _: (layers(layers(c)), None), x, None, length=3)[0]
+
+    assert walked(microbatches, X, donated=[0]) == 0
+    assert walked(microbatches, X) == KiB
+
+
 def test_a_while_loop_carries_on_in_place_too():
     """Stacks that it updates a layer of are never held twice."""
     stacks = jnp.ones((8, 16, 16), jnp.float32)
