@@ -17,7 +17,7 @@ MOST_ON_DEVICE, MOST_OFFLOADED = 5, 3
 
 
 def front(profile: Profile, block: BlockClass) -> tuple[Way, ...]:
-    """The ways of the layers of `block`: those that offload nothing by rising device bytes, and then
+    """The ways of the layers of `block`: those that offload nothing by rising device bytes, then
     those that do. Everything recomputed and everything kept are among them, unless others are
     better.
 
