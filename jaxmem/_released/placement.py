@@ -18,6 +18,7 @@ from jaxmem._device.target import free_host_bytes
 from jaxmem._released.model import Model
 from jaxmem._states import layout
 from jaxmem._states.layout import Placement
+from jaxmem._states.shared import delete_unless_in, sharing
 from jaxmem._states.stacks import masters_of
 from jaxmem.errors import OptimizerError, TargetError
 
@@ -40,7 +41,7 @@ def split(model: Model, optimizer, state, where: Placement, outer_moments: str):
     if platform not in ("", "cpu"):
         there = [a for a in jax.tree.leaves(states) if a.sharding.memory_kind == layout.HOST]
         check_free(wanted - _nbytes(there))
-    change = lambda layers: layout.split(layers, where)
+    change = lambda layers, kept: layout.split(layers, where, kept)
     params, new = _over(model, optimizer, state, change, outer_moments)
     layout.drop_copies(layers)
     params[model.layers] = layout.with_copies(params[model.layers], where, model.dtype)
@@ -200,18 +201,23 @@ def _platform(tree) -> str:
 
 
 def _over(model: Model, optimizer, state, change: Callable, outer_moments: str):
-    """The state with `change` made of the layers' arrays. All others lie in device memory, but for
-    the optimizer's, which lie in the memory `outer_moments`.
+    """The state with `change` made of the layers' arrays, which is also told which arrays it may
+    not delete. All others lie in device memory, but for the optimizer's, which lie in the memory
+    `outer_moments`.
     """
     params, old = state
     stacks, others, closed = optimizer.opened(model, params, old)
     mesh = _mesh_of(params)
+    kept = sharing(state)  # until all that is made of them has been
     new = {
-        k: change(v) if k == model.layers else _placed(v, layout.DEVICE, mesh)
+        k: change(v, kept) if k == model.layers else _placed(v, layout.DEVICE, mesh)
         for k, v in params.items()
     }
     beside = jax.tree.map(lambda a: _on_mesh(a, mesh), [*stacks.values()])
-    return new, closed([*map(change, beside)], _placed(others, outer_moments, mesh))
+    moved = [change(layers, kept) for layers in beside]
+    made = new, closed(moved, _placed(others, outer_moments, mesh))
+    delete_unless_in(made, kept)
+    return made
 
 
 def _placed(tree, kind: str, mesh):

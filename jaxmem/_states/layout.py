@@ -8,7 +8,7 @@ that array is then there twice, and the device holds one layer of it more.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -61,15 +61,16 @@ class Placement:
         return bool(self.copies) and bound[0] == self.persist
 
 
-def split(layers, placement: Placement):
+def split(layers, placement: Placement, kept: Collection[int] = ()):
     """The layers' stacked arrays where `placement` wants them. Arrays that move are deleted where
     they were.
 
     layers: a tree of stacked arrays, or of their shapes, in any such form.
+    kept: the ids of arrays that are not deleted, since others share their memory.
     """
     stacks = masters_of(layers)
     leaves = zip(*map(jax.tree.leaves, stacks))
-    divided = zip(*(_divided(arrays, placement.bounds) for arrays in leaves))
+    divided = zip(*(_divided(arrays, placement.bounds, kept) for arrays in leaves))
     parts = [jax.tree.unflatten(jax.tree.structure(stacks[0]), part) for part in divided]
     return placement.together(parts)
 
@@ -98,13 +99,13 @@ def copied(master, dtype) -> Copied:
     return Copied(jax.tree.map(one, master), master)
 
 
-def joined(layers):
+def joined(layers, kept: Collection[int] = ()):
     """`layers` as one stack: in host memory if any of them lies there, else in device memory.
-    Arrays that move are deleted where they were.
+    Arrays that move are deleted where they were, but for those whose ids are in `kept`.
     """
     count = sum(map(length, masters_of(layers)))
     streams = any(map(_on_host, jax.tree.leaves(layers)))
-    return split(layers, Placement(0, 0, count) if streams else Placement(count, 0, 0))
+    return split(layers, Placement(0, 0, count) if streams else Placement(count, 0, 0), kept)
 
 
 def drop_copies(layers) -> None:
@@ -154,8 +155,10 @@ def empty(shape: jax.ShapeDtypeStruct):
     return jax.make_array_from_callback(shape.shape, sharding, part)
 
 
-def _divided(arrays: Sequence, bounds: list[tuple[int, int, str]]) -> list:
-    """The stacks that `bounds` ask for, of one array of each of the stacks that there are."""
+def _divided(arrays: Sequence, bounds: list[tuple[int, int, str]], kept: Collection[int]) -> list:
+    """The stacks that `bounds` ask for, of one array of each of the stacks that there are; `kept`
+    as in `split`.
+    """
     ends = list(itertools.accumulate((len_ for len_, *_ in (a.shape for a in arrays)), initial=0))
     if ends[1:] == [stop for _, stop, _ in bounds]:
         found = [moved(a, kind) for a, (_, _, kind) in zip(arrays, bounds)]
@@ -172,7 +175,8 @@ def _divided(arrays: Sequence, bounds: list[tuple[int, int, str]]) -> list:
     if not isinstance(arrays[0], jax.ShapeDtypeStruct):
         jax.block_until_ready(found)
         for a in gone:
-            a.delete()
+            if id(a) not in kept:
+                a.delete()
     return found
 
 
