@@ -20,9 +20,10 @@ from jaxmem._jax.vary import varying
 from jaxmem._released.backward import backward
 from jaxmem._released.components import Components, is_stacks
 from jaxmem._released.fold import Clip, Fold, Folds
+from jaxmem._released.form import check_stacks
 from jaxmem._released.gather import whole_layer, whole_outside
 from jaxmem._released.model import Minibatch, Model
-from jaxmem._stack.arguments import lengths_of, separated
+from jaxmem._stack.arguments import separated
 from jaxmem._states import layout
 from jaxmem._states.stacks import joined_shapes, length, masters_of, parts_of
 from jaxmem._states.stacks import like as as_layers
@@ -122,7 +123,7 @@ class Direct:
         return dict(zip(names, stacks, strict=True)), others, closed
 
     def check(self, model: Model, params, state) -> None:
-        lengths_of(params[model.layers])
+        check_stacks(model, params)
         one = model.one_layer(params)
         of = Components.of(self.tx, model, one)
         made = of.leaves(state)

@@ -10,7 +10,8 @@ import jax
 from jaxmem._adama.transform import AdamA
 from jaxmem._released.model import Model
 from jaxmem._stack.arguments import lengths_of
-from jaxmem._states.stacks import joined_shapes, length, masters_of, parts_of
+from jaxmem._states.stacks import Copied, Stacks, joined_shapes, length, masters_of, parts_of
+from jaxmem._states.store import streams
 from jaxmem.errors import OptimizerError
 
 
@@ -24,12 +25,50 @@ def check_pair(model: Model, state) -> None:
     model.check(state[0])
 
 
+def check_untraced(method: str, name: str, tree) -> None:
+    """Raises OptimizerError where an array of `tree` is traced: it has no place to be moved from.
+    `method` was called with it as its argument `name`.
+    """
+    for path, a in jax.tree.leaves_with_path(tree):
+        if isinstance(a, jax.core.Tracer):
+            raise OptimizerError(
+                f"{method}: `{name}{jax.tree_util.keystr(path)}` is traced, as inside of jax.jit or"
+                " jax.eval_shape; expected arrays that lie in some memory, since they are moved or"
+                f" joined by others there: call `{method}` outside"
+            )
+
+
+def check_new(model: Model, params) -> None:
+    """Raises OptimizerError where parameters for which a state is to be made are split already, or
+    lie in host memory; StackError where those of the layers are no stacks.
+    """
+    layers, name = params[model.layers], f"params[{model.layers!r}]"
+    of_split = lambda a: isinstance(a, Stacks | Copied)
+    is_split = any(map(of_split, jax.tree.leaves(layers, is_leaf=of_split)))
+    there = [path for path, a in jax.tree.leaves_with_path(params) if streams(a)]
+    if is_split or there:
+        what = f"`{name}` is split already"
+        if not is_split:
+            what = f"`params{jax.tree_util.keystr(there[0])}` lies in host memory"
+        raise OptimizerError(
+            f"released_step: {what}; expected parameters in device memory, the layers' in one stack"
+            " each: make their state first and move it by step.split(state, ...), or make a model"
+            " that the device cannot hold by step.create(...)"
+        )
+    check_stacks(model, params)
+
+
+def check_stacks(model: Model, params) -> None:
+    """Raises StackError where the layers' parameters are no stacks of at least one layer."""
+    lengths_of(params[model.layers], f"params[{model.layers!r}]")
+
+
 def check_shapes(model: Model, tx: AdamA, state) -> None:
     """Raises OptimizerError unless `state` is what `init` makes of its own parameters, in any split
     and of any dtype; StackError where the layers' parameters are no stacks.
     """
     params, old = state
-    lengths_of(params[model.layers])
+    check_stacks(model, params)
     whole = _whole(model, params)
     want = jax.eval_shape(tx.init, whole)
     if type(old) is not type(want):

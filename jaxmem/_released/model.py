@@ -26,6 +26,34 @@ class Minibatch(NamedTuple):
     losses: jax.Array
     apart: bool
 
+    def metrics(self, axis_name: str | None) -> dict[str, Any]:
+        """What `ReleasedStep` tells of a minibatch, from its tallies."""
+        (outer, stacks), losses = self.components, self.losses
+        # One entry a layer, of all stacks in order.
+        layers = {k: jnp.concatenate([m[k] for m in stacks]) for k in TALLIES}
+        # Squares are summed over components and microbatches: divided by the number of microbatches
+        # they give the mean of the squared norms.
+        squares = sum((c["squares"] for c in outer), layers["squares"].sum()) / losses.shape[0]
+        skipped = sum((c["skipped"] for c in outer), layers["skipped"].sum())
+        found: dict[str, Any] = {
+            "loss": losses.mean(),
+            "squares": squares,
+            "skipped": skipped,
+            "layers": layers["skipped"],
+        }
+        if axis_name is not None:
+            counts = skipped, layers["skipped"]
+            # Where a component's gradient is a mean over devices, all skip it together.
+            counts = jax.lax.psum(counts, axis_name) if self.apart else counts
+            means = jax.lax.pmean((found["loss"], squares), axis_name)
+            found = dict(zip(found, (*means, *counts)))
+        return {
+            "loss": found["loss"],
+            "grad_norm": jnp.sqrt(found["squares"]),
+            "skipped": found["skipped"].astype(jnp.int32),
+            "skipped_layers": found["layers"].astype(jnp.int32),
+        }
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:

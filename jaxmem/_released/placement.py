@@ -72,6 +72,11 @@ def created(model: Model, optimizer, outer, layer: Callable, where: Placement, o
         )
     outer = _placed(jax.tree.map(jnp.asarray, outer), layout.DEVICE, _mesh_of(outer))
     one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
+    if not jax.tree.leaves(one):
+        raise OptimizerError(
+            "released_step: `layer` returned no array; expected the parameters of layer i, a tree"
+            " of arrays"
+        )
     model.check({**outer, model.layers: one})
     # Of a model with one layer, of which every array has an axis of layers.
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape), a.dtype), one)

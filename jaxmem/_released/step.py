@@ -11,7 +11,14 @@ import jax.numpy as jnp
 
 from jaxmem._released import placement
 from jaxmem._released.fold import Clip
-from jaxmem._released.form import check_divided, check_pair, check_split
+from jaxmem._released.form import (
+    check_divided,
+    check_new,
+    check_pair,
+    check_split,
+    check_stacks,
+    check_untraced,
+)
 from jaxmem._released.model import Minibatch, Model
 from jaxmem._states.shards import placed, shards
 from jaxmem.errors import OptimizerError
@@ -92,9 +99,11 @@ class ReleasedStep:
     def init(self, params) -> tuple[Any, Any]:
         """Makes the first state, the pair of the parameters and the optimizer's state.
 
-        Raises OptimizerError for parameters that `released_step` cannot take.
+        Raises OptimizerError for parameters that `released_step` cannot take, or that lie in host
+        memory; StackError where those of the layers are no stacks.
         """
         self.model.check(params)
+        check_new(self.model, params)
         return params, self.optimizer.init(self.model, params)
 
     def create(
@@ -118,6 +127,7 @@ class ReleasedStep:
 
         Raises OptimizerError and TargetError as `init` and `split` do.
         """
+        check_untraced("create", "outer", outer)
         where = placement.placement(count, persist, copies, buffers)
         return placement.created(self.model, self.optimizer, outer, layer, where, outer_moments)
 
@@ -146,11 +156,10 @@ class ReleasedStep:
         value changes: steps from the result are those of a resident state, to the last bit in
         float32 where nothing is clipped.
 
-        Raises OptimizerError for numbers of layers that there are not, another memory, or moments
-        of other parameters; TargetError if the host has too little memory.
+        Raises OptimizerError for numbers of layers that there are not, another memory, moments of
+        other parameters, or inside of `jax.jit`; TargetError if the host has too little memory.
         """
-        state = jax.tree.map(_array, state)
-        self._check(state)
+        state = self._of_arrays("split", state)
         where = placement.placement(self.model.count(state[0]), persist, copies, buffers)
         return placement.split(self.model, self.optimizer, state, where, outer_moments)
 
@@ -159,9 +168,9 @@ class ReleasedStep:
         what checkpoints hold. The stack lies in host memory if a part of it did. Arrays that move
         are deleted where they were.
 
-        Raises OptimizerError if the moments are of other parameters.
+        Raises OptimizerError if the moments are of other parameters, or inside of `jax.jit`.
         """
-        self._check(state)
+        state = self._of_arrays("joined", state)
         return placement.joined(self.model, self.optimizer, state)
 
     def __call__(self, state, batch, key=None):
@@ -170,6 +179,13 @@ class ReleasedStep:
             self._check(state)
         self._check_split(state)
         return self._step(state[0], state, batch, key)
+
+    def _of_arrays(self, name: str, state):
+        """The state with an array in the place of what can be made one; `name` is the method's."""
+        check_untraced(name, "state", state)
+        state = jax.tree.map(_array, state)
+        self._check(state)
+        return state
 
     def _check(self, state) -> None:
         check_pair(self.model, state)
@@ -185,34 +201,7 @@ class ReleasedStep:
         `like` has the whole parameters' shapes; of the arrays of `state` a device may have a part.
         """
         made = self.optimizer.minibatch(self.model, self.clip, like, state, batch, key)
-        return made.state, self._metrics(made)
-
-    def _metrics(self, made: Minibatch):
-        """The metrics of a minibatch, from its tallies."""
-        (outer, stacks), losses = made.components, made.losses
-        # One entry a layer, of all stacks in order.
-        layers = {k: jnp.concatenate([m[k] for m in stacks]) for k in ("squares", "skipped")}
-        # Squares are summed over components and microbatches: divided by the number of microbatches
-        # they give the mean of the squared norms.
-        squares = sum((c["squares"] for c in outer), layers["squares"].sum()) / losses.shape[0]
-        skipped = sum((c["skipped"] for c in outer), layers["skipped"].sum())
-        found: dict[str, Any] = {
-            "loss": losses.mean(),
-            "squares": squares,
-            "skipped": skipped,
-            "layers": layers["skipped"],
-        }
-        if (axis := self.optimizer.axis_name) is not None:
-            counts = skipped, layers["skipped"]
-            # Where a component's gradient is a mean over devices, all skip it together.
-            counts = jax.lax.psum(counts, axis) if made.apart else counts
-            found = dict(zip(found, (*jax.lax.pmean((found["loss"], squares), axis), *counts)))
-        return {
-            "loss": found["loss"],
-            "grad_norm": jnp.sqrt(found["squares"]),
-            "skipped": found["skipped"].astype(jnp.int32),
-            "skipped_layers": found["layers"].astype(jnp.int32),
-        }
+        return made.state, made.metrics(self.optimizer.axis_name)
 
     def data_parallel(self, mesh, divided: str = "nothing"):
         """The step over the devices of `mesh`'s axis `axis_name`, with the batch divided over them.
@@ -268,7 +257,8 @@ class ReleasedStep:
         divided: "nothing", "moments" or "states".
 
         Raises OptimizerError for another `divided` than `data_parallel` takes, without `axis_name`,
-        or where so many devices cannot divide the largest of the layers' arrays.
+        or where so many devices cannot divide the largest of the layers' arrays; StackError where
+        the layers' parameters are no stacks.
         """
         axis, everything = self.optimizer.axis_name, jax.sharding.PartitionSpec()
         if divided not in ("nothing", "moments", "states"):
@@ -279,6 +269,7 @@ class ReleasedStep:
             raise OptimizerError(
                 "specs: the optimizer has no `axis_name`; expected the mesh axis to divide over"
             )
+        check_stacks(self.model, params)
         if divided != "nothing":
             check_divided(self.model, params, devices)
         # A layer is read by its index, so stacked arrays are divided along a later axis than the
