@@ -6,8 +6,11 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.core import Tracer
 
 from jaxmem._adama.transform import AdamA
+from jaxmem._released.fold import Clip
 from jaxmem._released.model import Model
 from jaxmem._stack.arguments import lengths_of
 from jaxmem._states.stacks import Copied, Stacks, joined_shapes, length, masters_of, parts_of
@@ -30,7 +33,7 @@ def check_untraced(method: str, name: str, tree) -> None:
     `method` was called with it as its argument `name`.
     """
     for path, a in jax.tree.leaves_with_path(tree):
-        if isinstance(a, jax.core.Tracer):
+        if isinstance(a, Tracer):
             raise OptimizerError(
                 f"{method}: `{name}{jax.tree_util.keystr(path)}` is traced, as inside of jax.jit or"
                 " jax.eval_shape; expected arrays that lie in some memory, since they are moved or"
@@ -61,6 +64,17 @@ def check_new(model: Model, params) -> None:
 def check_stacks(model: Model, params) -> None:
     """Raises StackError where the layers' parameters are no stacks of at least one layer."""
     lengths_of(params[model.layers], f"params[{model.layers!r}]")
+
+
+def check_clip(clip: Clip, params) -> None:
+    """Raises OptimizerError where values of a gradient are to be clipped that have no order."""
+    for path, a in jax.tree.leaves_with_path(params) if clip.how == "value" else ():
+        if jnp.issubdtype(a.dtype, jnp.complexfloating):
+            raise OptimizerError(
+                f"released_step: `clip` is ('value', {clip.at}), and"
+                f" `params{jax.tree_util.keystr(path)}` is {a.dtype}: complex values have no order;"
+                " expected ('component', c) or ('norm', c), which clip norms, or real parameters"
+            )
 
 
 def check_shapes(model: Model, tx: AdamA, state) -> None:

@@ -133,7 +133,8 @@ class Model:
         gradients that were skipped, at 0.
         """
         leaves = jax.tree.leaves(parts_of(params[self.layers]))
-        wide = jnp.promote_types(jnp.float32, jnp.result_type(*leaves))
+        # Of complex parameters the dtype of their parts, as squared norms are real.
+        wide = jnp.finfo(jnp.promote_types(jnp.float32, jnp.result_type(*leaves))).dtype
         return lambda *shape: {name: jnp.zeros(shape, wide) for name in TALLIES}
 
     def one_layer(self, params):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxmem._released import placement
 from jaxmem._released.fold import Clip
 from jaxmem._released.form import (
+    check_clip,
     check_divided,
     check_new,
     check_pair,
@@ -200,6 +201,7 @@ class ReleasedStep:
 
         `like` has the whole parameters' shapes; of the arrays of `state` a device may have a part.
         """
+        check_clip(self.clip, like)
         made = self.optimizer.minibatch(self.model, self.clip, like, state, batch, key)
         return made.state, made.metrics(self.optimizer.axis_name)
 

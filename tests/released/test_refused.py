@@ -98,3 +98,65 @@ def test_a_state_of_numpys_arrays_is_joined(step):
     want = jax.tree.map(np.asarray, step.init(parameters()))
     got = step.joined(want)
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, got), want)
+
+
+def complex_step(clip, where):
+    """A step whose parameters outside the layers, or of the layers, are complex; its state."""
+    values = {"outer": 1.0, "layers": 1.0} | {where: 1.0 + 1.0j}
+    of = lambda shape, name: jnp.full(shape, values[name], jnp.result_type(values[name]))
+    step = jaxmem.released_step(
+        jaxmem.adama(0.01),
+        lambda outer, batch: batch * jnp.real(outer["gain"]),
+        lambda p, x: x * jnp.real(p["w"]),
+        lambda outer, x, batch: (x**2).mean(),
+        clip=clip,
+    )
+    return step, step.init({"gain": of(4, "outer"), "layers": {"w": of((3, 4), "layers")}})
+
+
+@pytest.mark.parametrize(
+    ("where", "path"), [("outer", r"\['gain'\]"), ("layers", r"\['layers'\]\['w'\]")]
+)
+def test_complex_values_are_not_clipped_by_value(where, path):
+    step, state = complex_step(("value", 1.0), where)
+    said = rf"`clip` is \('value', 1.0\), and `params{path}` is complex64: .* \('component', c\)"
+    with pytest.raises(OptimizerError, match=said):
+        step(state, jnp.ones((2, 4)))
+    # Norms are those of complex numbers too.
+    step, state = complex_step(("component", 1e-3), where)
+    _, metrics = step(state, jnp.ones((2, 4)))
+    assert float(metrics["grad_norm"]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.lookahead(optax.sgd(0.1), 5, 0.5),
+        optax.chain(optax.clip(1.0), optax.lookahead(optax.adam(0.1), 5, 0.5)),
+    ],
+    ids=["alone", "chain"],
+)
+def test_lookahead_is_refused(tx):
+    with pytest.raises(OptimizerError, match=r"`tx` is optax.lookahead.*optax.incremental_update"):
+        tiny_lm.released(tx)
+
+
+def test_lookahead_is_what_the_message_says():
+    """Slow parameters that are kept outside of the step are those of `optax.lookahead`."""
+    every, rate, batches = 2, 0.5, [tiny_lm.tokens(4, seed) for seed in range(4)]
+    tx = optax.lookahead(optax.sgd(0.1), every, rate)
+    pair = optax.LookaheadParams.init_synced(parameters())
+    state = tx.init(pair)
+    for batch in batches:
+        gradient = jax.grad(tiny_lm.loss)(pair.fast, batch)
+        updates, state = tx.update(gradient, state, pair)
+        pair = optax.apply_updates(pair, updates)
+    step = tiny_lm.released(optax.sgd(0.1))
+    slow, own = parameters(), step.init(parameters())
+    for number, batch in enumerate(batches):
+        (params, optimizer), _ = jax.jit(step)(own, batch)
+        if (number + 1) % every == 0:
+            slow = params = optax.incremental_update(params, slow, rate)
+        own = params, optimizer
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+    jax.tree.map(close, slow, pair.slow)

@@ -61,7 +61,7 @@ def test_what_shares_memory_is_split_and_joined_as_what_does_not(share, how):
     where = lambda a: (a.shape, a.dtype, a.sharding)
     assert jax.tree.map(where, made) == jax.tree.map(where, there)
     same(made, there)
-    assert all(a.is_deleted() for a in jax.tree.leaves((state[0]["blocks"]["up"])))
+    assert all(a.is_deleted() for a in jax.tree.leaves(state[0]["blocks"]["up"]))
     same(step.joined(made), want)
 
 
