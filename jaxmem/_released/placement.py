@@ -1,8 +1,6 @@
 """Where the states of a released step lie: how a state is split, joined, and made in its places."""
 
-import math
 import numbers
-import os
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -12,18 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxmem._core.bytes import show_bytes
-from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
-from jaxmem._device.target import free_host_bytes
 from jaxmem._released.model import Model
-from jaxmem._states import layout
+from jaxmem._states import layout, room
 from jaxmem._states.layout import Placement
 from jaxmem._states.shared import delete_unless_in, sharing
 from jaxmem._states.stacks import masters_of
-from jaxmem.errors import OptimizerError, TargetError
-
-# Of XLA's pool of pinned host memory on a GPU: its limit, and the one where none is set.
-POOL_VARIABLE, POOL_GIB = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", 64
+from jaxmem.errors import OptimizerError
 
 
 def split(model: Model, optimizer, state, where: Placement, outer_moments: str):
@@ -35,12 +27,12 @@ def split(model: Model, optimizer, state, where: Placement, outer_moments: str):
     share = Fraction(where.copies + where.streamed, where.count)
     check_memory(outer_moments)
     states = masters_of(layers), optimizer.opened(model, *state)[0]
-    platform, wanted = _platform(state), int(_nbytes(states) * share)
-    check_host(platform, wanted)
+    platform, wanted = room.platform(state), int(room.nbytes(states) * share)
+    room.check_pool(platform, wanted)
     # On a CPU both memories are one, and what lies in one of them needs no more in the other.
     if platform not in ("", "cpu"):
         there = [a for a in jax.tree.leaves(states) if a.sharding.memory_kind == layout.HOST]
-        check_free(wanted - _nbytes(there))
+        room.check_free(wanted - room.nbytes(there))
     change = lambda layers, kept: layout.split(layers, where, kept)
     params, new = _over(model, optimizer, state, change, outer_moments)
     layout.drop_copies(layers)
@@ -86,10 +78,10 @@ def created(model: Model, optimizer, outer, layer: Callable, where: Placement, o
     # Beside the arrays outside the layers, on the same devices, and whole on each of them.
     some = [*jax.tree.leaves(outer), layout.moved(jnp.zeros(()), layout.DEVICE)]
     beside: Any = some[0].sharding
-    platform, streamed = _platform(outer), where.copies + where.streamed
-    wanted = _nbytes(stacks) * len(beside.addressable_devices)
-    check_host(platform, wanted * streamed)
-    check_free(wanted * (where.count if platform == "cpu" else streamed))
+    platform, streamed = room.platform(outer), where.copies + where.streamed
+    wanted = room.nbytes(stacks) * len(beside.addressable_devices)
+    room.check_pool(platform, wanted * streamed)
+    room.check_free(wanted * (where.count if platform == "cpu" else streamed))
 
     def stacked(one, make: Callable | None):
         parts = []
@@ -149,60 +141,6 @@ def check_memory(outer_moments: str) -> None:
             f"released_step: `outer_moments` is {outer_moments!r}; expected the memory of the"
             f" moments outside the layers, {layout.DEVICE!r} or {layout.HOST!r}"
         )
-
-
-def check_host(platform: str, wanted: int) -> None:
-    """Raises an error unless devices of a platform can have so many bytes of states in the memory
-    of their host.
-    """
-    if platform in ("", "cpu") or not wanted:
-        return
-    version = installed("jaxlib") or "0"
-    if release(version) < HOST_OFFSETS_SINCE:
-        raise TargetError(
-            f"released_step: jaxlib {version} reads a loop's layers in host memory at wrong offsets"
-            " on a GPU (fixed in 0.11.1); expected 0.11.1 or later: install it, or leave all layers"
-            " in device memory"
-        )
-    # XLA reads the variable when its backend starts, which it has: a change would be too late.
-    text = os.environ.get(POOL_VARIABLE, "")
-    limit = (int(text) if text.isdecimal() else POOL_GIB) * 2**30
-    if wanted > limit:
-        raise TargetError(
-            f"released_step: {show_bytes(wanted)} of states are to lie in pinned host memory, and"
-            f" XLA's pool there has {show_bytes(limit)}; expected {POOL_VARIABLE} to be at least"
-            f" {-(-wanted // 2**30)} when the process starts, or more layers in device memory"
-        )
-
-
-def check_free(wanted: int) -> None:
-    """Raises TargetError unless so many bytes of this machine's memory are free now."""
-    if wanted > (free := free_host_bytes()):
-        raise TargetError(
-            f"released_step: {show_bytes(wanted)} more of states are to lie in the memory of this"
-            f" machine, and {show_bytes(free)} are free; expected {show_bytes(wanted)}: leave more"
-            " layers in the memory of a GPU, or divide the states over the GPUs of several machines"
-        )
-
-
-def _nbytes(tree) -> int:
-    """Bytes of arrays on the devices of this process, a part or a copy on each; those of shapes
-    once.
-    """
-
-    def one(a) -> int:
-        here = isinstance(a, jax.Array)
-        shape = a.sharding.shard_shape(a.shape) if here else a.shape
-        copies = len(a.sharding.addressable_devices) if here else 1
-        return math.prod(shape) * a.dtype.itemsize * copies
-
-    return sum(map(one, jax.tree.leaves(tree)))
-
-
-def _platform(tree) -> str:
-    """The platform of the devices that arrays lie on, "" of shapes."""
-    arrays = [a for a in jax.tree.leaves(tree) if isinstance(a, jax.Array)]
-    return next(iter(arrays[0].devices())).platform if arrays else ""
 
 
 def _over(model: Model, optimizer, state, change: Callable, outer_moments: str):
