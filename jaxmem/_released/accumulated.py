@@ -46,11 +46,14 @@ class Accumulated:
     def init(self, model: Model, params):
         return self.tx.init(params)
 
-    def created(self, model: Model, outer, layer: Callable, stacked: Callable) -> AdamAState:
+    def created(
+        self, model: Model, outer, layer: Callable, stacked: Callable, specs
+    ) -> AdamAState:
         one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
         first = jax.tree.map(lambda a: layout.moved(a, layout.DEVICE), self.tx.init(outer))
         like = jax.eval_shape(self.tx.init, one)
-        mu, nu = (stacked(shapes, None) for shapes in (like.mu, like.nu))
+        pairs = (like.mu, specs.mu), (like.nu, specs.nu)
+        mu, nu = (stacked(shapes, spec[model.layers], None) for shapes, spec in pairs)
         return first._replace(mu={**first.mu, model.layers: mu}, nu={**first.nu, model.layers: nu})
 
     def opened(self, model: Model, params, state: AdamAState):

@@ -23,7 +23,7 @@ from jaxmem._released.fold import Clip, Fold, Folds
 from jaxmem._released.form import check_stacks
 from jaxmem._released.gather import whole_layer, whole_outside
 from jaxmem._released.model import Minibatch, Model
-from jaxmem._stack.arguments import separated
+from jaxmem._stack.arguments import merged, separated
 from jaxmem._states import layout
 from jaxmem._states.stacks import joined_shapes, length, masters_of, parts_of
 from jaxmem._states.stacks import like as as_layers
@@ -89,25 +89,30 @@ class Direct:
         leaves = map(together, made, of.stacked)
         return of.tree(list(map(own, leaves, of.alone.follows)))
 
-    def created(self, model: Model, outer, layer: Callable, stacked: Callable):
-        """The first state of a model whose layers are made one at a time in their places.
+    def created(self, model: Model, outer, layer: Callable, stacked: Callable, specs):
+        shape = lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a))
+        one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
+        shapes = {**jax.tree.map(shape, outer), model.layers: one}
+        of = Components.of(self.tx, model, shapes)
+        # An array of the state is of one component, so that what the others are does not matter.
+        zeros = lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        start = lambda **known: jax.tree.leaves(self.tx.init(zeros() | known))
+        of_layers = lambda i: separated(start(**{model.layers: layer(i)}), tuple(of.stacked))[0]
+        of_others = lambda outer: separated(start(**outer), tuple(of.stacked))[1]
+        first, numbers = jax.jit(of_layers)(0), [s for s, is_ in enumerate(of.stacked) if is_]
+        spec_of = jax.tree.leaves(specs, is_leaf=lambda a: isinstance(a, PartitionSpec))
 
-        outer: the parameters outside the layers.
-        layer: makes those of a layer of a number.
-        stacked: makes stacks in their places, of a layer's shapes and of a function of a layer's
-          number that makes it, or None for zeros.
-        """
-        one = {**outer, model.layers: jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))}
-        of = Components.of(self.tx, model, jax.eval_shape(lambda: one))
-        start = lambda i: jax.tree.leaves(self.tx.init({**outer, model.layers: layer(i)}))
+        def made(n, s):
+            zero = not of.alone.follows[s] and not bool(jnp.any(first[n]))
+            make = None if zero else lambda i: of_layers(i)[n]
+            return _numbers_near(stacked(first[n], spec_of[s], make))
 
-        def made(s, first):
-            if not of.stacked[s]:
-                return layout.moved(first, layout.DEVICE)
-            zero = not of.alone.follows[s] and not bool(jnp.any(first))
-            return _numbers_near(stacked(first, None if zero else lambda i: start(i)[s]))
-
-        return of.tree([made(s, first) for s, first in enumerate(jax.jit(start)(0))])
+        stacks = [made(n, s) for n, s in enumerate(numbers)]
+        # Not under `jit`, which would lay zeros that follow no argument on one device.
+        own = lambda a, s: jnp.copy(a) if of.alone.follows[s] else a
+        others = [s for s, is_stacked in enumerate(of.stacked) if not is_stacked]
+        others = [layout.moved(own(a, s), layout.DEVICE) for a, s in zip(of_others(outer), others)]
+        return of.tree(merged((stacks, others), tuple(of.stacked)))
 
     def opened(self, model: Model, params, state):
         """The state's stacked arrays, all others, and a function that puts both together again."""

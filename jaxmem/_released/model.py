@@ -1,13 +1,15 @@
-"""A model as three functions, and its states in the order in which gradients are used."""
+"""A model as three functions, its states in the order in which gradients are used, and what a
+released step asks of an optimizer for it.
+"""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from jaxmem._released.fold import TALLIES
+from jaxmem._released.fold import TALLIES, Clip
 from jaxmem._states.stacks import joined_shapes, length, like, masters_of, one_layer, parts_of
 from jaxmem.errors import OptimizerError
 
@@ -149,3 +151,54 @@ class Model:
         whole = jax.tree.unflatten(jax.tree.structure(self.outer(params)), [c[name] for c in outer])
         stacks = like(params[self.layers], [m[name] for m in layers])
         return {k: stacks if k == self.layers else whole[k] for k in params}
+
+
+class Optimizer(Protocol):
+    """What a released step asks of an optimizer: `Accumulated`, which is AdamA, or `Direct`."""
+
+    @property
+    def axis_name(self) -> str | None:
+        """The mesh axis of data parallelism; None on one device."""
+        ...
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether types tell that what it makes of undivided states is equal on all devices."""
+        ...
+
+    def init(self, model: Model, params) -> Any:
+        """The first state."""
+        ...
+
+    def created(self, model: Model, outer, layer: Callable, stacked: Callable, specs) -> Any:
+        """The first state of a model whose layers are made one at a time in their places.
+
+        outer: the parameters outside the layers.
+        layer: makes those of a layer of a number.
+        stacked: makes stacks in their places, of a layer's shapes, of the stacks' PartitionSpecs,
+          and of a function of a layer's number that makes it, or None for zeros.
+        specs: the PartitionSpecs of the state.
+        """
+        ...
+
+    def check(self, model: Model, params, state) -> None:
+        """Raises OptimizerError unless `state` is one of these parameters, in any split."""
+        ...
+
+    def opened(self, model: Model, params, state) -> tuple[dict[str, Any], Any, Callable]:
+        """The state's stacks by name, all else as a tree, and a function that puts the stacks'
+        values, as a list, and the rest together again.
+        """
+        ...
+
+    def specs(self, model: Model, params, parts, divided: str) -> Any:
+        """The PartitionSpecs of the state. `parts`: those of parameters that are divided."""
+        ...
+
+    def minibatch(self, model: Model, clip: Clip, like, state, batch, key) -> Minibatch:
+        """Runs a minibatch.
+
+        like: the parameters with their whole shapes.
+        state: the pair (params, state), of whose arrays a device may have a part.
+        """
+        ...

@@ -1,4 +1,4 @@
-"""Where the states of a released step lie: how a state is split, joined, and made in its places."""
+"""Where the states of a released step lie: how a state is split and joined."""
 
 import numbers
 from collections.abc import Callable
@@ -6,7 +6,6 @@ from fractions import Fraction
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -45,66 +44,6 @@ def joined(model: Model, optimizer, state):
     whole = _over(model, optimizer, state, layout.joined, layout.DEVICE)
     layout.drop_copies(state[0][model.layers])
     return whole
-
-
-def created(model: Model, optimizer, outer, layer: Callable, where: Placement, outer_moments: str):
-    """The first state (params, optimizer state), in whose places each layer is made on its own.
-
-    outer: the parameters outside the layers.
-    layer: `layer(i)`, the parameters of layer i, which is traced.
-    where: how many layers there are, and where they lie.
-    outer_moments: the memory of the optimizer's arrays outside the layers.
-    """
-    check_memory(outer_moments)
-    if not isinstance(outer, dict) or model.layers in outer or not callable(layer):
-        what = f"a dict without {model.layers!r}, and a function"
-        got = [*outer] if isinstance(outer, dict) else type(outer).__name__
-        raise OptimizerError(
-            f"released_step: `outer` is {got} and `layer` {type(layer).__name__}; expected {what}"
-        )
-    outer = _placed(jax.tree.map(jnp.asarray, outer), layout.DEVICE, _mesh_of(outer))
-    one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
-    if not jax.tree.leaves(one):
-        raise OptimizerError(
-            "released_step: `layer` returned no array; expected the parameters of layer i, a tree"
-            " of arrays"
-        )
-    model.check({**outer, model.layers: one})
-    # Of a model with one layer, of which every array has an axis of layers.
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape), a.dtype), one)
-    of_one = {**outer, model.layers: shapes}
-    like = jax.eval_shape(lambda params: optimizer.init(model, params), of_one)
-    stacks = shapes, optimizer.opened(model, of_one, like)[0]
-    # Beside the arrays outside the layers, on the same devices, and whole on each of them.
-    some = [*jax.tree.leaves(outer), layout.moved(jnp.zeros(()), layout.DEVICE)]
-    beside: Any = some[0].sharding
-    platform, streamed = room.platform(outer), where.copies + where.streamed
-    wanted = room.nbytes(stacks) * len(beside.addressable_devices)
-    room.check_pool(platform, wanted * streamed)
-    room.check_free(wanted * (where.count if platform == "cpu" else streamed))
-
-    def stacked(one, make: Callable | None):
-        parts = []
-        for start, stop, kind in where.bounds:
-            sharding = NamedSharding(beside.mesh, PartitionSpec(), memory_kind=kind)
-            shapes = jax.tree.map(
-                lambda a, n=stop - start, to=sharding: jax.ShapeDtypeStruct(
-                    (n, *a.shape), a.dtype, sharding=to
-                ),
-                one,
-            )
-            if make is None:
-                parts.append(jax.tree.map(layout.empty, shapes))
-            else:
-                own = lambda i, first=start, make=make: make(first + i)
-                parts.append(layout.filled(shapes, own))
-        return where.together(parts)
-
-    params = {**outer, model.layers: stacked(one, layer)}
-    state = optimizer.created(model, outer, layer, stacked)
-    stacks, others, closed = optimizer.opened(model, params, state)
-    params[model.layers] = layout.with_copies(params[model.layers], where, model.dtype)
-    return params, closed([*stacks.values()], _placed(others, outer_moments, _mesh_of(outer)))
 
 
 def placement(count: int, persist: int, copies: int, buffers: int) -> Placement:
@@ -150,7 +89,7 @@ def _over(model: Model, optimizer, state, change: Callable, outer_moments: str):
     """
     params, old = state
     stacks, others, closed = optimizer.opened(model, params, old)
-    mesh = _mesh_of(params)
+    mesh = mesh_of(params)
     kept = sharing(state)  # until all that is made of them has been
     new = {
         k: change(v, kept) if k == model.layers else _placed(v, layout.DEVICE, mesh)
@@ -178,7 +117,7 @@ def _on_mesh(a, mesh):
     return jax.make_array_from_callback(a.shape, there, lambda index: value[index])
 
 
-def _mesh_of(params):
+def mesh_of(params):
     """The mesh of several devices that parameters lie on; None if they lie on one."""
     shardings = [a.sharding for a in jax.tree.leaves(params) if isinstance(a, jax.Array)]
     meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding) and s.mesh.size > 1]

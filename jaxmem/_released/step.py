@@ -4,12 +4,13 @@ and its states in their places.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxmem._released import placement
+from jaxmem._released.creation import created
 from jaxmem._released.fold import Clip
 from jaxmem._released.form import (
     check_clip,
@@ -20,59 +21,9 @@ from jaxmem._released.form import (
     check_stacks,
     check_untraced,
 )
-from jaxmem._released.model import Minibatch, Model
+from jaxmem._released.model import Model, Optimizer
 from jaxmem._states.shards import placed, shards
 from jaxmem.errors import OptimizerError
-
-
-class Optimizer(Protocol):
-    """What a released step asks of an optimizer: `Accumulated`, which is AdamA, or `Direct`."""
-
-    @property
-    def axis_name(self) -> str | None:
-        """The mesh axis of data parallelism; None on one device."""
-        ...
-
-    @property
-    def is_checked(self) -> bool:
-        """Whether types tell that what it makes of undivided states is equal on all devices."""
-        ...
-
-    def init(self, model: Model, params) -> Any:
-        """The first state."""
-        ...
-
-    def created(self, model: Model, outer, layer: Callable, stacked: Callable) -> Any:
-        """The first state of a model whose layers are made one at a time in their places.
-
-        outer: the parameters outside the layers.
-        layer: makes those of a layer of a number.
-        stacked: makes stacks in their places, of a layer's shapes and of a function of a layer's
-          number that makes it, or None for zeros.
-        """
-        ...
-
-    def check(self, model: Model, params, state) -> None:
-        """Raises OptimizerError unless `state` is one of these parameters, in any split."""
-        ...
-
-    def opened(self, model: Model, params, state) -> tuple[dict[str, Any], Any, Callable]:
-        """The state's stacks by name, all else as a tree, and a function that puts the stacks'
-        values, as a list, and the rest together again.
-        """
-        ...
-
-    def specs(self, model: Model, params, parts, divided: str) -> Any:
-        """The PartitionSpecs of the state. `parts`: those of parameters that are divided."""
-        ...
-
-    def minibatch(self, model: Model, clip: Clip, like, state, batch, key) -> Minibatch:
-        """Runs a minibatch.
-
-        like: the parameters with their whole shapes.
-        state: the pair (params, state), of whose arrays a device may have a part.
-        """
-        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,20 +68,35 @@ class ReleasedStep:
         copies: int = 0,
         buffers: int = 0,
         outer_moments: str = "device",
+        mesh=None,
+        divided: str = "nothing",
     ) -> tuple[Any, Any]:
         """Makes the first state of a model that need not fit into the device's memory: that of
-        `split(init(params), ...)`, a layer at a time, each in its place.
+        `split(init(params), ...)`, a layer at a time, each in its place. Of what is divided over
+        devices each holds its part, and beside all parts one whole layer.
 
         outer: the parameters outside the layers, a dict.
         layer: `layer(i)` makes the parameters of layer i, an int32 that is traced.
         count: how many layers there are.
         persist, copies, buffers, outer_moments: those of `split`.
+        mesh, divided: those of `data_parallel`. Without a mesh the state lies whole on each of the
+          devices that `outer` lies on.
 
-        Raises OptimizerError and TargetError as `init` and `split` do.
+        Raises OptimizerError and TargetError as `init`, `split` and `data_parallel` do.
         """
         check_untraced("create", "outer", outer)
+        divide = None
+        if mesh is not None:
+            size = mesh.shape[self._axis("create", mesh)]
+            divide = lambda params: self.specs(params, size, divided)
+        elif divided != "nothing":
+            raise OptimizerError(
+                f"create: `divided` is {divided!r}, and `mesh` is None; expected the mesh over"
+                " whose devices data_parallel divides the state"
+            )
         where = placement.placement(count, persist, copies, buffers)
-        return placement.created(self.model, self.optimizer, outer, layer, where, outer_moments)
+        arguments = outer, layer, where, outer_moments, mesh, divide
+        return created(self.model, self.optimizer, *arguments)
 
     def split(
         self,
@@ -223,14 +189,7 @@ class ReleasedStep:
 
         Raises OptimizerError if the optimizer was made without `axis_name`, or for another axis.
         """
-        axis = self.optimizer.axis_name
-        if axis is None or axis not in mesh.shape:
-            raise OptimizerError(
-                f"data_parallel: the optimizer's `axis_name` is {axis!r}, and `mesh` has"
-                f" {', '.join(map(repr, mesh.shape))};"
-                " expected one of them: jaxmem.adama(..., axis_name=...), or of another optimizer's"
-                " step, released_step(..., axis_name=...)"
-            )
+        axis = self._axis("data_parallel", mesh)
         everything, over = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(axis)
 
         def step(state, batch, key=None):
@@ -249,6 +208,18 @@ class ReleasedStep:
             return mapped(*placed((state, batch, *keys), specs, mesh))
 
         return step
+
+    def _axis(self, method: str, mesh) -> str:
+        """The axis of `mesh` that is the optimizer's. Raises OptimizerError if it has none."""
+        axis = self.optimizer.axis_name
+        if axis is None or axis not in mesh.shape:
+            raise OptimizerError(
+                f"{method}: the optimizer's `axis_name` is {axis!r}, and `mesh` has"
+                f" {', '.join(map(repr, mesh.shape))};"
+                " expected one of them: jaxmem.adama(..., axis_name=...), or of another optimizer's"
+                " step, released_step(..., axis_name=...)"
+            )
+        return axis
 
     def specs(self, params, devices: int, divided: str = "nothing"):
         """The PartitionSpecs of a state, a pair as `init` makes it, for `data_parallel` with the

@@ -127,18 +127,41 @@ def moved(a, kind: str):
 def filled(shapes, layer: Callable[[Any], Any]):
     """Stacked arrays whose layer i is `layer(i)`, made where `shapes` say that they lie.
 
-    shapes: a tree of `jax.ShapeDtypeStruct` with shardings and a leading axis of layers.
+    shapes: a tree of `jax.ShapeDtypeStruct` with shardings over one mesh and a leading axis of
+      layers, which is not divided.
     layer: a function of a layer's index that can be traced, which returns such a tree of one layer.
     """
-    return jax.jit(filling(layer, length(shapes)), donate_argnums=0)(jax.tree.map(empty, shapes))
+    mesh = jax.tree.leaves(shapes)[0].sharding.mesh
+    specs = jax.tree.map(lambda a: a.sharding.spec, shapes)
+    fill = filling(layer, length(shapes), mesh, specs)
+    return jax.jit(fill, donate_argnums=0)(jax.tree.map(empty, shapes))
 
 
-def filling(layer: Callable[[Any], Any], count: int) -> Callable[[Any], Any]:
+def filling(layer: Callable[[Any], Any], count: int, mesh=None, specs=None) -> Callable[[Any], Any]:
     """A function that replaces each of `count` stacked layers by `layer(i)`: in place where its
     argument is donated, beside which it then takes the memory of one layer.
+
+    mesh, specs: of several devices, and how the stacks are divided over them. Each device then
+      makes whole layers, one at a time, and keeps its parts, so that nothing crosses between them
+      and every layer has the values that it has on one device.
     """
-    make = lambda stacks, i, _: (put(stacks, layer(i), i), None)
-    return lambda stacks: counted(make, stacks, None, 0, count)[0]
+    alone = mesh is None or (mesh.size == 1 and AxisType.Explicit not in mesh.axis_types)
+    own = (lambda layer: layer) if alone else lambda layer: jax.tree.map(_part, layer, specs)
+    make = lambda stacks, i, _: (put(stacks, own(layer(i)), i), None)
+    fill = lambda stacks: counted(make, stacks, None, 0, count)[0]
+    if alone:
+        return fill
+    # Types know nothing of arrays that devices make alike.
+    return jax.shard_map(fill, mesh=mesh, in_specs=(specs,), out_specs=specs, check_vma=False)
+
+
+def _part(a, spec: PartitionSpec):
+    """This device's part of a layer's array, of which a stack is divided as `spec` says."""
+    for d, axis in enumerate(spec[1:]):
+        if axis is not None:
+            size = a.shape[d] // jax.lax.axis_size(axis)
+            a = jax.lax.dynamic_slice_in_dim(a, jax.lax.axis_index(axis) * size, size, d)
+    return a
 
 
 def empty(shape: jax.ShapeDtypeStruct):
