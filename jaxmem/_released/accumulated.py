@@ -46,9 +46,7 @@ class Accumulated:
     def init(self, model: Model, params):
         return self.tx.init(params)
 
-    def created(
-        self, model: Model, outer, layer: Callable, stacked: Callable, specs
-    ) -> AdamAState:
+    def created(self, model: Model, outer, layer: Callable, stacked: Callable, specs) -> AdamAState:
         one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
         first = jax.tree.map(lambda a: layout.moved(a, layout.DEVICE), self.tx.init(outer))
         like = jax.eval_shape(self.tx.init, one)

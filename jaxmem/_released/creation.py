@@ -1,5 +1,5 @@
-"""Makes the first state of a model that need not fit into the memory of a device: a layer at a time,
-each in its place, and of arrays that are divided over devices each device's part.
+"""Makes the first state of a model that need not fit into a device's memory: a layer at a time, each
+in its place, and of arrays that are divided over devices each device's part.
 """
 
 import dataclasses

@@ -99,7 +99,9 @@ class Direct:
         start = lambda **known: jax.tree.leaves(self.tx.init(zeros() | known))
         of_layers = lambda i: separated(start(**{model.layers: layer(i)}), tuple(of.stacked))[0]
         of_others = lambda outer: separated(start(**outer), tuple(of.stacked))[1]
-        first, numbers = jax.jit(of_layers)(0), [s for s, is_ in enumerate(of.stacked) if is_]
+        numbers = [s for s, is_stacked in enumerate(of.stacked) if is_stacked]
+        # What does not follow the parameters is what it is beside any, such as zeros.
+        first = jax.jit(lambda: separated(start(), tuple(of.stacked))[0])()
         spec_of = jax.tree.leaves(specs, is_leaf=lambda a: isinstance(a, PartitionSpec))
 
         def made(n, s):

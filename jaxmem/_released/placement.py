@@ -3,7 +3,6 @@
 import numbers
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
 
 import jax
 import numpy as np

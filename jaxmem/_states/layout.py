@@ -141,18 +141,24 @@ def filling(layer: Callable[[Any], Any], count: int, mesh=None, specs=None) -> C
     """A function that replaces each of `count` stacked layers by `layer(i)`: in place where its
     argument is donated, beside which it then takes the memory of one layer.
 
-    mesh, specs: of several devices, and how the stacks are divided over them. Each device then
-      makes whole layers, one at a time, and keeps its parts, so that nothing crosses between them
-      and every layer has the values that it has on one device.
+    mesh, specs: of several devices, and how the stacks are divided over them. Each device makes
+      every layer, or of it what its own parts need.
     """
-    alone = mesh is None or (mesh.size == 1 and AxisType.Explicit not in mesh.axis_types)
-    own = (lambda layer: layer) if alone else lambda layer: jax.tree.map(_part, layer, specs)
-    make = lambda stacks, i, _: (put(stacks, own(layer(i)), i), None)
-    fill = lambda stacks: counted(make, stacks, None, 0, count)[0]
-    if alone:
-        return fill
-    # Types know nothing of arrays that devices make alike.
+    kinds = () if mesh is None else mesh.axis_types
+    if mesh is None or (mesh.size == 1 and AxisType.Explicit not in kinds):
+        return _filling(layer, count)
+    if set(kinds) == {AxisType.Explicit}:
+        # No `shard_map`: `layer` could close over nothing with such axes, such as a key.
+        to = lambda a, spec: jax.reshard(a, NamedSharding(mesh, PartitionSpec(*spec[1:])))
+        return _filling(lambda i: jax.tree.map(to, layer(i), specs), count)
+    # Types know nothing of arrays that devices make alike: unchecked.
+    fill = _filling(lambda i: jax.tree.map(_part, layer(i), specs), count)
     return jax.shard_map(fill, mesh=mesh, in_specs=(specs,), out_specs=specs, check_vma=False)
+
+
+def _filling(layer: Callable[[Any], Any], count: int) -> Callable[[Any], Any]:
+    make = lambda stacks, i, _: (put(stacks, layer(i), i), None)
+    return lambda stacks: counted(make, stacks, None, 0, count)[0]
 
 
 def _part(a, spec: PartitionSpec):
