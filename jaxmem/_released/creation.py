@@ -1,5 +1,5 @@
-"""Makes the first state of a model that need not fit into a device's memory: a layer at a time, each
-in its place, and of arrays that are divided over devices each device's part.
+"""Makes the first state of a model that need not fit into a device's memory: a layer at a time,
+each in its place, and of arrays that are divided over devices each device's part.
 """
 
 import dataclasses
@@ -52,8 +52,7 @@ def created(
         specs, state_specs = divide({**outside, model.layers: stacks_of(where.count)})
     stack_specs, other_specs, _ = optimizer.opened(model, params, state_specs)
 
-    mesh = mesh or mesh_of(outer) or _mesh_of_one(outer)
-    places = _Places(where, mesh)
+    places = _Places(where, mesh or mesh_of(outer) or _mesh_of_one(outer))
     of_a_layer = params[model.layers], *optimizer.opened(model, params, state)[0].values()
     _check_room(places, of_a_layer, (specs[model.layers], *stack_specs.values()))
     outer = places.put(outer, model.outer(specs), layout.DEVICE)

@@ -3,6 +3,7 @@
 import numbers
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import jax
 import numpy as np
@@ -116,7 +117,7 @@ def _on_mesh(a, mesh):
     return jax.make_array_from_callback(a.shape, there, lambda index: value[index])
 
 
-def mesh_of(params):
+def mesh_of(params) -> Any:
     """The mesh of several devices that parameters lie on; None if they lie on one."""
     shardings = [a.sharding for a in jax.tree.leaves(params) if isinstance(a, jax.Array)]
     meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding) and s.mesh.size > 1]
