@@ -100,7 +100,8 @@ class Accumulated:
             # Each device updates what it has: whole parameters of which it has a part of the
             # moments, or moments that are to be reduced first, would cross once more.
             parts = zip(model.masters(params), jax.tree.leaves(old.mu), strict=True)
-            if rule.axis_name and not (zero1 and all(p.shape == m.shape for p, m in parts)):
+            several = rule.axis_name and jax.lax.axis_size(rule.axis_name) > 1
+            if several and not (zero1 and all(p.shape == m.shape for p, m in parts)):
                 raise OptimizerError(
                     f"released_step: the optimizer's `axis_name` is {rule.axis_name!r}, and the"
                     " state lies in host memory; expected data_parallel(mesh, 'states'), which"

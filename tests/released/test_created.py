@@ -8,7 +8,9 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 import jaxmem
 from jaxmem.errors import OptimizerError
@@ -60,6 +62,25 @@ def test_two_processes_make_it_together(axes, devices, ways):
     commands = [[*program, process, 2, port] for process in range(2)]
     for text in children.together(commands, children.with_cpus(devices // 2), 300):
         check(json.loads(text.splitlines()[-1]), ways, devices)
+
+
+@pytest.mark.usefixtures("quick_compiles")
+@pytest.mark.parametrize(
+    ("axes", "persist"), [(AxisType.Auto, 0), (AxisType.Explicit, 1)], ids=["auto", "explicit"]
+)
+def test_a_mesh_of_one_device_holds_all_parts(axes, persist):
+    """What runs on several devices is tried on one: the values are those without a mesh."""
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(axes,))
+    params = tiny_lm.parameters(np.float32)
+    layers, batch = params.pop("blocks"), tiny_lm.tokens(4).astype(jnp.int32)
+    layer = lambda i: jax.tree.map(lambda a: a[i], layers)
+    adama = lambda **axis: tiny_lm.released(jaxmem.adama(0.01, accumulation_steps=2, **axis))
+    alone, step = adama(), adama(axis_name="data")
+    made = step.create(params, layer, 3, persist, mesh=mesh, divided="states")
+    got, _ = jax.jit(step.data_parallel(mesh, "states"))(made, batch)
+    want, _ = jax.jit(alone)(alone.create(params, layer, 3, persist), batch)
+    near = lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+    jax.tree.map(near, step.joined(got), alone.joined(want))
 
 
 def test_what_cannot_be_divided_is_refused():
