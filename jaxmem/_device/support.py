@@ -1,4 +1,6 @@
-"""Says which actions a target can carry out, and whether its memory holds a budget."""
+"""Says which actions a target can carry out, whether its memory holds a budget, and whether its
+programs can read host memory in their loops.
+"""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -65,12 +67,17 @@ def offload_obstacle(target: Target) -> str | None:
     """Returns why `target` cannot offload, or None if it can."""
     if target.platform == "cpu":
         return "a CPU has no host memory apart from its own"
+    if (version := misreading(target.platform)) is None:
+        return None
+    return f"jaxlib {version} reads offloaded tensors of a scan at wrong offsets (fixed in 0.11.1)"
+
+
+def misreading(platform: str) -> str | None:
+    """Returns the version of a jaxlib whose programs for a platform read arrays in host memory at
+    wrong offsets in a loop; None of one whose programs do not.
+    """
     version = installed("jaxlib") or "0"
-    if release(version) < HOST_OFFSETS_SINCE:
-        return (
-            f"jaxlib {version} reads offloaded tensors of a scan at wrong offsets (fixed in 0.11.1)"
-        )
-    return None
+    return version if platform != "cpu" and release(version) < HOST_OFFSETS_SINCE else None
 
 
 def unrolled_obstacle(target: Target) -> str | None:

@@ -46,11 +46,12 @@ class Accumulated:
     def init(self, model: Model, params):
         return self.tx.init(params)
 
-    def created(self, model: Model, outer, layer: Callable, stacked: Callable) -> AdamAState:
+    def created(self, model: Model, outer, layer: Callable, stacked: Callable, specs) -> AdamAState:
         one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
         first = jax.tree.map(lambda a: layout.moved(a, layout.DEVICE), self.tx.init(outer))
         like = jax.eval_shape(self.tx.init, one)
-        mu, nu = (stacked(shapes, None) for shapes in (like.mu, like.nu))
+        pairs = (like.mu, specs.mu), (like.nu, specs.nu)
+        mu, nu = (stacked(shapes, spec[model.layers], None) for shapes, spec in pairs)
         return first._replace(mu={**first.mu, model.layers: mu}, nu={**first.nu, model.layers: nu})
 
     def opened(self, model: Model, params, state: AdamAState):
@@ -99,7 +100,8 @@ class Accumulated:
             # Each device updates what it has: whole parameters of which it has a part of the
             # moments, or moments that are to be reduced first, would cross once more.
             parts = zip(model.masters(params), jax.tree.leaves(old.mu), strict=True)
-            if rule.axis_name and not (zero1 and all(p.shape == m.shape for p, m in parts)):
+            several = rule.axis_name and jax.lax.axis_size(rule.axis_name) > 1
+            if several and not (zero1 and all(p.shape == m.shape for p, m in parts)):
                 raise OptimizerError(
                     f"released_step: the optimizer's `axis_name` is {rule.axis_name!r}, and the"
                     " state lies in host memory; expected data_parallel(mesh, 'states'), which"

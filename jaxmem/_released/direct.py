@@ -20,9 +20,10 @@ from jaxmem._jax.vary import varying
 from jaxmem._released.backward import backward
 from jaxmem._released.components import Components, is_stacks
 from jaxmem._released.fold import Clip, Fold, Folds
+from jaxmem._released.form import check_stacks
 from jaxmem._released.gather import whole_layer, whole_outside
 from jaxmem._released.model import Minibatch, Model
-from jaxmem._stack.arguments import lengths_of, separated
+from jaxmem._stack.arguments import merged, separated
 from jaxmem._states import layout
 from jaxmem._states.stacks import joined_shapes, length, masters_of, parts_of
 from jaxmem._states.stacks import like as as_layers
@@ -88,25 +89,32 @@ class Direct:
         leaves = map(together, made, of.stacked)
         return of.tree(list(map(own, leaves, of.alone.follows)))
 
-    def created(self, model: Model, outer, layer: Callable, stacked: Callable):
-        """The first state of a model whose layers are made one at a time in their places.
+    def created(self, model: Model, outer, layer: Callable, stacked: Callable, specs):
+        shape = lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a))
+        one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
+        shapes = {**jax.tree.map(shape, outer), model.layers: one}
+        of = Components.of(self.tx, model, shapes)
+        # An array of the state is of one component, so that what the others are does not matter.
+        zeros = lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        start = lambda **known: jax.tree.leaves(self.tx.init(zeros() | known))
+        of_layers = lambda i: separated(start(**{model.layers: layer(i)}), tuple(of.stacked))[0]
+        of_others = lambda outer: separated(start(**outer), tuple(of.stacked))[1]
+        numbers = [s for s, is_stacked in enumerate(of.stacked) if is_stacked]
+        # What does not follow the parameters is what it is beside any, such as zeros.
+        first = jax.jit(lambda: separated(start(), tuple(of.stacked))[0])()
+        spec_of = jax.tree.leaves(specs, is_leaf=lambda a: isinstance(a, PartitionSpec))
 
-        outer: the parameters outside the layers.
-        layer: makes those of a layer of a number.
-        stacked: makes stacks in their places, of a layer's shapes and of a function of a layer's
-          number that makes it, or None for zeros.
-        """
-        one = {**outer, model.layers: jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))}
-        of = Components.of(self.tx, model, jax.eval_shape(lambda: one))
-        start = lambda i: jax.tree.leaves(self.tx.init({**outer, model.layers: layer(i)}))
+        def made(n, s):
+            zero = not of.alone.follows[s] and not bool(jnp.any(first[n]))
+            make = None if zero else lambda i: of_layers(i)[n]
+            return _numbers_near(stacked(first[n], spec_of[s], make))
 
-        def made(s, first):
-            if not of.stacked[s]:
-                return layout.moved(first, layout.DEVICE)
-            zero = not of.alone.follows[s] and not bool(jnp.any(first))
-            return _numbers_near(stacked(first, None if zero else lambda i: start(i)[s]))
-
-        return of.tree([made(s, first) for s, first in enumerate(jax.jit(start)(0))])
+        stacks = [made(n, s) for n, s in enumerate(numbers)]
+        # Not under `jit`, which would lay zeros that follow no argument on one device.
+        own = lambda a, s: jnp.copy(a) if of.alone.follows[s] else a
+        others = [s for s, is_stacked in enumerate(of.stacked) if not is_stacked]
+        others = [layout.moved(own(a, s), layout.DEVICE) for a, s in zip(of_others(outer), others)]
+        return of.tree(merged((stacks, others), tuple(of.stacked)))
 
     def opened(self, model: Model, params, state):
         """The state's stacked arrays, all others, and a function that puts both together again."""
@@ -122,7 +130,7 @@ class Direct:
         return dict(zip(names, stacks, strict=True)), others, closed
 
     def check(self, model: Model, params, state) -> None:
-        lengths_of(params[model.layers])
+        check_stacks(model, params)
         one = model.one_layer(params)
         of = Components.of(self.tx, model, one)
         made = of.leaves(state)

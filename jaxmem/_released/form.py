@@ -6,11 +6,15 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.core import Tracer
 
 from jaxmem._adama.transform import AdamA
+from jaxmem._released.fold import Clip
 from jaxmem._released.model import Model
 from jaxmem._stack.arguments import lengths_of
-from jaxmem._states.stacks import joined_shapes, length, masters_of, parts_of
+from jaxmem._states.stacks import Copied, Stacks, joined_shapes, length, masters_of, parts_of
+from jaxmem._states.store import streams
 from jaxmem.errors import OptimizerError
 
 
@@ -24,12 +28,61 @@ def check_pair(model: Model, state) -> None:
     model.check(state[0])
 
 
+def check_untraced(method: str, name: str, tree) -> None:
+    """Raises OptimizerError where an array of `tree` is traced: it has no place to be moved from.
+    `method` was called with it as its argument `name`.
+    """
+    for path, a in jax.tree.leaves_with_path(tree):
+        if isinstance(a, Tracer):
+            raise OptimizerError(
+                f"{method}: `{name}{jax.tree_util.keystr(path)}` is traced, as inside of jax.jit or"
+                " jax.eval_shape; expected arrays that lie in some memory, since they are moved or"
+                f" joined by others there: call `{method}` outside"
+            )
+
+
+def check_new(model: Model, params) -> None:
+    """Raises OptimizerError where parameters for which a state is to be made are split already, or
+    lie in host memory; StackError where those of the layers are no stacks.
+    """
+    layers, name = params[model.layers], f"params[{model.layers!r}]"
+    of_split = lambda a: isinstance(a, Stacks | Copied)
+    is_split = any(map(of_split, jax.tree.leaves(layers, is_leaf=of_split)))
+    there = [path for path, a in jax.tree.leaves_with_path(params) if streams(a)]
+    if is_split or there:
+        what = f"`{name}` is split already"
+        if not is_split:
+            what = f"`params{jax.tree_util.keystr(there[0])}` lies in host memory"
+        raise OptimizerError(
+            f"released_step: {what}; expected parameters in device memory, the layers' in one stack"
+            " each: make their state first and move it by step.split(state, ...), or make a model"
+            " that the device cannot hold by step.create(...)"
+        )
+    check_stacks(model, params)
+
+
+def check_stacks(model: Model, params) -> None:
+    """Raises StackError where the layers' parameters are no stacks of at least one layer."""
+    lengths_of(params[model.layers], f"params[{model.layers!r}]")
+
+
+def check_clip(clip: Clip, params) -> None:
+    """Raises OptimizerError where values of a gradient are to be clipped that have no order."""
+    for path, a in jax.tree.leaves_with_path(params) if clip.how == "value" else ():
+        if jnp.issubdtype(a.dtype, jnp.complexfloating):
+            raise OptimizerError(
+                f"released_step: `clip` is ('value', {clip.at}), and"
+                f" `params{jax.tree_util.keystr(path)}` is {a.dtype}: complex values have no order;"
+                " expected ('component', c) or ('norm', c), which clip norms, or real parameters"
+            )
+
+
 def check_shapes(model: Model, tx: AdamA, state) -> None:
     """Raises OptimizerError unless `state` is what `init` makes of its own parameters, in any split
     and of any dtype; StackError where the layers' parameters are no stacks.
     """
     params, old = state
-    lengths_of(params[model.layers])
+    check_stacks(model, params)
     whole = _whole(model, params)
     want = jax.eval_shape(tx.init, whole)
     if type(old) is not type(want):

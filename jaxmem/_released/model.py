@@ -1,13 +1,15 @@
-"""A model as three functions, and its states in the order in which gradients are used."""
+"""A model as three functions, its states in the order in which gradients are used, and what a
+released step asks of an optimizer for it.
+"""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from jaxmem._released.fold import TALLIES
+from jaxmem._released.fold import TALLIES, Clip
 from jaxmem._states.stacks import joined_shapes, length, like, masters_of, one_layer, parts_of
 from jaxmem.errors import OptimizerError
 
@@ -25,6 +27,34 @@ class Minibatch(NamedTuple):
     components: tuple[list, list]
     losses: jax.Array
     apart: bool
+
+    def metrics(self, axis_name: str | None) -> dict[str, Any]:
+        """What `ReleasedStep` tells of a minibatch, from its tallies."""
+        (outer, stacks), losses = self.components, self.losses
+        # One entry a layer, of all stacks in order.
+        layers = {k: jnp.concatenate([m[k] for m in stacks]) for k in TALLIES}
+        # Squares are summed over components and microbatches: divided by the number of microbatches
+        # they give the mean of the squared norms.
+        squares = sum((c["squares"] for c in outer), layers["squares"].sum()) / losses.shape[0]
+        skipped = sum((c["skipped"] for c in outer), layers["skipped"].sum())
+        found: dict[str, Any] = {
+            "loss": losses.mean(),
+            "squares": squares,
+            "skipped": skipped,
+            "layers": layers["skipped"],
+        }
+        if axis_name is not None:
+            counts = skipped, layers["skipped"]
+            # Where a component's gradient is a mean over devices, all skip it together.
+            counts = jax.lax.psum(counts, axis_name) if self.apart else counts
+            means = jax.lax.pmean((found["loss"], squares), axis_name)
+            found = dict(zip(found, (*means, *counts)))
+        return {
+            "loss": found["loss"],
+            "grad_norm": jnp.sqrt(found["squares"]),
+            "skipped": found["skipped"].astype(jnp.int32),
+            "skipped_layers": found["layers"].astype(jnp.int32),
+        }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,7 +135,8 @@ class Model:
         gradients that were skipped, at 0.
         """
         leaves = jax.tree.leaves(parts_of(params[self.layers]))
-        wide = jnp.promote_types(jnp.float32, jnp.result_type(*leaves))
+        # Of complex parameters the dtype of their parts, as squared norms are real.
+        wide = jnp.finfo(jnp.promote_types(jnp.float32, jnp.result_type(*leaves))).dtype
         return lambda *shape: {name: jnp.zeros(shape, wide) for name in TALLIES}
 
     def one_layer(self, params):
@@ -120,3 +151,54 @@ class Model:
         whole = jax.tree.unflatten(jax.tree.structure(self.outer(params)), [c[name] for c in outer])
         stacks = like(params[self.layers], [m[name] for m in layers])
         return {k: stacks if k == self.layers else whole[k] for k in params}
+
+
+class Optimizer(Protocol):
+    """What a released step asks of an optimizer: `Accumulated`, which is AdamA, or `Direct`."""
+
+    @property
+    def axis_name(self) -> str | None:
+        """The mesh axis of data parallelism; None on one device."""
+        ...
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether types tell that what it makes of undivided states is equal on all devices."""
+        ...
+
+    def init(self, model: Model, params) -> Any:
+        """The first state."""
+        ...
+
+    def created(self, model: Model, outer, layer: Callable, stacked: Callable, specs) -> Any:
+        """The first state of a model whose layers are made one at a time in their places.
+
+        outer: the parameters outside the layers.
+        layer: makes those of a layer of a number.
+        stacked: makes stacks in their places, of a layer's shapes, of the stacks' PartitionSpecs,
+          and of a function of a layer's number that makes it, or None for zeros.
+        specs: the PartitionSpecs of the state.
+        """
+        ...
+
+    def check(self, model: Model, params, state) -> None:
+        """Raises OptimizerError unless `state` is one of these parameters, in any split."""
+        ...
+
+    def opened(self, model: Model, params, state) -> tuple[dict[str, Any], Any, Callable]:
+        """The state's stacks by name, all else as a tree, and a function that puts the stacks'
+        values, as a list, and the rest together again.
+        """
+        ...
+
+    def specs(self, model: Model, params, parts, divided: str) -> Any:
+        """The PartitionSpecs of the state. `parts`: those of parameters that are divided."""
+        ...
+
+    def minibatch(self, model: Model, clip: Clip, like, state, batch, key) -> Minibatch:
+        """Runs a minibatch.
+
+        like: the parameters with their whole shapes.
+        state: the pair (params, state), of whose arrays a device may have a part.
+        """
+        ...

@@ -1,28 +1,20 @@
-"""Where the states of a released step lie: how a state is split, joined, and made in its places."""
+"""Where the states of a released step lie: how a state is split and joined."""
 
-import math
 import numbers
-import os
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxmem._core.bytes import show_bytes
-from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
-from jaxmem._device.target import free_host_bytes
 from jaxmem._released.model import Model
-from jaxmem._states import layout
+from jaxmem._states import layout, room
 from jaxmem._states.layout import Placement
+from jaxmem._states.shared import delete_unless_in, sharing
 from jaxmem._states.stacks import masters_of
-from jaxmem.errors import OptimizerError, TargetError
-
-# Of XLA's pool of pinned host memory on a GPU: its limit, and the one where none is set.
-POOL_VARIABLE, POOL_GIB = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", 64
+from jaxmem.errors import OptimizerError
 
 
 def split(model: Model, optimizer, state, where: Placement, outer_moments: str):
@@ -34,13 +26,13 @@ def split(model: Model, optimizer, state, where: Placement, outer_moments: str):
     share = Fraction(where.copies + where.streamed, where.count)
     check_memory(outer_moments)
     states = masters_of(layers), optimizer.opened(model, *state)[0]
-    platform, wanted = _platform(state), int(_nbytes(states) * share)
-    check_host(platform, wanted)
+    platform, wanted = room.platform(state), int(room.nbytes(states) * share)
+    room.check_pool(platform, wanted)
     # On a CPU both memories are one, and what lies in one of them needs no more in the other.
     if platform not in ("", "cpu"):
         there = [a for a in jax.tree.leaves(states) if a.sharding.memory_kind == layout.HOST]
-        check_free(wanted - _nbytes(there))
-    change = lambda layers: layout.split(layers, where)
+        room.check_free(wanted - room.nbytes(there))
+    change = lambda layers, kept: layout.split(layers, where, kept)
     params, new = _over(model, optimizer, state, change, outer_moments)
     layout.drop_copies(layers)
     params[model.layers] = layout.with_copies(params[model.layers], where, model.dtype)
@@ -52,61 +44,6 @@ def joined(model: Model, optimizer, state):
     whole = _over(model, optimizer, state, layout.joined, layout.DEVICE)
     layout.drop_copies(state[0][model.layers])
     return whole
-
-
-def created(model: Model, optimizer, outer, layer: Callable, where: Placement, outer_moments: str):
-    """The first state (params, optimizer state), in whose places each layer is made on its own.
-
-    outer: the parameters outside the layers.
-    layer: `layer(i)`, the parameters of layer i, which is traced.
-    where: how many layers there are, and where they lie.
-    outer_moments: the memory of the optimizer's arrays outside the layers.
-    """
-    check_memory(outer_moments)
-    if not isinstance(outer, dict) or model.layers in outer or not callable(layer):
-        what = f"a dict without {model.layers!r}, and a function"
-        got = [*outer] if isinstance(outer, dict) else type(outer).__name__
-        raise OptimizerError(
-            f"released_step: `outer` is {got} and `layer` {type(layer).__name__}; expected {what}"
-        )
-    outer = _placed(jax.tree.map(jnp.asarray, outer), layout.DEVICE, _mesh_of(outer))
-    one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
-    model.check({**outer, model.layers: one})
-    # Of a model with one layer, of which every array has an axis of layers.
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape), a.dtype), one)
-    of_one = {**outer, model.layers: shapes}
-    like = jax.eval_shape(lambda params: optimizer.init(model, params), of_one)
-    stacks = shapes, optimizer.opened(model, of_one, like)[0]
-    # Beside the arrays outside the layers, on the same devices, and whole on each of them.
-    some = [*jax.tree.leaves(outer), layout.moved(jnp.zeros(()), layout.DEVICE)]
-    beside: Any = some[0].sharding
-    platform, streamed = _platform(outer), where.copies + where.streamed
-    wanted = _nbytes(stacks) * len(beside.addressable_devices)
-    check_host(platform, wanted * streamed)
-    check_free(wanted * (where.count if platform == "cpu" else streamed))
-
-    def stacked(one, make: Callable | None):
-        parts = []
-        for start, stop, kind in where.bounds:
-            sharding = NamedSharding(beside.mesh, PartitionSpec(), memory_kind=kind)
-            shapes = jax.tree.map(
-                lambda a, n=stop - start, to=sharding: jax.ShapeDtypeStruct(
-                    (n, *a.shape), a.dtype, sharding=to
-                ),
-                one,
-            )
-            if make is None:
-                parts.append(jax.tree.map(layout.empty, shapes))
-            else:
-                own = lambda i, first=start, make=make: make(first + i)
-                parts.append(layout.filled(shapes, own))
-        return where.together(parts)
-
-    params = {**outer, model.layers: stacked(one, layer)}
-    state = optimizer.created(model, outer, layer, stacked)
-    stacks, others, closed = optimizer.opened(model, params, state)
-    params[model.layers] = layout.with_copies(params[model.layers], where, model.dtype)
-    return params, closed([*stacks.values()], _placed(others, outer_moments, _mesh_of(outer)))
 
 
 def placement(count: int, persist: int, copies: int, buffers: int) -> Placement:
@@ -145,73 +82,24 @@ def check_memory(outer_moments: str) -> None:
         )
 
 
-def check_host(platform: str, wanted: int) -> None:
-    """Raises an error unless devices of a platform can have so many bytes of states in the memory
-    of their host.
-    """
-    if platform in ("", "cpu") or not wanted:
-        return
-    version = installed("jaxlib") or "0"
-    if release(version) < HOST_OFFSETS_SINCE:
-        raise TargetError(
-            f"released_step: jaxlib {version} reads a loop's layers in host memory at wrong offsets"
-            " on a GPU (fixed in 0.11.1); expected 0.11.1 or later: install it, or leave all layers"
-            " in device memory"
-        )
-    # XLA reads the variable when its backend starts, which it has: a change would be too late.
-    text = os.environ.get(POOL_VARIABLE, "")
-    limit = (int(text) if text.isdecimal() else POOL_GIB) * 2**30
-    if wanted > limit:
-        raise TargetError(
-            f"released_step: {show_bytes(wanted)} of states are to lie in pinned host memory, and"
-            f" XLA's pool there has {show_bytes(limit)}; expected {POOL_VARIABLE} to be at least"
-            f" {-(-wanted // 2**30)} when the process starts, or more layers in device memory"
-        )
-
-
-def check_free(wanted: int) -> None:
-    """Raises TargetError unless so many bytes of this machine's memory are free now."""
-    if wanted > (free := free_host_bytes()):
-        raise TargetError(
-            f"released_step: {show_bytes(wanted)} more of states are to lie in the memory of this"
-            f" machine, and {show_bytes(free)} are free; expected {show_bytes(wanted)}: leave more"
-            " layers in the memory of a GPU, or divide the states over the GPUs of several machines"
-        )
-
-
-def _nbytes(tree) -> int:
-    """Bytes of arrays on the devices of this process, a part or a copy on each; those of shapes
-    once.
-    """
-
-    def one(a) -> int:
-        here = isinstance(a, jax.Array)
-        shape = a.sharding.shard_shape(a.shape) if here else a.shape
-        copies = len(a.sharding.addressable_devices) if here else 1
-        return math.prod(shape) * a.dtype.itemsize * copies
-
-    return sum(map(one, jax.tree.leaves(tree)))
-
-
-def _platform(tree) -> str:
-    """The platform of the devices that arrays lie on, "" of shapes."""
-    arrays = [a for a in jax.tree.leaves(tree) if isinstance(a, jax.Array)]
-    return next(iter(arrays[0].devices())).platform if arrays else ""
-
-
 def _over(model: Model, optimizer, state, change: Callable, outer_moments: str):
-    """The state with `change` made of the layers' arrays. All others lie in device memory, but for
-    the optimizer's, which lie in the memory `outer_moments`.
+    """The state with `change` made of the layers' arrays, which is also told which arrays it may
+    not delete. All others lie in device memory, but for the optimizer's, which lie in the memory
+    `outer_moments`.
     """
     params, old = state
     stacks, others, closed = optimizer.opened(model, params, old)
-    mesh = _mesh_of(params)
+    mesh = mesh_of(params)
+    kept = sharing(state)  # until all that is made of them has been
     new = {
-        k: change(v) if k == model.layers else _placed(v, layout.DEVICE, mesh)
+        k: change(v, kept) if k == model.layers else _placed(v, layout.DEVICE, mesh)
         for k, v in params.items()
     }
     beside = jax.tree.map(lambda a: _on_mesh(a, mesh), [*stacks.values()])
-    return new, closed([*map(change, beside)], _placed(others, outer_moments, mesh))
+    moved = [change(layers, kept) for layers in beside]
+    made = new, closed(moved, _placed(others, outer_moments, mesh))
+    delete_unless_in(made, kept)
+    return made
 
 
 def _placed(tree, kind: str, mesh):
@@ -229,7 +117,7 @@ def _on_mesh(a, mesh):
     return jax.make_array_from_callback(a.shape, there, lambda index: value[index])
 
 
-def _mesh_of(params):
+def mesh_of(params) -> Any:
     """The mesh of several devices that parameters lie on; None if they lie on one."""
     shardings = [a.sharding for a in jax.tree.leaves(params) if isinstance(a, jax.Array)]
     meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding) and s.mesh.size > 1]

@@ -113,6 +113,13 @@ def _problem(tx) -> str | None:
             " clip=('component', c), or"
             " clip=('norm', c), which is exact and takes a second backward"
         )
+    if "lookahead" in names:
+        return (
+            "optax.lookahead, or holds it; it wants parameters twice, fast ones and slow ones"
+            " (LookaheadParams), and a released step updates one tree of them: expected the"
+            " optimizer that it wraps, beside which you keep the slow ones, and every k steps"
+            " go on from slow = optax.incremental_update(params, slow, rate)"
+        )
     if AdamA.__module__ in {getattr(f, "__module__", None) for f in called}:
         return (
             "a chain with jaxmem.adama; expected what jaxmem.adama, adamaw_a or scale_by_adama"

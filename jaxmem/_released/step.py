@@ -4,67 +4,26 @@ and its states in their places.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxmem._released import placement
+from jaxmem._released.creation import created
 from jaxmem._released.fold import Clip
-from jaxmem._released.form import check_divided, check_pair, check_split
-from jaxmem._released.model import Minibatch, Model
+from jaxmem._released.form import (
+    check_clip,
+    check_divided,
+    check_new,
+    check_pair,
+    check_split,
+    check_stacks,
+    check_untraced,
+)
+from jaxmem._released.model import Model, Optimizer
 from jaxmem._states.shards import placed, shards
 from jaxmem.errors import OptimizerError
-
-
-class Optimizer(Protocol):
-    """What a released step asks of an optimizer: `Accumulated`, which is AdamA, or `Direct`."""
-
-    @property
-    def axis_name(self) -> str | None:
-        """The mesh axis of data parallelism; None on one device."""
-        ...
-
-    @property
-    def is_checked(self) -> bool:
-        """Whether types tell that what it makes of undivided states is equal on all devices."""
-        ...
-
-    def init(self, model: Model, params) -> Any:
-        """The first state."""
-        ...
-
-    def created(self, model: Model, outer, layer: Callable, stacked: Callable) -> Any:
-        """The first state of a model whose layers are made one at a time in their places.
-
-        outer: the parameters outside the layers.
-        layer: makes those of a layer of a number.
-        stacked: makes stacks in their places, of a layer's shapes and of a function of a layer's
-          number that makes it, or None for zeros.
-        """
-        ...
-
-    def check(self, model: Model, params, state) -> None:
-        """Raises OptimizerError unless `state` is one of these parameters, in any split."""
-        ...
-
-    def opened(self, model: Model, params, state) -> tuple[dict[str, Any], Any, Callable]:
-        """The state's stacks by name, all else as a tree, and a function that puts the stacks'
-        values, as a list, and the rest together again.
-        """
-        ...
-
-    def specs(self, model: Model, params, parts, divided: str) -> Any:
-        """The PartitionSpecs of the state. `parts`: those of parameters that are divided."""
-        ...
-
-    def minibatch(self, model: Model, clip: Clip, like, state, batch, key) -> Minibatch:
-        """Runs a minibatch.
-
-        like: the parameters with their whole shapes.
-        state: the pair (params, state), of whose arrays a device may have a part.
-        """
-        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,9 +51,11 @@ class ReleasedStep:
     def init(self, params) -> tuple[Any, Any]:
         """Makes the first state, the pair of the parameters and the optimizer's state.
 
-        Raises OptimizerError for parameters that `released_step` cannot take.
+        Raises OptimizerError for parameters that `released_step` cannot take, or that lie in host
+        memory; StackError where those of the layers are no stacks.
         """
         self.model.check(params)
+        check_new(self.model, params)
         return params, self.optimizer.init(self.model, params)
 
     def create(
@@ -107,19 +68,35 @@ class ReleasedStep:
         copies: int = 0,
         buffers: int = 0,
         outer_moments: str = "device",
+        mesh=None,
+        divided: str = "nothing",
     ) -> tuple[Any, Any]:
         """Makes the first state of a model that need not fit into the device's memory: that of
-        `split(init(params), ...)`, a layer at a time, each in its place.
+        `split(init(params), ...)`, a layer at a time, each in its place. Of what is divided over
+        devices each holds its part, and beside all parts one whole layer.
 
         outer: the parameters outside the layers, a dict.
         layer: `layer(i)` makes the parameters of layer i, an int32 that is traced.
         count: how many layers there are.
         persist, copies, buffers, outer_moments: those of `split`.
+        mesh, divided: those of `data_parallel`. Without a mesh the state lies whole on each of the
+          devices that `outer` lies on.
 
-        Raises OptimizerError and TargetError as `init` and `split` do.
+        Raises OptimizerError and TargetError as `init`, `split` and `data_parallel` do.
         """
+        check_untraced("create", "outer", outer)
+        divide = None
+        if mesh is not None:
+            size = mesh.shape[self._axis("create", mesh)]
+            divide = lambda params: self.specs(params, size, divided)
+        elif divided != "nothing":
+            raise OptimizerError(
+                f"create: `divided` is {divided!r}, and `mesh` is None; expected the mesh over"
+                " whose devices data_parallel divides the state"
+            )
         where = placement.placement(count, persist, copies, buffers)
-        return placement.created(self.model, self.optimizer, outer, layer, where, outer_moments)
+        arguments = outer, layer, where, outer_moments, mesh, divide
+        return created(self.model, self.optimizer, *arguments)
 
     def split(
         self,
@@ -146,11 +123,10 @@ class ReleasedStep:
         value changes: steps from the result are those of a resident state, to the last bit in
         float32 where nothing is clipped.
 
-        Raises OptimizerError for numbers of layers that there are not, another memory, or moments
-        of other parameters; TargetError if the host has too little memory.
+        Raises OptimizerError for numbers of layers that there are not, another memory, moments of
+        other parameters, or inside of `jax.jit`; TargetError if the host has too little memory.
         """
-        state = jax.tree.map(_array, state)
-        self._check(state)
+        state = self._of_arrays("split", state)
         where = placement.placement(self.model.count(state[0]), persist, copies, buffers)
         return placement.split(self.model, self.optimizer, state, where, outer_moments)
 
@@ -159,9 +135,9 @@ class ReleasedStep:
         what checkpoints hold. The stack lies in host memory if a part of it did. Arrays that move
         are deleted where they were.
 
-        Raises OptimizerError if the moments are of other parameters.
+        Raises OptimizerError if the moments are of other parameters, or inside of `jax.jit`.
         """
-        self._check(state)
+        state = self._of_arrays("joined", state)
         return placement.joined(self.model, self.optimizer, state)
 
     def __call__(self, state, batch, key=None):
@@ -170,6 +146,13 @@ class ReleasedStep:
             self._check(state)
         self._check_split(state)
         return self._step(state[0], state, batch, key)
+
+    def _of_arrays(self, name: str, state):
+        """The state with an array in the place of what can be made one; `name` is the method's."""
+        check_untraced(name, "state", state)
+        state = jax.tree.map(_array, state)
+        self._check(state)
+        return state
 
     def _check(self, state) -> None:
         check_pair(self.model, state)
@@ -184,35 +167,9 @@ class ReleasedStep:
 
         `like` has the whole parameters' shapes; of the arrays of `state` a device may have a part.
         """
+        check_clip(self.clip, like)
         made = self.optimizer.minibatch(self.model, self.clip, like, state, batch, key)
-        return made.state, self._metrics(made)
-
-    def _metrics(self, made: Minibatch):
-        """The metrics of a minibatch, from its tallies."""
-        (outer, stacks), losses = made.components, made.losses
-        # One entry a layer, of all stacks in order.
-        layers = {k: jnp.concatenate([m[k] for m in stacks]) for k in ("squares", "skipped")}
-        # Squares are summed over components and microbatches: divided by the number of microbatches
-        # they give the mean of the squared norms.
-        squares = sum((c["squares"] for c in outer), layers["squares"].sum()) / losses.shape[0]
-        skipped = sum((c["skipped"] for c in outer), layers["skipped"].sum())
-        found: dict[str, Any] = {
-            "loss": losses.mean(),
-            "squares": squares,
-            "skipped": skipped,
-            "layers": layers["skipped"],
-        }
-        if (axis := self.optimizer.axis_name) is not None:
-            counts = skipped, layers["skipped"]
-            # Where a component's gradient is a mean over devices, all skip it together.
-            counts = jax.lax.psum(counts, axis) if made.apart else counts
-            found = dict(zip(found, (*jax.lax.pmean((found["loss"], squares), axis), *counts)))
-        return {
-            "loss": found["loss"],
-            "grad_norm": jnp.sqrt(found["squares"]),
-            "skipped": found["skipped"].astype(jnp.int32),
-            "skipped_layers": found["layers"].astype(jnp.int32),
-        }
+        return made.state, made.metrics(self.optimizer.axis_name)
 
     def data_parallel(self, mesh, divided: str = "nothing"):
         """The step over the devices of `mesh`'s axis `axis_name`, with the batch divided over them.
@@ -232,14 +189,7 @@ class ReleasedStep:
 
         Raises OptimizerError if the optimizer was made without `axis_name`, or for another axis.
         """
-        axis = self.optimizer.axis_name
-        if axis is None or axis not in mesh.shape:
-            raise OptimizerError(
-                f"data_parallel: the optimizer's `axis_name` is {axis!r}, and `mesh` has"
-                f" {', '.join(map(repr, mesh.shape))};"
-                " expected one of them: jaxmem.adama(..., axis_name=...), or of another optimizer's"
-                " step, released_step(..., axis_name=...)"
-            )
+        axis = self._axis("data_parallel", mesh)
         everything, over = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(axis)
 
         def step(state, batch, key=None):
@@ -259,6 +209,18 @@ class ReleasedStep:
 
         return step
 
+    def _axis(self, method: str, mesh) -> str:
+        """The axis of `mesh` that is the optimizer's. Raises OptimizerError if it has none."""
+        axis = self.optimizer.axis_name
+        if axis is None or axis not in mesh.shape:
+            raise OptimizerError(
+                f"{method}: the optimizer's `axis_name` is {axis!r}, and `mesh` has"
+                f" {', '.join(map(repr, mesh.shape))};"
+                " expected one of them: jaxmem.adama(..., axis_name=...), or of another optimizer's"
+                " step, released_step(..., axis_name=...)"
+            )
+        return axis
+
     def specs(self, params, devices: int, divided: str = "nothing"):
         """The PartitionSpecs of a state, a pair as `init` makes it, for `data_parallel` with the
         same `divided`.
@@ -268,7 +230,8 @@ class ReleasedStep:
         divided: "nothing", "moments" or "states".
 
         Raises OptimizerError for another `divided` than `data_parallel` takes, without `axis_name`,
-        or where so many devices cannot divide the largest of the layers' arrays.
+        or where so many devices cannot divide the largest of the layers' arrays; StackError where
+        the layers' parameters are no stacks.
         """
         axis, everything = self.optimizer.axis_name, jax.sharding.PartitionSpec()
         if divided not in ("nothing", "moments", "states"):
@@ -279,6 +242,7 @@ class ReleasedStep:
             raise OptimizerError(
                 "specs: the optimizer has no `axis_name`; expected the mesh axis to divide over"
             )
+        check_stacks(self.model, params)
         if divided != "nothing":
             check_divided(self.model, params, devices)
         # A layer is read by its index, so stacked arrays are divided along a later axis than the

@@ -106,9 +106,11 @@ def check(params, x) -> list[int]:
     return lengths_of(params)
 
 
-def lengths_of(params) -> list[int]:
-    """Returns how many layers each stack of `params` has. Raises StackError if one is none."""
-    return [_leading("params", part) for part in parts_of(params)]
+def lengths_of(params, name: str = "params") -> list[int]:
+    """Returns how many layers each stack of `params`, which errors call `name`, has. Raises
+    StackError if one is none.
+    """
+    return [_leading(name, part) for part in parts_of(params)]
 
 
 def check_moments(moments, params) -> None:

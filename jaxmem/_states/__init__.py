@@ -1,1 +1,1 @@
-"""Where model states lie while a step runs. Imports `_core` and `_jax`."""
+"""Where model states lie while a step runs. Imports `_core`, `_jax` and `_device`."""

@@ -8,7 +8,7 @@ that array is then there twice, and the device holds one layer of it more.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -61,15 +61,16 @@ class Placement:
         return bool(self.copies) and bound[0] == self.persist
 
 
-def split(layers, placement: Placement):
+def split(layers, placement: Placement, kept: Collection[int] = ()):
     """The layers' stacked arrays where `placement` wants them. Arrays that move are deleted where
     they were.
 
     layers: a tree of stacked arrays, or of their shapes, in any such form.
+    kept: the ids of arrays that are not deleted, since others share their memory.
     """
     stacks = masters_of(layers)
     leaves = zip(*map(jax.tree.leaves, stacks))
-    divided = zip(*(_divided(arrays, placement.bounds) for arrays in leaves))
+    divided = zip(*(_divided(arrays, placement.bounds, kept) for arrays in leaves))
     parts = [jax.tree.unflatten(jax.tree.structure(stacks[0]), part) for part in divided]
     return placement.together(parts)
 
@@ -98,13 +99,13 @@ def copied(master, dtype) -> Copied:
     return Copied(jax.tree.map(one, master), master)
 
 
-def joined(layers):
+def joined(layers, kept: Collection[int] = ()):
     """`layers` as one stack: in host memory if any of them lies there, else in device memory.
-    Arrays that move are deleted where they were.
+    Arrays that move are deleted where they were, but for those whose ids are in `kept`.
     """
     count = sum(map(length, masters_of(layers)))
     streams = any(map(_on_host, jax.tree.leaves(layers)))
-    return split(layers, Placement(0, 0, count) if streams else Placement(count, 0, 0))
+    return split(layers, Placement(0, 0, count) if streams else Placement(count, 0, 0), kept)
 
 
 def drop_copies(layers) -> None:
@@ -126,18 +127,47 @@ def moved(a, kind: str):
 def filled(shapes, layer: Callable[[Any], Any]):
     """Stacked arrays whose layer i is `layer(i)`, made where `shapes` say that they lie.
 
-    shapes: a tree of `jax.ShapeDtypeStruct` with shardings and a leading axis of layers.
+    shapes: a tree of `jax.ShapeDtypeStruct` with shardings over one mesh and a leading axis of
+      layers, which is not divided.
     layer: a function of a layer's index that can be traced, which returns such a tree of one layer.
     """
-    return jax.jit(filling(layer, length(shapes)), donate_argnums=0)(jax.tree.map(empty, shapes))
+    mesh = jax.tree.leaves(shapes)[0].sharding.mesh
+    specs = jax.tree.map(lambda a: a.sharding.spec, shapes)
+    fill = filling(layer, length(shapes), mesh, specs)
+    return jax.jit(fill, donate_argnums=0)(jax.tree.map(empty, shapes))
 
 
-def filling(layer: Callable[[Any], Any], count: int) -> Callable[[Any], Any]:
+def filling(layer: Callable[[Any], Any], count: int, mesh=None, specs=None) -> Callable[[Any], Any]:
     """A function that replaces each of `count` stacked layers by `layer(i)`: in place where its
     argument is donated, beside which it then takes the memory of one layer.
+
+    mesh, specs: of several devices, and how the stacks are divided over them. Each device makes
+      every layer, or of it what its own parts need.
     """
+    kinds = () if mesh is None else mesh.axis_types
+    if mesh is None or (mesh.size == 1 and AxisType.Explicit not in kinds):
+        return _filling(layer, count)
+    if set(kinds) == {AxisType.Explicit}:
+        # No `shard_map`: `layer` could close over nothing with such axes, such as a key.
+        to = lambda a, spec: jax.reshard(a, NamedSharding(mesh, PartitionSpec(*spec[1:])))
+        return _filling(lambda i: jax.tree.map(to, layer(i), specs), count)
+    # Types know nothing of arrays that devices make alike: unchecked.
+    fill = _filling(lambda i: jax.tree.map(_part, layer(i), specs), count)
+    return jax.shard_map(fill, mesh=mesh, in_specs=(specs,), out_specs=specs, check_vma=False)
+
+
+def _filling(layer: Callable[[Any], Any], count: int) -> Callable[[Any], Any]:
     make = lambda stacks, i, _: (put(stacks, layer(i), i), None)
     return lambda stacks: counted(make, stacks, None, 0, count)[0]
+
+
+def _part(a, spec: PartitionSpec):
+    """This device's part of a layer's array, of which a stack is divided as `spec` says."""
+    for d, axis in enumerate(spec[1:]):
+        if axis is not None:
+            size = a.shape[d] // jax.lax.axis_size(axis)
+            a = jax.lax.dynamic_slice_in_dim(a, jax.lax.axis_index(axis) * size, size, d)
+    return a
 
 
 def empty(shape: jax.ShapeDtypeStruct):
@@ -154,8 +184,10 @@ def empty(shape: jax.ShapeDtypeStruct):
     return jax.make_array_from_callback(shape.shape, sharding, part)
 
 
-def _divided(arrays: Sequence, bounds: list[tuple[int, int, str]]) -> list:
-    """The stacks that `bounds` ask for, of one array of each of the stacks that there are."""
+def _divided(arrays: Sequence, bounds: list[tuple[int, int, str]], kept: Collection[int]) -> list:
+    """The stacks that `bounds` ask for, of one array of each of the stacks that there are; `kept`
+    as in `split`.
+    """
     ends = list(itertools.accumulate((len_ for len_, *_ in (a.shape for a in arrays)), initial=0))
     if ends[1:] == [stop for _, stop, _ in bounds]:
         found = [moved(a, kind) for a, (_, _, kind) in zip(arrays, bounds)]
@@ -172,7 +204,8 @@ def _divided(arrays: Sequence, bounds: list[tuple[int, int, str]]) -> list:
     if not isinstance(arrays[0], jax.ShapeDtypeStruct):
         jax.block_until_ready(found)
         for a in gone:
-            a.delete()
+            if id(a) not in kept:
+                a.delete()
     return found
 
 

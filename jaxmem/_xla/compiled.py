@@ -12,8 +12,8 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
 from jaxmem._device.rates import Rates
+from jaxmem._device.support import misreading
 from jaxmem._device.target import Target
 from jaxmem._hlo.costs import hlo_costs
 from jaxmem._hlo.transfers import Transfer, fault, transfers
@@ -116,10 +116,9 @@ def check_arguments(target: Target, traced: jax.stages.Traced) -> None:
     """Raises TargetError if a step has arguments in host memory, and is compiled for a GPU by a
     jaxlib that reads them wrongly.
     """
-    if target.platform == "cpu" or not any(map(on_host, traced.jaxpr.in_avals)):
+    if not any(map(on_host, traced.jaxpr.in_avals)):
         return
-    version = installed("jaxlib") or "0"
-    if release(version) < HOST_OFFSETS_SINCE:
+    if (version := misreading(target.platform)) is not None:
         raise TargetError(
             f"the step has arguments in host memory, and jaxlib {version} reads such arrays at"
             f" wrong offsets in a loop on target {str(target)!r} (fixed in 0.11.1); expected 0.11.1"

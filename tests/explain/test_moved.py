@@ -120,7 +120,7 @@ def test_streamed_states_are_told_by_the_names_of_parameters_and_moments(n, monk
     build = lambda plan: jax.jit(update, donate_argnums=(0, 1))
     batch = jax.ShapeDtypeStruct((8 * n, 65), jnp.int32)
     # Older releases are refused, since they read at wrong offsets; names are the same there.
-    monkeypatch.setattr("jaxmem._xla.compiled.installed", lambda _: "0.11.1")
+    monkeypatch.setattr("jaxmem._device.support.installed", lambda _: "0.11.1")
     found = explain(build, params, moments, batch, target="h200")
     told = collections.Counter()
     for m in found.transfers:

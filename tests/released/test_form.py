@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 import jaxmem
-from jaxmem._released import placement
+from jaxmem._device import support
+from jaxmem._states import room
 from jaxmem._states.stacks import Stacks
 from jaxmem.errors import OptimizerError, StackError, TargetError
 from tests.shared import tiny_lm
@@ -147,17 +148,17 @@ def test_states_that_the_machine_cannot_hold_are_refused(monkeypatch):
     layers = 3 * sum(a.nbytes for a in jax.tree.leaves(params["blocks"]))
     layer = lambda i: jax.tree.map(lambda a: a[i], params["blocks"])
     outer = {k: v for k, v in params.items() if k != "blocks"}
-    monkeypatch.setattr(placement, "free_host_bytes", lambda: layers)
+    monkeypatch.setattr(room, "free_host_bytes", lambda: layers)
     step.create(outer, layer, LAYERS, 1)
-    monkeypatch.setattr(placement, "free_host_bytes", lambda: layers - 1)
+    monkeypatch.setattr(room, "free_host_bytes", lambda: layers - 1)
     for persist in (0, 1, LAYERS):
         with pytest.raises(TargetError, match=r"12.0 KiB more of states .* expected 12.0 KiB: lea"):
             step.create(outer, layer, LAYERS, persist)
-    monkeypatch.setattr(placement, "free_host_bytes", lambda: 0)
+    monkeypatch.setattr(room, "free_host_bytes", lambda: 0)
     split = step.split(step.init(params), 1)
     # On a GPU what is there already needs no more.
-    monkeypatch.setattr(placement, "_platform", lambda _: "cuda")
-    monkeypatch.setattr(placement, "installed", lambda _: "0.11.1")
+    monkeypatch.setattr(room, "platform", lambda _: "cuda")
+    monkeypatch.setattr(support, "installed", lambda _: "0.11.1")
     with pytest.raises(TargetError, match=r"3.0 KiB more of states .* and 0 .* are free"):
         step.split(split, 0)
     jax.block_until_ready(step.split(step.split(split, 1), 3))

@@ -224,7 +224,7 @@ def by_arange(stack, x):
 
 def test_an_index_that_is_read_as_data_makes_kernels_of_copies_and_is_refused(h200, monkeypatch):
     # Older releases refuse every step with arguments in host memory, before it is compiled.
-    monkeypatch.setattr("jaxmem._xla.compiled.installed", lambda _: "0.11.1")
+    monkeypatch.setattr("jaxmem._device.support.installed", lambda _: "0.11.1")
     assert fault(compiled(h200, by_a_counter, STACK, X).transfers) is None
     assert "reads host memory by 1 kernels" in fault(compiled(h200, by_arange, STACK, X).transfers)
     with Deviceless(Target.parse("h200"), workers=1) as backend:

@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from experiments.command.load import load
 from experiments.models import registry as models
 from jaxmem._states.layout import filling
+from jaxmem._states.shards import shards
 from jaxmem._xla.deviceless import Compiler
 from tests.shared.deviceless import result
 
@@ -62,3 +63,37 @@ def test_one_layer_is_held_beside_the_states(layer, h200):
     assert found.argument_bytes + found.output_bytes - found.alias_bytes < 1024
     assert {(t.how, t.to_host) for t in found.transfers} == {("dma", True)}
     assert sum(t.nbytes * t.runs for t in found.transfers) == LAYERS * size
+
+
+@pytest.fixture(scope="module")
+def eight_h200():
+    with Compiler("h200:8", workers=1) as compiler:
+        yield compiler
+
+
+@pytest.mark.parametrize("kind", ["pinned_host", "device"])
+@pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@pytest.mark.parametrize("layer", [drawn, of_a_model("gpt_nano")], ids=["drawn", "gpt"])
+def test_a_device_holds_its_part_of_the_states_and_one_layer_beside(layer, axes, kind, eight_h200):
+    mesh = AbstractMesh((8,), ("data",), axis_types=(axes,))
+    place = lambda a, spec: jax.ShapeDtypeStruct(
+        a.shape, a.dtype, sharding=NamedSharding(mesh, spec, memory_kind=kind)
+    )
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    one = jax.eval_shape(layer, number)
+    whole = jax.tree.map(lambda a: jax.ShapeDtypeStruct((LAYERS, *a.shape), a.dtype), one)
+    specs = shards(whole, 8, "data", first=1)
+    # Something must lie on the devices, for their mesh.
+    there = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
+    fill = lambda stacks, _: filling(layer, LAYERS, mesh, specs)(stacks)
+    found = result(eight_h200, fill, jax.tree.map(place, whole, specs), there, donate=0)
+    size = sum(math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(one))
+    parts = LAYERS * size // 8  # eight devices divide all of these arrays
+    on_host = kind == "pinned_host"
+    assert found.host_bytes == parts * on_host
+    held = found.argument_bytes + found.output_bytes - found.alias_bytes
+    assert held < parts * (not on_host) + 1024
+    # No device makes more than its part of a layer: 16 KiB are for small arrays' alignment.
+    assert found.temp_bytes < 1.02 * size / 8 + 2**14
+    assert {(t.how, t.to_host) for t in found.transfers} == ({("dma", True)} if on_host else set())
+    assert sum(t.nbytes * t.runs for t in found.transfers) == parts * on_host

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._released import placement
 from jaxmem._states import layout
 from jaxmem._states.stacks import Copied, Stacks, buffers_of, parts_of
-from jaxmem.errors import OptimizerError, TargetError
+from jaxmem.errors import OptimizerError
 from tests.shared import tiny_lm
 
 pytestmark = [
@@ -133,18 +132,3 @@ def test_nothing_is_copied_where_nothing_moves():
     again = layout.split(layout.split(layers, here), here)
     assert again["a"].unsafe_buffer_pointer() == layers["a"].unsafe_buffer_pointer()
     assert not isinstance(again, Stacks)
-
-
-def test_a_gpu_wants_a_jaxlib_and_a_pool_that_hold_the_states(monkeypatch):
-    monkeypatch.setattr(placement, "installed", lambda _: "0.11.1")
-    placement.check_host("cuda", 64 * 2**30)
-    placement.check_host("cpu", 2**50)
-    monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "60")
-    with pytest.raises(TargetError, match=r"60.5 GiB of states.*XLA's pool .* at least 61 when"):
-        placement.check_host("cuda", 65 * 10**9)
-    monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "200")
-    placement.check_host("cuda", 199 * 2**30)
-    monkeypatch.setattr(placement, "installed", lambda _: "0.10.2")
-    placement.check_host("cuda", 0)
-    with pytest.raises(TargetError, match="jaxlib 0.10.2 reads .* expected 0.11.1 or later"):
-        placement.check_host("cuda", 1)

@@ -78,7 +78,7 @@ def test_arguments_in_host_memory_want_a_jaxlib_that_reads_them(backend, monkeyp
     stage, traced = trace(lambda _: lambda x: x, None, args)
     h200 = backend("h200")
     wants = r"host memory, and jaxlib 0.11.0 reads .* target 'h200' .* expected 0.11.1 or later"
-    monkeypatch.setattr("jaxmem._xla.compiled.installed", lambda _: "0.11.0")
+    monkeypatch.setattr("jaxmem._device.support.installed", lambda _: "0.11.0")
     with pytest.raises(TargetError, match=wants):
         h200.compile(stage, traced)
     with pytest.raises(TargetError, match=wants):
@@ -93,7 +93,7 @@ def test_arguments_in_host_memory_want_a_jaxlib_that_reads_them(backend, monkeyp
         with pytest.raises(TargetError, match=wants):
             ask()
     h200.compile(*step(16)).result()  # without such arguments any release will do
-    monkeypatch.setattr("jaxmem._xla.compiled.installed", lambda _: "0.11.1")
+    monkeypatch.setattr("jaxmem._device.support.installed", lambda _: "0.11.1")
     h200.compile(stage, traced).result()
 
 
