@@ -20,6 +20,7 @@ import jax
 import pytest
 
 from jaxmem._xla.backend import Backend, Local, Pricing
+from tests.shared import compilers
 
 hypothesis.settings.register_profile(
     "default", deadline=None, derandomize=bool(os.environ.get("CI"))
@@ -92,6 +93,23 @@ def measured_times(computed_times):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Local, "times", MEASURED)
         patch.setattr(Local, "run", RUN)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def lent_processes(tmp_path_factory):
+    """Processes that compile for absent GPUs go on with the next test, and know its kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        pool = compilers.share(patch, tmp_path_factory.mktemp("kernels"))
+        yield
+        pool.end_all_but(0)
+
+
+@pytest.fixture
+def own_processes(lent_processes):
+    """For a test of the processes themselves: each compiler starts its own, and ends them."""
+    with pytest.MonkeyPatch.context() as patch:
+        compilers.start_alone(patch)
         yield
 
 
