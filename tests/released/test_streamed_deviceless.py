@@ -108,7 +108,7 @@ def test_copies_are_not_fetched_and_buffers_are_fetched_once(how, h200):
 
 @pytest.mark.parametrize("n", [2, slow(4)])
 def test_what_all_microbatches_save_is_held_once(n, h200):
-    """Where XLA takes the loop of the last microbatch apart, what it saves has memory of its own."""
+    """Where XLA takes the last microbatch's loop apart, what it saves has memory of its own."""
     rows, sequence = 64, 64
     plan = Assignment({"block": {"in": "keep", "up": "keep"}})
 
@@ -117,7 +117,8 @@ def test_what_all_microbatches_save_is_held_once(n, h200):
         step = tiny_lm.released(step.optimizer.tx, plan=plan)
         batch = jax.ShapeDtypeStruct((rows * n, sequence + 1), jnp.int32)
         found = compiled(h200, step, state, batch)
-        assert found.host_bytes == in_host_memory(state) and fault(found.transfers) is None
+        assert found.host_bytes == in_host_memory(state)
+        assert fault(found.transfers) is None
         leaves = jax.tree.leaves((state, batch))
         arguments = sum(math.prod(a.shape) * a.dtype.itemsize for a in leaves)
         return found.total_bytes - (arguments - in_host_memory(state))
