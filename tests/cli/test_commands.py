@@ -13,7 +13,11 @@ from jaxmem._memory.file import load
 from tests.shared.command import run
 from tests.shared.plans import other, plan
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+pytestmark = [
+    pytest.mark.core,
+    pytest.mark.jax_defaults,
+    pytest.mark.usefixtures("quick_compiles"),
+]
 
 
 def test_a_plan_is_made_shown_compared_and_verified(folder, capsys):

@@ -24,7 +24,7 @@ from jaxmem.codecs import (
     OutlierSeparated,
 )
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
 GROUPED = (
     GroupedSymmetric(),
     GroupedSymmetric(group=6, scale="float32"),
@@ -174,7 +174,7 @@ def test_bytes_of_a_gpt_tensor():
 
 
 @pytest.mark.parametrize("codec", ONE_OF_EACH, ids=str)
-def test_under_jit_vmap_scan_and_shard_map(codec):
+def test_under_jit_vmap_scan_and_shard_map(codec, optimized):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 33)), jnp.bfloat16)
     x = (x > 0).astype(x.dtype) if isinstance(codec, BitMask) else x.at[..., 5].multiply(30)
     one = lambda x: codec.decode(codec.encode(x), x.shape, x.dtype)

@@ -16,8 +16,8 @@ OPS = ("quantize", "quantize_offset", "quantize_by", "quantize_without", "pack_b
 
 @pytest.fixture(scope="module")
 def rows():
-    environment = children.finding_packages() | {"JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "tests.kernels.interpreted"]
+    environment = children.with_cpus(1)
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -1,16 +1,13 @@
 """States that lie whole on a mesh are split, with copies, buffers and moments in host memory, and
-stepped by 8 CPU devices with states divided; prints how far the parameters are from unsplit ones.
-
-    python -m tests.programs.placed_on_mesh
+stepped with states divided: how far the parameters are from unsplit ones. `sharded_direct.py`
+prints it beside its own.
 """
-
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxmem
 from tests.shared import tiny_lm
@@ -28,8 +25,8 @@ def stepped(mesh, step, how):
     return jax.tree.map(np.asarray, step.joined(state)[0]["blocks"])
 
 
-def main() -> None:
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+def found(mesh) -> dict:
+    """By the optimizer: how far the parameters moved, and how far each split is from none."""
     steps = {
         "adama": tiny_lm.released(jaxmem.adama(0.01, axis_name="data")),
         "lion": tiny_lm.released(optax.lion(0.01), axis_name="data"),
@@ -41,8 +38,4 @@ def main() -> None:
         moved = min(float(np.abs(a - b).max()) for a, b in zip(want, start))
         far = [max(float(np.abs(a - b).max()) for a, b in zip(want, got)) for got in others]
         found[name] = {"moved": moved, "far": far}
-    print(json.dumps({"devices": jax.device_count(), "found": found}))
-
-
-if __name__ == "__main__":
-    main()
+    return found

@@ -1,5 +1,5 @@
 """Run by test_direct_sharded.py on several CPU devices: how far steps with optax's transformations
-are from one device's, as JSON.
+are from one device's, as JSON; and what `placed_on_mesh.py` finds.
 """
 
 import functools
@@ -12,6 +12,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tests.programs import placed_on_mesh
 from tests.shared import tiny_lm
 
 LAYERS, STEPS = 4, 4
@@ -69,7 +70,8 @@ def main():
         far = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), got, alone(name, clip))
         label = f"{name} {clip and clip[0]} {divided} {persist}"
         found[label] = {"far": max(jax.tree.leaves(far)), "places": places}
-    print(json.dumps({"devices": jax.device_count(), "found": found}))
+    placed = placed_on_mesh.found(mesh)
+    print(json.dumps({"devices": jax.device_count(), "found": found, "placed": placed}))
 
 
 if __name__ == "__main__":

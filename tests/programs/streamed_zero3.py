@@ -1,11 +1,11 @@
 """Run by test_streamed_sharded.py on several CPU devices: how far a ZeRO-3 step with states in host
 memory is from the resident one, as JSON.
 
-python -m tests.programs.streamed_zero3 [meshes | moments]
+python -m tests.programs.streamed_zero3 [meshes]
 
-With "meshes": over one of a mesh's two axes, and over an explicit one, beside a mesh of one axis.
-With "moments": a split state in device memory whose moments alone are divided over one of two axes,
-beside one that is not split.
+Also how far a split state in device memory, whose moments alone are divided over one of two axes,
+is from one that is not split. With "meshes" instead: over one of a mesh's two axes, and over an
+explicit one, beside a mesh of one axis.
 """
 
 import json
@@ -67,16 +67,23 @@ def farthest(got, want) -> float:
     return max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), got, want)))
 
 
-def over_meshes(what: str) -> dict:
-    """What "meshes" or "moments" asks for."""
+def meshes():
+    """One of half of the devices, an explicit one of them, and one of two axes."""
     half, auto = jax.devices()[: jax.device_count() // 2], (AxisType.Auto,)
     make = lambda types: jax.make_mesh((len(half),), ("data",), axis_types=types, devices=half)
-    alone, explicit = make(auto), make((AxisType.Explicit,))
     both = jax.make_mesh((len(half), 2), ("data", "model"), axis_types=2 * auto)
-    if what == "moments":
-        split, _ = train(both, 1, "moments", moved=False)
-        whole, _ = train(alone, LAYERS, "moments", moved=False)
-        return {"far": farthest(split, whole)}
+    return make(auto), make((AxisType.Explicit,)), both
+
+
+def of_divided_moments() -> float:
+    alone, _, both = meshes()
+    split, _ = train(both, 1, "moments", moved=False)
+    whole, _ = train(alone, LAYERS, "moments", moved=False)
+    return farthest(split, whole)
+
+
+def over_meshes() -> dict:
+    alone, explicit, both = meshes()
     want, _ = train(alone, 1)
     found = {}
     for name, mesh in {"two axes": both, "explicit": explicit}.items():
@@ -93,8 +100,9 @@ def main():
         got, places = train(mesh, persist)
         found[persist] = {"far": farthest(got, want), "places": places}
     errors = {divided: refused(mesh, divided) for divided in ("nothing", "moments")}
-    print(json.dumps({"devices": jax.device_count(), "found": found, "errors": errors}))
+    found = {"devices": jax.device_count(), "found": found, "errors": errors}
+    print(json.dumps(found | {"moments": of_divided_moments()}))
 
 
 if __name__ == "__main__":
-    print(json.dumps(over_meshes(sys.argv[1]))) if sys.argv[1:] else main()
+    print(json.dumps(over_meshes())) if sys.argv[1:] == ["meshes"] else main()

@@ -19,20 +19,25 @@ from jaxmem._xla.deviceless import Compiler
 from tests.shared import children, tiny_lm
 
 
-def test_states_that_lie_whole_on_a_mesh_are_placed_and_divided():
+@pytest.fixture(scope="module")
+def eight():
+    """What eight devices find."""
+    return children.printed(children.with_cpus(8), "tests.programs.sharded_direct")
+
+
+def test_states_that_lie_whole_on_a_mesh_are_placed_and_divided(eight):
     """Their counters too, and what a transformation makes on one device."""
-    got = children.printed(children.with_cpus(8), "tests.programs.placed_on_mesh")
-    assert got["devices"] == 8
-    for found in got["found"].values():
+    assert eight["devices"] == 8
+    assert len(eight["placed"]) == 2
+    for found in eight["placed"].values():
         assert found["moved"] > 1e-3
         assert max(found["far"]) <= 1e-6
 
 
-def test_eight_devices_are_one_with_the_whole_batch():
-    got = children.printed(children.with_cpus(8), "tests.programs.sharded_direct")
-    assert got["devices"] == 8
-    assert len(got["found"]) == 6
-    for label, found in got["found"].items():
+def test_eight_devices_are_one_with_the_whole_batch(eight):
+    assert eight["devices"] == 8
+    assert len(eight["found"]) == 6
+    for label, found in eight["found"].items():
         # Relative to numbers of about 1.
         assert found["far"] <= 2e-6
         spec = "(None, 'data')" if "states" in label else "()"

@@ -51,11 +51,8 @@ def test_two_processes_are_one():
 def collectives(devices: int, kernels: pathlib.Path) -> dict[str, dict[str, int]]:
     """What a step for absent GPUs executes, by "devices divided microbatches"."""
     command = [sys.executable, "-m", "tests.programs.deviceless_adama", str(devices)]
-    # Each kernel is assembled by a process of its own: those that programs share, only once.
-    flags = (
-        "--xla_gpu_enable_llvm_module_compilation_parallelism=true"
-        f" --xla_gpu_kernel_cache_file={kernels}"
-    )
+    # Kernels that programs share are assembled only once.
+    flags = f"--xla_gpu_kernel_cache_file={kernels}"
     run = subprocess.run(
         command,
         env=child_environment(children.finding_packages()) | {"XLA_FLAGS": flags},

@@ -23,23 +23,27 @@ from tests.shared.marks import slow
 pytestmark = pytest.mark.jax_defaults
 
 
-def test_eight_devices_train_as_with_resident_states():
-    got = children.printed(children.with_cpus(8), "tests.programs.streamed_zero3")
-    assert got["devices"] == 8
+@pytest.fixture(scope="module")
+def eight():
+    """What eight devices find."""
+    return children.printed(children.with_cpus(8), "tests.programs.streamed_zero3")
+
+
+def test_eight_devices_train_as_with_resident_states(eight):
+    assert eight["devices"] == 8
     there = "pinned_host P(None, 'data')"
-    for persist, found in got["found"].items():
+    for persist, found in eight["found"].items():
         # Relative to numbers of about 1.
         assert found["far"] <= 1e-6
         here = [] if persist == "0" else ["device P(None, 'data')"]
         assert [p.replace("PartitionSpec", "P") for p in found["places"]] == [*here, there]
-    for error in got["errors"].values():
+    for error in eight["errors"].values():
         assert "expected data_parallel(mesh, 'states')" in error
 
 
-def test_a_split_state_is_updated_to_the_end_of_each_stack_where_moments_are_divided():
+def test_a_split_state_is_updated_to_the_end_of_each_stack_where_moments_are_divided(eight):
     """Over one of a mesh's two axes; the other holds copies."""
-    found = children.printed(children.with_cpus(8), "tests.programs.streamed_zero3", "moments")
-    assert found["far"] <= 1e-6
+    assert eight["moments"] <= 1e-6
 
 
 @pytest.mark.slow

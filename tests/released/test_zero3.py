@@ -39,9 +39,10 @@ def command(kind, n, steps, persists, folder, *processes):
     ]
 
 
-def alone(folder, devices, *arguments):
-    """What one process finds, whose programs are compiled as a user's."""
-    environment = children.as_users_have(children.with_cpus(devices))
+def alone(folder, devices, *arguments, quick: bool):
+    """What one process finds, whose programs are compiled as a user's unless `quick`."""
+    environment = children.with_cpus(devices)
+    environment = environment if quick else children.as_users_have(environment)
     (printed,) = children.together([command(*arguments, folder)], environment, 900)
     return checked(printed, devices, FAR)
 
@@ -79,7 +80,8 @@ def checked(printed: str, devices: int, close: float = CLOSE) -> dict:
     ],
 )
 def test_values_are_those_of_resident_states(kind, n, steps, persists, tmp_path):
-    found = alone(tmp_path, 8, kind, n, steps, persists)
+    # The short run compares no bit where XLA leaves none the same.
+    found = alone(tmp_path, 8, kind, n, steps, persists, quick=steps < 20 and not BITS)
     assert set(found) == set(map(str, persists))
     close = CLOSE if steps < 20 else FAR
     assert max(one["far"] for one in found.values()) <= close

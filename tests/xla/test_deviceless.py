@@ -145,7 +145,7 @@ def test_oldest_and_newest_gpus_compile(name):
     assert (compiled.xla_seconds is not None) == (name == "b200")
 
 
-def test_a_killed_process_fails_its_step_and_the_next_starts_another():
+def test_a_killed_process_fails_its_step_and_the_next_starts_another(own_processes):
     with Compiler("h200", workers=1) as compiler:
         assert result(compiler, jnp.tanh, spec(8)).argument_bytes == 32
         (child,) = compiler._children
@@ -155,7 +155,7 @@ def test_a_killed_process_fails_its_step_and_the_next_starts_another():
         assert result(compiler, jnp.tanh, spec(16)).argument_bytes == 64
 
 
-def test_leaving_ends_the_processes_and_the_compiles():
+def test_leaving_ends_the_processes_and_the_compiles(own_processes):
     with Compiler("h200", workers=1) as compiler:
         first = submit(compiler, stack_step, spec(2, D, D), spec(M, D))
         waiting = submit(compiler, stack_step, spec(3, D, D), spec(M, D))

@@ -1,0 +1,125 @@
+"""Compiling processes that go on with the next test when a compiler is closed.
+
+A process takes most of a second of a core before it compiles anything, and to assemble a GPU's
+kernels takes half of a small step's compile. So a process that has nothing to do when its compiler
+is closed waits for another compiler of the same target and environment, and each assembles a kernel
+only once. Programs, bytes and estimates are the same (tests/xla/test_quick_compiles.py).
+"""
+
+import os
+import pathlib
+import threading
+
+import pytest
+
+from jaxmem._xla import deviceless, process
+
+Process, child_environment = process.Process, process.child_environment
+MOST = 3  # of those that wait; the others are ended
+OF_TESTS = "PYTEST_CURRENT_TEST", "XDG_CACHE_HOME"  # nothing that a compiling process reads
+
+
+class Pool:
+    """The processes that wait, the one that has waited longest first."""
+
+    def __init__(self, folder: pathlib.Path):
+        self._folder, self._started = folder, 0
+        self._waiting: list[tuple[object, Process]] = []
+        self._lock = threading.Lock()
+
+    def take(self, key: object) -> Process:
+        with self._lock:
+            for i, (own, waiting) in enumerate(self._waiting):
+                if own == key:
+                    del self._waiting[i]
+                    return waiting
+        return Process()
+
+    def give_back(self, key: object, one: Process) -> None:
+        with self._lock:
+            self._waiting.append((key, one))
+        self.end_all_but(MOST)
+
+    def end_all_but(self, count: int) -> None:
+        with self._lock:
+            ending = self._waiting[: max(0, len(self._waiting) - count)]
+            del self._waiting[: len(ending)]
+        for _, one in ending:
+            one.kill()
+            one.obituary()
+
+    def environment(self, environment) -> dict[str, str]:
+        """A process's environment, with a file of its own for the kernels that it has assembled."""
+        found = child_environment(environment)
+        with self._lock:
+            self._started += 1
+            file = self._folder / str(self._started)
+        return found | {"XLA_FLAGS": f"{found['XLA_FLAGS']} --xla_gpu_kernel_cache_file={file}"}
+
+    def lend(self) -> "Lent":
+        return Lent(self)
+
+
+class Lent:
+    """What a `Compiler` has in the place of a `Process`: one of the pool, from the first request
+    on, which says for which target it is.
+    """
+
+    def __init__(self, pool: Pool):
+        self._pool, self._key = pool, None
+        self._process: Process | None = None
+        self._lock, self._busy = threading.Lock(), False
+        self._closed, self._broken = False, False
+
+    @property
+    def pid(self) -> int | None:
+        return self._process and self._process.pid
+
+    def ask(self, header: dict, payload: bytes) -> dict | None:
+        with self._lock:
+            if self._closed:
+                return None
+            self._busy = True
+        if self._process is None:
+            own = child_environment(os.environ).items()
+            environment = frozenset((k, v) for k, v in own if k not in OF_TESTS)
+            self._key = header["target_config"], header["devices"], environment
+            one = self._pool.take(self._key)
+            with self._lock:
+                self._process = one
+                if self._closed:
+                    one.kill()
+        answer = self._process.ask(header, payload)
+        with self._lock:
+            self._busy, self._broken = False, self._broken or answer is None
+        return answer
+
+    def kill(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._broken = self._broken or self._busy
+            if self._broken and self._process is not None:
+                self._process.kill()
+
+    def obituary(self) -> str:
+        one, self._process = self._process, None
+        if one is None:
+            return "the compiling process was not started"
+        if self._broken:
+            return one.obituary()
+        self._pool.give_back(self._key, one)
+        return ""
+
+
+def share(patch: pytest.MonkeyPatch, folder: pathlib.Path) -> Pool:
+    """Has compilers borrow their processes from now on, which keep their kernels in `folder`."""
+    pool = Pool(folder)
+    patch.setattr(deviceless, "Process", pool.lend)
+    patch.setattr(process, "child_environment", pool.environment)
+    return pool
+
+
+def start_alone(patch: pytest.MonkeyPatch) -> None:
+    """Has each compiler start its own processes, and end them, as a user's does."""
+    patch.setattr(deviceless, "Process", Process)
+    patch.setattr(process, "child_environment", child_environment)
