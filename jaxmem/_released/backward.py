@@ -69,8 +69,8 @@ def backward(
         lambda outer, y, aux: _loss(model, outer, y, aux, batch), outer, y, aux
     )
     d_outer, d_y, d_aux = pull_head(jnp.ones_like(loss))
-    # No gradient needs the loss itself. Without the barrier XLA may compute it after what it is made
-    # from was updated in place, and hold a copy of that through the layers' backward.
+    # No gradient needs the loss itself. Without the barrier XLA may compute it after what it reads
+    # was updated in place, and hold a copy of that through the layers' backward.
     loss, d_y = jax.lax.optimization_barrier((loss, d_y))
     d_outer = jax.tree.leaves(d_outer)  # the head's share of the gradients outside the layers
 
