@@ -4,6 +4,7 @@ shows, over all imports, those inside functions too.
 
 import ast
 import collections
+import functools
 import pathlib
 import statistics
 from typing import NamedTuple
@@ -141,11 +142,20 @@ def imports(source: str) -> set[Import]:
                 names[alias.asname or alias.name] = name, top[id(node)]
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
-            head, _, rest = ast.unparse(node).partition(".")
-            if head in names and rest.replace(".", "").isidentifier():
+            head, rest = dotted(node)
+            if head in names:
                 name, runs = names[head]
                 found.add(Import(f"{name}.{rest}", None if runs is None else top[id(node)]))
     return found
+
+
+def dotted(node: ast.Attribute) -> tuple[str | None, str]:
+    """`jax` and `extend.core` of `jax.extend.core`; None first where it starts from no name."""
+    attributes, value = [node.attr], node.value
+    while isinstance(value, ast.Attribute):
+        attributes.append(value.attr)
+        value = value.value
+    return getattr(value, "id", None), ".".join(reversed(attributes))
 
 
 def within(module: str, *packages: str) -> bool:
@@ -161,7 +171,12 @@ def module_of(path: pathlib.Path) -> str:
 PATHS = {
     module_of(path): path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))
 }
-IMPORTS = {module: imports(path.read_text()) for module, path in PATHS.items()}
+
+
+@functools.cache
+def imports_of(module: str) -> set[Import]:
+    return imports(PATHS[module].read_text())
+
 
 EXPORTED = {
     alias.asname or alias.name: alias.asname == alias.name
@@ -188,7 +203,7 @@ def dependencies(module: str) -> set[str]:
 
     `import jaxmem` itself runs no more than a silencer of noise.
     """
-    names = (name for name, top in IMPORTS[module] if top is not None)
+    names = (name for name, top in imports_of(module) if top is not None)
     return {file for name in names if (file := ours(name))} - {module, "jaxmem"}
 
 
@@ -201,7 +216,7 @@ def violations(modules, forbidden) -> list[str]:
     return [
         f"{m} imports {n}"
         for m in modules
-        for n in sorted({i.module for i in IMPORTS[m]})
+        for n in sorted({i.module for i in imports_of(m)})
         if forbidden(n)
     ]
 
@@ -296,7 +311,7 @@ def test_a_private_name_never_crosses_a_file():
 
     library = in_package("jaxmem") + in_package("jaxmem_kernels") + in_package("experiments")
     found = [
-        (m, n) for m in library for n in sorted({i.module for i in IMPORTS[m]}) if crosses(n, m)
+        (m, n) for m in library for n in sorted({i.module for i in imports_of(m)}) if crosses(n, m)
     ]
     assert found == []
 
@@ -329,7 +344,7 @@ def test_optional_packages_stay_where_they_belong():
         elsewhere = [m for m in library if room(m) not in rooms]
         assert violations(elsewhere, lambda name, p=package: within(name, p)) == []
         at_import = [
-            m for m in library for name, top in IMPORTS[m] if top and within(name, package)
+            m for m in library for name, top in imports_of(m) if top and within(name, package)
         ]
         assert at_import == []
 

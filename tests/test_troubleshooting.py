@@ -3,6 +3,7 @@ the sources without importing them.
 """
 
 import ast
+import functools
 import pathlib
 import re
 from collections.abc import Iterator
@@ -98,17 +99,21 @@ def entries() -> list[str]:
     return [row.strip("…: ") for row in rows if row != "It says"]
 
 
-MESSAGES = [said for path in sorted(SOURCES.rglob("*.py")) for said in said_in(path)]
+@functools.cache
+def messages() -> list[Said]:
+    return [said for path in sorted(SOURCES.rglob("*.py")) for said in said_in(path)]
+
+
 HANDED_ON = {"…", "jaxmem: …"}  # messages that another file wrote
 
 
 def test_messages_are_read_from_the_sources():
-    assert len(MESSAGES) > 100
-    texts = [said.text for said in MESSAGES]
+    assert len(messages()) > 100
+    texts = [said.text for said in messages()]
     assert any("and the least that compiled is" in text for text in texts), "a local variable"
     assert any("no jax.checkpoint region with a jaxmem policy …" in text for text in texts)
     assert any("no longer knows the V100" in text for text in texts), "what a function returns"
-    blank = {said.where.split(":")[0] for said in MESSAGES if said.text in HANDED_ON}
+    blank = {said.where.split(":")[0] for said in messages() if said.text in HANDED_ON}
     assert blank == {"_core/warn.py", "_tags/tag.py", "_planner/plan.py"}
 
 
@@ -116,7 +121,7 @@ def test_every_message_has_an_entry():
     known = entries()
     missing = [
         said
-        for said in MESSAGES
+        for said in messages()
         if said.text not in HANDED_ON and not any(covers(entry, said.text) for entry in known)
     ]
     assert missing == [], "write a row: what it says, its cause, its remedy"
