@@ -218,19 +218,20 @@ def _curve(search: Search, outside: float) -> tuple[Point, ...]:
 def _infeasible(search: Search, limits: Limits, target: Target) -> BudgetError:
     """The error that names the least bytes, on the device and in host memory."""
     least, states = search.least(), search.question.states
-    own = f"plan: `budget` is {show_bytes(limits.budget)}, and `host_budget`"
-    own += f" {show_bytes(limits.host_room)}; for target {str(target)!r}"
+    given, host = show_bytes(limits.budget), show_bytes(limits.host_room)
     if least is None:
-        needed = states.layers * states.layer
+        needed = show_bytes(states.layers * states.layer)
         return BudgetError(
-            f"{own} no placement of the states needs so little host memory and fits the device:"
-            f" the layers' states take {show_bytes(needed)} in all; expected more of either",
+            f"plan: `budget` is {given}, and `host_budget` {host} for target {str(target)!r}: no"
+            " placement of the states needs so little host memory and fits the device; the layers'"
+            f" states take {needed} in all; expected more of either",
             least_bytes=None,
         )
     bytes_ = min([least.device_bytes + search.error, *(t.placed.total_bytes for t in search.tried)])
     return BudgetError(
-        f"{own} the least that is expected to compile is {show_bytes(bytes_)} ({bytes_} bytes) on"
-        f" the device, with {show_bytes(least.host_bytes)} in host memory: {least.places}; expected"
-        " a larger budget: smaller microbatches and a chunked loss need less",
+        f"plan: `budget` is {given}, and `host_budget` {host} for target {str(target)!r}: the least"
+        f" that is expected to compile is {show_bytes(bytes_)} ({bytes_} bytes) on the device, with"
+        f" {show_bytes(least.host_bytes)} in host memory, {least.places}; expected a larger budget:"
+        " smaller microbatches and a chunked loss need less",
         least_bytes=bytes_,
     )
