@@ -9,11 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
 
 from jaxmem._core.assignment import Assignment
 from jaxmem._counts.layer import States
 from jaxmem._jax.step import trace
 from jaxmem._liveness.walk import temporary_bytes
+from jaxmem._released.form import check_pair
 from jaxmem._released.step import ReleasedStep
 from jaxmem._states.places import HOST, Places
 from jaxmem._states.stacks import masters_of
@@ -52,7 +55,22 @@ class PlacedSteps:
         self.build, self.backend = build, backend
         self.compiles, self.seconds = 0, 0.0
         self._step = _released(build(None))
-        self._state, self._others = jax.tree.map(_shape, args[0]), args[1:]
+        if not args:
+            raise StepError("plan: got no arguments; expected the step's, its state first")
+        check_pair(self._step.model, args[0])
+        # A step that is compiled to run here knows its devices, of which shapes need not tell.
+        here = SingleDeviceSharding(jax.local_devices()[0]) if backend.target.local else None
+        self._state = jax.tree.map(lambda a: _shape(a, here), args[0])
+        self._others = args[1:]
+
+    @property
+    def label(self) -> str:
+        """That of the layers' block."""
+        return self._step.model.label
+
+    @property
+    def layers(self) -> int:
+        return self._step.model.count(self._state[0])
 
     @property
     def split(self) -> Callable:
@@ -65,8 +83,7 @@ class PlacedSteps:
 
     def states(self) -> States:
         """What the step's states take."""
-        model, (params, _) = self._step.model, self._state
-        layers = model.count(params)
+        model, (params, _), layers = self._step.model, self._state, self.layers
         stacks, *_ = self._step.optimizer.opened(model, *self._state)
         of = lambda places: _bytes(self.args_at(places))
         whole = Places(layers, layers)
@@ -120,18 +137,24 @@ def _released(step) -> ReleasedStep:
     """The released step that `build` returned. Raises StepError for anything else."""
     if not isinstance(step, ReleasedStep):
         raise StepError(
-            f"plan: `decide` has 'states', and `build` returned {type(step).__name__}; expected"
-            " what jaxmem.released_step returns, whose states can be split: return it as it is, or"
-            " leave 'states' out"
+            f"plan: states are placed, and `build` returned {type(step).__name__}; expected what"
+            " jaxmem.released_step returns, whose states can be split: return it as it is, or plan"
+            " without 'states' in `decide`"
+        )
+    if step.clip.how == "norm":
+        raise StepError(
+            "plan: states are placed, and the step clips by the global norm, for which the layers'"
+            " backward runs twice: expected clip=('component', c) or ('value', c), or a plan"
+            " without 'states' in `decide`"
         )
     return step
 
 
-def _shape(a):
-    """The shape of an array, where it lies; a shape as it is."""
-    if isinstance(a, jax.Array):
-        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
-    return a
+def _shape(a, here) -> jax.ShapeDtypeStruct:
+    """The shape of an array, or of a shape, where it lies; `here` where it does not say."""
+    a = a if hasattr(a, "dtype") else jnp.asarray(a)
+    sharding = getattr(a, "sharding", None)
+    return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here if sharding is None else sharding)
 
 
 def _nbytes(a) -> int:

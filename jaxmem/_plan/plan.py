@@ -123,7 +123,7 @@ class Plan:
     @property
     def keeps_everything(self) -> bool:
         """Whether the step is as it is without a plan."""
-        return keeps_everything(self.actions)
+        return keeps_everything(self.actions) and (self.places is None or self.places.resident)
 
     def choices_for(self, block: str) -> dict[str, Choice]:
         """Tag name -> choice, for one block. Raises TagError for a block that the plan does not

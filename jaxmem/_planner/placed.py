@@ -9,7 +9,7 @@ import jax
 
 from jaxmem._core.actions import KEEP, REST, Actions
 from jaxmem._core.bytes import show_bytes
-from jaxmem._core.groups import as_decided, divisible
+from jaxmem._core.groups import as_decided
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.progress import LOG
 from jaxmem._counts.front import front, way_of
@@ -35,6 +35,7 @@ from jaxmem.errors import BudgetError, StepError, TargetError
 DECIDED = ("actions", "states")
 POINTS = 8  # budgets that the curve is solved for
 TAKEN = "states take the link, or the memory, that it needs"
+KEPT = "everything that the layer saves is kept"
 NOT_COMPILED = (
     "the step without a plan, all of whose states are on the device, was not compiled: its bytes"
     " are those of a walk through its trace"
@@ -45,7 +46,7 @@ def check_decide(decide: Collection[str], target: Target, measure: float | None)
     """Whether states are to be placed. Raises StepError for a `decide` that names anything unknown,
     TargetError for a target for which they cannot be.
     """
-    names = {decide} if isinstance(decide, str) else set(decide)
+    names = {decide} if isinstance(decide, str) or decide is None else set(decide)
     if not names <= set(DECIDED) or "actions" not in names:
         raise StepError(
             f"plan: `decide` is {decide!r}; expected ('actions',), or ('actions', 'states') for a"
@@ -98,7 +99,7 @@ def read_places(build, args: tuple, backend: Backend, limits: Limits, actions, c
     states = steps.states()
     resident = Places(states.layers, states.layers)
     step = read_step(build, steps.args_at(resident), backend, None, allowed, named, codecs)
-    profile, block = step.profile, _stack_of(step.profile, states)
+    profile, block = step.profile, _stack_of(step.profile, steps)
     others = _others(profile, block)
     others |= {label: {} for label in profile.idle_blocks}
     link = backend.target.link
@@ -114,14 +115,15 @@ def read_places(build, args: tuple, backend: Backend, limits: Limits, actions, c
     return Asked(Search(steps, block.name, others, question), step, block)
 
 
-def _stack_of(profile: Profile, states: States) -> BlockClass:
-    """The block of the layers whose states are placed. Raises StepError where there is none."""
-    found = [b for b in divisible(profile) if b.divisible == states.layers == b.layers]
-    if not found:
+def _stack_of(profile: Profile, steps: PlacedSteps) -> BlockClass:
+    """The block of the layers whose states are placed. Raises StepError where it is not one."""
+    found = [b for b in profile.blocks if b.name == steps.label]
+    if len(found) != 1 or found[0].layers != steps.layers:
         known = ", ".join(f"{b.name!r} of {b.layers}" for b in profile.blocks)
         raise StepError(
-            f"plan: the step has {states.layers} layers of states, and its blocks are {known};"
-            " expected the layers of a released step to be one of them"
+            f"plan: the step has {steps.layers} layers of states, of the block {steps.label!r}, and"
+            f" its blocks are {known}; expected one block of this label, with as many layers: give"
+            " `plan` to released_step, and other blocks other labels"
         )
     return found[0]
 
@@ -149,7 +151,7 @@ def _outcome(asked: Asked, best: Trial, limits: Limits, notes: tuple[str, ...]) 
         arguments -= best.placed.host_bytes
     seconds = best.answer.seconds + outside
     return Plan(
-        actions=whole_actions(decided, chosen),
+        actions={label: {} for label in profile.idle_blocks} | whole_actions(decided, chosen),
         budget_bytes=limits.budget,
         predicted_bytes=best.predicted_bytes,
         compiled_bytes=best.placed.total_bytes,
@@ -170,7 +172,7 @@ def _outcome(asked: Asked, best: Trial, limits: Limits, notes: tuple[str, ...]) 
         baseline_parts=Bytes.of(
             baseline, _resident(question.states), block.layers * kept.device_bytes
         ),
-        rows=rows(Problem(decided, saved.saved_bytes), chosen, TAKEN),
+        rows=rows(Problem(decided, saved.saved_bytes), chosen, TAKEN, KEPT),
         points=_curve(search, outside),
         notes=(*notes, NOT_COMPILED),
         places=best.answer.places,
@@ -227,7 +229,8 @@ def _infeasible(search: Search, limits: Limits, target: Target) -> BudgetError:
             f" states take {needed} in all; expected more of either",
             least_bytes=None,
         )
-    bytes_ = min([least.device_bytes + search.error, *(t.placed.total_bytes for t in search.tried)])
+    over = [t.placed.total_bytes for t in search.tried if t.placed.total_bytes > limits.room]
+    bytes_ = min([search.expected(least), *over])
     return BudgetError(
         f"plan: `budget` is {given}, and `host_budget` {host} for target {str(target)!r}: the least"
         f" that is expected to compile is {show_bytes(bytes_)} ({bytes_} bytes) on the device, with"

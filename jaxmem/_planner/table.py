@@ -13,13 +13,16 @@ from jaxmem._solver.solution import Solution, demanded, priced
 from jaxmem._solver.solve import runner_up
 
 
-def rows(problem: Problem, actions: Actions, taken: str | None = None) -> tuple[Row, ...]:
+def rows(
+    problem: Problem, actions: Actions, taken: str | None = None, kept: str | None = None
+) -> tuple[Row, ...]:
     """Returns a line for each tag of each label.
 
     problem: what the plan was solved for.
     actions: the plan's.
     taken: why they are the plan's where other choices are predicted to be faster; None where the
       solver took them.
+    kept: what to say where everything is kept; None where that is since everything fits.
     """
     profile, blocks = problem.profile, problem.profile.blocks
     solution = priced(problem, actions)
@@ -28,7 +31,8 @@ def rows(problem: Problem, actions: Actions, taken: str | None = None) -> tuple[
         problem = problem.within(max(problem.room, solution.bytes))
     # Classes of one label share their decisions, and so a line; a dict keeps the order.
     places = dict.fromkeys((block.name, tag.name) for block in blocks for tag in block.tags)
-    whole = "everything fits" if keeps_everything(actions) else "these layers are kept as they are"
+    fits = kept or "everything fits"
+    whole = fits if keeps_everything(actions) else "these layers are kept as they are"
     known = f"times are {100 * profile.uncertainty:.0f} % uncertain"
     said = whole, taken or known
     return tuple(_row(profile, problem, solution, actions, *place, *said) for place in places)

@@ -38,6 +38,12 @@ def verify(plan: Plan, build, *args) -> Plan:
     with backend_for(Target.parse(plan.target)) as backend:
         if plan.places is not None:
             placed = PlacedSteps(build, args, backend)
+            if placed.layers != plan.places.layers:
+                raise PlanFileError(
+                    f"verify: the plan is for another model: its `places.layers` is"
+                    f" {plan.places.layers}, and the model has {placed.layers}; plan this model"
+                    " anew"
+                )
             args = placed.args_at(plan.places)
         steps = StepCompiler(build, args, backend)
         jaxpr = steps.trace(Assignment.nothing()).jaxpr

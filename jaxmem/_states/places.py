@@ -32,6 +32,11 @@ class Places:
         return self.layers - self.persist - self.copies
 
     @property
+    def resident(self) -> bool:
+        """Whether all states lie on the device."""
+        return self.persist == self.layers and self.outer_moments == DEVICE
+
+    @property
     def split(self) -> dict[str, Any]:
         """The arguments of a released step's `split`, by name."""
         fields = dataclasses.asdict(self)
@@ -39,7 +44,7 @@ class Places:
 
     def __str__(self) -> str:
         """Such as `3 of 48 layers on the device, 45 streamed from host memory`."""
-        if self.persist == self.layers and self.outer_moments == DEVICE:
+        if self.resident:
             return f"all {self.layers} layers on the device"
         parts = [f"{self.persist} of {self.layers} layers on the device"]
         if self.copies:

@@ -10,7 +10,7 @@ import pytest
 import jaxmem
 from jaxmem._core.files import write_json
 from jaxmem._states.places import Places
-from jaxmem.errors import BudgetError, PlanFileError, StepError, TargetError
+from jaxmem.errors import BudgetError, OptimizerError, PlanFileError, StepError, TargetError
 from tests.shared import tiny_lm
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database", "quick_compiles")]
@@ -105,6 +105,40 @@ def test_a_broken_placement_in_a_file_is_named(tmp_path):
             jaxmem.Plan.load(tmp_path / "broken.json")
 
 
+def test_the_plan_of_another_model_is_refused_by_its_layers(tmp_path):
+    data = planned(40.0).to_json()
+    data["places"] |= {"layers": 2 * LAYERS, "persist": LAYERS}
+    write_json(tmp_path / "other.json", data)
+    with pytest.raises(PlanFileError, match="`places.layers` is 12, and the model has 6"):
+        jaxmem.verify(jaxmem.Plan.load(tmp_path / "other.json"), build, first(), batch())
+
+
+def idle_head(outer, x, batch, *, plan):
+    """A head with a block that no gradient runs through."""
+    idle = jax.checkpoint(jnp.tanh, policy=jaxmem.remat_policy(plan, block="idle"))
+    return tiny_lm.head(outer, x, batch) + 0 * idle(jax.lax.stop_gradient(x)).sum()
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_shapes_are_planned_for_here_and_idle_blocks_are_named(layers):
+    tx = jaxmem.adama(1e-2)
+
+    def build(plan):
+        head = functools.partial(idle_head, plan=plan)
+        ends = tiny_lm.embed, tiny_lm.block, head
+        return jaxmem.released_step(tx, *ends, layers="blocks", plan=plan)
+
+    make = functools.partial(tiny_lm.parameters, np.float32, layers=layers, width=16, vocab=32)
+    shapes = jax.eval_shape(lambda: build(None).init(make()))
+    tokens = jax.ShapeDtypeStruct((4, 17), jnp.int32)
+    plan = jaxmem.plan(build, shapes, tokens, budget="1GiB", decide=BOTH)
+    assert "idle" in plan.actions
+    assert plan.places == Places(layers, layers)
+    state = plan.place(build(None).init(make()))
+    _, metrics = plan.step(state, tiny_lm.tokens(4, vocab=32, sequence=16).astype(jnp.int32))
+    assert np.isfinite(metrics["loss"])
+
+
 def test_a_plan_without_places_places_nothing():
     plan = jaxmem.plan(build, first(), batch())
     with pytest.raises(StepError, match="this plan places no states"):
@@ -119,7 +153,7 @@ def test_a_budget_below_the_least_is_refused_with_the_least():
         jaxmem.plan(build, first(), batch(), budget=2**20, host_budget=2**10, decide=BOTH)
 
 
-@pytest.mark.parametrize("decide", [("states",), ("actions", "sharding"), "nothing", ()])
+@pytest.mark.parametrize("decide", [("states",), ("actions", "sharding"), "nothing", (), None])
 def test_what_cannot_be_decided_is_refused(decide):
     with pytest.raises(StepError, match="plan: `decide` is"):
         jaxmem.plan(build, first(), batch(), decide=decide)
@@ -129,6 +163,14 @@ def test_what_is_no_released_step_is_refused():
     plain = lambda plan: jax.jit(build(plan))
     with pytest.raises(StepError, match="expected what jaxmem.released_step returns"):
         jaxmem.plan(plain, first(), batch(), decide=BOTH)
+    with pytest.raises(StepError, match="plan: got no arguments"):
+        jaxmem.plan(build, decide=BOTH)
+    with pytest.raises(OptimizerError, match="state"):
+        jaxmem.plan(build, first()[0], batch(), decide=BOTH)
+    tx = jaxmem.adama(1e-2)
+    clipped = lambda plan: tiny_lm.released(tx, plan=plan, clip=("norm", 1.0))
+    with pytest.raises(StepError, match="clips by the global norm"):
+        jaxmem.plan(clipped, first(), batch(), decide=BOTH)
     with pytest.raises(StepError, match="expected measure=None"):
         jaxmem.plan(build, first(), batch(), decide=BOTH, measure=1.0)
     with pytest.raises(TargetError, match="expected one device"):

@@ -1,0 +1,89 @@
+"""What a search asks of the program, against steps that only tell bytes."""
+
+import types
+
+import pytest
+
+from jaxmem._counts.lanes import Link
+from jaxmem._counts.layer import States, Way
+from jaxmem._counts.program import Question
+from jaxmem._joint.search import Search
+from jaxmem.errors import StepError
+
+pytestmark = pytest.mark.core
+MB = 1_000_000
+STATES = States(6, 40 * MB, 80 * MB, 20 * MB, 0, 200 * MB)
+WAYS = (
+    Way({}, 10 * MB, 0, 2e-3, 6e-3, working={False: 50 * MB, True: 90 * MB}),
+    Way({"up": "keep"}, 90 * MB, 0, 2e-3, 4e-3, working={False: 20 * MB, True: 60 * MB}),
+)
+
+
+class Steps:
+    """Steps that take what `told` says of an answer: by walks, and by compiles `more` on top."""
+
+    def __init__(self, told, more=0, fails=()):
+        self.told, self.more, self.fails, self.compiles = told, more, fails, 0
+
+    def walked(self, assignment, places):
+        return self.told(assignment, places)
+
+    def compile(self, assignment, places):
+        self.compiles += 1
+        if self.compiles in self.fails:
+            raise StepError("XLA could not compile the step")
+        total = self.told(assignment, places) + self.more
+        return types.SimpleNamespace(total_bytes=total, host_bytes=0)
+
+
+def search(room, told, **steps):
+    question = Question(STATES, WAYS, Link(25e9, 25e9), room=room)
+    return Search(Steps(told, **steps), "block", {}, question)
+
+
+def sums(assignment, places):
+    """What the program itself says of an answer."""
+    kept = 0
+    for label, choices in assignment.actions.items():
+        start, stop = (0, 6) if label == "block" else map(int, label[6:-1].split(":"))
+        kept += (stop - start) * WAYS[bool(choices)].device_bytes
+    ways = {bool(choices) for choices in assignment.actions.values()}
+    work = max(WAYS[w].working[places.persist < 6] for w in ways)
+    held = places.persist * STATES.layer + places.copies * STATES.copy
+    return STATES.fixed + held + places.buffers * STATES.parameters + kept + work
+
+
+def is_least(assignment, places):
+    return places.persist == places.copies == places.buffers == 0 and not any(
+        assignment.actions.values()
+    )
+
+
+def test_an_answer_that_is_expected_to_fit_is_found_at_every_room_above_the_least():
+    """Walks say much more of every answer but the least."""
+    told = lambda *a: sums(*a) + (0 if is_least(*a) else 900 * MB)
+    least = search(None, told).least()
+    floor = told(search(None, told).assignment(least), least.places)
+    for room in range(floor, 3 * floor + 1000 * MB, 97 * MB):
+        one = search(room, told)
+        found = one.agreed()
+        assert found is not None
+        assert one.expected(found) <= room
+    assert search(floor - MB, told).run() is None
+
+
+def test_what_compiles_teach_is_reckoned_with():
+    one = search(800 * MB, sums, more=150 * MB)
+    best = one.run()
+    assert best is not None
+    assert best.placed.total_bytes <= 800 * MB
+    assert one.error == 150 * MB
+    assert len(one.tried) <= 3
+
+
+def test_one_answer_that_xla_does_not_compile_takes_nothing_from_those_before():
+    with pytest.raises(StepError, match="XLA could not"):
+        search(800 * MB, sums, fails=(1,)).run()
+    # The first is over the room, as compiled, so that a second is asked for.
+    one = search(800 * MB, sums, more=-100 * MB, fails=(2,))
+    assert one.run() is one.tried[0]
