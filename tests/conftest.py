@@ -8,11 +8,15 @@ import os
 
 # Read when jax is imported; child processes inherit it.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# XLA:CPU's other way to make code of fusions compiles this suite in 0.6 of the seconds. jaxlib 0.11
-# has no such flag, and ends the process at flags that it does not know. `XLA_FLAGS= make test` runs
-# what users run, as `make test-slow` does.
+# XLA:CPU's other way to make code of fusions compiles this suite in 0.6 of the seconds, and in 0.5
+# where it does not divide a program's code for threads: a worker has one core. jaxlib 0.11 lacks
+# the first flag, gains little by the second, and ends the process at flags that it does not know.
+# `XLA_FLAGS= make test` runs what users run, as `make test-slow` does.
 if importlib.metadata.version("jaxlib").startswith("0.10."):
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+    os.environ.setdefault(
+        "XLA_FLAGS",
+        "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+    )
 
 from tests.shared import cores  # isort: skip  (before jax)
 
