@@ -21,6 +21,7 @@ import dataclasses
 import itertools
 import statistics
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -94,7 +95,11 @@ def run(report: Report, model: str, target: str, backend) -> None:
         within = lambda question, room=room: dataclasses.replace(question, room=room)
         search = dataclasses.replace(asked.search, question=within(asked.search.question), tried=[])
         best = search.run()
-        row = {"room": room, "compiles": len(search.tried), "solve seconds": search.solve_seconds}
+        row: dict[str, Any] = {
+            "room": room,
+            "compiles": len(search.tried),
+            "solve seconds": search.solve_seconds,
+        }
         first = search.tried[0]
         row["first error"] = first.predicted_bytes / first.placed.total_bytes - 1
         if best is not None:
