@@ -124,7 +124,7 @@ def run(report: Report, model: str, target: str, backend) -> None:
 def summary(report: Report) -> dict:
     rows = [r for r in report.results.values() if "error" in r]
     size = lambda name: sorted(abs(r[name]) for r in rows)
-    told = {"plans": len(rows), "of": len(report.results)}
+    told: dict[str, Any] = {"plans": len(rows), "of": len(report.results)}
     for name in ("error", "first error"):
         told |= {f"median {name}": statistics.median(size(name)), f"worst {name}": size(name)[-1]}
     told["host bytes exact"] = sum(r["host predicted"] == r["host compiled"] for r in rows)
