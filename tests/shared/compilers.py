@@ -28,11 +28,11 @@ class Pool:
         self._lock = threading.Lock()
 
     def take(self, key: object) -> Process:
+        """The one that has waited shortest: which one that is depends on no other test."""
         with self._lock:
-            for i, (own, waiting) in enumerate(self._waiting):
-                if own == key:
-                    del self._waiting[i]
-                    return waiting
+            for i in reversed(range(len(self._waiting))):
+                if self._waiting[i][0] == key:
+                    return self._waiting.pop(i)[1]
         return Process()
 
     def give_back(self, key: object, one: Process) -> None:
