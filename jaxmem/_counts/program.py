@@ -98,6 +98,7 @@ class Answer:
     device_bytes: of the whole step, by the question's sums.
     host_bytes: in host memory.
     seconds: of the layers in a step, and of what is fetched beside no work.
+    cautious_seconds: what answers are ranked by: seconds, and the doubt of what loses accuracy.
     solve_seconds: what solving took.
     """
 
@@ -106,6 +107,7 @@ class Answer:
     device_bytes: int
     host_bytes: int
     seconds: float
+    cautious_seconds: float
     solve_seconds: float
 
     @property
@@ -193,10 +195,11 @@ def priced(
     device += max(question.working(k) for k in counts)
     device += states.fixed + states.outside - hosted + question.short
     host = sum(n * question.host(k) for k, n in counts.items()) + hosted
-    seconds = sum(n * question.seconds(k) for k, n in counts.items())
-    seconds += fetched_first([k.place for k in counts], states, question.link)
-    seconds += question.outer_seconds if hosted else 0.0
-    return Answer(counts, outer, device, host, seconds, solve_seconds)
+    beside = fetched_first([k.place for k in counts], states, question.link)
+    beside += question.outer_seconds if hosted else 0.0
+    seconds = beside + sum(n * question.seconds(k) for k, n in counts.items())
+    cautious = beside + sum(n * question.cautious(k) for k, n in counts.items())
+    return Answer(counts, outer, device, host, seconds, cautious, solve_seconds)
 
 
 def _ordered(question: Question, counts: Mapping[Kind, int]) -> dict[Kind, int]:

@@ -79,7 +79,7 @@ class Search:
             self.error += placed.total_bytes - predicted
             if self.fits(placed) and self._is_enough(found, placed):
                 break
-        return min(self.fitting, key=lambda t: t.answer.seconds, default=None)
+        return min(self.fitting, key=lambda t: t.answer.cautious_seconds, default=None)
 
     @property
     def fitting(self) -> list[Trial]:
@@ -97,9 +97,7 @@ class Search:
         room, short, best = self.question.room, self.question.short + self.error, None
         if room is None:
             return self._solved(dataclasses.replace(self.question, short=short))
-        answered = (
-            short  # the most that sums were taken to be short by, of which there was an answer
-        )
+        answered = short  # for which there was an answer, the last time
         for _ in range(MOST_WALKS):
             found = self._solved(dataclasses.replace(self.question, short=short))
             if found is None:
@@ -107,7 +105,9 @@ class Search:
                 continue
             answered = short
             expected = self.expected(found)
-            if expected <= room and (best is None or found.seconds < best.seconds):
+            if expected <= room and (
+                best is None or found.cautious_seconds < best.cautious_seconds
+            ):
                 best = found
             # As if the program's sums were as far off for the next answer as for this one.
             off = expected - found.device_bytes
@@ -155,7 +155,7 @@ class Search:
         if room is None or placed.total_bytes >= ENOUGH * room:
             return True
         fastest = self._solved(dataclasses.replace(self.question, room=None))
-        return fastest is not None and fastest.seconds >= found.seconds
+        return fastest is not None and fastest.cautious_seconds >= found.cautious_seconds
 
 
 def with_working(
