@@ -3,7 +3,6 @@ and compiled.
 """
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxmem._core.assignment import Assignment
 from jaxmem._counts.layer import States
+from jaxmem._jax.jaxpr import nbytes
 from jaxmem._jax.step import trace
 from jaxmem._liveness.walk import temporary_bytes
 from jaxmem._released.form import check_pair
@@ -91,7 +91,7 @@ class PlacedSteps:
         _, outside = of(dataclasses.replace(whole, outer_moments=HOST))
         streamed, _ = of(Places(layers, 0))
         copied, _ = of(Places(layers, 0, copies=layers))
-        size = lambda tree: sum(_nbytes(a) for a in jax.tree.leaves(tree)) // layers
+        size = lambda tree: sum(nbytes(a) for a in jax.tree.leaves(tree)) // layers
         parameters, moments = map(size, (masters_of(params[model.layers]), stacks))
         return States(
             layers=layers,
@@ -157,17 +157,13 @@ def _shape(a, here) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here if sharding is None else sharding)
 
 
-def _nbytes(a) -> int:
-    return math.prod(a.shape) * a.dtype.itemsize
-
-
 def _bytes(args: tuple) -> tuple[int, int]:
     """Bytes of shapes on the device, and in host memory."""
     device = host = 0
     for a in jax.tree.leaves(args):
         kind = getattr(getattr(a, "sharding", None), "memory_kind", None)
         if kind == HOST:
-            host += _nbytes(a)
+            host += nbytes(a)
         else:
-            device += _nbytes(a)
+            device += nbytes(a)
     return device, host

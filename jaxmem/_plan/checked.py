@@ -31,8 +31,9 @@ def checked(value: Any, field: str, fields: Mapping[str, tuple]) -> dict[str, An
 
 
 def is_number(value: Any) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value >= 0
+    is_bool = isinstance(value, bool)
+    is_one = isinstance(value, (int, float)) and not is_bool
+    return is_one and math.isfinite(value) and value >= 0
 
 
 def is_size(value: Any) -> bool:

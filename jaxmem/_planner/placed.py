@@ -25,6 +25,7 @@ from jaxmem._planner.pareto import whole_actions
 from jaxmem._planner.read import Read, read_step
 from jaxmem._planner.table import rows
 from jaxmem._search.candidates import fastest
+from jaxmem._search.clock import outside_blocks
 from jaxmem._search.trials import Limits
 from jaxmem._solver.cost import evaluate
 from jaxmem._solver.problem import Problem
@@ -192,13 +193,7 @@ def _seconds_outside(search: Search, best: Trial, profile: Profile, target: Targ
     layers = sum(n * question.microbatches * question.ways[k.way].seconds for k, n in counts)
     if compiled.xla_seconds is not None:
         return max(0.0, compiled.xla_seconds - layers)
-    products = [e for b in profile.blocks for e in b.equations if e.matmuls and e.seconds > 0]
-    rate = target.matmul_flops
-    if products:
-        rate = sum(e.flops for e in products) / sum(e.seconds for e in products)
-    inside = sum(b.runs * b.flops for b in profile.blocks)
-    states = 2 * _resident(question.states) / target.bandwidth
-    return max(0.0, compiled.matmul_flops - inside) / rate + states
+    return outside_blocks(profile, compiled.matmul_flops, _resident(question.states), target)
 
 
 def _curve(search: Search, outside: float) -> tuple[Point, ...]:

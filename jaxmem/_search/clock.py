@@ -70,16 +70,23 @@ def clock_of(trials: Trials, target: Target) -> Clock:
 
 
 def _sum_of_pieces(profile: Profile, baseline: Trial, target: Target) -> float:
-    """Seconds of a step with everything kept, of which a profile knows the blocks alone.
+    """Seconds of a step with everything kept, of which a profile knows the blocks alone."""
+    compiled = baseline.step.compiled
+    outside = outside_blocks(profile, compiled.matmul_flops, compiled.argument_bytes, target)
+    return profile.step_seconds + outside
 
-    To these are added the matrix products outside blocks, at the rate of those inside, and one
-    reading and writing of the arguments, for the update of the model states.
+
+def outside_blocks(profile: Profile, matmul_flops: float, states: int, target: Target) -> float:
+    """Seconds of what stands outside a step's blocks: its matrix products, at the rate of those
+    inside, and one reading and writing of the arguments, for the update of the model states.
+
+    matmul_flops: of the products of the whole step.
+    states: bytes of the arguments.
     """
     # The rate of products in the blocks, by the profile's own times; without any, the peak rate.
     products = [e for b in profile.blocks for e in b.equations if e.matmuls and e.seconds > 0]
     rate = target.matmul_flops
     if products:
         rate = sum(e.flops for e in products) / sum(e.seconds for e in products)
-    others = baseline.step.compiled.matmul_flops - sum(b.runs * b.flops for b in profile.blocks)
-    states = 2 * baseline.step.compiled.argument_bytes / target.bandwidth
-    return profile.step_seconds + max(0.0, others) / rate + states
+    others = matmul_flops - sum(b.runs * b.flops for b in profile.blocks)
+    return max(0.0, others) / rate + 2 * states / target.bandwidth
