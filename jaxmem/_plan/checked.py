@@ -31,9 +31,8 @@ def checked(value: Any, field: str, fields: Mapping[str, tuple]) -> dict[str, An
 
 
 def is_number(value: Any) -> bool:
-    is_bool = isinstance(value, bool)
-    is_one = isinstance(value, (int, float)) and not is_bool
-    return is_one and math.isfinite(value) and value >= 0
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return real and math.isfinite(value) and value >= 0
 
 
 def is_size(value: Any) -> bool:

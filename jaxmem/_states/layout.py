@@ -16,10 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxmem._states.places import DEVICE, HOST
 from jaxmem._states.stacks import Copied, Stacks, length, masters_of, read_of
 from jaxmem._states.store import counted, fetch, put
-
-HOST, DEVICE = "pinned_host", "device"
 
 
 @dataclasses.dataclass(frozen=True)
