@@ -92,8 +92,8 @@ class FilteredLowered:
     given: _Tree
     returned: _Tree
 
-    def compile(self) -> "FilteredStep":
-        return FilteredStep(self.lowered.compile(), self.given, self.returned)
+    def compile(self, compiler_options=None) -> "FilteredStep":
+        return FilteredStep(self.lowered.compile(compiler_options), self.given, self.returned)
 
 
 @dataclasses.dataclass(frozen=True)

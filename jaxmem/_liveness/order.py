@@ -8,9 +8,11 @@ own order where that is good.
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from jaxmem._liveness.kernels import Body
+from jaxmem._jax.arguments import on_host
+from jaxmem._liveness.kernels import Body, device_bytes
 
 Key = Callable[[int], tuple]
+NUMBERS = 1024  # bytes of what counts layers or is a size, and no tensor
 
 
 def as_written(body: Body, size: Callable[[int], int]) -> list[int]:
@@ -42,6 +44,37 @@ def by_users(body: Body, size: Callable[[int], int]) -> list[int]:
 
 
 ORDERS = (post_order, by_users)
+
+
+def with_fetches_first(body: Body, order: Sequence[int]) -> list[int]:
+    """The order with copies out of host memory first, each with what it waits for, as XLA's
+    scheduler that hides latencies starts them: beside most work.
+
+    A copy that waits for work, such as one behind a barrier, stays where it was.
+
+    order: positions of kernels.
+    """
+    avals, operands = body.avals, _operands(body)
+    size = lambda i: sum(device_bytes(avals[v]) for v in body.kernels[i].writes)
+    hosted = [any(on_host(avals[v]) for v in k.reads) for k in body.kernels]
+    early = [False] * len(operands)
+    for i, kernel in enumerate(body.kernels):
+        light = hosted[i] or size(i) <= NUMBERS
+        early[i] = light and kernel.eqn is not None and all(early[j] for j in operands[i])
+    fetched = [i for i in order if hosted[i] and early[i] and size(i)]
+    first = _depth_first(operands, fetched)[: len(_before(operands, fetched))]
+    return first + [i for i in order if i not in set(first)]
+
+
+def _before(operands: Sequence[Sequence[int]], kernels: Sequence[int]) -> set[int]:
+    """These kernels, and all that they wait for."""
+    found: set[int] = set()
+    todo = list(kernels)
+    while todo:
+        if (i := todo.pop()) not in found:
+            found.add(i)
+            todo += operands[i]
+    return found
 
 
 def _operands(body: Body) -> list[list[int]]:

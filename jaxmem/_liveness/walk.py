@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from jaxmem._jax.jaxpr import Flat, Jaxpr, Scan, as_loop, call_body, flatten, subjaxprs
 from jaxmem._jax.primitives import RENAMED
 from jaxmem._liveness.kernels import Body, Kernel, device_bytes, kernels_of
-from jaxmem._liveness.order import ORDERS, as_written
+from jaxmem._liveness.order import ORDERS, as_written, with_fetches_first
 from jaxmem_kernels import reference_of
 
 INSIDE = ("cond", "shard_map")  # whose bodies hold values, beside loops
@@ -115,7 +115,7 @@ class _Walk:
           when that is read no more.
         """
         last: dict[int, int] = {}
-        order = self._order(body, _size_in(body, 1))
+        order = self._positions(body, self._order, _size_in(body, 1))
         for k, i in enumerate(order):
             last |= dict.fromkeys(body.kernels[i].reads, k)
         found = {o for o in carried if o in body.inputs}
@@ -127,13 +127,17 @@ class _Walk:
                     found.add(o)
         return found
 
+    def _positions(self, body: Body, order: Order, size: Callable[[int], int]) -> list[int]:
+        found = order(body, size)
+        return with_fetches_first(body, found) if self._on_gpu else found
+
     def _most(self, body: Body, placed: Collection[int], shards: int, order: Order) -> int:
         """The most bytes alive at once of what the program makes.
 
         placed: values that take memory which is counted elsewhere.
         """
         size = _size_in(body, shards)
-        positions = order(body, size)
+        positions = self._positions(body, order, size)
         last: dict[int, int] = {}
         for k, i in enumerate(positions):
             last |= dict.fromkeys(body.kernels[i].reads, k)

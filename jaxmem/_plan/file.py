@@ -40,6 +40,8 @@ def write(fields: Mapping[str, Any]) -> dict[str, Any]:
         data["places"] = dataclasses.asdict(fields["places"])
     if fields["microbatches"] is not None:
         data["microbatches"] = fields["microbatches"]
+    if fields["compiler_options"]:
+        data["compiler_options"] = dict(fields["compiler_options"])
     data["notes"] = list(fields["notes"])
     data["rows"] = [
         dataclasses.asdict(row) | {"choice": _plain(row.choice)} for row in fields["rows"]
@@ -133,8 +135,12 @@ def _fields(data: Any) -> dict[str, Any]:
     number = data.get("microbatches")
     if number is not None and not (is_size(number) and number > 0):
         raise Broken("microbatches", number, "a whole number of at least 1, or nothing")
+    options = data.get("compiler_options", {})
+    if not (isinstance(options, dict) and all(isinstance(v, bool) for v in options.values())):
+        raise Broken("compiler_options", options, "an object of XLA's options, each true or false")
     return fields | {
         "notes": tuple(notes),
+        "compiler_options": options,
         "rows": tuple(_row(row, f"rows[{i}]") for i, row in enumerate(rows)),
         "points": tuple(_point(point, f"points[{i}]") for i, point in enumerate(points)),
         "microbatches": number,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from jaxmem._core import assignment
@@ -47,6 +48,8 @@ class Plan:
       measured: the steps that were run for `measure=`, the plan's among them.
       microbatches: how many were chosen; None where the planner was not asked to.
       places: where the states of the layers lie; None where the planner was not asked to.
+      compiler_options: XLA's options that the step was compiled with, for `jax.jit`; empty where
+        nothing crosses to host memory in a loop.
     """
 
     actions: Actions
@@ -75,6 +78,7 @@ class Plan:
     baseline_source: str = "pieces"
     measured: tuple[Measured, ...] = ()
     places: Places | None = None
+    compiler_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # the executable; it is not saved, and plans that differ in it alone are equal
     _step: Any = dataclasses.field(default=None, repr=False, compare=False)
     # moves a state, where states are placed; likewise
@@ -90,7 +94,7 @@ class Plan:
             raise StepError(
                 "Plan.step: this plan holds no executable: it was loaded, or compiled for target"
                 f" {self.target!r}, which is not this device; compile the step with"
-                " jax.jit(build(plan), donate_argnums=0)"
+                " jax.jit(build(plan), donate_argnums=0, compiler_options=plan.compiler_options)"
             )
         return self._step
 

@@ -3,7 +3,8 @@ least bytes and what holds them.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -104,9 +105,20 @@ def outcome(
             clock.uncertain,
             baseline.total,
         ),
-        notes=notes,
+        notes=notes + option_notes(best.step.compiled.options),
+        compiler_options=best.step.compiled.options,
         measured=tuple(_measured(run, run.trial is best) for run in runs),
     ).with_step(best.step.executable)
+
+
+def option_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns what to tell the user of XLA's options that the step was compiled with, if any."""
+    if not options:
+        return ()
+    return (
+        "copies to host memory and back run beside work where the step is compiled with"
+        " compiler_options=plan.compiler_options, as plan.step is",
+    )
 
 
 def _measured(run: Runs, chosen: bool) -> Measured:

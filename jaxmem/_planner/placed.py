@@ -21,6 +21,7 @@ from jaxmem._joint.search import Search, Trial, with_working
 from jaxmem._joint.steps import PlacedSteps
 from jaxmem._plan.plan import Plan
 from jaxmem._plan.rows import Bytes, Point
+from jaxmem._planner.outcome import option_notes
 from jaxmem._planner.pareto import whole_actions
 from jaxmem._planner.read import Read, read_step
 from jaxmem._planner.table import rows
@@ -175,7 +176,8 @@ def _outcome(asked: Asked, best: Trial, limits: Limits, notes: tuple[str, ...]) 
         ),
         rows=rows(Problem(decided, saved.saved_bytes), chosen, TAKEN, KEPT),
         points=_curve(search, outside),
-        notes=(*notes, NOT_COMPILED),
+        notes=(*notes, NOT_COMPILED, *option_notes(best.placed.compiled.options)),
+        compiler_options=best.placed.compiled.options,
         places=best.answer.places,
     ).with_step(best.placed.executable, search.steps.split)
 

@@ -60,7 +60,12 @@ def verify(plan: Plan, build, *args) -> Plan:
             f" is {jax.__version__}: plan anew",
             least_bytes=total,
         )
-    verified = dataclasses.replace(plan, compiled_bytes=total, host_bytes=host)
+    verified = dataclasses.replace(
+        plan,
+        compiled_bytes=total,
+        host_bytes=host,
+        compiler_options=compiled.compiled.options,
+    )
     return verified.with_step(compiled.executable, placed and placed.split)
 
 

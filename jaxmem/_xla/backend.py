@@ -33,6 +33,7 @@ from jaxmem._xla.compiled import (
     read_compiled,
 )
 from jaxmem._xla.deviceless import Compiler
+from jaxmem._xla.options import options_of
 from jaxmem._xla.running import CannotRun, Run, fits, in_turns, obstacle
 from jaxmem._xla.timing import measure_all
 from jaxmem.errors import StepError
@@ -136,16 +137,18 @@ class Local(Backend):
         # It compiles in the caller's thread: the future that it returns is done.
         check_arguments(self.target, traced)
         start = time.perf_counter()
-        executable = stage.lower().compile()
+        options = options_of(self.target.platform, traced)
+        executable = stage.lower().compile(compiler_options=options or None)
         inner = getattr(executable, "compiled", executable)  # nnx.jit wraps JAX's executable
-        compiled = read_compiled(inner, seconds=time.perf_counter() - start)
+        compiled = read_compiled(inner, time.perf_counter() - start, options=options)
         check_transfers(compiled, traced)
         return _done(Built(compiled, executable))
 
     def explain(self, traced) -> tuple[Compiled, Peak]:
         check_arguments(self.target, traced)
         start = time.perf_counter()
-        executable, dumped = compile_dumped(traced.lower())
+        options = options_of(self.target.platform, traced)
+        executable, dumped = compile_dumped(traced.lower(), options)
         return read_compiled(executable, time.perf_counter() - start), peak(dumped)
 
     def times(self, jobs: Sequence[Job]) -> list[Timing]:
@@ -196,7 +199,10 @@ class Deviceless(Backend):
     def compile(self, stage, traced) -> "concurrent.futures.Future[Built]":
         exported, donated = self._export(traced)
         self._tell_of_idle_devices(exported)
+        options = options_of(self.target.platform, traced)
+        asked = "".join(f"{k}={v} " for k, v in options.items())
         device, program = f"{self.target} {self.device}", _program_text(exported, donated)
+        program = asked.encode() + program
         # A stored result has all that a search reads; nothing could run here in any case.
         if (known := self.database.read_compile(device, program)) is not None:
             with contextlib.suppress(TypeError):  # written by another version of jaxmem
@@ -217,13 +223,15 @@ class Deviceless(Backend):
                 result.set_result(accepted.result())
             self.database.write_compile(device, program, dataclasses.asdict(compiled))
 
-        self._compiler.submit(exported, donated=donated).add_done_callback(finish)
+        submitted = self._compiler.submit(exported, donated=donated, options=options)
+        submitted.add_done_callback(finish)
         return result
 
     def explain(self, traced) -> tuple[Compiled, Peak]:
         exported, donated = self._export(traced)
         self._tell_of_idle_devices(exported)
-        return self._compiler.explain(exported, donated=donated)
+        options = options_of(self.target.platform, traced)
+        return self._compiler.explain(exported, donated=donated, options=options)
 
     def times(self, jobs: Sequence[Job]) -> list[Timing] | None:
         if self.source != "xla":

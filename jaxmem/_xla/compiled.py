@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import pathlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -37,6 +37,7 @@ class Compiled:
     matmuls: how many matrix products one execution runs.
     compile_seconds: what compiling took.
     transfers: what moves data to host memory and back, on a GPU.
+    options: XLA's compile options that it was asked for with.
     """
 
     total_bytes: int
@@ -50,6 +51,7 @@ class Compiled:
     matmuls: int
     compile_seconds: float
     transfers: tuple[Transfer, ...] = ()
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         # What was written as JSON, and is read again, are dicts.
@@ -78,7 +80,10 @@ def _memory(compiled: jax.stages.Compiled):
 
 
 def read_compiled(
-    compiled: jax.stages.Compiled, seconds: float, rates: Rates | None = None
+    compiled: jax.stages.Compiled,
+    seconds: float,
+    rates: Rates | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Compiled:
     """Reads a compiled step.
 
@@ -86,6 +91,7 @@ def read_compiled(
     seconds: what compiling took.
     rates: the device's, which replace what XLA is known to estimate wrongly (`hlo_costs`); None if
       it was compiled without estimates.
+    options: XLA's compile options that it was asked for with.
 
     Raises StepError where the platform has no memory analysis.
     """
@@ -109,6 +115,7 @@ def read_compiled(
         matmuls=costs.matmuls,
         compile_seconds=seconds,
         transfers=transfers(text),
+        options=dict(options or {}),
     )
 
 
@@ -140,9 +147,13 @@ def check_transfers(compiled: Compiled, traced: jax.stages.Traced) -> None:
         )
 
 
-def compile_dumped(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, bytes]:
+def compile_dumped(
+    lowered: jax.stages.Lowered, options: Mapping[str, Any] | None = None
+) -> tuple[jax.stages.Compiled, bytes]:
     """Compiles a step, and returns it with the `HloProto` that XLA dumped: its optimized module and
     its buffer assignment.
+
+    options: XLA's compile options beside those for the dump.
 
     A dump is needed because JAX's memory analysis holds no buffer assignment for a device that is
     not there, and on a CPU one without its history. Raises StepError if XLA dumps none.
@@ -150,6 +161,7 @@ def compile_dumped(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, by
     with tempfile.TemporaryDirectory(prefix="jaxmem-") as folder, _without_cache():
         compiled = lowered.compile(
             compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_proto": True}
+            | dict(options or {})
         )
         found = sorted(
             pathlib.Path(folder).glob("*after_optimizations.hlo.pb"), key=lambda f: f.stat().st_size

@@ -103,14 +103,21 @@ class Compiler:
         }
         return self._pool.submit(lambda: Compiled(**self._compile(header, exported)["compiled"]))
 
-    def explain(self, exported: bytes, *, donated: tuple[int, ...] = ()) -> tuple[Compiled, Peak]:
-        """Compiles what `export_flat` made, without estimates or options, and returns what was read
-        from it and what its buffers hold.
+    def explain(
+        self,
+        exported: bytes,
+        *,
+        donated: tuple[int, ...] = (),
+        options: Mapping[str, bool | int | str] | None = None,
+    ) -> tuple[Compiled, Peak]:
+        """Compiles what `export_flat` made, without estimates, and returns what was read from it
+        and what its buffers hold.
         """
         header = {
             "target_config": target_config(self._gpu),
             "devices": self.target.devices,
             "donated": list(donated),
+            "options": dict(options or {}),
             "explain": True,
         }
         answer = self._pool.submit(self._compile, header, exported).result()

@@ -71,11 +71,11 @@ def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) ->
     start = time.perf_counter()
     step = jax.jit(exported.call, donate_argnums=tuple(header["donated"]))
     lowered = step.trace(*_arguments(exported, mesh)).lower()
-    if header.get("explain"):
-        compiled, dumped = compile_dumped(lowered)
-        read = read_compiled(compiled, time.perf_counter() - start)
-        return {"compiled": dataclasses.asdict(read), "peak": dataclasses.asdict(peak(dumped))}
     options = dict(header["options"])
+    if header.get("explain"):
+        compiled, dumped = compile_dumped(lowered, options)
+        read = read_compiled(compiled, time.perf_counter() - start, options=options)
+        return {"compiled": dataclasses.asdict(read), "peak": dataclasses.asdict(peak(dumped))}
     rates = Rates(**header["rates"]) if header["rates"] else None
     try:
         compiled = lowered.compile(
@@ -86,7 +86,7 @@ def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) ->
         if not (rates and "Cannot find key" in str(error)):
             raise
         rates, compiled = None, lowered.compile(compiler_options=options or None)
-    read = read_compiled(compiled, time.perf_counter() - start, rates)
+    read = read_compiled(compiled, time.perf_counter() - start, rates, options)
     return {"compiled": dataclasses.asdict(read)}
 
 

@@ -12,6 +12,7 @@ from jaxmem._jax.jaxpr import flatten
 from jaxmem._liveness.kernels import kernels_of
 from jaxmem._liveness.order import ORDERS, as_written
 from jaxmem._liveness.walk import temporary_bytes
+from jaxmem._states.store import counted, fetch
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 KiB = 2**10
@@ -222,3 +223,26 @@ def test_walks_tell_what_compiled_steps_take():
         assert told[name] == pytest.approx(size, rel=0.2), (name, told, compiled)
     assert told["nothing"] < min(told["one"], told["dots"])
     assert max(told["one"], told["dots"]) < told["everything"]
+
+
+def test_what_a_loop_fetches_from_host_memory_is_there_from_the_start_of_a_turn():
+    far = jnp.ones((4, 16, 16), jnp.float32)
+
+    def loop(x, far, waits):
+        far = jax.device_put(far, jax.memory.Space.Host)
+
+        def turn(x, i, _):
+            y = jnp.tanh(x @ x)
+            y = (y @ x) @ y
+            y, j = jax.lax.optimization_barrier((y, i)) if waits else (y, i)
+            return y + fetch(far, j), None
+
+        return counted(turn, x, None, 0, 4)[0]
+
+    # Three matrices are held at once in the work; what is fetched early beside them, or after it.
+    early = walked(lambda x, far: loop(x, far, False), X, far)
+    late = walked(lambda x, far: loop(x, far, True), X, far)
+    assert early - late == KiB
+    # A CPU has no memory of another kind to fetch from.
+    on_cpu = [walked(lambda x, far, w=w: loop(x, far, w), X, far, on_gpu=False) for w in (0, 1)]
+    assert on_cpu[0] == on_cpu[1]

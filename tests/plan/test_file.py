@@ -40,6 +40,7 @@ PLAN = Plan(
     "0.0",
     *PARTS,
     POINTS,
+    compiler_options={"xla_gpu_enable_latency_hiding_scheduler": True},
 )
 
 
@@ -125,6 +126,8 @@ def drop(key):
         (put("measured", [MEASURED | {"chosen": 1}]), r"measured\[0\]\.chosen"),
         (put("uncertain_seconds", -1), "uncertain_seconds"),
         (put("baseline_source", ""), "baseline_source"),
+        (put("compiler_options", []), "compiler_options"),
+        (put("compiler_options", {"xla_gpu_dump": "x"}), "compiler_options"),
     ],
 )
 def test_a_broken_field_is_named(change, field, tmp_path):

@@ -1,0 +1,79 @@
+"""Options that XLA is asked with: copies of loops run beside work, on every kind of GPU."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxmem._jax.export import export_flat
+from jaxmem._states.store import counted, fetch
+from jaxmem._xla.deviceless import Compiler
+from jaxmem._xla.options import HIDING, options_of
+
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+LAYERS, WIDTH = 6, 1024
+HOST = jax.memory.Space.Host
+
+
+def shape(*sizes, kind="device"):
+    mesh = jax.sharding.AbstractMesh((1,), ("data",))
+    spec = jax.sharding.PartitionSpec()
+    sharding = jax.sharding.NamedSharding(mesh, spec, memory_kind=kind)
+    return jax.ShapeDtypeStruct(sizes, jnp.bfloat16, sharding=sharding)
+
+
+def through(stack, x):
+    """Layers whose weights lie anywhere, each fetched when its turn comes."""
+    layer = lambda x, i, _: (jnp.tanh(x @ fetch(stack, i)), None)
+    return counted(layer, x, None, 0, LAYERS)[0]
+
+
+def traced(function, *args):
+    return jax.jit(function).trace(*args)
+
+
+def test_copies_in_loops_alone_ask_for_the_scheduler_that_hides_them():
+    x, near = shape(WIDTH, WIDTH), shape(LAYERS, WIDTH, WIDTH)
+    far = shape(LAYERS, WIDTH, WIDTH, kind="pinned_host")
+    asked = traced(through, far, x)
+    assert options_of("cuda", asked) == {HIDING: True}
+    assert options_of("cpu", asked) == {}
+    assert options_of("cuda", traced(through, near, x)) == {}
+    once = lambda w, x: x @ jax.device_put(w, jax.memory.Space.Device)
+    assert options_of("cuda", traced(once, shape(WIDTH, WIDTH, kind="pinned_host"), x)) == {}
+
+
+def test_what_a_loop_stacks_in_host_memory_counts_inside_of_other_loops_too():
+    def offloads(xs):
+        one = lambda c, x: (c @ x, jax.device_put(c, HOST))
+        outer = lambda c, _: (jax.lax.scan(one, c, xs)[0], None)
+        return jax.lax.scan(outer, xs[0], None, length=2)[0]
+
+    xs = shape(LAYERS, WIDTH, WIDTH)
+    stacked = lambda xs: jax.lax.scan(lambda c, x: (c @ x, jax.device_put(c, HOST)), xs[0], xs)
+    assert options_of("cuda", traced(stacked, xs)) == {HIDING: True}
+    assert options_of("cuda", traced(offloads, xs)) == {HIDING: True}
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="jaxlib reads such stacks wrongly")
+@pytest.mark.parametrize(("target", "hides_unasked"), [("a100-80gb", False), ("h200", True)])
+def test_with_them_a_layer_is_fetched_beside_products_on_every_gpu(target, hides_unasked):
+    far = shape(LAYERS, WIDTH, WIDTH, kind="pinned_host")
+
+    def ahead(stack, x):
+        def layer(carry, i, _):
+            x, w = carry
+            return (jnp.tanh(jnp.tanh(x @ w) @ w), fetch(stack, i + 1)), None
+
+        return counted(layer, (x, fetch(stack, 0)), None, 0, LAYERS)[0]
+
+    step = traced(ahead, far, shape(WIDTH, WIDTH))
+    exported, donated = export_flat(step, "cuda")
+    with Compiler(target, workers=1) as compiler:
+        beside = []
+        for options in ({}, options_of("cuda", step)):
+            compiled = compiler.submit(exported, donated=donated, options=options).result()
+            assert compiled.options == options
+            fetched = [t for t in compiled.transfers if t.in_loop and not t.to_host]
+            assert fetched
+            beside.append(all(t.products for t in fetched))
+    assert beside == [hides_unasked, True]
