@@ -1,7 +1,8 @@
 """The typed experiment of fine-tuning on a GLUE task: that on text, with a task in its place."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
+import pydantic
 from pydantic import Field
 
 from experiments.config.glue_tasks import TaskName
@@ -37,3 +38,11 @@ class GlueConfig(Config):
     data: GlueData  # pyright: ignore[reportGeneralTypeIssues]  # has a default in `Config`
     train: GlueTrain
     states: ClassVar[States] = States()  # all on the device
+
+    @pydantic.model_validator(mode="after")
+    def _stays(self) -> Self:
+        if "states" in self.plan.decide:
+            raise ValueError(
+                f"plan.decide: got {self.plan.decide}; allowed for a GLUE task: ['actions']"
+            )
+        return self

@@ -1,6 +1,6 @@
 """The typed experiment of a GPT, Llama or BERT on text: what its file in `configs/` may say."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 from pydantic import Field
@@ -76,6 +76,8 @@ class Plan(Section):
     trains without a plan, everything kept.
 
     `codecs`: a codec for every tag that names none, or for each kind of tensor one or several.
+    `decide`: "actions", and "states" beside it where the plan says which layers' states stay on the
+    device too.
     `explain`: compile the step and everything kept once more, and show their memory on the page.
     """
 
@@ -86,6 +88,7 @@ class Plan(Section):
     codecs: CodecNames | dict[str, CodecNames] | None = None
     path: Path | None = None  # train under the plan of this file
     explain: bool = False
+    decide: list[Literal["actions", "states"]] = Field(default_factory=lambda: ["actions"])
 
 
 class Remat(Section):
@@ -116,10 +119,29 @@ class Remat(Section):
 class States(Section):
     """Where the layers' parameters and moments lie: of the first `persist` layers on the device, of
     the others in the host's pinned memory, from which a released step copies them a layer at a
-    time. Left out: all on the device. A plan decides about activations beside them, and moves none.
+    time. `copies`, `buffers` and `outer_moments` are those of a released step's `split`. Left out:
+    all on the device, or where a plan puts them whose `plan.decide` has "states".
     """
 
     persist: Annotated[int, Field(ge=0, le=sections.LARGEST)] | None = None
+    copies: Annotated[int, Field(ge=0, le=sections.LARGEST)] = 0
+    buffers: Annotated[int, Field(ge=0, le=sections.LARGEST)] = 0
+    outer_moments: Literal["device", "pinned_host"] = "device"
+
+    @property
+    def where(self) -> dict[str, Any] | None:
+        """The arguments of a released step's `split`, by name; None for all on the device."""
+        return None if self.persist is None else self.model_dump()
+
+    @pydantic.model_validator(mode="after")
+    def _needs_persist(self) -> Self:
+        if self.persist is None and (given := self.model_fields_set - {"persist"}):
+            key = min(given)
+            raise ValueError(
+                f"states.{key}: got {getattr(self, key)!r} without states.persist; allowed beside"
+                " states.persist only, which says how many layers stay on the device"
+            )
+        return self
 
 
 class Config(sections.Trained):
@@ -130,6 +152,41 @@ class Config(sections.Trained):
     plan: Plan = Plan()
     remat: Remat = Remat()
     states: States = States()
+
+    @property
+    def streams(self) -> bool:
+        """Whether states of layers may lie in host memory."""
+        return self.states.persist is not None or "states" in self.plan.decide
+
+    def placed_by(self, plan) -> Self:
+        """This config with its states where a plan puts them, if it does."""
+        if plan is None or plan.places is None:
+            return self
+        return self.model_copy(update={"states": States(**plan.places.split)})
+
+    @pydantic.model_validator(mode="after")
+    def _is_decided(self) -> Self:
+        decide = self.plan.decide
+        if "actions" not in decide:
+            raise ValueError(
+                f"plan.decide: got {decide}; allowed: ['actions'], or ['actions', 'states']"
+            )
+        if "states" not in decide:
+            return self
+        if self.states.persist is not None:
+            raise ValueError(
+                f"states.persist: got {self.states.persist} beside plan.decide = {decide};"
+                " allowed there: nothing, since the plan decides it"
+            )
+        for key, got in (("accumulation", "released"), ("clip", "norm")):
+            value = getattr(self.optimizer, key)
+            if (value == got) == (key == "clip"):
+                allowed = "'none', 'value', 'component'" if key == "clip" else "'released'"
+                raise ValueError(
+                    f"optimizer.{key}: got {value!r} beside plan.decide = {decide}; allowed"
+                    f" there: {allowed}"
+                )
+        return self
 
     @pydantic.model_validator(mode="after")
     def _streams(self) -> Self:

@@ -17,6 +17,7 @@ from experiments.running.glue_metrics import measure
 from experiments.running.planning import check, prepare
 from experiments.running.run import Experiment
 from experiments.steps.step import State, init_state
+from jaxmem.plans import Plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,7 @@ def says(config: GlueConfig, data: Task) -> str:
     )
 
 
-def first_state(config: GlueConfig, pretrained: dict | None = None) -> State:
+def first_state(config: GlueConfig, _: Plan | None, pretrained: dict | None = None) -> State:
     state = jax.jit(functools.partial(init_state, config))()
     if pretrained is None:
         return state

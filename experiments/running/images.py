@@ -13,6 +13,7 @@ from experiments.models import resnet
 from experiments.running.planning import Ready, unplanned
 from experiments.running.run import Experiment
 from experiments.steps.images import State, init_state, make_step
+from jaxmem.plans import Plan
 
 
 def read(config: ImageConfig) -> Images:
@@ -33,7 +34,7 @@ def says(config: ImageConfig, data: Images) -> str:
     )
 
 
-def first_state(config: ImageConfig) -> State:
+def first_state(config: ImageConfig, _: Plan | None = None) -> State:
     return jax.jit(functools.partial(init_state, config))()
 
 

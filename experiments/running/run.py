@@ -14,6 +14,7 @@ from experiments.config.sections import Trained
 from experiments.running.planning import Ready
 from experiments.running.record import Behind, Clock, course, row
 from experiments.running.shown import Progress, table
+from jaxmem.plans import Plan
 
 C = TypeVar("C", bound=Trained)
 D = TypeVar("D")
@@ -25,7 +26,8 @@ class Experiment(Generic[C, D]):
 
     `check(config)` raises InputError for settings that no run can use, before data are read.
     `read(config)` -> data, and `says(config, data)` a line about them.
-    `step(config, data)` -> the compiled step, and `first_state(config)` what it begins with.
+    `step(config, data)` -> the compiled step, and `first_state(config, plan)` what it begins
+    with: a plan may say where states lie.
     `batch(config, data, number)` -> step `number`'s second argument; numbers begin at 1.
     `evaluate(config, state, data)` -> what the summary says of the trained state, `val_loss` among
     it; `unmeasured` is said where the run was interrupted.
@@ -37,7 +39,7 @@ class Experiment(Generic[C, D]):
     check: Callable[[C], None]
     read: Callable[[C], D]
     says: Callable[[C, D], str]
-    first_state: Callable[[C], Any]
+    first_state: Callable[[C, Plan | None], Any]
     step: Callable[[C, D], Ready]
     batch: Callable[[C, D, int], Any]
     evaluate: Callable[[C, Any, D], dict[str, Any]]
@@ -89,7 +91,7 @@ def run(
         begun = time.perf_counter()
         try:
             with progress:
-                state = train(experiment, config, data, ready.step, record)
+                state = train(experiment, config, data, ready, record)
             found = experiment.evaluate(config, state, data)
         except KeyboardInterrupt as error:
             stopped = error
@@ -117,14 +119,14 @@ def train(
     experiment: Experiment[C, D],
     config: C,
     data: D,
-    step: Callable[..., Any],
+    ready: Ready,
     record: Callable[[int, Mapping[str, Any]], None],
 ) -> Any:
     """The state after all steps; `record(number, metrics)` is called a step behind the device."""
-    state = experiment.first_state(config)
+    state = experiment.first_state(config, ready.plan)
     with Behind(record) as behind:
         for number in range(1, config.train.steps + 1):
-            state, metrics = step(state, experiment.batch(config, data, number))
+            state, metrics = ready.step(state, experiment.batch(config, data, number))
             behind(number, metrics)
     return state
 

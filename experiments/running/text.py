@@ -35,7 +35,7 @@ def batch(config: Config, data: Text, number: int):
 def evaluate(config: Config, state: State, data: Text) -> dict[str, float]:
     """Mean validation loss in nats a prediction, over windows spread evenly, without dropout."""
     # jaxmem's loop reads layers from wherever they lie.
-    loop = None if config.states.persist is None else stacked()
+    loop = stacked() if config.streams else None
     t, loss = config.train, jax.jit(make_loss(config, loop))
     batches = text.windows(data.validation, t.eval_batches, t.batch, t.sequence)
     values = [
@@ -53,7 +53,7 @@ TEXT = Experiment(
     check=check,
     read=read,
     says=says,
-    first_state=first_state,
+    first_state=lambda config, plan: first_state(config.placed_by(plan)),
     step=lambda config, _: prepare(config),
     batch=batch,
     evaluate=evaluate,

@@ -109,9 +109,11 @@ def folded(config: Config, loss) -> Update:
     return update
 
 
-def released(config: Config, plan=None) -> Update:
-    """Each layer's gradient folded into AdamA's moments in the backward, or its update there."""
-    step = released_step(config, plan)
+def released(step) -> Update:
+    """Each layer's gradient folded into AdamA's moments in the backward, or its update there.
+
+    step: what `released_step` returned.
+    """
 
     def update(params, moments, batch, key):
         (params, moments), metrics = step((params, moments), batch, key)

@@ -49,14 +49,14 @@ def first_state(config: Config) -> State:
     its own, so that a model need not fit into the device's memory: `placed(config, init_state())`,
     to the last bit.
     """
-    if (persist := config.states.persist) is None:
+    if (where := config.states.where) is None:
         return jax.jit(functools.partial(init_state, config))()
     params_key, dropout_key = _keys(config)
     outer = jax.jit(lambda: models.parts(config, params_key)[0])()
     # Traced layer by layer, where nothing reads what is drawn outside of them.
     layer = lambda i: models.parts(config, params_key)[1](i)
     step = accumulate.released_step(config)
-    params, moments = step.create(outer, layer, config.model.layers, persist)
+    params, moments = step.create(outer, layer, config.model.layers, **where)
     return State(params, moments, jnp.zeros((), jnp.int32), jax.random.key_data(dropout_key))
 
 
@@ -86,18 +86,14 @@ def placed(config: Config, state: State) -> State:
     """The state where the config wants it, whatever form it has: arrays that move are deleted where
     they were. The state of another config's placement becomes this one's.
     """
-    if (persist := config.states.persist) is None:
+    if (where := config.states.where) is None:
         return state
-    params, moments = accumulate.released_step(config).split((state.params, state.moments), persist)
-    return dataclasses.replace(state, params=params, moments=moments)
+    return make_step(config).split(state, **where)
 
 
 def joined(config: Config, state: State) -> State:
     """The state in the form that no placement changes, which is what to save."""
-    if config.states.persist is None:
-        return state
-    params, moments = accumulate.released_step(config).joined((state.params, state.moments))
-    return dataclasses.replace(state, params=params, moments=moments)
+    return state if config.states.where is None else make_step(config).joined(state)
 
 
 def make_loss(config: Config, loop: Loop | None = None):
@@ -107,9 +103,13 @@ def make_loss(config: Config, loop: Loop | None = None):
 
 def make_step(config: Config, plan=None):
     """step(state, batch) -> (state, metrics). `plan`: a jaxmem.Plan, or None to keep everything."""
-    by_layer = {"released": accumulate.released, "in_place": accumulate.added_in_place}
-    if config.optimizer.accumulation in by_layer:
-        return _step(config, by_layer[config.optimizer.accumulation](config, plan))
+    if config.optimizer.accumulation == "in_place":
+        return _step(config, accumulate.added_in_place(config, plan))
+    if config.optimizer.accumulation == "released":
+        released = accumulate.released_step(config, plan)
+        put = lambda s, pair: dataclasses.replace(s, params=pair[0], moments=pair[1])
+        step = _step(config, accumulate.released(released))
+        return released.within(step, get=lambda s: (s.params, s.moments), put=put)
     return step_over(
         config,
         stacked(plan) if config.model.loop == "stack" else scanned(jaxmem.remat_policy(plan)),

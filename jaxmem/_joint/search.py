@@ -61,25 +61,49 @@ class Search:
         """
         while len(self.tried) < MOST_COMPILES:
             found = self.agreed()
-            if found is None or any(found.counts == t.answer.counts for t in self.tried):
+            if found is None or self._is_tried(found):
                 break
-            predicted = self.expected(found)
-            LOG.info(
-                "compile %d of at most %d: %s", len(self.tried) + 1, MOST_COMPILES, found.places
-            )
-            try:
-                placed = self.steps.compile(self.assignment(found), found.places)
-            except StepError as error:
-                # XLA has defects: one answer that meets them takes nothing from those before.
-                if not self.tried:
-                    raise
-                LOG.warning("a plan is left out: %s", str(error)[:400])
+            if (trial := self._compiled(found)) is None:
                 break
-            self.tried.append(Trial(found, predicted, placed))
-            self.error += placed.total_bytes - predicted
-            if self.fits(placed) and self._is_enough(found, placed):
+            if self.fits(trial.placed) and self._is_enough(found, trial.placed):
                 break
+        if self.tried and not self.fitting:
+            self._try_safer()
         return min(self.fitting, key=lambda t: t.answer.cautious_seconds, default=None)
+
+    def _try_safer(self) -> None:
+        """Where compiles taught unlike errors, and none was within the room: tries an answer that
+        fits by more than these errors differ, and the least.
+        """
+        errors = [t.placed.total_bytes - self._walked_of(t.answer) for t in self.tried]
+        self.error = 2 * max(errors) - min(errors)
+        for find in (self.agreed, self.least):
+            found = find()
+            if found is None or self.fitting or self._is_tried(found):
+                continue
+            if self.question.room is None or self._walked_of(found) <= self.question.room:
+                self._compiled(found)
+
+    def _compiled(self, found: Answer) -> Trial | None:
+        """Compiles an answer, and learns from it; None where XLA refuses it, and others were
+        compiled before.
+        """
+        predicted = self.expected(found)
+        LOG.info("compile %d: %s", len(self.tried) + 1, found.places)
+        try:
+            placed = self.steps.compile(self.assignment(found), found.places)
+        except StepError as error:
+            # XLA has defects: one answer that meets them takes nothing from those before.
+            if not self.tried:
+                raise
+            LOG.warning("a plan is left out: %s", str(error)[:400])
+            return None
+        self.tried.append(Trial(found, predicted, placed))
+        self.error = placed.total_bytes - self._walked_of(found)
+        return self.tried[-1]
+
+    def _is_tried(self, found: Answer) -> bool:
+        return any(found.counts == t.answer.counts for t in self.tried)
 
     @property
     def fitting(self) -> list[Trial]:
@@ -119,7 +143,10 @@ class Search:
 
     def expected(self, found: Answer) -> int:
         """Bytes of the device that a step under an answer is expected to compile to."""
-        return self.walked(self.assignment(found), found.places) + self.error
+        return self._walked_of(found) + self.error
+
+    def _walked_of(self, found: Answer) -> int:
+        return self.walked(self.assignment(found), found.places)
 
     def walked(self, assignment: Assignment, places: Places) -> int:
         key = repr(sorted(assignment.actions.items())), places

@@ -20,6 +20,7 @@ from jaxmem._released.form import check_pair
 from jaxmem._released.step import ReleasedStep
 from jaxmem._states.places import HOST, Places
 from jaxmem._states.stacks import masters_of
+from jaxmem._states.within import opened
 from jaxmem._xla.backend import Backend
 from jaxmem._xla.compiled import Compiled
 from jaxmem.errors import StepError
@@ -54,10 +55,11 @@ class PlacedSteps:
     def __init__(self, build, args: tuple, backend: Backend):
         self.build, self.backend = build, backend
         self.compiles, self.seconds = 0, 0.0
-        self._step = _released(build(None))
+        self._made = build(None)
+        self._step, self._pair = _released(self._made)
         if not args:
             raise StepError("plan: got no arguments; expected the step's, its state first")
-        check_pair(self._step.model, args[0])
+        check_pair(self._step.model, self._pair(args[0]))
         # A step that is compiled to run here knows its devices, of which shapes need not tell.
         here = SingleDeviceSharding(jax.local_devices()[0]) if backend.target.local else None
         self._state = jax.tree.map(lambda a: _shape(a, here), args[0])
@@ -70,21 +72,22 @@ class PlacedSteps:
 
     @property
     def layers(self) -> int:
-        return self._step.model.count(self._state[0])
+        return self._step.model.count(self._pair(self._state)[0])
 
     @property
     def split(self) -> Callable:
         """Moves a state, as the released step does."""
-        return self._step.split
+        return self._made.split
 
     def args_at(self, places: Places) -> tuple:
         """The step's arguments with the state at `places`, as shapes."""
-        return self._step.split(self._state, **places.split), *self._others
+        return self._made.split(self._state, **places.split), *self._others
 
     def states(self) -> States:
         """What the step's states take."""
-        model, (params, _), layers = self._step.model, self._state, self.layers
-        stacks, *_ = self._step.optimizer.opened(model, *self._state)
+        model, layers = self._step.model, self.layers
+        params, state = self._pair(self._state)
+        stacks, *_ = self._step.optimizer.opened(model, params, state)
         of = lambda places: _bytes(self.args_at(places))
         whole = Places(layers, layers)
         resident, _ = of(whole)
@@ -133,13 +136,16 @@ class PlacedSteps:
         return compiled.total_bytes - host, host
 
 
-def _released(step) -> ReleasedStep:
-    """The released step that `build` returned. Raises StepError for anything else."""
+def _released(made) -> tuple[ReleasedStep, Callable]:
+    """The released step that `build` returned, or that is within it, and what takes its pair out of
+    a state. Raises StepError for anything else.
+    """
+    step, pair = opened(made)
     if not isinstance(step, ReleasedStep):
         raise StepError(
             f"plan: states are placed, and `build` returned {type(step).__name__}; expected what"
-            " jaxmem.released_step returns, whose states can be split: return it as it is, or plan"
-            " without 'states' in `decide`"
+            " jaxmem.released_step returns, whose states can be split, or its `within` where a step"
+            " of your own calls it; or plan without 'states' in `decide`"
         )
     if step.clip.how == "norm":
         raise StepError(
@@ -147,7 +153,7 @@ def _released(step) -> ReleasedStep:
             " backward runs twice: expected clip=('component', c) or ('value', c), or a plan"
             " without 'states' in `decide`"
         )
-    return step
+    return step, pair
 
 
 def _shape(a, here) -> jax.ShapeDtypeStruct:

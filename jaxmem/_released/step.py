@@ -23,6 +23,7 @@ from jaxmem._released.form import (
 )
 from jaxmem._released.model import Model, Optimizer
 from jaxmem._states.shards import placed, shards
+from jaxmem._states.within import Within
 from jaxmem.errors import OptimizerError
 
 
@@ -139,6 +140,16 @@ class ReleasedStep:
         """
         state = self._of_arrays("joined", state)
         return placement.joined(self.model, self.optimizer, state)
+
+    def within(self, step: Callable, get: Callable, put: Callable) -> Within:
+        """Makes of a function that calls this step, and whose state holds more than a pair, one
+        whose states can be placed: for `jaxmem.plan(..., decide=("actions", "states"))`.
+
+        step: `step(state, *args)`, the state in any form that you like.
+        get: `get(state)`, the pair of parameters and optimizer's state that this step is given.
+        put: `put(state, pair)`, the state with this pair in place of its own.
+        """
+        return Within(self, step, get, put)
 
     def __call__(self, state, batch, key=None):
         check_pair(self.model, state)

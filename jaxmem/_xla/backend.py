@@ -200,9 +200,7 @@ class Deviceless(Backend):
         exported, donated = self._export(traced)
         self._tell_of_idle_devices(exported)
         options = options_of(self.target.platform, traced)
-        asked = "".join(f"{k}={v} " for k, v in options.items())
-        device, program = f"{self.target} {self.device}", _program_text(exported, donated)
-        program = asked.encode() + program
+        device, program = f"{self.target} {self.device}", _program(exported, donated, options)
         # A stored result has all that a search reads; nothing could run here in any case.
         if (known := self.database.read_compile(device, program)) is not None:
             with contextlib.suppress(TypeError):  # written by another version of jaxmem
@@ -291,13 +289,11 @@ def _accepted(compiled: Compiled, traced) -> "concurrent.futures.Future[Built]":
     return future
 
 
-def _program_text(exported: bytes, donated: tuple[int, ...]) -> bytes:
-    """What decides a compile's result: the program, without its places in the user's source, and
-    which arguments are donated, since that changes its bytes.
-    """
+def _program(exported: bytes, donated: tuple[int, ...], options: dict) -> bytes:
+    """What decides a compile's result; the program's places in the user's source do not."""
     # MLIR names a place in the source as `loc(#loc7)` or `loc("...")` after an operation, and
     # defines it in a line `#loc7 = ...`. Without them a step that moved in its file is found
     # again.
     text = export.deserialize(bytearray(exported)).mlir_module()
     text = re.sub(r'loc\((#loc\d*|"[^"]*")\)|^#loc.*\n', "", text, flags=re.MULTILINE)
-    return f"{donated} {text}".encode()
+    return f"{donated} {options or ''} {text}".encode()

@@ -2,7 +2,9 @@
 
 import types
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from jaxmem._counts.lanes import Link
 from jaxmem._counts.layer import States, Way
@@ -32,7 +34,8 @@ class Steps:
         self.compiles += 1
         if self.compiles in self.fails:
             raise StepError("XLA could not compile the step")
-        total = self.told(assignment, places) + self.more
+        more = self.more(places) if callable(self.more) else self.more
+        total = self.told(assignment, places) + more
         return types.SimpleNamespace(total_bytes=total, host_bytes=0)
 
 
@@ -79,6 +82,24 @@ def test_what_compiles_teach_is_reckoned_with():
     assert best.placed.total_bytes <= 800 * MB
     assert one.error == 150 * MB
     assert len(one.tried) <= 3
+
+
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(
+    st.lists(st.integers(0, 400), min_size=7, max_size=7),
+    st.integers(500, 1500).map(lambda m: m * MB),
+)
+def test_whatever_compiles_take_more_a_plan_is_found_where_the_least_compiles(more, room):
+    of_places = lambda places: more[places.persist] * MB + places.copies * more[0] * MB // 8
+    one = search(room, sums, more=of_places)
+    least = one.least()
+    assert least is not None
+    total = sums(one.assignment(least), least.places) + of_places(least.places)
+    best = one.run()
+    assert len(one.tried) <= 5
+    if total <= room:
+        assert best is not None
+        assert best.placed.total_bytes <= room
 
 
 def test_one_answer_that_xla_does_not_compile_takes_nothing_from_those_before():

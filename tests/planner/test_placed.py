@@ -85,6 +85,40 @@ def test_where_everything_fits_states_stay_on_the_device(tmp_path):
     assert np.isfinite(metrics["loss"])
 
 
+def counted(plan, microbatches=2):
+    """A step with a state of its own, which holds the pair and counts."""
+    released = build(plan, microbatches)
+
+    def step(state, batch):
+        pair, metrics = released(state["pair"], batch)
+        return {"pair": pair, "count": state["count"] + 1}, metrics
+
+    put = lambda state, pair: {**state, "pair": pair}
+    return released.within(step, get=lambda state: state["pair"], put=put)
+
+
+def test_a_state_that_holds_more_than_a_pair_is_placed_and_trains_alike():
+    state = {"pair": first(), "count": jnp.zeros((), jnp.int32)}
+    budget = int((0.6 if STREAMS else 40.0) * nbytes(first())) + 2**19
+    plan = jaxmem.plan(counted, state, batch(), budget=budget, decide=BOTH)
+    if STREAMS:
+        assert plan.places == planned(0.6).places
+    state = plan.place(state)
+    assert in_host_memory(state) == plan.host_bytes
+    assert (plan.host_bytes > 0) == STREAMS
+    plain, other = jax.jit(build(None), donate_argnums=0), first()
+    for _ in range(3):
+        state, found = plan.step(state, batch())
+        other, wanted = plain(other, batch())
+        np.testing.assert_allclose(found["loss"], wanted["loss"], rtol=1e-3)
+    assert int(state["count"]) == 3
+    # The form that no placement changes, beside what is no part of the pair.
+    whole = counted(None).joined(state)
+    shape = lambda a: (a.shape, a.dtype)
+    assert jax.tree.map(shape, whole["pair"]) == jax.tree.map(shape, other)
+    assert int(whole["count"]) == 3
+
+
 def saved(plan, folder):
     plan.save(folder / "plan.json")
     return jaxmem.Plan.load(folder / "plan.json")

@@ -120,6 +120,13 @@ TEXT = [
     ("states.persist=1", "optimizer.accumulation: got 'scan' beside states.persist; allowed"),
     ("states.persist=99", "states.persist: got 99; allowed: at most model.layers, "),
     ("states.persist=-1", "states.persist: got -1; allowed: at least 0"),
+    ("states.copies=1", "states.copies: got 1 without states.persist; allowed beside"),
+    ('plan.decide=["states"]', "plan.decide: got ['states']; allowed: ['actions'], or"),
+    ('plan.decide=["actions", "places"]', "plan.decide[1]: got 'places'"),
+    (
+        'plan.decide=["actions", "states"]',
+        "optimizer.accumulation: got 'scan' beside plan.decide = ['actions', 'states']; allowed",
+    ),
     ("plan.budget=lots", "plan.budget: `budget` is 'lots'; expected"),
     ("plan.budget=0GB", "plan.budget: `budget` is '0GB'"),
     ("plan.budget=0", "plan.budget: `budget` is 0"),

@@ -253,7 +253,7 @@ def whole_bert(config, key):
 def test_a_bert_may_be_given_to_start_from():
     config = config_of()
     pretrained = jax.jit(functools.partial(whole_bert, config))(jax.random.key(5))
-    state = glue_experiment(pretrained).first_state(config)
+    state = glue_experiment(pretrained).first_state(config, None)
     for name in glue_model.ENCODER:
         jax.tree.map(np.testing.assert_array_equal, state.params[name], pretrained[name])
     assert state.params.keys() == {*glue_model.ENCODER, "pooler", "classifier"}

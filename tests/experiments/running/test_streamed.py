@@ -133,14 +133,14 @@ def test_a_run_goes_on_from_the_joined_form(model, n, persist, other, text):
         return state, found
 
     step = prepare(same).step
-    state, first = trained(step, TEXT.first_state(same), (1, 2))
+    state, first = trained(step, TEXT.first_state(same, None), (1, 2))
     # Copies, since arrays that move are deleted where they were.
     saved = jax.tree.map(np.array, joined(same, state))
     shapes = jax.eval_shape(functools.partial(init_state, same))
     like = lambda tree: jax.tree.map(lambda a: (a.shape, a.dtype), tree)
     assert like(saved) == like(shapes)
     restored = lambda config: placed(config, jax.tree.map(jnp.asarray, saved))
-    whole = trained(step, TEXT.first_state(same), (1, 2, 3, 4))[1]
+    whole = trained(step, TEXT.first_state(same, None), (1, 2, 3, 4))[1]
     assert whole[:2] == first
     assert trained(step, restored(same), (3, 4))[1] == whole[2:]
     got = trained(prepare(changed).step, restored(changed), (3, 4))[1]
@@ -166,6 +166,17 @@ def test_states_that_stream_count_in_a_plan():
     small = "model.layers=2", "train.microbatches=1", "train.batch=4", "plan.actions=lossless"
     config = config_of("gpt", *small, "states.persist=0", "plan.budget=3.3MB")
     check_plan(new_plan(config), config)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="XLA:CPU copies host stacks")
+def test_a_plan_says_where_states_lie_and_the_run_trains_so(resident, text, tmp_path):
+    decide = 'plan.decide=["actions", "states"]'
+    got = losses(tmp_path / "out", text, decide, "plan.budget=1.85MB", "plan.actions=lossless")
+    plan = Plan.load(tmp_path / "out" / "plan.json")
+    assert plan.compiled_bytes <= plan.budget_bytes
+    assert plan.places.persist < 3
+    assert plan.host_bytes > 0
+    np.testing.assert_allclose(got, resident, rtol=1e-6)
 
 
 @pytest.mark.slow
