@@ -72,4 +72,5 @@ REDUCTIONS = frozenset({
 # They write into their operand's memory, where nothing else reads that.
 IN_PLACE = frozenset({
     "scan", "while", "dynamic_update_slice", "scatter", "scatter-add", "scatter_add",
+    "psum", "psum_invariant",
 })  # fmt: skip

@@ -39,10 +39,6 @@ class Accumulated:
     def axis_name(self) -> str | None:
         return self.tx.rule.axis_name
 
-    @property
-    def is_checked(self) -> bool:
-        return True
-
     def init(self, model: Model, params):
         return self.tx.init(params)
 

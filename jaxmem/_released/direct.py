@@ -69,11 +69,6 @@ class Direct:
     tx: optax.GradientTransformation
     axis_name: str | None
 
-    @property
-    def is_checked(self) -> bool:
-        # Behind a barrier beside what varies all varies, by the types of jax 0.10.
-        return False
-
     def init(self, model: Model, params):
         """The first state, of all layers at once."""
         of = Components.of(self.tx, model, model.one_layer(params))

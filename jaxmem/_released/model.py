@@ -161,11 +161,6 @@ class Optimizer(Protocol):
         """The mesh axis of data parallelism; None on one device."""
         ...
 
-    @property
-    def is_checked(self) -> bool:
-        """Whether types tell that what it makes of undivided states is equal on all devices."""
-        ...
-
     def init(self, model: Model, params) -> Any:
         """The first state."""
         ...
