@@ -21,6 +21,7 @@ from jaxmem._joint.search import Search, Trial, with_working
 from jaxmem._joint.steps import PlacedSteps
 from jaxmem._plan.plan import Plan
 from jaxmem._plan.rows import Bytes, Point
+from jaxmem._planner.lanes import timeline_of
 from jaxmem._planner.outcome import option_notes
 from jaxmem._planner.pareto import whole_actions
 from jaxmem._planner.read import Read, read_step
@@ -179,6 +180,7 @@ def _outcome(asked: Asked, best: Trial, limits: Limits, notes: tuple[str, ...]) 
         notes=(*notes, NOT_COMPILED, *option_notes(best.placed.compiled.options)),
         compiler_options=best.placed.compiled.options,
         places=best.answer.places,
+        lanes=timeline_of(question, best.answer, outside),
     ).with_step(best.placed.executable, search.steps.split)
 
 
