@@ -105,12 +105,12 @@ def read_places(build, args: tuple, backend: Backend, limits: Limits, actions, c
     profile, block = step.profile, _stack_of(step.profile, steps)
     others = _others(profile, block)
     others |= {label: {} for label in profile.idle_blocks}
-    link = backend.target.link
+    target = backend.target
     LOG.info("walking through the step, its layers' states in host memory")
     question = Question(
         states,
         with_working(front(profile, block), steps, block.name, others),
-        Link(link, link),
+        Link(*(target.link_ways or (target.link, target.link))),
         block.runs // block.layers,
         limits.room,
         limits.host_room,

@@ -1,5 +1,7 @@
 """Draws the lanes of a step layer by layer, and where the states of its layers lie."""
 
+import itertools
+
 from jaxmem._core.bytes import show_bytes
 from jaxmem._plan.lanes import LANES, PLACED, named
 from jaxmem._plan.plan import Plan
@@ -42,15 +44,15 @@ def places_figure(plan: Plan) -> str:
         f'<svg class="cells" role="img" aria-label="{escape(plan.places or "")}">'
         f"{places(timeline)}{cells}</svg>"
     )
-    lines = [
-        (
-            f'<i class="key block p-{group.place}"></i>{escape(named(start, group.count))}',
-            escape(PLACED[group.place]),
-            group.count * group.device_bytes,
-            group.count * group.host_bytes,
-        )
-        for start, group in timeline.numbered()
-    ]
+    lines = []
+    # Layers of one place stand together, whatever becomes of their tensors.
+    for place, run in itertools.groupby(timeline.numbered(), lambda pair: pair[1].place):
+        starts, groups = zip(*run)
+        words = named(starts[0], sum(group.count for group in groups))
+        here = sum(group.count * group.device_bytes for group in groups)
+        there = sum(group.count * group.host_bytes for group in groups)
+        mark = f'<i class="key block p-{place}"></i>{escape(words)}'
+        lines.append((mark, escape(PLACED[place]), here, there))
     outer = timeline.outer_device_bytes, timeline.outer_host_bytes
     if any(outer):
         where = "in host memory" if timeline.outer_host_bytes else "on the device"
