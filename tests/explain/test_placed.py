@@ -1,5 +1,6 @@
 """A plan that places states is explained with its states where it says, here and for a GPU."""
 
+import collections
 import functools
 
 import jax
@@ -16,7 +17,7 @@ from jaxmem._joint.steps import PlacedSteps
 from jaxmem._profile.profile import block_classes
 from jaxmem._states.places import HOST, Places
 from jaxmem._xla.backend import backend_for
-from jaxmem.errors import PlanFileError, StepError
+from jaxmem.errors import PlanFileError, StepError, TargetError
 from jaxmem.plans import Target
 from tests.shared import plans, tiny_lm
 
@@ -105,3 +106,26 @@ def test_the_plan_of_another_model_is_refused():
         jaxmem.explain(build, shapes(), BATCH, plan=plan(fingerprint="abc"))
     with pytest.raises(StepError, match="expected what jaxmem.released_step returns"):
         jaxmem.explain(lambda plan: jax.jit(build(plan)), shapes(), BATCH, plan=plan())
+
+
+@pytest.mark.slow
+def test_for_a_gpu_what_streams_is_named():
+    def explained():
+        return jaxmem.explain(build, shapes(), BATCH, plan=plan(), target="h200")
+
+    if jax.__version_info__ < (0, 11, 1):
+        with pytest.raises(TargetError, match="host memory"):
+            explained()
+        return
+    found = explained()
+    add_up(found)
+    assert "state[0]['blocks'].parts[1]['up'] f32[4," in names(found.host_parts)
+    layers = nbytes(shapes()[0]["blocks"]) * 4 // 6
+    moved = collections.Counter()
+    for one in found.transfers:
+        if one.in_loop:
+            moved[one.name, one.to_host] += one.bytes
+    # Parameters are fetched in the forward and in the backward, moments in the backward alone.
+    tree, mu = "state[0]['blocks']", "state[1].mu"
+    assert (moved[tree, False], moved[tree, True]) == (2 * layers, layers)
+    assert (moved[mu, False], moved[mu, True]) == (layers, layers)
