@@ -5,8 +5,9 @@ states are placed the lanes of the step.
 from html import escape
 from typing import TYPE_CHECKING
 
+from jaxmem._core.bytes import show_bytes
 from jaxmem._plan import timeline_text
-from jaxmem._plan.lanes import PLACED
+from jaxmem._plan.lanes import PLACED, named
 from jaxmem._plan.text import HEAD, cells, summary
 from jaxmem._plan.timeline_figure import Panel, colour, panels, places
 
@@ -34,11 +35,11 @@ def html(plan: "Plan") -> str:
 
 def lanes(timeline: "Timeline") -> str:
     """Where states lie, and the lanes of a step."""
-    found = dict.fromkeys(group.place for group in timeline.groups)
-    key = ", ".join(
+    key = "<br>".join(
         f'<span style="display:inline-block;width:.8em;height:.8em;background:{colour(place)}'
-        f'"></span> {escape(PLACED[place])}'
-        for place in found
+        f'"></span> {named(start, count)}, {escape(PLACED[place])}: {show_bytes(here)} on the'
+        f" device, {show_bytes(there)} in host memory"
+        for place, start, count, here, there in timeline.by_place()
     )
     below = "<br>".join(map(escape, timeline_text.summary(timeline)))
     drawn = "".join(map(_panel, panels(timeline)))

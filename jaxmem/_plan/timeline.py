@@ -4,6 +4,7 @@ plan's file holds.
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,6 +79,19 @@ class Timeline:
             starts.append((start, group))
             start += group.count
         return starts
+
+    def by_place(self) -> list[tuple[str, int, int, int, int]]:
+        """The layers of one place together, whatever becomes of their tensors: the place, the
+        number of the first layer, how many they are, and the bytes of their states on the device
+        and in host memory.
+        """
+        found = []
+        for place, run in itertools.groupby(self.numbered(), lambda pair: pair[1].place):
+            starts, groups = zip(*run)
+            here = sum(group.count * group.device_bytes for group in groups)
+            there = sum(group.count * group.host_bytes for group in groups)
+            found.append((place, starts[0], sum(g.count for g in groups), here, there))
+        return found
 
     def _runs(self) -> Iterator[tuple[Pass, int]]:
         for group in self.groups:

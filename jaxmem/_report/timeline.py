@@ -1,7 +1,5 @@
 """Draws the lanes of a step layer by layer, and where the states of its layers lie."""
 
-import itertools
-
 from jaxmem._core.bytes import show_bytes
 from jaxmem._plan.lanes import LANES, PLACED, named
 from jaxmem._plan.plan import Plan
@@ -45,14 +43,9 @@ def places_figure(plan: Plan) -> str:
         f"{places(timeline)}{cells}</svg>"
     )
     lines = []
-    # Layers of one place stand together, whatever becomes of their tensors.
-    for place, run in itertools.groupby(timeline.numbered(), lambda pair: pair[1].place):
-        starts, groups = zip(*run)
-        words = named(starts[0], sum(group.count for group in groups))
-        here = sum(group.count * group.device_bytes for group in groups)
-        there = sum(group.count * group.host_bytes for group in groups)
-        mark = f'<i class="key block p-{place}"></i>{escape(words)}'
-        lines.append((mark, escape(PLACED[place]), here, there))
+    for place, start, count, *sizes in timeline.by_place():
+        mark = f'<i class="key block p-{place}"></i>{escape(named(start, count))}'
+        lines.append((mark, escape(PLACED[place]), *sizes))
     outer = timeline.outer_device_bytes, timeline.outer_host_bytes
     if any(outer):
         where = "in host memory" if timeline.outer_host_bytes else "on the device"
