@@ -14,5 +14,6 @@ from jaxmem._hand.estimate import estimate as estimate
 from jaxmem._hand.price import price as price
 from jaxmem._plan.difference import difference as difference
 from jaxmem._plan.plan import Plan as Plan
+from jaxmem._plan.timeline import Timeline as Timeline
 from jaxmem._report.report import report as report
 from jaxmem._xla.compiled import compiled_bytes as compiled_bytes

@@ -64,6 +64,8 @@ LIBRARY = {
         "_blocks",
         "_profile",
         "_codecs",
+        "_states",
+        "_joint",
         "_plan",
         "_memory",
     ),

@@ -9,7 +9,7 @@ import pathlib
 
 from jaxmem._core.files import read_json, write_json
 from jaxmem._device.gpus import GPUS, gpu_of_kind
-from jaxmem._device.rates import MEASURED, NAMES
+from jaxmem._device.rates import MEASURED, NAMES, WAYS
 from jaxmem._device.rates import datasheet as rates_by_datasheet
 from jaxmem.errors import TargetError
 
@@ -21,13 +21,14 @@ POINTS = {
     "flops_f32": ("matmul_float32",),
     "link": ("link_to_host", "link_to_device"),
     "codec": ("codec_encode", "codec_decode"),
-}
+} | {way: (way,) for way in WAYS}
 PLAUSIBLE = 0.05, 1.2  # of the datasheet's: outside of this something else was measured
 
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """What `calibrate` read and wrote. Rates are by name (`rates.NAMES`), in B/s and FLOP/s.
+    """What `calibrate` read and wrote. Rates are by name (`rates.NAMES` and `rates.WAYS`), in B/s
+    and FLOP/s.
 
     gpu: the GPU's name in the table.
     datasheet: the rates by its datasheet.
@@ -44,7 +45,7 @@ class Calibration:
         lines = [f"{self.gpu}: measured, datasheet, share"]
         for name, rate in self.measured.items():
             lines.append(
-                f"  {name:12} {rate:.4g}  {self.datasheet[name]:.4g} "
+                f"  {name:14} {rate:.4g}  {self.datasheet[name]:.4g} "
                 f" {rate / self.datasheet[name]:.1%}"
             )
         return "\n".join([*lines, f"written to {self.path}"])
@@ -74,8 +75,10 @@ def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -
             f"calibrate: {str(path)!r} is of device {kind!r}; expected one of {', '.join(GPUS)}:"
             " add it to jaxmem/_device/gpus.py"
         )
-    datasheet = dataclasses.asdict(rates_by_datasheet(gpu))
-    measured = {name: min(_rate(data, point, path) for point in POINTS[name]) for name in NAMES}
+    sheet = rates_by_datasheet(gpu)
+    datasheet = dataclasses.asdict(sheet) | dict.fromkeys(WAYS, sheet.link)
+    names = (*NAMES, *WAYS)
+    measured = {name: min(_rate(data, point, path) for point in POINTS[name]) for name in names}
     for name, rate in measured.items():
         low, high = PLAUSIBLE
         if not low * datasheet[name] <= rate <= high * datasheet[name]:

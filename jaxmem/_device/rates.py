@@ -5,6 +5,7 @@ datasheet's.
 import dataclasses
 import json
 import pathlib
+from typing import Any
 
 from jaxmem._device.gpus import Gpu
 
@@ -20,7 +21,7 @@ class Rates:
     bandwidth: of its memory, B/s.
     flops_16bit: of float16 and bfloat16 matrix products with float32 sums, FLOP/s.
     flops_f32: of float32 matrix products as XLA runs them by default, FLOP/s.
-    link: of the host link, B/s each way.
+    link: of the host link, B/s each way, the slower of which counts.
     codec: of codecs' kernels, B/s that they read and write together.
     """
 
@@ -32,6 +33,8 @@ class Rates:
 
 
 NAMES = tuple(f.name for f in dataclasses.fields(Rates))
+# The host link's rates to the device and to the host, B/s. Files of older checks lack them.
+WAYS = "link_to_device", "link_to_host"
 
 
 def datasheet(gpu: Gpu) -> Rates:
@@ -42,8 +45,20 @@ def datasheet(gpu: Gpu) -> Rates:
 
 def rates_of(gpu: Gpu) -> Rates:
     """Returns the rates that plans for this GPU are priced by."""
+    found = _measured(gpu)
+    return Rates(*(float(found[name]) for name in NAMES)) if found else datasheet(gpu)
+
+
+def link_ways(gpu: Gpu) -> tuple[float, float] | None:
+    """Returns the host link's rates to the device and to the host, None where no check measured
+    both.
+    """
+    found = _measured(gpu)
+    there, back = (found.get(way) for way in WAYS)
+    return None if there is None or back is None else (float(there), float(back))
+
+
+def _measured(gpu: Gpu) -> dict[str, Any]:
+    """What a check left, empty where none did."""
     path = MEASURED / f"{gpu.name}.json"
-    if not path.exists():
-        return datasheet(gpu)
-    found = json.loads(path.read_text())
-    return Rates(*(float(found[name]) for name in NAMES))
+    return json.loads(path.read_text()) if path.exists() else {}

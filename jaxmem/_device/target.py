@@ -9,7 +9,7 @@ import pathlib
 import re
 
 from jaxmem._device.gpus import GPUS, Gpu, gpu_of_kind
-from jaxmem._device.rates import rates_of
+from jaxmem._device.rates import link_ways, rates_of
 from jaxmem.errors import TargetError
 
 USABLE_FRACTION = 0.95
@@ -26,8 +26,9 @@ class Target:
     runtime says (GPU, TPU), or 90 % of the memory that the machine or its container has (CPU).
 
     Rates are measured ones where `jaxmem calibrate` has left them, else the datasheet's; then
-    `link` is 80 % of the PCIe line's, each way, about what pinned copies reach. For a local CPU,
-    rates are rough estimates; times there are measured anyway.
+    `link` is 80 % of the PCIe line's, each way, about what pinned copies reach. Where a check
+    measured it to the device and to the host, states that are placed are priced by these,
+    `link_ways`. For a local CPU, rates are rough estimates; times there are measured anyway.
     """
 
     name: str  # "local", or a GPU's name
@@ -42,6 +43,7 @@ class Target:
     link: float  # host link, B/s each way
     host_bytes: int  # host memory for offloaded tensors
     cores: int  # multiprocessors of a GPU, cores of a CPU
+    link_ways: tuple[float, float] | None = None  # B/s to the device and to the host, if measured
 
     @property
     def gpu(self) -> Gpu | None:
@@ -125,6 +127,7 @@ def _named(gpu: Gpu, devices: int) -> Target:
         link=rates.link,
         host_bytes=gpu.host_bytes,
         cores=gpu.cores,
+        link_ways=link_ways(gpu),
     )
 
 
@@ -137,6 +140,7 @@ def _local() -> Target:
     if device.platform == "cpu":
         cores = os.cpu_count() or 1
         usable, bandwidth, link = 0.9 * host, _CPU_BANDWIDTH, _CPU_BANDWIDTH
+        ways = None
         matmul = f32 = _CPU_FLOPS_PER_CORE * cores
         platform = "cpu"
     else:
@@ -148,7 +152,7 @@ def _local() -> Target:
             )
         # An unknown device gets modest rates. They matter little, since times are measured.
         gpu = gpu_of_kind(device.device_kind) or GPUS["a10g"]
-        rates, cores = rates_of(gpu), gpu.cores
+        rates, ways, cores = rates_of(gpu), link_ways(gpu), gpu.cores
         bandwidth, matmul, f32, link = (
             rates.bandwidth,
             rates.flops_16bit,
@@ -173,6 +177,7 @@ def _local() -> Target:
         link=link,
         host_bytes=int(0.9 * host) // len(devices),
         cores=cores,
+        link_ways=ways,
     )
 
 

@@ -16,6 +16,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
 from jaxmem._core.profile import BlockClass
 from jaxmem._device.target import Target
+from jaxmem._explain.given import Given, given
 from jaxmem._explain.moved import moved
 from jaxmem._explain.names import Arguments, expected, name_saved, operation, show_array
 from jaxmem._explain.over_time import elsewhere, live
@@ -27,7 +28,6 @@ from jaxmem._memory.explanation import Explanation, Part
 from jaxmem._plan.plan import Plan
 from jaxmem._profile.profile import block_classes
 from jaxmem._xla.backend import Backend, backend_for
-from jaxmem._xla.compiled import Compiled
 from jaxmem.errors import PlanFileError
 
 _ADVICE = {  # for each kind of part, how a sentence names it, and what to do if it holds most
@@ -39,7 +39,8 @@ _ADVICE = {  # for each kind of part, how a sentence names it, and what to do if
     ),
     "arguments": (
         "the step's arguments",
-        "no plan makes them smaller; divide them over devices, or use an optimizer with less state",
+        "no tag's action makes them smaller; divide them over devices, use an optimizer with less"
+        " state, or have the states of a released step placed: decide=('actions', 'states')",
     ),
     "outputs": (
         "outputs beside the arguments",
@@ -80,7 +81,9 @@ def explain(
 
     build: `build(plan)` returns the step, as for `jaxmem.plan`.
     args: the step's arguments: arrays, modules or `jax.ShapeDtypeStruct`s.
-    plan: the plan to explain the step under; None means everything kept.
+    plan: the plan to explain the step under; None means everything kept. Where it places states,
+      the state of the arguments may lie anywhere: it is explained at the plan's places, and with
+      everything kept on the device.
     target: "local", or a GPU such as "h200" or "a100-80gb:8" that need not be there.
     beside: whether to explain the step with everything kept too, as the explanation's `beside`,
       where a plan is given that keeps less.
@@ -92,26 +95,28 @@ def explain(
     what is there at the peak, its `live` what is there over the schedule, None where XLA tells no
     history, and its `transfers` what a GPU's step moves to host memory and back.
 
-    Raises StepError for a step that cannot be traced or compiled, or whose buffer assignment cannot
-    be read, PlanFileError for a plan that was made for another model, TargetError for a target that
-    cannot be compiled for.
+    Raises StepError for a step that cannot be traced or compiled, whose buffer assignment cannot be
+    read, or that is not released where the plan places states, PlanFileError for a plan that was
+    made for another model, TargetError for a target that cannot be compiled for.
     """
     target = Target.parse(target)
     build = with_microbatches(build, None if plan is None else plan.microbatches)
-    found = trace(build, Assignment.nothing(), args)[1]  # as `plan` finds blocks
-    jaxpr, shards = found.jaxpr, shards_of(found, args, target.devices)
-    blocks = block_classes(jaxpr, shards) if find_blocks(jaxpr.jaxpr).instances else []
-    # Another model's plan would name tags and blocks that this step lacks.
-    if plan is not None and plan.fingerprint != (found := plan_fingerprint(blocks)):
-        raise PlanFileError(
-            f"explain: the plan is for another model: its `fingerprint` is {plan.fingerprint}, and"
-            f" the model's is {found}:"
-            " it has other layers, shapes, dtypes or tags; plan this model anew"
-        )
     with backend_for(target, workers=1) as backend:
+        planned, whole = given(plan, build, args, backend)
+        found = trace(build, Assignment.nothing(), planned.args)[1]  # as `plan` finds blocks
+        jaxpr, shards = found.jaxpr, shards_of(found, planned.args, target.devices)
+        blocks = block_classes(jaxpr, shards) if find_blocks(jaxpr.jaxpr).instances else []
+        # Another model's plan would name tags and blocks that this step lacks.
+        if plan is not None and plan.fingerprint != (found := plan_fingerprint(blocks)):
+            raise PlanFileError(
+                "explain: the plan is for another model: its `fingerprint` is"
+                f" {plan.fingerprint}, and the model's is {found}:"
+                " it has other layers, shapes, dtypes or tags; plan this model anew"
+            )
 
         def of(plan: Plan | None) -> Explanation:
-            found = _explained(backend, trace(build, plan, args)[1], args, plan, blocks)
+            own = whole if plan is None else planned
+            found = _explained(backend, trace(build, plan, own.args)[1], own, plan, blocks)
             if _largest(found.parts)[0] != "untagged":
                 return found
             tensors = listed(unnamed(jaxpr, shards))
@@ -127,30 +132,32 @@ def explain(
 def _explained(
     backend: Backend,
     traced: jax.stages.Traced,
-    args: tuple,
+    given: Given,
     plan: Plan | None,
     blocks: Sequence[BlockClass],
 ) -> Explanation:
     """Compiles a step, and explains it.
 
-    traced, args: the step under the plan, as `jaxmem._jax.step.trace` returns it, and its
+    traced, given: the step under the plan, as `jaxmem._jax.step.trace` returns it, and its
       arguments.
     blocks: those that it has under every plan.
     """
     # What the compiled program holds, and what its blocks should save under the plan.
     compiled, full = backend.explain(traced)
+    arguments = Arguments(traced, given.args)
+    full = given.apart(full, arguments)
     actions = None if plan is None else plan.actions
     decided = as_decided(blocks, actions or ())
     saved, layers = expected(decided, actions), {block.layers for block in decided}
     names = name_saved(elsewhere(full), saved, layers) | name_saved(full, saved, layers)
-    arguments = Arguments(traced, args)
-    found = _explanation(full, compiled, names, arguments, str(backend.target), plan)
+    sizes = given.sizes(compiled)
+    found = _explanation(full, sizes, names, arguments, str(backend.target), plan)
     return dataclasses.replace(found, transfers=moved(compiled.transfers, arguments, saved))
 
 
 def _explanation(
     full: Peak,
-    compiled: Compiled,
+    sizes: tuple[int, int],
     names: dict[Held, tuple[str, str]],
     arguments: Arguments,
     target: str,
@@ -159,7 +166,7 @@ def _explanation(
     """Gives every buffer its class, and adds classes up.
 
     full: what the compiled program holds.
-    compiled: its bytes.
+    sizes: its bytes on the device, and in host memory.
     names: kind and part of the buffers that are saved for the backward.
     arguments: names of its arguments and results.
     target, plan: what it was compiled for, and under which plan.
@@ -173,7 +180,7 @@ def _explanation(
     place = lambda h: _place(h, names, layers, arguments)
     for h in full.held:
         rows[h.host].append((*place(h), h.bytes))
-    for host, total in ((False, compiled.total_bytes), (True, compiled.host_bytes)):
+    for host, total in zip((False, True), sizes):
         # So that parts add up to the step's bytes, whatever XLA leaves out of its assignment.
         rest = total - sum(size for *_, size in rows[host])
         if rest > 0:
@@ -183,13 +190,13 @@ def _explanation(
     return Explanation(
         target=target,
         plan="everything kept" if plan is None or plan.keeps_everything else "under the plan",
-        total_bytes=compiled.total_bytes,
-        host_bytes=compiled.host_bytes,
+        total_bytes=sizes[0],
+        host_bytes=sizes[1],
         peak_at=_where(full, layers),
         parts=parts,
         host_parts=host_parts,
-        advice=_advice(parts, compiled.total_bytes),
-        live=live(full, compiled.total_bytes, place),
+        advice=_advice(parts, sizes[0]),
+        live=live(full, sizes[0], place),
     )
 
 

@@ -19,6 +19,7 @@ from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions
 from jaxmem._core.profile import BlockClass
 from jaxmem._hlo.held import Held, Peak
 from jaxmem._jax.primitives import RELABELLED
+from jaxmem._states.places import HOST
 
 _PARTS = 8  # an argument with more children than this is one part
 
@@ -208,7 +209,8 @@ class Arguments:
     traced: the step, as `jaxmem._jax.step.trace` returns JAX's stage of it.
     args: what it was traced for.
 
-    The attribute `donated` holds (dtype, shape) of the donated arguments of two dimensions or more.
+    The attribute `donated` holds (dtype, shape) of the donated arguments of two dimensions or more,
+    `hosted` the paths of the arguments that lie in host memory.
     """
 
     def __init__(self, traced: jax.stages.Traced, args: tuple):
@@ -223,6 +225,8 @@ class Arguments:
             list(names) if len(names) == len(avals) else [f"args[{i}]" for i in range(len(avals))]
         )
         self._outputs = list(getattr(info, "result_paths", None) or ())
+        kinds = [getattr(getattr(a, "sharding", None), "memory_kind", None) for _, a in leaves]
+        self.hosted = {name for name, kind in zip(self._names, kinds) if kind == HOST}
         flags = [i.donated for i in jax.tree.leaves(traced.args_info)]
         self.donated = {
             (_xla_dtype(a.dtype), a.shape) for a, given in zip(avals, flags) if given and a.ndim > 1

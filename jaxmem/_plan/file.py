@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxmem._codecs.forms import parse
 from jaxmem._core.actions import Action, Actions, Choice
+from jaxmem._plan import timeline
 from jaxmem._plan.checked import FINITE, WHOLE, Broken, checked, is_number, is_size, is_text
 from jaxmem._plan.rows import Bytes, Measured, Point, Row
 from jaxmem._states.places import DEVICE, HOST, Places
@@ -38,6 +39,8 @@ def write(fields: Mapping[str, Any]) -> dict[str, Any]:
     data |= {name: dataclasses.asdict(fields[name]) for name in _PARTS}
     if fields["places"] is not None:
         data["places"] = dataclasses.asdict(fields["places"])
+    if fields["lanes"] is not None:
+        data["lanes"] = timeline.write(fields["lanes"])
     if fields["microbatches"] is not None:
         data["microbatches"] = fields["microbatches"]
     if fields["compiler_options"]:
@@ -145,6 +148,7 @@ def _fields(data: Any) -> dict[str, Any]:
         "points": tuple(_point(point, f"points[{i}]") for i, point in enumerate(points)),
         "microbatches": number,
         "places": _places(data.get("places")),
+        "lanes": timeline.read(data.get("lanes"), "lanes"),
         "measured": tuple(_measured(one, f"measured[{i}]") for i, one in enumerate(runs)),
     }
 

@@ -11,6 +11,7 @@ from jaxmem._core.files import read_json, write_json
 from jaxmem._core.labels import ranges
 from jaxmem._plan import file, html, text
 from jaxmem._plan.rows import Bytes, Measured, Point, Row
+from jaxmem._plan.timeline import Timeline
 from jaxmem._states.places import Places
 from jaxmem.errors import PlanFileError, StepError
 
@@ -50,6 +51,7 @@ class Plan:
       places: where the states of the layers lie; None where the planner was not asked to.
       compiler_options: XLA's options that the step was compiled with, for `jax.jit`; empty where
         nothing crosses to host memory in a loop.
+      lanes: what `timeline` returns; None where states were not placed, or by an older jaxmem.
     """
 
     actions: Actions
@@ -79,6 +81,7 @@ class Plan:
     measured: tuple[Measured, ...] = ()
     places: Places | None = None
     compiler_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    lanes: Timeline | None = None
     # the executable; it is not saved, and plans that differ in it alone are equal
     _step: Any = dataclasses.field(default=None, repr=False, compare=False)
     # moves a state, where states are placed; likewise
@@ -138,6 +141,22 @@ class Plan:
     def groups(self, block: str) -> tuple[tuple[int, int], ...]:
         """The groups of the block's layers that are decided apart: (start, stop), in order."""
         return ranges(self.actions, block)
+
+    def timeline(self) -> Timeline:
+        """The lanes of a step, layer by layer, in seconds as predicted: compute, copies to the
+        device and to the host, what is written back. `print` draws them; its numbers say what of
+        the copies no work hides.
+
+        Raises StepError for a plan that places no states, whose layers are priced by what each
+        tensor costs and not by lanes, and for one that an older jaxmem wrote.
+        """
+        if self.lanes is None:
+            why = "it places no states" if self.places is None else "an older jaxmem wrote it"
+            raise StepError(
+                f"Plan.timeline: this plan holds no lanes of its layers, since {why}; expected one"
+                " that this jaxmem makes with decide=('actions', 'states')"
+            )
+        return self.lanes
 
     def pareto(self) -> tuple[Point, ...]:
         """Least step time against bytes, as predicted, from the least bytes to everything kept."""

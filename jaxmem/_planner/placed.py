@@ -21,6 +21,7 @@ from jaxmem._joint.search import Search, Trial, with_working
 from jaxmem._joint.steps import PlacedSteps
 from jaxmem._plan.plan import Plan
 from jaxmem._plan.rows import Bytes, Point
+from jaxmem._planner.lanes import timeline_of
 from jaxmem._planner.outcome import option_notes
 from jaxmem._planner.pareto import whole_actions
 from jaxmem._planner.read import Read, read_step
@@ -104,12 +105,12 @@ def read_places(build, args: tuple, backend: Backend, limits: Limits, actions, c
     profile, block = step.profile, _stack_of(step.profile, steps)
     others = _others(profile, block)
     others |= {label: {} for label in profile.idle_blocks}
-    link = backend.target.link
+    target = backend.target
     LOG.info("walking through the step, its layers' states in host memory")
     question = Question(
         states,
         with_working(front(profile, block), steps, block.name, others),
-        Link(link, link),
+        Link(*(target.link_ways or (target.link, target.link))),
         block.runs // block.layers,
         limits.room,
         limits.host_room,
@@ -179,6 +180,7 @@ def _outcome(asked: Asked, best: Trial, limits: Limits, notes: tuple[str, ...]) 
         notes=(*notes, NOT_COMPILED, *option_notes(best.placed.compiled.options)),
         compiler_options=best.placed.compiled.options,
         places=best.answer.places,
+        lanes=timeline_of(question, best.answer, outside),
     ).with_step(best.placed.executable, search.steps.split)
 
 

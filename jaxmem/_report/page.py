@@ -14,6 +14,7 @@ from jaxmem._report.live import live_figure
 from jaxmem._report.svg import breakable, escape
 from jaxmem._report.tables import again, measured, moved, table, why
 from jaxmem._report.tiles import KEPT, difference, error, facts, tiles, without_a_plan
+from jaxmem._report.timeline import lanes_figure, places_figure
 from jaxmem._runs.read import Run
 
 OVER_TIME = (
@@ -24,6 +25,12 @@ OVER_TIME = (
 MOVED = (
     "What one step moves between device and host memory, as compiled, and which part of it moves"
     " while matrix products start. No measurement."
+)
+
+LANES = (
+    "What runs when, as the plan predicts it: copies run beside the work of their layer, and what"
+    " is written back to host memory after it. Where compute waits for them, they are exposed. No"
+    " measurement; the work outside the layers is left out."
 )
 
 PACE = (
@@ -110,6 +117,9 @@ def _memory_and_time(run: Run) -> Iterable[str]:
         memory = _section("Memory", memory_figure(plan), text)
         text = "The fastest plan at every budget, as the planner predicts it."
         yield _beside(memory, _section("Time against budget", time_figure(plan), text))
+        text = f"The states of the layers, in their order{of_each(plan)}: {plan.places}."
+        yield _section("Where states lie", places_figure(plan), text)
+        yield _section("Lanes of a step", lanes_figure(plan), LANES)
     if run.explained is not None:
         budget = plan.budget_bytes if plan else None
         yield _section("Memory over the step", live_figure(run.explained, budget), OVER_TIME)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from jaxmem._core.bytes import show_bytes
+from jaxmem._plan.ticks import nice
 
 Ticks = tuple[tuple[float, str], ...]  # value, and what is written at it
 
@@ -40,7 +41,7 @@ def breakable(text: object) -> str:
 def axis(low: float, high: float) -> Axis:
     """An axis of plain numbers."""
     low, high = _apart(low, high)
-    return Axis(low, high, tuple((v, f"{v:,.10g}") for v in _nice(low, high)))
+    return Axis(low, high, tuple((v, f"{v:,.10g}") for v in nice(low, high)))
 
 
 def bytes_axis(low: float, high: float) -> Axis:
@@ -51,7 +52,7 @@ def bytes_axis(low: float, high: float) -> Axis:
         unit *= 1024
     name = show_bytes(unit).split()[1]
     return Axis(
-        low, high, tuple((v * unit, f"{v:,.10g} {name}") for v in _nice(low / unit, high / unit))
+        low, high, tuple((v * unit, f"{v:,.10g} {name}") for v in nice(low / unit, high / unit))
     )
 
 
@@ -186,14 +187,3 @@ def show_ms(milliseconds: float) -> str:
 def _apart(low: float, high: float) -> tuple[float, float]:
     """The ends of an axis, which must differ: where all values are equal, room is made above."""
     return (low, high) if high > low else (low, low + (abs(low) or 1.0))
-
-
-def _nice(low: float, high: float) -> list[float]:
-    """At most five round numbers between the ends."""
-    rough = (high - low) / 4
-    # The step is the least of 1, 2, 2.5 and 5 times a power of ten that is not below `rough`; the
-    # small terms keep a rounding error from leaving out the ticks at the ends.
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10, 20) if m * power >= rough * (1 - 1e-9))
-    first = math.ceil(low / step - 1e-9)
-    return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]

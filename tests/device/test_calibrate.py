@@ -58,10 +58,27 @@ def test_a_target_takes_what_was_measured(folder):
         50e9,
     )
     assert Target.parse("h100-80gb").bandwidth == GPUS["h100-80gb"].bandwidth
-    assert "bandwidth    4.3e+12  4.8e+12  89.6%" in str(made)
+    assert "bandwidth      4.3e+12  4.8e+12  89.6%" in str(made)
+    assert before.link_ways is None
+    assert after.link_ways == (55e9, 50e9)
+    assert "link_to_device 5.5e+10  5.12e+10  107.4%" in str(made)
     saved = json.loads((folder / "measured" / "h200.json").read_text())
     assert saved["command"] == "c"
     assert list((folder / "measured").iterdir()) == [folder / "measured" / "h200.json"]
+
+
+def test_what_an_older_check_left_is_read(folder):
+    """One rate for both ways."""
+    write(folder, check())
+    calibrate(folder)
+    path = folder / "measured" / "h200.json"
+    saved = json.loads(path.read_text())
+    for way in _rates.WAYS:
+        del saved[way]
+    path.write_text(json.dumps(saved))
+    older = Target.parse("h200")
+    assert (older.link, older.link_ways) == (50e9, None)
+    assert older.bandwidth == 4.3e12
 
 
 def test_another_file_changes_no_target(folder):
@@ -92,6 +109,7 @@ def rows(**changes):
         (rows(copy={"rate": {"median": -1.0}}), "expected a rate above 0"),
         (rows(copy={"rate": {"median": 9e12}}), r"`bandwidth` is 9e\+12.*measure again"),
         (rows(link_to_host={"rate": {"median": 1e6}}), "`link` is 1e"),
+        (rows(link_to_device={"rate": {"median": 90e9}}), r"`link_to_device` is 9e\+10"),
     ],
 )
 def test_results_that_cannot_be_used(folder, data, message):

@@ -179,7 +179,7 @@ def test_a_plan_for_another_model_is_refused():
 
 def test_a_message_of_another_format_is_a_clear_error(monkeypatch):
     whole = backend.compile_dumped
-    broken = lambda lowered: (whole(lowered)[0], b"\x0b\x0c")
+    broken = lambda lowered, options: (whole(lowered, options)[0], b"\x0b\x0c")
     monkeypatch.setattr(backend, "compile_dumped", broken)
     with pytest.raises(StepError, match="buffer assignment .2 bytes. cannot be read"):
         explain(*STEP)

@@ -1,5 +1,6 @@
 """Plans that place states: run on the CPU, written and read, verified, and refused."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,9 +9,15 @@ import numpy as np
 import pytest
 
 import jaxmem
+from jaxmem._core.actions import Action
 from jaxmem._core.files import write_json
+from jaxmem._counts.lanes import Link
+from jaxmem._planner.placed import read_places
+from jaxmem._search.trials import Limits
 from jaxmem._states.places import Places
+from jaxmem._xla.backend import backend_for
 from jaxmem.errors import BudgetError, OptimizerError, PlanFileError, StepError, TargetError
+from jaxmem.plans import Target
 from tests.shared import tiny_lm
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database", "quick_compiles")]
@@ -66,6 +73,9 @@ def test_a_plan_within_less_than_the_states_trains_as_the_step_without_one():
         other, wanted = plain(other, batch())
         np.testing.assert_allclose(found["loss"], wanted["loss"], rtol=1e-3)
     assert "states: " + str(plan.places) in str(plan)
+    assert plan.timeline().seconds == pytest.approx(plan.predicted_seconds)
+    assert sum(group.count for group in plan.timeline().groups) == LAYERS
+    assert plan.timeline().exposed_seconds > 0
     parts = plan.parts
     assert parts.arguments + parts.saved + parts.working == plan.compiled_bytes
 
@@ -76,6 +86,9 @@ def test_where_everything_fits_states_stay_on_the_device(tmp_path):
     assert plan.host_bytes == 0
     again = saved(plan, tmp_path)
     assert again == plan
+    assert again.timeline().seconds == pytest.approx(plan.predicted_seconds)
+    assert [(g.count, g.place) for g in again.timeline().groups] == [(LAYERS, "resident")]
+    assert again.timeline().exposed_seconds == 0
     assert jaxmem.plans.difference(plan, again).figures == {}
     with pytest.raises(StepError, match="was loaded, and knows no step"):
         again.place(first())
@@ -117,6 +130,16 @@ def test_a_state_that_holds_more_than_a_pair_is_placed_and_trains_alike():
     shape = lambda a: (a.shape, a.dtype)
     assert jax.tree.map(shape, whole["pair"]) == jax.tree.map(shape, other)
     assert int(whole["count"]) == 3
+
+
+@pytest.mark.parametrize("ways", [None, (4e9, 3e9)])
+def test_states_are_priced_by_what_was_measured_of_each_way(ways):
+    target = dataclasses.replace(Target.parse("local"), link=5e9, link_ways=ways)
+    limits = Limits(target.usable_bytes, target.usable_bytes, target.host_bytes)
+    kept = (Action.KEEP,)
+    with backend_for(target) as backend:
+        asked = read_places(build, (first(), batch()), backend, limits, (kept, kept), None)
+    assert asked.search.question.link == Link(*(ways or (5e9, 5e9)))
 
 
 def saved(plan, folder):

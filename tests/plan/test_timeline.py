@@ -1,0 +1,233 @@
+"""The timeline of a plan: its sums are the program's, its text and its figure are its numbers, and
+a file holds it.
+"""
+
+import dataclasses
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxmem
+from jaxmem._counts.lanes import Lanes, Link, passes
+from jaxmem._counts.layer import PLACES, Kind, States, Way
+from jaxmem._counts.program import Question, priced
+from jaxmem._plan.lanes import LANES, PLACED, WORK, Pass
+from jaxmem._plan.timeline_figure import CELLS, EXPOSED, panels, places
+from jaxmem._plan.timeline_text import COLUMNS
+from jaxmem._planner.lanes import timeline_of
+from jaxmem._states.places import DEVICE, HOST, Places
+from jaxmem.errors import PlanFileError, StepError
+from tests.shared import plans
+from tests.shared.timelines import OUTSIDE, question, timeline
+
+pytestmark = pytest.mark.core
+MB = 1_000_000
+
+
+def test_lanes_and_places_are_those_of_the_program():
+    assert [lane.key for lane in LANES] == [f.name for f in dataclasses.fields(Lanes)]
+    assert tuple(PLACED) == PLACES
+
+
+@st.composite
+def answers(draw):
+    """Counts of any kinds, whether they fit or not."""
+    seconds = st.integers(0, 50).map(lambda n: n * 1e-3)
+    size = st.integers(0, 40).map(lambda n: n * MB)
+    ways = [
+        Way({}, draw(size), draw(size), draw(seconds), draw(seconds), 0.0, {False: 0, True: 0})
+        for _ in range(2)
+    ]
+    kinds = st.lists(
+        st.tuples(st.sampled_from(PLACES), st.integers(0, 1)), min_size=1, max_size=4, unique=True
+    )
+    counts = {Kind(*kind): draw(st.integers(1, 60)) for kind in draw(kinds)}
+    states = States(sum(counts.values()), *(draw(size) for _ in range(5)))
+    link = Link(draw(st.sampled_from([1e9, 25e9])), draw(st.sampled_from([2e9, 20e9])))
+    asked = Question(states, ways, link, draw(st.integers(1, 4)))
+    return asked, priced(asked, counts, draw(st.sampled_from([DEVICE, HOST]))), draw(seconds)
+
+
+@settings(max_examples=60, deadline=None)
+@given(answers())
+def test_the_sums_are_those_of_the_program(found):
+    asked, answer, outside = found
+    made = timeline_of(asked, answer, outside)
+    whole = answer.seconds + outside
+    assert made.seconds == pytest.approx(whole, abs=1e-12)
+    assert made.layer_seconds == pytest.approx(
+        sum(n * asked.seconds(kind) for kind, n in answer.counts.items()), abs=1e-12
+    )
+    exposed = made.alone_seconds
+    for kind, n in answer.counts.items():
+        own = passes(asked.ways[kind.way], kind.place, asked.states, asked.link)
+        exposed += n * own.exposed(asked.microbatches)
+    assert made.exposed_seconds == pytest.approx(exposed, abs=1e-12)
+    assert sum(made.exposed_by().values()) == pytest.approx(exposed, abs=1e-12)
+    # No second is exposed in which the layers compute.
+    work = made.lane_seconds()[WORK.key]
+    assert work + exposed + outside == pytest.approx(made.seconds, abs=1e-12)
+    assert 0 <= made.exposed_share <= 1
+    hosted = sum(group.count * group.host_bytes for group in made.groups)
+    offloaded = sum(n * asked.ways[kind.way].host_bytes for kind, n in answer.counts.items())
+    assert hosted + made.outer_host_bytes + offloaded == answer.host_bytes
+
+
+@settings(max_examples=40, deadline=None)
+@given(answers())
+def test_marks_are_as_long_as_what_they_stand_for(found):
+    made = timeline_of(*found)
+    drawn = panels(made)
+    if not made.layer_seconds:
+        assert drawn == []
+        return
+    lengths = {}
+    for panel, times in zip(drawn[::-1], (1, made.microbatches - 1)):  # the last one, then others
+        for row in panel.rows:
+            widths = sum(float(w) for w in re.findall(r"h(-?[\d.]+)v1h-", row.marks))
+            lengths[row.name] = lengths.get(row.name, 0.0) + times * widths
+            boxes = re.findall(r"M([\d.]+) 0h([\d.]+)v1", row.marks)
+            assert max((float(x) + float(width) for x, width in boxes), default=0) <= 100.01
+    wanted = {lane.name: made.lane_seconds()[lane.key] for lane in LANES}
+    wanted[EXPOSED] = made.exposed_seconds - made.alone_seconds
+    # Both panels are on the scale of the longer one.
+    longest = max(
+        sum(g.count * (g.forward.seconds + getattr(g, back).seconds) for g in made.groups)
+        for back in (("last",) if made.microbatches == 1 else ("backward", "last"))
+    )
+    # Of four groups in two passes; each mark is rounded to a thousandth of a percent.
+    marks = 2 * 4 * CELLS * made.microbatches
+    for name, seconds in wanted.items():
+        assert lengths.get(name, 0.0) == pytest.approx(100 * seconds / longest, abs=marks * 0.5e-3)
+
+
+def test_by_hand():
+    """Parameters of 40 MB and moments of 80 MB, at 25 GB/s to the device and 22 to the host."""
+    made = timeline(each=2, microbatches=3, places=("resident", "streamed"))
+    resident, streamed = made.groups
+    assert resident.forward.lanes == pytest.approx(
+        {"compute": 2e-3, "to_device": 0.0, "to_host": 20 / 22e3, "stored": 0.0}
+    )
+    assert streamed.last.seconds == pytest.approx(120 / 25e3 + 120 / 22e3)
+    assert {lane.name: s for lane, s in streamed.last.exposed_by().items()} == pytest.approx(
+        {"to the device": 120 / 25e3 - 4e-3, "write-back": 120 / 22e3}
+    )
+    # One layer's parameters before the loops; the moments outside, three times both ways.
+    assert made.alone_seconds == pytest.approx(40 / 25e3 + 3 * (60 / 25e3 + 60 / 22e3))
+    assert made.outside_seconds == OUTSIDE
+    assert (made.outer_device_bytes, made.outer_host_bytes) == (0, 60 * MB)
+    assert [group.host_bytes for group in made.groups] == [0, 120 * MB]
+
+
+def test_a_lane_that_a_file_lacks_is_idle():
+    one = Pass({"compute": 2.0})
+    assert (one.seconds, one.exposed, one.exposed_by()) == (2.0, 0.0, {})
+
+
+def test_the_text_has_a_row_for_each_group_of_layers():
+    lines = str(timeline()).splitlines()
+    titles = [line for line in lines if re.match(r"(for|back)ward", line)]
+    assert titles == ["forward, 4 times", "backward, 3 times", "backward of the last microbatch"]
+    heads = [line.strip().partition(" (")[0] for line in lines if line.startswith("  layer")]
+    there = ["layers 1 to 6", "layers 7 to 12", "layers 13 to 18", "layers 19 to 24"]
+    assert heads == there + 2 * there[::-1], "the backward begins with the last layers"
+    assert "    to the device ██████" + " " * 30 + "     1.60" in lines
+    late = next(line for line in lines if line.endswith("5.45, 5.45 exposed"))
+    begins = 18 + round(COLUMNS * 4 / 10.2545)  # of the last layers, when 4 ms of work are done
+    assert late.index("█") == begins
+    assert max(len(line) for line in lines[:-2]) <= 79
+    made = timeline()
+    assert lines[-2] == (
+        f"a step as predicted: {1e3 * made.seconds:.2f} ms, of which"
+        f" {1e3 * made.layer_seconds:.2f} ms in the layers and"
+        f" {1e3 * (made.seconds - made.layer_seconds):.2f} ms outside"
+    )
+    share = 100 * made.exposed_seconds / made.seconds
+    assert f"{1e3 * made.exposed_seconds:.2f} ms, {share:.1f} % of the step (to the" in lines[-1]
+
+
+def test_the_text_of_one_microbatch_has_one_backward():
+    lines = str(timeline(each=1, microbatches=1)).splitlines()
+    assert [line for line in lines if line[-4:] == "ward" and line[0] != " "] == [
+        "forward",
+        "backward",
+    ]
+    assert "  layer 2, in host memory, a copy on the device" in lines
+    here = timeline_of(question(3), priced(question(3), {Kind("resident", 0): 3}, DEVICE), 0.0)
+    assert str(here).splitlines()[-1] == "exposed: nothing, work hides every copy"
+
+
+def test_layers_beyond_the_cells_share_marks():
+    few, many = panels(timeline(each=CELLS)), panels(timeline(each=4 * CELLS))
+    count = lambda found: [row.marks.count("v1h") for row in found[0].rows]
+    assert count(few) == count(many)
+    assert count(panels(timeline(each=2)))[0] == 2 * 2 * 4, "a mark a layer and pass"
+
+
+def test_no_marks_where_times_cannot_be_drawn():
+    made = timeline()
+    idle, endless = Pass({}), Pass({"compute": 1e308})
+    for one in (idle, endless):
+        groups = [dataclasses.replace(g, forward=one, backward=one, last=one) for g in made.groups]
+        again = dataclasses.replace(made, groups=tuple(groups))
+        assert panels(again) == []
+        assert plans.plan(lanes=again)._repr_html_()
+    assert "layers 1 to 6, on the device: 114.4 MiB" in places(made)
+
+
+PLAN = plans.plan(lanes=timeline(), places=Places(24, 6, 6, 6, HOST))
+
+
+def test_a_file_holds_it_and_older_files_are_read(tmp_path):
+    path = tmp_path / "plan.json"
+    PLAN.save(path)
+    again = jaxmem.Plan.load(path)
+    assert again == PLAN
+    assert str(again.timeline()) == str(PLAN.timeline())
+    data = json.loads(path.read_text())
+    assert data["schema"] == 1
+    del data["lanes"]
+    path.write_text(json.dumps(data))
+    older = jaxmem.Plan.load(path)
+    assert older == dataclasses.replace(PLAN, lanes=None)
+    with pytest.raises(StepError, match="since an older jaxmem wrote it; expected one"):
+        older.timeline()
+    with pytest.raises(StepError, match="since it places no states; expected one"):
+        plans.plan().timeline()
+
+
+def put(*path, value):
+    def change(data):
+        for key in path[:-1]:
+            data = data[key]
+        data[path[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (put("lanes", value=[]), "lanes"),
+        (put("lanes", "microbatches", value=0), "lanes.microbatches"),
+        (put("lanes", "groups", value=[]), "lanes.groups"),
+        (put("lanes", "alone_seconds", value=-1.0), "lanes.alone_seconds"),
+        (put("lanes", "outer_host_bytes", value=1.5), "lanes.outer_host_bytes"),
+        (put("lanes", "groups", 1, value=3), r"lanes.groups\[1\]"),
+        (put("lanes", "groups", 0, "count", value=0), r"lanes.groups\[0\].count"),
+        (put("lanes", "groups", 0, "place", value="disk"), r"lanes.groups\[0\].place"),
+        (put("lanes", "groups", 2, "place", value=[]), r"lanes.groups\[2\].place"),
+        (put("lanes", "groups", 0, "last", value=1.0), r"lanes.groups\[0\].last"),
+        (put("lanes", "groups", 0, "last", "warp", value=1.0), r"lanes.groups\[0\].last"),
+        (put("lanes", "groups", 0, "last", "stored", value="1"), r"lanes.groups\[0\].last.stored"),
+    ],
+)
+def test_a_broken_field_is_named(change, field, tmp_path):
+    data = PLAN.to_json()
+    change(data)
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(PlanFileError, match=f"plan.json.*field `{field}`: got"):
+        jaxmem.Plan.load(tmp_path / "plan.json")

@@ -1,0 +1,29 @@
+"""Timelines of counts that a program of made-up layers was asked for."""
+
+from jaxmem._core.actions import OFFLOAD
+from jaxmem._counts.lanes import Link
+from jaxmem._counts.layer import PLACES, Kind, States, Way
+from jaxmem._counts.program import Question, priced
+from jaxmem._plan.timeline import Timeline
+from jaxmem._planner.lanes import timeline_of
+from jaxmem._states.places import HOST
+
+MB = 1_000_000
+OUTSIDE = 0.03  # seconds of the work outside the layers
+# One way on the device, and one that offloads.
+WAYS = (
+    Way({}, 10 * MB, 0, 2e-3, 4e-3, working={False: 5 * MB, True: 30 * MB}),
+    Way({"up": OFFLOAD}, 10 * MB, 20 * MB, 2e-3, 3e-3, working={False: 5 * MB, True: 30 * MB}),
+)
+
+
+def question(layers: int, microbatches: int = 4) -> Question:
+    states = States(layers, 40 * MB, 80 * MB, 20 * MB, 60 * MB, 50 * MB)
+    return Question(states, WAYS, Link(25e9, 22e9), microbatches)
+
+
+def timeline(each: int = 6, microbatches: int = 4, places=PLACES) -> Timeline:
+    """`each` layers of every place, of which resident ones offload."""
+    asked = question(each * len(places), microbatches)
+    counts = {Kind(place, int(place == "resident")): each for place in places}
+    return timeline_of(asked, priced(asked, counts, HOST), OUTSIDE)
