@@ -40,7 +40,8 @@ LIBRARY = {
     "_liveness": ("_jax",),
     "_search": ("_jax", "_device", "_xla", "_liveness", "_profile", "_solver"),
     "_counts": ("_solver", "_states"),
-    "_joint": ("_jax", "_xla", "_liveness", "_states", "_released", "_counts"),
+    "_joint": ("_jax", "_device", "_xla", "_liveness", "_states", "_released", "_counts"),
+    "_outcome": ("_device", "_solver", "_search", "_states", "_counts", "_joint", "_plan"),
     "_planner": (
         "_jax",
         "_device",
@@ -53,8 +54,9 @@ LIBRARY = {
         "_counts",
         "_joint",
         "_plan",
+        "_outcome",
     ),
-    "_hand": ("_device", "_xla", "_solver", "_search", "_plan", "_planner"),
+    "_hand": ("_device", "_xla", "_solver", "_search", "_plan", "_outcome", "_planner"),
     "_memory": (),
     "_explain": (
         "_jax",

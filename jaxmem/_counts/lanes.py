@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxmem._counts.layer import BUFFERED, COPIED, RESIDENT, STREAMED, States, Way
+from jaxmem._counts.sharding import GATHERED_BESIDE, ONE_DEVICE, Sharding
 
 # The share of what is written back to host memory that runs beside work: XLA schedules none of it
 # there (benchmarks/streamed_bytes.py, "stored beside products").
@@ -27,17 +28,22 @@ class Lanes:
     compute: of its work.
     to_device, to_host: of what is copied beside it.
     stored: of states that are written back, which is not beside it.
+    collectives: of what crosses between devices beside the work.
+    waited: of what crosses between devices, and is waited for.
     """
 
     compute: float
     to_device: float
     to_host: float
     stored: float = 0.0
+    collectives: float = 0.0
+    waited: float = 0.0
 
     @property
     def seconds(self) -> float:
         """How long it takes: copies run beside the work, each way on a line of its own."""
-        return max(self.compute, self.to_device, self.to_host) + self.stored
+        beside = max(self.compute, self.to_device, self.to_host, self.collectives)
+        return beside + self.stored + self.waited
 
     @property
     def exposed(self) -> float:
@@ -69,14 +75,17 @@ class Passes:
         return microbatches * self.forward.exposed + early + self.last.exposed
 
 
-def passes(way: Way, place: str, states: States, link: Link) -> Passes:
+def passes(
+    way: Way, place: str, states: States, link: Link, sharding: Sharding = ONE_DEVICE
+) -> Passes:
     """The passes of a layer that goes this way, and whose states lie at `place`.
 
     A layer is fetched while the one before it computes, in a loop of layers alike, so that its
     copies are hidden by as much work as it has itself. The forward fetches parameters; the
     backward parameters and moments, the parameters of `buffered` layers excepted; every microbatch
     writes moments back, the last one parameters too. Of a layer with a copy parameters are fetched
-    where they are updated.
+    where they are updated. Over several devices both gather parameters, if layers are gathered one
+    at a time, and the backward scatters gradients.
     """
     p, m = states.parameters, states.moments
     forward = {RESIDENT: 0, COPIED: 0, STREAMED: p, BUFFERED: p}[place]
@@ -85,10 +94,13 @@ def passes(way: Way, place: str, states: States, link: Link) -> Passes:
     to_device, to_host = 1 / link.to_device, 1 / link.to_host
     back = 0 if place == RESIDENT else (1 - STORED_BESIDE) * to_host
     own = way.host_bytes
+    gathered = sharding.gathered(states)
+    beside, waited = GATHERED_BESIDE * gathered, (1 - GATHERED_BESIDE) * gathered
+    late = waited + sharding.scattered(states)
     return Passes(
-        Lanes(way.forward_seconds, forward * to_device, own * to_host),
-        Lanes(way.backward_seconds, (backward + own) * to_device, 0.0, m * back),
-        Lanes(way.backward_seconds, (last + own) * to_device, 0.0, (p + m) * back),
+        Lanes(way.forward_seconds, forward * to_device, own * to_host, 0.0, beside, waited),
+        Lanes(way.backward_seconds, (backward + own) * to_device, 0.0, m * back, beside, late),
+        Lanes(way.backward_seconds, (last + own) * to_device, 0.0, (p + m) * back, beside, late),
     )
 
 

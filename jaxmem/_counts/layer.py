@@ -21,6 +21,8 @@ class States:
     copy: of one layer's parameters in the dtype that the layers compute in.
     outside: of the optimizer's arrays outside the layers.
     fixed: of all other arguments, which lie on the device in any case.
+    wire: of one layer's whole parameters as they cross between devices.
+    outside_wire: of those outside the layers.
     """
 
     layers: int
@@ -29,6 +31,8 @@ class States:
     copy: int
     outside: int
     fixed: int
+    wire: int = 0
+    outside_wire: int = 0
 
     @property
     def layer(self) -> int:

@@ -23,6 +23,7 @@ from jaxmem._counts.layer import (
     States,
     Way,
 )
+from jaxmem._counts.sharding import ONE_DEVICE, Sharding
 from jaxmem._solver.solve import solved
 from jaxmem._states.places import DEVICE, HOST, Places
 
@@ -44,6 +45,7 @@ class Question:
     short: bytes by which sums are known to be too small.
     places: those allowed.
     kinds: how many kinds of layers there may be.
+    sharding: how the step is divided over devices.
     """
 
     states: States
@@ -55,6 +57,7 @@ class Question:
     short: int = 0
     places: tuple[str, ...] = PLACES
     kinds: int = MOST_KINDS
+    sharding: Sharding = ONE_DEVICE
 
     @property
     def all_kinds(self) -> list[Kind]:
@@ -75,7 +78,7 @@ class Question:
     def seconds(self, kind: Kind) -> float:
         """Seconds that a layer of the kind takes in a step."""
         way = self.ways[kind.way]
-        lanes = passes(way, kind.place, self.states, self.link)
+        lanes = passes(way, kind.place, self.states, self.link, self.sharding)
         return lanes.seconds(self.microbatches)
 
     def cautious(self, kind: Kind) -> float:
@@ -87,6 +90,11 @@ class Question:
         """Seconds to fetch the moments outside the layers, and to store them."""
         link = self.link
         return self.states.outside * (1 / link.to_device + 1 / link.to_host) * self.microbatches
+
+    @property
+    def alone_seconds(self) -> float:
+        """Seconds in which something crosses between devices beside no layer, in any answer."""
+        return self.sharding.alone(self.states, self.microbatches)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +169,8 @@ def answer(question: Question, goal: str = "time") -> Answer | None:
         if k.place in (STREAMED, BUFFERED):
             problem += used[k] <= streams
         problem += working >= used[k] * (question.working(k) / UNIT)
+    if question.sharding.by_layer:  # else it would gather all layers as a minibatch starts
+        problem += pulp.lpSum(used[k] for k in kinds if k.place != RESIDENT) >= 1
     sums = lambda of: pulp.lpSum(n[k] * (of(k) / UNIT) for k in kinds)
     fixed = states.fixed + states.outside + question.short
     device = sums(question.device) + working - outer * (states.outside / UNIT) + fixed / UNIT
@@ -196,7 +206,7 @@ def priced(
     device += states.fixed + states.outside - hosted + question.short
     host = sum(n * question.host(k) for k, n in counts.items()) + hosted
     beside = fetched_first([k.place for k in counts], states, question.link)
-    beside += question.outer_seconds if hosted else 0.0
+    beside += question.alone_seconds + (question.outer_seconds if hosted else 0.0)
     seconds = beside + sum(n * question.seconds(k) for k, n in counts.items())
     cautious = beside + sum(n * question.cautious(k) for k, n in counts.items())
     return Answer(counts, outer, device, host, seconds, cautious, solve_seconds)

@@ -2,8 +2,9 @@
 
 Rates are dense peaks without sparsity, from the source that each entry names. Memory is what the
 CUDA driver reports to a program, a little under the datasheet's. Multiprocessors, clocks and caches
-are those that XLA's own `target_config/specs` or CUDA's deviceQuery give. Host memory is one
-device's share of a common cloud instance's.
+are those that XLA's own `target_config/specs` or CUDA's deviceQuery give. Host memory and
+network are one device's share of a common cloud instance's (25 Gbit/s for g4dn, 400 for 8 GPUs of
+p4de, 3200 for 8 of p5, p5en and p6; a desktop's is 10).
 """
 
 import dataclasses
@@ -25,6 +26,8 @@ class Gpu:
     flops_16bit: float  # tensor cores, float16 or bfloat16 with float32 sums
     flops_f32: float  # float32 products as XLA runs them by default: TF32 where there is one
     pcie: float  # B/s each way, the line's
+    peers: float  # B/s each way, to the other GPUs of its host: NVLink's, or else the PCIe line's
+    network: float  # B/s each way, its share of a common instance's network to other hosts
     host_bytes: int  # host memory for offloaded tensors
     cores: int  # multiprocessors
     fpus_per_core: int
@@ -44,46 +47,49 @@ class Gpu:
 
 
 _PCIE3, _PCIE4, _PCIE5 = 16e9, 32e9, 64e9  # B/s of 16 lanes, each way
+_NVLINK3, _NVLINK4, _NVLINK5 = 300e9, 450e9, 900e9  # B/s of all its lines, each way
+_GBIT = 1e9 / 8  # B/s
 
 # fmt: off
 _TABLE = (
     Gpu("t4", "Tesla T4", r"\bT4$", (7, 5), 15_843_721_216, 320e9, 65e12, 8.1e12,
-        _PCIE3, 16 * GiB, 40, 64, 1.59, 4 * MiB, 64 * KiB, 1024, False,
+        _PCIE3, _PCIE3, 25 * _GBIT, 16 * GiB, 40, 64, 1.59, 4 * MiB, 64 * KiB, 1024, False,
         "NVIDIA T4 datasheet, 2019; g4dn.xlarge"),
     Gpu("a10g", "NVIDIA A10G", r"\bA10G$", (8, 6), 22 * GiB, 600e9, 70e12, 35e12,
-        _PCIE4, 16 * GiB, 80, 128, 1.71, 6 * MiB, 100 * KiB, 1536, False,
+        _PCIE4, _PCIE4, 10 * _GBIT, 16 * GiB, 80, 128, 1.71, 6 * MiB, 100 * KiB, 1536, False,
         "NVIDIA A10G datasheet, 2021; g5.xlarge"),
     Gpu("l4", "NVIDIA L4", r"\bL4$", (8, 9), 22_478 * MiB, 300e9, 121e12, 60e12,
-        _PCIE4, 16 * GiB, 58, 128, 2.04, 48 * MiB, 100 * KiB, 1536, False,
+        _PCIE4, _PCIE4, 10 * _GBIT, 16 * GiB, 58, 128, 2.04, 48 * MiB, 100 * KiB, 1536, False,
         "NVIDIA L4 datasheet, 2023; g6.xlarge"),
     Gpu("l40s", "NVIDIA L40S", r"\bL40S$", (8, 9), 45_455 * MiB, 864e9, 362e12, 183e12,
-        _PCIE4, 32 * GiB, 142, 128, 2.52, 96 * MiB, 100 * KiB, 1536, False,
+        _PCIE4, _PCIE4, 10 * _GBIT, 32 * GiB, 142, 128, 2.52, 96 * MiB, 100 * KiB, 1536, False,
         "NVIDIA L40S datasheet, 2023; g6e.xlarge"),
     Gpu("rtx3090", "NVIDIA GeForce RTX 3090", r"\bRTX 3090$",
         (8, 6), 24_238 * MiB, 936e9, 71e12, 35.6e12,
-        _PCIE4, 32 * GiB, 82, 128, 1.695, 6 * MiB, 100 * KiB, 1536, False,
+        _PCIE4, _PCIE4, 10 * _GBIT, 32 * GiB, 82, 128, 1.695, 6 * MiB, 100 * KiB, 1536, False,
         "NVIDIA Ampere GA102 whitepaper v2, table 9; a desktop"),
     Gpu("rtx4090", "NVIDIA GeForce RTX 4090", r"\bRTX 4090$",
         (8, 9), 24_084 * MiB, 1008e9, 165.2e12, 82.6e12,
-        _PCIE4, 32 * GiB, 128, 128, 2.52, 72 * MiB, 100 * KiB, 1536, False,
+        _PCIE4, _PCIE4, 10 * _GBIT, 32 * GiB, 128, 128, 2.52, 72 * MiB, 100 * KiB, 1536, False,
         "NVIDIA Ada whitepaper v2, appendix A; a desktop"),
     Gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", r"\bA100.*40GB",
         (8, 0), 42_298_834_944, 1555e9, 312e12, 156e12,
-        _PCIE4, 79 * GiB, 108, 64, 1.41, 40 * MiB, 164 * KiB, 2048, False,
+        _PCIE4, _NVLINK3, 50 * _GBIT, 79 * GiB, 108, 64, 1.41, 40 * MiB, 164 * KiB, 2048, False,
         "NVIDIA A100 datasheet, 2021; a2-highgpu-1g"),
     Gpu("a100-80gb", "NVIDIA A100-SXM4-80GB", r"\bA100.*80GB",
         (8, 0), 85_100_068_864, 2039e9, 312e12, 156e12,
-        _PCIE4, 158 * GiB, 108, 64, 1.41, 40 * MiB, 164 * KiB, 2048, False,
+        _PCIE4, _NVLINK3, 50 * _GBIT, 158 * GiB, 108, 64, 1.41, 40 * MiB, 164 * KiB, 2048, False,
         "NVIDIA A100 datasheet, 2021; a2-ultragpu-1g"),
     Gpu("h100-80gb", "NVIDIA H100 80GB HBM3", r"\bH100 80GB HBM3$",
         (9, 0), 84_942_979_072, 3352e9, 989e12, 494e12,
-        _PCIE5, 217 * GiB, 132, 128, 1.98, 50 * MiB, 228 * KiB, 2048, True,
+        _PCIE5, _NVLINK4, 400 * _GBIT, 217 * GiB, 132, 128, 1.98, 50 * MiB, 228 * KiB, 2048, True,
         "NVIDIA H100 SXM datasheet, 2023; a3-highgpu-1g"),
     Gpu("h200", "NVIDIA H200", r"\bH200$", (9, 0), 143_156 * MiB, 4800e9, 989e12, 494e12,
-        _PCIE5, 256 * GiB, 132, 128, 1.98, 50 * MiB, 228 * KiB, 2048, True,
+        _PCIE5, _NVLINK4, 400 * _GBIT, 256 * GiB, 132, 128, 1.98, 50 * MiB, 228 * KiB, 2048, True,
         "NVIDIA H200 SXM datasheet, 2024; an eighth of p5en.48xlarge"),
     Gpu("b200", "NVIDIA B200", r"\bB200$", (10, 0), 191_514_411_008, 7672e9, 2250e12, 1100e12,
-        _PCIE5, 256 * GiB, 148, 128, 1.965, 132_644_864, 228 * KiB, 2048, True,
+        _PCIE5, _NVLINK5, 400 * _GBIT, 256 * GiB, 148, 128, 1.965, 132_644_864, 228 * KiB, 2048,
+        True,
         "NVIDIA HGX B200 datasheet, 2025; an eighth of p6-b200.48xlarge"),
 )
 # fmt: on

@@ -9,7 +9,7 @@ import pathlib
 import re
 
 from jaxmem._device.gpus import GPUS, Gpu, gpu_of_kind
-from jaxmem._device.rates import link_ways, rates_of
+from jaxmem._device.rates import LINK_EFFICIENCY, link_ways, rates_of
 from jaxmem.errors import TargetError
 
 USABLE_FRACTION = 0.95
@@ -18,7 +18,7 @@ _CPU_FLOPS_PER_CORE, _CPU_BANDWIDTH = 32e9, 20e9  # an ordinary core and memory 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A kind of device and how many of them, all of one host. Every quantity is one device's.
+    """A kind of device, how many of them, and on how many hosts. Every quantity is one device's.
 
     `usable_bytes` is what a program may use. For a named GPU that is 95 % of what the driver
     reports: the rest is taken by the CUDA context, by libraries and by fragmentation. JAX itself
@@ -44,6 +44,8 @@ class Target:
     host_bytes: int  # host memory for offloaded tensors
     cores: int  # multiprocessors of a GPU, cores of a CPU
     link_ways: tuple[float, float] | None = None  # B/s to the device and to the host, if measured
+    peers: float = 0.0  # B/s each way of a ring over all devices: what copies between them reach
+    hosts: int = 1  # among which the devices are divided evenly
 
     @property
     def gpu(self) -> Gpu | None:
@@ -56,11 +58,15 @@ class Target:
         return None if self.gpu is None else self.gpu.compute_capability
 
     def __str__(self) -> str:
-        return self.name if self.local or self.devices == 1 else f"{self.name}:{self.devices}"
+        if self.local or self.devices == 1:
+            return self.name
+        each = f"{self.name}:{self.devices // self.hosts}"
+        return each if self.hosts == 1 else f"{each}x{self.hosts}"
 
     @classmethod
     def parse(cls, target: "str | Target") -> "Target":
-        """Reads `local`, the name of a GPU, or `name:N` for N of them on one host.
+        """Reads `local`, the name of a GPU, `name:N` for N of them on one host, or `name:NxH` for N
+        on each of H hosts.
 
         Raises:
           TargetError: an unknown name or a count that is not a whole number of at least 1.
@@ -76,18 +82,19 @@ class Target:
             return _local()
         if name not in GPUS:
             raise TargetError(_unknown(target, name))
-        if colon and not re.fullmatch("0*[1-9][0-9]*", count):
+        if colon and not re.fullmatch("0*[1-9][0-9]*(x0*[1-9][0-9]*)?", count):
             raise TargetError(
                 f"`target` {target!r}: the number of devices is {count!r}; it must be a whole"
                 " number of at least 1, "
-                f"as in '{name}:8'"
+                f"as in '{name}:8', or two of them, as in '{name}:8x2' for 8 on each of 2 hosts"
             )
-        return _named(GPUS[name], int(count) if colon else 1)
+        each, _, hosts = count.partition("x")
+        return _named(GPUS[name], int(each or 1), int(hosts or 1))
 
 
 _EXPECTED = (
     f"expected 'local', one of {', '.join(GPUS)}, or one of these with ':N' for N devices of one"
-    " host"
+    " host, or ':NxH' for N on each of H hosts"
 )
 
 
@@ -112,13 +119,15 @@ def _unknown(target: str, name: str) -> str:
     return f"`target` {target!r} is not known{hint} {_EXPECTED[0].upper()}{_EXPECTED[1:]}"
 
 
-def _named(gpu: Gpu, devices: int) -> Target:
+def _named(gpu: Gpu, each: int, hosts: int) -> Target:
     rates = rates_of(gpu)
+    # A ring over hosts crosses between them by the network of all devices of a host together.
+    ring = gpu.peers if hosts == 1 else min(gpu.peers, gpu.network * each)
     return Target(
         name=gpu.name,
         kind=gpu.description,
         platform="cuda",
-        devices=devices,
+        devices=each * hosts,
         local=False,
         usable_bytes=int(USABLE_FRACTION * gpu.memory_bytes),
         bandwidth=rates.bandwidth,
@@ -128,6 +137,8 @@ def _named(gpu: Gpu, devices: int) -> Target:
         host_bytes=gpu.host_bytes,
         cores=gpu.cores,
         link_ways=link_ways(gpu),
+        peers=LINK_EFFICIENCY * ring,
+        hosts=hosts,
     )
 
 
@@ -140,7 +151,7 @@ def _local() -> Target:
     if device.platform == "cpu":
         cores = os.cpu_count() or 1
         usable, bandwidth, link = 0.9 * host, _CPU_BANDWIDTH, _CPU_BANDWIDTH
-        ways = None
+        ways, peers = None, _CPU_BANDWIDTH
         matmul = f32 = _CPU_FLOPS_PER_CORE * cores
         platform = "cpu"
     else:
@@ -153,6 +164,7 @@ def _local() -> Target:
         # An unknown device gets modest rates. They matter little, since times are measured.
         gpu = gpu_of_kind(device.device_kind) or GPUS["a10g"]
         rates, ways, cores = rates_of(gpu), link_ways(gpu), gpu.cores
+        peers = LINK_EFFICIENCY * gpu.peers
         bandwidth, matmul, f32, link = (
             rates.bandwidth,
             rates.flops_16bit,
@@ -178,6 +190,7 @@ def _local() -> Target:
         host_bytes=int(0.9 * host) // len(devices),
         cores=cores,
         link_ways=ways,
+        peers=peers,
     )
 
 

@@ -103,6 +103,7 @@ def explain(
     build = with_microbatches(build, None if plan is None else plan.microbatches)
     with backend_for(target, workers=1) as backend:
         planned, whole = given(plan, build, args, backend)
+        build = planned.steps.build if planned.steps is not None else build
         found = trace(build, Assignment.nothing(), planned.args)[1]  # as `plan` finds blocks
         jaxpr, shards = found.jaxpr, shards_of(found, planned.args, target.devices)
         blocks = block_classes(jaxpr, shards) if find_blocks(jaxpr.jaxpr).instances else []

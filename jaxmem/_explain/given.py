@@ -56,7 +56,7 @@ def given(plan: Plan | None, build, args: tuple, backend: Backend) -> tuple[Give
     """
     if plan is None or plan.places is None:
         return Given(args), Given(args)
-    steps, places = PlacedSteps(build, args, backend), plan.places
+    steps, places = PlacedSteps(build, args, backend, plan.divided), plan.places
     if steps.layers != places.layers:
         raise PlanFileError(
             f"explain: the plan is for another model: its `places.layers` is {places.layers}, and"

@@ -5,8 +5,8 @@ from jaxmem._core.assignment import Decisions
 from jaxmem._core.profile import Profile
 from jaxmem._device.target import Target
 from jaxmem._hand.read import read_by_hand
+from jaxmem._outcome.searched import Spent, outcome
 from jaxmem._plan.plan import Plan
-from jaxmem._planner.outcome import Spent, outcome
 from jaxmem._search.divide import Division, Groups
 from jaxmem._search.search import Found
 from jaxmem._search.trials import Limits, Trial, Trials

@@ -11,6 +11,7 @@ from jaxmem._core.labels import group_label
 from jaxmem._core.progress import LOG
 from jaxmem._counts.layer import RESIDENT, Way
 from jaxmem._counts.program import Answer, Question, answer
+from jaxmem._counts.sharding import ONE_DEVICE, Sharding
 from jaxmem._joint.steps import Placed, PlacedSteps
 from jaxmem._states.places import Places
 from jaxmem.errors import StepError
@@ -186,10 +187,17 @@ class Search:
 
 
 def with_working(
-    ways: Sequence[Way], steps: PlacedSteps, label: str, others: Mapping[str, Mapping[str, Choice]]
+    ways: Sequence[Way],
+    steps: PlacedSteps,
+    label: str,
+    others: Mapping[str, Mapping[str, Choice]],
+    sharding: Sharding = ONE_DEVICE,
 ) -> tuple[Way, ...]:
     """The ways with the working memory of steps all of whose layers go that way: each is walked
     through with states in host memory, and the first one with resident states too.
+
+    sharding: how the step is divided. Over several devices states are resident in all layers, or
+      layers are gathered one at a time whether their own states are resident or not.
     """
     states = steps.states()
     layers = states.layers
@@ -201,5 +209,8 @@ def with_working(
         held += layers * states.on_device(RESIDENT) if places.persist else 0
         return steps.walked(assignment, places) - held
 
+    if sharding.devices > 1:
+        where = streamed if sharding.by_layer else resident
+        return tuple(w.with_working(own, own) for w in ways for own in [beside(w, where)])
     apart = beside(ways[0], resident) - beside(ways[0], streamed)
     return tuple(w.with_working(own + apart, own) for w in ways for own in [beside(w, streamed)])

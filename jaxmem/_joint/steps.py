@@ -3,6 +3,7 @@ and compiled.
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,8 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxmem._core.assignment import Assignment
 from jaxmem._counts.layer import States
-from jaxmem._jax.jaxpr import nbytes
 from jaxmem._jax.step import trace
+from jaxmem._joint.mesh import Divided, mesh_of
 from jaxmem._liveness.walk import temporary_bytes
 from jaxmem._released.form import check_pair
 from jaxmem._released.step import ReleasedStep
@@ -50,12 +51,15 @@ class PlacedSteps:
     build: takes a plan and returns a released step.
     args: the step's arguments, the state first: arrays or shapes, in any form.
     backend: where it is compiled.
+    how: what is divided over devices, as `data_parallel` takes it; None for a step of one device.
+
+    Raises StepError for a step whose states cannot be placed, or divided.
     """
 
-    def __init__(self, build, args: tuple, backend: Backend):
+    def __init__(self, build, args: tuple, backend: Backend, how: str | None = None):
         self.build, self.backend = build, backend
         self.compiles, self.seconds = 0, 0.0
-        self._made = build(None)
+        self._made, self._over = build(None), None
         self._step, self._pair = _released(self._made)
         if not args:
             raise StepError("plan: got no arguments; expected the step's, its state first")
@@ -64,6 +68,17 @@ class PlacedSteps:
         here = SingleDeviceSharding(jax.local_devices()[0]) if backend.target.local else None
         self._state = jax.tree.map(lambda a: _shape(a, here), args[0])
         self._others = args[1:]
+        if how is None:
+            return
+        if self._step is not self._made:
+            raise StepError(
+                "plan: `decide` has 'sharding', and `build` returned a step within which another is"
+                " called; expected what jaxmem.released_step returns, which is divided as a whole"
+            )
+        over = self._over = Divided(*mesh_of(self._step, args, backend.target), how)
+        self._state = over.state(self._step, self._state)
+        self._others = over.others(self._others)
+        self.build = lambda plan: over.step(build(plan))
 
     @property
     def label(self) -> str:
@@ -75,9 +90,17 @@ class PlacedSteps:
         return self._step.model.count(self._pair(self._state)[0])
 
     @property
+    def resident(self) -> Places:
+        """Where states lie that are all on the device."""
+        return Places(self.layers, self.layers)
+
+    @property
     def split(self) -> Callable:
-        """Moves a state, as the released step does."""
-        return self._made.split
+        """Moves a state, as the released step does; to where it is divided, before."""
+        if (over := self._over) is None:
+            return self._made.split
+        step = self._step
+        return lambda state, persist, **where: step.split(over.moved(step, state), persist, **where)
 
     def args_at(self, places: Places) -> tuple:
         """The step's arguments with the state at `places`, as shapes."""
@@ -89,13 +112,15 @@ class PlacedSteps:
         params, state = self._pair(self._state)
         stacks, *_ = self._step.optimizer.opened(model, params, state)
         of = lambda places: _bytes(self.args_at(places))
-        whole = Places(layers, layers)
-        resident, _ = of(whole)
-        _, outside = of(dataclasses.replace(whole, outer_moments=HOST))
+        resident, _ = of(self.resident)
+        _, outside = of(dataclasses.replace(self.resident, outer_moments=HOST))
         streamed, _ = of(Places(layers, 0))
         copied, _ = of(Places(layers, 0, copies=layers))
-        size = lambda tree: sum(nbytes(a) for a in jax.tree.leaves(tree)) // layers
+        size = lambda tree: sum(_part_bytes(a) for a in jax.tree.leaves(tree)) // layers
         parameters, moments = map(size, (masters_of(params[model.layers]), stacks))
+        # What crosses between devices does in the dtype of compute.
+        crosses = lambda a: a.size * jnp.dtype(model.dtype or a.dtype).itemsize
+        wire = lambda tree: sum(map(crosses, jax.tree.leaves(tree)))
         return States(
             layers=layers,
             parameters=parameters,
@@ -103,6 +128,8 @@ class PlacedSteps:
             copy=(copied - streamed) // layers,
             outside=outside,
             fixed=resident - outside - layers * (parameters + moments),
+            wire=wire(masters_of(params[model.layers])) // layers,
+            outside_wire=wire(model.outer(params)),
         )
 
     def trace(self, assignment: Assignment | None, places: Places) -> tuple[Any, jax.stages.Traced]:
@@ -164,12 +191,19 @@ def _shape(a, here) -> jax.ShapeDtypeStruct:
 
 
 def _bytes(args: tuple) -> tuple[int, int]:
-    """Bytes of shapes on the device, and in host memory."""
+    """Bytes of shapes on one device, and in its host memory."""
     device = host = 0
     for a in jax.tree.leaves(args):
         kind = getattr(getattr(a, "sharding", None), "memory_kind", None)
         if kind == HOST:
-            host += nbytes(a)
+            host += _part_bytes(a)
         else:
-            device += nbytes(a)
+            device += _part_bytes(a)
     return device, host
+
+
+def _part_bytes(a) -> int:
+    """Bytes of a shape's part on one device."""
+    sharding = getattr(a, "sharding", None)
+    shape = a.shape if sharding is None else sharding.shard_shape(a.shape)
+    return math.prod(shape) * a.dtype.itemsize

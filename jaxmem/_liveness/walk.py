@@ -15,6 +15,7 @@ from jaxmem._liveness.order import ORDERS, as_written, with_fetches_first
 from jaxmem_kernels import reference_of
 
 INSIDE = ("cond", "shard_map")  # whose bodies hold values, beside loops
+REDUCED = ("psum", "psum_invariant")  # over devices, in the memory of what is reduced
 
 Order = Callable[[Body, Callable[[int], int]], list[int]]
 
@@ -32,6 +33,7 @@ def temporary_bytes(
     divided: whether the codecs' kernels run on divided arrays too. On devices that are not there
       the partitioner does not ask how to divide a kernel, so that the references are compiled.
     """
+    jaxpr, donated, shards = _on_one_device(jaxpr, donated, shards)
     walks = [_Walk(order, on_gpu, divided) for order in ORDERS]
     flat = walks[0].flat(jaxpr, shards)
     least = min(walk.step(flat, donated, shards, order) for walk, order in zip(walks, ORDERS))
@@ -39,6 +41,19 @@ def temporary_bytes(
     # holds what that is made from until then.
     written = min(walk.step(flat, donated, shards, as_written) for walk in walks)
     return written if written < FAR_LESS * least else least
+
+
+def _on_one_device(jaxpr, donated: Collection[int], shards: int):
+    """A step that is one `jax.shard_map` as what one device runs of it, with the positions of its
+    donated arguments there, so that results are seen to take their memory; another as it is.
+    """
+    flat = flatten(jaxpr)
+    if [e.eqn.primitive.name for e in flat.equations] != ["shard_map"]:
+        return jaxpr, donated, shards
+    (mapped,) = flat.equations
+    position = {v: i for i, v in enumerate(mapped.inputs) if isinstance(v, int)}
+    given = [flat.inputs[i] for i in donated]
+    return mapped.eqn.params["jaxpr"], [position[v] for v in given if v in position], 1
 
 
 def runs_references(jaxpr) -> bool:
@@ -177,18 +192,20 @@ def _size_in(body: Body, shards: int) -> Callable[[int], int]:
 
 
 def _with_carried(body: Body, placed: set[int]) -> set[int]:
-    """Adds to `placed` the values that loops carry on to it, in the memory in which they came:
-    moments that one loop after the other folds into are never held twice.
+    """Adds to `placed` the values that loops carry on to it, in the memory in which they came, and
+    those that are reduced over devices in it: moments that one loop after the other folds into are
+    never held twice.
     """
     last = {v: k for k, kernel in enumerate(body.kernels) for v in kernel.reads}
     kind = lambda v: str(body.avals[v])  # an equation's constant has none
     found = set(placed)
+    reduced = {v for kernel in body.kernels if kernel.primitive in REDUCED for v in kernel.writes}
     for k, kernel in reversed(list(enumerate(body.kernels))):
         loop = None if kernel.eqn is None else as_loop(kernel.eqn)
-        if loop is None:
-            continue
         begun = [v for v in sorted(kernel.overwrites - body.inputs - found) if last[v] == k]
-        for v in kernel.writes[: loop.carry]:
+        if loop is None and kernel.primitive not in REDUCED:
+            begun = [v for v in begun if v in reduced]
+        for v in kernel.writes if loop is None else kernel.writes[: loop.carry]:
             if v in found and (of_kind := [u for u in begun if kind(u) == kind(v)]):
                 found.add(of_kind[0])
                 begun.remove(of_kind[0])

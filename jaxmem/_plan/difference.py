@@ -49,6 +49,7 @@ def difference(first: Plan, second: Plan) -> Difference:
     pairs = {n: (getattr(first, n), getattr(second, n)) for n in (*BYTES, *TEXTS, SECONDS)}
     said = lambda plan: plan.places and str(plan.places)
     pairs["places"] = said(first), said(second)
+    pairs["divided"] = first.divided, second.divided
     chosen = [
         {(b, t): choice for b, tags in plan.actions.items() for t, choice in tags.items()}
         for plan in (first, second)

@@ -14,7 +14,7 @@ from jaxmem._core.actions import Action, Actions, Choice
 from jaxmem._plan import timeline
 from jaxmem._plan.checked import FINITE, WHOLE, Broken, checked, is_number, is_size, is_text
 from jaxmem._plan.rows import Bytes, Measured, Point, Row
-from jaxmem._states.places import DEVICE, HOST, Places
+from jaxmem._states.places import DEVICE, DIVIDED, HOST, Places
 from jaxmem.errors import PlanFileError, TagError
 
 SCHEMA = 1  # a file of another number is refused
@@ -43,6 +43,8 @@ def write(fields: Mapping[str, Any]) -> dict[str, Any]:
         data["lanes"] = timeline.write(fields["lanes"])
     if fields["microbatches"] is not None:
         data["microbatches"] = fields["microbatches"]
+    if fields["divided"] is not None:
+        data["divided"] = fields["divided"]
     if fields["compiler_options"]:
         data["compiler_options"] = dict(fields["compiler_options"])
     data["notes"] = list(fields["notes"])
@@ -138,12 +140,16 @@ def _fields(data: Any) -> dict[str, Any]:
     number = data.get("microbatches")
     if number is not None and not (is_size(number) and number > 0):
         raise Broken("microbatches", number, "a whole number of at least 1, or nothing")
+    divided = data.get("divided")
+    if divided not in (None, *DIVIDED):
+        raise Broken("divided", divided, f"one of {', '.join(DIVIDED)}, or nothing")
     options = data.get("compiler_options", {})
     if not (isinstance(options, dict) and all(isinstance(v, bool) for v in options.values())):
         raise Broken("compiler_options", options, "an object of XLA's options, each true or false")
     return fields | {
         "notes": tuple(notes),
         "compiler_options": options,
+        "divided": divided,
         "rows": tuple(_row(row, f"rows[{i}]") for i, row in enumerate(rows)),
         "points": tuple(_point(point, f"points[{i}]") for i, point in enumerate(points)),
         "microbatches": number,

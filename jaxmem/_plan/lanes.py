@@ -25,6 +25,8 @@ LANES = (
     Lane("to_device", "to the device"),
     Lane("to_host", "to the host"),
     Lane("stored", "write-back", beside=False),
+    Lane("collectives", "collectives"),
+    Lane("waited", "waited for", beside=False),  # collectives too
 )
 COPIES = tuple(lane for lane in LANES if lane is not WORK)
 # Where the states of a layer lie, in words.

@@ -49,6 +49,8 @@ class Plan:
       measured: the steps that were run for `measure=`, the plan's among them.
       microbatches: how many were chosen; None where the planner was not asked to.
       places: where the states of the layers lie; None where the planner was not asked to.
+      divided: what is divided over devices beside the batch: "nothing", "moments" or "states"; None
+        where the planner was not asked to.
       compiler_options: XLA's options that the step was compiled with, for `jax.jit`; empty where
         nothing crosses to host memory in a loop.
       lanes: what `timeline` returns; None where states were not placed, or by an older jaxmem.
@@ -81,6 +83,7 @@ class Plan:
     measured: tuple[Measured, ...] = ()
     places: Places | None = None
     compiler_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    divided: str | None = None
     lanes: Timeline | None = None
     # the executable; it is not saved, and plans that differ in it alone are equal
     _step: Any = dataclasses.field(default=None, repr=False, compare=False)

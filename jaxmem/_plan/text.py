@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from jaxmem._core.bytes import show_bytes
+from jaxmem._states.places import DIVIDED_WORDS
 
 if TYPE_CHECKING:
     from jaxmem._plan.plan import Plan
@@ -39,7 +40,8 @@ def cells(plan: "Plan") -> list[tuple[str, ...]]:
 def of_each(plan: "Plan") -> str:
     """What is said after bytes of one device where the plan is for several of them, else ""."""
     _, _, count = plan.target.partition(":")
-    return f", on each of {count} devices" if count else ""
+    each, _, hosts = count.partition("x")
+    return f", on each of {int(each) * int(hosts or 1)} devices" if count else ""
 
 
 # What tells the seconds of the step with everything kept, in words.
@@ -98,6 +100,7 @@ def summary(plan: "Plan") -> list[str]:
         f" of a budget of {show_bytes(plan.budget_bytes)} ({share:.1f} %) on {plan.target};"
         f" everything kept: {show_bytes(plan.baseline_bytes)}{host}",
         *([] if plan.places is None else [f"states: {plan.places}"]),
+        *([] if plan.divided is None else [f"over devices: {DIVIDED_WORDS[plan.divided]}"]),
         f"{times(plan)}; {plan.compiles} compile{'' if plan.compiles == 1 else 's'}{microbatches}",
         *measured(plan),
         *(f"note: {note}" for note in plan.notes),

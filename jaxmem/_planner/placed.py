@@ -1,121 +1,182 @@
-"""Plans what layers do and where their states lie, together (ProTrain §4, with the actions of
-single tensors).
+"""Plans what layers do, where their states lie and what is divided over devices, together
+(ProTrain §4, with the actions of single tensors).
 """
 
 import dataclasses
 from collections.abc import Collection
 
-import jax
-
-from jaxmem._core.actions import KEEP, REST, Actions
-from jaxmem._core.bytes import show_bytes
-from jaxmem._core.groups import as_decided
+from jaxmem._core.actions import Actions
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.progress import LOG
-from jaxmem._counts.front import front, way_of
+from jaxmem._counts.front import front
 from jaxmem._counts.lanes import Link
-from jaxmem._counts.layer import States
-from jaxmem._counts.program import Answer, Question, answer
+from jaxmem._counts.layer import PLACES, RESIDENT
+from jaxmem._counts.program import Question, answer
+from jaxmem._counts.sharding import ONE_DEVICE, STATES, Sharding
 from jaxmem._device.target import Target
 from jaxmem._joint.search import Search, Trial, with_working
 from jaxmem._joint.steps import PlacedSteps
+from jaxmem._outcome.placed import Asked, infeasible, outcome
 from jaxmem._plan.plan import Plan
-from jaxmem._plan.rows import Bytes, Point
-from jaxmem._planner.lanes import timeline_of
-from jaxmem._planner.outcome import option_notes
-from jaxmem._planner.pareto import whole_actions
-from jaxmem._planner.read import Read, read_step
-from jaxmem._planner.table import rows
+from jaxmem._planner.read import read_step
 from jaxmem._search.candidates import fastest
-from jaxmem._search.clock import outside_blocks
 from jaxmem._search.trials import Limits
-from jaxmem._solver.cost import evaluate
 from jaxmem._solver.problem import Problem
-from jaxmem._states.places import Places
+from jaxmem._states.places import DIVIDED, DIVIDED_WORDS
 from jaxmem._xla.backend import Backend
-from jaxmem.errors import BudgetError, StepError, TargetError
+from jaxmem.errors import OptimizerError, StepError, TargetError
 
-DECIDED = ("actions", "states")
-POINTS = 8  # budgets that the curve is solved for
-TAKEN = "states take the link, or the memory, that it needs"
-KEPT = "everything that the layer saves is kept"
-NOT_COMPILED = (
-    "the step without a plan, all of whose states are on the device, was not compiled: its bytes"
-    " are those of a walk through its trace"
-)
+ACTIONS, STATES_TOO, SHARDING = DECIDED = ("actions", "states", "sharding")
 
 
-def check_decide(decide: Collection[str], target: Target, measure: float | None) -> bool:
-    """Whether states are to be placed. Raises StepError for a `decide` that names anything unknown,
-    TargetError for a target for which they cannot be.
+@dataclasses.dataclass(frozen=True)
+class Decide:
+    """What a plan decides beside actions.
+
+    states: where states lie.
+    sharding: what is divided over devices.
+    """
+
+    states: bool
+    sharding: bool
+
+
+def check_decide(decide: Collection[str], target: Target, measure: float | None) -> Decide:
+    """What is to be decided. Raises StepError for a `decide` that names anything unknown,
+    TargetError for a target for which it cannot be.
     """
     names = {decide} if isinstance(decide, str) or decide is None else set(decide)
-    if not names <= set(DECIDED) or "actions" not in names:
+    wanted = Decide(STATES_TOO in names, SHARDING in names)
+    if not names <= set(DECIDED) or ACTIONS not in names or (wanted.sharding > wanted.states):
         raise StepError(
             f"plan: `decide` is {decide!r}; expected ('actions',), or ('actions', 'states') for a"
-            " released step whose states may lie in host memory"
+            " released step whose states may lie in host memory, or ('actions', 'states',"
+            " 'sharding') for one that is divided over several devices"
         )
-    if "states" not in names:
-        return False
-    if target.devices > 1:
+    if not wanted.states:
+        return wanted
+    if target.devices > 1 and not wanted.sharding:
         raise TargetError(
-            f"plan: `decide` has 'states', and `target` is {str(target)!r}; expected one device:"
-            " states that are divided over several are placed by hand, by `split`"
+            f"plan: `decide` has 'states', and `target` is {str(target)!r}; expected one device, or"
+            " 'sharding' in `decide` too: what is divided over several says where it lies"
+        )
+    if target.devices == 1 and wanted.sharding:
+        raise TargetError(
+            f"plan: `decide` has 'sharding', and `target` is {str(target)!r}; expected several"
+            " devices, as in 'h200:8', or `decide` without it"
         )
     if measure is not None:
         raise StepError(
             f"plan: `measure` is {measure}, and `decide` has 'states', whose steps take arguments"
             " of other places each; expected measure=None"
         )
-    return True
-
-
-@dataclasses.dataclass(frozen=True)
-class Asked:
-    """A step whose states are to be placed.
-
-    search: that for a plan, not begun.
-    step: what was read of it, its states on the device.
-    block: the layers.
-    """
-
-    search: Search
-    step: Read
-    block: BlockClass
+    return wanted
 
 
 def plan_places(
-    build, args: tuple, backend: Backend, limits: Limits, actions, codecs, notes: tuple[str, ...]
+    build,
+    args: tuple,
+    backend: Backend,
+    limits: Limits,
+    actions,
+    codecs,
+    notes: tuple[str, ...],
+    decide: Decide,
 ) -> Plan:
-    """Makes the plan for one number of microbatches. The arguments are those of `_plan`."""
-    asked = read_places(build, args, backend, limits, actions, codecs)
-    best = asked.search.run()
-    if best is None:
-        raise _infeasible(asked.search, limits, backend.target)
-    return _outcome(asked, best, limits, notes + asked.step.notes)
+    """Makes the plan for one number of microbatches. The arguments are those of `_plan`.
+
+    decide: what is decided.
+    """
+    if not decide.sharding:
+        asked = read_places(build, args, backend, limits, actions, codecs)
+        if (best := asked.search.run()) is None:
+            raise infeasible(asked.search, limits, backend.target)
+        return outcome(asked, best, limits, notes)
+    every = _every_sharding(build, args, backend, limits, actions, codecs)
+    return _fastest(every, limits, notes)
 
 
-def read_places(build, args: tuple, backend: Backend, limits: Limits, actions, codecs) -> Asked:
+def _every_sharding(build, args, backend: Backend, limits: Limits, actions, codecs) -> list[Asked]:
+    """The step read under each way to divide it that its optimizer takes: ZeRO-1 and ZeRO-3 beside
+    none, and ZeRO-3 also with layers in host memory. Raises OptimizerError where it takes none.
+    """
+    target = backend.target
+    found, refused = [], None
+    for how, by_layer in [*((how, False) for how in DIVIDED), (STATES, True)]:
+        sharding = Sharding(how, target.devices, target.peers, by_layer)
+        try:
+            found.append(read_places(build, args, backend, limits, actions, codecs, sharding))
+        except OptimizerError as error:
+            refused = refused or error
+    if not found:
+        assert refused is not None
+        raise refused
+    return found
+
+
+def _fastest(every: list[Asked], limits: Limits, notes: tuple[str, ...]) -> Plan:
+    """The plan of the sharding under which a step is fastest. Those that the program expects to be
+    slower than what was found are not compiled.
+    """
+    found: list[tuple[Asked, Trial]] = []
+    pairs = ((asked, answer(asked.search.question)) for asked in every)
+    expected = [(asked, one.cautious_seconds) for asked, one in pairs if one is not None]
+    for asked, seconds in sorted(expected, key=lambda pair: pair[1]):
+        if found and min(map(_seconds, found)) <= seconds:
+            break
+        if (best := asked.search.run()) is not None:
+            found.append((asked, best))
+    if not found:
+        least = lambda asked: one.device_bytes if (one := asked.search.least()) else float("inf")
+        nearest = min(every, key=least)
+        raise infeasible(nearest.search, limits, nearest.target)
+    asked, best = min(found, key=_seconds)
+    return outcome(asked, best, limits, notes, [a.search for a in every if a is not asked])
+
+
+def _seconds(pair: tuple[Asked, Trial]) -> float:
+    return pair[1].answer.cautious_seconds
+
+
+def read_places(
+    build,
+    args: tuple,
+    backend: Backend,
+    limits: Limits,
+    actions,
+    codecs,
+    sharding: Sharding = ONE_DEVICE,
+) -> Asked:
     """Reads a step, profiles it with resident states, and walks through it with streamed ones."""
     allowed, named = actions
-    steps = PlacedSteps(build, args, backend)
+    several = sharding.devices > 1
+    steps = PlacedSteps(build, args, backend, sharding.divided if several else None)
     states = steps.states()
-    resident = Places(states.layers, states.layers)
-    step = read_step(build, steps.args_at(resident), backend, None, allowed, named, codecs)
+    places = PLACES
+    if several and not sharding.by_layer:  # undivided states stay on their devices
+        places = (RESIDENT,)
+        states = dataclasses.replace(states, fixed=states.fixed + states.outside, outside=0)
+    there = steps.args_at(steps.resident)
+    step = read_step(steps.build, there, backend, None, allowed, named, codecs)
     profile, block = step.profile, _stack_of(step.profile, steps)
     others = _others(profile, block)
     others |= {label: {} for label in profile.idle_blocks}
     target = backend.target
-    LOG.info("walking through the step, its layers' states in host memory")
+    over = f", divided over devices: {DIVIDED_WORDS[sharding.divided]}" if several else ""
+    in_host = ", its layers' states in host memory" if len(places) > 1 else ""
+    LOG.info("walking through the step%s%s", in_host, over)
     question = Question(
         states,
-        with_working(front(profile, block), steps, block.name, others),
+        with_working(front(profile, block), steps, block.name, others, sharding),
         Link(*(target.link_ways or (target.link, target.link))),
         block.runs // block.layers,
         limits.room,
         limits.host_room,
+        places=places,
+        sharding=sharding,
     )
-    return Asked(Search(steps, block.name, others, question), step, block)
+    search = Search(steps, block.name, others, question)
+    return Asked(search, profile, block, target, step.seconds, step.notes)
 
 
 def _stack_of(profile: Profile, steps: PlacedSteps) -> BlockClass:
@@ -136,104 +197,3 @@ def _others(profile: Profile, block: BlockClass) -> Actions:
     blocks = tuple(b for b in profile.blocks if b is not block)
     found = fastest(Problem(dataclasses.replace(profile, blocks=blocks))) if blocks else None
     return {} if found is None else dict(found.actions)
-
-
-def _outcome(asked: Asked, best: Trial, limits: Limits, notes: tuple[str, ...]) -> Plan:
-    search, step, block = asked.search, asked.step, asked.block
-    profile, target, question = step.profile, step.target, search.question
-    chosen = search.actions(best.answer)
-    decided = dataclasses.replace(profile, blocks=as_decided(profile.blocks, chosen))
-    saved = evaluate(decided, {k: v for k, v in chosen.items() if k not in profile.idle_blocks})
-    outside = _seconds_outside(search, best, profile, target)
-    kept = way_of(profile, block, {REST: KEEP})
-    everything = question.microbatches * question.states.layers * kept.seconds + outside
-    whole = Places(question.states.layers, question.states.layers)
-    baseline = max(search.steps.walked(None, whole) + search.error, 0)
-    arguments = best.placed.compiled.argument_bytes
-    if target.platform == "cpu":
-        arguments -= best.placed.host_bytes
-    seconds = best.answer.seconds + outside
-    return Plan(
-        actions={label: {} for label in profile.idle_blocks} | whole_actions(decided, chosen),
-        budget_bytes=limits.budget,
-        predicted_bytes=best.predicted_bytes,
-        compiled_bytes=best.placed.total_bytes,
-        baseline_bytes=baseline,
-        host_bytes=best.placed.host_bytes,
-        predicted_seconds=seconds,
-        baseline_seconds=everything,
-        uncertain_seconds=profile.uncertainty * abs(seconds - everything),
-        profile_seconds=step.seconds,
-        solve_seconds=search.solve_seconds,
-        compile_seconds=search.steps.seconds,
-        compiles=search.steps.compiles,
-        time_source=profile.time_source,
-        target=str(target),
-        fingerprint=profile.fingerprint,
-        jax_version=jax.__version__,
-        parts=Bytes.of(best.placed.total_bytes, arguments, saved.saved_bytes),
-        baseline_parts=Bytes.of(
-            baseline, _resident(question.states), block.layers * kept.device_bytes
-        ),
-        rows=rows(Problem(decided, saved.saved_bytes), chosen, TAKEN, KEPT),
-        points=_curve(search, outside),
-        notes=(*notes, NOT_COMPILED, *option_notes(best.placed.compiled.options)),
-        compiler_options=best.placed.compiled.options,
-        places=best.answer.places,
-        lanes=timeline_of(question, best.answer, outside),
-    ).with_step(best.placed.executable, search.steps.split)
-
-
-def _resident(states: States) -> int:
-    return states.fixed + states.outside + states.layers * states.layer
-
-
-def _seconds_outside(search: Search, best: Trial, profile: Profile, target: Target) -> float:
-    """Seconds of a step outside the stack's layers, from XLA's estimate of the compiled step, which
-    knows no copies to host memory; without one by its matrix products and its arguments.
-    """
-    question, compiled = search.question, best.placed.compiled
-    counts = best.answer.counts.items()
-    layers = sum(n * question.microbatches * question.ways[k.way].seconds for k, n in counts)
-    if compiled.xla_seconds is not None:
-        return max(0.0, compiled.xla_seconds - layers)
-    return outside_blocks(profile, compiled.matmul_flops, _resident(question.states), target)
-
-
-def _curve(search: Search, outside: float) -> tuple[Point, ...]:
-    """Least seconds against bytes of the device, as predicted, by rising bytes."""
-    question = dataclasses.replace(search.question, short=search.error)
-    least, most = search.least(), answer(dataclasses.replace(question, room=None))
-    if least is None or most is None:
-        return ()
-    low, high = least.device_bytes + search.error, most.device_bytes
-    rooms = [low + (high - low) * i // (POINTS - 1) for i in range(POINTS)]
-    found: list[Answer] = []
-    for room in rooms:
-        one = answer(dataclasses.replace(question, room=room))
-        if one is not None and (not found or one.seconds < found[-1].seconds):
-            found.append(one)
-    return tuple(Point(a.device_bytes, a.seconds + outside, search.actions(a)) for a in found)
-
-
-def _infeasible(search: Search, limits: Limits, target: Target) -> BudgetError:
-    """The error that names the least bytes, on the device and in host memory."""
-    least, states = search.least(), search.question.states
-    given, host = show_bytes(limits.budget), show_bytes(limits.host_room)
-    if least is None:
-        needed = show_bytes(states.layers * states.layer)
-        return BudgetError(
-            f"plan: `budget` is {given}, and `host_budget` {host} for target {str(target)!r}: no"
-            " placement of the states needs so little host memory and fits the device; the layers'"
-            f" states take {needed} in all; expected more of either",
-            least_bytes=None,
-        )
-    over = [t.placed.total_bytes for t in search.tried if t.placed.total_bytes > limits.room]
-    bytes_ = min([search.expected(least), *over])
-    return BudgetError(
-        f"plan: `budget` is {given}, and `host_budget` {host} for target {str(target)!r}: the least"
-        f" that is expected to compile is {show_bytes(bytes_)} ({bytes_} bytes) on the device, with"
-        f" {show_bytes(least.host_bytes)} in host memory, {least.places}; expected a larger budget:"
-        " smaller microbatches and a chunked loss need less",
-        least_bytes=bytes_,
-    )

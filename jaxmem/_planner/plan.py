@@ -15,10 +15,10 @@ from jaxmem._device.support import allowed_actions, budget_notes, unrolled_obsta
 from jaxmem._device.target import Target
 from jaxmem._jax.donation import warn_of_copies
 from jaxmem._jax.step import with_microbatches
+from jaxmem._outcome.searched import Spent, infeasible, outcome
 from jaxmem._plan.plan import Plan
 from jaxmem._planner.measured import check_measure, measured
 from jaxmem._planner.microbatches import checked, fastest
-from jaxmem._planner.outcome import Spent, infeasible, outcome
 from jaxmem._planner.placed import check_decide, plan_places
 from jaxmem._planner.read import read_step
 from jaxmem._planner.unasked import would_fit, would_save
@@ -71,7 +71,8 @@ def plan(
     decide: what is decided: "actions", and for a step that `jaxmem.released_step` made "states"
       too: how many layers' states lie on the device, and how many stream from host memory, so that
       a model larger than the device trains. `Plan.place(state)` moves a state there; `budget` and
-      `host_budget` are then of states and tensors together.
+      `host_budget` are then of states and tensors together. For several devices "sharding" too:
+      whether moments (ZeRO-1) or all states (ZeRO-3) are divided over the optimizer's `axis_name`.
     fresh: True plans as if for the first time: what earlier plans timed, compiled and tried is not
       read, and is written anew. For a machine that was busy when it was measured, or was changed.
 
@@ -87,7 +88,7 @@ def plan(
     target = Target.parse(target)
     if measure is not None:
         check_measure(measure, target)
-    places = check_decide(decide, target, measure)
+    wanted = check_decide(decide, target, measure)
     limit = parse_budget(budget, target.usable_bytes)
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
     allowed, notes = allowed_actions(ALL if actions is None else actions, target)
@@ -100,8 +101,9 @@ def plan(
 
         def plan_for(number: int | None) -> Plan:
             step = with_microbatches(build, number)
-            if places:
-                return plan_places(step, args, backend, limits, (allowed, named), codecs, notes)
+            if wanted.states:
+                taken = limits, (allowed, named), codecs, notes
+                return plan_places(step, args, backend, *taken, wanted)
             return _plan(step, args, backend, limits, (allowed, named), codecs, notes, measure)
 
         if microbatches is None:

@@ -15,8 +15,8 @@ from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._device.target import Target
 from jaxmem._jax.arguments import argument_bytes, shards_of
+from jaxmem._outcome.searched import hopeless
 from jaxmem._planner.measured import corrected
-from jaxmem._planner.outcome import hopeless
 from jaxmem._profile.profile import profile as make_profile
 from jaxmem._search.compile import StepCompiler
 from jaxmem._search.history import History

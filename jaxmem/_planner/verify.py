@@ -37,18 +37,21 @@ def verify(plan: Plan, build, *args) -> Plan:
     build, placed = with_microbatches(build, plan.microbatches), None
     with backend_for(Target.parse(plan.target)) as backend:
         if plan.places is not None:
-            placed = PlacedSteps(build, args, backend)
+            placed = PlacedSteps(build, args, backend, plan.divided)
             if placed.layers != plan.places.layers:
                 raise PlanFileError(
                     f"verify: the plan is for another model: its `places.layers` is"
                     f" {plan.places.layers}, and the model has {placed.layers}; plan this model"
                     " anew"
                 )
-            args = placed.args_at(plan.places)
+            build, args = placed.build, placed.args_at(placed.resident)
+        # A plan that places states is made for the model as it is with all of them on the device.
         steps = StepCompiler(build, args, backend)
         jaxpr = steps.trace(Assignment.nothing()).jaxpr
         check_plan_is_passed_on(jaxpr.jaxpr, steps.trace(None).jaxpr.jaxpr)
         _check_model(plan, block_classes(jaxpr), find_blocks(jaxpr.jaxpr).plain_labels)
+        if placed is not None and plan.places is not None:
+            steps = StepCompiler(build, placed.args_at(plan.places), backend)
         (compiled,) = steps.compile(plan.actions)
     total, host = compiled.compiled.total_bytes, compiled.compiled.host_bytes
     if placed is not None and plan.places is not None:

@@ -1,7 +1,7 @@
 """Draws the lanes of a step layer by layer, and where the states of its layers lie."""
 
 from jaxmem._core.bytes import show_bytes
-from jaxmem._plan.lanes import LANES, PLACED, named
+from jaxmem._plan.lanes import LANES, PLACED, WORK, named
 from jaxmem._plan.plan import Plan
 from jaxmem._plan.timeline import Timeline
 from jaxmem._plan.timeline_figure import CELLS, Panel, panels, places
@@ -74,11 +74,12 @@ def _panel(panel: Panel) -> str:
 
 def _seconds(timeline: Timeline) -> str:
     """What one layer of each kind takes in each pass, and what of it no work hides."""
-    rows = []
+    rows, seconds = [], timeline.lane_seconds()
+    used = [lane for lane in LANES if lane is WORK or seconds[lane.key]]
     for title, kinds in phases(timeline):
         for start, group, one in kinds:
-            times = [show_ms(1e3 * one.of(lane)) if one.of(lane) else "–" for lane in LANES]
+            times = [show_ms(1e3 * one.of(lane)) if one.of(lane) else "–" for lane in used]
             whole = show_ms(1e3 * one.seconds), show_ms(1e3 * one.exposed) if one.exposed else "–"
             rows.append((escape(named(start, group.count)), escape(title), *times, *whole))
-    names = [lane.name for lane in LANES]
+    names = [lane.name for lane in used]
     return table(["one of", "pass", *names, "together", "exposed"], rows, "passes")

@@ -4,6 +4,11 @@ import dataclasses
 from typing import Any
 
 DEVICE, HOST = "device", "pinned_host"
+# What is divided over devices beside the batch, as `data_parallel` takes it, and in words.
+DIVIDED = ("nothing", "moments", "states")
+DIVIDED_WORDS: dict[str, str] = dict(
+    zip(DIVIDED, ("the batch alone", "the batch and moments (ZeRO-1)", "all states (ZeRO-3)"))
+)
 
 
 @dataclasses.dataclass(frozen=True)

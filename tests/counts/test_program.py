@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from jaxmem._counts.lanes import Link
 from jaxmem._counts.layer import PLACES, RESIDENT, Kind, States, Way
 from jaxmem._counts.program import Question, answer, priced
-from jaxmem._states.places import DEVICE, HOST
+from jaxmem._counts.sharding import ONE_DEVICE, Sharding
+from jaxmem._states.places import DEVICE, DIVIDED, HOST
 
 pytestmark = pytest.mark.core
 MB = 1_000_000
@@ -38,7 +39,12 @@ def questions(draw):
         copy=draw(st.integers(1, 10)) * MB,
         outside=draw(st.sampled_from([0, 15])) * MB,
         fixed=draw(sizes) * MB,
+        wire=draw(sizes) * MB,
+        outside_wire=draw(sizes) * MB,
     )
+    divided = draw(st.sampled_from(DIVIDED))
+    by_layer = divided == "states" and draw(st.booleans())
+    many = Sharding(divided, draw(st.sampled_from([2, 8])), 1e9, by_layer)
     return Question(
         states,
         ways,
@@ -47,6 +53,7 @@ def questions(draw):
         room=draw(st.integers(0, 500)) * MB + MB // 2,
         host_room=draw(st.sampled_from([0, 100, 10_000])) * MB + MB // 2,
         kinds=draw(st.integers(1, 3)),
+        sharding=draw(st.sampled_from([ONE_DEVICE, many])),
     )
 
 
@@ -57,6 +64,8 @@ def all_answers(question):
     for chosen in itertools.combinations_with_replacement(range(len(kinds)), layers):
         counts = {kinds[k]: chosen.count(k) for k in dict.fromkeys(chosen)}
         if len(counts) > question.kinds or (layers > 1 and 1 in counts.values()):
+            continue
+        if question.sharding.by_layer and all(k.place == RESIDENT for k in counts):
             continue
         for outer in outers:
             found = priced(question, counts, outer)

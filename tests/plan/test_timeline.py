@@ -14,11 +14,12 @@ import jaxmem
 from jaxmem._counts.lanes import Lanes, Link, passes
 from jaxmem._counts.layer import PLACES, Kind, States, Way
 from jaxmem._counts.program import Question, priced
+from jaxmem._counts.sharding import ONE_DEVICE, Sharding
+from jaxmem._outcome.lanes import timeline_of
 from jaxmem._plan.lanes import LANES, PLACED, WORK, Pass
 from jaxmem._plan.timeline_figure import CELLS, EXPOSED, panels, places
 from jaxmem._plan.timeline_text import COLUMNS
-from jaxmem._planner.lanes import timeline_of
-from jaxmem._states.places import DEVICE, HOST, Places
+from jaxmem._states.places import DEVICE, DIVIDED, HOST, Places
 from jaxmem.errors import PlanFileError, StepError
 from tests.shared import plans
 from tests.shared.timelines import OUTSIDE, question, timeline
@@ -45,9 +46,11 @@ def answers(draw):
         st.tuples(st.sampled_from(PLACES), st.integers(0, 1)), min_size=1, max_size=4, unique=True
     )
     counts = {Kind(*kind): draw(st.integers(1, 60)) for kind in draw(kinds)}
-    states = States(sum(counts.values()), *(draw(size) for _ in range(5)))
+    states = States(sum(counts.values()), *(draw(size) for _ in range(7)))
     link = Link(draw(st.sampled_from([1e9, 25e9])), draw(st.sampled_from([2e9, 20e9])))
-    asked = Question(states, ways, link, draw(st.integers(1, 4)))
+    many = Sharding(draw(st.sampled_from(DIVIDED)), 8, 1e9, draw(st.booleans()))
+    sharding = draw(st.sampled_from([ONE_DEVICE, many]))
+    asked = Question(states, ways, link, draw(st.integers(1, 4)), sharding=sharding)
     return asked, priced(asked, counts, draw(st.sampled_from([DEVICE, HOST]))), draw(seconds)
 
 
@@ -63,7 +66,7 @@ def test_the_sums_are_those_of_the_program(found):
     )
     exposed = made.alone_seconds
     for kind, n in answer.counts.items():
-        own = passes(asked.ways[kind.way], kind.place, asked.states, asked.link)
+        own = passes(asked.ways[kind.way], kind.place, asked.states, asked.link, asked.sharding)
         exposed += n * own.exposed(asked.microbatches)
     assert made.exposed_seconds == pytest.approx(exposed, abs=1e-12)
     assert sum(made.exposed_by().values()) == pytest.approx(exposed, abs=1e-12)
@@ -109,7 +112,8 @@ def test_by_hand():
     made = timeline(each=2, microbatches=3, places=("resident", "streamed"))
     resident, streamed = made.groups
     assert resident.forward.lanes == pytest.approx(
-        {"compute": 2e-3, "to_device": 0.0, "to_host": 20 / 22e3, "stored": 0.0}
+        dict.fromkeys(("to_device", "stored", "collectives", "waited"), 0.0)
+        | {"compute": 2e-3, "to_host": 20 / 22e3}
     )
     assert streamed.last.seconds == pytest.approx(120 / 25e3 + 120 / 22e3)
     assert {lane.name: s for lane, s in streamed.last.exposed_by().items()} == pytest.approx(

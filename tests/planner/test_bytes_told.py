@@ -13,8 +13,8 @@ from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.bytes import show_bytes
 from jaxmem._device.target import Target
 from jaxmem._explain.rows import UNSURE, without
+from jaxmem._outcome.searched import Spent, infeasible, outcome
 from jaxmem._plan.rows import Bytes
-from jaxmem._planner.outcome import Spent, infeasible, outcome
 from jaxmem._search.compile import CompiledStep
 from jaxmem._search.search import Found
 from jaxmem._search.trials import Limits, Trial, Trials

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from jaxmem._core.actions import REST, keeps_everything
-from jaxmem._planner.pareto import POINTS, curve
+from jaxmem._outcome.pareto import POINTS, curve
 from jaxmem._solver.cost import everything
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solution import priced

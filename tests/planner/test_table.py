@@ -7,7 +7,7 @@ import pytest
 
 from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.profile import Option
-from jaxmem._planner.table import rows
+from jaxmem._outcome.table import rows
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solve import solve
 from tests.shared import profiles

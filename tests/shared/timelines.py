@@ -4,8 +4,8 @@ from jaxmem._core.actions import OFFLOAD
 from jaxmem._counts.lanes import Link
 from jaxmem._counts.layer import PLACES, Kind, States, Way
 from jaxmem._counts.program import Question, priced
+from jaxmem._outcome.lanes import timeline_of
 from jaxmem._plan.timeline import Timeline
-from jaxmem._planner.lanes import timeline_of
 from jaxmem._states.places import HOST
 
 MB = 1_000_000

@@ -17,7 +17,7 @@ def timeline_of(question: Question, found: Answer, outside: float) -> Timeline:
     states = question.states
     groups = []
     for kind, count in found.counts.items():
-        own = passes(question.ways[kind.way], kind.place, states, question.link)
+        own = passes(question.ways[kind.way], kind.place, states, question.link, question.sharding)
         # The lanes of the program are those of a timeline, by name.
         three = [Pass(dataclasses.asdict(one)) for one in (own.forward, own.backward, own.last)]
         device, host = states.on_device(kind.place), states.on_host(kind.place)

@@ -11,10 +11,10 @@ import jax
 from jaxmem._core.actions import KEEP, REST, keeps_everything
 from jaxmem._core.bytes import show_bytes
 from jaxmem._device.target import Target
+from jaxmem._outcome.pareto import curve, whole_actions
+from jaxmem._outcome.table import rows
 from jaxmem._plan.plan import Plan
 from jaxmem._plan.rows import Bytes, Measured
-from jaxmem._planner.pareto import curve, whole_actions
-from jaxmem._planner.table import rows
 from jaxmem._search.clock import clock_of
 from jaxmem._search.measure import Runs, quartiles
 from jaxmem._search.search import Found

@@ -1,0 +1,57 @@
+"""What crosses between devices, against sums by hand."""
+
+import pytest
+
+from jaxmem._counts.lanes import Link, passes
+from jaxmem._counts.layer import RESIDENT, STREAMED, Kind, States, Way
+from jaxmem._counts.program import Question, priced
+from jaxmem._counts.sharding import GATHERED_BESIDE, ONE_DEVICE, Sharding
+from jaxmem._states.places import DEVICE
+
+pytestmark = pytest.mark.core
+MB = 1_000_000
+# Two microbatches through 10 layers, of 40 MB of parameters each that cross as 20 MB.
+WHOLE = States(10, 40 * MB, 80 * MB, 20 * MB, 200 * MB, 0, wire=20 * MB, outside_wire=50 * MB)
+WAY = Way({}, 0, 0, 1.0, 2.0, working={False: 0, True: 0})
+RATE = 1000 * MB
+RING = 3 / 4 / RATE  # seconds a byte, among four
+
+
+def seconds(sharding, place=RESIDENT):
+    question = Question(WHOLE, (WAY,), Link(1e15, 1e15), 2, sharding=sharding)
+    return priced(question, {Kind(place, 0): 10}, DEVICE).seconds
+
+
+WORK = 2 * 10 * 3.0
+
+
+def test_on_one_device_nothing_crosses():
+    assert seconds(ONE_DEVICE) == pytest.approx(WORK)
+
+
+@pytest.mark.parametrize(
+    ("divided", "by_layer", "crossing"),
+    [
+        # All moments are reduced once: as if scattered and gathered.
+        ("nothing", False, 2 * (10 * 80 + 200)),
+        # Gradients are scattered in each microbatch, parameters gathered once.
+        ("moments", False, 2 * (10 * 20 + 50) + 10 * 40 + 50),
+        ("states", False, 2 * (10 * 20 + 50) + 10 * 20 + 50),
+    ],
+)
+def test_what_crosses_beside_no_work_is_added_to_it(divided, by_layer, crossing):
+    found = seconds(Sharding(divided, 4, RATE, by_layer))
+    assert found == pytest.approx(WORK + crossing * MB * RING, rel=1e-6)
+
+
+def test_what_a_layer_gathers_is_hidden_by_its_work_but_for_the_first_weights():
+    slow = Sharding("states", 4, RATE / 200, by_layer=True)  # 3 s to gather a layer
+    gathered = 20 * MB * RING * 200
+    found = passes(WAY, STREAMED, WHOLE, Link(1e15, 1e15), slow)
+    first = (1 - GATHERED_BESIDE) * gathered
+    assert found.forward.seconds == pytest.approx(max(1.0, GATHERED_BESIDE * gathered) + first)
+    scattered = gathered
+    assert found.backward.waited == pytest.approx(first + scattered)
+    fast = Sharding("states", 4, RATE * 200, by_layer=True)
+    assert passes(WAY, STREAMED, WHOLE, Link(1e15, 1e15), fast).forward.collectives < 1.0
+    assert found.forward.exposed > 0
