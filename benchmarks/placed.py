@@ -67,7 +67,7 @@ def asked_of(model: str, backend) -> Asked:
 
 def rules(asked: Asked) -> dict[str, Question]:
     """The questions that simpler plans answer."""
-    question, profile, block = asked.search.question, asked.step.profile, asked.block
+    question, profile, block = asked.search.question, asked.profile, asked.block
     offloaded = {t.name: OFFLOAD for t in block.tags if any(o.host_bytes for o in t.options)}
     whole = [{}, {REST: KEEP}, offloaded]
     ways = [way_of(profile, block, choices) for choices in whole]
