@@ -86,6 +86,8 @@ def states_first(question: Question) -> Answer | None:
     for ways in itertools.product(range(len(question.ways)), repeat=len(first.counts)):
         counts = {Kind(k.place, w): n for (k, n), w in zip(first.counts.items(), ways)}
         one = priced(question, counts, first.outer)
+        assert question.room is not None
+        assert question.host_room is not None
         if one.device_bytes <= question.room and one.host_bytes <= question.host_room:
             found.append(one)
     return min(found, key=lambda one: one.cautious_seconds, default=None)
