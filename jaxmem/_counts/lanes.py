@@ -15,10 +15,15 @@ STORED_BESIDE = 0.0
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """The line between a device and its host: bytes a second, each way."""
+    """The line between a device and its host.
+
+    to_device, to_host: bytes a second, each way.
+    beside: whether copies run beside work. On a CPU both are the work of its cores.
+    """
 
     to_device: float
     to_host: float
+    beside: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +34,8 @@ class Lanes:
     to_device, to_host: of what is copied beside it.
     stored: of states that are written back, which is not beside it.
     collectives: of what crosses between devices beside the work.
-    waited: of what crosses between devices, and is waited for.
+    waited: of what crosses between devices, and is waited for; where no copy runs beside work, of
+      all that crosses.
     """
 
     compute: float
@@ -49,6 +55,12 @@ class Lanes:
     def exposed(self) -> float:
         """What the copies add to the work."""
         return self.seconds - self.compute
+
+    @property
+    def in_turn(self) -> "Lanes":
+        """The same where nothing runs beside the work: all that crosses is waited for."""
+        waited = self.waited + self.to_device + self.to_host + self.collectives
+        return Lanes(self.compute, 0.0, 0.0, self.stored, 0.0, waited)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,11 +109,14 @@ def passes(
     gathered = sharding.gathered(states)
     beside, waited = GATHERED_BESIDE * gathered, (1 - GATHERED_BESIDE) * gathered
     late = waited + sharding.scattered(states)
-    return Passes(
+    found = Passes(
         Lanes(way.forward_seconds, forward * to_device, own * to_host, 0.0, beside, waited),
         Lanes(way.backward_seconds, (backward + own) * to_device, 0.0, m * back, beside, late),
         Lanes(way.backward_seconds, (last + own) * to_device, 0.0, (p + m) * back, beside, late),
     )
+    if link.beside:
+        return found
+    return Passes(found.forward.in_turn, found.backward.in_turn, found.last.in_turn)
 
 
 def fetched_first(places: Sequence[str], states: States, link: Link) -> float:

@@ -168,7 +168,7 @@ def read_places(
     question = Question(
         states,
         with_working(front(profile, block), steps, block.name, others, sharding),
-        Link(*(target.link_ways or (target.link, target.link))),
+        Link(*backend.link, beside=target.platform != "cpu"),
         block.runs // block.layers,
         limits.room,
         limits.host_room,

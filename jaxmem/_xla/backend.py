@@ -33,7 +33,9 @@ from jaxmem._xla.compiled import (
     read_compiled,
 )
 from jaxmem._xla.deviceless import Compiler
+from jaxmem._xla.link import measured_link
 from jaxmem._xla.options import options_of
+from jaxmem._xla.pricing import Pricing
 from jaxmem._xla.running import CannotRun, Run, fits, in_turns, obstacle
 from jaxmem._xla.timing import measure_all
 from jaxmem.errors import StepError
@@ -53,29 +55,6 @@ class Built:
 
     compiled: Compiled
     executable: Any = None
-
-
-class Pricing:
-    """What a profile asks of a target: where the times of pieces of work come from.
-
-    This base class knows no times, so a profile computes them from the target's peak rates.
-
-    source: "measured", "xla" (its estimates) or "roofline".
-    """
-
-    source = "roofline"
-
-    def __init__(self, target: Target):
-        self.target = target
-
-    @property
-    def device(self) -> str:
-        """What a stored time was taken on, as a text; it holds for no other."""
-        return f"{self.target.name} {self.target.kind}"
-
-    def times(self, jobs: Sequence[Job]) -> list[Timing] | None:
-        """Returns the time of each job, or None unless every one of them has a time."""
-        return None
 
 
 class Backend(Pricing, abc.ABC):
@@ -153,6 +132,10 @@ class Local(Backend):
 
     def times(self, jobs: Sequence[Job]) -> list[Timing]:
         return measure_all(jobs)
+
+    @property
+    def link(self) -> tuple[float, float]:
+        return measured_link() or super().link
 
     def run(self, steps, traced, args, seconds) -> list[list[float]]:
         runs: dict[int, Run] = {}

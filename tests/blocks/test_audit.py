@@ -18,7 +18,7 @@ from jaxmem._device.target import Target
 from jaxmem._jax.step import trace
 from jaxmem._profile.profile import block_classes, profile
 from jaxmem._solver.cost import evaluate
-from jaxmem._xla.backend import Pricing
+from jaxmem._xla.pricing import Pricing
 from jaxmem.errors import StepError
 from tests.shared import models, tiny_lm
 

@@ -22,7 +22,7 @@ from jaxmem._profile.profile import block_classes, profile
 from jaxmem._solver.cost import evaluate
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solve import solve
-from jaxmem._xla.backend import Pricing
+from jaxmem._xla.pricing import Pricing
 from jaxmem.errors import JaxmemWarning, TagError
 from tests.shared import models, places
 from tests.shared.marks import slow

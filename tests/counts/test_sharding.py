@@ -44,6 +44,17 @@ def test_what_crosses_beside_no_work_is_added_to_it(divided, by_layer, crossing)
     assert found == pytest.approx(WORK + crossing * MB * RING, rel=1e-6)
 
 
+def test_where_nothing_runs_beside_work_all_that_crosses_is_waited_for():
+    link = Link(1e9, 5e8, beside=False)
+    ways = Way({}, 0, 10 * MB, 1.0, 2.0)
+    own = passes(ways, STREAMED, WHOLE, link)
+    # Parameters are fetched and 10 MB offloaded; then both states and the 10 MB are fetched, and
+    # both states written back.
+    assert own.forward.seconds == pytest.approx(1.0 + 0.040 + 0.020)
+    assert own.last.seconds == pytest.approx(2.0 + 0.120 + 0.010 + 0.240)
+    assert own.last.exposed == pytest.approx(own.last.seconds - 2.0)
+
+
 def test_what_a_layer_gathers_is_hidden_by_its_work_but_for_the_first_weights():
     slow = Sharding("states", 4, RATE / 200, by_layer=True)  # 3 s to gather a layer
     gathered = 20 * MB * RING * 200

@@ -134,12 +134,22 @@ def test_a_state_that_holds_more_than_a_pair_is_placed_and_trains_alike():
 
 @pytest.mark.parametrize("ways", [None, (4e9, 3e9)])
 def test_states_are_priced_by_what_was_measured_of_each_way(ways):
-    target = dataclasses.replace(Target.parse("local"), link=5e9, link_ways=ways)
+    target = dataclasses.replace(Target.parse("rtx4090"), link=5e9, link_ways=ways)
     limits = Limits(target.usable_bytes, target.usable_bytes, target.host_bytes)
     kept = (Action.KEEP,)
     with backend_for(target) as backend:
         asked = read_places(build, (first(), batch()), backend, limits, (kept, kept), None)
     assert asked.search.question.link == Link(*(ways or (5e9, 5e9)))
+
+
+def test_on_a_cpu_copies_are_measured_and_run_beside_no_work(monkeypatch):
+    monkeypatch.setattr("jaxmem._xla.backend.measured_link", lambda: (4e9, 3e9))
+    target = Target.parse("local")
+    limits = Limits(target.usable_bytes, target.usable_bytes, target.host_bytes)
+    kept = (Action.KEEP,)
+    with backend_for(target) as backend:
+        asked = read_places(build, (first(), batch()), backend, limits, (kept, kept), None)
+    assert asked.search.question.link == Link(4e9, 3e9, beside=False)
 
 
 def saved(plan, folder):

@@ -17,7 +17,7 @@ from jaxmem._jax.step import trace
 from jaxmem._profile.doubt import SEEN, with_doubts
 from jaxmem._profile.profile import profile
 from jaxmem._profile.times import CEILING, ESTIMATED, job_times
-from jaxmem._xla.backend import Pricing
+from jaxmem._xla.pricing import Pricing
 from tests.shared import models
 from tests.shared.profiles import block
 
