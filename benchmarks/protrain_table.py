@@ -4,7 +4,8 @@ four GPUs of two kinds.
     python -m benchmarks.protrain_table
 
 Released steps of AdamA with one microbatch, in bfloat16 with float32 states, of sequences of 1024.
-What layers do, where their states lie and what is divided over the four devices are planned together,
+What layers do, where their states lie, and what is divided over the four devices, are planned
+together,
 and the plan is compiled for GPUs that are not there. A host has 90 GiB for each of its GPUs.
 
 `recomputed` are layers that recompute all of their tags, `kept` those that keep everything, and

@@ -51,6 +51,7 @@ LIBRARY = {
         "_solver",
         "_search",
         "_states",
+        "_released",
         "_counts",
         "_joint",
         "_plan",

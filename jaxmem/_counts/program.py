@@ -169,8 +169,6 @@ def answer(question: Question, goal: str = "time") -> Answer | None:
         if k.place in (STREAMED, BUFFERED):
             problem += used[k] <= streams
         problem += working >= used[k] * (question.working(k) / UNIT)
-    if question.sharding.by_layer:  # else it would gather all layers as a minibatch starts
-        problem += pulp.lpSum(used[k] for k in kinds if k.place != RESIDENT) >= 1
     sums = lambda of: pulp.lpSum(n[k] * (of(k) / UNIT) for k in kinds)
     fixed = states.fixed + states.outside + question.short
     device = sums(question.device) + working - outer * (states.outside / UNIT) + fixed / UNIT

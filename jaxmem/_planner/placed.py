@@ -12,17 +12,19 @@ from jaxmem._counts.front import front
 from jaxmem._counts.lanes import Link
 from jaxmem._counts.layer import PLACES, RESIDENT
 from jaxmem._counts.program import Question, answer
-from jaxmem._counts.sharding import ONE_DEVICE, STATES, Sharding
+from jaxmem._counts.sharding import LAYERS, NOTHING, ONE_DEVICE, Sharding
 from jaxmem._device.target import Target
 from jaxmem._joint.search import Search, Trial, with_working
 from jaxmem._joint.steps import PlacedSteps
 from jaxmem._outcome.placed import Asked, infeasible, outcome
 from jaxmem._plan.plan import Plan
 from jaxmem._planner.read import read_step
+from jaxmem._released.direct import Direct
 from jaxmem._search.candidates import fastest
 from jaxmem._search.trials import Limits
 from jaxmem._solver.problem import Problem
 from jaxmem._states.places import DIVIDED, DIVIDED_WORDS
+from jaxmem._states.within import opened
 from jaxmem._xla.backend import Backend
 from jaxmem.errors import OptimizerError, StepError, TargetError
 
@@ -97,13 +99,16 @@ def plan_places(
 
 
 def _every_sharding(build, args, backend: Backend, limits: Limits, actions, codecs) -> list[Asked]:
-    """The step read under each way to divide it that its optimizer takes: ZeRO-1 and ZeRO-3 beside
-    none, and ZeRO-3 also with layers in host memory. Raises OptimizerError where it takes none.
+    """The step read under each way to divide it that its optimizer takes. Raises OptimizerError
+    where it takes none.
     """
     target = backend.target
+    released, _ = opened(build(None))
+    accumulates = not isinstance(getattr(released, "optimizer", None), Direct)
     found, refused = [], None
-    for how, by_layer in [*((how, False) for how in DIVIDED), (STATES, True)]:
-        sharding = Sharding(how, target.devices, target.peers, by_layer)
+    # Other optimizers than AdamA gather by layer whatever they are told.
+    for how in DIVIDED if accumulates else (NOTHING, LAYERS):
+        sharding = Sharding(how, target.devices, target.peers, accumulates)
         try:
             found.append(read_places(build, args, backend, limits, actions, codecs, sharding))
         except OptimizerError as error:

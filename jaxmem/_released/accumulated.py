@@ -70,7 +70,9 @@ class Accumulated:
         moments[model.layers] = as_layers(layers, masters_of(layers))  # which have no copies
         return AdamAState(everything, everything, moments, moments)
 
-    def minibatch(self, model: Model, clip: Clip, like, state, batch, key) -> Minibatch:
+    def minibatch(
+        self, model: Model, clip: Clip, like, state, batch, key, by_layer: bool = False
+    ) -> Minibatch:
         params, old = state
         rule, n = self.tx.rule, self.tx.rule.accumulation_steps
         # Divided moments are told by their shapes; no layout is stored beside the state.
@@ -92,7 +94,7 @@ class Accumulated:
             b1, b2 = (jnp.where(i == first, b, 1.0) for b in begin)
             return Fold(Moments(rule, (b1, b2), update), clip, mean_over=mean_over)
 
-        if streams((params, old)):
+        if by_layer or streams((params, old)):
             # Each device updates what it has: whole parameters of which it has a part of the
             # moments, or moments that are to be reduced first, would cross once more.
             parts = zip(model.masters(params), jax.tree.leaves(old.mu), strict=True)

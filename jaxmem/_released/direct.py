@@ -174,11 +174,14 @@ class Direct:
                 found[s] = spec_of[owner]
         return jax.tree.unflatten(alone.structure, found)
 
-    def minibatch(self, model: Model, clip: Clip, like, state, batch, key) -> Minibatch:
+    def minibatch(
+        self, model: Model, clip: Clip, like, state, batch, key, by_layer: bool = False
+    ) -> Minibatch:
         """The state after one batch.
 
         like: the parameters with their whole shapes; of the arrays of `state` a device may have a
           part (ZeRO-3). It then gathers a layer as it comes to it, and updates its own part.
+        by_layer: layers are gathered so in any case.
         """
         params, old = state
         axis, tally, layers = self.axis_name, model.tally(params), params[model.layers]

@@ -190,10 +190,14 @@ class Optimizer(Protocol):
         """The PartitionSpecs of the state. `parts`: those of parameters that are divided."""
         ...
 
-    def minibatch(self, model: Model, clip: Clip, like, state, batch, key) -> Minibatch:
+    def minibatch(
+        self, model: Model, clip: Clip, like, state, batch, key, by_layer: bool = False
+    ) -> Minibatch:
         """Runs a minibatch.
 
         like: the parameters with their whole shapes.
         state: the pair (params, state), of whose arrays a device may have a part.
+        by_layer: whether layers of which devices have parts are gathered one at a time, also where
+          no state lies in host memory.
         """
         ...

@@ -22,6 +22,7 @@ from jaxmem._released.form import (
     check_untraced,
 )
 from jaxmem._released.model import Model, Optimizer
+from jaxmem._states.places import DIVIDED
 from jaxmem._states.shards import placed, shards
 from jaxmem._states.within import Within
 from jaxmem.errors import OptimizerError
@@ -173,13 +174,14 @@ class ReleasedStep:
         stacks, *_ = self.optimizer.opened(self.model, *state)
         check_split({"params": state[0][self.model.layers], **stacks})
 
-    def _step(self, like, state, batch, key=None):
+    def _step(self, like, state, batch, key=None, by_layer: bool = False):
         """Runs one minibatch, on one device or inside `jax.shard_map` on each of several.
 
         `like` has the whole parameters' shapes; of the arrays of `state` a device may have a part.
         """
         check_clip(self.clip, like)
-        made = self.optimizer.minibatch(self.model, self.clip, like, state, batch, key)
+        taken = like, state, batch, key, by_layer
+        made = self.optimizer.minibatch(self.model, self.clip, *taken)
         return made.state, made.metrics(self.optimizer.axis_name)
 
     def data_parallel(self, mesh, divided: str = "nothing"):
@@ -193,7 +195,9 @@ class ReleasedStep:
           mean gradient is reduce-scattered each microbatch, and parameters are all-gathered once;
           the result is that of one device with microbatches as many times larger. "states":
           parameters too; they are all-gathered as a minibatch starts, in `dtype` where the step was
-          made with one.
+          made with one. "layers" (ZeRO-3): the same states, of which each layer's parameters are
+          gathered as its turn comes, in the forward and in the backward of each microbatch, as they
+          are of states in host memory.
 
         `specs` gives the state's layout. Microbatches are counted on from device to device, so that
         each has a key of its own.
@@ -208,8 +212,9 @@ class ReleasedStep:
             self._check_split(state)
             layout = self.specs(state[0], mesh.shape[axis], divided)
             like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state[0])
-            call = lambda state, batch, *key: self._step(like, state, batch, *key)
+            by_layer = divided == "layers"
             keys = () if key is None else (key,)
+            call = lambda state, batch, key=None: self._step(like, state, batch, key, by_layer)
             specs, out = (layout, over, *(everything for _ in keys)), (layout, everything)
             # Unchecked, since a model's own loops would have to tell which of their carries vary.
             mapped = jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
@@ -235,17 +240,18 @@ class ReleasedStep:
 
         params: the parameters, or their shapes.
         devices: how many devices `axis_name` has.
-        divided: "nothing", "moments" or "states".
+        divided: "nothing", "moments", "states" or "layers".
 
         Raises OptimizerError for another `divided` than `data_parallel` takes, without `axis_name`,
         or where so many devices cannot divide the largest of the layers' arrays; StackError where
         the layers' parameters are no stacks.
         """
         axis, everything = self.optimizer.axis_name, jax.sharding.PartitionSpec()
-        if divided not in ("nothing", "moments", "states"):
+        if divided not in DIVIDED:
             raise OptimizerError(
-                f"specs: `divided` is {divided!r}; expected 'nothing', 'moments' or 'states'"
+                f"specs: `divided` is {divided!r}; expected one of {', '.join(map(repr, DIVIDED))}"
             )
+        divided = "states" if divided == "layers" else divided
         if axis is None:
             raise OptimizerError(
                 "specs: the optimizer has no `axis_name`; expected the mesh axis to divide over"

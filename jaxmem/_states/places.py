@@ -5,10 +5,13 @@ from typing import Any
 
 DEVICE, HOST = "device", "pinned_host"
 # What is divided over devices beside the batch, as `data_parallel` takes it, and in words.
-DIVIDED = ("nothing", "moments", "states")
-DIVIDED_WORDS: dict[str, str] = dict(
-    zip(DIVIDED, ("the batch alone", "the batch and moments (ZeRO-1)", "all states (ZeRO-3)"))
-)
+DIVIDED_WORDS = {
+    "nothing": "the batch alone",
+    "moments": "the batch and moments (ZeRO-1)",
+    "states": "all states, gathered as a minibatch starts",
+    "layers": "all states, gathered a layer at a time (ZeRO-3)",
+}
+DIVIDED = tuple(DIVIDED_WORDS)
 
 
 @dataclasses.dataclass(frozen=True)

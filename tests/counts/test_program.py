@@ -43,8 +43,7 @@ def questions(draw):
         outside_wire=draw(sizes) * MB,
     )
     divided = draw(st.sampled_from(DIVIDED))
-    by_layer = divided == "states" and draw(st.booleans())
-    many = Sharding(divided, draw(st.sampled_from([2, 8])), 1e9, by_layer)
+    many = Sharding(divided, draw(st.sampled_from([2, 8])), 1e9)
     return Question(
         states,
         ways,
@@ -64,8 +63,6 @@ def all_answers(question):
     for chosen in itertools.combinations_with_replacement(range(len(kinds)), layers):
         counts = {kinds[k]: chosen.count(k) for k in dict.fromkeys(chosen)}
         if len(counts) > question.kinds or (layers > 1 and 1 in counts.values()):
-            continue
-        if question.sharding.by_layer and all(k.place == RESIDENT for k in counts):
             continue
         for outer in outers:
             found = priced(question, counts, outer)

@@ -30,17 +30,17 @@ def test_on_one_device_nothing_crosses():
 
 
 @pytest.mark.parametrize(
-    ("divided", "by_layer", "crossing"),
+    ("divided", "crossing"),
     [
         # All moments are reduced once: as if scattered and gathered.
-        ("nothing", False, 2 * (10 * 80 + 200)),
+        ("nothing", 2 * (10 * 80 + 200)),
         # Gradients are scattered in each microbatch, parameters gathered once.
-        ("moments", False, 2 * (10 * 20 + 50) + 10 * 40 + 50),
-        ("states", False, 2 * (10 * 20 + 50) + 10 * 20 + 50),
+        ("moments", 2 * (10 * 20 + 50) + 10 * 40 + 50),
+        ("states", 2 * (10 * 20 + 50) + 10 * 20 + 50),
     ],
 )
-def test_what_crosses_beside_no_work_is_added_to_it(divided, by_layer, crossing):
-    found = seconds(Sharding(divided, 4, RATE, by_layer))
+def test_what_crosses_beside_no_work_is_added_to_it(divided, crossing):
+    found = seconds(Sharding(divided, 4, RATE))
     assert found == pytest.approx(WORK + crossing * MB * RING, rel=1e-6)
 
 
@@ -56,13 +56,13 @@ def test_where_nothing_runs_beside_work_all_that_crosses_is_waited_for():
 
 
 def test_what_a_layer_gathers_is_hidden_by_its_work_but_for_the_first_weights():
-    slow = Sharding("states", 4, RATE / 200, by_layer=True)  # 3 s to gather a layer
+    slow = Sharding("layers", 4, RATE / 200)  # 3 s to gather a layer
     gathered = 20 * MB * RING * 200
     found = passes(WAY, STREAMED, WHOLE, Link(1e15, 1e15), slow)
     first = (1 - GATHERED_BESIDE) * gathered
     assert found.forward.seconds == pytest.approx(max(1.0, GATHERED_BESIDE * gathered) + first)
     scattered = gathered
     assert found.backward.waited == pytest.approx(first + scattered)
-    fast = Sharding("states", 4, RATE * 200, by_layer=True)
+    fast = Sharding("layers", 4, RATE * 200)
     assert passes(WAY, STREAMED, WHOLE, Link(1e15, 1e15), fast).forward.collectives < 1.0
     assert found.forward.exposed > 0

@@ -48,7 +48,7 @@ def answers(draw):
     counts = {Kind(*kind): draw(st.integers(1, 60)) for kind in draw(kinds)}
     states = States(sum(counts.values()), *(draw(size) for _ in range(7)))
     link = Link(draw(st.sampled_from([1e9, 25e9])), draw(st.sampled_from([2e9, 20e9])))
-    many = Sharding(draw(st.sampled_from(DIVIDED)), 8, 1e9, draw(st.booleans()))
+    many = Sharding(draw(st.sampled_from(DIVIDED)), 8, 1e9)
     sharding = draw(st.sampled_from([ONE_DEVICE, many]))
     asked = Question(states, ways, link, draw(st.integers(1, 4)), sharding=sharding)
     return asked, priced(asked, counts, draw(st.sampled_from([DEVICE, HOST]))), draw(seconds)

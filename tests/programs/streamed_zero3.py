@@ -99,8 +99,10 @@ def main():
     for persist in (0, 1, LAYERS - 1):
         got, places = train(mesh, persist)
         found[persist] = {"far": farthest(got, want), "places": places}
+    by_layer, _ = train(mesh, LAYERS, "layers")
     errors = {divided: refused(mesh, divided) for divided in ("nothing", "moments")}
     found = {"devices": jax.device_count(), "found": found, "errors": errors}
+    found["by layer"] = farthest(by_layer, want)
     print(json.dumps(found | {"moments": of_divided_moments()}))
 
 

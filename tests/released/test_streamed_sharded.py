@@ -41,6 +41,11 @@ def test_eight_devices_train_as_with_resident_states(eight):
         assert "expected data_parallel(mesh, 'states')" in error
 
 
+def test_layers_that_are_gathered_one_at_a_time_train_as_those_gathered_at_once(eight):
+    """With all states on the devices."""
+    assert eight["by layer"] <= 1e-6
+
+
 def test_a_split_state_is_updated_to_the_end_of_each_stack_where_moments_are_divided(eight):
     """Over one of a mesh's two axes; the other holds copies."""
     assert eight["moments"] <= 1e-6
