@@ -1,11 +1,20 @@
-"""Counts what a traced step's arguments take on one device, and over how many they are divided."""
+"""Counts what a traced step's arguments take on one device, and over how many they are divided;
+makes those that are functions of a size.
+"""
 
+import functools
 import math
+import types
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.interpreters import partial_eval
 from jax.sharding import NamedSharding
+
+from jaxmem.errors import StepError
 
 
 def argument_bytes(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
@@ -98,3 +107,37 @@ def _bits(dtype) -> int:
 def on_host(aval) -> bool:
     """Whether a value lies in host memory, by its type."""
     return getattr(aval, "memory_space", None) == jax.memory.Space.Host  # tokens have none
+
+
+def is_function(arg) -> bool:
+    """Whether an argument is a plain function: modules are called too, and are arguments."""
+    kinds = types.FunctionType | types.MethodType | functools.partial
+    return isinstance(arg, kinds) and not isinstance(arg, jax.tree_util.Partial)
+
+
+def sized(args: tuple, size: int) -> tuple:
+    """The arguments, with what functions among them return for a size."""
+    return tuple(_called(i, a, size) if is_function(a) else a for i, a in enumerate(args))
+
+
+def _called(position: int, function: Callable[[int], Any], size: int):
+    """What a function returns for a size; its arrays are not made, and shapes stand for them."""
+    others: list = []  # what is no array, None for what is
+    structure = None
+
+    def arrays():
+        nonlocal structure
+        leaves, structure = jax.tree.flatten(function(size))
+        is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
+        others.extend(None if is_one else leaf for leaf, is_one in zip(leaves, is_array))
+        return [leaf for leaf, is_one in zip(leaves, is_array) if is_one]
+
+    try:
+        shapes = iter(jax.eval_shape(arrays))
+    except Exception as error:
+        raise StepError(
+            f"plan: argument {position} of the step is a function of a size, and failed for {size}:"
+            f" {type(error).__name__}: {error}; expected arrays or jax.ShapeDtypeStructs"
+        ) from error
+    assert structure is not None
+    return jax.tree.unflatten(structure, [next(shapes) if o is None else o for o in others])

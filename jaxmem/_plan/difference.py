@@ -10,7 +10,7 @@ from jaxmem._plan.plan import Plan
 
 # fields of Plan that are compared, by how they are shown
 BYTES = ("budget_bytes", "compiled_bytes", "baseline_bytes", "host_bytes")
-TEXTS = ("target", "fingerprint", "time_source", "jax_version", "microbatches")
+TEXTS = ("target", "fingerprint", "time_source", "jax_version", "microbatches", "batch")
 SECONDS = "predicted_seconds"
 
 

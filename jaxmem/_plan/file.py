@@ -28,6 +28,7 @@ _LATER = {"uncertain_seconds": 0.0, "baseline_source": "pieces"}
 # what a number is read as; a number that is read as a float may be written as a whole one
 _NUMBERS = dict.fromkeys((*_BYTES, "compiles"), int) | dict.fromkeys(_SECONDS, float)
 _TEXTS = ("time_source", "target", "fingerprint", "jax_version")
+_CHOSEN = ("microbatches", "batch")  # numbers that are there where the planner chose them
 _PARTS = ("parts", "baseline_parts")
 
 
@@ -41,8 +42,7 @@ def write(fields: Mapping[str, Any]) -> dict[str, Any]:
         data["places"] = dataclasses.asdict(fields["places"])
     if fields["lanes"] is not None:
         data["lanes"] = timeline.write(fields["lanes"])
-    if fields["microbatches"] is not None:
-        data["microbatches"] = fields["microbatches"]
+    data |= {name: fields[name] for name in _CHOSEN if fields[name] is not None}
     if fields["divided"] is not None:
         data["divided"] = fields["divided"]
     if fields["compiler_options"]:
@@ -137,9 +137,10 @@ def _fields(data: Any) -> dict[str, Any]:
     rows = _list(data, "rows", "a list of the table's lines")
     points = _list(data, "points", "a list of bytes and seconds")
     runs = _list(data, "measured", "a list of steps that were run")
-    number = data.get("microbatches")
-    if number is not None and not (is_size(number) and number > 0):
-        raise Broken("microbatches", number, "a whole number of at least 1, or nothing")
+    chosen = {name: data.get(name) for name in _CHOSEN}
+    for name, number in chosen.items():
+        if number is not None and not (is_size(number) and number > 0):
+            raise Broken(name, number, "a whole number of at least 1, or nothing")
     divided = data.get("divided")
     if divided not in (None, *DIVIDED):
         raise Broken("divided", divided, f"one of {', '.join(DIVIDED)}, or nothing")
@@ -152,7 +153,7 @@ def _fields(data: Any) -> dict[str, Any]:
         "divided": divided,
         "rows": tuple(_row(row, f"rows[{i}]") for i, row in enumerate(rows)),
         "points": tuple(_point(point, f"points[{i}]") for i, point in enumerate(points)),
-        "microbatches": number,
+        **chosen,
         "places": _places(data.get("places")),
         "lanes": timeline.read(data.get("lanes"), "lanes"),
         "measured": tuple(_measured(one, f"measured[{i}]") for i, one in enumerate(runs)),

@@ -48,6 +48,8 @@ class Plan:
       notes: what was left out, and why.
       measured: the steps that were run for `measure=`, the plan's among them.
       microbatches: how many were chosen; None where the planner was not asked to.
+      batch: the size that was chosen for the arguments that are functions of one; None where the
+        planner was not asked to.
       places: where the states of the layers lie; None where the planner was not asked to.
       divided: what is divided over devices beside the batch: "nothing", "moments" or "states"; None
         where the planner was not asked to.
@@ -78,6 +80,7 @@ class Plan:
     rows: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
     microbatches: int | None = None
+    batch: int | None = None
     uncertain_seconds: float = 0.0
     baseline_source: str = "pieces"
     measured: tuple[Measured, ...] = ()

@@ -93,7 +93,8 @@ def summary(plan: "Plan") -> list[str]:
     """What stands under the table: the whole step's bytes and times, and notes."""
     share = 100 * plan.compiled_bytes / plan.budget_bytes
     host = f"; in host memory: {show_bytes(plan.host_bytes)}" if plan.host_bytes else ""
-    microbatches = f"; microbatches: {plan.microbatches}" if plan.microbatches else ""
+    numbers = {"microbatches": plan.microbatches, "batch": plan.batch}
+    chosen = "".join(f"; {name}: {number}" for name, number in numbers.items() if number)
     return [
         f"(bytes and ms of one layer{of_each(plan)})",
         f"predicted {show_bytes(plan.predicted_bytes)}, compiled {show_bytes(plan.compiled_bytes)}"
@@ -101,7 +102,7 @@ def summary(plan: "Plan") -> list[str]:
         f" everything kept: {show_bytes(plan.baseline_bytes)}{host}",
         *([] if plan.places is None else [f"states: {plan.places}"]),
         *([] if plan.divided is None else [f"over devices: {DIVIDED_WORDS[plan.divided]}"]),
-        f"{times(plan)}; {plan.compiles} compile{'' if plan.compiles == 1 else 's'}{microbatches}",
+        f"{times(plan)}; {plan.compiles} compile{'' if plan.compiles == 1 else 's'}{chosen}",
         *measured(plan),
         *(f"note: {note}" for note in plan.notes),
     ]

@@ -1,5 +1,7 @@
 """plan(): reads its arguments, profiles the step, runs a search and returns its outcome."""
 
+import dataclasses
+import functools
 import math
 import time
 import warnings
@@ -13,14 +15,17 @@ from jaxmem._core.profile import Profile
 from jaxmem._core.warn import warn
 from jaxmem._device.support import allowed_actions, budget_notes, unrolled_obstacle
 from jaxmem._device.target import Target
+from jaxmem._jax.arguments import sized
 from jaxmem._jax.donation import warn_of_copies
 from jaxmem._jax.step import with_microbatches
 from jaxmem._outcome.searched import Spent, infeasible, outcome
 from jaxmem._plan.plan import Plan
+from jaxmem._planner.boundary import Boundary, of_size
 from jaxmem._planner.measured import check_measure, measured
 from jaxmem._planner.microbatches import checked, fastest
 from jaxmem._planner.placed import check_decide, plan_places
 from jaxmem._planner.read import read_step
+from jaxmem._planner.sizes import Walked, check_batch, possible
 from jaxmem._planner.unasked import would_fit, would_save
 from jaxmem._profile.times import RETRY_SECONDS
 from jaxmem._search.candidates import price_of
@@ -42,6 +47,8 @@ def plan(
     actions: Sequence[Action] | None = None,
     codecs=None,
     microbatches: Sequence[int] | None = None,
+    batch: str | None = None,
+    sizes: Sequence[int] | None = None,
     measure: float | None = None,
     decide: Collection[str] = ("actions",),
     fresh: bool = False,
@@ -64,6 +71,13 @@ def plan(
       kind's own (Adacc §3.2).
     microbatches: numbers to choose from, each planned for with `build(plan, microbatches=n)`; the
       fastest that fits is taken, and is the plan's `microbatches`.
+    batch: "max" or "fastest": the size of a minibatch, or a context length, is chosen. Arguments
+      that are plain functions are called with sizes, and return arrays, which are not made, or
+      shapes: `lambda n: jax.ShapeDtypeStruct((n, 1024), jnp.int32)`. "max" is the largest size
+      whose plan fits, "fastest" that of the highest `size / predicted_seconds`. `Plan.batch` is it.
+    sizes: those that may be taken, such as `range(8, 4097, 8)`: which is wanted does not say which
+      are possible. None means multiples of the least power of two that the step is traced for, and
+      that numbers of microbatches and devices divide.
     measure: for how many seconds to run what may be fastest, in turns on the device at hand: the
       plan, hand-written policies that fit, and plans that would be best if prices were others. The
       fastest by the clock is returned; `Plan.measured` has all of them. Their compiles take time
@@ -80,7 +94,8 @@ def plan(
     the block's graph), solved again as compiles teach what memory it leaves.
 
     Raises BudgetError for a budget that cannot be read or met (with the least bytes that compiled,
-    or those of the arguments where they alone exceed it, which is told before any compile),
+    or those of the arguments where they alone exceed it, which is told before any compile; with
+    `batch`, the least size and its least bytes),
     StepError for a step without a block, or whose blocks have the same policy whatever plan `build`
     is given, TargetError for a target that is unknown or cannot be compiled for, or is not the
     device at hand where `measure` is given, TagError for tags that cannot be planned.
@@ -89,6 +104,7 @@ def plan(
     if measure is not None:
         check_measure(measure, target)
     wanted = check_decide(decide, target, measure)
+    check_batch(batch, sizes, args)
     limit = parse_budget(budget, target.usable_bytes)
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
     allowed, notes = allowed_actions(ALL if actions is None else actions, target)
@@ -99,16 +115,37 @@ def plan(
     with backend_for(target, database) as backend:
         limits = Limits(limit, int(limit * (1 - backend.margin)), host_room)
 
-        def plan_for(number: int | None) -> Plan:
+        def plan_for(args: tuple, measure: float | None, number: int | None) -> Plan:
             step = with_microbatches(build, number)
             if wanted.states:
                 taken = limits, (allowed, named), codecs, notes
                 return plan_places(step, args, backend, *taken, wanted)
             return _plan(step, args, backend, limits, (allowed, named), codecs, notes, measure)
 
-        if microbatches is None:
-            return plan_for(None)
-        return fastest(checked(microbatches), plan_for)
+        def plan_at(args: tuple, measure: float | None) -> Plan:
+            if microbatches is None:
+                return plan_for(args, measure, None)
+            return fastest(checked(microbatches), functools.partial(plan_for, args, measure))
+
+        if batch is None:
+            return plan_at(args, measure)
+        most = None if microbatches is None else max(checked(microbatches))
+        walked = Walked(with_microbatches(build, most), args, backend, limits, wanted)
+        found = of_size(
+            batch,
+            Boundary(
+                possible(walked, sizes, microbatches),
+                walked.least,
+                limits.room,
+                lambda size: plan_at(sized(args, size), None),
+            ),
+            walked.kept,
+        )
+        if measure is None:
+            return found
+        assert found.batch is not None
+        timed = plan_at(sized(args, found.batch), measure)
+        return dataclasses.replace(timed, batch=found.batch)
 
 
 def _plan(

@@ -16,6 +16,7 @@ from jaxmem._search.compile import StepCompiler
 from jaxmem._solver.cost import evaluate
 from jaxmem._solver.memory import Expected, MemoryModel
 from jaxmem._solver.solution import Solution
+from jaxmem._xla.backend import Backend
 
 MOST_WALKS = 8  # for one question to the solver
 RECALLED = 3  # plans of earlier searches that are walked through
@@ -77,19 +78,13 @@ class Walks:
         traced = self._steps.trace(self._steps.plan_of(actions))
         if not runs_references(traced.jaxpr) or (references := self.told(actions)) is None:
             return None
-        return self._walk(traced, kernels=True) - references
+        kernels = beside_arguments(traced, self._steps.backend, self._shards, kernels=True)
+        return kernels - references
 
     def beside_arguments(self, actions: Actions) -> int:
         """Bytes that the step is expected to take beside its arguments."""
         traced = self._steps.trace(self._steps.plan_of(actions))
-        return self._walk(traced, kernels=self._steps.backend.target.local)
-
-    def _walk(self, traced: jax.stages.Traced, kernels: bool) -> int:
-        """The same of a traced step; `kernels` says whether they run on divided arrays too."""
-        donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
-        on_gpu = self._steps.backend.target.platform == "cuda"
-        shards = self._shards
-        return temporary_bytes(traced.jaxpr, donated, on_gpu=on_gpu, shards=shards, divided=kernels)
+        return beside_arguments(traced, self._steps.backend, self._shards)
 
     def model(self, measured: Sequence[tuple[Actions, float]]) -> Expected:
         """Fits the memory model to compiled plans, and to walks of others.
@@ -137,6 +132,18 @@ class Walks:
         if not errors:
             return lambda actions: 0.0
         return MemoryModel.fit(errors, self._profile).predict
+
+
+def beside_arguments(
+    traced: jax.stages.Traced, backend: Backend, shards: int, kernels: bool = False
+) -> int:
+    """Bytes that a traced step is expected to take beside its arguments.
+
+    kernels: whether they run on divided arrays too, as they do on devices that are there.
+    """
+    donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
+    on_gpu, divided = backend.target.platform == "cuda", kernels or backend.target.local
+    return temporary_bytes(traced.jaxpr, donated, on_gpu=on_gpu, shards=shards, divided=divided)
 
 
 def agreed(

@@ -1,0 +1,140 @@
+"""The sizes of a minibatch, or context lengths, that may be chosen, and what a step takes for each,
+by walks through its traces.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jaxmem._core.assignment import Assignment
+from jaxmem._jax.arguments import argument_bytes, is_function, shards_of, sized
+from jaxmem._joint.steps import PlacedSteps
+from jaxmem._planner.microbatches import checked as checked_numbers
+from jaxmem._planner.placed import Decide
+from jaxmem._search.compile import StepCompiler
+from jaxmem._search.trials import Limits
+from jaxmem._search.walks import beside_arguments
+from jaxmem._states.places import DEVICE, DIVIDED, HOST, Places
+from jaxmem._xla.backend import Backend
+from jaxmem.errors import JaxmemError, OptimizerError, StepError
+
+GOALS = ("max", "fastest")
+PROBED = 11  # powers of two, of which the first that the step is traced for is the least size
+MOST_SIZES = 2**20
+
+
+def check_batch(batch: str | None, sizes: Sequence[int] | None, args: tuple) -> None:
+    """Raises StepError for a `batch` or `sizes` that cannot be meant, or without a function among
+    the arguments.
+    """
+    if batch is None and sizes is None:
+        return
+    if not isinstance(batch, str) or batch not in GOALS:
+        raise StepError(
+            f"plan: `batch` is {batch!r}; expected 'max' for the largest size that fits, or"
+            " 'fastest' for the one of the highest throughput; `sizes` says which may be taken"
+        )
+    if not any(map(is_function, args)):
+        raise StepError(
+            f"plan: `batch` is {batch!r}, and none of the step's arguments is a function of a size;"
+            " expected one in place of the batch, such as"
+            " lambda n: jax.ShapeDtypeStruct((n, 1024), jnp.int32)"
+        )
+    if sizes is not None:
+        _checked(sizes)
+
+
+def _checked(sizes: Sequence[int]) -> Sequence[int]:
+    """The sizes in ascending order, each once."""
+    whole = lambda n: isinstance(n, int) and not isinstance(n, bool) and n > 0
+    found = sorted(set(sizes)) if isinstance(sizes, Sequence) and all(map(whole, sizes)) else []
+    if not found:
+        raise StepError(
+            f"plan: `sizes` is {sizes!r}; expected whole numbers of at least 1, such as"
+            " range(8, 4097, 8)"
+        )
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Walked:
+    """What a step takes by its size, by walks through its traces.
+
+    build: takes a plan, and returns the step.
+    args: the step's arguments, functions of a size among them.
+    decide: what is decided beside actions.
+    """
+
+    build: Any
+    args: tuple
+    backend: Backend
+    limits: Limits
+    decide: Decide
+
+    def least(self, size: int) -> int:
+        """Bytes with everything recomputed, and states streamed where they may be."""
+        return self._bytes(size, Assignment.nothing())
+
+    def kept(self, size: int) -> int:
+        """Bytes with everything kept on the device."""
+        return self._bytes(size, None)
+
+    def _bytes(self, size: int, plan: Assignment | None) -> int:
+        args = sized(self.args, size)
+        if self.decide.states:
+            return self._of_placed(args, plan)
+        traced = StepCompiler(self.build, args, self.backend).trace(plan)
+        devices = self.backend.target.devices
+        beside = beside_arguments(traced, self.backend, shards_of(traced, args, devices))
+        return argument_bytes(traced, args, devices) + beside
+
+    def _of_placed(self, args: tuple, plan: Assignment | None) -> int:
+        """The same where states are placed; of the ways to divide it, that which divides most."""
+        refused = None
+        for how in reversed(DIVIDED) if self.decide.sharding else [None]:
+            try:
+                steps = PlacedSteps(self.build, args, self.backend, how)
+                return steps.walked(plan, _places(steps, None if plan is None else self.limits))
+            except OptimizerError as error:
+                refused = error
+        assert refused is not None
+        raise refused
+
+
+def _places(steps: PlacedSteps, limits: Limits | None) -> Places:
+    """As many layers in host memory as it has room for; none of them without limits."""
+    states = steps.states()
+    if limits is None or not states.layer:
+        return Places(states.layers, states.layers)
+    outside = states.outside if states.outside <= limits.host_room else 0
+    streamed = min(states.layers, (limits.host_room - outside) // states.layer)
+    return Places(
+        states.layers, states.layers - streamed, outer_moments=HOST if outside else DEVICE
+    )
+
+
+def possible(
+    walked: Walked, sizes: Sequence[int] | None, microbatches: Sequence[int] | None
+) -> Sequence[int]:
+    """The sizes that may be taken: those given, else multiples of the first that works, of the
+    powers of two that numbers of microbatches and devices divide.
+
+    Raises StepError where the step is traced for none of them.
+    """
+    if sizes is not None:
+        return _checked(sizes)
+    numbers = [1] if microbatches is None else checked_numbers(microbatches)
+    each = math.lcm(*numbers, walked.backend.target.devices)
+    tried, last = [each << i for i in range(PROBED)], None
+    for size in tried:
+        try:
+            walked.least(size)
+        except JaxmemError as error:
+            last = error
+        else:
+            return range(size, size * MOST_SIZES + 1, size)
+    raise StepError(
+        f"plan: the step cannot be traced for any of the sizes {', '.join(map(str, tried))};"
+        f" expected `sizes` that it takes, such as range(8, 4097, 8): {last}"
+    ) from last

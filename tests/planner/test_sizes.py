@@ -1,0 +1,295 @@
+"""A plan that chooses the size of a minibatch: the largest that fits, or the fastest, with few
+plans and against every candidate.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmem
+from jaxmem._device.target import Target
+from jaxmem._jax.arguments import is_function, sized
+from jaxmem._plan.rows import Point
+from jaxmem._planner.boundary import Boundary, of_size, within
+from jaxmem._planner.placed import Decide
+from jaxmem._planner.sizes import Walked, possible
+from jaxmem._search.trials import Limits
+from jaxmem._xla.backend import backend_for
+from jaxmem.errors import BudgetError, PlanFileError, StepError
+from tests.shared import plans, tiny_lm
+
+pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles")]
+ROOM = 10_000
+SIZES = (16, 32, 64)
+
+
+def build(plan, microbatches=2):
+    tx = jaxmem.adama(1e-3, accumulation_steps=microbatches)
+    return tiny_lm.released(tx, plan=plan)
+
+
+def tokens(size, sequence=64):
+    return jax.ShapeDtypeStruct((size, sequence + 1), jnp.int32)
+
+
+@functools.cache
+def state():
+    params = functools.partial(tiny_lm.parameters, jnp.float32, width=64, vocab=64)
+    return jax.eval_shape(build(None).init, jax.eval_shape(params))
+
+
+@functools.cache
+def each():
+    """What plans for every candidate are, by themselves; None for those that do not fit."""
+    found = {}
+    for size in SIZES:
+        try:
+            found[size] = jaxmem.plan(build, state(), tokens(size), budget="4.5MiB")
+        except BudgetError:
+            found[size] = None
+    return found
+
+
+def chosen(**arguments):
+    return jaxmem.plan(build, state(), tokens, budget="4.5MiB", sizes=SIZES, **arguments)
+
+
+def test_the_largest_size_that_fits_is_that_before_the_first_that_does_not():
+    fitting = [size for size, plan in each().items() if plan is not None]
+    assert fitting == [16, 32], "the test is of a boundary between candidates"
+    plan = chosen(batch="max")
+    assert plan.batch == 32
+    assert plan.compiled_bytes <= plan.budget_bytes
+    assert "; batch: 32" in str(plan)
+    assert any("the next size, 64, needs" in note for note in plan.notes)
+    held = build(None).init(tiny_lm.parameters(jnp.float32, width=64, vocab=64))
+    batch = tiny_lm.tokens(plan.batch, sequence=64, vocab=64).astype(jnp.int32)
+    _, metrics = plan.step(held, batch)
+    assert np.isfinite(metrics["loss"])
+
+
+def test_the_fastest_size_is_that_of_the_highest_throughput():
+    plan = chosen(batch="fastest")
+    pace = lambda size, plan: size / plan.predicted_seconds
+    others = {size: pace(size, p) for size, p in each().items() if p is not None}
+    # Times that are measured anew for a size are another run's.
+    assert pace(plan.batch, plan) >= 0.8 * max(others.values())
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "numbers", "least"), [(4, None, 4), (1, (2, 3), 6), (1, None, 1)]
+)
+def test_multiples_of_what_the_step_can_be_traced_for_may_be_taken(microbatches, numbers, least):
+    most = microbatches if numbers is None else max(numbers)
+    with backend_for(Target.parse("local")) as backend:
+        limits = Limits(2**30, 2**30, 2**30)
+        made = functools.partial(build, microbatches=most)
+        walked = Walked(made, (state(), tokens), backend, limits, Decide(False, False))
+        found = possible(walked, None, numbers)
+        assert found[:3] == range(least, 4 * least, least)
+        assert list(possible(walked, (8, 4, 8), numbers)) == [4, 8]
+
+
+@pytest.mark.slow
+def test_without_sizes_the_last_multiple_that_fits_is_found():
+    four = functools.partial(build, microbatches=4)
+    plan = jaxmem.plan(four, state(), tokens, budget="2MiB", batch="max")
+    assert plan.batch % 4 == 0
+    assert any(f"the next size, {plan.batch + 4}, needs" in note for note in plan.notes)
+
+
+def test_a_size_takes_its_best_number_of_microbatches():
+    numbers = {"microbatches": (1, 3), "sizes": (6, 60)}
+    plan = jaxmem.plan(build, state(), tokens, budget="2MiB", batch="max", **numbers)
+    assert plan.batch == 6
+    assert plan.microbatches in (1, 3)
+
+
+def test_what_no_power_of_two_can_be_traced_for_asks_for_sizes():
+    three = functools.partial(build, microbatches=3)
+    with pytest.raises(StepError, match=r"any of the sizes 1, 2, 4, .*1024; expected `sizes`"):
+        jaxmem.plan(three, state(), tokens, batch="max")
+
+
+def test_states_are_placed_for_the_size_that_is_found():
+    both = ("actions", "states")
+    sizes = {"sizes": (48, 192), "budget": "8MiB", "decide": both}
+    plan = jaxmem.plan(build, state(), tokens, batch="max", **sizes)
+    assert plan.batch == 48
+    assert plan.places is not None
+
+
+def test_a_context_length_is_chosen_alike():
+    lengths = lambda n: tokens(4, sequence=n)
+    sizes = (128, 256, 512, 1024, 2048)
+    plan = jaxmem.plan(build, state(), lengths, budget="3MiB", batch="max", sizes=sizes)
+    assert 128 < plan.batch < 2048
+    with pytest.raises(BudgetError):
+        jaxmem.plan(build, state(), lengths(2 * plan.batch), budget="3MiB")
+
+
+def test_where_no_size_fits_the_least_is_named_with_its_bytes():
+    with pytest.raises(
+        BudgetError, match=r"no size fits: 8, the least .*, needs .* bytes\)"
+    ) as one:
+        jaxmem.plan(build, state(), tokens, budget="64KiB", batch="max", sizes=(16, 8, 32))
+    assert one.value.least_bytes > 64 * 2**10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch": "largest"}, "`batch` is 'largest'; expected 'max'"),
+        ({"batch": 8}, "`batch` is 8; expected 'max'"),
+        ({"sizes": (8, 16)}, "`batch` is None; expected 'max'"),
+        ({"batch": "max", "sizes": ()}, r"`sizes` is \(\); expected whole numbers"),
+        ({"batch": "max", "sizes": (0, 8)}, "`sizes` is .*; expected whole numbers"),
+        ({"batch": "max", "sizes": (8.0,)}, "`sizes` is .*; expected whole numbers"),
+        ({"batch": "max", "sizes": (True,)}, "`sizes` is .*; expected whole numbers"),
+        ({"batch": "max", "sizes": 8}, "`sizes` is 8; expected whole numbers"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(arguments, message):
+    with pytest.raises(StepError, match=message):
+        jaxmem.plan(build, state(), tokens, **arguments)
+
+
+def test_arguments_without_a_function_and_functions_that_fail_are_named():
+    with pytest.raises(StepError, match="none of the step's arguments is a function of a size"):
+        jaxmem.plan(build, state(), tokens(8), batch="max")
+    with pytest.raises(StepError, match="argument 1 of the step .* failed for 8: TypeError"):
+        jaxmem.plan(build, state(), lambda n: jnp.zeros(n, 3), batch="max", sizes=(8,))
+
+
+class Module:
+    def __call__(self, size):
+        raise AssertionError("modules are arguments, and not functions of a size")
+
+
+def test_functions_are_called_with_the_size_and_make_no_arrays():
+    kept = jax.tree_util.Partial(jnp.add, 1.0)
+    made = {"x": jnp.zeros((3,)), "n": 7}
+    huge = lambda n: {"x": jnp.zeros((n, 2**40)), "shape": tokens(n), "n": n}
+    args = sized((made, kept, Module(), huge), 2**20)
+    assert args[0] is made
+    assert args[1] is kept
+    assert isinstance(args[2], Module)
+    assert args[3]["x"].shape == (2**20, 2**40)
+    assert args[3]["shape"] == tokens(2**20)
+    assert args[3]["n"] == 2**20
+    assert not any(map(is_function, args))
+    assert sized((functools.partial(tokens, sequence=3),), 5) == (tokens(5, 3),)
+
+
+class Counted:
+    def __init__(self, function):
+        self.function, self.asked = function, []
+
+    def __call__(self, index):
+        self.asked.append(index)
+        return self.function(index)
+
+
+@pytest.mark.parametrize("grows", [lambda i: 7 * i, lambda i: i * i, lambda i: 90 * i**0.5])
+@pytest.mark.parametrize("count", [1, 2, 3, 17, 5000])
+def test_the_last_within_a_room_is_that_of_all(grows, count):
+    for room in (-1, 0, 1, 50, 5000, 10**9):
+        expected = sum(grows(i) <= room for i in range(count)) - 1
+        counted = Counted(grows)
+        assert within(count, counted, room) == expected
+        assert len(counted.asked) == len(set(counted.asked)) <= 24
+
+
+SEARCHED = range(8, 8001, 8)
+
+
+def searched(true, walked, told=True, seconds=lambda n: 1.0):
+    """A boundary whose plans need `true` bytes, where walks say `walked`."""
+    made = []
+
+    def plan_at(size):
+        made.append(size)
+        if true(size) > ROOM:
+            raise BudgetError("too large", least_bytes=int(true(size)))
+        points = (Point(int(true(size)), 1.0),) if told else ()
+        return dataclasses.replace(plans.plan(), points=points, predicted_seconds=seconds(size))
+
+    return Boundary(SEARCHED, walked, ROOM, plan_at), made
+
+
+TRUE = [lambda n: 2000 + 3 * n, lambda n: 2000 + n * n // 500, lambda n: n, lambda n: 9000 + n]
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("off", [0.5, 0.9, 1.0, 1.1, 2.0])
+@pytest.mark.parametrize("true", TRUE)
+def test_the_boundary_is_found_whatever_walks_are_off(true, off, told):
+    boundary, made = searched(true, lambda n: int(off * true(n)), told)
+    found = boundary.find()
+    assert true(SEARCHED[found]) <= ROOM
+    assert found + 1 == len(SEARCHED) or true(SEARCHED[found + 1]) > ROOM
+    assert len(made) <= (8 if told else 16)
+    assert len(made) <= len(set(made)) + 1, "the last one that failed is asked again"
+    again = of_size("max", boundary, lambda n: 0)
+    assert again.batch == SEARCHED[found]
+
+
+def test_sizes_that_all_fit_and_none_that_does():
+    boundary, made = searched(lambda n: 1, lambda n: 1)
+    assert of_size("max", boundary, lambda n: 1).batch == 8000
+    assert made == [8000]
+    boundary, made = searched(lambda n: ROOM + n, lambda n: n)
+    with pytest.raises(BudgetError, match="no size fits: 8, the least of `sizes`, needs"):
+        boundary.find()
+
+
+def test_a_size_that_others_say_fits_is_planned_once_more():
+    true, tried = lambda n: 2000 + 3 * n, []
+
+    def plan_at(size):
+        tried.append(size)
+        # The planner's first search for some sizes finds nothing that fits.
+        if true(size) > ROOM or (size in (2048, 2664) and tried.count(size) == 1):
+            raise BudgetError("found none", least_bytes=int(1.2 * true(size)))
+        return dataclasses.replace(plans.plan(), points=(Point(int(true(size)), 1.0),))
+
+    boundary = Boundary(range(8, 8001, 8), lambda n: int(1.3 * true(n)), ROOM, plan_at)
+    assert boundary.sizes[boundary.find()] == 2664
+    assert tried.count(2664) == 2
+    assert len(tried) <= 9
+
+
+def test_an_error_without_bytes_is_raised_as_it_is():
+    def plan_at(size):
+        raise BudgetError("no assignment needs so little host memory")
+
+    with pytest.raises(BudgetError, match="^no assignment needs"):
+        Boundary(SEARCHED, lambda n: n, ROOM, plan_at).find()
+
+
+def test_the_fastest_lies_where_everything_is_kept_or_beyond():
+    seconds = lambda n: n if n <= 2048 else n * 1.3
+    boundary, made = searched(lambda n: 2 * n, lambda n: 2 * n, seconds=seconds)
+    plan = of_size("fastest", boundary, lambda n: n * ROOM // 2048)
+    assert plan.batch == 2048
+    assert len(made) <= 8
+    assert all(n >= 2048 for n in made)
+
+
+def test_a_file_says_the_size_and_older_files_none(tmp_path):
+    plan = plans.plan(batch=24)
+    plan.save(path := tmp_path / "plan.json")
+    assert jaxmem.Plan.load(path) == plan
+    text = path.read_text()
+    for broken in ("0", "-1", "true", '"x"'):
+        path.write_text(text.replace('"batch": 24', f'"batch": {broken}'))
+        with pytest.raises(PlanFileError, match="field `batch`: got .*at least 1, or nothing"):
+            jaxmem.Plan.load(path)
+    plans.plan().save(path)
+    assert "batch" not in plans.plan().to_json()
+    assert jaxmem.Plan.load(path).batch is None
+    assert "batch: - -> 24" in str(jaxmem.plans.difference(plans.plan(), plan))
