@@ -3,7 +3,10 @@ plan is taken.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
+
+import jax
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._plan.plan import Plan
@@ -27,6 +30,24 @@ def checked(numbers: Sequence[int]) -> list[int]:
             " (1, 2, 4, 8)"
         )
     return found
+
+
+def numbers_for(args: tuple, devices: int) -> list[int]:
+    """The numbers of microbatches to choose from where a user names none: powers of two, up to 16,
+    that divide what each device has of a minibatch, the leading axes of the arguments after the
+    state.
+
+    Raises StepError where these have no leading axis, or none yet.
+    """
+    leaves = [a for a in jax.tree.leaves(args[1:]) if not callable(a)]
+    lengths = [a.shape[0] for a in leaves if len(getattr(a, "shape", ())) > 0]
+    if not lengths or len(leaves) < len(jax.tree.leaves(args[1:])):
+        raise StepError(
+            "plan: `decide` has 'microbatches', and no argument after the state has the length of a"
+            " minibatch; expected `microbatches`, such as (1, 2, 4, 8)"
+        )
+    each = math.gcd(*lengths)
+    return [n for n in (1, 2, 4, 8, 16) if each % (n * devices) == 0] or [1]
 
 
 def fastest(numbers: Sequence[int], plan_for: Callable[[int], Plan]) -> Plan:

@@ -28,7 +28,7 @@ from jaxmem._states.within import opened
 from jaxmem._xla.backend import Backend
 from jaxmem.errors import OptimizerError, StepError, TargetError
 
-ACTIONS, STATES_TOO, SHARDING = DECIDED = ("actions", "states", "sharding")
+ACTIONS, STATES_TOO, SHARDING, NUMBER = DECIDED = "actions", "states", "sharding", "microbatches"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +37,12 @@ class Decide:
 
     states: where states lie.
     sharding: what is divided over devices.
+    microbatches: how many they are, also where the user names none.
     """
 
     states: bool
     sharding: bool
+    microbatches: bool
 
 
 def check_decide(decide: Collection[str], target: Target, measure: float | None) -> Decide:
@@ -48,12 +50,12 @@ def check_decide(decide: Collection[str], target: Target, measure: float | None)
     TargetError for a target for which it cannot be.
     """
     names = {decide} if isinstance(decide, str) or decide is None else set(decide)
-    wanted = Decide(STATES_TOO in names, SHARDING in names)
+    wanted = Decide(*(name in names for name in DECIDED[1:]))
     if not names <= set(DECIDED) or ACTIONS not in names or (wanted.sharding > wanted.states):
         raise StepError(
             f"plan: `decide` is {decide!r}; expected ('actions',), or ('actions', 'states') for a"
             " released step whose states may lie in host memory, or ('actions', 'states',"
-            " 'sharding') for one that is divided over several devices"
+            " 'sharding') for one that is divided over several devices; and 'microbatches' in any"
         )
     if not wanted.states:
         return wanted

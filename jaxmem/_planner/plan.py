@@ -22,7 +22,7 @@ from jaxmem._outcome.searched import Spent, infeasible, outcome
 from jaxmem._plan.plan import Plan
 from jaxmem._planner.boundary import Boundary, of_size
 from jaxmem._planner.measured import check_measure, measured
-from jaxmem._planner.microbatches import checked, fastest
+from jaxmem._planner.microbatches import checked, fastest, numbers_for
 from jaxmem._planner.placed import check_decide, plan_places
 from jaxmem._planner.read import read_step
 from jaxmem._planner.sizes import Walked, check_batch, possible
@@ -87,6 +87,7 @@ def plan(
       a model larger than the device trains. `Plan.place(state)` moves a state there; `budget` and
       `host_budget` are then of states and tensors together. For several devices "sharding" too:
       whether moments (ZeRO-1) or all states (ZeRO-3) are divided over the optimizer's `axis_name`.
+      "microbatches": `microbatches` is chosen among powers of two where it is left out.
     fresh: True plans as if for the first time: what earlier plans timed, compiled and tried is not
       read, and is written anew. For a machine that was busy when it was measured, or was changed.
 
@@ -104,6 +105,8 @@ def plan(
     if measure is not None:
         check_measure(measure, target)
     wanted = check_decide(decide, target, measure)
+    if wanted.microbatches and microbatches is None:
+        microbatches = numbers_for(args, target.devices if wanted.sharding else 1)
     check_batch(batch, sizes, args)
     limit = parse_budget(budget, target.usable_bytes)
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
