@@ -6,6 +6,7 @@ import functools
 import json
 import pathlib
 import re
+import statistics
 
 import pytest
 
@@ -297,6 +298,48 @@ def test_bytes_of_streamed_states_by_arithmetic():
         assert quotes(" ".join(cells), found["points"], *errors), row
     assert summary["faults"] == 0
     assert summary["least fetched beside products"] >= 0.97
+
+
+def test_plans_that_place_states():
+    page, placed = PAGE["Plans that place states"], result("placed")
+    by: dict[str, list] = {}
+    for key, row in placed["results"].items():
+        by.setdefault(key.rpartition(", ")[0], []).append(row)
+    assert page.keys() == by.keys()
+    for row, cells in page.items():
+        size = lambda name, rows=by[row]: [100 * abs(r[name]) for r in rows]
+        first, errors = size("first error"), size("error")
+        most = max(r["compiles"] for r in by[row])
+        middle = statistics.median(first), statistics.median(errors), max(errors)
+        assert quotes(" ".join(cells), len(by[row]), most, *middle), row
+    assert placed["summary"]["plans"] == placed["summary"]["host bytes exact"] == 30
+
+
+def test_what_deciding_together_is_worth():
+    page, summary = PAGE["What deciding together is worth"], result("placed_rules")["summary"]
+    rules = "states first", "actions first", "states alone", "all streamed", "resident", "ProTrain"
+    for cells, rule in zip(page.values(), rules, strict=True):
+        found = summary[rule]
+        told = found["found"], summary["budgets"], found["times as long"], found["most"]
+        assert quotes(" ".join(cells), *told), rule
+        assert found["least"] >= 1
+    assert summary["rises with the budget"] == summary["falls with less host memory"] == 0
+
+
+def test_choices_beside_protrains():
+    page, rows = PAGE["Beside ProTrain's choices"], result("protrain_table")["results"]
+    for cells, row in zip(page.values(), rows.values(), strict=True):
+        theirs, *ours = cells
+        assert theirs == row["protrain"]
+        sizes = row["compiled"] / 1e9, row["host"] / 1e9
+        told = row["persist"], row["layers"], row["offloaded"], *sizes
+        assert quotes(" ".join(ours), *told), row
+    offloaded = {name: row["offloaded"] + row["streamed"] for name, row in rows.items()}
+    assert offloaded["A, RTX 3090"] < offloaded["B"]  # a larger batch
+    assert offloaded["B"] > offloaded["C"] == 0  # other GPUs
+    assert offloaded["D"] > offloaded["E"] == 0
+    assert offloaded["A, RTX 3090"] < offloaded["D"]  # a larger model
+    assert {row["divided"] for row in rows.values()} == {"layers"}
 
 
 def test_bytes_of_the_gradient():
