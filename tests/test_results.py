@@ -289,6 +289,26 @@ def test_models_larger_than_the_device():
     )
 
 
+def test_the_largest_model_of_one_device_and_its_host():
+    page = PAGE["The largest model of one device and its host"]
+    results, summary = (result("largest")[part] for part in ("results", "summary"))
+    names = [name for name in results if name.endswith(", joint")]
+    assert list(page) == [name.removesuffix(", joint") for name in names]
+    rules = ("joint", "states alone", "activations alone", "nothing moved")
+    for row, cells in page.items():
+        found = {rule: results[f"{row}, {rule}"] for rule in rules}
+        for cell, rule in zip(cells, rules):
+            assert quotes(cell, found[rule]["parameters"] / 1e9), row
+        sizes = (found["joint"][which] / 1e9 for which in ("predicted", "compiled"))
+        assert quotes(cells[4], *sizes), row
+        assert quotes(cells[5], 100 * summary["share"][row]), row
+        assert quotes(cells[6], 100 * summary["share of all memory"][row]), row
+    assert len(page) == 9
+    assert summary["within"]
+    assert summary["host bytes off by"] < 1024
+    assert min(summary["share"].values()) >= 0.95, "what was asked for"
+
+
 def test_bytes_of_streamed_states_by_arithmetic():
     page, summary = PAGE["Bytes by arithmetic"], result("streamed_bytes")["summary"]
     assert page.keys() == summary["models"].keys()

@@ -88,10 +88,24 @@ def test_multiples_of_what_the_step_can_be_traced_for_may_be_taken(microbatches,
     with backend_for(Target.parse("local")) as backend:
         limits = Limits(2**30, 2**30, 2**30)
         made = functools.partial(build, microbatches=most)
-        walked = Walked(made, (state(), tokens), backend, limits, Decide(False, False))
+        walked = Walked(made, (state(), tokens), backend, limits, Decide(False, False, False))
         found = possible(walked, None, numbers)
         assert found[:3] == range(least, 4 * least, least)
         assert list(possible(walked, (8, 4, 8), numbers)) == [4, 8]
+
+
+def test_a_divided_step_is_walked_through_as_the_part_of_one_device():
+    def divided(plan):
+        tx = jaxmem.adama(1e-3, accumulation_steps=2, axis_name="data")
+        return tiny_lm.released(tx, plan=plan)
+
+    with backend_for(Target.parse("h200:2")) as backend:
+        limits = Limits(2**30, 2**30, 2**30)
+        of = lambda build, decide: Walked(build, (state(), tokens), backend, limits, decide)
+        two, one = of(divided, Decide(True, True, False)), of(build, Decide(True, False, False))
+        assert 2 * (two.least(16) - two.least(8)) == one.least(16) - one.least(8)
+        assert two.kept(16) > two.least(16)
+        assert possible(two, None, None)[:2] == range(4, 12, 4), "two microbatches on each of two"
 
 
 @pytest.mark.slow

@@ -1,0 +1,265 @@
+"""The largest GPT that one device trains with its host's memory: how much do states and activations
+that move there gain, apart and together?
+
+    python -m benchmarks.largest
+
+Layers of gpt_10b (width 4096, heads of 128, 4 sequences of 1024 in one microbatch, no dropout),
+released, float32 states and bfloat16 compute, for three GPUs that are not there, each with three
+sizes of host memory. The number of layers is searched for, as `batch="max"` searches for a size:
+the program of counts answers for any number of layers, since they are a loop, and says where to
+look. What is reported was compiled: the fastest step of `joint`, the least of the others. That a
+layer more does not fit is told by a walk through its least step, corrected by what walks of
+compiled ones are off.
+
+- `joint` places states and decides about tensors (`decide=("actions", "states")`).
+- `states alone` recomputes every layer, `activations alone` leaves all states on the device, and
+  `nothing moved` leaves tensors there too.
+- `share` is the joint model's parameters against what device and host could hold at 12 bytes each:
+  all of both but the temporaries of the step with nothing resident, as compiled, and 2 % of the
+  device, which plans leave for autotuning. The joint plan may take fewer temporaries, and so reach
+  more. `share of all memory` leaves nothing out.
+
+Codecs are allowed. No step is run.
+"""
+
+import dataclasses
+import functools
+import itertools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.shared.results import Report, say
+from experiments.command.load import load
+from experiments.models import registry
+from experiments.steps.accumulate import released_step
+from jaxmem._core.actions import ALL
+from jaxmem._core.assignment import Assignment
+from jaxmem._core.database import Database
+from jaxmem._counts.front import way_of
+from jaxmem._counts.layer import RESIDENT, Way
+from jaxmem._counts.program import Answer, Question, answer
+from jaxmem._device.support import allowed_actions
+from jaxmem._device.target import Target
+from jaxmem._joint.search import Search, Trial, with_working
+from jaxmem._joint.steps import PlacedSteps
+from jaxmem._plan.rows import Point
+from jaxmem._planner.boundary import Boundary
+from jaxmem._planner.placed import read_places
+from jaxmem._search.trials import Limits
+from jaxmem._states.places import HOST, Places
+from jaxmem._xla.backend import DEVICELESS_MARGIN, Backend, backend_for
+from jaxmem.errors import BudgetError
+
+DEVICES = {"rtx4090": 24 * 10**9, "a100-80gb": 80 * 10**9, "h200": 141 * 10**9}
+HOSTS = {"128 GB": 128 * 10**9, "256 GB": 256 * 10**9, "1 TB": 10**12}
+RULES = ("joint", "states alone", "activations alone", "nothing moved")
+FEW, MOST = 8, 1024  # layers: of the step that the program is asked of, and of those looked among
+BYTES = 12  # a parameter's: itself and two moments, in float32
+COMMON = ["model.dropout=0", "model.attention_dropout=0", "train.batch=4", "plan.budget=none"]
+COMMON += ["optimizer.clip=none"]
+
+
+@functools.cache
+def config_of(layers: int) -> Any:
+    return load("gpt_10b", [*COMMON, f"model.layers={layers}"])
+
+
+def state_of(layers: int):
+    """Shapes of parameters and moments."""
+    config = config_of(layers)
+    init = released_step(config, None, dtype=jnp.bfloat16).init
+    return jax.eval_shape(lambda: init(registry.create(config, jax.random.key(0))))
+
+
+def parameters(layers: int) -> int:
+    return sum(a.size for a in jax.tree.leaves(state_of(layers)[0]))
+
+
+def steps_of(layers: int, backend: Backend) -> tuple[Any, tuple, Backend]:
+    """What builds the step, and its arguments."""
+    config = config_of(layers)
+    build = lambda plan: released_step(config, plan, dtype=jnp.bfloat16)
+    return build, (state_of(layers), registry.batch_shape(config)), backend
+
+
+def read(backend: Backend, limits: Limits) -> tuple[Search, Way]:
+    """The search for a step of few layers, of which others differ in nothing but their number; and
+    the way of a layer that is recomputed.
+    """
+    actions, _ = allowed_actions(ALL, backend.target)
+    asked = read_places(*steps_of(FEW, backend), limits, (actions, actions), None)
+    search, recomputed = asked.search, way_of(asked.profile, asked.block, {})
+    (recomputed,) = with_working([recomputed], search.steps, search.label, search.others)
+    return search, recomputed
+
+
+def with_layers(question: Question, layers: int) -> Question:
+    return dataclasses.replace(question, states=dataclasses.replace(question.states, layers=layers))
+
+
+def least(question: Question, layers: int) -> int:
+    """Device bytes of the least plan for so many layers, by the program; past all budgets where
+    host memory has no room.
+    """
+    found = answer(dataclasses.replace(with_layers(question, layers), room=None), "bytes")
+    return 2**62 if found is None else found.device_bytes
+
+
+def ruled(question: Question, name: str, recomputed: Way) -> Question:
+    """What is asked where only what `name` says is allowed."""
+    if name == "joint":
+        return question
+    if name == "states alone":
+        return dataclasses.replace(question, ways=[recomputed])
+    states = question.states
+    held = dataclasses.replace(states, outside=0, fixed=states.fixed + states.outside)
+    question = dataclasses.replace(question, places=(RESIDENT,), states=held)
+    return dataclasses.replace(question, host_room=0) if name == "nothing moved" else question
+
+
+@dataclasses.dataclass
+class Found:
+    """What a search found for a number of layers, and the least bytes, as a plan tells them."""
+
+    search: Search
+    best: Trial
+    points: tuple[Point, ...]
+
+
+def least_of(search: Search, lowest: Answer) -> Trial | None:
+    """The least step, compiled; None where it does not fit."""
+    predicted = search.expected(lowest)
+    placed = search.steps.compile(search.assignment(lowest), lowest.places)
+    search.error += placed.total_bytes - predicted
+    return Trial(lowest, predicted, placed) if search.fits(placed) else None
+
+
+def boundary_of(
+    few: Search, rule: Callable[[Question], Question], fastest: bool, error: int | None
+) -> Boundary:
+    """Looks for the number of layers where steps cease to fit.
+
+    rule: makes the question that is asked.
+    fastest: whether the fastest plan is searched for, as users have it; else the least one is
+      compiled.
+    error: by how many bytes compiled steps took more than their walks; None where none was
+      compiled.
+    """
+    asked, errors = rule(few.question), [] if error is None else [error]
+    room = asked.room
+    assert room is not None
+
+    def found_for(layers: int) -> Any:
+        steps = PlacedSteps(*steps_of(layers, few.steps.backend))
+        question = rule(dataclasses.replace(few.question, states=steps.states()))
+        search = Search(steps, few.label, few.others, question, errors[-1] if errors else 0)
+        lowest, best = search.least(), None
+        assert lowest is not None
+        if not errors or search.expected(lowest) <= room:
+            best = search.run() if fastest else least_of(search, lowest)
+            errors.append(search.error)
+        needed = search.expected(lowest)
+        if best is None:
+            raise BudgetError(f"{layers} layers do not fit", least_bytes=needed)
+        return Found(search, best, (Point(needed, lowest.seconds),))
+
+    return Boundary(range(2, MOST), functools.partial(least, asked), room, found_for)
+
+
+def temporaries(search: Search) -> int:
+    """Bytes beside the arguments of the step with nothing resident and every layer recomputed, as
+    compiled.
+    """
+    layers = search.question.states.layers
+    assignment = Assignment({**search.others, search.label: {}})
+    compiled = search.steps.compile(assignment, Places(layers, 0, outer_moments=HOST))
+    return compiled.total_bytes - compiled.compiled.argument_bytes
+
+
+def run(report: Report, key: str, few: Search, rule: Callable, error: int | None) -> None:
+    """Adds what is found for one GPU, one size of host memory, and one rule."""
+    joint = key.endswith("joint")
+    boundary = boundary_of(few, rule, joint, error)
+    index = boundary.find()
+    found, layers = boundary.plans[index], boundary.sizes[index]
+    assert isinstance(found, Found)
+    best, beyond = found.best, boundary.failures.get(index + 1)
+    row = {
+        "layers": layers,
+        "parameters": parameters(layers),
+        "states": str(best.answer.places),
+        "predicted": best.predicted_bytes,
+        "compiled": best.placed.total_bytes,
+        "error": best.predicted_bytes / best.placed.total_bytes - 1,
+        "host predicted": best.answer.host_bytes,
+        "host compiled": best.placed.host_bytes,
+        "walks are off by": found.search.error,
+        "a layer more needs": beyond and beyond.least_bytes,
+    }
+    if joint:
+        row["temporaries"] = temporaries(found.search)
+    report.add(key, row)
+
+
+def limits_of(target: str, host: str, backend: Backend) -> Limits:
+    budget = DEVICES[target]
+    return Limits(budget, int(budget * (1 - backend.margin)), HOSTS[host])
+
+
+def summary(report: Report) -> dict:
+    told: dict[str, Any] = {"share": {}, "share of all memory": {}, "times as large": {}}
+    for target, host in itertools.product(DEVICES, HOSTS):
+        cell = f"{target}, {host}"
+        if not all(report.has(f"{cell}, {name}") for name in RULES):
+            continue
+        joint, device = report[f"{cell}, joint"], DEVICES[target]
+        both = device + HOSTS[host]
+        could = (both - joint["temporaries"] - DEVICELESS_MARGIN * device) / BYTES
+        told["share"][cell] = joint["parameters"] / could
+        told["share of all memory"][cell] = BYTES * joint["parameters"] / both
+        told["times as large"][cell] = {
+            name: joint["parameters"] / report[f"{cell}, {name}"]["parameters"]
+            for name in RULES[1:]
+        }
+    rows = [(key.split(", "), row) for key, row in report.results.items()]
+    told["within"] = all(
+        r["compiled"] <= DEVICES[t] and r["host compiled"] <= HOSTS[h] for (t, h, _), r in rows
+    )
+    told["host bytes off by"] = max(abs(r["host predicted"] - r["host compiled"]) for _, r in rows)
+    told["worst error"] = max(abs(r["error"]) for _, r in rows)
+    return told
+
+
+def main() -> None:
+    report = Report("largest")
+    warnings.simplefilter("ignore")
+    for target in DEVICES:
+        keys = {(host, name): f"{target}, {host}, {name}" for name in RULES for host in HOSTS}
+        if all(map(report.has, keys.values())):
+            continue
+        with backend_for(Target.parse(target), Database()) as backend:
+            say(f"{target}: walking through {FEW} layers")
+            few, recomputed = read(backend, limits_of(target, "1 TB", backend))
+            for (host, name), key in keys.items():
+                if report.has(key):
+                    continue
+                limits = limits_of(target, host, backend)
+                room = {"room": limits.room, "host_room": limits.host_room}
+                within = dataclasses.replace(few.question, **room)
+                rule = functools.partial(ruled, name=name, recomputed=recomputed)
+                of_rule = [keys[h, name] for h in HOSTS if report.has(keys[h, name])]
+                # Where all states are on the device, host memory is not what is short.
+                if of_rule and 2 * report[of_rule[0]]["host compiled"] <= min(HOSTS.values()):
+                    report.add(key, report[of_rule[0]])
+                    continue
+                error = report[of_rule[-1]]["walks are off by"] if of_rule else None
+                run(report, key, dataclasses.replace(few, question=within), rule, error)
+    report.summarise(summary(report))
+
+
+if __name__ == "__main__":
+    main()
