@@ -346,6 +346,15 @@ def test_what_deciding_together_is_worth():
     assert summary["rises with the budget"] == summary["falls with less host memory"] == 0
 
 
+def test_time_of_placed_plans_on_a_cpu():
+    page, results = PAGE["Time on a CPU"], result("placed_times")["results"]
+    assert page.keys() == results.keys()
+    for row, cells in page.items():
+        errors = [100 * abs(r["error"]) for share, r in results[row].items() if share != "1.0"]
+        whole = [r["absolute"] for r in results[row].values()]
+        assert quotes(" ".join(cells), *errors, min(whole), max(whole)), row
+
+
 def test_choices_beside_protrains():
     page, rows = PAGE["Beside ProTrain's choices"], result("protrain_table")["results"]
     for cells, row in zip(page.values(), rows.values(), strict=True):
