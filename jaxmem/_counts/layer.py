@@ -21,8 +21,8 @@ class States:
     copy: of one layer's parameters in the dtype that the layers compute in.
     outside: of the optimizer's arrays outside the layers.
     fixed: of all other arguments, which lie on the device in any case.
-    wire: of one layer's whole parameters as they cross between devices.
-    outside_wire: of those outside the layers.
+    wire: of one layer's whole parameters in the dtype of compute, as divided ones are gathered.
+    outside_wire, outside_stored: of those outside the layers, so, and as they are stored.
     """
 
     layers: int
@@ -33,6 +33,7 @@ class States:
     fixed: int
     wire: int = 0
     outside_wire: int = 0
+    outside_stored: int = 0
 
     @property
     def layer(self) -> int:

@@ -46,6 +46,7 @@ class Question:
     places: those allowed.
     kinds: how many kinds of layers there may be.
     sharding: how the step is divided over devices.
+    outer_moves: whether the moments outside the layers may lie in host memory.
     """
 
     states: States
@@ -58,6 +59,7 @@ class Question:
     places: tuple[str, ...] = PLACES
     kinds: int = MOST_KINDS
     sharding: Sharding = ONE_DEVICE
+    outer_moves: bool = True
 
     @property
     def all_kinds(self) -> list[Kind]:
@@ -156,7 +158,7 @@ def answer(question: Question, goal: str = "time") -> Answer | None:
 
     n = {k: variable(states.layers, pulp.LpInteger) for k in kinds}
     used = {k: variable(1, pulp.LpBinary) for k in kinds}
-    outer = variable(1 if states.outside else 0, pulp.LpBinary)
+    outer = variable(1 if states.outside and question.outer_moves else 0, pulp.LpBinary)
     working, streams = variable(None, pulp.LpContinuous), variable(1, pulp.LpBinary)
     problem += pulp.lpSum(n.values()) == states.layers
     problem += pulp.lpSum(used.values()) <= question.kinds

@@ -48,21 +48,23 @@ class Sharding:
 
     def scattered(self, states: States) -> float:
         """Seconds in which a layer's gradient is scattered or reduced, in each backward."""
+        # Gradients of parameters that are whole have their dtype, not that of compute.
         if self.divided == NOTHING:
-            return 0.0 if self.accumulates else 2 * self.crossing(states.wire)
-        return self.crossing(states.wire)
+            return 0.0 if self.accumulates else 2 * self.crossing(states.parameters)
+        return self.crossing(states.parameters if self.divided == MOMENTS else states.wire)
 
     def alone(self, states: States, microbatches: int) -> float:
         """Seconds of a step in which something crosses beside no layer's work: at its start and
         its end, and for the arrays outside the layers.
         """
         if self.divided == NOTHING and not self.accumulates:
-            return 2 * microbatches * self.crossing(states.outside_wire)
+            return 2 * microbatches * self.crossing(states.outside_stored)
         if self.divided == NOTHING:
             return 2 * self.crossing(states.layers * states.moments + states.outside)
-        outside = (1 + microbatches) * self.crossing(states.outside_wire)
         if self.divided == MOMENTS:
+            outside = (1 + microbatches) * self.crossing(states.outside_stored)
             return outside + states.layers * self.crossing(states.parameters)
+        outside = (1 + microbatches) * self.crossing(states.outside_wire)
         return outside + (0.0 if self.by_layer else states.layers * self.crossing(states.wire))
 
 

@@ -63,7 +63,14 @@ class PlacedSteps:
         self._step, self._pair = _released(self._made)
         if not args:
             raise StepError("plan: got no arguments; expected the step's, its state first")
-        check_pair(self._step.model, self._pair(args[0]))
+        try:
+            pair = self._pair(args[0])
+        except Exception as error:
+            raise StepError(
+                f"plan: `get` of the step's `within` raised {type(error).__name__} for the state:"
+                f" {error}; expected the pair of parameters and optimizer's state"
+            ) from error
+        check_pair(self._step.model, pair)
         # A step that is compiled to run here knows its devices, of which shapes need not tell.
         here = SingleDeviceSharding(jax.local_devices()[0]) if backend.target.local else None
         self._state = jax.tree.map(lambda a: _shape(a, here), args[0])
@@ -100,7 +107,19 @@ class PlacedSteps:
         if (over := self._over) is None:
             return self._made.split
         step = self._step
-        return lambda state, persist, **where: step.split(over.moved(step, state), persist, **where)
+
+        def move(state, persist: int, **where):
+            wanted, *_ = self.args_at(Places(self.layers, persist, **where))
+            if _lies_as(state, wanted):
+                return state
+            return step.split(over.moved(step, state), persist, **where)
+
+        return move
+
+    @property
+    def devices(self) -> int:
+        """Over how many devices states are divided."""
+        return 1 if self._over is None else self._over.devices
 
     def args_at(self, places: Places) -> tuple:
         """The step's arguments with the state at `places`, as shapes."""
@@ -130,6 +149,9 @@ class PlacedSteps:
             fixed=resident - outside - layers * (parameters + moments),
             wire=wire(masters_of(params[model.layers])) // layers,
             outside_wire=wire(model.outer(params)),
+            outside_stored=sum(
+                a.size * a.dtype.itemsize for a in jax.tree.leaves(model.outer(params))
+            ),
         )
 
     def trace(self, assignment: Assignment | None, places: Places) -> tuple[Any, jax.stages.Traced]:
@@ -200,6 +222,19 @@ def _bytes(args: tuple) -> tuple[int, int]:
         else:
             device += _part_bytes(a)
     return device, host
+
+
+def _lies_as(state, wanted) -> bool:
+    """Whether a state's arrays are where shapes say, and of these shapes."""
+    if jax.tree.structure(state) != jax.tree.structure(wanted):
+        return False
+    same = lambda a, w: (
+        isinstance(a, jax.Array)
+        and a.shape == w.shape
+        and a.sharding.memory_kind == w.sharding.memory_kind
+        and a.sharding.is_equivalent_to(w.sharding, a.ndim)
+    )
+    return all(jax.tree.leaves(jax.tree.map(same, state, wanted)))
 
 
 def _part_bytes(a) -> int:

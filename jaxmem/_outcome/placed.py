@@ -57,15 +57,15 @@ class Asked:
 
 
 def outcome(
-    asked: Asked, best: Trial, limits: Limits, notes: tuple[str, ...], others: Sequence[Search] = ()
+    asked: Asked, best: Trial, limits: Limits, notes: tuple[str, ...], others: Sequence[Asked] = ()
 ) -> Plan:
     """The plan of a trial.
 
-    others: searches that were made beside that of `asked`.
+    others: the step read in other ways, which were searched beside `asked`.
     """
     search, block = asked.search, asked.block
     profile, target, question = asked.profile, asked.target, search.question
-    made = [search, *others]
+    made = [search, *(one.search for one in others)]
     chosen = search.actions(best.answer)
     decided = dataclasses.replace(profile, blocks=as_decided(profile.blocks, chosen))
     saved = evaluate(decided, {k: v for k, v in chosen.items() if k not in profile.idle_blocks})
@@ -87,7 +87,7 @@ def outcome(
         predicted_seconds=seconds,
         baseline_seconds=everything,
         uncertain_seconds=profile.uncertainty * abs(seconds - everything),
-        profile_seconds=asked.seconds,
+        profile_seconds=sum(one.seconds for one in (asked, *others)),
         solve_seconds=sum(one.solve_seconds for one in made),
         compile_seconds=sum(one.steps.seconds for one in made),
         compiles=sum(one.steps.compiles for one in made),

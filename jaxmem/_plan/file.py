@@ -142,8 +142,9 @@ def _fields(data: Any) -> dict[str, Any]:
         if number is not None and not (is_size(number) and number > 0):
             raise Broken(name, number, "a whole number of at least 1, or nothing")
     divided = data.get("divided")
-    if divided not in (None, *DIVIDED):
-        raise Broken("divided", divided, f"one of {', '.join(DIVIDED)}, or nothing")
+    if divided not in (None, *DIVIDED) or (divided is not None and data.get("places") is None):
+        expected = f"one of {', '.join(DIVIDED)} beside `places`, or nothing"
+        raise Broken("divided", divided, expected)
     options = data.get("compiler_options", {})
     if not (isinstance(options, dict) and all(isinstance(v, bool) for v in options.values())):
         raise Broken("compiler_options", options, "an object of XLA's options, each true or false")

@@ -51,8 +51,8 @@ class Plan:
       batch: the size that was chosen for the arguments that are functions of one; None where the
         planner was not asked to.
       places: where the states of the layers lie; None where the planner was not asked to.
-      divided: what is divided over devices beside the batch: "nothing", "moments" or "states"; None
-        where the planner was not asked to.
+      divided: what is divided over devices, as the released step's `data_parallel` takes it:
+        "nothing", "moments", "states" or "layers"; None where the planner was not asked to.
       compiler_options: XLA's options that the step was compiled with, for `jax.jit`; empty where
         nothing crosses to host memory in a loop.
       lanes: what `timeline` returns; None where states were not placed, or by an older jaxmem.
@@ -102,8 +102,8 @@ class Plan:
         if self._step is None:
             raise StepError(
                 "Plan.step: this plan holds no executable: it was loaded, or compiled for target"
-                f" {self.target!r}, which is not this device; compile the step with"
-                " jax.jit(build(plan), donate_argnums=0, compiler_options=plan.compiler_options)"
+                f" {self.target!r}, which is not this device; compile the step with jax.jit("
+                f"{self._over_devices}, donate_argnums=0, compiler_options=plan.compiler_options)"
             )
         return self._step
 
@@ -129,9 +129,16 @@ class Plan:
             raise StepError(
                 "Plan.place: this plan was loaded, and knows no step; verify it by"
                 " jaxmem.verify(plan, build, ...), or call build(plan).split(state,"
-                " **plan.places.split)"
+                " **plan.places.split), where nothing is divided over devices"
             )
         return self._split(state, **self.places.split)
+
+    @property
+    def _over_devices(self) -> str:
+        """What a user compiles of the step, in words."""
+        if self.divided is None:
+            return "build(plan)"
+        return f"build(plan).data_parallel(mesh, {self.divided!r})"
 
     @property
     def keeps_everything(self) -> bool:

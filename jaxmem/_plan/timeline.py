@@ -12,7 +12,7 @@ from jaxmem._plan import timeline_text
 from jaxmem._plan.checked import FINITE, WHOLE, Broken, checked, is_number, is_size
 from jaxmem._plan.lanes import LANES, PLACED, Group, Lane, Pass
 
-OUTSIDE = "copies outside the layers"
+OUTSIDE = "what crosses outside the layers"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Timeline:
     Attributes:
       microbatches: of a step.
       groups: in the order of the layers.
-      alone_seconds: of copies outside the layers, which run beside no work.
+      alone_seconds: of what crosses outside the layers, to the host or between devices, beside no
+        work.
       outside_seconds: of the work outside the layers.
       outer_device_bytes, outer_host_bytes: of the optimizer's arrays outside the layers, by the
         memory that they lie in.
@@ -48,7 +49,7 @@ class Timeline:
 
     @property
     def exposed_seconds(self) -> float:
-        """What copies add to the work of a step: seconds in which no compute runs."""
+        """What copies and collectives add to a step's work: seconds in which no compute runs."""
         return self.alone_seconds + sum(one.exposed * count for one, count in self._runs())
 
     @property

@@ -34,14 +34,14 @@ def checked(numbers: Sequence[int]) -> list[int]:
 
 def numbers_for(args: tuple, devices: int) -> list[int]:
     """The numbers of microbatches to choose from where a user names none: powers of two, up to 16,
-    that divide what each device has of a minibatch, the leading axes of the arguments after the
+    that divide what each device has of a minibatch, the leading axes of the argument after the
     state.
 
     Raises StepError where these have no leading axis, or none yet.
     """
-    leaves = [a for a in jax.tree.leaves(args[1:]) if not callable(a)]
+    leaves = jax.tree.leaves(args[1:2])
     lengths = [a.shape[0] for a in leaves if len(getattr(a, "shape", ())) > 0]
-    if not lengths or len(leaves) < len(jax.tree.leaves(args[1:])):
+    if not lengths or any(map(callable, leaves)):
         raise StepError(
             "plan: `decide` has 'microbatches', and no argument after the state has the length of a"
             " minibatch; expected `microbatches`, such as (1, 2, 4, 8)"

@@ -86,7 +86,8 @@ def plan(
       too: how many layers' states lie on the device, and how many stream from host memory, so that
       a model larger than the device trains. `Plan.place(state)` moves a state there; `budget` and
       `host_budget` are then of states and tensors together. For several devices "sharding" too:
-      whether moments (ZeRO-1) or all states (ZeRO-3) are divided over the optimizer's `axis_name`.
+      whether moments (ZeRO-1) or all states are divided over the optimizer's `axis_name`, and
+      gathered at once or a layer at a time (ZeRO-3).
       "microbatches": `microbatches` is chosen among powers of two where it is left out.
     fresh: True plans as if for the first time: what earlier plans timed, compiled and tried is not
       read, and is written anew. For a machine that was busy when it was measured, or was changed.

@@ -41,6 +41,7 @@ def questions(draw):
         fixed=draw(sizes) * MB,
         wire=draw(sizes) * MB,
         outside_wire=draw(sizes) * MB,
+        outside_stored=draw(sizes) * MB,
     )
     divided = draw(st.sampled_from(DIVIDED))
     many = Sharding(divided, draw(st.sampled_from([2, 8])), 1e9)
@@ -53,13 +54,14 @@ def questions(draw):
         host_room=draw(st.sampled_from([0, 100, 10_000])) * MB + MB // 2,
         kinds=draw(st.integers(1, 3)),
         sharding=draw(st.sampled_from([ONE_DEVICE, many])),
+        outer_moves=draw(st.booleans()),
     )
 
 
 def all_answers(question):
     """Every way to count the layers that is allowed, priced by its definition."""
     layers, kinds = question.states.layers, question.all_kinds
-    outers = [DEVICE, HOST] if question.states.outside else [DEVICE]
+    outers = [DEVICE, HOST] if question.states.outside and question.outer_moves else [DEVICE]
     for chosen in itertools.combinations_with_replacement(range(len(kinds)), layers):
         counts = {kinds[k]: chosen.count(k) for k in dict.fromkeys(chosen)}
         if len(counts) > question.kinds or (layers > 1 and 1 in counts.values()):

@@ -11,7 +11,7 @@ from jaxmem._states.places import DEVICE
 pytestmark = pytest.mark.core
 MB = 1_000_000
 # Two microbatches through 10 layers, of 40 MB of parameters each that cross as 20 MB.
-WHOLE = States(10, 40 * MB, 80 * MB, 20 * MB, 200 * MB, 0, wire=20 * MB, outside_wire=50 * MB)
+WHOLE = States(10, 40 * MB, 80 * MB, 20 * MB, 200 * MB, 0, 20 * MB, 50 * MB, 100 * MB)
 WAY = Way({}, 0, 0, 1.0, 2.0, working={False: 0, True: 0})
 RATE = 1000 * MB
 RING = 3 / 4 / RATE  # seconds a byte, among four
@@ -34,14 +34,19 @@ def test_on_one_device_nothing_crosses():
     [
         # All moments are reduced once: as if scattered and gathered.
         ("nothing", 2 * (10 * 80 + 200)),
-        # Gradients are scattered in each microbatch, parameters gathered once.
-        ("moments", 2 * (10 * 20 + 50) + 10 * 40 + 50),
+        # Gradients are scattered in each microbatch, parameters gathered once, as they are stored.
+        ("moments", 2 * (10 * 40 + 100) + 10 * 40 + 100),
         ("states", 2 * (10 * 20 + 50) + 10 * 20 + 50),
     ],
 )
 def test_what_crosses_beside_no_work_is_added_to_it(divided, crossing):
     found = seconds(Sharding(divided, 4, RATE))
     assert found == pytest.approx(WORK + crossing * MB * RING, rel=1e-6)
+
+
+def test_other_optimizers_reduce_each_gradient_as_it_is_stored():
+    found = seconds(Sharding("nothing", 4, RATE, accumulates=False))
+    assert found == pytest.approx(WORK + 2 * 2 * (10 * 40 + 100) * MB * RING, rel=1e-6)
 
 
 def test_where_nothing_runs_beside_work_all_that_crosses_is_waited_for():

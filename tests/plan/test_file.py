@@ -126,6 +126,8 @@ def drop(key):
         (put("measured", [MEASURED | {"chosen": 1}]), r"measured\[0\]\.chosen"),
         (put("uncertain_seconds", -1), "uncertain_seconds"),
         (put("baseline_source", ""), "baseline_source"),
+        (put("divided", "all"), "divided"),
+        (put("divided", "layers"), "divided"),  # without places
         (put("compiler_options", []), "compiler_options"),
         (put("compiler_options", {"xla_gpu_dump": "x"}), "compiler_options"),
     ],

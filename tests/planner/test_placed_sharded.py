@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jaxmem
+from jaxmem._joint.steps import PlacedSteps
 from jaxmem._states.places import DIVIDED
 from jaxmem.errors import OptimizerError, StepError, TargetError
 from tests.shared import children, tiny_lm
@@ -102,6 +103,24 @@ def test_what_cannot_be_divided_is_refused():
 
     with pytest.raises(StepError, match="within which another is called"):
         refuse(within, shapes(), tokens(32))
+    with pytest.raises(StepError, match=r"`batch` has shape \(30, 65\).* divided over 8 devices"):
+        refuse(build, shapes(), tokens(30))
+
+
+def test_a_way_to_divide_that_xla_refuses_takes_nothing_from_the_others(monkeypatch):
+    compile_ = PlacedSteps.compile
+    refused = []
+
+    def compile_some(self, assignment, places):
+        if not refused:
+            refused.append(self)
+            raise StepError("XLA could not compile the step")
+        return compile_(self, assignment, places)
+
+    monkeypatch.setattr(PlacedSteps, "compile", compile_some)
+    plan = jaxmem.plan(build, shapes(), tokens(32), target="h200:8", decide=ALL, budget="1GiB")
+    assert len(refused) == 1
+    assert plan.divided in DIVIDED
 
 
 def test_widths_that_devices_do_not_divide_leave_the_batch_alone_to_be_divided():
