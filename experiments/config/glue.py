@@ -41,7 +41,7 @@ class GlueConfig(Config):
 
     @pydantic.model_validator(mode="after")
     def _stays(self) -> Self:
-        if "states" in self.plan.decide:
+        if "states" in self.plan.decided:
             raise ValueError(
                 f"plan.decide: got {self.plan.decide}; allowed for a GLUE task: ['actions']"
             )

@@ -88,7 +88,12 @@ class Plan(Section):
     codecs: CodecNames | dict[str, CodecNames] | None = None
     path: Path | None = None  # train under the plan of this file
     explain: bool = False
-    decide: list[Literal["actions", "states"]] = Field(default_factory=lambda: ["actions"])
+    decide: list[Literal["actions", "states"]] | None = None  # left out: actions alone
+
+    @property
+    def decided(self) -> list[Literal["actions", "states"]]:
+        """What the plan decides."""
+        return ["actions"] if self.decide is None else self.decide
 
 
 class Remat(Section):
@@ -156,7 +161,7 @@ class Config(sections.Trained):
     @property
     def streams(self) -> bool:
         """Whether states of layers may lie in host memory."""
-        return self.states.persist is not None or "states" in self.plan.decide
+        return self.states.persist is not None or "states" in self.plan.decided
 
     def placed_by(self, plan) -> Self:
         """This config with its states where a plan puts them, if it does."""
@@ -166,7 +171,7 @@ class Config(sections.Trained):
 
     @pydantic.model_validator(mode="after")
     def _is_decided(self) -> Self:
-        decide = self.plan.decide
+        decide = self.plan.decided
         if "actions" not in decide:
             raise ValueError(
                 f"plan.decide: got {decide}; allowed: ['actions'], or ['actions', 'states']"

@@ -116,7 +116,7 @@ def new_plan(config: Config) -> Plan:
                 budget=wanted.budget,
                 host_budget=wanted.host_budget,
                 target=wanted.target,
-                decide=wanted.decide,
+                decide=wanted.decided,
                 **more,
             )
         except jaxmem.errors.BudgetError as error:

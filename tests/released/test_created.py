@@ -92,5 +92,5 @@ def test_what_cannot_be_divided_is_refused():
     with pytest.raises(OptimizerError, match="create: .* is 'data', and `mesh` has 'model'"):
         step.create(outer, layer, 3, mesh=other, divided="states")
     mesh = jax.make_mesh((1,), ("data",))
-    with pytest.raises(OptimizerError, match="`divided` is 'layers'; expected 'nothing'"):
-        step.create(outer, layer, 3, mesh=mesh, divided="layers")
+    with pytest.raises(OptimizerError, match="`divided` is 'all'; expected one of 'nothing'"):
+        step.create(outer, layer, 3, mesh=mesh, divided="all")

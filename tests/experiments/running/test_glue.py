@@ -208,7 +208,8 @@ def losses(monkeypatch):
         return state, {"loss": one, "grad_norm": 1.0}
 
     ready = Ready(step, None, 1)
-    stubs = {"step": lambda config, data: ready, "first_state": first_state}
+    first = lambda config, plan: first_state(config)
+    stubs = {"step": lambda config, data: ready, "first_state": first}
     monkeypatch.setattr(train_glue, "GLUE", dataclasses.replace(GLUE, **stubs))
     return said
 

@@ -23,7 +23,7 @@ SMALL = (
 )  # fmt: skip
 
 
-def first_state(config):
+def first_state(config, plan=None):
     params, statistics = parameters(functools.partial(resnet.create, config))
     return State(params, statistics, optimizer(config).init(params), jnp.zeros((), jnp.int32))
 
@@ -73,7 +73,7 @@ def stub(monkeypatch, *losses):
             raise KeyboardInterrupt
         return state, {"loss": left.pop(0), "accuracy": 0.5, "grad_norm": 1.0, "snr": 0.0}
 
-    stubs = {"first_state": lambda _: jnp.zeros(()), "step": lambda *_: Ready(step, None, 1)}
+    stubs = {"first_state": lambda *_: jnp.zeros(()), "step": lambda *_: Ready(step, None, 1)}
     monkeypatch.setattr(train_images, "IMAGES", dataclasses.replace(IMAGES, **stubs))
 
 

@@ -42,7 +42,7 @@ class Toy:
             check=lambda config: self.call("check"),
             read=lambda config: self.call("read", "data"),
             says=lambda config, data: f"all of the {data}",
-            first_state=lambda config: self.call("first_state", 0),
+            first_state=lambda config, plan: self.call("first_state", 0),
             step=lambda config, data: self.call("step", Ready(self.step, None, 7)),
             batch=lambda config, data, number: self.call(f"batch {number}", number),
             evaluate=lambda config, state, data: self.call("evaluate", {"val_loss": float(state)}),
