@@ -116,6 +116,19 @@ class PlacedSteps:
 
         return move
 
+    def create(self, outer, layer: Callable, count: int, persist: int, **where):
+        """Makes a state, as the released step does; divided, if the step is. Raises StepError where
+        the step's state holds more than the pair.
+        """
+        if self._made is not self._step:
+            raise StepError(
+                "Plan.create: the step's state holds more than the released step's pair; make that"
+                " by the released step's `create`, with **plan.places.split, and put it in"
+            )
+        if (over := self._over) is not None:
+            where |= {"mesh": over.mesh, "divided": over.how}
+        return self._step.create(outer, layer, count, persist, **where)
+
     @property
     def devices(self) -> int:
         """Over how many devices states are divided."""

@@ -106,7 +106,7 @@ def outcome(
         places=best.answer.places,
         divided=question.sharding.divided if question.sharding.devices > 1 else None,
         lanes=timeline_of(question, best.answer, outside),
-    ).with_step(best.placed.executable, search.steps.split)
+    ).with_step(best.placed.executable, search.steps.split, search.steps.create)
 
 
 def _all_kept(question: Question, kept: Way) -> float:

@@ -90,8 +90,9 @@ class Plan:
     lanes: Timeline | None = None
     # the executable; it is not saved, and plans that differ in it alone are equal
     _step: Any = dataclasses.field(default=None, repr=False, compare=False)
-    # moves a state, where states are placed; likewise
+    # move a state, and make one, where states are placed; likewise
     _split: Any = dataclasses.field(default=None, repr=False, compare=False)
+    _create: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def step(self):
@@ -107,12 +108,13 @@ class Plan:
             )
         return self._step
 
-    def with_step(self, executable, split=None) -> "Plan":
+    def with_step(self, executable, split=None, create=None) -> "Plan":
         """The same plan with the executable that was compiled under it.
 
-        split: moves a state of its step, where states are placed.
+        split, create: move a state of its step, and make one, where states are placed.
         """
-        return dataclasses.replace(self, _step=executable, _split=split or self._split)
+        made = {"_step": executable, "_split": split, "_create": create}
+        return dataclasses.replace(self, **{k: v for k, v in made.items() if v is not None})
 
     def place(self, state):
         """The state with its layers' arrays where the plan says. Those that move are deleted where
@@ -120,18 +122,38 @@ class Plan:
 
         Raises StepError if the plan places no states, or was loaded and not verified.
         """
+        return self._placing("place", self._split)(state, **self._where("place").split)
+
+    def create(self, outer, layer):
+        """Makes the first state where the plan says, a layer at a time, as `create` of a released
+        step does, whose errors are raised: of a model that fits nowhere whole.
+
+        outer: the parameters outside the layers, a dict.
+        layer: `layer(i)` makes the parameters of layer i, an int32 that is traced.
+
+        Raises StepError as `place`, and for a step whose state holds more than the pair.
+        """
+        where = self._where("create")
+        return self._placing("create", self._create)(outer, layer, where.layers, **where.split)
+
+    def _where(self, method: str) -> Places:
         if self.places is None:
             raise StepError(
-                "Plan.place: this plan places no states; expected one that was made with"
+                f"Plan.{method}: this plan places no states; expected one that was made with"
                 " decide=('actions', 'states')"
             )
-        if self._split is None:
+        return self.places
+
+    def _placing(self, method: str, placing):
+        """What moves or makes states. Raises StepError where the plan knows none."""
+        self._where(method)
+        if placing is None:
             raise StepError(
-                "Plan.place: this plan was loaded, and knows no step; verify it by"
+                f"Plan.{method}: this plan was loaded, and knows no step; verify it by"
                 " jaxmem.verify(plan, build, ...), or call build(plan).split(state,"
-                " **plan.places.split), where nothing is divided over devices"
+                " **plan.places.split), or its `create`, where nothing is divided over devices"
             )
-        return self._split(state, **self.places.split)
+        return placing
 
     @property
     def _over_devices(self) -> str:

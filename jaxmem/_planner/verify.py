@@ -69,7 +69,9 @@ def verify(plan: Plan, build, *args) -> Plan:
         host_bytes=host,
         compiler_options=compiled.compiled.options,
     )
-    return verified.with_step(compiled.executable, placed and placed.split)
+    if placed is None:
+        return verified.with_step(compiled.executable)
+    return verified.with_step(compiled.executable, placed.split, placed.create)
 
 
 def _check_model(plan: Plan, blocks: list[BlockClass], idle: set[str]) -> None:

@@ -166,6 +166,27 @@ def test_the_number_of_microbatches_is_decided_too():
         jaxmem.plan(build, first(), budget=budget, decide=decide)
 
 
+def test_a_first_state_is_made_where_the_plan_says():
+    plan = planned(0.6 if STREAMS else 40.0)
+    params = tiny_lm.parameters(np.float32, layers=LAYERS, width=WIDTH, vocab=32)
+    (name,) = (k for k, v in params.items() if isinstance(v, dict))
+    outer = {k: v for k, v in params.items() if k != name}
+    made = plan.create(
+        jax.tree.map(jnp.copy, outer), lambda i: jax.tree.map(lambda a: a[i], params[name])
+    )
+    placed = plan.place(first())
+    where = lambda a: (a.shape, a.dtype, a.sharding.memory_kind)
+    assert jax.tree.map(where, made) == jax.tree.map(where, placed)
+    jax.tree.map(np.testing.assert_array_equal, made, placed)
+    _, metrics = plan.step(made, batch())
+    assert np.isfinite(metrics["loss"])
+    with_more = jaxmem.plan(
+        counted, {"pair": first(), "count": jnp.zeros((), jnp.int32)}, batch(), decide=BOTH
+    )
+    with pytest.raises(StepError, match="holds more than the released step's pair"):
+        with_more.create({}, lambda i: {})
+
+
 def saved(plan, folder):
     plan.save(folder / "plan.json")
     return jaxmem.Plan.load(folder / "plan.json")
