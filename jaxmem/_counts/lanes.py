@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxmem._counts.layer import BUFFERED, COPIED, RESIDENT, STREAMED, States, Way
-from jaxmem._counts.sharding import GATHERED_BESIDE, ONE_DEVICE, Sharding
+from jaxmem._counts.sharding import ONE_DEVICE, Sharding
 
 # The share of what is written back to host memory that runs beside work: XLA schedules none of it
 # there (benchmarks/streamed_bytes.py, "stored beside products").
@@ -107,7 +107,7 @@ def passes(
     back = 0 if place == RESIDENT else (1 - STORED_BESIDE) * to_host
     own = way.host_bytes
     gathered = sharding.gathered(states)
-    beside, waited = GATHERED_BESIDE * gathered, (1 - GATHERED_BESIDE) * gathered
+    beside, waited = sharding.beside * gathered, (1 - sharding.beside) * gathered
     late = waited + sharding.scattered(states)
     found = Passes(
         Lanes(way.forward_seconds, forward * to_device, own * to_host, 0.0, beside, waited),

@@ -158,7 +158,8 @@ def answer(question: Question, goal: str = "time") -> Answer | None:
 
     n = {k: variable(states.layers, pulp.LpInteger) for k in kinds}
     used = {k: variable(1, pulp.LpBinary) for k in kinds}
-    outer = variable(1 if states.outside and question.outer_moves else 0, pulp.LpBinary)
+    # No binary one, of which the solver's interface sets both bounds.
+    outer = variable(1 if states.outside and question.outer_moves else 0, pulp.LpInteger)
     working, streams = variable(None, pulp.LpContinuous), variable(1, pulp.LpBinary)
     problem += pulp.lpSum(n.values()) == states.layers
     problem += pulp.lpSum(used.values()) <= question.kinds

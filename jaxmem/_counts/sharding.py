@@ -7,9 +7,10 @@ from jaxmem._counts.layer import States
 from jaxmem._states.places import DIVIDED
 
 NOTHING, MOMENTS, STATES, LAYERS = DIVIDED
-# The share of what a layer gathers that crosses beside its own work: all but the weights of its
-# first product. Scattered gradients are waited for, as XLA schedules them (benchmarks/sharded.py).
-GATHERED_BESIDE = 0.75
+# The share of what a layer gathers that crosses beside its own work: on Hopper and later all but the
+# weights of its first product, elsewhere less, by how XLA schedules it. Scattered gradients are
+# waited for (benchmarks/sharded.py).
+GATHERED_BESIDE, LESS_BESIDE = 0.75, 0.4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +23,14 @@ class Sharding:
     rate: bytes a second that each sends, and is sent.
     accumulates: whether undivided moments are each device's own until the end of a minibatch, as
       AdamA's. Another optimizer's step reduces each layer's gradient, and gathers by layer.
+    beside: the share of what a layer gathers that crosses beside its work.
     """
 
     divided: str = NOTHING
     devices: int = 1
     rate: float = math.inf
     accumulates: bool = True
+    beside: float = GATHERED_BESIDE
 
     @property
     def by_layer(self) -> bool:

@@ -12,7 +12,14 @@ from jaxmem._counts.front import front
 from jaxmem._counts.lanes import Link
 from jaxmem._counts.layer import PLACES, RESIDENT
 from jaxmem._counts.program import Question, answer
-from jaxmem._counts.sharding import LAYERS, NOTHING, ONE_DEVICE, Sharding
+from jaxmem._counts.sharding import (
+    GATHERED_BESIDE,
+    LAYERS,
+    LESS_BESIDE,
+    NOTHING,
+    ONE_DEVICE,
+    Sharding,
+)
 from jaxmem._device.target import Target
 from jaxmem._joint.search import Search, Trial, with_working
 from jaxmem._joint.steps import PlacedSteps
@@ -108,10 +115,12 @@ def _every_sharding(build, args, backend: Backend, limits: Limits, actions, code
     target = backend.target
     released, _ = opened(build(None))
     accumulates = not isinstance(getattr(released, "optimizer", None), Direct)
+    # XLA schedules by prices where it has them.
+    beside = GATHERED_BESIDE if target.gpu is not None and target.gpu.priced else LESS_BESIDE
     found, refused = [], None
     # Other optimizers than AdamA gather by layer whatever they are told.
     for how in DIVIDED if accumulates else (NOTHING, LAYERS):
-        sharding = Sharding(how, target.devices, target.peers, accumulates)
+        sharding = Sharding(how, target.devices, target.peers, accumulates, beside)
         try:
             found.append(read_places(build, args, backend, limits, actions, codecs, sharding))
         except OptimizerError as error:

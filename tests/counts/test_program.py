@@ -141,3 +141,12 @@ def test_a_layer_that_streams_takes_as_long_as_its_slowest_lane():
     # the first of two microbatches stores moments alone
     early = 2 + 4.8 + 3.2
     assert twice.seconds(Kind("streamed", 0)) == pytest.approx((early + 2 + 4.8 + 4.8) * 1e-3)
+
+
+def test_moments_outside_the_layers_stay_where_they_may_not_move():
+    ways = (Way({}, 0, 0, 1e-3, 1e-3, working={False: 0, True: 0}),)
+    states = States(1, MB, MB, MB, 15 * MB, 0)
+    asked = Question(states, ways, Link(1e9, 1e9), room=None, outer_moves=False)
+    assert answer(asked, "bytes").outer == DEVICE
+    moves = Question(states, ways, Link(1e9, 1e9), room=None)
+    assert answer(moves, "bytes").outer == HOST

@@ -1,0 +1,119 @@
+"""What of a layer's collectives crosses beside its products?
+
+    python -m benchmarks.sharded
+
+A GPT and a Llama of 8 layers (width 2048, two microbatches of 8 sequences of 1024 on each device),
+released, all states divided and gathered a layer at a time, two layers' states on the devices, for
+eight GPUs that are not there. Of the bytes that loops gather, and scatter, `beside` is the share
+whose collective runs while a matrix product does, by the schedule of the compiled step.
+"""
+
+import itertools
+import re
+import tempfile
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from benchmarks import streamed_bytes
+from benchmarks.shared.results import Report
+from experiments.command.load import load
+from experiments.models import registry
+from experiments.steps.accumulate import released_step
+from jaxmem._core.assignment import Assignment
+from jaxmem._hlo.products import flops_of
+from jaxmem._hlo.text import Instruction, parse
+from jaxmem._jax.export import export_flat
+from jaxmem._xla.deviceless import Compiler
+from jaxmem._xla.options import HIDING
+
+DEVICES, LAYERS, PERSIST, MICROBATCHES = 8, 8, 2, 2
+TARGETS = {"h200:8": 90, "a100-80gb:8": 80}
+KINDS: tuple[str, ...] = ("all-gather", "reduce-scatter")
+DONE = re.compile(r"-done\(%?([\w.\-]+)")
+
+
+def traced(model: str):
+    name, own = streamed_bytes.MODELS[model]
+    size = [f"train.batch={8 * MICROBATCHES * DEVICES}", f"train.microbatches={MICROBATCHES}"]
+    config = load(name, [*streamed_bytes.COMMON, *own, *size, f"model.layers={LAYERS}"])
+    plan = Assignment({"block": {}})
+    step = released_step(config, plan, axis_name="data", dtype=jnp.bfloat16)
+    mesh = AbstractMesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
+    shapes = jax.eval_shape(lambda: step.init(registry.create(config, jax.random.key(0))))
+
+    def placed(spec, tree):
+        to = NamedSharding(mesh, spec)
+        shape = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=to)
+        return jax.tree.map(shape, tree)
+
+    specs = step.specs(shapes[0], DEVICES, "layers")
+    is_spec = lambda a: isinstance(a, PartitionSpec)
+    state = step.split(jax.tree.map(placed, specs, shapes, is_leaf=is_spec), PERSIST)
+    batch = placed(PartitionSpec("data"), registry.batch_shape(config))
+    return jax.jit(step.data_parallel(mesh, "layers"), donate_argnums=0).trace(state, batch)
+
+
+def shares(text: str) -> dict[str, float]:
+    """By kind of collective: of the bytes in loops, the share that crosses beside a product."""
+    computations, entry = parse(text)
+    crossed: dict[str, int] = dict.fromkeys(KINDS, 0)
+    hidden: dict[str, int] = dict.fromkeys(KINDS, 0)
+
+    def within(i: Instruction):
+        for called in i.called:
+            for inner in computations.get(called, []):
+                yield from [inner, *within(inner)]
+
+    def kind_of(i: Instruction) -> str | None:
+        names = [i.opcode, *(e.opcode for e in within(i))] if "start" in i.opcode else [i.opcode]
+        return next((k for k in KINDS for name in names if name.startswith(k)), None)
+
+    def walk(name: str, runs: int, looped: bool) -> None:
+        body = computations.get(name, [])
+        products = [any(flops_of(e) is not None for e in (i, *within(i))) for i in body]
+        done = {m[1]: at for at, i in enumerate(body) if (m := DONE.search(i.text))}
+        for at, i in enumerate(body):
+            if i.opcode in ("while", "call", "conditional"):
+                for called in i.called:
+                    walk(called, runs * i.trips, looped or i.trips > MICROBATCHES)
+                continue
+            kind = kind_of(i)
+            if kind is None or not looped or i.opcode.endswith("-done"):
+                continue
+            nbytes = runs * max(sum(a.nbytes for a in side) for side in (i.operands, i.results))
+            crossed[kind] += nbytes
+            hidden[kind] += nbytes * any(products[at : done.get(i.name, at)])
+
+    walk(entry, 1, False)
+    return {kind: hidden[kind] / crossed[kind] for kind in KINDS if crossed[kind]}
+
+
+def run(report: Report, model: str, target: str) -> None:
+    if report.has(key := f"{model}, {target}"):
+        return
+    exported, donated = export_flat(traced(model), "cuda", TARGETS[target])
+    with tempfile.TemporaryDirectory() as folder, Compiler(target, workers=1) as compiler:
+        dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, HIDING: True}
+        compiler.submit(exported, donated=donated, options=dump).result()
+        (path,) = Path(folder).glob("*_gpu_after_optimizations.txt")
+        report.add(key, {"beside": shares(path.read_text())})
+
+
+def main() -> None:
+    report = Report("sharded")
+    warnings.simplefilter("ignore")
+    for model, target in itertools.product(streamed_bytes.MODELS, TARGETS):
+        run(report, model, target)
+    found = [row["beside"] for row in report.results.values()]
+    names = {"all-gather": "gathered beside products", "reduce-scatter": "scattered"}
+    report.summarise(
+        {f"least {name}": min(f.get(k, 0.0) for f in found) for k, name in names.items()}
+    )
+
+
+if __name__ == "__main__":
+    main()
