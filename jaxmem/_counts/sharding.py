@@ -7,8 +7,8 @@ from jaxmem._counts.layer import States
 from jaxmem._states.places import DIVIDED
 
 NOTHING, MOMENTS, STATES, LAYERS = DIVIDED
-# The share of what a layer gathers that crosses beside its own work: on Hopper and later all but the
-# weights of its first product, elsewhere less, by how XLA schedules it. Scattered gradients are
+# The share of what a layer gathers that crosses beside its own work: on Hopper and later all but
+# the weights of its first product, elsewhere less, by how XLA schedules it. Scattered gradients are
 # waited for (benchmarks/sharded.py).
 GATHERED_BESIDE, LESS_BESIDE = 0.75, 0.4
 
