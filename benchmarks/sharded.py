@@ -1,4 +1,4 @@
-"""What of a layer's collectives crosses beside its products?
+"""What of a layer's collectives crosses beside its products, as plans have XLA schedule them?
 
     python -m benchmarks.sharded
 

@@ -1,4 +1,4 @@
-"""What XLA is asked for beside a step: to hide the copies of its loops behind their work."""
+"""What XLA is asked for beside a step: to hide what crosses in its loops behind their work."""
 
 from typing import Any
 
@@ -13,15 +13,33 @@ LOOPS = ("scan", "while")
 
 def options_of(platform: str, traced: jax.stages.Traced) -> dict[str, Any]:
     """XLA's compile options for a step: its scheduler that hides latencies, where loops copy to
-    host memory or from it.
+    host memory or from it, or gather between devices what they multiply.
 
     Left to itself XLA takes that scheduler for GPUs of which it has a list of prices (Hopper and
-    later), and waits for each copy on others. It takes 15 to 40 % more of temporaries, so that it
-    is asked for where something crosses alone. Copies outside of loops are none of these: layers
+    later), and waits for each copy on others. It takes more of temporaries, so that it is
+    asked for where something crosses alone. Copies outside of loops are none of these: layers
     that follow each other without a loop then keep on the device what they offload.
     """
-    copies = platform == "cuda" and _copies(traced.jaxpr.jaxpr, in_loop=False)
-    return {HIDING: True} if copies else {}
+    jaxpr = traced.jaxpr.jaxpr
+    crosses = platform == "cuda" and (_copies(jaxpr, in_loop=False) or _gathers(jaxpr))
+    return {HIDING: True} if crosses else {}
+
+
+def _gathers(jaxpr) -> bool:
+    """Whether a loop of the program gathers beside matrix products."""
+    loops = (e for e in _equations(jaxpr) if e.primitive.name in LOOPS)
+    names = (
+        {e.primitive.name for inner in subjaxprs(loop) for e in _equations(inner)} for loop in loops
+    )
+    return any({"all_gather", "dot_general"} <= found for found in names)
+
+
+def _equations(jaxpr):
+    """All equations, of every depth."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in subjaxprs(eqn):
+            yield from _equations(inner)
 
 
 def _copies(jaxpr, in_loop: bool) -> bool:

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType
 
 from jaxmem._jax.export import export_flat
 from jaxmem._states.store import counted, fetch
@@ -40,6 +41,24 @@ def test_copies_in_loops_alone_ask_for_the_scheduler_that_hides_them():
     assert options_of("cuda", traced(through, near, x)) == {}
     once = lambda w, x: x @ jax.device_put(w, jax.memory.Space.Device)
     assert options_of("cuda", traced(once, shape(WIDTH, WIDTH, kind="pinned_host"), x)) == {}
+
+
+def test_loops_that_gather_what_they_multiply_ask_for_it_too():
+    mesh = jax.sharding.AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    spec, whole = jax.sharding.PartitionSpec(None, "data"), jax.sharding.PartitionSpec()
+    gather = lambda w: jax.lax.all_gather(w, "data", axis=0, tiled=True)
+
+    def over(layer):
+        loop = lambda ws, x: jax.lax.scan(lambda x, w: (layer(x, w), None), x, ws)[0]
+        mapped = jax.shard_map(
+            loop, mesh=mesh, in_specs=(spec, whole), out_specs=whole, check_vma=False
+        )
+        args = (LAYERS, WIDTH, WIDTH), (WIDTH, WIDTH)
+        shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in args]
+        return jax.jit(mapped).trace(*shapes)
+
+    assert options_of("cuda", over(lambda x, w: x @ gather(w))) == {HIDING: True}
+    assert options_of("cuda", over(lambda x, w: x + gather(w))) == {}, "there is nothing beside"
 
 
 def test_what_a_loop_stacks_in_host_memory_counts_inside_of_other_loops_too():
