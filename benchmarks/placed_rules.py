@@ -30,7 +30,6 @@ from jaxmem._core.database import Database
 from jaxmem._counts.layer import RESIDENT, STREAMED, Kind
 from jaxmem._counts.program import Answer, Question, answer, priced
 from jaxmem._device.target import Target
-from jaxmem._planner.placed import Asked
 from jaxmem._xla.backend import backend_for
 
 BUDGETS = 12
@@ -71,10 +70,10 @@ def actions_first(question: Question) -> Answer | None:
     return answer(dataclasses.replace(question, ways=(question.ways[fastest],)))
 
 
-def rules(asked: Asked, question: Question) -> dict[str, Answer | None]:
-    simpler = placed.rules(asked)
-    within = lambda name, **how: answer(
-        dataclasses.replace(simpler[name], room=question.room, host_room=question.host_room, **how)
+def rules(simpler: dict[str, Question], question: Question) -> dict[str, Answer | None]:
+    """simpler: the questions of `placed.rules`, for any room."""
+    within = lambda name: answer(
+        dataclasses.replace(simpler[name], room=question.room, host_room=question.host_room)
     )
     return {
         "states first": states_first(question),
@@ -99,12 +98,12 @@ def run(report: Report, model: str, target: str, backend) -> None:
     if report.has(key := f"{model}, {target}"):
         return
     asked = placed.asked_of(model, backend)
-    rows = []
+    simpler, rows = placed.rules(asked), []
     for room in rooms(asked.search.question, backend.target.usable_bytes):
         question = dataclasses.replace(asked.search.question, room=room)
         joint = answer(question)
         assert joint is not None
-        found = rules(asked, question)
+        found = rules(simpler, question)
         less = dataclasses.replace(question, host_room=joint.host_bytes // 2)
         with_less = answer(less)
         row: dict[str, Any] = {
