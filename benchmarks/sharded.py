@@ -100,7 +100,7 @@ def run(report: Report, model: str, target: str) -> None:
         dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, HIDING: True}
         compiler.submit(exported, donated=donated, options=dump).result()
         (path,) = Path(folder).glob("*_gpu_after_optimizations.txt")
-        report.add(key, {"beside": shares(path.read_text())})
+        report.add(key, {"beside": shares(path.read_text(encoding="utf-8"))})
 
 
 def main() -> None:
