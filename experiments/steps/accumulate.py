@@ -97,12 +97,11 @@ def folded(config: Config, loss) -> Update:
         def one(folded, indexed):
             value, grads = jax.value_and_grad(loss)(params, *_microbatch(indexed, key))
             clipped, _ = clip.update(grads, clip.init(params), params)
-            mu, nu = folded
-            return tx.fold(mu, nu, clipped), (value, optax.tree.norm(grads))
+            return tx.fold(folded, clipped), (value, optax.tree.norm(grads))
 
-        begun = tx.begin(moments.mu, moments.nu)
-        (mu, nu), (values, norms) = jax.lax.scan(one, begun, microbatches(batch, n))
-        updates, moments = tx.finish(moments._replace(mu=mu, nu=nu), params)
+        begun = tx.begin(moments)
+        moments, (values, norms) = jax.lax.scan(one, begun, microbatches(batch, n))
+        updates, moments = tx.finish(moments, params)
         found = {"loss": values.mean(), "grad_norm": jnp.sqrt((norms**2).mean())}
         return optax.apply_updates(params, updates), moments, found
 

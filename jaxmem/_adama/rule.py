@@ -1,13 +1,14 @@
 """The arithmetic of AdamA (Algorithm 1): decay, fold, reduce over devices, update."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxmem._adama import rows
 from jaxmem._jax.vary import axes_of, is_checked, varying
 from jaxmem.errors import OptimizerError
 
@@ -19,6 +20,24 @@ def _known(value) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
+SECOND_MOMENTS = ("squares", "row")
+
+
+class Moments(NamedTuple):
+    """What AdamA gathers of gradients, as trees like the parameters, of which they may be any part.
+
+    mu, nu: Adam's moments.
+    square: of each row the squared norm of minibatches' mean gradients, decayed as nu is.
+    sketch: of each row the sum of the current minibatch's mean gradient, so far, with random signs.
+      Both are None without the row ratio.
+    """
+
+    mu: Any
+    nu: Any
+    square: Any = None
+    sketch: Any = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Rule:
     """The settings of one AdamA, and its arithmetic. Moments and gradients may be of the whole
@@ -27,6 +46,7 @@ class Rule:
     b1, b2, eps, eps_root, mu_dtype, nesterov: as for `optax.scale_by_adam`.
     accumulation_steps: how many microbatches make a minibatch.
     axis_name: the mesh axis over whose devices moments are reduced; None on one device.
+    second_moment: one of SECOND_MOMENTS.
     learning_rate: a number or a schedule; None means that updates are not scaled.
     weight_decay: what weights decay by, times the rate; None means no decay.
     mask: which weights decay, as optax takes it; None means all.
@@ -40,11 +60,18 @@ class Rule:
     nesterov: bool
     accumulation_steps: Any
     axis_name: str | None
+    second_moment: str = "squares"
     learning_rate: Any = None
     weight_decay: Any = None
     mask: Any = None
 
     def __post_init__(self):
+        if self.second_moment not in SECOND_MOMENTS:
+            raise OptimizerError(
+                f"adama: `second_moment` is {self.second_moment!r}; expected 'squares', the sum of"
+                " microbatches' squared gradients (AdamA), or 'row', which scales it by a ratio a"
+                " row towards Adam's"
+            )
         n = self.accumulation_steps
         if not isinstance(n, jax.Array):
             if not _known(n) or n != int(n) or n < 1:
@@ -73,10 +100,13 @@ class Rule:
         """Whether one microbatch is a whole minibatch, which makes this Adam itself."""
         return isinstance(self.accumulation_steps, int) and self.accumulation_steps == 1
 
-    def check(self, gradient, mu, params) -> None:
-        """Raises OptimizerError if a gradient does not have the moments' tree and shapes, if
-        weights decay and `params` is None, or if the gradient is summed over the devices already.
+    def check(self, gradient, moments: Moments, params) -> None:
+        """Raises OptimizerError if a gradient does not have the moments' tree and shapes, if these
+        were made by another `second_moment`, if weights decay and `params` is None, or if the
+        gradient is summed over the devices already.
         """
+        self.check_rows(moments)
+        mu = moments.mu
         if jax.tree.structure(gradient) != jax.tree.structure(mu):
             raise OptimizerError(
                 f"adama: `updates` is {jax.tree.structure(gradient)}, and the state was made for"
@@ -110,6 +140,18 @@ class Rule:
                 " to='varying')"
             )
 
+    def check_rows(self, moments: Moments) -> None:
+        """Raises OptimizerError for moments with rows where there are none, or without any."""
+        if (moments.square is None) == (self.second_moment != "row"):
+            return
+        without = moments.square is None
+        raise OptimizerError(
+            f"adama: `second_moment` is {self.second_moment!r}, and the state has"
+            f" {'no rows' if without else 'rows'}, as that of {('squares' if without else 'row')!r};"
+            " expected a state that this transformation's `init` made, or one with `square` and"
+            f" `sketch` {'of it in place of None' if without else 'replaced by None'}"
+        )
+
     @property
     def decays(self) -> tuple[Any, Any]:
         """What mu and nu are multiplied by as a minibatch starts.
@@ -121,33 +163,90 @@ class Rule:
             self.axis_name
         )
 
-    def begin(self, mu, nu):
-        """The moments as a minibatch starts, each device's own from here on."""
-        (b1, b2), (mu, nu) = self.decays, varying((mu, nu), self.axis_name)
-        return jax.tree.map(lambda m: b1 * m, mu), jax.tree.map(lambda v: b2 * v, nu)
+    def start(self, params) -> Moments:
+        """The moments before the first minibatch."""
+        moments = Moments(
+            optax.tree.zeros_like(params, dtype=self.mu_dtype), optax.tree.zeros_like(params)
+        )
+        if self.second_moment != "row":
+            return moments
+        square, sketch = rows.empty(params, rows.real), rows.empty(params, rows.wide)
+        return moments._replace(square=square, sketch=sketch)
 
-    def fold(self, mu, nu, gradient):
+    def begin(self, moments: Moments) -> Moments:
+        """The moments as a minibatch starts, each device's own from here on."""
+        (b1, b2), moments = self.decays, varying(moments, self.axis_name)
+        mu = jax.tree.map(lambda m: b1 * m, moments.mu)
+        return moments._replace(mu=mu, nu=jax.tree.map(lambda v: b2 * v, moments.nu))
+
+    def fold(self, moments: Moments, gradient, position: rows.Position) -> Moments:
         """The moments with a microbatch's mean gradient added. nu gathers the sum of the squares of
         microbatches, not the square of their sum (AdamA, Algorithm 1).
+
+        position: of which minibatch the gradient is, and of what, which the row ratio reads.
         """
         g = (
             gradient
             if self.single
             else jax.tree.map(lambda g: g / self.accumulation_steps, gradient)
         )
-        first = jax.tree.map(lambda g, m: (1 - self.b1) * g + m, g, mu)
-        return first, jax.tree.map(lambda g, v: (1 - self.b2) * _square(g) + v, g, nu)
+        mu = jax.tree.map(lambda g, m: (1 - self.b1) * g + m, g, moments.mu)
+        nu = jax.tree.map(lambda g, v: (1 - self.b2) * _square(g) + v, g, moments.nu)
+        if moments.sketch is None:
+            return Moments(mu, nu)
+        # Signs are random and independent, so that the square of a row's sum is on average the sum
+        # of its squares. Unlike that sum it is of all microbatches together, as sums add up.
+        signed = jax.tree.map(jnp.multiply, position.signs(g), g)
+        added = lambda s, g: s + rows.summed(g, s.shape).astype(s.dtype)
+        return Moments(mu, nu, moments.square, jax.tree.map(added, moments.sketch, signed))
 
-    def reduced(self, mu, nu):
-        """The moments after a minibatch, equal on all devices of `axis_name`: the mean of mu, and
-        the sum of nu divided by devices² (AdamA §3.3).
+    def reduced(self, moments: Moments) -> Moments:
+        """The moments after a minibatch, equal on all devices of `axis_name`: the mean of mu and of
+        the rows' sums, and the sum of nu divided by devices² (AdamA §3.3).
         """
         if self.axis_name is None:
-            return mu, nu
+            return moments
         squared = jax.lax.axis_size(self.axis_name) ** 2
-        return jax.lax.pmean(mu, self.axis_name), jax.tree.map(
-            lambda v: v / squared, jax.lax.psum(nu, self.axis_name)
+        mu, sketch = jax.lax.pmean((moments.mu, moments.sketch), self.axis_name)
+        nu = jax.tree.map(lambda v: v / squared, jax.lax.psum(moments.nu, self.axis_name))
+        return Moments(mu, nu, moments.square, sketch)
+
+    def settled(self, moments: Moments, whole=None) -> tuple[Moments, Any]:
+        """The moments as the next minibatch is given them, and the second one that this minibatch's
+        update divides by: nu, or with the row ratio nu times the ratio of each row.
+
+        A row's ratio is what Adam's second moment of it is to nu, both summed over the row; that is
+        at least 1, where microbatches have nothing in common, and at most their number, where they
+        are equal. Adam's is told by the squares of the row's sums with random signs.
+
+        moments: of a minibatch's end, equal on all devices, or each device's part.
+        whole: a tree with the shapes of the whole arrays, if moments are parts, divided over the
+          devices of `axis_name`.
+        """
+        if moments.square is None:
+            return moments, moments.nu
+        devices = 1
+        if whole is None and self.axis_name is not None:
+            devices = jax.lax.axis_size(self.axis_name)
+        most = self.accumulation_steps * devices
+        like = moments.nu if whole is None else whole
+
+        def settled(nu, square, sketch, like):
+            of_nu = rows.summed(nu, square.shape)
+            if nu.shape[square.ndim :] != like.shape[square.ndim :]:  # rows are divided themselves
+                of_nu, sketch = jax.lax.psum((of_nu, sketch), self.axis_name)
+            square = (self.b2 * square + (1 - self.b2) * _square(sketch)).astype(square.dtype)
+            positive = of_nu > 0
+            ratio = jnp.where(positive, square / jnp.where(positive, of_nu, 1), 1)
+            scaled = nu * rows.spread(jnp.clip(ratio, 1, most), nu)
+            return square, jnp.zeros_like(sketch), scaled
+
+        found = jax.tree.map(settled, moments.nu, moments.square, moments.sketch, like)
+        square, sketch, scaled = jax.tree.transpose(
+            jax.tree.structure(moments.nu), jax.tree.structure((0, 0, 0)), found
         )
+        nu = moments.nu if self.single and devices == 1 else scaled
+        return Moments(moments.mu, moments.nu, square, sketch), nu
 
     def updates(self, mu, nu, count, params, gradient=None):
         """What is to be added to the parameters: Adam's step with bias correction and decay, times

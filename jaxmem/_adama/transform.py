@@ -5,13 +5,14 @@ never accumulated.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmem._adama.rule import Rule
+from jaxmem._adama.rows import Position
+from jaxmem._adama.rule import Moments, Rule
 from jaxmem._jax.vary import varying, zeros
 from jaxmem.errors import OptimizerError
 
@@ -22,20 +23,29 @@ class AdamAState(NamedTuple):
     count: how many minibatches are finished, int32.
     folded: how many microbatches of the current minibatch are folded, int32.
     mu, nu: Adam's moments, trees like the parameters.
+    square, sketch: with `second_moment="row"` trees with two float32 numbers for each row of the
+      parameters; else None.
     """
 
     count: Any
     folded: Any
     mu: Any
     nu: Any
+    square: Any = None
+    sketch: Any = None
+
+    @property
+    def moments(self) -> Moments:
+        """What gradients are folded into."""
+        return Moments(self.mu, self.nu, self.square, self.sketch)
 
 
 class AdamA(optax.GradientTransformationExtraArgs):
     """An optax transformation whose parts other training loops may call: `begin`, `fold`, `finish`.
 
     A minibatch is `begin` once, `fold` for each of its `accumulation_steps` microbatches, `finish`
-    once (AdamA, Algorithm 1). `begin` and `fold` take moments of the whole model or of any part of
-    it, such as one layer.
+    once (AdamA, Algorithm 1). The states that `begin` and `fold` take may be of the whole model or
+    of any part of it, such as one layer.
     """
 
     rule: Rule
@@ -48,17 +58,20 @@ class AdamA(optax.GradientTransformationExtraArgs):
         made.rule = rule
         return made
 
-    def begin(self, mu, nu):
-        """The moments as a minibatch starts: b1 mu, and b2 nu or, with `axis_name`, devices * b2 nu
+    def begin(self, state: AdamAState) -> AdamAState:
+        """The state as a minibatch starts: b1 mu, and b2 nu or, with `axis_name`, devices * b2 nu
         (AdamA §3.3).
         """
-        return self.rule.begin(mu, nu)
+        return state._replace(**self.rule.begin(state.moments)._asdict())
 
-    def fold(self, mu, nu, gradient):
-        """mu + (1 - b1) g and nu + (1 - b2) g², where g is a microbatch's mean gradient /
-        `accumulation_steps`.
+    def fold(self, state: AdamAState, gradient) -> AdamAState:
+        """The state with mu + (1 - b1) g and nu + (1 - b2) g², where g is a microbatch's mean
+        gradient / `accumulation_steps`; with the row ratio each row's signed sum of g too.
+
+        gradient: a tree like `state.mu`.
         """
-        return self.rule.fold(mu, nu, gradient)
+        folded = self.rule.fold(state.moments, gradient, Position(state.count))
+        return state._replace(folded=state.folded + 1, **folded._asdict())
 
     def finish(self, state: AdamAState, params=None) -> tuple[Any, AdamAState]:
         """The minibatch's updates, and the state that the next one begins with; all-reduced over
@@ -78,34 +91,29 @@ class AdamA(optax.GradientTransformationExtraArgs):
 def _init(rule: Rule, params) -> AdamAState:
     # Each counter is an array of its own: donating a state that holds one buffer twice is an error.
     zero = lambda: jnp.zeros((), jnp.int32)
-    return AdamAState(
-        zero(),
-        zero(),
-        optax.tree.zeros_like(params, dtype=rule.mu_dtype),
-        optax.tree.zeros_like(params),
-    )
+    return AdamAState(zero(), zero(), *rule.start(params))
 
 
 def _finish(rule: Rule, state: AdamAState, params, gradient=None) -> tuple[Any, AdamAState]:
     """Ends a minibatch: reduces the moments over devices, and makes the updates from them."""
-    mu, nu = rule.reduced(state.mu, state.nu)
-    updates = rule.updates(mu, nu, state.count, params, gradient)
+    moments, nu = rule.settled(rule.reduced(state.moments))
+    updates = rule.updates(moments.mu, nu, state.count, params, gradient)
     return updates, AdamAState(
-        optax.safe_increment(state.count), jnp.zeros_like(state.folded), mu, nu
+        optax.safe_increment(state.count), jnp.zeros_like(state.folded), *moments
     )
 
 
 def _update(rule: Rule, updates, state: AdamAState, params=None, **_):
     """`update` of the transformation: a fold, and the minibatch's update after its last one."""
-    rule.check(updates, state.mu, params)
+    rule.check(updates, state.moments, params)
     # Only a minibatch's first microbatch begins with decayed moments; how many are folded is known
     # when the step runs, not when it is traced.
-    begun = rule.begin(state.mu, state.nu)
+    begun = rule.begin(state.moments)
     if not rule.single:
-        now = varying((state.mu, state.nu), rule.axis_name)
+        now = varying(state.moments, rule.axis_name)
         begun = jax.tree.map(lambda new, old: jnp.where(state.folded == 0, new, old), begun, now)
-    mu, nu = rule.fold(*begun, updates)
-    folded = AdamAState(state.count, state.folded + 1, mu, nu)
+    moments = rule.fold(begun, updates, Position(state.count))
+    folded = AdamAState(state.count, state.folded + 1, *moments)
     whole = (
         None
         if rule.axis_name is None or not rule.nesterov
@@ -132,11 +140,9 @@ def _stored(rule: Rule, new: AdamAState, old: AdamAState) -> AdamAState:
     That takes the old dtypes, and moments that may differ from device to device, although those
     that were just reduced do not.
     """
-    mu, nu = (
-        jax.tree.map(lambda a, b: a.astype(b.dtype), *pair)
-        for pair in ((new.mu, old.mu), (new.nu, old.nu))
-    )
-    return new._replace(mu=varying(mu, rule.axis_name), nu=varying(nu, rule.axis_name))
+    as_stored = lambda a, b: a.astype(b.dtype)
+    moments = varying(jax.tree.map(as_stored, new.moments, old.moments), rule.axis_name)
+    return new._replace(**moments._asdict())
 
 
 def scale_by_adama(
@@ -149,6 +155,7 @@ def scale_by_adama(
     nesterov: bool = False,
     accumulation_steps: int = 1,
     axis_name: str | None = None,
+    second_moment: Literal["squares", "row"] = "squares",
 ) -> AdamA:
     """`optax.scale_by_adam` over minibatches of `accumulation_steps` microbatches, without a
     gradient buffer (AdamA).
@@ -161,17 +168,24 @@ def scale_by_adama(
     axis_name: an axis of `jax.shard_map`, for data parallelism with each device's own gradient:
       moments stay local until the minibatch's last microbatch, and are then reduced once (AdamA
       §3.3).
+    second_moment: what steps are divided by. "squares" is the paper's: nu gathers the sum of the
+      microbatches' squared gradients, not the square of their sum, so that it is up to N times too
+      small where N microbatches agree. "row" scales it by a ratio a row, between 1 and N, which
+      tells how much they agree: what Adam's nu is to AdamA's, summed over the row. Adam's is told
+      without a gradient buffer by the square of the row's sum with random signs, which adds up over
+      microbatches and whose expectation is the squared norm of the row's mean gradient. It takes 8
+      bytes a row. Rows run along an array's last axis, or its last ones if that is short.
 
     `update` is called with each microbatch's mean gradient, and returns zeros until the minibatch's
-    last. nu gathers the sum of the microbatches' squared gradients, not the square of their sum;
-    with one microbatch it is Adam. What follows it in `optax.chain` runs every microbatch, so
+    last. With one microbatch it is Adam. What follows it in `optax.chain` runs every microbatch, so
     rates, schedules and decay belong in `adama` or `adamaw_a`.
 
-    Raises OptimizerError for `accumulation_steps` below 1, `b1` or `b2` outside [0, 1), or
-    `nesterov` with more than one microbatch; `update` does for gradients whose tree or shapes are
+    Raises OptimizerError for `accumulation_steps` below 1, `b1` or `b2` outside [0, 1), another
+    `second_moment`, or `nesterov` with more than one microbatch; `update` does for gradients whose tree or shapes are
     not those of the state.
     """
-    return AdamA.of(Rule(b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name))
+    moments = b1, b2, eps, eps_root, mu_dtype
+    return AdamA.of(Rule(*moments, nesterov, accumulation_steps, axis_name, second_moment))
 
 
 def adama(
@@ -185,15 +199,17 @@ def adama(
     nesterov: bool = False,
     accumulation_steps: int = 1,
     axis_name: str | None = None,
+    second_moment: Literal["squares", "row"] = "squares",
 ) -> AdamA:
     """`optax.adam` over minibatches of `accumulation_steps` microbatches, without a gradient buffer
     (AdamA, Algorithm 1).
 
     learning_rate: a number, or a schedule of the number of finished minibatches.
-    b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name: those of
-      `scale_by_adama`, which also says what is raised.
+    b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name, second_moment: those
+      of `scale_by_adama`, which also says what is raised.
     """
-    rule = Rule(b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name)
+    moments = b1, b2, eps, eps_root, mu_dtype
+    rule = Rule(*moments, nesterov, accumulation_steps, axis_name, second_moment)
     return AdamA.of(dataclasses.replace(rule, learning_rate=learning_rate))
 
 
@@ -210,20 +226,22 @@ def adamaw_a(
     nesterov: bool = False,
     accumulation_steps: int = 1,
     axis_name: str | None = None,
+    second_moment: Literal["squares", "row"] = "squares",
 ) -> AdamA:
     """`optax.adamw` over minibatches of `accumulation_steps` microbatches, without a gradient
     buffer (AdamA).
 
     learning_rate: a number, or a schedule of the number of finished minibatches.
-    b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name: those of
-      `scale_by_adama`, which also says what is raised.
+    b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name, second_moment: those
+      of `scale_by_adama`, which also says what is raised.
     weight_decay: what weights decay by once a minibatch, times the learning rate.
     mask: a tree of booleans like the parameters, or a function that makes one of them; weights of
       which it is true decay. None means all.
 
     `update` needs `params`.
     """
-    rule = Rule(b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name)
+    moments = b1, b2, eps, eps_root, mu_dtype
+    rule = Rule(*moments, nesterov, accumulation_steps, axis_name, second_moment)
     return AdamA.of(
         dataclasses.replace(rule, learning_rate=learning_rate, weight_decay=weight_decay, mask=mask)
     )

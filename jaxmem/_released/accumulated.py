@@ -3,6 +3,7 @@ and updates the parameters at their end.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -13,16 +14,18 @@ from jax.sharding import PartitionSpec
 from jaxmem._adama.transform import AdamA, AdamAState
 from jaxmem._jax.vary import varying
 from jaxmem._released.backward import backward
-from jaxmem._released.fold import Clip, Fold, Folds, Moments
+from jaxmem._released.fold import Clip, Fold, Folds, Gathering, entries
 from jaxmem._released.form import check_shapes
 from jaxmem._released.gather import updated, whole
 from jaxmem._released.model import Minibatch, Model
 from jaxmem._released.streamed import minibatch
 from jaxmem._states import layout
+from jaxmem._states.stacks import joined_shapes, masters_of, one_layer
 from jaxmem._states.stacks import like as as_layers
-from jaxmem._states.stacks import masters_of
 from jaxmem._states.store import streams
 from jaxmem.errors import OptimizerError
+
+MOVED = "mu", "nu"  # what placements move of a state
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,27 +43,52 @@ class Accumulated:
         return self.tx.rule.axis_name
 
     def init(self, model: Model, params):
-        return self.tx.init(params)
+        """The first state. Its rows are in one array for all layers, wherever states lie."""
+        state = self.tx.init(params)
+        if state.square is None:
+            return state
+        # A stack of numbers has a row for each layer, as all other stacks have.
+        is_number = jax.tree.map(lambda a: jnp.ndim(a) == 1, params[model.layers])
+        each = lambda rows, is_number, a: jnp.zeros(a.shape, rows.dtype) if is_number else rows
 
-    def created(self, model: Model, outer, layer: Callable, stacked: Callable, specs) -> AdamAState:
+        def rows(tree):
+            layers = jax.tree.map(each, tree[model.layers], is_number, params[model.layers])
+            return {**tree, model.layers: layers}
+
+        return state._replace(square=rows(state.square), sketch=rows(state.sketch))
+
+    def created(
+        self, model: Model, outer, layer: Callable, count: int, stacked: Callable, specs
+    ) -> AdamAState:
+        stacks = lambda a: jax.ShapeDtypeStruct((count, *a.shape), a.dtype)
         one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
         first = jax.tree.map(lambda a: layout.moved(a, layout.DEVICE), self.tx.init(outer))
-        like = jax.eval_shape(self.tx.init, one)
-        pairs = (like.mu, specs.mu), (like.nu, specs.nu)
-        mu, nu = (stacked(shapes, spec[model.layers], None) for shapes, spec in pairs)
-        return first._replace(mu={**first.mu, model.layers: mu}, nu={**first.nu, model.layers: nu})
+        shapes = {**outer, model.layers: jax.tree.map(stacks, one)}
+        like = jax.eval_shape(functools.partial(self.init, model), shapes)
+        made = {}
+        for name, tree in entries(like.moments).items():
+            layers = tree[model.layers]
+            if name in MOVED:
+                layers = stacked(one_layer(layers), getattr(specs, name)[model.layers], None)
+            else:
+                layers = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), layers)
+            made[name] = {**getattr(first, name), model.layers: layers}
+        return first._replace(**made)
 
     def opened(self, model: Model, params, state: AdamAState):
-        others = state._replace(mu=model.outer(state.mu), nu=model.outer(state.nu))
+        stacks = {name: getattr(state, name)[model.layers] for name in MOVED}
+        others = {name: model.outer(getattr(state, name)) for name in MOVED}
 
-        def closed(stacked, others):
-            mu, nu = ({model.layers: layers} for layers in stacked)
-            return others._replace(mu=others.mu | mu, nu=others.nu | nu)
+        def closed(stacks, others, near):
+            moved = zip(MOVED, others.values(), stacks)
+            return near._replace(**{k: v | {model.layers: layers} for k, v, layers in moved})
 
-        return {"mu": state.mu[model.layers], "nu": state.nu[model.layers]}, others, closed
+        return stacks, others, state._replace(mu=None, nu=None), closed
 
     def check(self, model: Model, params, state) -> None:
-        check_shapes(model, self.tx, (params, state))
+        if isinstance(state, AdamAState):
+            self.tx.rule.check_rows(state.moments)
+        check_shapes(model, functools.partial(self.init, model), (params, state))
 
     def specs(self, model: Model, params, parts, divided: str) -> AdamAState:
         everything = PartitionSpec()
@@ -68,13 +96,26 @@ class Accumulated:
         moments = dict(everywhere if divided == "nothing" else parts)
         layers = moments[model.layers]
         moments[model.layers] = as_layers(layers, masters_of(layers))  # which have no copies
-        return AdamAState(everything, everything, moments, moments)
+        state = AdamAState(everything, everything, moments, moments)
+        if self.tx.rule.second_moment != "row":
+            return state
+        # Rows are divided where the axis that is divided is one that they are counted by.
+        stack_of = {k: masters_of(v)[0] if k == model.layers else v for k, v in moments.items()}
+        whole = {k: joined_shapes(v) if k == model.layers else v for k, v in params.items()}
+        numbered = jax.eval_shape(functools.partial(self.init, model), whole).square
+        of_rows = jax.tree.map(
+            lambda rows, spec: PartitionSpec(*spec[: rows.ndim]), numbered, stack_of
+        )
+        return state._replace(square=of_rows, sketch=of_rows)
 
     def minibatch(
         self, model: Model, clip: Clip, like, state, batch, key, by_layer: bool = False
     ) -> Minibatch:
         params, old = state
         rule, n = self.tx.rule, self.tx.rule.accumulation_steps
+        if old.square is not None:
+            square, sketch = (model.parted(params, rows) for rows in (old.square, old.sketch))
+            old = old._replace(square=square, sketch=sketch)
         # Divided moments are told by their shapes; no layout is stored beside the state.
         zero1 = any(
             a.shape != b.shape
@@ -92,7 +133,8 @@ class Accumulated:
         def fold_of(i, update=None):
             # The first fold of the minibatch also decays the moments, which saves a pass over them.
             b1, b2 = (jnp.where(i == first, b, 1.0) for b in begin)
-            return Fold(Moments(rule, (b1, b2), update), clip, mean_over=mean_over)
+            use = Gathering(rule, old.count, (b1, b2), update, mean_over)
+            return Fold(use, clip, mean_over=mean_over)
 
         if by_layer or streams((params, old)):
             # Each device updates what it has: whole parameters of which it has a part of the
@@ -105,12 +147,12 @@ class Accumulated:
                     " state lies in host memory; expected data_parallel(mesh, 'states'), which"
                     " divides all that lies there over the devices"
                 )
-            new, moments, losses = minibatch(model, rule, fold_of, like, state, numbered, key_of)
-            new = jax.tree.map(lambda a, b: a.astype(b.dtype), new, state)
-            return Minibatch(new, moments, losses, not zero1)
+            given = like, (params, old), numbered, key_of, zero1
+            new, components, losses = minibatch(model, rule, fold_of, *given)
+            return Minibatch(_stored(model, new, state), components, losses, not zero1)
 
         own = varying(whole(model, params, like, rule.axis_name), rule.axis_name)
-        moments = varying(model.started(like, old.mu, old.nu), rule.axis_name)
+        moments = varying(model.started(like, entries(old.moments)), rule.axis_name)
 
         def one(moments, indexed):
             i, part = indexed
@@ -123,15 +165,23 @@ class Accumulated:
         # the update is not fused with the fold, and rounds as that of a step that streams.
         apart = lambda m: jax.lax.optimization_barrier(m) if m["skipped"].shape == (1,) else m
         moments = outer, [*map(apart, stacks)]
-        mu, nu = (model.joined(params, moments, name) for name in ("mu", "nu"))
-        folded = AdamAState(old.count, old.folded, mu, nu)
+        joined = {name: model.joined(params, moments, name) for name in entries(old.moments)}
+        folded = old._replace(**joined)
         if zero1:
-            params, new = updated(model.layers, rule, params, folded)
+            new = updated(model.layers, rule, params, like, folded)
         else:
-            updates, new = self.tx.finish(folded, params)
-            params = optax.apply_updates(params, updates)
-        new = jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
-        return Minibatch((params, new), moments, losses, not zero1)
+            updates, moved = self.tx.finish(folded, params)
+            new = optax.apply_updates(params, updates), moved
+        return Minibatch(_stored(model, new, state), moments, losses, not zero1)
+
+
+def _stored(model: Model, new, old):
+    """The new state with its rows in one array for all layers, and in the dtypes of the old one."""
+    params, state = new
+    if state.square is not None:
+        square, sketch = map(model.united, (state.square, state.sketch))
+        state = state._replace(square=square, sketch=sketch)
+    return jax.tree.map(lambda a, b: a.astype(b.dtype), (params, state), old)
 
 
 def _microbatches(batch, n: int):

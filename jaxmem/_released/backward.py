@@ -2,6 +2,7 @@
 every gradient is used as soon as it is whole: folded into its moments, or for an update.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -79,7 +80,7 @@ def backward(
     def back(states, into, parameters):
         # A gradient takes the dtypes of what is updated, which a copy does not have.
         like = one_layer(masters_of(layers)[0])
-        as_tree = lambda _, state, i, g, own: into(state, i, split.whole(like, g), own)
+        as_tree = lambda k, state, i, g, own: into(k, state, i, split.whole(like, g), own)
         cotangents = d_y, d_aux, zeros(common[0])
         return loops.backward(parameters, key, saved, fetched, cotangents, states, as_tree)
 
@@ -90,13 +91,16 @@ def backward(
         tallies = [{k: s[k] for k in TALLIES} for s in layer_states]
         none = jax.tree.map(lambda a: jnp.zeros((), a.dtype), tallies[0])
 
-        def into(state, i, gradient, own):
+        starts = [0, *itertools.accumulate(map(length, stacks))]
+
+        def into(k, state, i, gradient, own):
             rest = {k: v for k, v in state.items() if k != "params"}
             is_copied = isinstance(part := state.get("params"), Copied)
             # The loop has read these parameters already, but for a copy's master.
             own = fetch(part.master, i) if is_copied else own
             given = none | ({"params": own} if "params" in state else {})
-            new = folded_at(lambda s, g: fold(s | given, g), rest, i, gradient)
+            use = lambda s, g: fold(s | given, g, starts[k] + i)
+            new = folded_at(use, rest, i, gradient)
             new |= {"params": Copied(new["params"], new["params"])} if is_copied else {}
             return {k: new[k] for k in state}, {k: new[k] for k in none}
 
@@ -191,7 +195,7 @@ def _global_factor(folds: Folds, states, stacks, back: Callable, whole_gradients
     first = {k: masters_of(v)[0] for k, v in layer_states[0].items()}
     like = one_layer(folds.layer.use.like(first))
 
-    def into(state, i, gradient, _):
+    def into(k, state, i, gradient, own):
         (gradient,) = jax.lax.optimization_barrier((gradient,))
         return (), squared(gradient, like, axis)
 

@@ -50,17 +50,18 @@ def created(
         specs, state_specs = jax.tree.map(lambda _: PartitionSpec(), (params, state))
     else:
         specs, state_specs = divide({**outside, model.layers: stacks_of(where.count)})
-    stack_specs, other_specs, _ = optimizer.opened(model, params, state_specs)
+    stack_specs, other_specs, near_specs, _ = optimizer.opened(model, params, state_specs)
 
     places = _Places(where, mesh or mesh_of(outer) or _mesh_of_one(outer))
     of_a_layer = params[model.layers], *optimizer.opened(model, params, state)[0].values()
     _check_room(places, of_a_layer, (specs[model.layers], *stack_specs.values()))
     outer = places.put(outer, model.outer(specs), layout.DEVICE)
-    made = optimizer.created(model, outer, layer, places.stacked, state_specs)
+    made = optimizer.created(model, outer, layer, where.count, places.stacked, state_specs)
     params = {**outer, model.layers: places.stacked(one, specs[model.layers], layer)}
-    stacks, others, closed = optimizer.opened(model, params, made)
+    stacks, others, near, closed = optimizer.opened(model, params, made)
     params[model.layers] = layout.with_copies(params[model.layers], where, model.dtype)
-    return params, closed([*stacks.values()], places.put(others, other_specs, outer_moments))
+    others = places.put(others, other_specs, outer_moments)
+    return params, closed([*stacks.values()], others, places.put(near, near_specs, layout.DEVICE))
 
 
 @dataclasses.dataclass(frozen=True)

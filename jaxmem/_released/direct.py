@@ -49,7 +49,7 @@ class Update:
     def like(self, state):
         return state["params"]
 
-    def __call__(self, state, gradient, finite):
+    def __call__(self, state, gradient, finite, source):
         by_number = lambda tree: dict(zip(self.parameters, jax.tree.leaves(tree), strict=True))
         old = by_number(state["params"]), dict(zip(self.owned, state["optimizer"], strict=True))
         new = self.alone.updated(by_number(gradient), *old, self.shared)
@@ -84,7 +84,9 @@ class Direct:
         leaves = map(together, made, of.stacked)
         return of.tree(list(map(own, leaves, of.alone.follows)))
 
-    def created(self, model: Model, outer, layer: Callable, stacked: Callable, specs):
+    def created(
+        self, model: Model, outer, layer: Callable, count: int, stacked: Callable, specs
+    ):
         shape = lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a))
         one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
         shapes = {**jax.tree.map(shape, outer), model.layers: one}
@@ -112,17 +114,16 @@ class Direct:
         return of.tree(merged((stacks, others), tuple(of.stacked)))
 
     def opened(self, model: Model, params, state):
-        """The state's stacked arrays, all others, and a function that puts both together again."""
         of = Components.of(self.tx, model, model.one_layer(params))
 
-        def closed(stacked, others):
+        def closed(stacked, others, near):
             sources = iter(map(_numbers_near, stacked)), iter(others)
             return of.tree([next(sources[0 if is_stacked else 1]) for is_stacked in of.stacked])
 
         stacks, others = separated(of.leaves(state), tuple(of.stacked))
         paths = jax.tree.leaves_with_path(of.tree([*map(int, of.stacked)]))
         names = [f"state[1]{jax.tree_util.keystr(path)}" for path, stacked in paths if stacked]
-        return dict(zip(names, stacks, strict=True)), others, closed
+        return dict(zip(names, stacks, strict=True)), others, (), closed
 
     def check(self, model: Model, params, state) -> None:
         check_stacks(model, params)

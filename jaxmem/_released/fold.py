@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from jaxmem._adama.rule import Rule
+from jaxmem._adama.rows import Position
+from jaxmem._adama.rule import Moments, Rule
 from jaxmem._states.shards import scattered, total
 from jaxmem.errors import OptimizerError
 
@@ -69,6 +70,17 @@ def squared(gradient, like, axis_name: str | None):
     return total(scattered(gradient, like, axis_name), gradient, axis_name)
 
 
+class Source(NamedTuple):
+    """Where a component's gradient comes from.
+
+    layer: the number of its layer; 0 outside the layers.
+    whole: a tree with the shapes of the component's whole arrays.
+    """
+
+    layer: Any
+    whole: Any
+
+
 class Use(Protocol):
     """What a component's gradient is used for: it is folded into moments, or it is an update."""
 
@@ -78,7 +90,7 @@ class Use(Protocol):
         """
         ...
 
-    def __call__(self, state: dict[str, Any], gradient, finite) -> dict[str, Any]:
+    def __call__(self, state: dict[str, Any], gradient, finite, source: Source) -> dict[str, Any]:
         """The component's new state, which has the old one's entries.
 
         gradient: clipped; zeros where `finite`, a scalar, is false.
@@ -88,7 +100,8 @@ class Use(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fold:
-    """`fold(state, gradient)` returns the state of one component after one microbatch.
+    """`fold(state, gradient)` returns the state of one component after one microbatch; of a layer
+    it is `fold(state, gradient, number of the layer)`.
 
     The state is a dict: what `use` reads and replaces; "squares", the sum of the squared norms of
     its gradients; "skipped", how many of them were left out since they were not finite. An entry
@@ -106,7 +119,7 @@ class Fold:
     factor: Any = 1.0
     mean_over: str | None = None
 
-    def __call__(self, state: dict[str, Any], gradient) -> dict[str, Any]:
+    def __call__(self, state: dict[str, Any], gradient, layer=0) -> dict[str, Any]:
         # Where states are divided, `own` is this device's part of the mean gradient, or all of it
         # for an array that no dimension divides; else it is the device's gradient. The square is of
         # all parts together, so that all devices decide alike.
@@ -116,7 +129,8 @@ class Fold:
         finite = jnp.isfinite(square)
         # One value that is not finite leaves out the component's gradient.
         g = jax.tree.map(lambda g, v: self._ready(g, v, square, finite), own, like)
-        used = self.use({k: v for k, v in state.items() if k not in TALLIES}, g, finite)
+        held = {k: v for k, v in state.items() if k not in TALLIES}
+        used = self.use(held, g, finite, Source(layer, gradient))
         counted = state["skipped"] + (1 - finite.astype(state["skipped"].dtype))
         squares = state["squares"] + jnp.where(finite, square, 0.0).astype(state["squares"].dtype)
         return used | {"squares": squares, "skipped": counted}
@@ -154,30 +168,47 @@ class Folds(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Moments:
-    """Folds a gradient into the moments "mu" and "nu" of a component's state, which decay first,
-    where the gradient is not finite too.
+class Gathering:
+    """Folds a gradient into the moments of a component's state, which decay first, where the
+    gradient is not finite too.
 
     rule: the arithmetic of AdamA.
+    step: how many minibatches were finished before this one.
     decays: what mu and nu are multiplied by: the minibatch's decay rates in its first microbatch, 1
       in the others.
-    update: `update(parameters, moments)` makes the component's new parameters of the moments after
-      the minibatch's last microbatch. None leaves the parameters alone.
+    update: `update(parameters, moments, source)` makes the component's new parameters and moments
+      of the moments after the minibatch's last microbatch. None leaves the parameters alone.
+    divided_over: the mesh axis over whose devices moments are divided; None where each device has
+      them whole.
     """
 
     rule: Rule
+    step: Any
     decays: tuple[Any, Any]
     update: Callable | None = None
+    divided_over: str | None = None
 
     def like(self, state):
         return state["nu"]
 
-    def __call__(self, state, gradient, finite):
-        started = lambda name, by: jax.tree.map(lambda a: a * by.astype(a.dtype), state[name])
-        decayed = started("mu", self.decays[0]), started("nu", self.decays[1])
-        pairs = zip(("mu", "nu"), self.rule.fold(*decayed, gradient))
-        as_stored = lambda new, old: jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
-        new = {name: as_stored(moment, state[name]) for name, moment in pairs}
+    def __call__(self, state, gradient, finite, source):
+        old = moments_in(state)
+        started = lambda tree, by: jax.tree.map(lambda a: a * by.astype(a.dtype), tree)
+        mu, nu = map(started, (old.mu, old.nu), self.decays)
+        position = Position(self.step, *source, self.divided_over)
+        new = self.rule.fold(old._replace(mu=mu, nu=nu), gradient, position)
+        new = jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
         if self.update is None:
-            return new
-        return new | {"params": self.update(state["params"], new)}
+            return entries(new)
+        params, new = self.update(state["params"], new, source)
+        return entries(new) | {"params": params}
+
+
+def moments_in(state: dict[str, Any]) -> Moments:
+    """The moments in a component's state."""
+    return Moments(**{k: state[k] for k in Moments._fields if k in state})
+
+
+def entries(moments: Moments) -> dict[str, Any]:
+    """What a component's state has of moments."""
+    return {k: v for k, v in moments._asdict().items() if v is not None}

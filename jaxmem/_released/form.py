@@ -3,14 +3,14 @@ model, whose layers are split alike; and whether devices can divide them.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from jaxmem._adama.transform import AdamA
-from jaxmem._released.fold import Clip
+from jaxmem._released.fold import Clip, entries
 from jaxmem._released.model import Model
 from jaxmem._stack.arguments import lengths_of
 from jaxmem._states.stacks import Copied, Stacks, joined_shapes, length, masters_of, parts_of
@@ -77,21 +77,21 @@ def check_clip(clip: Clip, params) -> None:
             )
 
 
-def check_shapes(model: Model, tx: AdamA, state) -> None:
-    """Raises OptimizerError unless `state` is what `init` makes of its own parameters, in any split
-    and of any dtype; StackError where the layers' parameters are no stacks.
+def check_shapes(model: Model, init: Callable, state) -> None:
+    """Raises OptimizerError unless `state` has the moments that `init` makes of its own parameters,
+    in any split and of any dtype; StackError where the layers' parameters are no stacks.
     """
     params, old = state
     check_stacks(model, params)
     whole = _whole(model, params)
-    want = jax.eval_shape(tx.init, whole)
+    want = jax.eval_shape(init, whole)
     if type(old) is not type(want):
         raise OptimizerError(
             f"released_step: `state[1]` is {type(old).__name__}; expected {type(want).__name__}, as"
             " step.init(params) makes it"
         )
-    for name in ("mu", "nu"):
-        made, like = _whole(model, getattr(old, name)), getattr(want, name)
+    for name, like in entries(want.moments).items():
+        made = _whole(model, getattr(old, name))
         if made is None:
             raise OptimizerError(
                 f"released_step: `state[1].{name}` has a stack whose arrays disagree about how many"

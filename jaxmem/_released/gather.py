@@ -70,16 +70,17 @@ def _whole(model: Model, tree, like, axis_name: str | None):
     return jax.tree.map(one, tree, like)
 
 
-def updated(layers: str, rule: Rule, params, state: AdamAState):
+def updated(layers: str, rule: Rule, params, like, state: AdamAState):
     """Returns (params, state) after a minibatch: each device updates the part of the parameters for
     which it has moments, and what every device holds whole is gathered again (ZeRO-1).
 
-    The moments need no reduction here: what was folded into them was the mean over devices.
+    `like` has the whole shapes of what is updated. The moments need no reduction here: what was folded into them was the mean over devices.
     """
     assert rule.axis_name is not None, "arrays are parts, and there is no axis"
     axis: str = rule.axis_name
     mine = jax.tree.map(lambda p, m: part_of(p, m, axis), params, state.mu)
-    new: Any = optax.apply_updates(mine, rule.updates(state.mu, state.nu, state.count, mine))
+    moments, nu = rule.settled(state.moments, like)
+    new: Any = optax.apply_updates(mine, rule.updates(moments.mu, nu, state.count, mine))
     outer = {
         k: jax.tree.map(lambda a, p: gathered(a, p, axis), new[k], v)
         for k, v in params.items()
@@ -88,4 +89,4 @@ def updated(layers: str, rule: Rule, params, state: AdamAState):
     pairs = zip(parts_of(params[layers]), parts_of(new[layers]))
     stacked = as_layers(params[layers], [refilled(*pair, axis) for pair in pairs])
     params = {k: stacked if k == layers else outer[k] for k in params}
-    return params, state._replace(count=optax.safe_increment(state.count))
+    return params, AdamAState(optax.safe_increment(state.count), state.folded, *moments)

@@ -3,6 +3,7 @@ released step asks of an optimizer for it.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -114,8 +115,10 @@ class Model:
         """The parameters, or a dict like them, without the layers'."""
         return {k: v for k, v in params.items() if k != self.layers}
 
-    def started(self, params, mu, nu):
+    def started(self, params, moments: dict[str, Any]):
         """Arranges moments as a minibatch folds them, with their tallies at 0.
+
+        moments: by name, dicts like the parameters, whose layers are in as many stacks.
 
         Returns a list with a dict for each array outside the layers, and one with a dict for each
         stack of layers, whose entries have a leading axis of layers. Each dict is a state of
@@ -123,12 +126,28 @@ class Model:
         moments.
         """
         stacks, tally = parts_of(params[self.layers]), self.tally(params)
-        outer = zip(jax.tree.leaves(self.outer(mu)), jax.tree.leaves(self.outer(nu)))
-        layers = zip(map(length, stacks), parts_of(mu[self.layers]), parts_of(nu[self.layers]))
+        outer = zip(*(jax.tree.leaves(self.outer(tree)) for tree in moments.values()))
+        layers = zip(*(parts_of(tree[self.layers]) for tree in moments.values()))
+        named = lambda values: dict(zip(moments, values, strict=True))
         return (
-            [{"mu": m, "nu": v} | tally() for m, v in outer],
-            [{"mu": m, "nu": v} | tally(count) for count, m, v in layers],
+            [named(values) | tally() for values in outer],
+            [named(values) | tally(length(s)) for s, values in zip(stacks, layers)],
         )
+
+    def parted(self, params, rows):
+        """A dict like the parameters with its layers' arrays, which are of all layers, in as many
+        stacks as those of `params`. What is small lies so: one array of all layers, which no
+        placement of states divides.
+        """
+        layers = params[self.layers]
+        ends = [0, *itertools.accumulate(map(length, parts_of(layers)))]
+        cut = lambda start, stop: jax.tree.map(lambda a: a[start:stop], rows[self.layers])
+        return {**rows, self.layers: like(layers, itertools.starmap(cut, itertools.pairwise(ends)))}
+
+    def united(self, rows):
+        """Undoes `parted`."""
+        parts = parts_of(rows[self.layers])
+        return {**rows, self.layers: jax.tree.map(lambda *a: jnp.concatenate(a), *parts)}
 
     def tally(self, params) -> Callable[..., dict[str, Any]]:
         """A function of a shape that makes tallies of a component's squared norms and of its
@@ -146,7 +165,7 @@ class Model:
         return {**jax.tree.map(shape, self.outer(params)), self.layers: layer}
 
     def joined(self, params, moments, name: str):
-        """Undoes `started` for the moment `name`, "mu" or "nu": a dict like `params`."""
+        """Undoes `started` for what has this name: a dict like `params`."""
         outer, layers = moments
         whole = jax.tree.unflatten(jax.tree.structure(self.outer(params)), [c[name] for c in outer])
         stacks = like(params[self.layers], [m[name] for m in layers])
@@ -165,11 +184,14 @@ class Optimizer(Protocol):
         """The first state."""
         ...
 
-    def created(self, model: Model, outer, layer: Callable, stacked: Callable, specs) -> Any:
+    def created(
+        self, model: Model, outer, layer: Callable, count: int, stacked: Callable, specs
+    ) -> Any:
         """The first state of a model whose layers are made one at a time in their places.
 
         outer: the parameters outside the layers.
         layer: makes those of a layer of a number.
+        count: how many layers there are.
         stacked: makes stacks in their places, of a layer's shapes, of the stacks' PartitionSpecs,
           and of a function of a layer's number that makes it, or None for zeros.
         specs: the PartitionSpecs of the state.
@@ -180,9 +202,10 @@ class Optimizer(Protocol):
         """Raises OptimizerError unless `state` is one of these parameters, in any split."""
         ...
 
-    def opened(self, model: Model, params, state) -> tuple[dict[str, Any], Any, Callable]:
-        """The state's stacks by name, all else as a tree, and a function that puts the stacks'
-        values, as a list, and the rest together again.
+    def opened(self, model: Model, params, state) -> tuple[dict[str, Any], Any, Any, Callable]:
+        """The state's stacks by name; the arrays outside the layers, as a tree; what lies in device
+        memory wherever these lie, as a tree; and a function that puts the three together again, of
+        the stacks their values, as a list.
         """
         ...
 

@@ -88,7 +88,7 @@ def _over(model: Model, optimizer, state, change: Callable, outer_moments: str):
     `outer_moments`.
     """
     params, old = state
-    stacks, others, closed = optimizer.opened(model, params, old)
+    stacks, others, near, closed = optimizer.opened(model, params, old)
     mesh = mesh_of(params)
     kept = sharing(state)  # until all that is made of them has been
     new = {
@@ -97,7 +97,8 @@ def _over(model: Model, optimizer, state, change: Callable, outer_moments: str):
     }
     beside = jax.tree.map(lambda a: _on_mesh(a, mesh), [*stacks.values()])
     moved = [change(layers, kept) for layers in beside]
-    made = new, closed(moved, _placed(others, outer_moments, mesh))
+    placed = _placed(others, outer_moments, mesh), _placed(near, layout.DEVICE, mesh)
+    made = new, closed(moved, *placed)
     delete_unless_in(made, kept)
     return made
 

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmem._adama.rule import Rule
+from jaxmem._adama.rule import Moments, Rule
 from jaxmem._adama.transform import AdamAState
 from jaxmem._released.backward import backward
-from jaxmem._released.fold import Fold, Folds
+from jaxmem._released.fold import Fold, Folds, entries
 from jaxmem._released.gather import whole_layer, whole_outside
 from jaxmem._released.model import Model
 from jaxmem._stack.loops import fetched_first
@@ -26,7 +26,14 @@ from jaxmem._states.store import brought
 
 
 def minibatch(
-    model: Model, rule: Rule, fold_of: Callable[..., Fold], like, state, microbatches, key_of
+    model: Model,
+    rule: Rule,
+    fold_of: Callable[..., Fold],
+    like,
+    state,
+    microbatches,
+    key_of,
+    divided: bool,
 ):
     """Returns ((params, AdamAState), moments with their tallies, losses (microbatches,)).
 
@@ -34,27 +41,30 @@ def minibatch(
       parameters, or None.
     like: the parameters with their whole shapes.
     state: the pair (params, AdamAState), of whose arrays a device may have a part (ZeRO-3): it then
-      gathers a layer as it comes to it, and updates its own part.
+      gathers a layer as it comes to it, and updates its own part. Rows are in as many stacks as
+      the moments.
+    divided: whether a device has a part of the moments.
     microbatches: a pair of numbers and of the batch's arrays, each with a leading axis of
       microbatches.
     key_of: the random key of the microbatch of a number, or None.
     """
     params, old = state
-    moments = model.started(params, old.mu, old.nu)
+    moments = model.started(params, entries(old.moments))
     outside_mask, layer_mask = _masks(rule, model, params)
 
-    def updated(params, mu, nu, mask):
+    def updated(params, moments, mask, whole):
         masked = dataclasses.replace(rule, mask=mask)
-        return optax.apply_updates(params, masked.updates(mu, nu, old.count, params))
+        moments, nu = rule.settled(moments, whole if divided else None)
+        new = optax.apply_updates(params, masked.updates(moments.mu, nu, old.count, params))
+        return new, moments
 
     whole = whole_layer(model, like, rule.axis_name)
     gathered = whole_outside(model, params, like, rule.axis_name)
 
-    def update(own, new):
+    def update(own, new, source):
         # The update reads the moments that are stored. Fused with their fold, XLA would compute
         # them once more, and may round them otherwise.
-        mu, nu = jax.lax.optimization_barrier((new["mu"], new["nu"]))
-        return updated(own, mu, nu, layer_mask)
+        return updated(own, jax.lax.optimization_barrier(new), layer_mask, source.whole)
 
     def one(carry, numbered, update=None):
         (moments, held), (i, part) = carry, numbered
@@ -88,14 +98,19 @@ def minibatch(
         losses = jnp.concatenate([losses, loss[None]])
 
     stacks = as_layers(params[model.layers], [m["params"] for m in layers])
-    mu, nu = (model.joined(params, (outer, layers), name) for name in ("mu", "nu"))
+    moments = {k: model.joined(params, (outer, layers), k) for k in entries(old.moments)}
     # One call for all: XLA multiplies by the reciprocal where a scalar divides one array alone, so
     # that a call for each would round otherwise than the resident step.
-    outer_mu, outer_nu = brought((model.outer(mu), model.outer(nu)))
-    outside: Any = updated(model.outer(params), outer_mu, outer_nu, outside_mask)
+    of_outer = Moments(**{k: model.outer(tree) for k, tree in moments.items()})
+    outside: Any
+    outside, settled = updated(
+        model.outer(params), brought(of_outer), outside_mask, model.outer(like)
+    )
+    for k in entries(settled).keys() - {"mu", "nu"}:
+        moments[k] |= getattr(settled, k)
     new = {k: stacks if k == model.layers else outside[k] for k in params}
-    made = AdamAState(optax.safe_increment(old.count), jnp.zeros_like(old.folded), mu, nu)
-    return (new, made), (outer, layers), losses
+    count, folded = optax.safe_increment(old.count), jnp.zeros_like(old.folded)
+    return (new, AdamAState(count, folded, **moments)), (outer, layers), losses
 
 
 def _once(body: Callable, carry, given):

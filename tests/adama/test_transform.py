@@ -138,10 +138,10 @@ def test_an_update_comes_with_the_last_microbatch_alone():
 def test_begin_fold_and_finish_are_update_in_parts():
     tx, params, grads = jaxmem.adama(0.1, accumulation_steps=2), parameters(), gradients(2)
     state = tx.init(params)
-    mu, nu = tx.begin(state.mu, state.nu)
+    state = tx.begin(state)
     for g in grads:
-        mu, nu = tx.fold(mu, nu, g)
-    updates, state = tx.finish(state._replace(mu=mu, nu=nu), params)
+        state = tx.fold(state, g)
+    updates, state = tx.finish(state, params)
     got = optax.apply_updates(params, updates)
     want, expected = run(tx, params, grads)
     jax.tree.map(
