@@ -83,14 +83,14 @@ def nano(*overrides: str) -> Config:
     return load("gpt_nano", overrides)
 
 
-def small_resnet(way, seed: int) -> ImageConfig:
+def small_resnet(way, seed: int, *overrides: str) -> ImageConfig:
     """A ResNet of 14 layers on scikit-learn's digits: "Adam" on batches, or AdamA on so many
-    microbatches.
+    microbatches; `overrides` are those of a config.
     """
     how = "none" if way == "Adam" else "adama"
     count = 1 if way == "Adam" else way
     chosen = f"optimizer.accumulation={how}", f"train.microbatches={count}", f"train.seed={seed}"
-    return load("resnet50_digits", [*IMAGES, *chosen], ImageConfig)
+    return load("resnet50_digits", [*IMAGES, *chosen, *overrides], ImageConfig)
 
 
 def local_profile(config: Config, codecs=None) -> Profile:

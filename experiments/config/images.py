@@ -62,4 +62,5 @@ class ImageConfig(sections.Trained):
             )
         if self.optimizer.accumulation == "adama":
             sections.refuse_folding(self.optimizer, "optimizer.accumulation = 'adama'")
+        sections.refuse_rows(self.optimizer, self.optimizer.accumulation == "adama")
         return self

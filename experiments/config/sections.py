@@ -55,6 +55,7 @@ class Train(Section):
 class Optimizer(Section):
     """The rate rises over `warmup` steps, then falls as a cosine to `final_ratio` of itself at the
     last step. `name`: AdamW; Lion, without `epsilon`; or SGD with the momentum `beta1`.
+    `second_moment`: that of `jaxmem.adama`, where microbatches are folded.
     """
 
     name: Literal["adamw", "lion", "sgd"] = "adamw"
@@ -65,6 +66,7 @@ class Optimizer(Section):
     beta2: Probability = 0.999
     epsilon: Positive = 1e-8
     weight_decay: NonNegative = 0.0
+    second_moment: Literal["squares", "row"] = "squares"
 
 
 def refuse_folding(optimizer: Optimizer, way: str) -> None:
@@ -73,6 +75,15 @@ def refuse_folding(optimizer: Optimizer, way: str) -> None:
         raise ValueError(
             f"optimizer.name: got {optimizer.name!r}; allowed with {way}: 'adamw', since"
             " microbatches are folded into Adam's moments"
+        )
+
+
+def refuse_rows(optimizer: Optimizer, folds: bool) -> None:
+    """Raises ValueError where a row ratio is asked for, and microbatches are not folded."""
+    if optimizer.second_moment == "row" and not folds:
+        raise ValueError(
+            "optimizer.second_moment: got 'row'; allowed where microbatches are folded into AdamW's"
+            " moments: optimizer.accumulation = 'adama', or 'released' of a text model"
         )
 
 

@@ -224,6 +224,10 @@ class Config(sections.Trained):
             sections.refuse_folding(
                 self.optimizer, "optimizer.accumulation = 'released' and several train.microbatches"
             )
+        sections.refuse_rows(
+            self.optimizer,
+            way == "adama" or (way == "released" and self.optimizer.name == "adamw"),
+        )
         if self.optimizer.clip == "component" and way != "released":
             raise ValueError(
                 "optimizer.clip: got 'component'; allowed with optimizer.accumulation ="

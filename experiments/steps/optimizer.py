@@ -70,6 +70,7 @@ def adama(config: Trained, axis_name: str | None = None):
         mask=matrices,
         accumulation_steps=config.train.microbatches,
         axis_name=axis_name,
+        second_moment=o.second_moment,
     )
 
 

@@ -232,7 +232,7 @@ class Rule:
         like = moments.nu if whole is None else whole
 
         def settled(nu, square, sketch, like):
-            of_nu = rows.summed(nu, square.shape)
+            of_nu = rows.summed(jnp.real(nu), square.shape)
             if nu.shape[square.ndim :] != like.shape[square.ndim :]:  # rows are divided themselves
                 of_nu, sketch = jax.lax.psum((of_nu, sketch), self.axis_name)
             square = (self.b2 * square + (1 - self.b2) * _square(sketch)).astype(square.dtype)

@@ -84,9 +84,7 @@ class Direct:
         leaves = map(together, made, of.stacked)
         return of.tree(list(map(own, leaves, of.alone.follows)))
 
-    def created(
-        self, model: Model, outer, layer: Callable, count: int, stacked: Callable, specs
-    ):
+    def created(self, model: Model, outer, layer: Callable, count: int, stacked: Callable, specs):
         shape = lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a))
         one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
         shapes = {**jax.tree.map(shape, outer), model.layers: one}

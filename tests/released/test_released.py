@@ -15,7 +15,7 @@ import jaxmem
 from jaxmem._core.actions import Choice
 from jaxmem._core.assignment import Assignment
 from jaxmem.errors import OptimizerError, StackError
-from tests.shared import adama_oracle, tiny_lm
+from tests.shared import adama_oracle, row_oracle, tiny_lm
 
 pytestmark = [
     pytest.mark.core,
@@ -64,10 +64,14 @@ def close(got, want, rtol=1e-12):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-15), got, want)
 
 
+@pytest.mark.parametrize("second_moment", ["squares", "row"])
 @pytest.mark.parametrize("n", [1, 3])
-def test_it_agrees_with_algorithm_1_over_50_steps_tied_embeddings_decay_and_schedule(n):
+def test_it_agrees_with_algorithm_1_over_50_steps_tied_embeddings_decay_and_schedule(
+    n, second_moment
+):
     params, batches = tiny_lm.parameters(), [tiny_lm.tokens(6, seed) for seed in range(50)]
-    tx = jaxmem.adamaw_a(schedule, 0.8, 0.97, weight_decay=0.05, accumulation_steps=n)
+    options = {"weight_decay": 0.05, "accumulation_steps": n, "second_moment": second_moment}
+    tx = jaxmem.adamaw_a(schedule, 0.8, 0.97, **options)
     leaves, structure = jax.tree.flatten(params)
 
     def of(part):
@@ -80,7 +84,8 @@ def test_it_agrees_with_algorithm_1_over_50_steps_tied_embeddings_decay_and_sche
     microbatches = [
         [of(part) for part in batch.reshape(n, -1, batch.shape[1])] for batch in batches
     ]
-    want = adama_oracle.adama(leaves, microbatches, schedule, 0.8, 0.97, decay=0.05)[-1]
+    oracle = {"squares": adama_oracle, "row": row_oracle}[second_moment]
+    want = oracle.adama(leaves, microbatches, schedule, 0.8, 0.97, decay=0.05)[-1]
     (got, state), _ = run(tiny_lm.released(tx), params, batches)
     close(jax.tree.leaves(got), want)
     assert (int(state.count), int(state.folded)) == (50, 0)
@@ -94,14 +99,17 @@ def test_a_state_that_was_just_made_can_be_donated():
     assert int(state[1].count) == 2
 
 
-@pytest.mark.parametrize("plan", [None, recomputed, grouped])
-def test_a_plan_and_dropout_change_nothing_else(plan):
+@pytest.mark.parametrize(
+    ("plan", "second_moment"),
+    [(None, "squares"), (recomputed, "squares"), (grouped, "squares"), (grouped, "row")],
+)
+def test_a_plan_and_dropout_change_nothing_else(plan, second_moment):
     params, batches, key = (
         tiny_lm.parameters(),
         [tiny_lm.tokens(4, seed) for seed in range(2)],
         jax.random.key(5),
     )
-    tx = jaxmem.adama(0.01, accumulation_steps=2)
+    tx = jaxmem.adama(0.01, accumulation_steps=2, second_moment=second_moment)
     got, found = run(tiny_lm.released(tx, plan=plan), params, batches, key)
     close(got, by_transform(tx, params, batches, 2, key))
     assert float(found[-1]["loss"]) < 3
@@ -137,19 +145,20 @@ def clip_components(at):
 
 
 @pytest.mark.parametrize(
-    ("clip", "chained"),
+    ("clip", "chained", "second_moment"),
     [
-        (("value", 0.01), optax.clip(0.01)),
-        (("component", 0.1), clip_components(0.1)),
-        (("norm", 0.1), optax.clip_by_global_norm(0.1)),
-        (("norm", 1e6), optax.identity()),
+        (("value", 0.01), optax.clip(0.01), "squares"),
+        (("component", 0.1), clip_components(0.1), "squares"),
+        (("component", 0.1), clip_components(0.1), "row"),
+        (("norm", 0.1), optax.clip_by_global_norm(0.1), "squares"),
+        (("norm", 0.1), optax.clip_by_global_norm(0.1), "row"),
+        (("norm", 1e6), optax.identity(), "squares"),
     ],
 )
-def test_clipping_is_that_of_whole_gradients(clip, chained):
+def test_clipping_is_that_of_whole_gradients(clip, chained, second_moment):
     params, batches = tiny_lm.parameters(), [tiny_lm.tokens(4, seed) for seed in range(3)]
-    tx = jaxmem.adama(
-        0.01, eps=1e-3, accumulation_steps=2
-    )  # a larger eps, so that the gradient's size matters
+    # a larger eps, so that the gradient's size matters
+    tx = jaxmem.adama(0.01, eps=1e-3, accumulation_steps=2, second_moment=second_moment)
     (got, _), found = run(tiny_lm.released(tx, clip=clip), params, batches)
     want, _ = by_transform(optax.chain(chained, tx), params, batches, 2)
     close(got, want)
@@ -157,11 +166,21 @@ def test_clipping_is_that_of_whole_gradients(clip, chained):
         assert float(found[0]["grad_norm"]) > clip[1], "it clips"
 
 
-@pytest.mark.parametrize("clip", [None, ("value", 1.0), ("component", 1.0), ("norm", 1.0)])
-def test_what_is_not_finite_is_left_out_a_layer_at_a_time_and_counted(clip):
+@pytest.mark.parametrize(
+    ("clip", "second_moment"),
+    [
+        (None, "squares"),
+        (None, "row"),
+        (("value", 1.0), "squares"),
+        (("component", 1.0), "row"),
+        (("norm", 1.0), "squares"),
+    ],
+)
+def test_what_is_not_finite_is_left_out_a_layer_at_a_time_and_counted(clip, second_moment):
     params = tiny_lm.parameters()
     params["blocks"]["root"] = jnp.asarray([1.0, 0.0, 1.0])
-    step = tiny_lm.released(jaxmem.adama(0.01, accumulation_steps=2), tiny_lm.rooted, clip=clip)
+    tx = jaxmem.adama(0.01, accumulation_steps=2, second_moment=second_moment)
+    step = tiny_lm.released(tx, tiny_lm.rooted, clip=clip)
     (new, state), (metrics,) = run(step, params, [tiny_lm.tokens(4)])
     assert metrics["skipped_layers"].tolist() == [0, 2, 0]
     assert int(metrics["skipped"]) == 2
@@ -171,6 +190,28 @@ def test_what_is_not_finite_is_left_out_a_layer_at_a_time_and_counted(clip):
     moved = np.abs(np.asarray(new["blocks"]["up"] - params["blocks"]["up"])).max((1, 2)) > 0
     assert moved.tolist() == [True, False, True]
     assert (new["embedding"] != params["embedding"]).any()
+
+
+def test_layers_of_numbers_have_rows_of_their_own():
+    """A stack of one number a layer, as `root` is: by the transformation it would be one row."""
+    params, tx = tiny_lm.parameters(), jaxmem.adama(0.01, second_moment="row")
+    params["blocks"]["root"] = jnp.ones(3)
+    _, state = tiny_lm.released(tx, tiny_lm.rooted).init(params)
+    assert state.square["blocks"]["root"].shape == (3,)
+    assert state.square["blocks"]["up"].shape == (3, tiny_lm.WIDTH)
+    assert state.square["embedding"].shape == (tiny_lm.VOCAB,)
+    assert state.square["final"].shape == ()
+
+
+def test_with_one_microbatch_the_row_ratio_changes_no_bit():
+    params = tiny_lm.parameters(np.float32)
+    batches = [tiny_lm.tokens(4, seed).astype(jnp.int32) for seed in range(5)]
+    found = []
+    for second_moment in ("squares", "row"):
+        tx = jaxmem.adama(0.01, second_moment=second_moment)
+        (new, state), _ = run(tiny_lm.released(tx), params, batches)
+        found.append((new, state.mu, state.nu))
+    jax.tree.map(np.testing.assert_array_equal, *found)
 
 
 def test_auxiliary_outputs_reach_the_head():
