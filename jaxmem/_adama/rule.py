@@ -209,7 +209,10 @@ class Rule:
         squared = jax.lax.axis_size(self.axis_name) ** 2
         mu, sketch = jax.lax.pmean((moments.mu, moments.sketch), self.axis_name)
         nu = jax.tree.map(lambda v: v / squared, jax.lax.psum(moments.nu, self.axis_name))
-        return Moments(mu, nu, moments.square, sketch)
+        square = moments.square  # equal on all devices, which a checked type has to say too
+        if is_checked(self.axis_name):
+            square = jax.lax.pmax(square, self.axis_name)
+        return Moments(mu, nu, square, sketch)
 
     def settled(self, moments: Moments, whole=None) -> tuple[Moments, Any]:
         """The moments as the next minibatch is given them, and the second one that this minibatch's

@@ -41,10 +41,15 @@ def keys(dropout: bool) -> tuple:
     return (jax.random.key(3),) if dropout else ()
 
 
+def adamaw(n: int, axis_name: str | None, moment: str):
+    options = {"weight_decay": 0.1, "accumulation_steps": n, "second_moment": moment}
+    return jaxmem.adamaw_a(0.01, axis_name=axis_name, **options)
+
+
 @functools.cache
-def alone(n: int, size: int, dropout: bool, order=lambda batch: batch):
+def alone(n: int, size: int, dropout: bool, order=lambda batch: batch, moment="squares"):
     """One device with `n` microbatches."""
-    step = tiny_lm.released(jaxmem.adamaw_a(0.01, weight_decay=0.1, accumulation_steps=n))
+    step = tiny_lm.released(adamaw(n, None, moment))
     state, call = step.init(tiny_lm.parameters()), jax.jit(step)
     for batch in batches(size):
         state, metrics = call(state, order(batch), *keys(dropout))
@@ -52,10 +57,8 @@ def alone(n: int, size: int, dropout: bool, order=lambda batch: batch):
 
 
 @functools.cache
-def over(mesh, size: int, divided: str, dropout: bool):
-    step = tiny_lm.released(
-        jaxmem.adamaw_a(0.01, weight_decay=0.1, accumulation_steps=N, axis_name="data")
-    )
+def over(mesh, size: int, divided: str, dropout: bool, moment="squares"):
+    step = tiny_lm.released(adamaw(N, "data", moment))
     params, opt = step.init(tiny_lm.parameters())
     specs = step.specs(params, mesh.shape["data"], divided)
     place = lambda a, spec: jax.make_array_from_callback(
@@ -68,24 +71,20 @@ def over(mesh, size: int, divided: str, dropout: bool):
     return state, metrics
 
 
-def by_transform(mesh, size: int, checked: bool):
+def by_transform(mesh, size: int, checked: bool, moment: str = "squares"):
     """The transformation in a shard_map of the user's own."""
-    tx = jaxmem.adamaw_a(0.01, weight_decay=0.1, accumulation_steps=N, axis_name="data")
+    tx = adamaw(N, "data", moment)
 
     def minibatch(params, state, batch):
         own = jax.lax.pcast(params, "data", to="varying")
         if checked:
-            state = state._replace(
-                mu=jax.lax.pcast(state.mu, "data", to="varying"),
-                nu=jax.lax.pcast(state.nu, "data", to="varying"),
-            )
+            own_moments = jax.lax.pcast(state.moments, "data", to="varying")
+            state = state._replace(**own_moments._asdict())
         for part in batch.reshape(N, -1, batch.shape[1]):
             updates, state = tx.update(jax.grad(tiny_lm.loss)(own, part), state, params)
             params = optax.apply_updates(params, updates)
-        mean = functools.partial(
-            jax.lax.pmean, axis_name="data"
-        )  # a state's own moments, equal on all devices by now
-        return params, state._replace(mu=mean(state.mu), nu=mean(state.nu))
+        # a state's own moments, equal on all devices by now
+        return params, state._replace(**jax.lax.pmean(state.moments, "data")._asdict())
 
     specs = {"in_specs": (P(), P(), P("data")), "out_specs": (P(), P()), "check_vma": checked}
     call = jax.jit(jax.shard_map(minibatch, mesh=mesh, **specs))
@@ -129,18 +128,23 @@ def main():
         batch.reshape(devices, N, -1, batch.shape[1]).swapaxes(0, 1).reshape(batch.shape)
     )
     want, expected = alone(N, size, False, together)  # microbatch i is every device's i-th
+    everywhere = jax.jit(lambda state: state, out_shardings=NamedSharding(mesh, P()))
     for divided in ("moments", "states"):
         state, metrics = over(mesh, size, divided, False)
-        state = jax.jit(lambda state: state, out_shardings=NamedSharding(mesh, P()))(state)
-        found[divided] = worst(state, want)
+        found[divided] = worst(everywhere(state), want)
         found[f"{divided}, metrics"] = worst(metrics, expected)
+    of_rows, _ = alone(N, size, False, together, "row")
+    for divided in ("moments", "states", "layers"):
+        state, _ = over(mesh, size, divided, False, "row")
+        found[f"{divided}, row"] = worst(everywhere(state), of_rows)
+    of_rows, _ = alone(N * devices, size, False, moment="row")
+    state, _ = over(mesh, size, "nothing", False, "row")
+    found["data parallel, row"] = worst(state, of_rows)
     if not several:
         want, _ = alone(N * devices, size, False)
         explicit = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Explicit,))
         for divided in ("nothing", "states"):
-            step = tiny_lm.released(
-                jaxmem.adamaw_a(0.01, weight_decay=0.1, accumulation_steps=N, axis_name="data")
-            )
+            step = tiny_lm.released(adamaw(N, "data", "squares"))
             state, call = (
                 step.init(tiny_lm.parameters()),
                 jax.jit(step.data_parallel(explicit, divided)),
@@ -153,6 +157,8 @@ def main():
             )
         for checked in (False, True):
             found[f"transformation, {checked}"] = worst(by_transform(mesh, size, checked), want)
+            got = by_transform(mesh, size, checked, "row")
+            found[f"transformation, {checked}, row"] = worst(got, of_rows)
         assert "each device's own gradient" in summed_already(mesh)
     print(json.dumps({"devices": devices, "found": found}))
 

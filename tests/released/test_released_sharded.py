@@ -33,7 +33,7 @@ def outputs(devices: int, *arguments: tuple) -> list[dict]:
 def test_eight_devices_are_one_with_eight_times_as_many_microbatches():
     (got,) = outputs(8, ())
     assert got["devices"] == 8
-    assert len(got["found"]) == 12
+    assert len(got["found"]) == 18
     assert got["found"] == pytest.approx(dict.fromkeys(got["found"], 0.0), abs=1e-12)
 
 
@@ -44,7 +44,7 @@ def test_two_processes_are_one():
         port = free.getsockname()[1]
     for got in outputs(2, (0, 2, port), (1, 2, port)):
         assert got["devices"] == 4
-        assert len(got["found"]) == 6
+        assert len(got["found"]) == 10
         assert got["found"] == pytest.approx(dict.fromkeys(got["found"], 0.0), abs=1e-12)
 
 
