@@ -144,12 +144,12 @@ class Rule:
         """Raises OptimizerError for moments with rows where there are none, or without any."""
         if (moments.square is None) == (self.second_moment != "row"):
             return
-        without = moments.square is None
+        without = "no rows, as that of 'squares'", "`square` and `sketch` of it in place of None"
+        with_rows = "rows, as that of 'row'", "`square` and `sketch` replaced by None"
+        has, instead = without if moments.square is None else with_rows
         raise OptimizerError(
-            f"adama: `second_moment` is {self.second_moment!r}, and the state has"
-            f" {'no rows' if without else 'rows'}, as that of {('squares' if without else 'row')!r};"
-            " expected a state that this transformation's `init` made, or one with `square` and"
-            f" `sketch` {'of it in place of None' if without else 'replaced by None'}"
+            f"adama: `second_moment` is {self.second_moment!r}, and the state has {has}; expected a"
+            f" state that this transformation's `init` made, or one with {instead}"
         )
 
     @property

@@ -181,8 +181,8 @@ def scale_by_adama(
     rates, schedules and decay belong in `adama` or `adamaw_a`.
 
     Raises OptimizerError for `accumulation_steps` below 1, `b1` or `b2` outside [0, 1), another
-    `second_moment`, or `nesterov` with more than one microbatch; `update` does for gradients whose tree or shapes are
-    not those of the state.
+    `second_moment`, or `nesterov` with more than one microbatch; `update` does for gradients whose
+    tree or shapes are not those of the state, or a state of another `second_moment`.
     """
     moments = b1, b2, eps, eps_root, mu_dtype
     return AdamA.of(Rule(*moments, nesterov, accumulation_steps, axis_name, second_moment))

@@ -193,8 +193,16 @@ class Gathering:
 
     def __call__(self, state, gradient, finite, source):
         old = moments_in(state)
-        started = lambda tree, by: jax.tree.map(lambda a: a * by.astype(a.dtype), tree)
-        mu, nu = map(started, (old.mu, old.nu), self.decays)
+
+        # Always `by`, since a gradient that is not finite was replaced by zeros. But as an array:
+        # XLA would multiply a layer that it reads by a number in a pass of its own.
+        def decayed(a, g, by):
+            return a * jnp.where(g == g, by, 1).astype(a.dtype)
+
+        mu, nu = (
+            jax.tree.map(lambda a, g, by=by: decayed(a, g, by), tree, gradient)
+            for tree, by in zip((old.mu, old.nu), self.decays)
+        )
         position = Position(self.step, *source, self.divided_over)
         new = self.rule.fold(old._replace(mu=mu, nu=nu), gradient, position)
         new = jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)

@@ -74,7 +74,8 @@ def updated(layers: str, rule: Rule, params, like, state: AdamAState):
     """Returns (params, state) after a minibatch: each device updates the part of the parameters for
     which it has moments, and what every device holds whole is gathered again (ZeRO-1).
 
-    `like` has the whole shapes of what is updated. The moments need no reduction here: what was folded into them was the mean over devices.
+    `like` has the whole shapes of what is updated. The moments need no reduction here: what was
+    folded into them was the mean over devices.
     """
     assert rule.axis_name is not None, "arrays are parts, and there is no axis"
     axis: str = rule.axis_name

@@ -1,4 +1,4 @@
-"""The row ratio: rows and signs, AdamA's second moment scaled by them as an oracle in NumPy does it,
+"""The row ratio: rows and signs, AdamA's second moment scaled by them as an oracle in NumPy does,
 and Adam to the bit with one microbatch.
 """
 

@@ -48,8 +48,9 @@ def in_host_memory(tree) -> int:
     return sum(math.prod(a.shape) * a.dtype.itemsize for a in host)
 
 
-def streamed(n, persist):
-    return of_a_model(jaxmem.adama(1e-3, accumulation_steps=n), n, persist)
+def streamed(n, persist, second_moment="squares"):
+    tx = jaxmem.adama(1e-3, accumulation_steps=n, second_moment=second_moment)
+    return of_a_model(tx, n, persist)
 
 
 def of_a_model(tx, n, persist):
@@ -60,9 +61,21 @@ def of_a_model(tx, n, persist):
 
 
 # Of three microbatches two are in a loop, where the layers' own loops begin with what was fetched.
-@pytest.mark.parametrize(("n", "persist"), [(1, 0), (3, 2), slow(4, 5), slow(1, 1)])
-def test_host_memory_holds_the_placed_states_alone_and_copies_run_beside_products(n, persist, h200):
-    step, *args = streamed(n, persist)
+@pytest.mark.parametrize(
+    ("n", "persist", "second_moment"),
+    [
+        (1, 0, "squares"),
+        (3, 2, "squares"),
+        (3, 2, "row"),
+        slow(1, 1, "row"),
+        slow(4, 5, "squares"),
+        slow(1, 1, "squares"),
+    ],
+)
+def test_host_memory_holds_the_placed_states_alone_and_copies_run_beside_products(
+    n, persist, second_moment, h200
+):
+    step, *args = streamed(n, persist, second_moment)
     found = compiled(h200, step, *args)
     # No stack is copied, and each is updated in place: arguments + temporaries + outputs - aliased.
     assert found.host_bytes == in_host_memory(args) > 0

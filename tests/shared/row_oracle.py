@@ -1,5 +1,5 @@
-"""AdamA with the row ratio in NumPy, written from its definition alone, without any of jaxmem: lists
-of arrays, one loop over microbatches and one over rows.
+"""AdamA with the row ratio in NumPy, written from its definition alone: lists of arrays, one loop
+over microbatches and one over rows.
 """
 
 import math
