@@ -23,6 +23,7 @@ WAYS = {
     "in_place": ("in_place", "value"),
     "adama": ("adama", "value"),
     "released": ("released", "value"),
+    "released, row ratio": ("released", "value", "optimizer.second_moment=row"),
     "released, clipped by component": ("released", "component"),
     "released, clipped by global norm": ("released", "norm"),
 }
@@ -42,9 +43,10 @@ def main() -> None:
                 "train.microbatches=8",
                 f"optimizer.accumulation={way}",
                 f"optimizer.clip={clip}",
+                *more,
                 *overrides,
             )
-            for name, (way, clip) in WAYS.items()
+            for name, (way, clip, *more) in WAYS.items()
         }
         steps = {
             way: jax.jit(make_step(c, Assignment({"block": {}})), donate_argnums=0)

@@ -1,7 +1,7 @@
 """Reads a layer of stacked arrays, and replaces it in place, wherever the arrays lie: in device
 memory, or in pinned host memory, from which a layer is copied before its turn in a loop comes.
 
-Three rules keep such copies fast, and no compiler states them. Each costs a day to find again:
+Four rules keep such copies fast, and no compiler states them. Each costs a day to find again:
 
 - A layer's index is a counter in the loop's own carry. From an index that is read as data, such as
   an element of `jnp.arange`, XLA cannot tell the offset, and reads host memory by a kernel on the
@@ -9,6 +9,9 @@ Three rules keep such copies fast, and no compiler states them. Each costs a day
 - The next layer is read before this one is written (`after`). Else XLA copies the whole host stack
   in every turn of the loop, since it would write what is still to be read.
 - What is updated is read from the loop's carry. If it is read from outside, it is held twice.
+- What is updated keeps, from reading to writing, the axis of layers, of length 1, and is multiplied
+  by arrays, not by numbers alone (`folded_at`, `Gathering`). Else XLA copies the layer, in device
+  memory too, before it updates it: two passes more over each array, and room for the copies.
 """
 
 from collections.abc import Callable
