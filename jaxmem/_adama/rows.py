@@ -48,6 +48,11 @@ def summed(a, rows: tuple[int, ...]):
     return a.astype(wide(a.dtype)).sum(tuple(range(len(rows), a.ndim)))
 
 
+def square(a):
+    """|a|², which is real for complex values too."""
+    return jnp.real(a * jnp.conj(a)) if jnp.iscomplexobj(a) else a * a
+
+
 def spread(ratio, like):
     """One value a row beside all values of the row, to multiply an array like `like` by."""
     return ratio.reshape(ratio.shape + (1,) * (like.ndim - ratio.ndim)).astype(like.dtype)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxmem._adama import rows
+from jaxmem._adama import ratio, rows
 from jaxmem._jax.vary import axes_of, is_checked, varying
 from jaxmem.errors import OptimizerError
 
@@ -191,7 +191,7 @@ class Rule:
             else jax.tree.map(lambda g: g / self.accumulation_steps, gradient)
         )
         mu = jax.tree.map(lambda g, m: (1 - self.b1) * g + m, g, moments.mu)
-        nu = jax.tree.map(lambda g, v: (1 - self.b2) * _square(g) + v, g, moments.nu)
+        nu = jax.tree.map(lambda g, v: (1 - self.b2) * rows.square(g) + v, g, moments.nu)
         if moments.sketch is None:
             return Moments(mu, nu)
         # Signs are random and independent, so that the square of a row's sum is on average the sum
@@ -214,42 +214,44 @@ class Rule:
             square = jax.lax.pmax(square, self.axis_name)
         return Moments(mu, nu, square, sketch)
 
-    def settled(self, moments: Moments, whole=None) -> tuple[Moments, Any]:
+    def settled(
+        self, moments: Moments, count, whole=None, stacked: bool | None | tuple = None
+    ) -> tuple[Moments, Any]:
         """The moments as the next minibatch is given them, and the second one that this minibatch's
         update divides by: nu, or with the row ratio nu times the ratio of each row.
 
-        A row's ratio is what Adam's second moment of it is to nu, both summed over the row; that is
-        at least 1, where microbatches have nothing in common, and at most their number, where they
-        are equal. Adam's is told by the squares of the row's sums with random signs.
-
         moments: of a minibatch's end, equal on all devices, or each device's part.
+        count: how many minibatches were finished before this one.
         whole: a tree with the shapes of the whole arrays, if moments are parts, divided over the
           devices of `axis_name`.
+        stacked: whether the arrays' first axis is that of layers: one word for all, or a tuple with
+          one for each leaf; None where it is not known.
         """
         if moments.square is None:
             return moments, moments.nu
         devices = 1
         if whole is None and self.axis_name is not None:
             devices = jax.lax.axis_size(self.axis_name)
-        most = self.accumulation_steps * devices
-        like = moments.nu if whole is None else whole
-
-        def settled(nu, square, sketch, like):
-            of_nu = rows.summed(jnp.real(nu), square.shape)
-            if nu.shape[square.ndim :] != like.shape[square.ndim :]:  # rows are divided themselves
-                of_nu, sketch = jax.lax.psum((of_nu, sketch), self.axis_name)
-            square = (self.b2 * square + (1 - self.b2) * _square(sketch)).astype(square.dtype)
-            positive = of_nu > 0
-            ratio = jnp.where(positive, square / jnp.where(positive, of_nu, 1), 1)
-            scaled = nu * rows.spread(jnp.clip(ratio, 1, most), nu)
-            return square, jnp.zeros_like(sketch), scaled
-
-        found = jax.tree.map(settled, moments.nu, moments.square, moments.sketch, like)
-        square, sketch, scaled = jax.tree.transpose(
-            jax.tree.structure(moments.nu), jax.tree.structure((0, 0, 0)), found
+        nu, structure = jax.tree.flatten(moments.nu)
+        sketch = jax.tree.leaves(moments.sketch)
+        square, scaled = ratio.scaled(
+            nu,
+            jax.tree.leaves(moments.square),
+            sketch,
+            b2=self.b2,
+            done=optax.safe_increment(count),
+            most=self.accumulation_steps * devices,
+            like=nu if whole is None else jax.tree.leaves(whole),
+            axis_name=None if whole is None else self.axis_name,
+            stacked=list(stacked) if isinstance(stacked, tuple) else [stacked] * len(nu),
         )
-        nu = moments.nu if self.single and devices == 1 else scaled
-        return Moments(moments.mu, moments.nu, square, sketch), nu
+        if self.single and devices == 1:
+            scaled = nu
+        square, empty, nu = (
+            structure.unflatten(leaves)
+            for leaves in (square, [*map(jnp.zeros_like, sketch)], scaled)
+        )
+        return moments._replace(square=square, sketch=empty), nu
 
     def updates(self, mu, nu, count, params, gradient=None):
         """What is to be added to the parameters: Adam's step with bias correction and decay, times
@@ -280,8 +282,3 @@ class Rule:
             self.learning_rate(count) if callable(self.learning_rate) else self.learning_rate
         )
         return jax.tree.map(lambda u: jnp.asarray(-rate, u.dtype) * u, u)
-
-
-def _square(g):
-    """|g|², which is real for complex gradients too."""
-    return jnp.real(g * jnp.conj(g)) if jnp.iscomplexobj(g) else g * g

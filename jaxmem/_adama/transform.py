@@ -73,9 +73,14 @@ class AdamA(optax.GradientTransformationExtraArgs):
         folded = self.rule.fold(state.moments, gradient, Position(state.count))
         return state._replace(folded=state.folded + 1, **folded._asdict())
 
-    def finish(self, state: AdamAState, params=None) -> tuple[Any, AdamAState]:
+    def finish(
+        self, state: AdamAState, params=None, stacked: tuple[bool, ...] | None = None
+    ) -> tuple[Any, AdamAState]:
         """The minibatch's updates, and the state that the next one begins with; all-reduced over
         `axis_name`.
+
+        stacked: for each array of the state whether its first axis is that of layers, whose rows
+          then tell nothing of each other; None where it is not known.
 
         Raises OptimizerError with `nesterov`, whose update needs the gradient: `update` alone has
         it.
@@ -85,7 +90,7 @@ class AdamA(optax.GradientTransformationExtraArgs):
                 "finish: `nesterov` needs the minibatch's gradient; expected `update` to be called"
                 " instead"
             )
-        return _finish(self.rule, state, params)
+        return _finish(self.rule, state, params, stacked=stacked)
 
 
 def _init(rule: Rule, params) -> AdamAState:
@@ -94,9 +99,14 @@ def _init(rule: Rule, params) -> AdamAState:
     return AdamAState(zero(), zero(), *rule.start(params))
 
 
-def _finish(rule: Rule, state: AdamAState, params, gradient=None) -> tuple[Any, AdamAState]:
-    """Ends a minibatch: reduces the moments over devices, and makes the updates from them."""
-    moments, nu = rule.settled(rule.reduced(state.moments))
+def _finish(
+    rule: Rule, state: AdamAState, params, gradient=None, stacked: tuple[bool, ...] | None = None
+) -> tuple[Any, AdamAState]:
+    """Ends a minibatch: reduces the moments over devices, and makes the updates from them.
+
+    stacked: for each array whether its first axis is that of layers; None where it is not known.
+    """
+    moments, nu = rule.settled(rule.reduced(state.moments), state.count, stacked=stacked)
     updates = rule.updates(moments.mu, nu, state.count, params, gradient)
     return updates, AdamAState(
         optax.safe_increment(state.count), jnp.zeros_like(state.folded), *moments

@@ -16,7 +16,7 @@ from jaxmem._jax.vary import varying
 from jaxmem._released.backward import backward
 from jaxmem._released.fold import Clip, Fold, Folds, Gathering, entries
 from jaxmem._released.form import check_shapes
-from jaxmem._released.gather import updated, whole
+from jaxmem._released.gather import of_layers, updated, whole
 from jaxmem._released.model import Minibatch, Model
 from jaxmem._released.streamed import minibatch
 from jaxmem._states import layout
@@ -170,7 +170,7 @@ class Accumulated:
         if zero1:
             new = updated(model.layers, rule, params, like, folded)
         else:
-            updates, moved = self.tx.finish(folded, params)
+            updates, moved = self.tx.finish(folded, params, of_layers(model.layers, params))
             new = optax.apply_updates(params, updates), moved
         return Minibatch(_stored(model, new, state), moments, losses, not zero1)
 

@@ -70,6 +70,12 @@ def _whole(model: Model, tree, like, axis_name: str | None):
     return jax.tree.map(one, tree, like)
 
 
+def of_layers(layers: str, params) -> tuple[bool, ...]:
+    """For each array whether it is one of the layers' stacks."""
+    found = jax.tree.leaves_with_path(params)
+    return tuple(path[0] == jax.tree_util.DictKey(layers) for path, _ in found)
+
+
 def updated(layers: str, rule: Rule, params, like, state: AdamAState):
     """Returns (params, state) after a minibatch: each device updates the part of the parameters for
     which it has moments, and what every device holds whole is gathered again (ZeRO-1).
@@ -80,7 +86,8 @@ def updated(layers: str, rule: Rule, params, like, state: AdamAState):
     assert rule.axis_name is not None, "arrays are parts, and there is no axis"
     axis: str = rule.axis_name
     mine = jax.tree.map(lambda p, m: part_of(p, m, axis), params, state.mu)
-    moments, nu = rule.settled(state.moments, like)
+    stacked = of_layers(layers, params)
+    moments, nu = rule.settled(state.moments, state.count, like, stacked)
     new: Any = optax.apply_updates(mine, rule.updates(moments.mu, nu, state.count, mine))
     outer = {
         k: jax.tree.map(lambda a, p: gathered(a, p, axis), new[k], v)

@@ -52,9 +52,9 @@ def minibatch(
     moments = model.started(params, entries(old.moments))
     outside_mask, layer_mask = _masks(rule, model, params)
 
-    def updated(params, moments, mask, whole):
+    def updated(params, moments, mask, whole, stacked=None):
         masked = dataclasses.replace(rule, mask=mask)
-        moments, nu = rule.settled(moments, whole if divided else None)
+        moments, nu = rule.settled(moments, old.count, whole if divided else None, stacked)
         new = optax.apply_updates(params, masked.updates(moments.mu, nu, old.count, params))
         return new, moments
 
@@ -64,7 +64,7 @@ def minibatch(
     def update(own, new, source):
         # The update reads the moments that are stored. Fused with their fold, XLA would compute
         # them once more, and may round them otherwise.
-        return updated(own, jax.lax.optimization_barrier(new), layer_mask, source.whole)
+        return updated(own, jax.lax.optimization_barrier(new), layer_mask, source.whole, False)
 
     def one(carry, numbered, update=None):
         (moments, held), (i, part) = carry, numbered
@@ -104,7 +104,7 @@ def minibatch(
     of_outer = Moments(**{k: model.outer(tree) for k, tree in moments.items()})
     outside: Any
     outside, settled = updated(
-        model.outer(params), brought(of_outer), outside_mask, model.outer(like)
+        model.outer(params), brought(of_outer), outside_mask, model.outer(like), False
     )
     for k in entries(settled).keys() - {"mu", "nu"}:
         moments[k] |= getattr(settled, k)

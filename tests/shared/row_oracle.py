@@ -21,14 +21,20 @@ def signs(shape, step: int) -> np.ndarray:
     return 1.0 - 2.0 * np.array(bits, np.float64).reshape(shape)
 
 
-def rows_of(shape, stacked=False) -> tuple[int, int]:
-    """How many rows, and how many values each has."""
+def rows_of(shape, stacked=None) -> tuple[int, int, int]:
+    """In how many groups, how many rows a group, and how many values a row."""
     if len(shape) < 2:
-        return (math.prod(shape), 1) if stacked else (1, math.prod(shape))
+        return (math.prod(shape), 1, 1) if stacked else (1, 1, math.prod(shape))
     axes = len(shape) - 1
     while axes > 2 and math.prod(shape[axes:]) < 256:
         axes -= 1
-    return math.prod(shape[:axes]), math.prod(shape[axes:])
+    first = axes > 1 if stacked is None else stacked
+    groups = shape[0] if first else 1
+    return groups, math.prod(shape[:axes]) // groups, math.prod(shape[axes:])
+
+
+def over(a: float, b: float) -> float:
+    return a / b if b > 0 else 1.0
 
 
 def adama(
@@ -45,34 +51,40 @@ def adama(
 ):
     """Parameters after each minibatch, as `adama_oracle.adama` has them.
 
-    stacked: which parameters are stacked by layers.
+    stacked: which parameters are stacked by layers, or None for what is not known.
     agreeing: the largest ratio; None is the number of microbatches.
     """
     params = [np.asarray(p, np.float64) for p in params]
     m, v = [np.zeros_like(p) for p in params], [np.zeros_like(p) for p in params]
-    counts = [rows_of(p.shape, s) for p, s in zip(params, stacked or [False] * len(params))]
-    square = [np.zeros(rows) for rows, _ in counts]
+    counts = [rows_of(p.shape, s) for p, s in zip(params, stacked or [None] * len(params))]
+    square = [np.zeros(shape[:2]) for shape in counts]
     history = []
     for t, microbatches in enumerate(minibatches, start=1):
         most = agreeing or len(microbatches)
         m, v = [b1 * a for a in m], [b2 * a for a in v]
-        sums = [np.zeros(rows) for rows, _ in counts]
+        sums = [np.zeros(shape[:2]) for shape in counts]
+        # Equal weights whose average would vary as much as the decayed one's.
+        weights = [b2**i for i in range(t)]
+        seen = sum(weights) ** 2 / sum(w * w for w in weights)
         for gradient in microbatches:
             g = [np.asarray(a, np.float64) / len(microbatches) for a in gradient(params)]
             m = [a + (1 - b1) * b for a, b in zip(m, g)]
             v = [a + (1 - b2) * b**2 for a, b in zip(v, g)]
             for k, shape in enumerate(counts):
                 signed = (signs(g[k].shape, t - 1) * g[k]).reshape(shape)
-                sums[k] = sums[k] + np.array([math.fsum(row) for row in signed])
+                sums[k] = sums[k] + np.array([[math.fsum(row) for row in g] for g in signed])
         new = []
         for k, (p, shape) in enumerate(zip(params, counts)):
             square[k] = b2 * square[k] + (1 - b2) * sums[k] ** 2
-            rows = v[k].reshape(shape)
-            ratio = np.ones(shape[0])
-            for r, row in enumerate(rows):
-                if (total := math.fsum(row)) > 0:
-                    ratio[r] = min(max(square[k][r] / total, 1.0), most)
-            scaled = (rows * ratio[:, None]).reshape(p.shape)
+            ratio = np.ones(shape[:2])
+            for i, group in enumerate(v[k].reshape(shape)):
+                totals = [math.fsum(row) for row in group]
+                together = over(math.fsum(square[k][i]), math.fsum(totals))
+                for r, total in enumerate(totals):
+                    own = over(square[k][i][r], total)
+                    leaning = (seen * own + 20 * together) / (seen + 20)
+                    ratio[i, r] = min(max(leaning, 1.0), most)
+            scaled = (v[k].reshape(shape) * ratio[:, :, None]).reshape(p.shape)
             step = m[k] / (1 - b1**t) / (np.sqrt(scaled / (1 - b2**t)) + eps)
             weight = decay * (1.0 if decayed is None else decayed[k])
             new.append(p - rate(t - 1) * (step + weight * p))
