@@ -215,7 +215,7 @@ class Rule:
         return Moments(mu, nu, square, sketch)
 
     def settled(
-        self, moments: Moments, count, whole=None, stacked: bool | None | tuple = None
+        self, moments: Moments, count, whole=None, stacked: bool | tuple[bool, ...] | None = None
     ) -> tuple[Moments, Any]:
         """The moments as the next minibatch is given them, and the second one that this minibatch's
         update divides by: nu, or with the row ratio nu times the ratio of each row.

@@ -28,6 +28,7 @@ RESIDENT = {"persist": LAYERS}
 # The optimizer, what is divided (None: no mesh is named), and where the layers lie.
 WAYS = {
     "adama": ("adama", "states", HOST),
+    "row": ("row", "states", HOST),
     "resident": ("adama", "states", RESIDENT),
     "moments": ("adama", "moments", RESIDENT),
     "nothing": ("adama", "nothing", {"persist": 0}),
@@ -63,8 +64,14 @@ def block(p, x, *shared):
     return tiny_lm.block({"down": p["down"], "up": p["up"]}, x, *shared) + p["bias"].sum()
 
 
+def adama(second_moment: str):
+    options = {"eps": 1e-3, "axis_name": "data", "second_moment": second_moment}
+    return tiny_lm.released(jaxmem.adama(0.01, **options), block)
+
+
 OPTIMIZERS = {
-    "adama": lambda: tiny_lm.released(jaxmem.adama(0.01, eps=1e-3, axis_name="data"), block),
+    "adama": lambda: adama("squares"),
+    "row": lambda: adama("row"),
     "lion": lambda: tiny_lm.released(optax.lion(0.01), block, axis_name="data"),
     "slow": lambda: tiny_lm.released(slow(), block, axis_name="data"),
 }

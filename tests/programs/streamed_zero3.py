@@ -23,10 +23,11 @@ from tests.shared import tiny_lm
 LAYERS, N, STEPS = 4, 2, 4
 
 
-def released():
+def released(moment: str = "squares"):
     # A larger eps, so that rounding is not magnified where a gradient is nearly zero.
     options = {"eps": 1e-3, "weight_decay": 0.1, "accumulation_steps": N, "axis_name": "data"}
-    return tiny_lm.released(jaxmem.adamaw_a(0.01, **options), clip=("component", 0.1))
+    tx = jaxmem.adamaw_a(0.01, second_moment=moment, **options)
+    return tiny_lm.released(tx, clip=("component", 0.1))
 
 
 def first_state(step, mesh, persist: int, divided: str = "states", moved: bool = True):
@@ -39,9 +40,10 @@ def first_state(step, mesh, persist: int, divided: str = "states", moved: bool =
     return state if moved else jax.tree.map(back, state)
 
 
-def train(mesh, persist: int, divided: str = "states", moved: bool = True):
+def train(mesh, persist: int, divided: str = "states", moved: bool = True, moment: str = "squares"):
     """Joined state and metrics, and the places of the layers' parameters."""
-    step, state = released(), first_state(released(), mesh, persist, divided, moved)
+    step = released(moment)
+    state = first_state(step, mesh, persist, divided, moved)
     call, found = jax.jit(step.data_parallel(mesh, divided), donate_argnums=0), []
     for seed in range(STEPS):
         batch = tiny_lm.tokens(2 * N * mesh.shape["data"], seed, vocab=32).astype(jnp.int32)
@@ -103,6 +105,8 @@ def main():
     errors = {divided: refused(mesh, divided) for divided in ("nothing", "moments")}
     found = {"devices": jax.device_count(), "found": found, "errors": errors}
     found["by layer"] = farthest(by_layer, want)
+    streamed, resident = (train(mesh, k, moment="row")[0] for k in (1, LAYERS))
+    found["row"] = farthest(streamed, resident)
     print(json.dumps(found | {"moments": of_divided_moments()}))
 
 

@@ -39,7 +39,7 @@ def check(found: dict, ways, devices: int):
     ("axes", "devices", "ways"),
     [
         ("explicit", 4, ("adama", "whole")),
-        ("auto", 4, ("lion",)),
+        ("auto", 4, ("lion", "row")),
         slow("explicit", 8, ALL),
         slow("auto", 8, ALL),
     ],

@@ -46,6 +46,11 @@ def test_layers_that_are_gathered_one_at_a_time_train_as_those_gathered_at_once(
     assert eight["by layer"] <= 1e-6
 
 
+def test_ratios_of_rows_are_those_of_resident_states(eight):
+    """Rows of which each device has a part, and rows that are divided over devices."""
+    assert eight["row"] <= 1e-6
+
+
 def test_a_split_state_is_updated_to_the_end_of_each_stack_where_moments_are_divided(eight):
     """Over one of a mesh's two axes; the other holds copies."""
     assert eight["moments"] <= 1e-6
