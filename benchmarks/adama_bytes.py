@@ -6,7 +6,6 @@ for an H200.
 gpt_345m, batch 8 in 8 microbatches, layers recomputed: optax.MultiSteps, gradients added up in a
 scan over microbatches, the same with each layer's added in the backward, AdamA on whole gradients,
 AdamA released. Gradient bytes are temp less temp of the same microbatches differentiated by the
-AdamA released. Gradient bytes are temp less temp of the same microbatches differentiated by the
 embedded input alone, whatever the optimizer. MultiSteps holds its sum among its arguments, and the
 row ratio 8 bytes a row, which are told apart. Layers keep nothing, so that both hold the same
 activations. The bound of released gradients is the largest component (the tied embedding), two
