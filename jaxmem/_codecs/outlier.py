@@ -25,7 +25,7 @@ class OutlierSeparated(Checked, OutlierSeparatedForm):
     scale: dtype of the stored scales, bfloat16 or float32; they are rounded up.
     capacity: how many outlier channels there is room for, filled by greatest S_i. Room that is left
       holds zeros, and outliers beyond it are quantized with the rest.
-    stochastic: unbiased rounding of the rest, as in `GroupedSymmetric`.
+    stochastic, seed: unbiased rounding of the rest, over what `GroupedSymmetric` says.
 
     S_i = Σ|x| over channel i, Z_i = (S_i − μ)/σ over channels; an outlier has Z_i > 3, and `count`
     tells how many there are. By Cantelli's inequality fewer than a tenth of the channels can be
@@ -36,7 +36,7 @@ class OutlierSeparated(Checked, OutlierSeparatedForm):
     @property
     def _rest(self) -> GroupedSymmetric:
         """The codec of what is not separated."""
-        return _Rest(self.group, self.scale, self.stochastic)
+        return _Rest(self.group, self.scale, self.stochastic, self.seed)
 
     def slots(self, shape: tuple[int, ...]) -> int:
         """Returns how many channels of a tensor of this shape there is room for."""
