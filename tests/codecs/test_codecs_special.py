@@ -173,6 +173,20 @@ def test_errors_average_out_over_seeds():
     assert np.abs(errors[0]).max() > 4 * s / 2 / 64**0.5, "of one seed they do not: this can fail"
 
 
+def test_more_channels_than_an_int32_counts_are_refused():
+    shape = lambda *axes: jax.ShapeDtypeStruct(axes, jnp.float32)
+    encode = lambda codec, x: jax.eval_shape(codec.encode, x)
+    for axes in ((2**31,), (3, 2**31), (2**33,)):
+        said = r"outlier_separated: `x` has \d+ channels, .*at most 2147483647.*grouped_symmetric"
+        with pytest.raises(TagError, match=said):
+            encode(OutlierSeparated(), shape(*axes))
+        with pytest.raises(TagError, match=said):
+            OutlierSeparated().nbytes(axes, jnp.float32)
+        assert encode(OutlierSeparated(capacity=0), shape(*axes))
+    for axes in ((2**31 - 1,), (2**31, 64)):
+        assert len(encode(OutlierSeparated(), shape(*axes))) == 4
+
+
 def test_defaults_are_adaccs():
     by_kind = {kind: type(codecs.default_for(kind)) for kind in codecs.KINDS}
     assert by_kind == {
