@@ -16,7 +16,8 @@ SCALES = ("bfloat16", "float32")
 
 class TextForm:
     """A frozen dataclass whose text is `name(field=value,...)`. Flags (bool) are written only where
-    they are on. `lossless` says whether the codec decodes to what was encoded, to the bit.
+    they are on, and a seed only where it is not 0. `lossless` says whether the codec decodes to
+    what was encoded, to the bit.
     """
 
     name: ClassVar[str]
@@ -28,7 +29,7 @@ class TextForm:
         shown = (
             f"{name}={'true' if value is True else value}"
             for name, value in values
-            if value is not False
+            if value is not False and (name, value) != ("seed", 0)
         )
         return f"{self.name}({','.join(shown)})"
 
@@ -41,12 +42,14 @@ class QuantizedForm(TextForm):
     group: int = 2
     scale: str = "bfloat16"
     stochastic: bool = False
+    seed: int = 0
 
     def __post_init__(self):
         # A dtype is taken too, and stored as its name; a frozen dataclass allows no assignment.
         object.__setattr__(self, "scale", scale_name(self.name, self.scale))
         check_integer(self.name, "group", self.group, 2, multiple=2)
         check_flag(self.name, "stochastic", self.stochastic)
+        check_integer(self.name, "seed", self.seed, 0, most=2**32 - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +60,7 @@ class GroupedSymmetricForm(QuantizedForm):
     group: int = 64
     scale: str = "bfloat16"
     stochastic: bool = False
+    seed: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +71,7 @@ class GroupedAsymmetricForm(QuantizedForm):
     group: int = 64
     scale: str = "bfloat16"
     stochastic: bool = False
+    seed: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +81,7 @@ class ChannelwiseSymmetricForm(QuantizedForm):
     name: ClassVar[str] = "channelwise_symmetric"
     scale: str = "bfloat16"
     stochastic: bool = False
+    seed: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +101,7 @@ class OutlierSeparatedForm(QuantizedForm):
     scale: str = "bfloat16"
     capacity: int = 8
     stochastic: bool = False
+    seed: int = 0
 
     def __post_init__(self):
         check_integer(self.name, "capacity", self.capacity, 0)
@@ -179,30 +186,37 @@ def _value(text: str, default):
     """
     if isinstance(default, bool):
         return {"true": True, "false": False}.get(text.lower(), text)
-    if isinstance(default, int) and re.fullmatch(r"[+-]?\d{1,9}", text):
+    if isinstance(default, int) and re.fullmatch(r"[+-]?\d{1,10}", text):
         return int(text)
     return text
 
 
-def check_integer(codec: str, field: str, value, least: int, multiple: int = 1) -> None:
-    """Raises TagError unless `value` is a multiple of `multiple` and not below `least`."""
+def check_integer(
+    codec: str, field: str, value, least: int, multiple: int = 1, most: int | None = None
+) -> None:
+    """Raises TagError unless `value` is a multiple of `multiple`, not below `least`, and not above
+    `most` where that is given.
+    """
     if (
         isinstance(value, int)
         and not isinstance(value, bool)
-        and value >= least
+        and least <= value <= (value if most is None else most)
         and value % multiple == 0
     ):
         return
     # The nearest is that of a number within reach, and of anything else the least (NaN is not equal
     # to itself). `-int(-n // m) * m` rounds up to a multiple of m.
+    reach = 2**31 if most is None else 2**63
     number = (
-        value if isinstance(value, int | float) and value == value and abs(value) < 2**31 else least
+        value if isinstance(value, int | float) and value == value and abs(value) < reach else least
     )
     nearest = max(least, -int(-number // multiple) * multiple)
+    nearest = nearest if most is None else min(nearest, most)
+    limit = "" if most is None else f" and at most {most}"
     even = "n even" if multiple == 2 else "n"
     raise TagError(
-        f"{codec}: `{field}` is {value!r}; expected a{even} integer of at least {least}; nearest:"
-        f" {nearest}"
+        f"{codec}: `{field}` is {value!r}; expected a{even} integer of at least {least}{limit};"
+        f" nearest: {nearest}"
     )
 
 

@@ -72,7 +72,12 @@ class _Grouped(_Int4):
     def encoding(self, shape) -> tuple[tuple[int, ...], dict]:
         """Returns the shape that is encoded, and the parameters of the operation that encodes."""
         rows, group = self.rows(shape)
-        return rows, {"group": group, "scale": self.scale, "stochastic": self.stochastic}
+        return rows, {
+            "group": group,
+            "scale": self.scale,
+            "stochastic": self.stochastic,
+            "seed": self.seed,
+        }
 
     def decoding(self, shape, dtype) -> dict:
         """Returns the parameters of the operation that decodes."""
@@ -93,8 +98,16 @@ class GroupedSymmetric(_Grouped, GroupedSymmetricForm):
     group: how many values (an even number) share a scale.
     scale: dtype of the stored scale, bfloat16 or float32; it is rounded up, and values are
       quantized against the rounded one.
-    stochastic: unbiased rounding, E[x̂] = x, with s = max|x|/7; its random bits are hashed from the
-      group itself.
+    stochastic: unbiased rounding, E[x̂] = x, with s = max|x|/7.
+    seed: an integer from 0 to 2^32 − 1, which random bits are hashed from beside the values
+      themselves; read where rounding is stochastic.
+
+    What stochastic rounding is unbiased over: a byte's random bits are hashed from the two values
+    that share it, its place in its row and the seed. So errors average out over values of different
+    bits, over the places of a row, and over seeds (over all of them exactly, to 2^-16 of s). They
+    do not over repeated values: the same two at the same place of their rows round alike in every
+    row, layer and step, until the seed changes. A codec is part of the program and sees no step
+    number; another seed is another codec, whose program is compiled anew.
 
     |x − x̂| ≤ s/2, or s where the code was clipped to 7 or rounding is stochastic, plus x̂'s
     rounding to `dtype`. A group of values below 2^-122 may decode to zeros; one with a value that
@@ -118,7 +131,8 @@ class GroupedAsymmetric(_Grouped, GroupedAsymmetricForm):
 
     group: how many values (an even number) share a scale and an offset.
     scale: dtype of the stored scale and offset, bfloat16 or float32.
-    stochastic: unbiased rounding, by the same scale; random bits are those of `GroupedSymmetric`.
+    stochastic: unbiased rounding, by the same scale, over what `GroupedSymmetric` says.
+    seed: as in `GroupedSymmetric`.
 
     s = (max − min)/15, o = min + 8·s, q = round((x − o)/s), x̂ = q·s + o. So codes −8 to 7 cover
     the range, and nothing is clipped. Adacc's own o = (max + min)/2 and s = (max − min)/16 would
@@ -176,7 +190,8 @@ class _ByRows(_Int4):
         x = x.reshape(rows)
         # Codes are made by the scales that are stored, rounded up, and not by the exact ones.
         scales = scale_of(self.greatest(x.astype(wide_dtype(x.dtype))), self.scale, self.stochastic)
-        return quantize_by(x, self.spread(scales), group=group, stochastic=self.stochastic), scales
+        how = {"group": group, "stochastic": self.stochastic, "seed": self.seed}
+        return quantize_by(x, self.spread(scales), **how), scales
 
     def decode(self, codes, shape, dtype):
         packed, scales = codes
@@ -201,7 +216,7 @@ class ChannelwiseSymmetric(_ByRows, ChannelwiseSymmetricForm):
     (Adacc 3.2: Q, K, V).
 
     scale: dtype of the stored scales, bfloat16 or float32; they are rounded up.
-    stochastic: unbiased rounding, as in `GroupedSymmetric`.
+    stochastic, seed: unbiased rounding, over what `GroupedSymmetric` says.
 
     So an outlier channel of Q, K or V has a scale of its own and spoils no other, without being
     moved in memory. There is one scale a channel, however many tokens. The tensor is read twice: a

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from jaxmem._codecs.base import Checked
 from jaxmem._codecs.forms import OutlierSeparatedForm
 from jaxmem._codecs.int4 import GroupedSymmetric
+from jaxmem.errors import TagError
 from jaxmem_kernels import dequantize_with, quantize_without, wide_dtype
 
+MOST_CHANNELS = 2**31 - 1  # an index is an int32
 THRESHOLD = 3  # standard deviations above the mean
 
 
@@ -25,18 +27,30 @@ class OutlierSeparated(Checked, OutlierSeparatedForm):
     scale: dtype of the stored scales, bfloat16 or float32; they are rounded up.
     capacity: how many outlier channels there is room for, filled by greatest S_i. Room that is left
       holds zeros, and outliers beyond it are quantized with the rest.
-    stochastic: unbiased rounding of the rest, as in `GroupedSymmetric`.
+    stochastic, seed: unbiased rounding of the rest, over what `GroupedSymmetric` says.
 
     S_i = Σ|x| over channel i, Z_i = (S_i − μ)/σ over channels; an outlier has Z_i > 3, and `count`
     tells how many there are. By Cantelli's inequality fewer than a tenth of the channels can be
     outliers, so no more room than that is made. Dtypes and the bound on the rest are those of
-    `GroupedSymmetric`. Nothing is separated from a tensor with values that are not finite.
+    `GroupedSymmetric`. Nothing is separated from a tensor with values that are not finite. A tensor
+    of more than 2^31 − 1 channels is refused.
     """
 
     @property
     def _rest(self) -> GroupedSymmetric:
         """The codec of what is not separated."""
-        return _Rest(self.group, self.scale, self.stochastic)
+        return _Rest(self.group, self.scale, self.stochastic, self.seed)
+
+    def check(self, shape: tuple[int, ...], dtype) -> None:
+        super().check(shape, dtype)
+        channels = shape[-1] if shape else 1
+        # A dimension is no int where a program is exported for any batch.
+        if isinstance(channels, int) and channels > MOST_CHANNELS and self.capacity:
+            raise TagError(
+                f"{self.name}: `x` has {channels} channels, the last axis of its shape"
+                f" {tuple(shape)}; expected at most {MOST_CHANNELS}, whose index is an int32: give"
+                " the tensor an axis of channels, or take grouped_symmetric"
+            )
 
     def slots(self, shape: tuple[int, ...]) -> int:
         """Returns how many channels of a tensor of this shape there is room for."""

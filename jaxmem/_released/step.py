@@ -38,8 +38,9 @@ class ReleasedStep:
     given `fold_in(key, i)`, and its layer j `fold_in` of that and j.
 
     `metrics` is a dict: `loss`, the mean over microbatches; `grad_norm`, the root mean square of
-    the microbatches' gradient norms; `skipped`, how many folds were left out since a gradient was
-    not finite, int32; `skipped_layers`, how many of these were of each layer, int32 (L,).
+    the microbatches' gradient norms; `skipped`, how many folds were left out since a gradient, or
+    its squared norm, was not finite, int32; `skipped_layers`, how many of these were of each layer,
+    int32 (L,).
 
     optimizer: what becomes of gradients and states.
     model: the model as three functions.

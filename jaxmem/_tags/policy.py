@@ -4,11 +4,18 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import Offloadable
 
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Action, Choice
 from jaxmem._core.assignment import Assignment, Decisions
-from jaxmem._tags.tag import differentiable_once, let_names_be_encoded, name_p, tag_p
+from jaxmem._tags.tag import (
+    differentiable_once,
+    let_names_be_encoded,
+    name_p,
+    names_are_encoded,
+    tag_p,
+)
 from jaxmem.errors import TagError
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
@@ -85,13 +92,25 @@ class Policy:
         check_remat3()
         choices = None if self.choices is None else dict(self.choices)
         if choices is None or choices.get(REST) == KEEP:
-            return not _widens(primitive, avals, params)
+            unsaved = _widens(primitive, avals, params) or _is_complex(primitive, avals, params)
+            return primitive is tag_p or not unsaved
         # Tags and `checkpoint_name` values have a name; no other operation's result is ever saved.
         choice = choices.get(params.get("name", ""), RECOMPUTE)
         if primitive is tag_p:
             return _verdict(choice)
         if primitive is not name_p:
             return False
+        if (
+            choice != RECOMPUTE
+            and _is_complex(primitive, avals, params)
+            and not names_are_encoded()
+        ):
+            raise TagError(
+                f"remat_policy: checkpoint_name calls a value {params['name']!r} that is"
+                f" {avals[0].dtype}, and the plan says {choice}; expected a real one, since"
+                " jax.checkpoint stores no complex values: name it by jaxmem.tag, which stores both"
+                " of its parts"
+            )
         # JAX's own word for offloading; only a codec needs ours, and the rule that knows it.
         if choice == OFFLOAD:
             return Offloadable(src="device", dst="pinned_host")
@@ -106,6 +125,25 @@ def _widens(primitive, avals, params) -> bool:
     if primitive.name != "convert_element_type":
         return False
     return avals[0].dtype.itemsize < params["new_dtype"].itemsize
+
+
+# Of complex values these make real ones, and the others of real values complex ones.
+_TO_REAL = ("real", "imag", "abs", "eq", "ne", "is_finite")
+_TO_COMPLEX = ("complex", "eig")
+
+
+def _is_complex(primitive, avals, params) -> bool:
+    """Whether an operation's result is complex, which `jax.checkpoint` cannot save: it rounds what
+    it saves to its own precision, and JAX rounds real values alone. A tag stores both parts.
+    """
+    name = primitive.name
+    if name == "convert_element_type":
+        return jnp.issubdtype(params["new_dtype"], jnp.complexfloating)
+    if name == "fft":
+        return params["fft_type"].name != "IRFFT"
+    dtypes = (a.dtype for a in avals if hasattr(a, "dtype"))
+    of_complex = any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes)
+    return name in _TO_COMPLEX or (of_complex and name not in _TO_REAL)
 
 
 def check_remat3() -> None:

@@ -8,7 +8,8 @@ from jaxmem.errors import TagError
 def remat_policy(plan, *, block: str | None = None, layer: tuple[int, int] | None = None) -> Policy:
     """The policy to give to `jax.checkpoint`, `flax.linen.remat` or `flax.nnx.remat`.
 
-    plan: a `jaxmem.Plan`, a `jaxmem.plans.Assignment`, or None to keep everything.
+    plan: a `jaxmem.Plan`, a `jaxmem.plans.Assignment`, or None to keep everything. Of complex
+      values `jax.checkpoint` saves tagged ones alone, and others are recomputed.
     block: a label, for models with several kinds of blocks whose tags should be decided apart;
       blocks of one label share their decisions. Left out, it is "block".
     layer: (i, L) for layer i, from 0, of L that follow each other in a Python loop. A plan may then

@@ -119,7 +119,10 @@ def _partial_eval(policy, unknown_in, inst_in, eqn):
     if hasattr(verdict, "encode"):
         name, aval = eqn.params["name"], x.aval
         held = lambda a: (a, *verdict.encode(a))
-        encode = _traced(held, [aval], f"{name}_encode")
+        try:
+            encode = _traced(held, [aval], f"{name}_encode")
+        except TagError as error:
+            raise TagError(f"tag {name!r}: {error}") from error
         codes = [Var(v.aval) for v in encode.outvars[1:]]
         decode = _traced(
             lambda *c: verdict.decode(c, aval.shape, aval.dtype),
@@ -198,3 +201,8 @@ def let_names_be_encoded() -> None:
     compresses.
     """
     pe.partial_eval_jaxpr_custom_rules.setdefault(name_p, _partial_eval)
+
+
+def names_are_encoded() -> bool:
+    """Whether the tag's rule serves values that `checkpoint_name` names."""
+    return name_p in pe.partial_eval_jaxpr_custom_rules

@@ -39,6 +39,12 @@ def scale(op: str, dtype) -> None:
         raise ValueError(f"{op}: `scale` is {name}; expected {' or '.join(SCALES)}")
 
 
+def seed(op: str, value) -> None:
+    """Raises ValueError unless `value` can be hashed: an integer of 32 bits, not below 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
+        raise ValueError(f"{op}: `seed` is {value!r}; expected an integer from 0 to {2**32 - 1}")
+
+
 def packed(op: str, codes, width: int, parts: int) -> None:
     """Raises ValueError unless `codes` are uint8 (*lead, K, H), those of rows of `width` values."""
     if codes.ndim < 2 or codes.dtype != jnp.uint8:

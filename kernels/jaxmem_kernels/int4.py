@@ -34,7 +34,7 @@ def unpack_int4(packed):
     return (nibbles ^ 8).astype(jnp.int8) - 8
 
 
-def quantize(x, *, group: int, scale: str, stochastic: bool):
+def quantize(x, *, group: int, scale: str, stochastic: bool, seed: int = 0):
     """Quantizes symmetrically (Adacc 3.2), and returns codes uint8 (*lead, K, H) and scales
     (*lead, K).
 
@@ -42,6 +42,7 @@ def quantize(x, *, group: int, scale: str, stochastic: bool):
     group: how many values (an even number) share a scale.
     scale: the scales' dtype, "bfloat16" or "float32".
     stochastic: whether to round at random and without bias.
+    seed: which random numbers; read where rounding is stochastic.
 
     s = max|x| / 8 rounded up, q = clip(round(x / s), -8, 7). Raises TypeError or ValueError for
     what it cannot take, as all operations here do.
@@ -49,9 +50,10 @@ def quantize(x, *, group: int, scale: str, stochastic: bool):
     checks.tensor("quantize", x)
     checks.group("quantize", group, 2)
     checks.scale("quantize", scale)
+    checks.seed("quantize", seed)
     b = _wide(blocks(x, group, 2))
     s = scale_of(greatest(b, (-2, -1)), scale, stochastic)  # one for each group, over both halves
-    return _codes(b, b, s[..., None, None], stochastic), s
+    return _codes(b, b, s[..., None, None], stochastic, seed), s
 
 
 def dequantize(packed, scales, *, width: int, dtype: str):
@@ -66,7 +68,7 @@ def dequantize(packed, scales, *, width: int, dtype: str):
     return _decoded(packed, scales[..., None, None], None, width, dtype)
 
 
-def quantize_offset(x, *, group: int, scale: str, stochastic: bool):
+def quantize_offset(x, *, group: int, scale: str, stochastic: bool, seed: int = 0):
     """Quantizes asymmetrically (Adacc 3.2), and returns codes uint8 (*lead, K, H), scales and
     offsets (*lead, K).
 
@@ -74,6 +76,7 @@ def quantize_offset(x, *, group: int, scale: str, stochastic: bool):
     group: how many values (an even number) share a scale and an offset.
     scale: the dtype of scales and offsets, "bfloat16" or "float32".
     stochastic: whether to round at random and without bias.
+    seed: which random numbers; read where rounding is stochastic.
 
     s = (max - min) / 15, o = min + 8 s, q = round((x - o) / s): the sixteen codes cover the range,
     and nothing is clipped. o is rounded to `scale`, and s is then max((max - o) / 7, (o - min) / 8)
@@ -82,12 +85,17 @@ def quantize_offset(x, *, group: int, scale: str, stochastic: bool):
     checks.tensor("quantize_offset", x)
     checks.group("quantize_offset", group, 2)
     checks.scale("quantize_offset", scale)
+    checks.seed("quantize_offset", seed)
     b = _wide(blocks(x, group, 2))
     high, low = jnp.max(b, (-2, -1), initial=-jnp.inf), jnp.min(b, (-2, -1), initial=jnp.inf)
     finite = greatest(b, (-2, -1)) < jnp.inf  # false for NaN too
     o = jnp.where(finite, offset_of(high, low, scale), jnp.nan)
     s = jnp.where(finite, scale_beside(o, high, low, scale), jnp.nan)
-    return _codes(b - o[..., None, None], b, s[..., None, None], stochastic), s, o.astype(scale)
+    return (
+        _codes(b - o[..., None, None], b, s[..., None, None], stochastic, seed),
+        s,
+        o.astype(scale),
+    )
 
 
 def dequantize_offset(packed, scales, offsets, *, width: int, dtype: str):
@@ -102,18 +110,20 @@ def dequantize_offset(packed, scales, offsets, *, width: int, dtype: str):
     return _decoded(packed, scales[..., None, None], offsets[..., None, None], width, dtype)
 
 
-def quantize_by(x, scales, *, group: int, stochastic: bool):
+def quantize_by(x, scales, *, group: int, stochastic: bool, seed: int = 0):
     """Quantizes by scales that are given, and returns codes uint8 (*lead, K, H).
 
     x: floating (*lead, W).
     scales: (W,), or any that broadcast to `x`.
     group: how many values (an even number) of a row share bytes, half with half.
     stochastic: whether to round at random and without bias.
+    seed: which random numbers; read where rounding is stochastic.
     """
     checks.tensor("quantize_by", x)
     checks.group("quantize_by", group, 2)
+    checks.seed("quantize_by", seed)
     b = _wide(blocks(x, group, 2))
-    return _codes(b, b, _by(scales, x.shape[-1], group), stochastic)
+    return _codes(b, b, _by(scales, x.shape[-1], group), stochastic, seed)
 
 
 def dequantize_by(packed, scales, *, width: int, dtype: str):
@@ -128,18 +138,19 @@ def dequantize_by(packed, scales, *, width: int, dtype: str):
     return _decoded(packed, _by(scales, width, 2 * packed.shape[-1]), None, width, dtype)
 
 
-def quantize_without(x, taken, *, group: int, scale: str, stochastic: bool):
+def quantize_without(x, taken, *, group: int, scale: str, stochastic: bool, seed: int = 0):
     """Quantizes as `quantize` does, with zeros in place of some channels.
 
     x: floating (*lead, W), W a multiple of C; channel i is every C-th value from the i-th on.
     taken: bool (C,), which marks the channels that are left out.
-    group, scale, stochastic: as for `quantize`.
+    group, scale, stochastic, seed: as for `quantize`.
     """
     checks.tensor("quantize_without", x)
     checks.channels("quantize_without", "taken", taken.size, x.shape[-1])
     # A row may hold several tokens, each with all channels, where axes were merged into it.
     marked = jnp.tile(taken, x.shape[-1] // taken.size)
-    return quantize(jnp.where(marked, 0, x), group=group, scale=scale, stochastic=stochastic)
+    x = jnp.where(marked, 0, x)
+    return quantize(x, group=group, scale=scale, stochastic=stochastic, seed=seed)
 
 
 def dequantize_with(packed, scales, values, slots, *, width: int, dtype: str):
@@ -168,13 +179,14 @@ def _by(scales, width: int, group: int):
     return blocks(scales, group, 2) if scales.shape[-1] == width else scales[..., None, None]
 
 
-def _codes(distance, x, scale, stochastic: bool):
+def _codes(distance, x, scale, stochastic: bool, seed: int):
     """The packed codes of `distance` (*lead, K, 2, H) by `scale`; random bits come from `x`, the
     values themselves.
     """
     y = distance * inverse(scale.astype(distance.dtype))
     y = jnp.where(y >= -8, jnp.minimum(y, 7), -8)  # NaN is -8
-    return pack_int4((round_stochastic(y, x) if stochastic else jnp.round(y)).astype(jnp.int8))
+    q = round_stochastic(y, x, seed) if stochastic else jnp.round(y)
+    return pack_int4(q.astype(jnp.int8))
 
 
 def _decoded(packed, scale, offset, width: int, dtype: str):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem_kernels import adapter
+from jaxmem_kernels.rounding import salt_of
 
 # Values that a program takes, and its warps of 32 threads: 32 values to a thread, loaded 16 bytes
 # at a time.
@@ -20,7 +21,7 @@ TILE, WARPS = (
 )
 
 
-def quantize(capability, x, *, group, scale, stochastic):
+def quantize(capability, x, *, group, scale, stochastic, seed=0):
     results, ragged = (_codes(x, group), _scales(x, group, scale)), _ragged(x.shape, group)
     return _int4(
         "encode",
@@ -29,12 +30,12 @@ def quantize(capability, x, *, group, scale, stochastic):
         results,
         group,
         K=_groups(x, group),
-        STOCHASTIC=stochastic,
+        **_rounding(stochastic, seed),
         RAGGED=ragged,
     )
 
 
-def quantize_offset(capability, x, *, group, scale, stochastic):
+def quantize_offset(capability, x, *, group, scale, stochastic, seed=0):
     scales, ragged = _scales(x, group, scale), _ragged(x.shape, group)
     results = _codes(x, group), scales, scales
     return _int4(
@@ -44,26 +45,38 @@ def quantize_offset(capability, x, *, group, scale, stochastic):
         results,
         group,
         K=_groups(x, group),
-        STOCHASTIC=stochastic,
+        **_rounding(stochastic, seed),
         RAGGED=ragged,
     )
 
 
-def quantize_without(capability, x, taken, *, group, scale, stochastic):
+def quantize_without(capability, x, taken, *, group, scale, stochastic, seed=0):
     arrays, results = (
         (x, taken.astype(jnp.uint8), x.size),
         (_codes(x, group), _scales(x, group, scale)),
     )
     return _int4(
-        "encode_without", capability, arrays, results, group, C=taken.size, STOCHASTIC=stochastic
+        "encode_without",
+        capability,
+        arrays,
+        results,
+        group,
+        C=taken.size,
+        **_rounding(stochastic, seed),
     )
 
 
-def quantize_by(capability, x, scales, *, group, stochastic):
+def quantize_by(capability, x, scales, *, group, stochastic, seed=0):
     width = x.shape[-1]
     arrays = x, scales, x.size
     return _int4(
-        "encode_by", capability, arrays, (_codes(x, group),), group, W=width, STOCHASTIC=stochastic
+        "encode_by",
+        capability,
+        arrays,
+        (_codes(x, group),),
+        group,
+        W=width,
+        **_rounding(stochastic, seed),
     )
 
 
@@ -156,6 +169,11 @@ def _run(file, name, capability, arrays, results, group, **constants):
     return adapter.call(
         kernel, arrays, results, grid, capability, warps, G=group, R=rows, **constants
     )
+
+
+def _rounding(stochastic, seed) -> dict:
+    """What a kernel is compiled for by how it rounds: to the nearest, all seeds are one."""
+    return {"STOCHASTIC": stochastic, "SALT": salt_of(seed) if stochastic else 0}
 
 
 def _groups(x, group) -> int:

@@ -93,14 +93,28 @@ def inverse(scale):
     return jnp.where(scale > 0, 1 / jnp.where(scale > 0, scale, 1), 0)
 
 
-def round_stochastic(y, x):
+def salt_of(seed: int) -> int:
+    """Returns the 32 bits that a seed adds to what `round_stochastic` hashes: MurmurHash3's
+    finalizer, which maps seeds one to one and 0 to 0.
+    """
+    h = seed
+    for shift, multiplier in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        h = (h ^ (h >> shift)) * multiplier & 0xFFFFFFFF
+    return h ^ (h >> 16)
+
+
+def round_stochastic(y, x, seed: int = 0):
     """Rounds `y` in [-8, 7] to an integer next to it, as float32: up with the probability of its
     fraction, by floor(y + u), to 2^-16.
 
     u in [0, 1) is 16 bits for each of the two values of `x` (*lead, K, 2, H) that share a byte.
-    They are hashed from both values' own bits and the byte's index in its row, so that the same row
-    gives the same numbers in a recomputation, under `vmap` and on whichever device it lies. An
-    integer is not changed.
+    They are hashed from both values' own bits, the byte's index in its row and `seed`, so that the
+    same row gives the same numbers in a recomputation, under `vmap` and on whichever device it
+    lies. An integer is not changed.
+
+    So the probability is over pairs of different bits, over the bytes of a row, and over seeds: in
+    all 2^32 of them, each u comes equally often. Under one seed, equal pairs at one place of their
+    rows round alike, however often they come.
     """
     bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
     # (K, H), or (H,) without an axis of groups: an index for each byte of a row.
@@ -111,6 +125,7 @@ def round_stochastic(y, x):
         bits[..., 0, :] * jnp.uint32(0xCC9E2D51)
         + bits[..., 1, :] * jnp.uint32(0x1B873593)
         + index * jnp.uint32(0x9E3779B9)
+        + jnp.uint32(salt_of(seed))
     )
     h = (h ^ (h >> 15)) * jnp.uint32(0x85EBCA6B)
     h = h ^ (h >> 16)

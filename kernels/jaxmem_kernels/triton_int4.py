@@ -30,13 +30,16 @@ def encode(
     G: tl.constexpr,
     R: tl.constexpr,
     STOCHASTIC: tl.constexpr,
+    SALT: tl.constexpr,
     RAGGED: tl.constexpr,
 ):
-    """`quantize`; K: groups to a row; RAGGED: `x` is flat, and its last group lacks values."""
+    """`quantize`; K: groups to a row; SALT: of the seed; RAGGED: `x` is flat, and its last group
+    lacks values.
+    """
     first = tl.program_id(0).to(tl.int64) * R
     low, high = _halves(x, n, first, G, R, RAGGED)
     s = scale_of(greatest_of(low, high), STOCHASTIC, scales.dtype.element_ty == tl.bfloat16)
-    _encode(low, high, low, high, s, n, first, codes, scales, K, G, R, STOCHASTIC)
+    _encode(low, high, low, high, s, n, first, codes, scales, K, G, R, STOCHASTIC, SALT)
 
 
 @triton.jit
@@ -50,6 +53,7 @@ def encode_offset(
     G: tl.constexpr,
     R: tl.constexpr,
     STOCHASTIC: tl.constexpr,
+    SALT: tl.constexpr,
     RAGGED: tl.constexpr,
 ):
     """`quantize_offset`."""
@@ -65,7 +69,7 @@ def encode_offset(
         offsets + first + r, offset.to(offsets.dtype.element_ty), mask=r < tl.cdiv(n, G) - first
     )
     # The random bits come from x itself.
-    _encode(low - o, high - o, low, high, s, n, first, codes, scales, K, G, R, STOCHASTIC)
+    _encode(low - o, high - o, low, high, s, n, first, codes, scales, K, G, R, STOCHASTIC, SALT)
 
 
 @triton.jit
@@ -79,6 +83,7 @@ def encode_without(
     G: tl.constexpr,
     R: tl.constexpr,
     STOCHASTIC: tl.constexpr,
+    SALT: tl.constexpr,
 ):
     """`quantize_without`; C, how many channels there are, is a multiple of G, and `taken` is of
     bytes.
@@ -91,12 +96,20 @@ def encode_without(
     low = tl.where(tl.load(taken + channel) != 0, 0.0, low)
     high = tl.where(tl.load(taken + channel + G // 2) != 0, 0.0, high)
     s = scale_of(greatest_of(low, high), STOCHASTIC, scales.dtype.element_ty == tl.bfloat16)
-    _encode(low, high, low, high, s, n, first, codes, scales, C // G, G, R, STOCHASTIC)
+    _encode(low, high, low, high, s, n, first, codes, scales, C // G, G, R, STOCHASTIC, SALT)
 
 
 @triton.jit
 def encode_by(
-    x, scales, n, codes, W: tl.constexpr, G: tl.constexpr, R: tl.constexpr, STOCHASTIC: tl.constexpr
+    x,
+    scales,
+    n,
+    codes,
+    W: tl.constexpr,
+    G: tl.constexpr,
+    R: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    SALT: tl.constexpr,
 ):
     """`quantize_by` with the scale of each of W channels: a program takes one group of them, of R
     rows.
@@ -111,7 +124,7 @@ def encode_by(
     # One scale a column, of all rows of the tile.
     by_low = _inverse(tl.load(scales + group * G + tl.arange(0, H)).to(tl.float32))[None, :]
     by_high = _inverse(tl.load(scales + group * G + H + tl.arange(0, H)).to(tl.float32))[None, :]
-    packed = _packed(low * by_low, high * by_high, low, high, group * H + h, STOCHASTIC)
+    packed = _packed(low * by_low, high * by_high, low, high, group * H + h, STOCHASTIC, SALT)
     tl.store(codes + row * (W // 2) + group * H + r * (W // 2) + h, packed, mask=there)
 
 
@@ -246,6 +259,7 @@ def _encode(
     G: tl.constexpr,
     R: tl.constexpr,
     STOCHASTIC: tl.constexpr,
+    SALT: tl.constexpr,
 ):
     """Stores the scales, and by them the codes of y, an (R, H) tile of each half.
 
@@ -259,7 +273,7 @@ def _encode(
     at = r[:, None] * H + h[None, :]
     # A byte's index in its row, as `round_stochastic` counts it.
     index = (((first % K).to(tl.int32) + r) % K)[:, None] * H + h[None, :]
-    packed = _packed(y_low * by, y_high * by, low, high, index, STOCHASTIC)
+    packed = _packed(y_low * by, y_high * by, low, high, index, STOCHASTIC, SALT)
     there = r < tl.cdiv(n, G) - first
     tl.store(codes + first * H + at, packed, mask=there[:, None])
     tl.store(scales + first + r, s.to(scales.dtype.element_ty), mask=there)
@@ -272,7 +286,7 @@ def _inverse(scale):
 
 
 @triton.jit
-def _packed(y_low, y_high, low, high, index, STOCHASTIC: tl.constexpr):
+def _packed(y_low, y_high, low, high, index, STOCHASTIC: tl.constexpr, SALT: tl.constexpr):
     """Rounds y and packs it into bytes.
 
     Adding SHIFT leaves the integer in the sum's lowest bits. Adding 192 + u leaves its floor in the
@@ -281,7 +295,7 @@ def _packed(y_low, y_high, low, high, index, STOCHASTIC: tl.constexpr):
     """
     y_low, y_high = _clipped(y_low), _clipped(y_high)
     if STOCHASTIC:
-        noise_low, noise_high = noise(low, high, index)
+        noise_low, noise_high = noise(low, high, index, SALT)
         a = (y_low + noise_low).to(tl.int32, bitcast=True) >> 16
         b = (y_high + noise_high).to(tl.int32, bitcast=True) >> 16
     else:

@@ -62,14 +62,15 @@ def _rounded_up(exact, BF16: tl.constexpr, UNUSED: tl.constexpr):
 
 
 @triton.jit
-def noise(low, high, index):
+def noise(low, high, index, SALT: tl.constexpr):
     """Returns 192 + u for the low and for the high value of each byte, as
     `rounding.round_stochastic` adds them.
 
     index: the byte's index in its row.
+    SALT: `rounding.salt_of` the seed.
     """
     a, b = low.to(tl.uint32, bitcast=True), high.to(tl.uint32, bitcast=True)
-    h = a * 0xCC9E2D51 + b * 0x1B873593 + index.to(tl.uint32) * 0x9E3779B9
+    h = a * 0xCC9E2D51 + b * 0x1B873593 + index.to(tl.uint32) * 0x9E3779B9 + SALT
     h = (h ^ (h >> 15)) * 0x85EBCA6B
     h = h ^ (h >> 16)
     # 0x43400000 is 192 as a float32, whose lowest 16 bits are worth 2^-16 and up.

@@ -146,6 +146,47 @@ def test_stochastic_codes_repeat_themselves():
     assert (a != encode(GroupedSymmetric(), x)[0]).mean() > 0.2
 
 
+@pytest.mark.parametrize(
+    "codec", [GroupedSymmetric, GroupedAsymmetric, ChannelwiseSymmetric, OutlierSeparated]
+)
+def test_a_seed_rounds_equal_rows_otherwise(codec):
+    row = np.random.default_rng(0).normal(size=64).astype(np.float32)
+    x = np.concatenate([np.tile(row, (8, 1)), 3.3 * row[None]])  # the last sets channels' scales
+
+    def of(seed, stochastic=True):
+        codes = encode(codec(stochastic=stochastic, seed=seed), x)[0]
+        return np.asarray(codes).reshape(9, -1)[:8]
+
+    assert (of(0) == of(0)[0]).all(), "equal rows round alike"
+    for a, b in ((0, 1), (1, 2), (0, 2**32 - 1)):
+        assert (of(a) != of(b)).mean() > 0.2
+    np.testing.assert_array_equal(of(0, False), of(1, False))
+
+
+def test_errors_average_out_over_seeds():
+    x = np.tile(np.array([0.3, 0.55, -0.8, 1.0], np.float32), 4)[None]
+    errors = np.stack(
+        [back(GroupedSymmetric(group=4, stochastic=True, seed=s), x) - x for s in range(64)]
+    )
+    s = 1 / 7 * (1 + 2**-7)  # the greatest scale there may be, rounded up to bfloat16
+    assert np.abs(errors.mean(0)).max() < 4 * s / 2 / 64**0.5
+    assert np.abs(errors[0]).max() > 4 * s / 2 / 64**0.5, "of one seed they do not: this can fail"
+
+
+def test_more_channels_than_an_int32_counts_are_refused():
+    shape = lambda *axes: jax.ShapeDtypeStruct(axes, jnp.float32)
+    encode = lambda codec, x: jax.eval_shape(codec.encode, x)
+    for axes in ((2**31,), (3, 2**31), (2**33,)):
+        said = r"outlier_separated: `x` has \d+ channels, .*at most 2147483647.*grouped_symmetric"
+        with pytest.raises(TagError, match=said):
+            encode(OutlierSeparated(), shape(*axes))
+        with pytest.raises(TagError, match=said):
+            OutlierSeparated().nbytes(axes, jnp.float32)
+        assert encode(OutlierSeparated(capacity=0), shape(*axes))
+    for axes in ((2**31 - 1,), (2**31, 64)):
+        assert len(encode(OutlierSeparated(), shape(*axes))) == 4
+
+
 def test_defaults_are_adaccs():
     by_kind = {kind: type(codecs.default_for(kind)) for kind in codecs.KINDS}
     assert by_kind == {
@@ -159,16 +200,17 @@ def test_defaults_are_adaccs():
         codecs.default_for("lineer")
 
 
-groups, scales, flags = (
+groups, scales, flags, seeds = (
     st.integers(1, 512).map(lambda n: 2 * n),
     st.sampled_from(["bfloat16", "float32"]),
     st.booleans(),
+    st.integers(0, 2**32 - 1) | st.just(0),
 )
 described = st.one_of(
-    st.builds(GroupedSymmetric, groups, scales, flags),
-    st.builds(GroupedAsymmetric, groups, scales, flags),
-    st.builds(OutlierSeparated, groups, scales, st.integers(0, 1000), flags),
-    st.builds(ChannelwiseSymmetric, scales, flags),
+    st.builds(GroupedSymmetric, groups, scales, flags, seeds),
+    st.builds(GroupedAsymmetric, groups, scales, flags, seeds),
+    st.builds(OutlierSeparated, groups, scales, st.integers(0, 1000), flags, seeds),
+    st.builds(ChannelwiseSymmetric, scales, flags, seeds),
     st.builds(NaivePerToken, scales),
     st.builds(BitMask),
 )
@@ -193,6 +235,11 @@ def test_text_is_read_back(codec):
             "outlier_separated(group=64,scale=bfloat16,capacity=8,stochastic=true)",
         ),
         ("channelwise_symmetric()", "channelwise_symmetric(scale=bfloat16)"),
+        (
+            "channelwise_symmetric(seed=4294967295,stochastic=true)",
+            "channelwise_symmetric(scale=bfloat16,stochastic=true,seed=4294967295)",
+        ),
+        ("channelwise_symmetric(seed=0)", "channelwise_symmetric(scale=bfloat16)"),
         ("bit_mask", "bit_mask()"),
     ],
 )
@@ -233,6 +280,9 @@ def test_a_scale_may_be_given_as_a_dtype():
         ("outlier_separated(capacity=-1)", "`capacity` is -1.*nearest: 0"),
         ("outlier_separated(group=3)", "outlier_separated: `group` is 3"),
         ("naive_per_token(group=64)", "nearest: "),
+        ("grouped_asymmetric(seed=-1)", "`seed` is -1; .* at least 0 and at most .*; nearest: 0"),
+        ("grouped_asymmetric(seed=4294967296)", "`seed` is 4294967296; .*; nearest: 4294967295"),
+        ("grouped_asymmetric(seed=1.5)", "`seed` is '1.5'"),
         ("bit_mask(group=64)", "no fields in bit_mask"),
     ],
 )

@@ -27,6 +27,7 @@ def test_every_codec_has_its_form():
         "grouped_symmetric(group=32,scale=float32,stochastic=true)",
         " outlier_separated ( capacity = 4 , group=8 ) ",
         "channelwise_symmetric(stochastic=false)",
+        "grouped_asymmetric(stochastic=true,seed=3)",
     ],
 )
 def test_a_text_is_read_alike(text):
@@ -46,6 +47,7 @@ def test_a_text_is_read_alike(text):
         "channelwise_symmetric(stochastic=maybe)",
         "outlier_separated(capacity=-1)",
         "bit_mask(group=2)",
+        "outlier_separated(seed=4294967296)",
         "",
         7,
     ],

@@ -16,7 +16,12 @@ from jaxmem_kernels import bits, int4, launch
 
 assert interpreter.call is launch.adapter.call
 SHAPES = {"(33, 3, 128)": 64, "(3, 4096)": 2048, "(5003,)": 64, "(8191,)": 256, "(67, 48)": 16}
-HOW = ("bfloat16", "bfloat16", False), ("float32", "float32", True), ("float16", "bfloat16", True)
+# dtype, the scales' dtype, whether rounding is stochastic, seed
+HOW = (
+    ("bfloat16", "bfloat16", False, 0),
+    ("float32", "float32", True, 2**31 + 5),
+    ("float16", "bfloat16", True, 0),
+)
 FLAT = "(5003,)", "(8191,)"
 
 
@@ -87,13 +92,13 @@ def both(op: str, case: str, arrays, reference=None, **params):
     return wanted if isinstance(wanted, tuple) else (wanted,)
 
 
-def of_int4(shape: str, dtype: str, scale: str, stochastic: bool) -> None:
+def of_int4(shape: str, dtype: str, scale: str, stochastic: bool, seed: int) -> None:
     size, group = eval(shape), SHAPES[shape]
-    case = f"{shape} {dtype} {scale}{' stochastic' * stochastic}"
+    case = f"{shape} {dtype} {scale}{' stochastic' * stochastic}{f' {seed}' * (seed > 0)}"
     x, width = hard(size, dtype, group), size[-1]
     back, how = (
         {"width": width, "dtype": dtype},
-        {"group": group, "scale": scale, "stochastic": stochastic},
+        {"group": group, "scale": scale, "stochastic": stochastic, "seed": seed},
     )
     both("dequantize", case, both("quantize", case, (x,), **how), **back)
     both("dequantize_offset", case, both("quantize_offset", case, (x,), **how), **back)
@@ -106,7 +111,7 @@ def of_int4(shape: str, dtype: str, scale: str, stochastic: bool) -> None:
         / 8
     )
     scales = channels.at[:3].set(jnp.array([0, jnp.nan, 1e30])).astype(scale)
-    codes = both("quantize_by", case, (x, scales), group=group, stochastic=stochastic)
+    codes = both("quantize_by", case, (x, scales), group=group, stochastic=stochastic, seed=seed)
     both("dequantize_by", case, (*codes, scales), **back)
     slots = (
         jnp.full(width, 3, jnp.int32)
@@ -177,8 +182,10 @@ def all_traffic() -> None:
 def main() -> None:
     all_traffic()
     for shape in SHAPES:
-        for dtype, scale, stochastic in HOW[: 3 if shape in ("(33, 3, 128)", "(5003,)") else 2]:
-            of_int4(shape, dtype, scale, stochastic)
+        for dtype, scale, stochastic, seed in HOW[
+            : 3 if shape in ("(33, 3, 128)", "(5003,)") else 2
+        ]:
+            of_int4(shape, dtype, scale, stochastic, seed)
         for dtype in ("bool", "int32", "bfloat16"):
             of_bits(shape, dtype)
 

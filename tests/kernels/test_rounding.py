@@ -83,6 +83,39 @@ def test_random_rounding_is_fair_and_depends_on_values_and_place():
     )
 
 
+def test_seeds_tell_equal_pairs_apart():
+    few = jnp.array([0.25, 1.5, 1.5, -3.0], jnp.float32).reshape(1, 2, 2)
+    x = jnp.broadcast_to(few, (5, 1, 2, 2))
+    seeds = range(600)
+    ups = np.stack([rounding.round_stochastic(jnp.full(x.shape, 0.3), x, s) for s in seeds])
+    assert (ups == ups[:, :1]).all(), "equal rows round alike under one seed"
+    assert set(np.unique(ups)) == {0, 1}
+    one = ups[:, 0].reshape(len(seeds), -1)
+    z = (one.mean(0) - 0.3) / np.sqrt(0.3 * 0.7 / len(seeds))
+    assert np.abs(z).max() < 4, "and without bias over seeds, each pair by itself"
+    between = np.corrcoef(np.concatenate([one[1:], one[:-1]], 1), rowvar=False)
+    between[np.diag_indices(len(between))] = 0
+    assert np.abs(between).max() < 0.2
+    np.testing.assert_array_equal(ups[0], rounding.round_stochastic(jnp.full(x.shape, 0.3), x))
+
+
+def test_salts_are_of_32_bits_and_differ():
+    salts = [rounding.salt_of(s) for s in (*range(1000), *(2**32 - 1 - n for n in range(1000)))]
+    assert salts[0] == 0, "seed 0 rounds as before there were seeds"
+    assert len(set(salts)) == 2000
+    assert 0 <= min(salts) < max(salts) < 2**32
+    # MurmurHash3's own finalizer of 1 and of 2^32 - 1
+    assert (salts[1], salts[1000]) == (0x514E28B7, 0x81F16F39)
+
+
+def test_seed_0_rounds_as_ever():
+    x = jax.lax.bitcast_convert_type(jnp.arange(64, dtype=jnp.uint32) * 0x01234567, jnp.float32)
+    up = rounded(0.5, x.reshape(2, 1, 2, 16)).reshape(-1)
+    assert "".join(str(int(u)) for u in up) == (
+        "0110111110000010110110011111011110011111001000000001101011101000"
+    )
+
+
 @pytest.mark.parametrize("integer", range(-8, 8))
 def test_an_integer_stays_itself(integer):
     x = jax.random.normal(jax.random.key(1), (64, 1, 2, 32), jnp.float32)

@@ -192,6 +192,41 @@ def test_what_is_not_finite_is_left_out_a_layer_at_a_time_and_counted(clip, seco
     assert (new["embedding"] != params["embedding"]).any()
 
 
+@jax.custom_vjp
+def steep(root):
+    """`root`, whose gradient is finite and too large to be squared where it is 2."""
+    return root
+
+
+steep.defvjp(lambda r: (r, r), lambda r, t: (jnp.where(r == 2, 1e200, 1) * t,))
+
+
+def test_a_finite_gradient_whose_square_overflows_is_left_out_and_counted():
+    params = tiny_lm.parameters()
+    params["blocks"]["root"] = jnp.asarray([1.0, 2.0, 1.0])
+
+    def layer(p, x, *shared, key=None):
+        return tiny_lm.block(p, x, *shared) * steep(p["root"])
+
+    def of_roots(roots):
+        own = {**params, "blocks": {**params["blocks"], "root": roots}}
+        x, *shared = tiny_lm.embed(own, tiny_lm.tokens(4))
+        for i in range(3):
+            x = layer(jax.tree.map(lambda a, i=i: a[i], own["blocks"]), x, *shared)
+        return tiny_lm.head(own, x, tiny_lm.tokens(4))
+
+    gradient = jax.grad(of_roots)(params["blocks"]["root"])
+    assert np.isfinite(gradient).all()
+    assert np.abs(gradient).min() > 0
+    tx = jaxmem.adama(0.01, accumulation_steps=2)
+    (new, state), (metrics,) = run(tiny_lm.released(tx, layer), params, [tiny_lm.tokens(4)])
+    assert metrics["skipped_layers"].tolist() == [0, 2, 0]
+    assert int(metrics["skipped"]) == 2
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((new, state, metrics)))
+    moved = np.abs(np.asarray(new["blocks"]["up"] - params["blocks"]["up"])).max((1, 2)) > 0
+    assert moved.tolist() == [True, False, True]
+
+
 def test_layers_of_numbers_have_rows_of_their_own():
     """A stack of one number a layer, as `root` is: by the transformation it would be one row."""
     params, tx = tiny_lm.parameters(), jaxmem.adama(0.01, second_moment="row")

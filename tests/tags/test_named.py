@@ -16,6 +16,7 @@ import jaxmem
 from jaxmem._core.actions import Choice
 from jaxmem._core.assignment import Assignment
 from jaxmem._tags.tag import let_names_be_encoded, name_p
+from jaxmem.errors import TagError
 from tests.shared import models
 
 pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
@@ -118,6 +119,27 @@ def test_the_rule_is_there_once_a_policy_compresses(without_rule):
     assert name_p not in RULES
     jaxmem.remat_policy(models.draft("compress"))
     assert name_p in RULES
+
+
+def spun(x):
+    return jnp.abs(jnp.sin(checkpoint_name(jnp.exp(jax.lax.complex(x, x)), "spun"))).sum()
+
+
+@pytest.mark.parametrize("action", ["keep", "offload"])
+def test_a_complex_value_is_stored_where_a_policy_compresses_and_else_refused(without_rule, action):
+    x = jnp.linspace(0.1, 1, 8)
+    gradient = lambda plan: jax.grad(jax.checkpoint(spun, policy=jaxmem.remat_policy(plan)))(x)
+    want = jax.grad(spun)(x)
+    assert np.abs(want).min() > 0
+    stored = Assignment({"block": {"spun": action}})
+    for plan in (None, Assignment.nothing()):  # both recompute it
+        np.testing.assert_allclose(gradient(plan), want, rtol=1e-12)
+    said = rf"value 'spun' that is complex128, and the plan says {action}.*jaxmem\.tag"
+    with pytest.raises(TagError, match=said):
+        gradient(stored)
+    let_names_be_encoded()
+    jax.clear_caches()
+    np.testing.assert_allclose(gradient(stored), want, rtol=1e-12)
 
 
 def block(x, p, key):
