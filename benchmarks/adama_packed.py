@@ -1,4 +1,4 @@
-"""Why the sum of gradients is not kept in the second moment's low bits: how long a first step may be.
+"""Why the sum of gradients is not kept in the second moment's low bits: how long a step may be.
 
     python -m benchmarks.adama_packed
 

@@ -5,6 +5,7 @@ and updates the parameters at their end.
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +45,7 @@ class Accumulated:
 
     def init(self, model: Model, params):
         """The first state. Its rows are in one array for all layers, wherever states lie."""
-        state = self.tx.init(params)
+        state: Any = self.tx.init(params)
         if state.square is None:
             return state
         # A stack of numbers has a row for each layer, as all other stacks have.

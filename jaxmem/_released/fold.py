@@ -196,14 +196,12 @@ class Gathering:
 
         # Always `by`, since a gradient that is not finite was replaced by zeros. But as an array:
         # XLA would multiply a layer that it reads by a number in a pass of its own.
-        def decayed(a, g, by):
-            return a * jnp.where(g == g, by, 1).astype(a.dtype)
+        def decayed(tree, by):
+            one = lambda a, g: a * jnp.where(g == g, by, 1).astype(a.dtype)
+            return jax.tree.map(one, tree, gradient)
 
-        mu, nu = (
-            jax.tree.map(lambda a, g, by=by: decayed(a, g, by), tree, gradient)
-            for tree, by in zip((old.mu, old.nu), self.decays)
-        )
-        position = Position(self.step, *source, self.divided_over)
+        mu, nu = map(decayed, (old.mu, old.nu), self.decays)
+        position = Position(self.step, source.layer, source.whole, self.divided_over)
         new = self.rule.fold(old._replace(mu=mu, nu=nu), gradient, position)
         new = jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
         if self.update is None:
