@@ -4,8 +4,10 @@ sqrt(v') (AdamA, Fig. 4; M8).
     python -m benchmarks.adama_ratio
 
 A ResNet of 14 layers on scikit-learn's digits, 200 steps of 64 images in N = 2, 4 and 8
-microbatches, trained by AdamA. v gathers the squares of the microbatches' gradients g_i / N, v' the
-square of their sum, both along the same run and corrected for their start. Beside it the
+microbatches, trained by AdamA, with the paper's second moment and with the row ratio. v gathers the
+squares of the microbatches' gradients g_i / N, and is multiplied by the ratio of its row if there
+is one; v' gathers the square of their sum, both along the same run and corrected for their start.
+Each step has the mean of sqrt(v) / sqrt(v') over all values, and the median. Beside them is the
 signal-to-noise ratio of the microbatches' gradients: |mean|² over the sum of variances, less 1 / N,
 which is the noise in the mean itself; where noise rules it is 0 and may come out below. An array of
 ratio s everywhere has sqrt(v) / sqrt(v') of sqrt((1 + s) / (1 + N s)): 1 where noise rules. Draws
@@ -22,14 +24,16 @@ from experiments.data import images as image_data
 from experiments.models import resnet
 from experiments.running.images import read
 from experiments.steps import images as image_step
+from jaxmem._adama import ratio
 from jaxmem._core.files import write_whole
 
+WAYS = ("squares", "row")
 COUNTS, SEED, COLOURS = (2, 4, 8), 0, ("#1f77b4", "#d62728", "#2ca02c")
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 240, 60, 40, 24
 
 
 def watched_step(config):
-    """step(state, v', batch) -> (state, v', the mean ratio, signal-to-noise)."""
+    """step(state, v', batch) -> (state, v', the mean ratio, the median, signal-to-noise)."""
     train, gradient, o = (
         image_step.make_step(config),
         jax.grad(resnet.loss(config), has_aux=True),
@@ -54,50 +58,62 @@ def watched_step(config):
         state, metrics = train(state, batch)
         # both are divided by 1 - beta2^t, which cancels; an array that has seen no gradient has no
         # ratio
-        pairs = zip(jax.tree.leaves(state.moments.nu), jax.tree.leaves(other))
-        ratios = [
-            (jnp.where(w > 0, jnp.sqrt(v / jnp.where(w > 0, w, 1)), 0).sum(), (w > 0).sum())
-            for v, w in pairs
-        ]
-        mean = sum(total for total, _ in ratios) / sum(count for _, count in ratios)
-        return state, other, mean, metrics["snr"]
+        pairs = zip(used(o.beta2, n, state.moments), jax.tree.leaves(other), strict=True)
+        ratios = [jnp.where(w > 0, jnp.sqrt(v / jnp.where(w > 0, w, 1)), jnp.nan) for v, w in pairs]
+        values = jnp.concatenate([r.reshape(-1) for r in ratios])
+        return state, other, jnp.nanmean(values), jnp.nanmedian(values), metrics["snr"]
 
     return jax.jit(step, donate_argnums=(0, 1))
 
 
-def follow(n: int) -> dict[str, list[float]]:
-    config = small_resnet(n, SEED)
+def used(b2: float, n: int, state) -> list:
+    """The second moments that the update before this state was divided by."""
+    nu = jax.tree.leaves(state.nu)
+    if state.square is None:
+        return nu
+    square = jax.tree.leaves(state.square)
+    # With sums whose squares are the averages themselves the averages stay what they are.
+    _, scaled = ratio.scaled(
+        nu,
+        square,
+        [jnp.sqrt(s) for s in square],
+        b2=b2,
+        done=state.count,
+        most=n,
+        like=nu,
+        axis_name=None,
+        stacked=[None] * len(nu),
+    )
+    return scaled
+
+
+def follow(n: int, way: str) -> dict[str, list[float]]:
+    config = small_resnet(n, SEED, f"optimizer.second_moment={way}")
     images, state = read(config), image_step.init_state(config)
     other, step, rows = jax.tree.map(jnp.zeros_like, state.params), watched_step(config), []
     for number in range(1, config.train.steps + 1):
         batch = image_data.sample(images.train, config.train.seed, number, config.train.batch)
-        state, other, ratio, snr = step(state, other, batch)
-        rows.append((float(ratio), float(snr) - 1 / n))
-    return {"ratio": [r for r, _ in rows], "signal to noise": [s for _, s in rows]}
+        state, other, *found, snr = step(state, other, batch)
+        rows.append((*map(float, found), float(snr) - 1 / n))
+    return dict(zip(("ratio", "median", "signal to noise"), map(list, zip(*rows))))
 
 
-def figure(rows: dict[int, dict[str, list[float]]]) -> str:
-    """Two panels over steps, the ratio with 1 marked and signal-to-noise with 0; what is beyond a
-    frame lies on it.
+def figure(rows: dict[int, dict[str, list[float]]], scaled: dict[int, dict]) -> str:
+    """Three panels over steps, the ratio without and with the row ratio, with 1 marked, and
+    signal-to-noise with 0; what is beyond a frame lies on it.
     """
+    of = lambda which, name: {n: row[name] for n, row in which.items()}
     panels = [
-        panel(
-            "mean of √v / √v′", {n: row["ratio"] for n, row in rows.items()}, 0, (0.95, 1.15), 1.0
-        ),
-        panel(
-            "signal to noise",
-            {n: row["signal to noise"] for n, row in rows.items()},
-            HEIGHT,
-            (-0.5, 1.0),
-            0.0,
-        ),
+        panel("mean of √v / √v′", of(rows, "ratio"), 0, (0.95, 1.15), 1.0),
+        panel("the same with the row ratio", of(scaled, "ratio"), HEIGHT, (0.95, 1.15), 1.0),
+        panel("signal to noise", of(rows, "signal to noise"), 2 * HEIGHT, (-0.5, 1.0), 0.0),
     ]
     names = "".join(
         f'<text x="{LEFT + 70 * i}" y="14" fill="{c}">N = {n}</text>'
         for i, (n, c) in enumerate(zip(rows, COLOURS))
     )
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {2 * HEIGHT}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {3 * HEIGHT}"'
         ' font-family="sans-serif" font-size="12">'
     )
     return f'{head}<rect width="100%" height="100%" fill="white"/>{names}{"".join(panels)}</svg>\n'
@@ -142,21 +158,24 @@ def panel(
 
 def main() -> None:
     report = Report("adama_ratio")
-    for n in COUNTS:
-        if not report.has(f"N={n}"):
-            report.add(f"N={n}", follow(n))
-    rows = {n: report.results[f"N={n}"] for n in COUNTS}
-    write_whole(report.path.with_suffix(".svg"), figure(rows))
+    for way in WAYS:
+        for n in COUNTS:
+            if not report.has(f"{way}, N={n}"):
+                report.add(f"{way}, N={n}", follow(n, way))
+    rows, scaled = ({n: report.results[f"{way}, N={n}"] for n in COUNTS} for way in WAYS)
+    write_whole(report.path.with_suffix(".svg"), figure(rows, scaled))
+    within = lambda values: sum(abs(r - 1) <= 0.01 for r in values) / len(values)
     report.summarise(
         {
-            f"N={n}": {
+            name: {
                 "least": min(row["ratio"]),
                 "largest": max(row["ratio"]),
                 "mean of the last 50 steps": sum(row["ratio"][-50:]) / 50,
-                "steps within 1 % of 1": sum(abs(r - 1) <= 0.01 for r in row["ratio"])
-                / len(row["ratio"]),
+                "median of the last 50 steps": sum(row["median"][-50:]) / 50,
+                "steps within 1 % of 1": within(row["ratio"]),
+                "medians within 1 % of 1": within(row["median"]),
             }
-            for n, row in rows.items()
+            for name, row in report.results.items()
         }
     )
 

@@ -376,7 +376,11 @@ def test_bytes_of_the_gradient():
     page, summary = PAGE["Of the gradient"], result("adama_bytes")["summary"]
     size = {k: v / 1e9 for k, v in summary["gradient bytes"].items()}
     size["AdamA, each layer's gradient released"] = released = size.pop("AdamA, released")
+    size["the same with the row ratio"] = row = size.pop("AdamA, released, row ratio")
     assert size.keys() == page.keys()
+    beside = summary["and among the row ratio's"]
+    assert beside == 8 * summary["rows"]
+    assert quotes(page["the same with the row ratio"][0], row, beside / 1e9)
     for row, cells in page.items():
         assert quotes(cells[0], size[row]), row
     summed = summary["and among MultiSteps' arguments"] / 1e9
@@ -433,27 +437,57 @@ def test_the_largest_model():
 
 
 def test_time_of_adama():
-    page, ratios = PAGE["AdamA: time"], result("adama_time")["to accumulation in place"]
+    page, ratios = PAGE["AdamA: time"], result("adama_time")["results"]
     models = ("gpt_nano", "width 512")
     names = {"accumulation in a scan": "scan", "AdamA, whole gradients": "adama"}
     names["AdamA, released"] = "released"
+    names["released, row ratio"] = "released, row ratio"
     for row, cells in page.items():
         of = [ratios[f"{model}, {names.get(row, row)}"] for model in models]
         assert quotes(" ".join(cells), *(m[k]["median"] for m in of for k in ("clock", "cores")))
-    assert len(page) == 5
-    work = (ratios[f"{model}, released"]["cores"]["median"] for model in models)
+    assert len(page) == 6
+    ways = "released", "released, row ratio"
+    work = [ratios[f"{m}, {way}"]["cores"]["median"] for way in ways for m in models]
     assert quotes(answer("released step"), *work)
 
 
 def test_convergence_of_adama():
     page, summary = PAGE["AdamA: convergence"], result("adama_convergence")["summary"]
-    assert len(page) == len(summary)
-    for row, cells in page.items():
-        found = summary[row.split(",")[0]]
-        differences = found["AdamA less Adam"].values()
-        assert quotes(" ".join(cells), found["Adam"], found["spread"], *differences), row
-    gpt = summary["GPT"]
-    shares = [100 * d / gpt["Adam"] for d in gpt["AdamA less Adam"].values()]
-    assert quotes(answer("converge"), min(shares), max(shares))
-    assert all(summary["BERT"]["within"].values()), "the BERT stays within the spread of its seeds"
-    assert all(d < 0 for d in summary["ResNet"]["AdamA less Adam"].values()), "it ends lower"
+    first = tables("docs/adama.md")["# AdamA: moments gathered in the backward"]
+    assert page.keys() == summary.keys()
+    for row, (*cells, packed) in page.items():
+        found = summary[row]
+        of = found["less Adam"]
+        assert quotes(" ".join(cells), found["Adam"], found["spread"], of["squares"], of["row"])
+        assert quotes(packed, of["packed"]) if "packed" in of else not packed
+    assert all(found["within"]["row"] for found in summary.values())
+    assert answer("converge").startswith(f"with the row ratio in {len(page)} of {len(page)} cases")
+    for model, cells in first.items():
+        found = summary[f"{model}, beta2 0.95, N=8"]
+        of = found["less Adam"]
+        assert quotes(" ".join(cells), found["spread"], of["squares"], of["row"]), model
+    gpt = [v for k, v in summary.items() if k.startswith("GPT")]
+    beyond = [v for v in gpt if not v["within"]["squares"]]
+    assert (len(beyond), len(gpt)) == (8, 12)
+    small = [v for k, v in summary.items() if k.startswith("GPT, beta2")]
+    shares = [100 * v["less Adam"]["squares"] / v["Adam"] for v in small]
+    assert numbers(answer("converge"))[2:] == [f"{min(shares):.0f}", f"{max(shares):.0f}"]
+    worse = [k for k, v in summary.items() if not v["row no worse than squares"]]
+    assert len(worse) == 4
+    assert all(k.startswith("ResNet") for k in worse)
+
+
+def test_ratio_of_second_moments():
+    page, summary = PAGE["The ratio of second moments"], result("adama_ratio")["summary"]
+    for cells, found in zip(page.values(), summary.values(), strict=True):
+        last = (found[f"{what} of the last 50 steps"] for what in ("mean", "median"))
+        assert quotes(" ".join(cells), found["largest"], *last)
+
+
+def test_first_steps_of_a_packed_sum():
+    page, rows = PAGE["Why not a packed sum"], result("adama_packed")["results"]
+    assert page.keys() == {"2", "4", "8"}
+    for n, cells in page.items():
+        longest = [rows[f"{way}, {n}"]["longest"] for way in ("squares", "row", "packed")]
+        assert quotes(" ".join(cells), *longest, 100 * rows[f"packed, {n}"]["over twice"])
+        assert max(longest[:2]) <= 1.001 * int(n) ** 0.5 < longest[2] / 100

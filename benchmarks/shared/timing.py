@@ -40,12 +40,9 @@ def interleaved(
     closely stands in one group, so that it runs within a second or two. `configs`: of steps whose
     state is not that of `config`.
     """
-    way = {
-        name: (configs or {}).get(name, config).optimizer.accumulation
-        for group in groups
-        for name in group
-    }
-    of_way = {c.optimizer.accumulation: c for c in (config, *(configs or {}).values())}
+    form = lambda c: (c.optimizer.accumulation, c.optimizer.second_moment)  # of the state
+    way = {name: form((configs or {}).get(name, config)) for group in groups for name in group}
+    of_way = {form(c): c for c in (config, *(configs or {}).values())}
     states = {w: jax.jit(init_state, static_argnums=0)(of_way[w]) for w in set(way.values())}
     t = config.train
     tokens = data.sample(data.read(None, t.sequence).train, 0, 1, t.batch, t.sequence)
