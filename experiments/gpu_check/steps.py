@@ -97,7 +97,7 @@ class Race:
         self.configs = {name: (configs or {}).get(name, config) for name in makers}
         self.steps: dict[str, Any] = {}
         self.failed: dict[str, str] = {}
-        self.examples: dict[str, Any] = {}
+        self.examples: dict[tuple[str, str], Any] = {}
         for name, make in makers.items():
             try:
                 self.steps[name] = make()
@@ -112,8 +112,9 @@ class Race:
         order = random.Random(number).sample(list(self.steps), len(self.steps))
         return {name: statistics.median(self._run(name) for _ in range(REPEATS)) for name in order}
 
-    def _kind(self, name: str) -> str:
-        return self.configs[name].optimizer.accumulation
+    def _kind(self, name: str) -> tuple[str, str]:
+        of = self.configs[name].optimizer
+        return of.accumulation, of.second_moment
 
     def _run(self, name: str) -> float:
         kind = self._kind(name)

@@ -14,14 +14,15 @@ from experiments.gpu_check.steps import Race, example, usable_bytes
 from experiments.steps.step import abstract, make_step
 from jaxmem.plans import Assignment, compiled_bytes
 
-WAYS = ("scan", "in_place", "multi_steps", "adama", "released")
+ROW = "released_by_row"  # with the row ratio
+WAYS = ("scan", "in_place", "multi_steps", "adama", "released", ROW)
 PLANS = {"everything": None, "recompute": Assignment.nothing()}
 MICROBATCHES, ROUNDS, STEPS = 8, 12, 5
 RACES: dict[tuple, Race] = {}
 
 
 def points(settings: Settings) -> list[str]:
-    ways, rounds = (("in_place", "released"), 2) if settings.small else (WAYS, ROUNDS)
+    ways, rounds = (("in_place", "released", ROW), 2) if settings.small else (WAYS, ROUNDS)
     found = [f"{way} {plan}" for plan in PLANS for way in ways]
     return found + [f"losses {way}" for way in ways] + [f"round {i}" for i in range(rounds)]
 
@@ -33,7 +34,13 @@ def config_of(settings: Settings, point: str) -> Config:
     updates = {
         "model": config.model.model_copy(update={"loop": "stack"}),
         "train": config.train.model_copy(update={"microbatches": count}),
-        "optimizer": config.optimizer.model_copy(update={"accumulation": way, "clip": "value"}),
+        "optimizer": config.optimizer.model_copy(
+            update={
+                "accumulation": "released" if way == ROW else way,
+                "second_moment": "row" if way == ROW else "squares",
+                "clip": "value",
+            }
+        ),
     }
     return config.model_copy(update=updates)
 

@@ -70,14 +70,14 @@ def test_adama_runs_beside_accumulation(tmp_path):
     data = read(tmp_path, "adama_117m")
     found = data["summary"]["to accumulation in place"]
     assert found.keys() == {
-        f"{way} {plan}" for way in ("in_place", "released") for plan in ("everything", "recompute")
+        f"{way} {plan}"
+        for way in ("in_place", "released", "released_by_row")
+        for plan in ("everything", "recompute")
     }
     assert found["released recompute"]["bytes"] < 0.95
-    first, last = (
-        data["summary"]["losses"]["released"][0],
-        data["summary"]["losses"]["released"][-1],
-    )
-    assert last < first
+    for way in ("released", "released_by_row"):
+        first, *_, last = data["summary"]["losses"][way]
+        assert last < first
 
 
 @pytest.mark.slow
