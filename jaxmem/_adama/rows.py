@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-SHORTEST = 256  # values; eight bytes a row are then at most 0.3 % of parameters and moments
+SHORTEST = 256  # values, for whose parameters and moments 8 bytes are 0.3 %
 
 
 def shape_of_rows(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -144,12 +144,11 @@ class Rule:
         """Raises OptimizerError for moments with rows where there are none, or without any."""
         if (moments.square is None) == (self.second_moment != "row"):
             return
-        without = "no rows, as that of 'squares'", "`square` and `sketch` of it in place of None"
-        with_rows = "rows, as that of 'row'", "`square` and `sketch` replaced by None"
-        has, instead = without if moments.square is None else with_rows
+        has = "no rows, as" if moments.square is None else "rows, unlike"
         raise OptimizerError(
-            f"adama: `second_moment` is {self.second_moment!r}, and the state has {has}; expected a"
-            f" state that this transformation's `init` made, or one with {instead}"
+            f"adama: `second_moment` is {self.second_moment!r}, and the state has {has} that of"
+            " 'squares'; expected what this transformation's `init` made, whose count, mu and nu"
+            " may be another state's"
         )
 
     @property
@@ -196,6 +195,7 @@ class Rule:
             return Moments(mu, nu)
         # Signs are random and independent, so that the square of a row's sum is on average the sum
         # of its squares. Unlike that sum it is of all microbatches together, as sums add up.
+        g = jax.tree.map(jnp.asarray, g)
         signed = jax.tree.map(jnp.multiply, position.signs(g), g)
         added = lambda s, g: s + rows.summed(g, s.shape).astype(s.dtype)
         return Moments(mu, nu, moments.square, jax.tree.map(added, moments.sketch, signed))

@@ -23,21 +23,45 @@ class AdamAState(NamedTuple):
     count: how many minibatches are finished, int32.
     folded: how many microbatches of the current minibatch are folded, int32.
     mu, nu: Adam's moments, trees like the parameters.
-    square, sketch: with `second_moment="row"` trees with two float32 numbers for each row of the
-      parameters; else None.
     """
 
     count: Any
     folded: Any
     mu: Any
     nu: Any
-    square: Any = None
-    sketch: Any = None
 
     @property
     def moments(self) -> Moments:
         """What gradients are folded into."""
-        return Moments(self.mu, self.nu, self.square, self.sketch)
+        return Moments(self.mu, self.nu)
+
+
+class RowState(NamedTuple):
+    """The state of AdamA with `second_moment="row"`.
+
+    count, folded, mu, nu: those of AdamAState.
+    square, sketch: trees like the parameters with two float32 numbers for each of their rows.
+    """
+
+    count: Any
+    folded: Any
+    mu: Any
+    nu: Any
+    square: Any
+    sketch: Any
+
+    @property
+    def moments(self) -> Moments:
+        """What gradients are folded into."""
+        return Moments(*self[2:])
+
+
+State = AdamAState | RowState
+
+
+def with_moments(state: State, moments: Moments) -> Any:
+    """The state with these moments in place of its own."""
+    return state._replace(**{k: v for k, v in moments._asdict().items() if k in state._fields})
 
 
 class AdamA(optax.GradientTransformationExtraArgs):
@@ -58,24 +82,26 @@ class AdamA(optax.GradientTransformationExtraArgs):
         made.rule = rule
         return made
 
-    def begin(self, state: AdamAState) -> AdamAState:
+    def begin(self, state: State) -> Any:
         """The state as a minibatch starts: b1 mu, and b2 nu or, with `axis_name`, devices * b2 nu
         (AdamA §3.3).
         """
-        return state._replace(**self.rule.begin(state.moments)._asdict())
+        self.rule.check_rows(state.moments)
+        return with_moments(state, self.rule.begin(state.moments))
 
-    def fold(self, state: AdamAState, gradient) -> AdamAState:
+    def fold(self, state: State, gradient) -> Any:
         """The state with mu + (1 - b1) g and nu + (1 - b2) g², where g is a microbatch's mean
         gradient / `accumulation_steps`; with the row ratio each row's signed sum of g too.
 
         gradient: a tree like `state.mu`.
         """
+        self.rule.check_rows(state.moments)
         folded = self.rule.fold(state.moments, gradient, Position(state.count))
-        return state._replace(folded=state.folded + 1, **folded._asdict())
+        return with_moments(state._replace(folded=state.folded + 1), folded)
 
     def finish(
-        self, state: AdamAState, params=None, stacked: tuple[bool, ...] | None = None
-    ) -> tuple[Any, AdamAState]:
+        self, state: State, params=None, stacked: tuple[bool, ...] | None = None
+    ) -> tuple[Any, Any]:
         """The minibatch's updates, and the state that the next one begins with; all-reduced over
         `axis_name`.
 
@@ -90,30 +116,35 @@ class AdamA(optax.GradientTransformationExtraArgs):
                 "finish: `nesterov` needs the minibatch's gradient; expected `update` to be called"
                 " instead"
             )
+        self.rule.check_rows(state.moments)
         return _finish(self.rule, state, params, stacked=stacked)
 
 
-def _init(rule: Rule, params) -> AdamAState:
+def _init(rule: Rule, params) -> State:
     # Each counter is an array of its own: donating a state that holds one buffer twice is an error.
     zero = lambda: jnp.zeros((), jnp.int32)
-    return AdamAState(zero(), zero(), *rule.start(params))
+    moments = rule.start(params)
+    if moments.square is None:
+        return AdamAState(zero(), zero(), moments.mu, moments.nu)
+    return RowState(zero(), zero(), *moments)
 
 
 def _finish(
-    rule: Rule, state: AdamAState, params, gradient=None, stacked: tuple[bool, ...] | None = None
-) -> tuple[Any, AdamAState]:
+    rule: Rule, state: State, params, gradient=None, stacked: tuple[bool, ...] | None = None
+) -> tuple[Any, Any]:
     """Ends a minibatch: reduces the moments over devices, and makes the updates from them.
 
     stacked: for each array whether its first axis is that of layers; None where it is not known.
     """
     moments, nu = rule.settled(rule.reduced(state.moments), state.count, stacked=stacked)
     updates = rule.updates(moments.mu, nu, state.count, params, gradient)
-    return updates, AdamAState(
-        optax.safe_increment(state.count), jnp.zeros_like(state.folded), *moments
+    counted = state._replace(
+        count=optax.safe_increment(state.count), folded=jnp.zeros_like(state.folded)
     )
+    return updates, with_moments(counted, moments)
 
 
-def _update(rule: Rule, updates, state: AdamAState, params=None, **_):
+def _update(rule: Rule, updates, state: State, params=None, **_):
     """`update` of the transformation: a fold, and the minibatch's update after its last one."""
     rule.check(updates, state.moments, params)
     # Only a minibatch's first microbatch begins with decayed moments; how many are folded is known
@@ -123,7 +154,7 @@ def _update(rule: Rule, updates, state: AdamAState, params=None, **_):
         now = varying(state.moments, rule.axis_name)
         begun = jax.tree.map(lambda new, old: jnp.where(state.folded == 0, new, old), begun, now)
     moments = rule.fold(begun, updates, Position(state.count))
-    folded = AdamAState(state.count, state.folded + 1, *moments)
+    folded = with_moments(state._replace(folded=state.folded + 1), moments)
     whole = (
         None
         if rule.axis_name is None or not rule.nesterov
@@ -144,7 +175,7 @@ def _update(rule: Rule, updates, state: AdamAState, params=None, **_):
     return jax.lax.cond(last, finish, lambda: (nothing, _stored(rule, folded, state)))
 
 
-def _stored(rule: Rule, new: AdamAState, old: AdamAState) -> AdamAState:
+def _stored(rule: Rule, new: State, old: State) -> Any:
     """The new state with the types of the old one, so that both branches of the `cond` agree.
 
     That takes the old dtypes, and moments that may differ from device to device, although those
@@ -152,7 +183,7 @@ def _stored(rule: Rule, new: AdamAState, old: AdamAState) -> AdamAState:
     """
     as_stored = lambda a, b: a.astype(b.dtype)
     moments = varying(jax.tree.map(as_stored, new.moments, old.moments), rule.axis_name)
-    return new._replace(**moments._asdict())
+    return with_moments(new, moments)
 
 
 def scale_by_adama(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from jaxmem._adama.transform import AdamA, AdamAState
+from jaxmem._adama.transform import AdamA, AdamAState, RowState, State
 from jaxmem._jax.vary import varying
 from jaxmem._released.backward import backward
 from jaxmem._released.fold import Clip, Fold, Folds, Gathering, entries
@@ -46,7 +46,7 @@ class Accumulated:
     def init(self, model: Model, params):
         """The first state. Its rows are in one array for all layers, wherever states lie."""
         state: Any = self.tx.init(params)
-        if state.square is None:
+        if isinstance(state, AdamAState):
             return state
         # A stack of numbers has a row for each layer, as all other stacks have.
         is_number = jax.tree.map(lambda a: jnp.ndim(a) == 1, params[model.layers])
@@ -60,7 +60,7 @@ class Accumulated:
 
     def created(
         self, model: Model, outer, layer: Callable, count: int, stacked: Callable, specs
-    ) -> AdamAState:
+    ) -> State:
         stacks = lambda a: jax.ShapeDtypeStruct((count, *a.shape), a.dtype)
         one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
         first = jax.tree.map(lambda a: layout.moved(a, layout.DEVICE), self.tx.init(outer))
@@ -76,7 +76,7 @@ class Accumulated:
             made[name] = {**getattr(first, name), model.layers: layers}
         return first._replace(**made)
 
-    def opened(self, model: Model, params, state: AdamAState):
+    def opened(self, model: Model, params, state: State):
         stacks = {name: getattr(state, name)[model.layers] for name in MOVED}
         others = {name: model.outer(getattr(state, name)) for name in MOVED}
 
@@ -87,19 +87,18 @@ class Accumulated:
         return stacks, others, state._replace(mu=None, nu=None), closed
 
     def check(self, model: Model, params, state) -> None:
-        if isinstance(state, AdamAState):
+        if isinstance(state, AdamAState | RowState):
             self.tx.rule.check_rows(state.moments)
         check_shapes(model, functools.partial(self.init, model), (params, state))
 
-    def specs(self, model: Model, params, parts, divided: str) -> AdamAState:
+    def specs(self, model: Model, params, parts, divided: str) -> State:
         everything = PartitionSpec()
         everywhere = jax.tree.map(lambda _: everything, params)
         moments = dict(everywhere if divided == "nothing" else parts)
         layers = moments[model.layers]
         moments[model.layers] = as_layers(layers, masters_of(layers))  # which have no copies
-        state = AdamAState(everything, everything, moments, moments)
         if self.tx.rule.second_moment != "row":
-            return state
+            return AdamAState(everything, everything, moments, moments)
         # Rows are divided where the axis that is divided is one that they are counted by.
         stack_of = {k: masters_of(v)[0] if k == model.layers else v for k, v in moments.items()}
         whole = {k: joined_shapes(v) if k == model.layers else v for k, v in params.items()}
@@ -107,14 +106,14 @@ class Accumulated:
         of_rows = jax.tree.map(
             lambda rows, spec: PartitionSpec(*spec[: rows.ndim]), numbered, stack_of
         )
-        return state._replace(square=of_rows, sketch=of_rows)
+        return RowState(everything, everything, moments, moments, of_rows, of_rows)
 
     def minibatch(
         self, model: Model, clip: Clip, like, state, batch, key, by_layer: bool = False
     ) -> Minibatch:
         params, old = state
         rule, n = self.tx.rule, self.tx.rule.accumulation_steps
-        if old.square is not None:
+        if isinstance(old, RowState):
             square, sketch = (model.parted(params, rows) for rows in (old.square, old.sketch))
             old = old._replace(square=square, sketch=sketch)
         # Divided moments are told by their shapes; no layout is stored beside the state.
@@ -179,7 +178,7 @@ class Accumulated:
 def _stored(model: Model, new, old):
     """The new state with its rows in one array for all layers, and in the dtypes of the old one."""
     params, state = new
-    if state.square is not None:
+    if isinstance(state, RowState):
         square, sketch = map(model.united, (state.square, state.sketch))
         state = state._replace(square=square, sketch=sketch)
     return jax.tree.map(lambda a, b: a.astype(b.dtype), (params, state), old)

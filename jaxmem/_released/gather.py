@@ -9,7 +9,7 @@ import jax
 import optax
 
 from jaxmem._adama.rule import Rule
-from jaxmem._adama.transform import AdamAState
+from jaxmem._adama.transform import State, with_moments
 from jaxmem._released.model import Model
 from jaxmem._states.shards import assembled, gathered, part_of, refilled
 from jaxmem._states.stacks import like as as_layers
@@ -76,7 +76,7 @@ def of_layers(layers: str, params) -> tuple[bool, ...]:
     return tuple(path[0] == jax.tree_util.DictKey(layers) for path, _ in found)
 
 
-def updated(layers: str, rule: Rule, params, like, state: AdamAState):
+def updated(layers: str, rule: Rule, params, like, state: State):
     """Returns (params, state) after a minibatch: each device updates the part of the parameters for
     which it has moments, and what every device holds whole is gathered again (ZeRO-1).
 
@@ -97,4 +97,5 @@ def updated(layers: str, rule: Rule, params, like, state: AdamAState):
     pairs = zip(parts_of(params[layers]), parts_of(new[layers]))
     stacked = as_layers(params[layers], [refilled(*pair, axis) for pair in pairs])
     params = {k: stacked if k == layers else outer[k] for k in params}
-    return params, AdamAState(optax.safe_increment(state.count), state.folded, *moments)
+    counted = state._replace(count=optax.safe_increment(state.count))
+    return params, with_moments(counted, moments)

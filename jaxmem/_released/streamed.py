@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import optax
 
 from jaxmem._adama.rule import Moments, Rule
-from jaxmem._adama.transform import AdamAState
 from jaxmem._released.backward import backward
 from jaxmem._released.fold import Fold, Folds, entries
 from jaxmem._released.gather import whole_layer, whole_outside
@@ -35,12 +34,12 @@ def minibatch(
     key_of,
     divided: bool,
 ):
-    """Returns ((params, AdamAState), moments with their tallies, losses (microbatches,)).
+    """Returns ((params, state), moments with their tallies, losses (microbatches,)).
 
     fold_of: the `Fold` of the microbatch of a number, and of what makes a component's new
       parameters, or None.
     like: the parameters with their whole shapes.
-    state: the pair (params, AdamAState), of whose arrays a device may have a part (ZeRO-3): it then
+    state: the pair (params, state), of whose arrays a device may have a part (ZeRO-3): it then
       gathers a layer as it comes to it, and updates its own part. Rows are in as many stacks as
       the moments.
     divided: whether a device has a part of the moments.
@@ -110,7 +109,8 @@ def minibatch(
         moments[k] |= getattr(settled, k)
     new = {k: stacks if k == model.layers else outside[k] for k in params}
     count, folded = optax.safe_increment(old.count), jnp.zeros_like(old.folded)
-    return (new, AdamAState(count, folded, **moments)), (outer, layers), losses
+    made = old._replace(count=count, folded=folded, **moments)
+    return (new, made), (outer, layers), losses
 
 
 def _once(body: Callable, carry, given):

@@ -171,5 +171,12 @@ def folded_at(fold: Callable, state, i, gradient):
     # Over a batch of one layer, so that the layer that is read has the axis of that which is
     # written. XLA updates a slice in place as it reads it only then: a reshape between the two
     # would have it copy the layer first, two passes more over all that is folded into.
-    batch_of_one = jax.tree.map(lambda a: a[None], (fetch(state, i), gradient))
-    return jax.tree.map(lambda a: a[0], jax.vmap(fold)(*batch_of_one))
+    layer = fetch(state, i)
+    batch_of_one = jax.tree.map(lambda a: a[None], (layer, gradient))
+    try:
+        new = jax.vmap(fold)(*batch_of_one)
+    except (
+        Exception
+    ):  # such as an ordered callback's, which cannot be mapped; or an error of its own
+        return fold(layer, gradient)
+    return jax.tree.map(lambda a: a[0], new)

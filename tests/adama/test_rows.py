@@ -191,6 +191,19 @@ def test_complex_gradients_have_real_squares():
     assert np.all(np.abs(got["w"] - params["w"]) <= np.abs(plain["w"] - params["w"]) * 1.5)
 
 
+def test_gradients_may_be_numbers():
+    tx = row(0.1, accumulation_steps=2)
+    state = tx.init({"a": jnp.ones(())})
+    for _ in range(2):
+        updates, state = tx.update({"a": 0.5}, state, {"a": 1.0})
+    np.testing.assert_allclose(updates["a"], -0.1, rtol=1e-6)
+
+
+def test_without_rows_a_state_is_what_it_was():
+    """So that stored ones are read."""
+    assert jaxmem.adama(0.1).init(parameters())._fields == ("count", "folded", "mu", "nu")
+
+
 def test_bfloat16_gradients_are_summed_in_float32():
     params = jax.tree.map(lambda a: a.astype(jnp.bfloat16), parameters())
     tx = row(0.1, accumulation_steps=2)
@@ -221,5 +234,8 @@ def test_another_second_moment_or_another_states_is_refused():
     grads = gradients(1)[0]
     with pytest.raises(OptimizerError, match="the state has no rows, as that of 'squares'"):
         row(0.1).update(grads, jaxmem.adama(0.1).init(params), params)
-    with pytest.raises(OptimizerError, match="the state has rows, as that of 'row'"):
+    for part in (row(0.1).begin, row(0.1).finish, lambda s: row(0.1).fold(s, grads)):
+        with pytest.raises(OptimizerError, match="the state has no rows"):
+            part(jaxmem.adama(0.1).init(params))
+    with pytest.raises(OptimizerError, match="the state has rows, unlike that of 'squares'"):
         jaxmem.adama(0.1).update(grads, row(0.1).init(params), params)

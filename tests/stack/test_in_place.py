@@ -5,6 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import io_callback
 
 import jaxmem
 
@@ -57,3 +58,26 @@ def test_no_layer_is_copied_before_it_is_updated(optimized):
         assert copies(text, f"f64[1,{shape}]") == copies(text, f"f64[{shape}]") == []
     behind = compiled(turned)
     assert any(copies(behind, f"f64[{one}{NARROW},{WIDE}]") for one in ("1,", ""))
+
+
+def test_a_fold_that_cannot_be_mapped_runs_as_it_is():
+    seen = []
+
+    def fold(moments, gradient):
+        io_callback(lambda a: seen.append(a.shape), None, gradient["up"], ordered=True)
+        return added(moments, gradient)
+
+    args = (jnp.zeros((LAYERS, 2, 2)), jnp.ones((LAYERS, 2, 2)), jnp.ones((4, 2)))
+    block = lambda p, x: x + jnp.tanh(x @ p["up"])
+
+    def step(fold):
+        run = lambda moments: jaxmem.stack(
+            block, {"up": args[1]}, args[2], moments={"up": moments}, fold=fold
+        ).sum()
+        return jax.grad(run)(args[0])
+
+    got, want = step(fold), step(added)
+    jax.effects_barrier()
+    assert seen == [(2, 2)] * LAYERS
+    assert (got == want).all()
+    assert (got != 0).all()
