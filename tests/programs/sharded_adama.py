@@ -18,6 +18,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
+from jaxmem._adama.transform import with_moments
 from tests.shared import tiny_lm
 
 jax.config.update("jax_enable_x64", True)
@@ -79,12 +80,12 @@ def by_transform(mesh, size: int, checked: bool, moment: str = "squares"):
         own = jax.lax.pcast(params, "data", to="varying")
         if checked:
             own_moments = jax.lax.pcast(state.moments, "data", to="varying")
-            state = state._replace(**own_moments._asdict())
+            state = with_moments(state, own_moments)
         for part in batch.reshape(N, -1, batch.shape[1]):
             updates, state = tx.update(jax.grad(tiny_lm.loss)(own, part), state, params)
             params = optax.apply_updates(params, updates)
         # a state's own moments, equal on all devices by now
-        return params, state._replace(**jax.lax.pmean(state.moments, "data")._asdict())
+        return params, with_moments(state, jax.lax.pmean(state.moments, "data"))
 
     specs = {"in_specs": (P(), P(), P("data")), "out_specs": (P(), P()), "check_vma": checked}
     call = jax.jit(jax.shard_map(minibatch, mesh=mesh, **specs))
