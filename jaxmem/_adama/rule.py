@@ -1,6 +1,7 @@
 """The arithmetic of AdamA (Algorithm 1): decay, fold, reduce over devices, update."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -178,27 +179,24 @@ class Rule:
         mu = jax.tree.map(lambda m: b1 * m, moments.mu)
         return moments._replace(mu=mu, nu=jax.tree.map(lambda v: b2 * v, moments.nu))
 
-    def fold(self, moments: Moments, gradient, position: rows.Position) -> Moments:
+    def fold(self, moments: Moments, gradient, sums: Callable) -> Moments:
         """The moments with a microbatch's mean gradient added. nu gathers the sum of the squares of
         microbatches, not the square of their sum (AdamA, Algorithm 1).
 
-        position: of which minibatch the gradient is, and of what, which the row ratio reads.
+        sums: `sums(like)` makes of each row of the gradient the sum of its values with random
+          signs, in a tree like the moments' sketch.
         """
-        g = (
-            gradient
-            if self.single
-            else jax.tree.map(lambda g: g / self.accumulation_steps, gradient)
-        )
+        share = lambda a: a if self.single else a / self.accumulation_steps
+        g = jax.tree.map(share, gradient)
         mu = jax.tree.map(lambda g, m: (1 - self.b1) * g + m, g, moments.mu)
         nu = jax.tree.map(lambda g, v: (1 - self.b2) * rows.square(g) + v, g, moments.nu)
         if moments.sketch is None:
             return Moments(mu, nu)
         # Signs are random and independent, so that the square of a row's sum is on average the sum
         # of its squares. Unlike that sum it is of all microbatches together, as sums add up.
-        g = jax.tree.map(jnp.asarray, g)
-        signed = jax.tree.map(jnp.multiply, position.signs(g), g)
-        added = lambda s, g: s + rows.summed(g, s.shape).astype(s.dtype)
-        return Moments(mu, nu, moments.square, jax.tree.map(added, moments.sketch, signed))
+        added = lambda s, new: s + share(new).astype(s.dtype)
+        sketch = jax.tree.map(added, moments.sketch, sums(moments.sketch))
+        return Moments(mu, nu, moments.square, sketch)
 
     def reduced(self, moments: Moments) -> Moments:
         """The moments after a minibatch, equal on all devices of `axis_name`: the mean of mu and of

@@ -96,7 +96,8 @@ class AdamA(optax.GradientTransformationExtraArgs):
         gradient: a tree like `state.mu`.
         """
         self.rule.check_rows(state.moments)
-        folded = self.rule.fold(state.moments, gradient, Position(state.count))
+        sums = functools.partial(Position(state.count).sums, gradient)
+        folded = self.rule.fold(state.moments, gradient, sums)
         return with_moments(state._replace(folded=state.folded + 1), folded)
 
     def finish(
@@ -153,7 +154,8 @@ def _update(rule: Rule, updates, state: State, params=None, **_):
     if not rule.single:
         now = varying(state.moments, rule.axis_name)
         begun = jax.tree.map(lambda new, old: jnp.where(state.folded == 0, new, old), begun, now)
-    moments = rule.fold(begun, updates, Position(state.count))
+    sums = functools.partial(Position(state.count).sums, updates)
+    moments = rule.fold(begun, updates, sums)
     folded = with_moments(state._replace(folded=state.folded + 1), moments)
     whole = (
         None

@@ -2,7 +2,6 @@
 every gradient is used as soon as it is whole: folded into its moments, or for an update.
 """
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -91,15 +90,13 @@ def backward(
         tallies = [{k: s[k] for k in TALLIES} for s in layer_states]
         none = jax.tree.map(lambda a: jnp.zeros((), a.dtype), tallies[0])
 
-        starts = [0, *itertools.accumulate(map(length, stacks))]
-
         def into(k, state, i, gradient, own):
             rest = {k: v for k, v in state.items() if k != "params"}
             is_copied = isinstance(part := state.get("params"), Copied)
             # The loop has read these parameters already, but for a copy's master.
             own = fetch(part.master, i) if is_copied else own
             given = none | ({"params": own} if "params" in state else {})
-            use = lambda s, g: fold(s | given, g, starts[k] + i)
+            use = lambda s, g: fold(s | given, g)
             new = folded_at(use, rest, i, gradient)
             new |= {"params": Copied(new["params"], new["params"])} if is_copied else {}
             return {k: new[k] for k in state}, {k: new[k] for k in none}

@@ -49,11 +49,11 @@ class Update:
     def like(self, state):
         return state["params"]
 
-    def __call__(self, state, gradient, finite, source):
+    def __call__(self, state, gradient):
         by_number = lambda tree: dict(zip(self.parameters, jax.tree.leaves(tree), strict=True))
         old = by_number(state["params"]), dict(zip(self.owned, state["optimizer"], strict=True))
-        new = self.alone.updated(by_number(gradient), *old, self.shared)
-        params, states = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+        new = self.alone.updated(by_number(gradient.arrays), *old, self.shared)
+        params, states = jax.tree.map(lambda a, b: jnp.where(gradient.finite, a, b), new, old)
         tree = jax.tree.unflatten(jax.tree.structure(state["params"]), list(params.values()))
         return {"params": tree, "optimizer": list(states.values())}
 

@@ -5,6 +5,7 @@ A component is what is updated at once: one layer, or one array outside the laye
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -70,15 +71,35 @@ def squared(gradient, like, axis_name: str | None):
     return total(scattered(gradient, like, axis_name), gradient, axis_name)
 
 
-class Source(NamedTuple):
-    """Where a component's gradient comes from.
+class Gradient(NamedTuple):
+    """A component's gradient, as it is used.
 
-    layer: the number of its layer; 0 outside the layers.
+    arrays: a tree of arrays, as wide as what they are added to: clipped, and zeros where `finite`
+      is false.
+    finite: a scalar, whether all of its values are.
+    clipped: the same tree, clipped by value alone, and as wide as gradients are.
+    scale: what clips it by its norm, a scalar; None where nothing does.
     whole: a tree with the shapes of the component's whole arrays.
     """
 
-    layer: Any
+    arrays: Any
+    finite: Any
+    clipped: Any
+    scale: Any
     whole: Any
+
+    def sums(self, position: Position, like):
+        """Of each row of `arrays` the sum with random signs, in a tree of `like`'s shapes.
+
+        It is made of `clipped`, and then scaled: a sum of what is computed as it is read takes
+        three times as long on a CPU.
+        """
+
+        def ready(sums):
+            scaled = sums if self.scale is None else sums * jnp.asarray(self.scale, sums.dtype)
+            return jnp.where(self.finite, scaled, jnp.zeros((), sums.dtype))
+
+        return jax.tree.map(ready, position.sums(self.clipped, like))
 
 
 class Use(Protocol):
@@ -90,18 +111,14 @@ class Use(Protocol):
         """
         ...
 
-    def __call__(self, state: dict[str, Any], gradient, finite, source: Source) -> dict[str, Any]:
-        """The component's new state, which has the old one's entries.
-
-        gradient: clipped; zeros where `finite`, a scalar, is false.
-        """
+    def __call__(self, state: dict[str, Any], gradient: Gradient) -> dict[str, Any]:
+        """The component's new state, which has the old one's entries."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fold:
-    """`fold(state, gradient)` returns the state of one component after one microbatch; of a layer
-    it is `fold(state, gradient, number of the layer)`.
+    """`fold(state, gradient)` returns the state of one component after one microbatch.
 
     The state is a dict: what `use` reads and replaces; "squares", the sum of the squared norms of
     its gradients; "skipped", how many of them were left out since they were not finite. An entry
@@ -119,34 +136,36 @@ class Fold:
     factor: Any = 1.0
     mean_over: str | None = None
 
-    def __call__(self, state: dict[str, Any], gradient, layer=0) -> dict[str, Any]:
+    def __call__(self, state: dict[str, Any], gradient) -> dict[str, Any]:
         # Where states are divided, `own` is this device's part of the mean gradient, or all of it
         # for an array that no dimension divides; else it is the device's gradient. The square is of
         # all parts together, so that all devices decide alike.
         like = self.use.like(state)
         own = scattered(gradient, like, self.mean_over)
         square = total(own, gradient, self.mean_over)
-        finite = jnp.isfinite(square)
         # One value that is not finite leaves out the component's gradient.
-        g = jax.tree.map(lambda g, v: self._ready(g, v, square, finite), own, like)
+        finite = jnp.isfinite(square)
         held = {k: v for k, v in state.items() if k not in TALLIES}
-        used = self.use(held, g, finite, Source(layer, gradient))
+        used = self.use(held, self._clipped(own, like, square, finite, gradient))
         counted = state["skipped"] + (1 - finite.astype(state["skipped"].dtype))
         squares = state["squares"] + jnp.where(finite, square, 0.0).astype(state["squares"].dtype)
         return used | {"squares": squares, "skipped": counted}
 
-    def _ready(self, g, v, square, finite):
-        """One array's gradient in the form in which it is folded: widened, clipped, and zero where
-        the component's gradient is not finite.
-        """
+    def _clipped(self, own, like, square, finite, whole) -> Gradient:
         clip = self.clip
-        # widened first: a bfloat16 gradient is squared in the precision of its moments
-        g = g.astype(jnp.promote_types(g.dtype, v.dtype))
-        g = jnp.clip(g, -clip.at, clip.at) if clip.how == "value" else g
-        if clip.how in ("component", "norm"):
-            scale = clip.factor(square) if clip.how == "component" else self.factor
-            g = g * jnp.asarray(scale, g.dtype)
-        return jnp.where(finite, g, jnp.zeros((), g.dtype))
+        # widened first: a bfloat16 gradient is clipped and squared in the precision of its moments
+        wide = lambda g, v: g.astype(jnp.promote_types(g.dtype, v.dtype))
+        bounded = lambda g, v: jnp.clip(wide(g, v), -clip.at, clip.at)
+        clipped = jax.tree.map(bounded, own, like) if clip.how == "value" else own
+        by_norm = {"component": lambda: clip.factor(square), "norm": lambda: self.factor}
+        scale = by_norm[clip.how]() if clip.how in by_norm else None
+
+        def ready(g, v):
+            g = wide(g, v)
+            g = g if scale is None else g * jnp.asarray(scale, g.dtype)
+            return jnp.where(finite, g, jnp.zeros((), g.dtype))
+
+        return Gradient(jax.tree.map(ready, clipped, like), finite, clipped, scale, whole)
 
 
 class Folds(NamedTuple):
@@ -176,8 +195,9 @@ class Gathering:
     step: how many minibatches were finished before this one.
     decays: what mu and nu are multiplied by: the minibatch's decay rates in its first microbatch, 1
       in the others.
-    update: `update(parameters, moments, source)` makes the component's new parameters and moments
-      of the moments after the minibatch's last microbatch. None leaves the parameters alone.
+    update: `update(parameters, moments, whole)` makes the component's new parameters and moments
+      of the moments after the minibatch's last microbatch; `whole` is the gradient's. None leaves
+      the parameters alone.
     divided_over: the mesh axis over whose devices moments are divided; None where each device has
       them whole.
     """
@@ -191,22 +211,23 @@ class Gathering:
     def like(self, state):
         return state["nu"]
 
-    def __call__(self, state, gradient, finite, source):
+    def __call__(self, state, gradient):
         old = moments_in(state)
 
         # Always `by`, since a gradient that is not finite was replaced by zeros. But as an array:
         # XLA would multiply a layer that it reads by a number in a pass of its own.
         def decayed(tree, by):
             one = lambda a, g: a * jnp.where(g == g, by, 1).astype(a.dtype)
-            return jax.tree.map(one, tree, gradient)
+            return jax.tree.map(one, tree, gradient.arrays)
 
         mu, nu = map(decayed, (old.mu, old.nu), self.decays)
-        position = Position(self.step, source.layer, source.whole, self.divided_over)
-        new = self.rule.fold(old._replace(mu=mu, nu=nu), gradient, position)
+        position = Position(self.step, gradient.whole, self.divided_over)
+        sums = functools.partial(gradient.sums, position)
+        new = self.rule.fold(old._replace(mu=mu, nu=nu), gradient.arrays, sums)
         new = jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
         if self.update is None:
             return entries(new)
-        params, new = self.update(state["params"], new, source)
+        params, new = self.update(state["params"], new, gradient.whole)
         return entries(new) | {"params": params}
 
 

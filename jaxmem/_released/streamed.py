@@ -60,10 +60,10 @@ def minibatch(
     whole = whole_layer(model, like, rule.axis_name)
     gathered = whole_outside(model, params, like, rule.axis_name)
 
-    def update(own, new, source):
+    def update(own, new, shapes):
         # The update reads the moments that are stored. Fused with their fold, XLA would compute
         # them once more, and may round them otherwise.
-        return updated(own, jax.lax.optimization_barrier(new), layer_mask, source.whole, False)
+        return updated(own, jax.lax.optimization_barrier(new), layer_mask, shapes, False)
 
     def one(carry, numbered, update=None):
         (moments, held), (i, part) = carry, numbered

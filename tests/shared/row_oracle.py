@@ -14,11 +14,23 @@ def mixed(h: int) -> int:
     return ((h ^ (h >> 13)) * 0xC2B2AE35) & MASK
 
 
-def signs(shape, step: int) -> np.ndarray:
-    """1 or -1 for each value, from its number and the step's."""
+def patterns(rows: int) -> int:
+    """How many different signs the rows of an array have: 32 or the next number above that divides
+    how many rows there are, or one for each row.
+    """
+    return rows if rows < 32 else min(n for n in range(32, rows + 1) if rows % n == 0)
+
+
+def signs(shape, step: int, stacked=None) -> np.ndarray:
+    """1 or -1 for each value; layers have the same, and so has what the first axis of several of
+    rows numbers, since it may be that of layers.
+    """
+    _, rows, values = rows_of(shape, stacked or None)
+    in_group = rows // patterns(rows)
     of_step = mixed((step + 0x9E3779B9) & MASK)
-    bits = [mixed((n * 0x9E3779B1 + of_step) & MASK) >> 31 for n in range(math.prod(shape))]
-    return 1.0 - 2.0 * np.array(bits, np.float64).reshape(shape)
+    number = lambda n: n // values % rows // in_group * values + n % values
+    hashed = (mixed((number(n) * 0x9E3779B1 + of_step) & MASK) for n in range(math.prod(shape)))
+    return 1.0 - 2.0 * np.array([h >> 31 for h in hashed], np.float64).reshape(shape)
 
 
 def rows_of(shape, stacked=None) -> tuple[int, int, int]:
@@ -71,7 +83,8 @@ def adama(
             m = [a + (1 - b1) * b for a, b in zip(m, g)]
             v = [a + (1 - b2) * b**2 for a, b in zip(v, g)]
             for k, shape in enumerate(counts):
-                signed = (signs(g[k].shape, t - 1) * g[k]).reshape(shape)
+                of = stacked[k] if stacked else None
+                signed = (signs(g[k].shape, t - 1, of) * g[k]).reshape(shape)
                 sums[k] = sums[k] + np.array([[math.fsum(row) for row in g] for g in signed])
         new = []
         for k, (p, shape) in enumerate(zip(params, counts)):
