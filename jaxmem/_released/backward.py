@@ -14,6 +14,7 @@ from jaxmem._released.fold import TALLIES, Fold, Folds, squared
 from jaxmem._released.model import Model
 from jaxmem._stack.arguments import is_floating, merged, separated
 from jaxmem._stack.loops import fetched_first
+from jaxmem._stack.pullback import pulled
 from jaxmem._stack.stack import folded_at, loops_over
 from jaxmem._states.stacks import Copied, length, masters_of, one_layer, read_of
 from jaxmem._states.store import brought, fetch, returned, streams
@@ -111,7 +112,7 @@ def backward(
     # with what embed made for all layers; after it comes what `block` closes over, which is no
     # parameter.
     def whole_gradients(d_x, d_common):
-        (d_embed,) = pull_embed((d_x, d_common[: len(floats)]))
+        (d_embed,) = pulled(pull_embed, (d_x, d_common[: len(floats)]))
         return [a + b for a, b in zip(d_outer, jax.tree.leaves(d_embed))]
 
     if folds.layer.clip.how == "norm":
