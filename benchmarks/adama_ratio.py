@@ -69,7 +69,7 @@ def watched_step(config):
 def used(b2: float, n: int, state) -> list:
     """The second moments that the update before this state was divided by."""
     nu = jax.tree.leaves(state.nu)
-    if state.square is None:
+    if state.moments.square is None:
         return nu
     square = jax.tree.leaves(state.square)
     # With sums whose squares are the averages themselves the averages stay what they are.
