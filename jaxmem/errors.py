@@ -53,6 +53,12 @@ class RunError(JaxmemError):
     """
 
 
+class NotFiniteError(RunError):
+    """A loss or the norm of a gradient that is not finite, step after step; names the newest
+    checkpoint.
+    """
+
+
 class SolverError(JaxmemError):
     """The solver was given numbers it cannot use, or returned nothing."""
 

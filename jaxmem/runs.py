@@ -1,11 +1,15 @@
-"""A run's folder: metrics.jsonl, summary.json, plan.json and a page, written whole and read back.
+"""A run: a loop that goes on where it stopped, and its folder with metrics.jsonl, summary.json,
+plan.json, checkpoints and a page.
 
 `record` writes them while a run goes on, so that they appear when it ends, and no earlier run is
-lost to one that fails. `read` reads them; `jaxmem report` draws them.
+lost to one that fails. `train` is the loop; `Interrupted` is how a signal ends it. `read` reads the
+results; `jaxmem report` draws them.
 """
 
 from jaxmem._core.files import write_whole as write_whole
 from jaxmem._runs.folder import Record as Record
 from jaxmem._runs.folder import record as record
+from jaxmem._runs.loop import train as train
 from jaxmem._runs.read import Run as Run
 from jaxmem._runs.read import read as read
+from jaxmem._runs.signals import Interrupted as Interrupted

@@ -8,23 +8,22 @@ import math
 import os
 import pathlib
 import shutil
-import socket
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxmem._core.files import write_json
+from jaxmem._core.files import write_json, write_whole
 from jaxmem._memory.explanation import Explanation
 from jaxmem._plan.plan import Plan
+from jaxmem._runs.lock import locked, told
 from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SUMMARY
-from jaxmem.errors import JaxmemWarning, RunError
+from jaxmem.errors import RunError
 
 REPORT = "report.html"
 # What belongs to one run; other files in the folder are the user's. The summary is first, since its
 # presence marks the folder as a run's.
 RESULTS = (SUMMARY, METRICS, PLAN, EXPLAINED, REPORT)
-LOCK, UNFINISHED = ".lock", "unfinished-"
+UNFINISHED, CHECKPOINTS = "unfinished-", "checkpoints"
 
 
 class Record:
@@ -33,12 +32,45 @@ class Record:
     folder: where the results appear at the run's end.
     path: the folder within it where they are until then, and where they stay if the run fails.
     steps: how many rows were written.
+    resumed: whether an unfinished run goes on here, which left checkpoints.
     """
 
-    def __init__(self, folder: pathlib.Path, path: pathlib.Path):
-        self.folder, self.path = folder, path
+    def __init__(self, folder: pathlib.Path, path: pathlib.Path, resumed: bool = False):
+        self.folder, self.path, self.resumed = folder, path, resumed
         self.steps = 0
         self._rows = None
+
+    @property
+    def durable(self) -> bool:
+        """Whether there are checkpoints, from which an unfinished run goes on."""
+        return _is_durable(self.path)
+
+    def rows_until(self, step: int) -> list[dict[str, float | None]]:
+        """The rows of the steps up to `step`, after which the next are written; those after it, of
+        steps that are done again, are let go, and so is a last one that was not finished.
+        """
+        self._close()
+        path = self.path / METRICS
+        with told(self.folder):
+            rows = []
+            for line in path.read_bytes().splitlines() if path.exists() else ():
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    break
+                if not isinstance(row, dict) or row.get("step", math.inf) > step:
+                    break
+                rows.append(row)
+            write_whole(path, "".join(map(_line, rows)))
+            self.steps = len(rows)
+        return rows
+
+    def flush(self) -> None:
+        """Sees to it that the rows so far are on the disk."""
+        if self._rows is not None:
+            with told(self.folder):
+                self._rows.flush()
+                os.fsync(self._rows.fileno())
 
     def row(self, step: int, /, **numbers: float) -> None:
         """Appends a step's numbers to metrics.jsonl, at once, so that they survive a crash.
@@ -51,23 +83,23 @@ class Record:
         Raises RunError if it cannot be written.
         """
         row = {"step": int(step)} | {name: float(value) for name, value in numbers.items()}
-        with _told(self.folder):
+        with told(self.folder):
             if self._rows is None:
-                self._rows = (self.path / METRICS).open("w", encoding="utf-8")
-            self._rows.write(json.dumps(_without_nan(row), allow_nan=False) + "\n")
+                self._rows = (self.path / METRICS).open("a", encoding="utf-8")
+            self._rows.write(_line(row))
             self._rows.flush()
         self.steps += 1
 
     def plan(self, plan: Plan) -> None:
         """Writes the plan under which the run trains, as plan.json."""
-        with _told(self.folder):
+        with told(self.folder):
             plan.save(self.path / PLAN)
 
     def explained(self, found: Explanation) -> None:
         """Writes what `jaxmem.explain` told of the step, as explained.json: the page then shows
         what is in memory over the step's schedule.
         """
-        with _told(self.folder):
+        with told(self.folder):
             write_json(self.path / EXPLAINED, found.to_json())
 
     def summary(self, fields: Mapping[str, Any]) -> None:
@@ -78,16 +110,19 @@ class Record:
             name), `command`, `val_loss`, `first_loss`, `final_loss`, `steps`, `compiled_bytes`,
             `baseline_bytes` and `tokens_per_second`.
         """
-        with _told(self.folder):
+        with told(self.folder):
             write_json(self.path / SUMMARY, _without_nan(dict(fields)))
 
     def _close(self) -> None:
         if self._rows is not None:
             self._rows.close()
+            self._rows = None
 
 
 @contextlib.contextmanager
-def record(folder: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Record]:
+def record(
+    folder: str | os.PathLike, *, overwrite: bool = False, resume: bool = False
+) -> Iterator[Record]:
     """A run's results, written apart while the statement runs, in `folder` when it has ended.
 
         with jaxmem.runs.record("runs/mine") as run:
@@ -107,20 +142,26 @@ def record(folder: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Re
       folder: where the results belong; it is made, with its parents. Files in it that are not a
         run's are left alone.
       overwrite: let the results of an earlier run go, when this one ends.
+      resume: go on with a run that left checkpoints here and did not end, as `train` writes them;
+        `Record.resumed` says whether there is one. An interrupted run with checkpoints has not
+        ended. With `overwrite` there is none.
 
     Raises RunError, before the statement runs, if `folder` holds a run's summary and `overwrite`
     is not set, if another process writes a run there, or if it cannot be written to.
     """
     folder = pathlib.Path(folder)
-    with _made(folder), _locked(folder):
+    with _made(folder), locked(folder):
         _refuse_finished(folder, overwrite)
-        run = Record(folder, _apart(folder))
+        left = _unfinished(folder) if resume and not overwrite else None
+        run = Record(folder, left or _apart(folder), left is not None)
         try:
             yield run
         except BaseException as error:
             run._close()
             interrupted = isinstance(error, KeyboardInterrupt)
-            if interrupted and (run.steps or (run.path / SUMMARY).exists()):
+            if run.durable:
+                error.add_note(f"the run goes on from its last checkpoint, in {run.path}")
+            elif interrupted and (run.steps or (run.path / SUMMARY).exists()):
                 _publish(run, interrupted=True)
             elif run.steps:
                 error.add_note(f"rows until then are in {run.path / METRICS}")
@@ -137,17 +178,29 @@ def _publish(run: Record, interrupted: bool) -> None:
     The summary moves first. A process killed in between leaves a folder that is taken for a run's,
     which no other run replaces unasked, and the rest in the folder of the unfinished.
     """
-    with _told(run.folder):
+    with told(run.folder):
         if run.steps and not (run.path / SUMMARY).exists():
             run.summary({"steps": run.steps, "interrupted": interrupted})
         if any(run.path.iterdir()):
             for name in RESULTS:
                 (run.folder / name).unlink(missing_ok=True)
-            for name in RESULTS:
+            shutil.rmtree(run.folder / CHECKPOINTS, ignore_errors=True)
+            for name in (*RESULTS, CHECKPOINTS):
                 if (run.path / name).exists():
                     os.replace(run.path / name, run.folder / name)
         with contextlib.suppress(OSError):  # a file of the user's own may be in it
             run.path.rmdir()
+
+
+def _is_durable(path: pathlib.Path) -> bool:
+    return any((path / CHECKPOINTS).glob("*"))
+
+
+def _unfinished(folder: pathlib.Path) -> pathlib.Path | None:
+    """The folder of the newest run that did not end and left checkpoints."""
+    with told(folder):
+        left = [path for path in folder.glob(f"{UNFINISHED}*") if _is_durable(path)]
+        return max(left, key=lambda path: path.name, default=None)
 
 
 def _refuse_finished(folder: pathlib.Path, overwrite: bool) -> None:
@@ -164,7 +217,7 @@ def _apart(folder: pathlib.Path) -> pathlib.Path:
     """Makes a folder within `folder`, named after the time, where the results wait. Those that
     killed processes left empty are removed.
     """
-    with _told(folder):
+    with told(folder):
         for old in folder.glob(f"{UNFINISHED}*"):
             with contextlib.suppress(OSError):  # it is not empty
                 old.rmdir()
@@ -182,7 +235,7 @@ def _apart(folder: pathlib.Path) -> pathlib.Path:
 @contextlib.contextmanager
 def _made(folder: pathlib.Path) -> Iterator[None]:
     """Makes the folder and its parents; those made that are empty at the end are removed."""
-    with _told(folder):
+    with told(folder):
         missing = [p for p in (folder, *folder.parents) if not p.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -193,69 +246,8 @@ def _made(folder: pathlib.Path) -> Iterator[None]:
                 path.rmdir()
 
 
-@contextlib.contextmanager
-def _locked(folder: pathlib.Path) -> Iterator[None]:
-    """Holds the folder against other processes. The lock is the system's: it ends with the process
-    that holds it, however that ends. Where there are no locks, a warning says so.
-    """
-    # Whoever holds the lock removes its file at the end. So a file may be locked here that has no
-    # name any more, and would not keep out the next run: then the lock is taken anew.
-    lock = folder / LOCK
-    while True:
-        with _told(folder):
-            file = lock.open("a+", encoding="utf-8")
-        try:
-            import fcntl  # not on Windows
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)  # it was opened to append, at its end
-            holder = file.read().strip() or "it has just begun"
-            file.close()
-            raise RunError(
-                f"record: another run is writing to {str(folder)!r} ({holder}); wait for it, or"
-                " name another folder"
-            ) from None
-        except (OSError, ImportError) as error:  # some network file systems have no locks
-            warnings.warn(
-                f"record: {str(folder)!r} cannot be locked ({error}); do not write two runs there"
-                " at once",
-                JaxmemWarning,
-                stacklevel=4,
-            )
-        if _is(lock, file.fileno()):
-            break
-        file.close()  # who held it has removed it in the meantime
-    try:
-        with _told(folder):
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            lock.unlink()
-        file.close()
-
-
-def _is(path: pathlib.Path, descriptor: int) -> bool:
-    """Whether the open file is still the one of that name."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-@contextlib.contextmanager
-def _told(folder: pathlib.Path) -> Iterator[None]:
-    """Makes an OSError of the statement a RunError that names the folder."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"record: cannot write to {str(folder)!r}: {error}; expected a folder, or a path where"
-            " one can be made and written to"
-        ) from error
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(_without_nan(row), allow_nan=False) + "\n"
 
 
 def _without_nan(value: Any) -> Any:

@@ -1,0 +1,151 @@
+"""A run's checkpoints: a folder a step, of which the newest few are kept. orbax writes them while
+training goes on; each counts once its manifest is on the disk.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import pathlib
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jaxmem._runs import manifest, stored
+from jaxmem.errors import JaxmemWarning, RunError
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """One that is whole.
+
+    step: how many steps were done.
+    notes: what was noted beside the state.
+    path: its folder.
+    """
+
+    step: int
+    notes: Mapping[str, Any]
+    path: pathlib.Path
+    _leaves: tuple[manifest.Leaf, ...]
+
+    def state(self, like):
+        """The state, as a tree like `like`, a state or the shapes of one. Arrays lie where those of
+        `like` do. Raises RunError, naming an array, where `like` is another tree.
+        """
+        return stored.read(self.path, self._leaves, like)
+
+
+class Checkpoints:
+    """`with Checkpoints(folder, keep) as checkpoints: checkpoints.save(step, state, notes)`.
+
+    folder: where they lie; it is made.
+    keep: how many are kept, the newest.
+
+    What was saved is on the disk once `wait` returns, or the next `save`. Both raise RunError,
+    naming the newest that is whole, where it could not be written.
+    """
+
+    def __init__(self, folder: pathlib.Path, keep: int):
+        self.folder, self.keep = folder.absolute(), keep
+        self.whole: int | None = None  # the newest step that is on the disk
+        self._pending: concurrent.futures.Future | None = None
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "jaxmem-checkpoint")
+        self._writer = None
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_) -> None:
+        # What is being written is finished, whatever ends the run.
+        self._thread.shutdown(wait=True)
+        if self._writer is not None:
+            self._writer.close()
+
+    def save(self, step: int, state, notes: Mapping[str, Any]) -> None:
+        """Writes a checkpoint. It returns when the arrays were copied, so that the next step may
+        take them.
+        """
+        self.wait()
+        path = self.folder / f"{step:08d}"
+        arrays, leaves = stored.taken(state)
+        ocp = stored.orbax()
+        with _told(self):
+            if self._writer is None:
+                self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+            if path.exists():  # of a run that ended before it was whole, or is broken
+                _remove(path)
+            path.mkdir(parents=True)
+            self._writer.save(path / stored.STATE, args=ocp.args.PyTreeSave(arrays))
+        self._pending = self._thread.submit(self._finish, path, step, leaves, dict(notes))
+
+    def _finish(self, path: pathlib.Path, step: int, leaves, notes: dict[str, Any]) -> None:
+        assert self._writer is not None
+        self._writer.wait_until_finished()
+        manifest.write(path, step, leaves, notes)
+        self.whole = step
+        for old in _steps(self.folder)[self.keep :]:
+            _remove(self.folder / f"{old:08d}")
+
+    def wait(self) -> None:
+        """Returns once what was saved is on the disk."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            with _told(self):
+                pending.result()
+
+    def newest(self) -> Checkpoint | None:
+        """The newest that is whole; of each newer one a warning says what is wrong with it.
+
+        Raises RunError where there are some, but none is whole.
+        """
+        self.wait()
+        steps = _steps(self.folder)
+        for step in steps:
+            path = self.folder / f"{step:08d}"
+            try:
+                found = manifest.verified(path, step)
+            except (ValueError, OSError, KeyError, TypeError) as error:
+                warnings.warn(
+                    f"train: the checkpoint {str(path)!r} is not used: {error}",
+                    JaxmemWarning,
+                    stacklevel=2,
+                )
+            else:
+                self.whole = step
+                return Checkpoint(step, found.notes, path, found.leaves)
+        if steps:
+            raise RunError(
+                f"train: {str(self.folder)!r} holds {len(steps)} checkpoints, and none of them is"
+                " whole; expected one; remove the folder to begin again"
+            )
+        return None
+
+
+@contextlib.contextmanager
+def _told(of: Checkpoints) -> Iterator[None]:
+    """Makes what a write raises a RunError."""
+    try:
+        yield
+    except RunError:
+        raise
+    except Exception as error:  # orbax and tensorstore raise many kinds
+        whole = "none is whole" if of.whole is None else f"that of step {of.whole} is whole"
+        raise RunError(
+            f"train: cannot write a checkpoint to {str(of.folder)!r}: {error}; expected room in a"
+            f" folder that can be written to; of the earlier ones {whole}"
+        ) from error
+
+
+def _steps(folder: pathlib.Path) -> list[int]:
+    """The steps of which there is a folder, the newest first."""
+    names = (path.name for path in folder.glob("*")) if folder.is_dir() else ()
+    return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+
+
+def _remove(path: pathlib.Path) -> None:
+    """Removes a checkpoint, its manifest first: what is left of it when the process ends here does
+    not count.
+    """
+    (path / manifest.NAME).unlink(missing_ok=True)
+    shutil.rmtree(path)

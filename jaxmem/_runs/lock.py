@@ -1,0 +1,77 @@
+"""Holds a run's folder against other processes, and makes its errors those of a run."""
+
+import contextlib
+import os
+import pathlib
+import socket
+import warnings
+from collections.abc import Iterator
+
+from jaxmem.errors import JaxmemWarning, RunError
+
+LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def locked(folder: pathlib.Path) -> Iterator[None]:
+    """Holds the folder against other processes. The lock is the system's: it ends with the process
+    that holds it, however that ends. Where there are no locks, a warning says so.
+    """
+    # Whoever holds the lock removes its file at the end. So a file may be locked here that has no
+    # name any more, and would not keep out the next run: then the lock is taken anew.
+    lock = folder / LOCK
+    while True:
+        with told(folder):
+            file = lock.open("a+", encoding="utf-8")
+        try:
+            import fcntl  # not on Windows
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)  # it was opened to append, at its end
+            holder = file.read().strip() or "it has just begun"
+            file.close()
+            raise RunError(
+                f"record: another run is writing to {str(folder)!r} ({holder}); wait for it, or"
+                " name another folder"
+            ) from None
+        except (OSError, ImportError) as error:  # some network file systems have no locks
+            warnings.warn(
+                f"record: {str(folder)!r} cannot be locked ({error}); do not write two runs there"
+                " at once",
+                JaxmemWarning,
+                stacklevel=4,
+            )
+        if _is(lock, file.fileno()):
+            break
+        file.close()  # who held it has removed it in the meantime
+    try:
+        with told(folder):
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            lock.unlink()
+        file.close()
+
+
+def _is(path: pathlib.Path, descriptor: int) -> bool:
+    """Whether the open file is still the one of that name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def told(folder: pathlib.Path) -> Iterator[None]:
+    """Makes an OSError of the statement a RunError that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"record: cannot write to {str(folder)!r}: {error}; expected a folder, or a path where"
+            " one can be made and written to"
+        ) from error

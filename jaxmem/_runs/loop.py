@@ -1,0 +1,227 @@
+"""A training loop that loses nothing: it saves as it goes, goes on where it stopped, ends when it
+is asked to, and goes back where a loss is not finite.
+"""
+
+import collections
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxmem._runs.checkpoints import Checkpoint, Checkpoints
+from jaxmem._runs.folder import CHECKPOINTS, Record
+from jaxmem._runs.positions import Data
+from jaxmem._runs.signals import Asked, Interrupted, held
+from jaxmem.errors import NotFiniteError, RunError
+
+WATCHED = ("loss", "grad_norm")  # the metrics that must be finite
+
+
+def train(
+    step: Callable[[Any, Any], tuple[Any, Mapping[str, Any]]],
+    state: Any,
+    data: Any,
+    *,
+    steps: int,
+    run: Record,
+    save_every: float = 60.0,
+    keep: int = 2,
+    not_finite: int = 3,
+    settings: Mapping[str, Any] | None = None,
+    each: Callable[[int, Mapping[str, float | None]], None] | None = None,
+) -> Any:
+    """The state after `steps` steps, of which each has a row in the run's folder.
+
+        with jaxmem.runs.record("runs/mine", resume=True) as run:
+            state = jaxmem.runs.train(plan.step, init, batch_of, steps=1000, run=run)
+
+    Checkpoints lie beside the rows. If the process ends, whether by a signal, an error or the
+    machine's end, the same lines go on from the newest checkpoint: with rows and a state that are,
+    bit for bit, those of a run that was not stopped. SIGTERM and SIGINT are noted, and end the run
+    after the step, once it is saved, by `Interrupted`.
+
+    A checkpoint is whole once its manifest is on the disk, with the SHA-256 sums of its files. One
+    whose files are others is not used, which a warning says, but the one before.
+
+    Arguments:
+      step: `step(state, batch) -> (state, metrics)`, which may donate the state. Of `metrics` what
+        are scalars make the row; they are read one step behind, so that the device need not wait.
+      state: the first one, or a function that makes it; one that goes on has its tree, and lies
+        where it does.
+      data: a function of the step's number, from 1 on, that makes its batch; or an iterator whose
+        get_state() and set_state() tell and set its position, such as grain's.
+      steps: how many there are in all.
+      run: what `record` gave, with `resume=True`.
+      save_every: seconds between two checkpoints; one more is made at the end. They are written
+        while training goes on.
+      keep: how many are kept, at least 1.
+      not_finite: where `loss` or `grad_norm` is not finite, the run goes back to the newest
+        checkpoint, and leaves that step's batch out from then on; its row says `skipped`. As many
+        in a row end the run.
+      settings: what must be the same when the run goes on, as JSON.
+      each: `each(step, row)` is called with each row as it is written, and with those of steps that
+        a run which goes on has done before.
+
+    Raises RunError for arguments that cannot be meant, where the checkpoints are of other settings
+    or another state, where none is whole, or where one cannot be written; NotFiniteError where
+    losses are not finite; Interrupted where a signal ended it.
+    """
+    if keep < 1 or not_finite < 1 or not save_every >= 0:
+        raise RunError(
+            f"train: got keep={keep}, not_finite={not_finite}, save_every={save_every}; expected at"
+            " least 1, 1 and 0 seconds"
+        )
+    with held() as asked, Checkpoints(run.path / CHECKPOINTS, keep) as checkpoints:
+        loop = _Loop(step, Data(data), run, checkpoints, dict(settings or {}), each, asked)
+        loop.start(state() if callable(state) else state)
+        loop.go_on(steps, save_every, not_finite)
+        return loop.state
+
+
+class _NotFinite(Exception):
+    """The metrics of step `number` are not finite."""
+
+    def __init__(self, number: int, row: Mapping[str, float]):
+        super().__init__()
+        self.number, self.row = number, row
+
+
+class _Loop:
+    """A run while it goes on: `state` is that after step `done`; `skipped` were left out."""
+
+    def __init__(
+        self, step, data: Data, run: Record, checkpoints: Checkpoints, settings, each, asked: Asked
+    ):
+        self.step, self.data, self.run, self.checkpoints = step, data, run, checkpoints
+        self.settings, self.each, self.asked = settings, each, asked
+        self.state: Any = None
+        self.done, self.skipped = 0, []
+        self._waiting: collections.deque = collections.deque()
+        self._last: tuple[int, float] | None = None
+
+    def start(self, state) -> None:
+        """Begins with a state, or goes on from the newest checkpoint, in its place."""
+        where = lambda a: (
+            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
+            if isinstance(a, jax.Array)
+            else a
+        )
+        self._like, self.state = jax.tree.map(where, state), state
+        found = self.checkpoints.newest()
+        if found is None:
+            self.run.rows_until(0)
+            return
+        self._check(found)
+        # Only one of the two states is held: the first one is let go before the other is read.
+        for leaf in jax.tree.leaves(state):
+            if isinstance(leaf, jax.Array):
+                leaf.delete()
+        for row in self._back(found):
+            if self.each is not None:
+                self.each(int(row["step"]), row)
+
+    def _check(self, found: Checkpoint) -> None:
+        was = found.notes["settings"]
+        for name in sorted(was.keys() | self.settings.keys()):
+            if was.get(name) != self.settings.get(name):
+                raise RunError(
+                    f"train: {str(self.run.folder)!r} holds an unfinished run with {name} ="
+                    f" {was.get(name)!r}, and it is {self.settings.get(name)!r} now; expected the"
+                    " settings that the run began with, another folder, or overwrite=True"
+                    " (--overwrite on a command line), which begins again"
+                )
+
+    def _back(self, to: Checkpoint) -> list[dict[str, float | None]]:
+        """Goes to a checkpoint, and returns the rows until then."""
+        self.state = None
+        self.state = to.state(self._like)
+        self.done, self.skipped = to.step, list(to.notes["skipped"])
+        self.data.go(to.notes["position"])
+        self._waiting.clear()
+        self._last = None
+        return self.run.rows_until(to.step)
+
+    def go_on(self, steps: int, save_every: float, not_finite: int) -> None:
+        saved = time.monotonic()
+        while True:
+            try:
+                while self.done < steps and self.asked.number is None:
+                    self._one()
+                    if time.monotonic() - saved >= save_every and self.done < steps:
+                        self._save()
+                        saved = time.monotonic()
+                self._save()
+                self.checkpoints.wait()
+            except _NotFinite as found:
+                self._leave_out(found, not_finite)
+            else:
+                break
+        if self.asked.number is not None:
+            raise Interrupted(f"the run was asked to end after step {self.done}", self.asked.number)
+
+    def _one(self) -> None:
+        number = self.done + 1
+        batch = self.data(number)
+        if number in self.skipped:
+            self._read(0)
+            self._write(number, {"skipped": 1.0})
+        else:
+            self.state, metrics = self.step(self.state, batch)
+            self._waiting.append((number, metrics))
+            self._read(1)
+        self.done = number
+
+    def _read(self, behind: int) -> None:
+        """Reads the metrics of all steps but the last `behind`, which waits for them."""
+        while len(self._waiting) > behind:
+            number, metrics = self._waiting[0]
+            row = {name: float(value) for name, value in metrics.items() if not np.ndim(value)}
+            if not all(math.isfinite(row.get(name, 0.0)) for name in WATCHED):
+                raise _NotFinite(number, row)
+            self._waiting.popleft()
+            self._write(number, row | self._seconds(number))
+
+    def _write(self, number: int, row: Mapping[str, float]) -> None:
+        self.run.row(number, **row)
+        if self.each is not None:
+            self.each(number, row)
+
+    def _seconds(self, number: int) -> dict[str, float]:
+        """What a step took since the metrics before were read; the first has none before it."""
+        now, last = time.perf_counter(), self._last
+        self._last = number, now
+        return {} if last is None else {"step_seconds": (now - last[1]) / (number - last[0])}
+
+    def _save(self) -> None:
+        """Saves the state, once the rows of all steps before it are on the disk."""
+        self._read(0)
+        self.run.flush()
+        if self.checkpoints.whole == self.done:
+            return
+        notes = {
+            "settings": self.settings,
+            "position": self.data.position,
+            "skipped": self.skipped,
+        }
+        self.checkpoints.save(self.done, self.state, notes)
+
+    def _leave_out(self, found: _NotFinite, not_finite: int) -> None:
+        """Goes back to before a step whose metrics are not finite, and leaves it out from then on.
+
+        Raises NotFiniteError where that cannot help.
+        """
+        number, newest = found.number, self.checkpoints.newest()
+        skipped = {*self.skipped, number}
+        row = next((n for n in range(1, not_finite) if number - n not in skipped), not_finite)
+        if newest is None or row >= not_finite:
+            said = ", ".join(f"{k} is {found.row[k]}" for k in WATCHED if k in found.row)
+            whole = f"that of step {newest.step} is whole" if newest else "there is none yet"
+            raise NotFiniteError(
+                f"train: step {number}: {said}, for the {row}. step in a row; of the checkpoints"
+                f" {whole}"
+            ) from None
+        self._back(newest)
+        self.skipped = sorted(skipped)

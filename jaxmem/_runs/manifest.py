@@ -1,0 +1,127 @@
+"""A checkpoint's manifest: which files it has, with their SHA-256 sums, and what they hold. It is
+written last, so that a checkpoint with one is whole, and one whose files are others is found out.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from jaxmem._core.files import read_json, write_json
+
+NAME = "manifest.json"
+_SCHEMA = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One array of a state.
+
+    path: where it stands in the tree, as JAX writes it.
+    shape, dtype: those of the array; of a random key, of its data.
+    key: the random keys' implementation, or None for other arrays.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    key: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint is.
+
+    step: how many steps were done.
+    leaves: the arrays of its state, in the tree's order.
+    notes: what else the run needs to go on, as JSON.
+    files: for each file of the checkpoint its bytes and SHA-256 sum, by its name in the folder.
+    """
+
+    step: int
+    leaves: tuple[Leaf, ...]
+    notes: Mapping[str, Any]
+    files: Mapping[str, tuple[int, str]]
+
+
+def write(folder: pathlib.Path, step: int, leaves: tuple[Leaf, ...], notes: Mapping) -> None:
+    """Sums up the folder's files, sees to it that they are on the disk, and writes the manifest."""
+    files = {name: _sum(path, flush=True) for name, path in _files(folder).items()}
+    for inner in {path.parent for path in _files(folder).values()}:
+        _flush(inner)
+    data = {
+        "schema": _SCHEMA,
+        "step": step,
+        "leaves": [dataclasses.asdict(leaf) for leaf in leaves],
+        "notes": dict(notes),
+        "files": {name: list(pair) for name, pair in files.items()},
+    }
+    write_json(folder / NAME, data | {"sha256": _own_sum(data)})
+    _flush(folder.parent)
+
+
+def verified(folder: pathlib.Path, step: int) -> Manifest:
+    """The manifest of the checkpoint of that step, all of whose files are those that were written.
+
+    Raises ValueError, which says what differs, if they are not; OSError if they cannot be read.
+    """
+    try:
+        data = read_json(folder / NAME)
+    except FileNotFoundError:
+        raise ValueError(f"it has no {NAME}: it was not finished, or lost it") from None
+    except ValueError as error:
+        raise ValueError(f"{NAME}: {error}") from error
+    if not isinstance(data, dict) or data.pop("sha256", None) != _own_sum(data):
+        raise ValueError(f"{NAME}: it does not have its own sum")
+    if data.get("schema") != _SCHEMA:
+        raise ValueError(f"{NAME}: its schema is {data.get('schema')!r}; expected {_SCHEMA}")
+    if data["step"] != step:
+        raise ValueError(f"{NAME}: it is that of step {data['step']}")
+    there, listed = _files(folder), data["files"]
+    for name in sorted(listed.keys() ^ there.keys()):
+        raise ValueError(f"{name}: it is {'missing' if name in listed else 'not of it'}")
+    for name, path in sorted(there.items()):
+        if list(_sum(path)) != listed[name]:
+            raise ValueError(f"{name}: its bytes are not those that were written")
+    leaves = tuple(
+        Leaf(leaf["path"], tuple(leaf["shape"]), leaf["dtype"], leaf["key"])
+        for leaf in data["leaves"]
+    )
+    return Manifest(step, leaves, data["notes"], {k: tuple(v) for k, v in listed.items()})
+
+
+def _files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+    """The files in the folder and below, but for the manifest and what hides what is not whole."""
+    found = (path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
+    own = {NAME}
+    names = {path.relative_to(folder).as_posix(): path for path in found}
+    return {
+        name: path
+        for name, path in names.items()
+        if name not in own and not name.startswith(f".{NAME}.")
+    }
+
+
+def _sum(path: pathlib.Path, flush: bool = False) -> tuple[int, str]:
+    with path.open("rb") as file:
+        sums = hashlib.file_digest(file, "sha256")
+        size = file.tell()
+        if flush:
+            os.fsync(file.fileno())
+    return size, sums.hexdigest()
+
+
+def _own_sum(data: Mapping[str, Any]) -> str:
+    text = json.dumps(data, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _flush(folder: pathlib.Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,67 @@
+"""Where a run is in its data: a function of the step's number is nowhere, an iterator tells."""
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+from jaxmem.errors import RunError
+
+
+class Data:
+    """`data(number)` is the batch of step `number`, asked for in order; numbers begin at 1.
+
+    source: a function of the number, or an iterator with `get_state` and `set_state`, such as
+      grain's. Raises RunError for anything else.
+    """
+
+    def __init__(self, source: Callable[[int], Any] | Any):
+        self._iterates = hasattr(source, "get_state") and hasattr(source, "set_state")
+        if not self._iterates and not callable(source):
+            raise RunError(
+                f"train: `data` is {type(source).__name__}; expected a function of the step's"
+                " number, or an iterator with get_state() and set_state(), which a run needs to go"
+                " on where it stopped"
+            )
+        self._source = source
+
+    def __call__(self, number: int) -> Any:
+        if not self._iterates:
+            return self._source(number)
+        try:
+            return next(self._source)
+        except StopIteration:
+            raise RunError(
+                f"train: `data` ended before step {number}; expected a batch for every step, such"
+                " as of data that repeat"
+            ) from None
+
+    @property
+    def position(self) -> Any:
+        """Where the iterator is, as JSON; None for a function."""
+        if not self._iterates:
+            return None
+        state = self._source.get_state()
+        if isinstance(state, bytes):
+            return {"bytes": base64.b64encode(state).decode()}
+        try:
+            return {"json": json.loads(json.dumps(state))}
+        except (TypeError, ValueError) as error:
+            raise RunError(
+                f"train: data.get_state() returned {type(state).__name__}, which is neither bytes"
+                f" nor JSON ({error})"
+            ) from error
+
+    def go(self, position: Any) -> None:
+        """Goes to a position that `position` was."""
+        if (position is None) == self._iterates:
+            raise RunError(
+                "train: the checkpoint has"
+                f" {'no' if position is None else 'a'} position of data, and `data` is"
+                f" {'an iterator' if self._iterates else 'a function'}; expected data of the kind"
+                " that the run began with"
+            )
+        if self._iterates:
+            is_bytes = "bytes" in position
+            state = base64.b64decode(position["bytes"]) if is_bytes else position["json"]
+            self._source.set_state(state)

@@ -1,0 +1,64 @@
+"""Signals that ask a run to end: SIGTERM, as schedulers send it, and SIGINT, as a terminal does."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+SIGNALS = signal.SIGTERM, signal.SIGINT
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal ended the run; `number` is the signal's, which shells add to 128 as exit code."""
+
+    def __init__(self, message: str, number: int):
+        super().__init__(message)
+        self.number = number
+
+
+class Asked:
+    """Which signal has asked the run to end, None until then."""
+
+    number: int | None = None
+
+
+@contextlib.contextmanager
+def held() -> Iterator[Asked]:
+    """While the statement runs a signal is noted, so that it may end the run between two steps. A
+    second one ends it where it is. Outside of the main thread signals are as they were.
+    """
+    asked = Asked()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def note(number: int, _) -> None:
+        if asked.number is not None:
+            raise Interrupted("a second signal came before the run had ended", number)
+        asked.number = number
+
+    before = {number: signal.signal(number, note) for number in SIGNALS}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def raised() -> Iterator[None]:
+    """While the statement runs SIGTERM raises Interrupted, as SIGINT raises KeyboardInterrupt, so
+    that what is held is let go and what is written is finished.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, _) -> None:
+        raise Interrupted("the process was asked to end", number)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

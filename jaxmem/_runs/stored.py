@@ -1,0 +1,121 @@
+"""A state's arrays as orbax stores them, one by one under numbers, and back in the tree that they
+came from.
+"""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmem._runs.manifest import Leaf
+from jaxmem.errors import RunError
+
+STATE = "state"  # the folder in a checkpoint's that orbax writes
+
+
+def orbax():
+    """orbax.checkpoint. Raises RunError with the command that installs it where it is missing."""
+    try:
+        import orbax.checkpoint
+    except ImportError as error:
+        raise RunError(
+            f"checkpoints are written by orbax, which cannot be imported ({error}); install it: pip"
+            " install jaxmem[runs]"
+        ) from error
+    return orbax.checkpoint
+
+
+def taken(state) -> tuple[dict[str, Any], tuple[Leaf, ...]]:
+    """A state's arrays by number, and what they are. Empty arrays are told, but not stored."""
+    arrays, leaves = {}, []
+    for number, (path, leaf) in enumerate(jax.tree.leaves_with_path(state)):
+        leaves.append(_leaf(path, leaf))
+        data = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        if jnp.size(data):
+            arrays[_name(number)] = data if isinstance(data, jax.Array) else np.asarray(data)
+    return arrays, tuple(leaves)
+
+
+def check(leaves: Sequence[Leaf], like) -> None:
+    """Raises RunError, naming the first array that differs, unless the leaves are those of `like`,
+    a state or its shapes.
+    """
+    expected = [_leaf(path, leaf) for path, leaf in jax.tree.leaves_with_path(like)]
+    told = lambda leaf: f"{leaf.path or 'an array'} {leaf.dtype}{list(leaf.shape)}"
+    for got, want in zip(leaves, expected):
+        if got != want:
+            raise RunError(
+                f"train: the checkpoint holds {told(got)} where the state has {told(want)};"
+                " expected the state of the run that it is of: the same model and optimizer, or"
+                " another folder"
+            )
+    if len(leaves) != len(expected):
+        raise RunError(
+            f"train: the checkpoint holds {len(leaves)} arrays, and the state has {len(expected)};"
+            " expected the state of the run that it is of: the same model and optimizer, or"
+            " another folder"
+        )
+
+
+def read(folder: pathlib.Path, leaves: Sequence[Leaf], like):
+    """A tree like `like` of what a checkpoint holds. Arrays lie where those of `like` do, or say
+    they should: `jax.ShapeDtypeStruct` with a sharding. Numbers stay numbers.
+    """
+    check(leaves, like)
+    ocp = orbax()
+    names = [_name(n) for n, leaf in enumerate(leaves) if np.prod(leaf.shape, dtype=np.int64)]
+    arguments = dict.fromkeys(names, ocp.RestoreArgs(restore_type=np.ndarray))
+    item = dict.fromkeys(names, 0)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        args = ocp.args.PyTreeRestore(item=item, restore_args=arguments)
+        arrays = checkpointer.restore(folder / STATE, args=args)
+    old, structure = jax.tree.flatten(like)
+    values = [
+        _placed(arrays.get(_name(n)), leaf, was)
+        for n, (leaf, was) in enumerate(zip(leaves, old, strict=True))
+    ]
+    return structure.unflatten(values)
+
+
+def _placed(array, leaf: Leaf, was):
+    array = np.zeros(leaf.shape, jnp.dtype(leaf.dtype)) if array is None else array
+    if isinstance(was, bool | int | float | complex):
+        return type(was)(array[()])
+    if isinstance(was, np.ndarray | np.generic):
+        return array.astype(array.dtype, copy=False)
+    sharding = getattr(was, "sharding", None)
+    if leaf.key is not None:
+        made = jax.random.wrap_key_data(array, impl=leaf.key)
+        return made if sharding is None else jax.device_put(made, sharding)
+    if sharding is None:
+        return jnp.asarray(array)
+    if sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def _name(number: int) -> str:
+    return f"{number:06d}"
+
+
+def _is_key(leaf) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _leaf(path, leaf) -> Leaf:
+    """What an array, its shape, or a number is."""
+    name = jax.tree_util.keystr(path)
+    if not _is_key(leaf):
+        of = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+        return Leaf(name, tuple(of.shape), str(of.dtype))
+    box = []
+
+    def data(key):
+        box.append(str(jax.random.key_impl(key)))
+        return jax.random.key_data(key)
+
+    of = jax.eval_shape(data, leaf)
+    return Leaf(name, of.shape, str(of.dtype), box[0])
