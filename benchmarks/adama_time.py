@@ -4,8 +4,9 @@ accumulation in place.
     python -m benchmarks.adama_time [--rounds N]
 
 gpt_nano, and the same at width 512 where the states' traffic weighs more; layers recomputed, in
-jaxmem.stack in all. Gradients are clipped by value where nothing else is said. Steps run in turns, in every round in another order; ratios are to "in_place",
-paired by round: median and quartiles, by the clock and by all cores' work.
+jaxmem.stack in all. Gradients are clipped by value where nothing else is said. Steps run in turns,
+in every round in another order; ratios are to "in_place", paired by round: median and quartiles,
+by the clock and by all cores' work.
 """
 
 import jax

@@ -12,6 +12,7 @@ The file is written as results come, and what stands in it is not run again.
 Command:  python -m benchmarks.quality [--out FILE] [--steps N] [--seeds N] [--batches N]
 """
 
+import math
 import statistics
 import time
 
@@ -25,10 +26,9 @@ from benchmarks.shared.results import Report
 from benchmarks.shared.timing import cache_compiles
 from experiments.config.text import Config
 from experiments.data import text as data
+from experiments.errors import DivergedError
 from experiments.models.loops import scanned
-from experiments.running import run
 from experiments.running.planning import new_plan
-from experiments.running.record import row
 from experiments.running.shown import Progress
 from experiments.running.text import TEXT, evaluate
 from experiments.steps.step import make_loss
@@ -54,12 +54,14 @@ def train(config: Config, step, text: data.Text, batches: int):
     t, rows = config.train, []
     started = time.perf_counter()
     with Progress(t.steps, 50, TEXT.unit, TEXT.count(config)) as progress:
-
-        def record(number: int, metrics) -> None:
-            rows.append({"step": number} | row(number, metrics, TEXT.remedy))
-            progress(number, rows[-1]["loss"])
-
-        state = run.train(TEXT, config, text, step, record)
+        state = TEXT.first_state(config, None)
+        for number in range(1, t.steps + 1):
+            state, metrics = step.step(state, TEXT.batch(config, text, number))
+            found = {name: float(value) for name, value in metrics.items() if not np.ndim(value)}
+            rows.append({"step": number} | found)
+            progress(number, found["loss"])
+            if not math.isfinite(found["loss"]):
+                raise DivergedError(f"step {number}: the loss is {found['loss']}; {TEXT.remedy}")
     longer = config.model_copy(update={"train": t.model_copy(update={"eval_batches": batches})})
     return state.params, {
         **evaluate(longer, state, text),

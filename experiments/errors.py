@@ -3,7 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
-BAD_INPUT, DIVERGED, INTERRUPTED = 2, 3, 130
+BAD_INPUT, DIVERGED = 2, 3
+SIGNALLED = 128  # and the signal's number, as shells tell it
 
 
 class InputError(ValueError):

@@ -1,9 +1,10 @@
 """python -m experiments.train CONFIG [section.key=value ...] --out DIR [--overwrite]: plans for the
 budget, trains, evaluates.
 
-When it has ended, DIR holds metrics.jsonl (a row a step), summary.json and, where there is a plan,
-plan.json and a page about the run, report.html. Exit codes: 0; 2 for input that cannot be used; 3
-where the loss is no longer finite; 130 where interrupted (the results then tell of the steps done).
+When it has ended, DIR holds metrics.jsonl (a row a step), summary.json, the last checkpoints and,
+where there is a plan, plan.json and a page about the run, report.html. A run that was stopped goes
+on where it was saved last when the same command is given again. Exit codes: 0; 2 for input that
+cannot be used; 3 where the loss is no longer finite; 130 and 143 where SIGINT and SIGTERM ended it.
 """
 
 import sys

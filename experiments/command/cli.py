@@ -3,6 +3,7 @@
 import argparse
 import pathlib
 import shlex
+import signal
 import sys
 import typing
 import warnings
@@ -13,7 +14,7 @@ import pydantic
 
 import jaxmem
 from experiments.command.load import load
-from experiments.errors import BAD_INPUT, DIVERGED, INTERRUPTED, DivergedError, InputError
+from experiments.errors import BAD_INPUT, DIVERGED, SIGNALLED, DivergedError, InputError
 
 C = typing.TypeVar("C", bound=pydantic.BaseModel)
 
@@ -69,7 +70,8 @@ def exit_code(main: Callable[[], object]) -> int:
         said = "; ".join([str(error), *getattr(error, "__notes__", ())])
         print(f"error: {said}", file=sys.stderr)
         return DIVERGED if isinstance(error, DivergedError) else BAD_INPUT
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        said = "; ".join([str(error), *getattr(error, "__notes__", ())]).strip("; ")
+        print(f"interrupted: {said}" if said else "interrupted", file=sys.stderr)
+        return SIGNALLED + getattr(error, "number", signal.SIGINT)
     return 0

@@ -41,6 +41,7 @@ class Train(Section):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     log_every: Count = 10  # steps between lines where standard error is no terminal
     eval_batches: Count = 16  # at most, spread evenly
+    save_every: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 300.0  # seconds
 
     @pydantic.model_validator(mode="after")
     def _divides(self) -> Self:

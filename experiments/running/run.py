@@ -1,6 +1,7 @@
 """A run, of whatever kind of experiment: from data and plan to a folder of results."""
 
 import dataclasses
+import functools
 import pathlib
 import sys
 import time
@@ -11,8 +12,9 @@ import jax
 
 import jaxmem.runs
 from experiments.config.sections import Trained
+from experiments.errors import DivergedError
 from experiments.running.planning import Ready
-from experiments.running.record import Behind, Clock, course, row
+from experiments.running.record import course, lasting
 from experiments.running.shown import Progress, table
 from jaxmem.plans import Plan
 
@@ -59,7 +61,8 @@ def run(
     overwrite: bool = False,
     command: str | None = None,
 ) -> dict[str, Any]:
-    """Trains and evaluates; results appear in `out` when that has ended, or was interrupted.
+    """Trains and evaluates; results appear in `out` when that has ended. A run that was stopped
+    goes on from its last checkpoint there.
 
     `name` and `command`, which makes the run again, stand in the summary. `overwrite`: let the
     results of an earlier run in `out` go. Returns what summary.json says.
@@ -67,7 +70,7 @@ def run(
     experiment.check(config)
     found: dict[str, Any] = dict(experiment.unmeasured)
     rows, stopped = [], None
-    with jaxmem.runs.record(out, overwrite=overwrite) as results:
+    with jaxmem.runs.record(out, overwrite=overwrite, resume=True) as results:
         data = experiment.read(config)
         said = experiment.says(config, data)
         print(said, file=sys.stderr)
@@ -80,20 +83,18 @@ def run(
         t = config.train
         progress = Progress(t.steps, t.log_every, experiment.unit, experiment.count(config))
 
-        clock = Clock()
-
-        def record(number: int, metrics: Mapping[str, Any]) -> None:
-            found = row(number, metrics, experiment.remedy)  # waits for the step
-            rows.append(found | clock(number))
-            results.row(number, **rows[-1])
-            progress(number, rows[-1]["loss"])
+        def record(number: int, row: Mapping[str, float]) -> None:
+            rows.append(row)
+            progress(number, row.get("loss"))
 
         begun = time.perf_counter()
         try:
             with progress:
-                state = train(experiment, config, data, ready, record)
+                state = train(experiment, config, data, ready, results, record)
             found = experiment.evaluate(config, state, data)
         except KeyboardInterrupt as error:
+            if results.durable:
+                raise  # the run has not ended: it goes on from there
             stopped = error
         summary = {"config": name, "settings": config.model_dump(), "data": said}
         summary |= course(rows) | found | of_step(ready)
@@ -120,15 +121,26 @@ def train(
     config: C,
     data: D,
     ready: Ready,
+    results: jaxmem.runs.Record,
     record: Callable[[int, Mapping[str, Any]], None],
 ) -> Any:
-    """The state after all steps; `record(number, metrics)` is called a step behind the device."""
-    state = experiment.first_state(config, ready.plan)
-    with Behind(record) as behind:
-        for number in range(1, config.train.steps + 1):
-            state, metrics = ready.step(state, experiment.batch(config, data, number))
-            behind(number, metrics)
-    return state
+    """The state after all steps; `record(number, row)` is called a step behind the device. Raises
+    DivergedError where losses are not finite.
+    """
+    try:
+        return jaxmem.runs.train(
+            ready.step,
+            functools.partial(experiment.first_state, config, ready.plan),
+            functools.partial(experiment.batch, config, data),
+            steps=config.train.steps,
+            run=results,
+            save_every=config.train.save_every,
+            settings=lasting(config.model_dump()),
+            each=record,
+        )
+    except jaxmem.errors.NotFiniteError as error:
+        said = str(error).removeprefix("train: ")
+        raise DivergedError(f"{said}; {experiment.remedy}") from error
 
 
 def of_step(ready: Ready) -> dict[str, Any]:

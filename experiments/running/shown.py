@@ -48,11 +48,11 @@ class Progress:
             return None
         return (self.done - 1) * self.count / (self.last - self.first)
 
-    def __call__(self, step: int, loss: float) -> None:
+    def __call__(self, step: int, loss: float | None) -> None:
         self.last, self.done = time.perf_counter(), self.done + 1
         if self.done == 1:
             self.first = self.last
-        said = f"loss {loss:.4f}"
+        said = "left out" if loss is None else f"loss {loss:.4f}"
         if self.speed is not None:
             said += f"  {self.speed:,.0f} {self.unit}/s"
         if self.bar is not None:

@@ -16,7 +16,9 @@ from jaxmem._core.files import write_json, write_whole
 from jaxmem._memory.explanation import Explanation
 from jaxmem._plan.plan import Plan
 from jaxmem._runs.lock import locked, told
+from jaxmem._runs.manifest import NAME as MANIFEST
 from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SUMMARY
+from jaxmem._runs.signals import raised
 from jaxmem.errors import RunError
 
 REPORT = "report.html"
@@ -144,7 +146,8 @@ def record(
       overwrite: let the results of an earlier run go, when this one ends.
       resume: go on with a run that left checkpoints here and did not end, as `train` writes them;
         `Record.resumed` says whether there is one. An interrupted run with checkpoints has not
-        ended. With `overwrite` there is none.
+        ended. With `overwrite` there is none. SIGTERM then ends the statement by `Interrupted`, as
+        SIGINT does by KeyboardInterrupt.
 
     Raises RunError, before the statement runs, if `folder` holds a run's summary and `overwrite`
     is not set, if another process writes a run there, or if it cannot be written to.
@@ -152,10 +155,13 @@ def record(
     folder = pathlib.Path(folder)
     with _made(folder), locked(folder):
         _refuse_finished(folder, overwrite)
+        if resume:
+            _refuse_foreign(folder)
         left = _unfinished(folder) if resume and not overwrite else None
         run = Record(folder, left or _apart(folder), left is not None)
         try:
-            yield run
+            with raised() if resume else contextlib.nullcontext():
+                yield run
         except BaseException as error:
             run._close()
             interrupted = isinstance(error, KeyboardInterrupt)
@@ -184,7 +190,8 @@ def _publish(run: Record, interrupted: bool) -> None:
         if any(run.path.iterdir()):
             for name in RESULTS:
                 (run.folder / name).unlink(missing_ok=True)
-            shutil.rmtree(run.folder / CHECKPOINTS, ignore_errors=True)
+            if _is_durable(run.folder) and _is_ours(run.folder):
+                shutil.rmtree(run.folder / CHECKPOINTS)
             for name in (*RESULTS, CHECKPOINTS):
                 if (run.path / name).exists():
                     os.replace(run.path / name, run.folder / name)
@@ -194,6 +201,20 @@ def _publish(run: Record, interrupted: bool) -> None:
 
 def _is_durable(path: pathlib.Path) -> bool:
     return any((path / CHECKPOINTS).glob("*"))
+
+
+def _is_ours(folder: pathlib.Path) -> bool:
+    """Whether the folder's checkpoints are a run's, and not somebody's own."""
+    return all((path / MANIFEST).exists() for path in (folder / CHECKPOINTS).glob("*"))
+
+
+def _refuse_foreign(folder: pathlib.Path) -> None:
+    """Raises RunError where something of that name stands in the place of checkpoints."""
+    if (folder / CHECKPOINTS).exists() and not _is_ours(folder):
+        raise RunError(
+            f"record: {str(folder / CHECKPOINTS)!r} is not of a run, which would keep its"
+            " checkpoints there; name another folder, or move it away"
+        )
 
 
 def _unfinished(folder: pathlib.Path) -> pathlib.Path | None:

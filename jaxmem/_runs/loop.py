@@ -3,6 +3,7 @@ is asked to, and goes back where a loss is not finite.
 """
 
 import collections
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -75,7 +76,15 @@ def train(
             " least 1, 1 and 0 seconds"
         )
     with held() as asked, Checkpoints(run.path / CHECKPOINTS, keep) as checkpoints:
-        loop = _Loop(step, Data(data), run, checkpoints, dict(settings or {}), each, asked)
+        loop = _Loop(
+            step,
+            Data(data),
+            run,
+            checkpoints,
+            json.loads(json.dumps(dict(settings or {}))),
+            each,
+            asked,
+        )
         loop.start(state() if callable(state) else state)
         loop.go_on(steps, save_every, not_finite)
         return loop.state
@@ -157,6 +166,9 @@ class _Loop:
                 self.checkpoints.wait()
             except _NotFinite as found:
                 self._leave_out(found, not_finite)
+            except KeyboardInterrupt:
+                self._read(0)  # of the steps that were done
+                raise
             else:
                 break
         if self.asked.number is not None:
@@ -217,7 +229,7 @@ class _Loop:
         skipped = {*self.skipped, number}
         row = next((n for n in range(1, not_finite) if number - n not in skipped), not_finite)
         if newest is None or row >= not_finite:
-            said = ", ".join(f"{k} is {found.row[k]}" for k in WATCHED if k in found.row)
+            said = " and ".join(f"the {k} is {found.row[k]}" for k in WATCHED if k in found.row)
             whole = f"that of step {newest.step} is whole" if newest else "there is none yet"
             raise NotFiniteError(
                 f"train: step {number}: {said}, for the {row}. step in a row; of the checkpoints"

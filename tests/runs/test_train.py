@@ -287,6 +287,15 @@ def test_overwriting_begins_again(tmp_path, whole):
     assert durable_run.digest(state) == whole[1]
 
 
+def test_checkpoints_of_somebodys_own_are_left_alone(tmp_path):
+    own = tmp_path / "out" / "checkpoints"
+    own.mkdir(parents=True)
+    (own / "mine").write_text("a")
+    with pytest.raises(RunError, match="checkpoints' is not of a run"):
+        run(tmp_path / "out")
+    assert (own / "mine").read_text() == "a"
+
+
 def test_checkpoints_without_orbax_say_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "orbax", None)
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)

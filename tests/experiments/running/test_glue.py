@@ -180,7 +180,8 @@ def test_a_run_leaves_what_glue_measures(folder, tmp_path, capsys):
     assert summary["command"].startswith(
         "python -m experiments.train_glue bert_glue model.layers=2"
     )
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"metrics.jsonl", "summary.json"}
+    files = {p.name for p in (tmp_path / "out").iterdir()}
+    assert files == {"checkpoints", "metrics.jsonl", "summary.json"}
     assert "64 examples to train on, 21 for validation" in capsys.readouterr().err
 
 

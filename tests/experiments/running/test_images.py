@@ -44,6 +44,7 @@ def test_a_run_leaves_its_files(tmp_path, monkeypatch, capsys):
     assert run(tmp_path / "new" / "out") == 0
     summary, rows = read(tmp_path / "new" / "out")
     assert {p.name for p in (tmp_path / "new" / "out").iterdir()} == {
+        "checkpoints",
         "metrics.jsonl",
         "summary.json",
     }

@@ -3,6 +3,8 @@
 import dataclasses
 import io
 import json
+import os
+import signal
 import sys
 
 import pytest
@@ -10,11 +12,11 @@ import pytest
 from experiments.command import cli
 from experiments.command.load import load
 from experiments.errors import DivergedError, InputError
-from experiments.running import record
 from experiments.running.planning import Ready
 from experiments.running.run import Experiment, run
 from experiments.running.shown import Progress, table
 from jaxmem import runs
+from jaxmem._runs import loop
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.core]
 CONFIG = load("gpt_nano", ["train.steps=3", "train.log_every=2"])
@@ -114,19 +116,56 @@ def test_a_run_that_diverges_leaves_the_earlier_one_and_names_its_rows(stops, tm
     (rows,) = tmp_path.glob("unfinished-*/metrics.jsonl")
     last = capsys.readouterr().err.splitlines()[-1]
     assert "loss is nan" in last
-    assert last.endswith(f"; rows until then are in {rows}")
+    if "loss" in stops:
+        assert last.endswith(f"; rows until then are in {rows}")
+    else:  # the training has ended, and is saved
+        assert last.endswith(f"; the run goes on from its last checkpoint, in {rows.parent}")
     assert len(rows.read_text().splitlines()) == (1 if "loss" in stops else 3)
 
 
-@pytest.mark.parametrize(("where", "steps"), [("batch 3", 2), ("evaluate", 3)])
-def test_an_interrupted_run_appears_with_the_steps_that_it_did(where, steps, tmp_path, capsys):
+def test_an_interrupted_run_appears_with_the_steps_that_it_did(tmp_path, capsys):
+    """Where nothing was saved from which it could go on."""
     Toy().run(tmp_path, command="the first")
-    toy = Toy(**{where: KeyboardInterrupt()})
+    toy = Toy(**{"batch 3": KeyboardInterrupt()})
     assert cli.exit_code(lambda: toy.run(tmp_path, overwrite=True, command="the second")) == 130
     found = runs.read(tmp_path).summary
-    assert (found["command"], found["interrupted"], found["steps"]) == ("the second", True, steps)
+    assert (found["command"], found["interrupted"], found["steps"]) == ("the second", True, 2)
     assert found["val_loss"] is None
     assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("where", ["batch 2", "evaluate"])
+def test_a_run_that_was_stopped_goes_on_by_the_same_command(where, number, tmp_path, capsys):
+    class Stopped(Toy):
+        def call(self, name, result=None):
+            if name == where:
+                os.kill(os.getpid(), number)
+            return super().call(name, result)
+
+    assert cli.exit_code(lambda: Stopped().run(tmp_path)) == 128 + number
+    said = capsys.readouterr().err.splitlines()[-1]
+    (unfinished,) = tmp_path.iterdir()
+    assert said.startswith("interrupted")
+    assert said.endswith(f"the run goes on from its last checkpoint, in {unfinished}")
+    toy = Toy()
+    summary = toy.run(tmp_path)
+    done = 2 if where == "batch 2" else 3
+    assert toy.calls[4:] == [f"batch {n}" for n in range(done + 1, 4)] + ["evaluate"]
+    assert (summary["steps"], summary["val_loss"]) == (3, 3.0)
+    assert runs.read(tmp_path).losses == ((1.0, 2.0), (2.0, 1.0), (3.0, 2.0))
+
+
+def test_a_run_goes_on_with_the_settings_that_it_began_with(tmp_path, capsys):
+    stopped = Toy(evaluate=KeyboardInterrupt())
+    assert cli.exit_code(lambda: stopped.run(tmp_path)) == 130
+    other = load("gpt_nano", ["train.steps=3", "train.seed=7", "plan.budget=none"])
+    again = lambda: run(Toy().experiment, other, tmp_path, name="toy")
+    assert cli.exit_code(again) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "an unfinished run with train.seed = 0, and it is 7 now" in said
+    free = load("gpt_nano", ["train.steps=3", "plan.budget=none", "train.log_every=1"])
+    assert run(Toy().experiment, free, tmp_path, name="toy")["val_loss"] == 3.0
 
 
 class Terminal(io.StringIO):
@@ -177,17 +216,6 @@ def test_an_experiment_may_be_changed_in_part(tmp_path):
     assert run(other, CONFIG, tmp_path, name="other")["val_loss"] == 3.0
 
 
-def test_seconds_are_those_between_two_losses_that_were_read(monkeypatch):
-    """Time runs while a loss is read, and nowhere else; three steps pass without a row."""
-    now = [100.0]
-    monkeypatch.setattr(record.time, "perf_counter", lambda: now[0])
-    clock, found = record.Clock(), []
-    for number, seconds in ((1, 60.0), (2, 0.5), (3, 0.25), (6, 1.5)):
-        now[0] += seconds
-        found.append(clock(number))
-    assert found == [{}, {"step_seconds": 0.5}, {"step_seconds": 0.25}, {"step_seconds": 0.5}]
-
-
 class Waits:
     """A loss of a step that the device ends `seconds` after the loss is asked for."""
 
@@ -201,7 +229,7 @@ class Waits:
 
 def test_a_run_takes_its_time_when_the_loss_was_read(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(record.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
     toy = Toy()
     toy.step = lambda state, batch: (state + 1, {"loss": Waits(now, state + 1.0), "grad_norm": 1.0})
     summary = toy.run(tmp_path / "out")

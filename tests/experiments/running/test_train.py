@@ -94,7 +94,11 @@ def test_an_unplanned_run_says_what_it_took(runs):
     assert 5.3 < summary["first_loss"] < 5.7  # a byte: log 256 is 5.55
     assert summary["val_loss"] < summary["first_loss"] - 0.2
     assert summary["tokens_per_second"] > 0
-    assert {p.name for p in outs["unplanned"].iterdir()} == {"metrics.jsonl", "summary.json"}
+    assert {p.name for p in outs["unplanned"].iterdir()} == {
+        "checkpoints",
+        "metrics.jsonl",
+        "summary.json",
+    }
 
 
 @pytest.mark.parametrize("name", ["planned", "replayed"])
@@ -112,6 +116,7 @@ def test_a_planned_run_keeps_its_budget_and_the_unplanned_losses(runs, name):
     np.testing.assert_allclose(losses(rows), losses(plain_rows), rtol=1e-5)
     np.testing.assert_allclose(summary["val_loss"], plain["val_loss"], rtol=1e-5)
     assert {p.name for p in outs[name].iterdir()} == {
+        "checkpoints",
         "metrics.jsonl",
         "summary.json",
         "plan.json",
