@@ -5,6 +5,7 @@ training goes on; each counts once its manifest is on the disk.
 import concurrent.futures
 import contextlib
 import dataclasses
+import os
 import pathlib
 import shutil
 import warnings
@@ -13,6 +14,8 @@ from typing import Any
 
 from jaxmem._runs import manifest, stored
 from jaxmem.errors import JaxmemWarning, RunError
+
+WRITING = ".writing-"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,14 +70,14 @@ class Checkpoints:
         take them.
         """
         self.wait()
-        path = self.folder / f"{step:08d}"
+        path = self.folder / f"{WRITING}{step:08d}"
         arrays, leaves = stored.taken(state)
         ocp = stored.orbax()
         with _told(self):
             if self._writer is None:
                 self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
-            if path.exists():  # of a run that ended before it was whole, or is broken
-                _remove(path)
+            for left in self.folder.glob(f"{WRITING}*"):  # by a process that was killed
+                shutil.rmtree(left)
             path.mkdir(parents=True)
             self._writer.save(path / stored.STATE, args=ocp.args.PyTreeSave(arrays))
         self._pending = self._thread.submit(self._finish, path, step, leaves, dict(notes))
@@ -83,8 +86,14 @@ class Checkpoints:
         assert self._writer is not None
         self._writer.wait_until_finished()
         manifest.write(path, step, leaves, notes)
+        # It has its name from here on, so that a folder of that name without a manifest lost it.
+        whole = self.folder / f"{step:08d}"
+        if whole.exists():  # which was not used, as it was changed
+            _remove(whole)
+        os.replace(path, whole)
+        manifest.flush(self.folder)
         self.whole = step
-        for old in _steps(self.folder)[self.keep :]:
+        for old in steps_in(self.folder)[self.keep :]:
             _remove(self.folder / f"{old:08d}")
 
     def wait(self) -> None:
@@ -100,7 +109,7 @@ class Checkpoints:
         Raises RunError where there are some, but none is whole.
         """
         self.wait()
-        steps = _steps(self.folder)
+        steps = steps_in(self.folder)
         for step in steps:
             path = self.folder / f"{step:08d}"
             try:
@@ -137,7 +146,7 @@ def _told(of: Checkpoints) -> Iterator[None]:
         ) from error
 
 
-def _steps(folder: pathlib.Path) -> list[int]:
+def steps_in(folder: pathlib.Path) -> list[int]:
     """The steps of which there is a folder, the newest first."""
     names = (path.name for path in folder.glob("*")) if folder.is_dir() else ()
     return sorted((int(name) for name in names if name.isdecimal()), reverse=True)

@@ -15,6 +15,7 @@ from typing import Any
 from jaxmem._core.files import write_json, write_whole
 from jaxmem._memory.explanation import Explanation
 from jaxmem._plan.plan import Plan
+from jaxmem._runs.checkpoints import WRITING, steps_in
 from jaxmem._runs.lock import locked, told
 from jaxmem._runs.manifest import NAME as MANIFEST
 from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SUMMARY
@@ -190,7 +191,7 @@ def _publish(run: Record, interrupted: bool) -> None:
         if any(run.path.iterdir()):
             for name in RESULTS:
                 (run.folder / name).unlink(missing_ok=True)
-            if _is_durable(run.folder) and _is_ours(run.folder):
+            if (run.folder / CHECKPOINTS).exists() and _is_ours(run.folder):
                 shutil.rmtree(run.folder / CHECKPOINTS)
             for name in (*RESULTS, CHECKPOINTS):
                 if (run.path / name).exists():
@@ -200,12 +201,13 @@ def _publish(run: Record, interrupted: bool) -> None:
 
 
 def _is_durable(path: pathlib.Path) -> bool:
-    return any((path / CHECKPOINTS).glob("*"))
+    return bool(steps_in(path / CHECKPOINTS))
 
 
 def _is_ours(folder: pathlib.Path) -> bool:
     """Whether the folder's checkpoints are a run's, and not somebody's own."""
-    return all((path / MANIFEST).exists() for path in (folder / CHECKPOINTS).glob("*"))
+    inside = (folder / CHECKPOINTS).glob("*")
+    return all((path / MANIFEST).exists() or path.name.startswith(WRITING) for path in inside)
 
 
 def _refuse_foreign(folder: pathlib.Path) -> None:

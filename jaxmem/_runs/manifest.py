@@ -51,7 +51,7 @@ def write(folder: pathlib.Path, step: int, leaves: tuple[Leaf, ...], notes: Mapp
     """Sums up the folder's files, sees to it that they are on the disk, and writes the manifest."""
     files = {name: _sum(path, flush=True) for name, path in _files(folder).items()}
     for inner in {path.parent for path in _files(folder).values()}:
-        _flush(inner)
+        flush(inner)
     data = {
         "schema": _SCHEMA,
         "step": step,
@@ -60,7 +60,7 @@ def write(folder: pathlib.Path, step: int, leaves: tuple[Leaf, ...], notes: Mapp
         "files": {name: list(pair) for name, pair in files.items()},
     }
     write_json(folder / NAME, data | {"sha256": _own_sum(data)})
-    _flush(folder.parent)
+    flush(folder.parent)
 
 
 def verified(folder: pathlib.Path, step: int) -> Manifest:
@@ -71,7 +71,7 @@ def verified(folder: pathlib.Path, step: int) -> Manifest:
     try:
         data = read_json(folder / NAME)
     except FileNotFoundError:
-        raise ValueError(f"it has no {NAME}: it was not finished, or lost it") from None
+        raise ValueError(f"it has no {NAME}") from None
     except ValueError as error:
         raise ValueError(f"{NAME}: {error}") from error
     if not isinstance(data, dict) or data.pop("sha256", None) != _own_sum(data):
@@ -119,7 +119,8 @@ def _own_sum(data: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _flush(folder: pathlib.Path) -> None:
+def flush(folder: pathlib.Path) -> None:
+    """Sees to it that the names in a folder are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -173,17 +173,24 @@ def test_where_it_cannot_be_written_the_one_before_is_named(tmp_path):
     folder = saved(tmp_path / "c", [1])
     with Checkpoints(folder, 2) as checkpoints:
         assert checkpoints.newest().step == 1
-        (folder / "00000002").write_text("in the way")
+        (folder / ".writing-00000002").write_text("in the way")
         with pytest.raises(RunError, match=r"cannot write a checkpoint .* of step 1 is whole"):
             checkpoints.save(2, {"n": jnp.zeros(3)}, {})
-    (folder / "00000002").unlink()
     assert newest(folder).step == 1
 
 
-def test_what_a_process_left_unfinished_is_written_over(tmp_path):
-    folder = saved(tmp_path / "c", [1])
-    (folder / "00000002" / "state").mkdir(parents=True)
-    (folder / "00000002" / "state" / "half").write_text("a")
-    with pytest.warns(JaxmemWarning, match="it was not finished"):
+def test_what_a_process_left_unfinished_is_let_go(tmp_path):
+    folder = tmp_path / "c"
+    (folder / ".writing-00000001" / "state").mkdir(parents=True)
+    (folder / ".writing-00000001" / "state" / "half").write_text("a")
+    assert newest(folder) is None
+    assert value(newest(saved(folder, [1, 2]))) == 2
+    assert sorted(p.name for p in folder.iterdir()) == ["00000001", "00000002"]
+
+
+def test_one_that_was_changed_is_written_over(tmp_path):
+    folder = saved(tmp_path / "c", [1, 2])
+    (folder / "00000002" / "manifest.json").unlink()
+    with pytest.warns(JaxmemWarning, match="00000002' is not used: it has no manifest.json"):
         assert newest(folder).step == 1
     assert value(newest(saved(folder, [2]))) == 2
