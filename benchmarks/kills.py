@@ -11,6 +11,7 @@ other.
 """
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import pathlib
@@ -25,7 +26,9 @@ import time
 import warnings
 
 from benchmarks.shared.results import Report
+from jaxmem import runs
 from jaxmem._runs.checkpoints import Checkpoints, steps_in
+from jaxmem.errors import RunError
 
 SETTINGS = (
     "model.layers=2",
@@ -48,7 +51,7 @@ def start(out: pathlib.Path) -> subprocess.Popen:
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
 
-def rows(folder: pathlib.Path) -> list[dict]:
+def rows_of(folder: pathlib.Path) -> list[dict]:
     """The rows that are whole, without what a clock said."""
     path, found = folder / "metrics.jsonl", []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
@@ -104,10 +107,10 @@ class Runner:
             acknowledged = None
         process.wait()
         reader.join()
-        if process.returncode == 0:
+        if (self.out / "summary.json").exists() or any(self.out.glob("ended-*")):
             return self.ended() | {"signal": None if acknowledged is None else number.name}
         kept, path = newest(self.out), unfinished(self.out)
-        written = rows(path) if path else []
+        written = rows_of(path) if path else []
         phase = "before a step" if not written else "steps" if len(written) < STEPS else "the end"
         return {
             "signal": number.name,
@@ -119,11 +122,13 @@ class Runner:
         } | ({"said": said[-1:]} if process.returncode in (1, 2) else {})
 
     def ended(self) -> dict:
+        with contextlib.suppress(RunError), runs.record(self.out):
+            pass  # which moves what a killed process did not, and refuses a folder whose run ended
         summaries = [
             json.loads((path / "summary.json").read_text(encoding="utf-8"))["val_loss"]
             for path in (self.out, self.whole)
         ]
-        same = rows(self.out) == rows(self.whole) and summaries[0] == summaries[1]
+        same = rows_of(self.out) == rows_of(self.whole) and summaries[0] == summaries[1]
         shutil.rmtree(self.out)
         return {"ended": True, "same": same}
 

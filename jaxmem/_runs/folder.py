@@ -26,7 +26,7 @@ REPORT = "report.html"
 # What belongs to one run; other files in the folder are the user's. The summary is first, since its
 # presence marks the folder as a run's.
 RESULTS = (SUMMARY, METRICS, PLAN, EXPLAINED, REPORT)
-UNFINISHED, CHECKPOINTS = "unfinished-", "checkpoints"
+UNFINISHED, ENDED, CHECKPOINTS = "unfinished-", "ended-", "checkpoints"
 
 
 class Record:
@@ -155,6 +155,8 @@ def record(
     """
     folder = pathlib.Path(folder)
     with _made(folder), locked(folder):
+        with told(folder):
+            _finish(folder)
         _refuse_finished(folder, overwrite)
         if resume:
             _refuse_foreign(folder)
@@ -182,22 +184,34 @@ def record(
 def _publish(run: Record, interrupted: bool) -> None:
     """Lets an earlier run's files go, and moves this one's to their place.
 
-    The summary moves first. A process killed in between leaves a folder that is taken for a run's,
-    which no other run replaces unasked, and the rest in the folder of the unfinished.
+    The folder is renamed first. A process killed in between leaves what `_finish` goes on with.
     """
     with told(run.folder):
         if run.steps and not (run.path / SUMMARY).exists():
             run.summary({"steps": run.steps, "interrupted": interrupted})
-        if any(run.path.iterdir()):
-            for name in RESULTS:
-                (run.folder / name).unlink(missing_ok=True)
-            if (run.folder / CHECKPOINTS).exists() and _is_ours(run.folder):
-                shutil.rmtree(run.folder / CHECKPOINTS)
-            for name in (*RESULTS, CHECKPOINTS):
-                if (run.path / name).exists():
-                    os.replace(run.path / name, run.folder / name)
-        with contextlib.suppress(OSError):  # a file of the user's own may be in it
+        if not any(run.path.iterdir()):
             run.path.rmdir()
+            return
+        ended = run.path.with_name(ENDED + run.path.name.removeprefix(UNFINISHED))
+        os.replace(run.path, ended)
+        for name in RESULTS:
+            if not (ended / name).exists():
+                (run.folder / name).unlink(missing_ok=True)
+        _finish(run.folder)
+
+
+def _finish(folder: pathlib.Path) -> None:
+    """Moves the results of runs that have ended to their place."""
+    for ended in sorted(folder.glob(f"{ENDED}*")):
+        for name in (*RESULTS, CHECKPOINTS):
+            if (ended / name).exists():
+                if name == CHECKPOINTS and (folder / name).exists() and _is_ours(folder):
+                    shutil.rmtree(folder / name)
+                os.replace(ended / name, folder / name)
+        if any(ended.iterdir()):  # a file of the user's own
+            os.replace(ended, ended.with_name(UNFINISHED + ended.name.removeprefix(ENDED)))
+        else:
+            ended.rmdir()
 
 
 def _is_durable(path: pathlib.Path) -> bool:

@@ -281,3 +281,34 @@ def test_a_file_of_the_users_among_the_unfinished_is_kept(tmp_path):
 def test_the_face_is_public():
     assert issubclass(RunError, jaxmem.errors.JaxmemError)
     assert {"record", "Record", "read", "Run", "write_whole"} <= set(dir(runs))
+
+
+@pytest.mark.parametrize("moved", range(4))
+def test_what_a_killed_process_did_not_move_is_moved_by_the_next(earlier, monkeypatch, moved):
+    """Results of a run that has ended are not lost, wherever the process ended that moves them."""
+    replace, done = os.replace, []
+
+    def replacing(a, b):
+        if pathlib.Path(a).parent.name.startswith("ended-"):
+            done.append(a)
+            if len(done) > moved:
+                raise SystemExit
+        replace(a, b)
+
+    def later():
+        with runs.record(earlier, overwrite=True) as run:
+            run.plan(made())
+            run.row(1, loss=5.0)
+            run.summary({"config": "later"})
+            (run.path / "checkpoints" / "00000001").mkdir(parents=True)
+
+    monkeypatch.setattr(run_folder.os, "replace", replacing)
+    with pytest.raises(SystemExit):
+        later()
+    monkeypatch.setattr(run_folder.os, "replace", replace)
+    with pytest.raises(RunError, match="holds the results of a run"):
+        write(earlier, 1.0)
+    found = runs.read(earlier)
+    assert (found.name, found.losses) == ("later", ((1.0, 5.0),))
+    names = ["checkpoints", "metrics.jsonl", "notes.txt", "plan.json", "summary.json"]
+    assert sorted(p.name for p in earlier.iterdir()) == names
