@@ -3,9 +3,10 @@
 A row is what shares one ratio: the values along an array's last axis, or along its last axes where
 these are short. Rows are told by their number's shape, which is the beginning of the array's.
 
-Signs are independent within a row, and new each step. Rows share them in groups, next to each
-other, of which an array has `PATTERNS` or a little more: so few signs are made that sums take as
-long as without signs. Rows of a group err alike where their gradients are alike, and others apart.
+Signs are independent within a row, and new each step. Rows that follow each other along the last
+axis of rows share them, in groups: so few signs are made that sums take little longer than without.
+An array has PATTERNS groups or more. Rows of a group err alike where their gradients are alike, and
+others apart.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 
 SHORTEST = 256  # values, for whose parameters and moments 8 bytes are 0.3 %
 # Were all rows of an array alike, their mean would err as one row does over so many steps: it is
-# taken for fewer (`ratio.LEAN`).
+# taken for fewer (`ratio.LEAN`). An array with fewer rows has a group for each.
 PATTERNS = 32
 
 
@@ -35,9 +36,14 @@ def shape_of_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def empty(params, dtype_of):
     """Zeros, one a row, for each array of a tree. `dtype_of` makes their dtype of an array's."""
-    return jax.tree.map(
-        lambda a: jnp.zeros(shape_of_rows(jnp.shape(a)), dtype_of(jnp.result_type(a))), params
-    )
+
+    def one(a):
+        rows, dtype = shape_of_rows(jnp.shape(a)), dtype_of(jnp.result_type(a))
+        if _is_explicit(a):  # rows lie where sums of them do
+            return summed(jnp.zeros_like(a), rows).astype(dtype)
+        return jnp.zeros(rows, dtype)
+
+    return jax.tree.map(one, params)
 
 
 def wide(dtype):
@@ -65,11 +71,14 @@ def spread(ratio, like):
     return ratio.reshape(ratio.shape + (1,) * (like.ndim - ratio.ndim)).astype(like.dtype)
 
 
-def patterns(count: int) -> int:
-    """Of how many groups, of equally many rows, `count` rows are: PATTERNS, or the next number that
-    divides them.
+def patterns(count: int, before: int = 1) -> int:
+    """In how many groups, of equally many rows, `count` rows are that follow each other, `before`
+    times: so many that all groups are PATTERNS at least, and as often divided by 2 as the rows are,
+    up to 32, so that devices which divide the rows divide the groups.
     """
-    return next(n for n in range(min(PATTERNS, count), count + 1) if count % n == 0)
+    halves = math.gcd(count, 32)
+    enough = (n for n in range(1, count + 1) if count % n == 0 and before * n >= PATTERNS)
+    return next((n for n in enough if n == 1 or n % halves == 0), count)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,11 +89,14 @@ class Position:
     step: how many minibatches were finished before this one, int32.
     whole: a tree with the whole arrays' shapes, where gradients are parts; None: they are whole.
     axis_name: the mesh axis over whose devices parts are divided.
+    stacked: whether the first axis of several that count rows may be that of layers, which have the
+      same signs, whether they are stacked or alone.
     """
 
     step: Any
     whole: Any = None
     axis_name: str | None = None
+    stacked: bool = True
 
     def sums(self, gradient, like):
         """Of each row of a tree of arrays the sum of its values with random signs, as `wide`
@@ -96,35 +108,55 @@ class Position:
     def _sums(self, g, whole, like):
         g, axes = jnp.asarray(g), like.ndim
         if g.size == 0:
-            return jnp.zeros(g.shape[:axes], wide(g.dtype))
+            return jnp.zeros(like.shape, wide(g.dtype))
         signs = self.signs(g.shape, jnp.shape(whole), axes).astype(g.dtype)
-        # The first axis of several may be that of layers, all of which have the same signs.
-        layers = g.shape[: _shared(axes)]
-        groups = jnp.broadcast_to(signs, (*layers, *signs.shape))
+        layers = g.shape[: self._shared(axes)]
+        signs = jnp.broadcast_to(signs, (*layers, *signs.shape))
+        if _is_explicit(g):
+            # A product would have to be told where its result lies.
+            size = g.size // signs.size
+            each = jnp.repeat(signs, size, max(axes - 1, 0)).reshape(g.shape)
+            return summed(g * each, like.shape)
         # A product of each group with its signs: it reads g once, while a sum whose values are
-        # scaled one by one is no longer made of vector instructions by XLA:CPU.
-        batch = tuple(range(groups.ndim - 1))
-        summed = jax.lax.dot_general(
-            g.reshape(*groups.shape[:-1], -1, groups.shape[-1]),
-            groups,
-            (((len(batch) + 1,), (len(batch),)), (batch, batch)),
+        # scaled one by one is no longer made of vector instructions by XLA:CPU. No axes are merged,
+        # and only the last of rows is split, so that what is divided over devices stays so.
+        batch = tuple(range(max(axes, 1)))
+        values = g.ndim - axes
+        lhs, rhs = (tuple(range(len(batch) + more, len(batch) + more + values)) for more in (1, 0))
+        rows = (*g.shape[: max(axes - 1, 0)], signs.shape[len(batch) - 1], -1)
+        sums = jax.lax.dot_general(
+            g.reshape(*rows, *g.shape[axes:]),
+            signs,
+            ((lhs, rhs), (batch, batch)),
             precision="highest",
             preferred_element_type=wide(g.dtype),
         )
-        return summed.reshape(g.shape[:axes])
+        return sums.reshape(like.shape)
+
+    def _shared(self, axes: int) -> int:
+        """How many of the axes that count rows have one set of signs."""
+        return 1 if self.stacked and axes > 1 else 0
 
     def signs(self, part: tuple[int, ...], whole: tuple[int, ...], axes: int):
-        """1 or -1, of shape (groups, values of a row), for an array or a part of it."""
-        shared = _shared(axes)
-        rows, of = part[shared:axes], whole[shared:axes]
-        size = math.prod(of) // patterns(math.prod(of))
+        """1 or -1 for an array or a part of it, of the shape that counts its rows, where groups
+        stand for the last axis, and a row's.
+        """
+        shared = self._shared(axes)
+        *before, count = part[shared:axes] or (1,)
+        *before_of, of = whole[shared:axes] or (1,)
+        groups = patterns(of, math.prod(before_of))
         # Where a part's groups are cut, the pieces that it has of them are as long as each other.
-        group = self._numbers(rows, of, math.gcd(size, _unbroken(rows, of))) // jnp.uint32(size)
-        number = self._numbers(part[axes:], whole[axes:])
-        number += group[:, None] * jnp.uint32(math.prod(whole[axes:]) % 2**32)
+        piece = math.gcd(of // groups, count)
+        along = self._numbers((count,), (of,), piece) // jnp.uint32(of // groups)
+        group = self._numbers(tuple(before), tuple(before_of))[:, None] * jnp.uint32(groups)
+        group = group + along[None]
+        values = math.prod(whole[axes:]) % 2**32
+        number = self._numbers(part[axes:], whole[axes:])[None, None]
+        number = number + group[:, :, None] * jnp.uint32(values)
         of_step = _mixed(jnp.asarray(self.step).astype(jnp.uint32) + jnp.uint32(0x9E3779B9))
         mixed = _mixed(number * jnp.uint32(0x9E3779B1) + of_step)
-        return jnp.where(mixed >> 31 == 0, 1, -1)
+        signs = jnp.where(mixed >> 31 == 0, 1, -1)
+        return signs.reshape(*before, count // piece, *part[axes:])
 
     def _numbers(self, part: tuple[int, ...], whole: tuple[int, ...], apart: int = 1):
         """Of every `apart`-th value of a part, its number in the whole, as uint32."""
@@ -141,15 +173,9 @@ class Position:
         return number
 
 
-def _shared(axes: int) -> int:
-    """How many axes of rows have one set of signs: the first of several, that may be of layers."""
-    return 1 if axes > 1 else 0
-
-
-def _unbroken(part: tuple[int, ...], whole: tuple[int, ...]) -> int:
-    """How many values of a part follow each other in the whole too."""
-    axes = [axis for axis, (length, of) in enumerate(zip(part, whole)) if length != of]
-    return math.prod(part[max(axes, default=0) :])
+def _is_explicit(a) -> bool:
+    """Whether the type of an array says that it is divided over devices."""
+    return any(axes is not None for axes in jax.typeof(a).sharding.spec)
 
 
 def _mixed(h):

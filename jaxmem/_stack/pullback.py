@@ -1,12 +1,14 @@
 """What a pullback makes of cotangents that are long in coming."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
 from jaxmem._jax.jaxpr import Literal
+from jaxmem._jax.primitives import REMAT
 from jaxmem._jax.rewrite import Node, program_of
 
 
@@ -15,7 +17,7 @@ def pulled(pull: Callable, cotangents):
 
     A gradient that is scattered, as that of an embedding by its tokens, begins with zeros. These
     wait for nothing, so that XLA makes them first, and would hold an embedding's gradient through
-    the backward of all layers.
+    the backward of all layers. What `pull` recomputes it recomputes as before.
     """
     leaves, structure = jax.tree.flatten(cotangents)
     box = []
@@ -25,7 +27,7 @@ def pulled(pull: Callable, cotangents):
         box.append(tree)
         return made
 
-    program = program_of(jax.make_jaxpr(flat)(*leaves), lambda eqn: False)
+    program = program_of(jax.make_jaxpr(flat)(*leaves), lambda eqn: eqn.primitive.name in REMAT)
     if not any(map(_fills, program.nodes)):
         return pull(cotangents)
     nought, *leaves = jax.lax.optimization_barrier((jnp.zeros((), jnp.int32), *leaves))
@@ -39,7 +41,10 @@ def _fills(node: Node) -> bool:
     if node.primitive != "broadcast_in_dim" or node.reads:
         return False
     (value,) = (v.val for v in node.inputs if isinstance(v, Literal))
-    return bool(jnp.issubdtype(jnp.result_type(value), jnp.inexact) and value == 0)
+    if not jnp.issubdtype(jnp.result_type(value), jnp.inexact):
+        return False
+    number = complex(value)
+    return number == 0 and math.copysign(1.0, number.real) > 0
 
 
 def _after(nought, node: Node) -> Node:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import jaxmem
 from jaxmem._adama import rows
 from jaxmem.errors import OptimizerError
-from tests.shared import row_oracle
+from tests.shared import children, row_oracle
 
 pytestmark = [
     pytest.mark.core,
@@ -189,28 +189,51 @@ def test_sums_are_those_of_the_definition(step, shape):
     np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
 
 
-def test_layers_have_the_same_signs():
-    whole = jnp.asarray(np.random.default_rng(0).standard_normal((5, 48, 4)))
-    want = sums(whole, 7)
-    for i in range(5):
-        np.testing.assert_allclose(sums(whole[i], 7), want[i], rtol=1e-12)
+@pytest.mark.parametrize("shape", [(5, 48, 4), (2, 4, 8, 256), (2, 3, 3, 16, 256), (2, 4, 3, 4)])
+def test_layers_have_the_same_signs_stacked_and_alone(shape):
+    whole = jnp.asarray(np.random.default_rng(0).standard_normal(shape))
+    want, alone = sums(whole, 7), rows.Position(7, stacked=False)
+    for layer, of_layer in zip(whole, want):
+        np.testing.assert_allclose(alone.sums(layer, of_layer), of_layer, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(577, 1, 16), (40, 2, 8), (7, 7, 1, 4), (12, 12, 4)])
+def test_rows_of_an_array_that_is_no_stack_err_apart_along_all_axes(shape):
+    count = math.prod(rows.shape_of_rows(shape))
+    g = jnp.broadcast_to(jnp.asarray(np.random.default_rng(3).standard_normal(shape[-1])), shape)
+    like = jnp.zeros(rows.shape_of_rows(shape))
+    of = lambda step: (rows.Position(step, stacked=False).sums(g, like) ** 2).mean()
+    found = np.asarray(jax.lax.map(of, jnp.arange(1500)))
+    assert found.var() / found.mean() ** 2 < 1.3 * 2 / min(count, 32)
+
+
+@pytest.mark.parametrize(
+    ("count", "before", "groups"),
+    [(512, 1, 32), (512, 40, 1), (8, 4, 8), (8, 1, 8), (96, 1, 32), (50264, 1, 488), (1, 1, 1),
+     (50257, 1, 1733), (131, 1, 131), (100, 1, 100), (132, 1, 44), (64, 12, 32), (30522, 1, 10174)],
+)  # fmt: skip
+def test_groups_are_few_and_divided_as_rows_are(count, before, groups):
+    assert rows.patterns(count, before) == groups
+    assert count % groups == 0
 
 
 @pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("shape", [(64, 12), (96, 3), (2, 3, 40, 256), (4, 12, 64), (12,)])
-def test_parts_have_the_signs_of_the_whole(shape, devices):
+def test_parts_have_the_signs_of_the_whole(shape, stacked, devices):
     """Along every axis that the devices divide: sums of parts of rows add up, others are parts."""
     g = jnp.asarray(np.random.default_rng(0).standard_normal(shape))
     axes = len(rows.shape_of_rows(shape))
     divided = [axis for axis, length in enumerate(shape) if length % devices == 0]
     assert divided
-    position = rows.Position(5, g, "devices")
+    position = rows.Position(5, g, "devices", stacked)
+    want = rows.Position(5, stacked=stacked).sums(g, jnp.zeros(shape[:axes]))
     for axis in divided:
         parts = jnp.stack(jnp.split(g, devices, axis))
         of = lambda part: position.sums(part, jnp.zeros(part.shape[:axes]))
         got = jax.jit(jax.vmap(of, axis_name="devices"))(parts)
         got = got.sum(0) if axis >= axes else jnp.concatenate(got, axis)
-        np.testing.assert_allclose(got, sums(g, 5), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
 
 
 def test_complex_gradients_have_real_squares():
@@ -275,3 +298,13 @@ def test_another_second_moment_or_another_states_is_refused():
             part(jaxmem.adama(0.1).init(params))
     with pytest.raises(OptimizerError, match="the state has rows, unlike that of 'squares'"):
         jaxmem.adama(0.1).update(grads, row(0.1).init(params), params)
+
+
+def test_ranks_need_not_be_promoted():
+    with jax.numpy_rank_promotion("raise"):
+        run(row_w(0.1, accumulation_steps=2), parameters(), gradients(4))
+
+
+def test_over_a_mesh_whole_gradients_stay_where_they_are():
+    found = children.printed(children.with_cpus(8), "tests.programs.row_meshes")
+    assert found == {"checked": 20}

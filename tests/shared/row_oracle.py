@@ -14,23 +14,43 @@ def mixed(h: int) -> int:
     return ((h ^ (h >> 13)) * 0xC2B2AE35) & MASK
 
 
-def patterns(rows: int) -> int:
-    """How many different signs the rows of an array have: 32 or the next number above that divides
-    how many rows there are, or one for each row.
+def groups_of(count: int, before: int) -> int:
+    """In how many groups are `count` rows that follow each other, `before` times: as few as divide
+    them and are 32 in all; if more than one, then a multiple of the rows' power of 2, up to 32.
     """
-    return rows if rows < 32 else min(n for n in range(32, rows + 1) if rows % n == 0)
+    halves = math.gcd(count, 32)
+    divisors = [n for n in range(1, count + 1) if count % n == 0]
+    fit = [n for n in divisors if before * n >= 32 and (n == 1 or n % halves == 0)]
+    return min(fit, default=count)
 
 
 def signs(shape, step: int, stacked=None) -> np.ndarray:
-    """1 or -1 for each value; layers have the same, and so has what the first axis of several of
-    rows numbers, since it may be that of layers.
+    """1 or -1 for each value; layers have the same, and, where it is not known (None), what the
+    first axis of several of rows counts.
     """
-    _, rows, values = rows_of(shape, stacked or None)
-    in_group = rows // patterns(rows)
-    of_step = mixed((step + 0x9E3779B9) & MASK)
-    number = lambda n: n // values % rows // in_group * values + n % values
-    hashed = (mixed((number(n) * 0x9E3779B1 + of_step) & MASK) for n in range(math.prod(shape)))
-    return 1.0 - 2.0 * np.array([h >> 31 for h in hashed], np.float64).reshape(shape)
+    axes = len(shape) - 1
+    while axes > 2 and math.prod(shape[axes:]) < 256:
+        axes -= 1
+    several = axes > 1 if stacked is None else stacked and axes > 0
+    if stacked and len(shape) < 2:
+        return np.broadcast_to(signs((), step), shape)
+    if several:
+        return np.broadcast_to(of_rows(shape[1:], axes - 1, step), shape)
+    return of_rows(shape, max(axes, 0), step)
+
+
+def of_rows(shape, axes: int, step: int) -> np.ndarray:
+    """The signs of an array without layers, whose first `axes` axes count its rows."""
+    count = shape[axes - 1] if axes else 1
+    before, values = math.prod(shape[: max(axes - 1, 0)]), math.prod(shape[axes:])
+    groups = groups_of(count, before)
+    of_step, made = mixed((step + 0x9E3779B9) & MASK), []
+    for i in range(before):
+        for r in range(count):
+            group = i * groups + r // (count // groups)
+            numbers = (group * values + c for c in range(values))
+            made += [mixed((n * 0x9E3779B1 + of_step) & MASK) >> 31 for n in numbers]
+    return 1.0 - 2.0 * np.array(made, np.float64).reshape(shape)
 
 
 def rows_of(shape, stacked=None) -> tuple[int, int, int]:

@@ -55,6 +55,20 @@ def test_it_is_what_the_pullback_makes(name):
         np.testing.assert_array_equal(a, b) if a.dtype != jax.dtypes.float0 else None
 
 
+def test_what_an_embedding_recomputes_is_recomputed():
+    """A checkpoint in it stays one: values as before, and its equation is there."""
+    grow = jax.checkpoint(lambda table, n: jnp.tanh(table[n] @ table.T) @ table)
+    table, numbers = jnp.asarray(rng.standard_normal((5, 3)), jnp.float32), jnp.array([1, 4])
+
+    def both(table):
+        y, pull = jax.vjp(lambda table: grow(table, numbers) + table[numbers], table)
+        return pulled(pull, jnp.cos(y)), pull(jnp.cos(y))
+
+    np.testing.assert_array_equal(*jax.jit(both)(table))
+    names = [eqn.primitive.name for eqn in jax.make_jaxpr(both)(table).eqns]
+    assert sum(name.startswith(("remat", "checkpoint")) for name in names) == 2
+
+
 def test_an_embeddings_gradient_is_not_held_through_the_layers_backward():
     """That of the head is there; the other's zeros wait until the layers are done."""
     width, vocab, sequence, batch = 256, 8191, 128, 16
