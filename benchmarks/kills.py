@@ -138,6 +138,7 @@ def main() -> None:
     kills, asked = report.chosen["kills"], report.chosen["asked"]
     kinds = [signal.SIGKILL] * kills + [signal.SIGTERM, signal.SIGINT] * (asked // 2)
     random.Random(0).shuffle(kinds)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{scratch}/cache"
         whole = pathlib.Path(scratch) / "whole"

@@ -7,8 +7,8 @@ equal, Adam's is N times as large. A row's sum of g_i / N with random signs adds
 microbatches without a buffer, and its square is on average the squared norm of the sum.
 
 One such square may be far off: its deviation is √2 of its mean. A row averages as many as nu
-remembers steps. Until these are many it leans on its array, whose rows' squares are independent,
-as on `LEAN` more steps of its own. Without it a training's first steps are a matter of luck.
+remembers steps. Until these are many it leans on its array, whose groups of rows err apart, as on
+`LEAN` more steps of its own. Without it a training's first steps are a matter of luck.
 """
 
 import jax

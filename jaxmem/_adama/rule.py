@@ -192,8 +192,8 @@ class Rule:
         nu = jax.tree.map(lambda g, v: (1 - self.b2) * rows.square(g) + v, g, moments.nu)
         if moments.sketch is None:
             return Moments(mu, nu)
-        # Signs are random and independent, so that the square of a row's sum is on average the sum
-        # of its squares. Unlike that sum it is of all microbatches together, as sums add up.
+        # Signs in a row are random and independent, so that the square of its sum is on average the
+        # sum of its squares. Unlike that sum it is of all microbatches together, as sums add up.
         added = lambda s, new: s + share(new).astype(s.dtype)
         sketch = jax.tree.map(added, moments.sketch, sums(moments.sketch))
         return Moments(mu, nu, moments.square, sketch)

@@ -25,7 +25,8 @@ class Asked:
 @contextlib.contextmanager
 def held() -> Iterator[Asked]:
     """While the statement runs a signal is noted, so that it may end the run between two steps. A
-    second one ends it where it is. Outside of the main thread signals are as they were.
+    second one ends it where it is. Outside of the main thread signals are as they were, and so is
+    one that the process was started to ignore, as shells do with SIGINT in the background.
     """
     asked = Asked()
     if threading.current_thread() is not threading.main_thread():
@@ -37,7 +38,8 @@ def held() -> Iterator[Asked]:
             raise Interrupted("a second signal came before the run had ended", number)
         asked.number = number
 
-    before = {number: signal.signal(number, note) for number in SIGNALS}
+    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in heard}
     try:
         yield asked
     finally:
@@ -50,7 +52,8 @@ def raised() -> Iterator[None]:
     """While the statement runs SIGTERM raises Interrupted, as SIGINT raises KeyboardInterrupt, so
     that what is held is let go and what is written is finished.
     """
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         yield
         return
 

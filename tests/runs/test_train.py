@@ -131,6 +131,18 @@ def test_a_signal_ends_it_after_the_step_once_it_is_saved(tmp_path, whole, numbe
     assert rows(out) == whole[0]
 
 
+def test_a_signal_that_is_ignored_stays_so(tmp_path, whole):
+    def batch(step):
+        os.kill(os.getpid(), signal.SIGINT)
+        return durable_run.batch(step)
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert run(tmp_path / "out", data=batch) == whole[1]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def start(out, **environment):
     command = [sys.executable, "-m", "tests.programs.durable_run", str(out), "12"]
     env = child_environment(children.finding_packages()) | environment
