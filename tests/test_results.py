@@ -492,3 +492,37 @@ def test_first_steps_of_a_packed_sum():
         longest = [rows[f"{way}, {n}"]["longest"] for way in ("squares", "row", "packed")]
         assert quotes(" ".join(cells), *longest, 100 * rows[f"packed, {n}"]["over twice"])
         assert max(longest[:2]) <= 1.001 * int(n) ** 0.5 < longest[2] / 100
+
+
+SIGNALS = "SIGKILL", "SIGTERM", "SIGINT"
+
+
+def test_runs_that_are_stopped():
+    page, summary = PAGE["Runs that are stopped"], result("kills")["summary"]
+    assert tuple(page) == SIGNALS
+    for name, cells in page.items():
+        row = summary[name]
+        lost, again = row["steps lost that were saved"], row["most steps repeated"]
+        assert quotes(" ".join(cells), row["stopped"], lost, again, row["after its run"])
+        assert (lost, row["tracebacks"]) == (0, 0)
+    assert summary["ended"] == summary["as without"]
+    sent = {n: summary[n]["stopped"] + summary[n]["after its run"] for n in SIGNALS}
+    assert sent["SIGKILL"] >= 200
+    assert sent["SIGTERM"] + sent["SIGINT"] >= 60
+    assert quotes(answer("a run that is stopped"), sum(sent.values()), summary["ended"])
+
+
+def test_faults_in_stored_checkpoints():
+    page, rows = PAGE["Faults in stored checkpoints"], result("checkpoint_faults")["results"]
+    total = result("checkpoint_faults")["summary"]
+    for fault, cells in page.items():
+        ours, orbax = rows[f"jaxmem, {fault}"], rows[f"orbax alone, {fault}"]
+        names = "right values", "an error", "wrong values"
+        of = [ours["the one before, with a warning"], ours.get("wrong values", 0)]
+        assert quotes(" ".join(cells), *of, *(orbax.get(name, 0) for name in names))
+    assert len(page) == 5
+    assert total["jaxmem"].keys() == {"the one before, with a warning"}
+    made, read = sum(total["jaxmem"].values()), sum(total["orbax alone"].values())
+    assert made >= 1000
+    wrong = total["orbax alone"]["wrong values"]
+    assert quotes(answer("that were changed"), made, wrong, read)

@@ -78,6 +78,7 @@ class Checkpoints:
                 self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
             for left in self.folder.glob(f"{WRITING}*"):  # by a process that was killed
                 shutil.rmtree(left)
+            self._prune()  # a run may go on with fewer than it had
             path.mkdir(parents=True)
             self._writer.save(path / stored.STATE, args=ocp.args.PyTreeSave(arrays))
         self._pending = self._thread.submit(self._finish, path, step, leaves, dict(notes))
@@ -93,6 +94,9 @@ class Checkpoints:
         os.replace(path, whole)
         manifest.flush(self.folder)
         self.whole = step
+        self._prune()
+
+    def _prune(self) -> None:
         for old in steps_in(self.folder)[self.keep :]:
             _remove(self.folder / f"{old:08d}")
 
