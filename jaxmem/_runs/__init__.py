@@ -1,4 +1,4 @@
-"""A run's folder: what is written there, and how it is read.
+"""A run: the loop that loses nothing, its checkpoints, and its folder.
 
 Imports `_core`, `_plan` and `_memory`.
 """
