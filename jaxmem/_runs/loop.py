@@ -130,7 +130,7 @@ class _Loop:
                 leaf.delete()
         for row in self._back(found):
             if self.each is not None:
-                self.each(int(row["step"]), row)
+                self.each(int(row["step"] or 0), row)
 
     def _check(self, found: Checkpoint) -> None:
         was = found.notes["settings"]

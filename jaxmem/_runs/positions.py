@@ -23,7 +23,7 @@ class Data:
                 " number, or an iterator with get_state() and set_state(), which a run needs to go"
                 " on where it stopped"
             )
-        self._source = source
+        self._source: Any = source
 
     def __call__(self, number: int) -> Any:
         if not self._iterates:

@@ -88,7 +88,7 @@ def _placed(array, leaf: Leaf, was):
         return array.astype(array.dtype, copy=False)
     sharding = getattr(was, "sharding", None)
     if leaf.key is not None:
-        made = jax.random.wrap_key_data(array, impl=leaf.key)
+        made = jax.random.wrap_key_data(jnp.asarray(array), impl=leaf.key)
         return made if sharding is None else jax.device_put(made, sharding)
     if sharding is None:
         return jnp.asarray(array)
