@@ -7,9 +7,9 @@ results; `jaxmem report` draws them.
 """
 
 from jaxmem._core.files import write_whole as write_whole
-from jaxmem._runs.folder import Record as Record
 from jaxmem._runs.folder import record as record
 from jaxmem._runs.loop import train as train
 from jaxmem._runs.read import Run as Run
 from jaxmem._runs.read import read as read
+from jaxmem._runs.record import Record as Record
 from jaxmem._runs.signals import Interrupted as Interrupted

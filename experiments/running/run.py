@@ -69,7 +69,8 @@ def run(
     """
     experiment.check(config)
     found: dict[str, Any] = dict(experiment.unmeasured)
-    rows, stopped = [], None
+    rows: dict[int, Mapping[str, float]] = {}
+    stopped = None
     with jaxmem.runs.record(out, overwrite=overwrite, resume=True) as results:
         data = experiment.read(config)
         said = experiment.says(config, data)
@@ -84,7 +85,7 @@ def run(
         progress = Progress(t.steps, t.log_every, experiment.unit, experiment.count(config))
 
         def record(number: int, row: Mapping[str, float]) -> None:
-            rows.append(row)
+            rows[number] = row  # of steps that are done again, the last
             progress(number, row.get("loss"))
 
         begun = time.perf_counter()
@@ -93,11 +94,11 @@ def run(
                 state = train(experiment, config, data, ready, results, record)
             found = experiment.evaluate(config, state, data)
         except KeyboardInterrupt as error:
-            if results.durable:
+            if results.durable or isinstance(error, jaxmem.runs.Interrupted):
                 raise  # the run has not ended: it goes on from there
             stopped = error
         summary = {"config": name, "settings": config.model_dump(), "data": said}
-        summary |= course(rows) | found | of_step(ready)
+        summary |= course([*results.kept, *rows.values()]) | found | of_step(ready)
         summary |= {
             f"{experiment.unit}_per_second": progress.speed,
             "seconds": time.perf_counter() - begun,

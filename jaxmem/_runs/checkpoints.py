@@ -9,8 +9,10 @@ import os
 import pathlib
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import jax
 
 from jaxmem._runs import manifest, stored
 from jaxmem.errors import JaxmemWarning, RunError
@@ -36,6 +38,11 @@ class Checkpoint:
         """The state, as a tree like `like`, a state or the shapes of one. Arrays lie where those of
         `like` do. Raises RunError, naming an array, where `like` is another tree.
         """
+        leaves, structure = jax.tree.flatten_with_path(like)
+        return structure.unflatten(self.leaves(leaves))
+
+    def leaves(self, like: Sequence[tuple[Any, Any]]) -> list:
+        """The same of leaves with their paths."""
         return stored.read(self.path, self._leaves, like)
 
 
@@ -78,6 +85,10 @@ class Checkpoints:
                 self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
             for left in self.folder.glob(f"{WRITING}*"):  # by a process that was killed
                 shutil.rmtree(left)
+            # Later ones are not whole, since the run went on from an earlier one.
+            for later in steps_in(self.folder):
+                if later > step:
+                    _remove(self.folder / f"{later:08d}")
             self._prune()  # a run may go on with fewer than it had
             path.mkdir(parents=True)
             self._writer.save(path / stored.STATE, args=ocp.args.PyTreeSave(arrays))

@@ -3,123 +3,24 @@ held against other runs until then.
 """
 
 import contextlib
-import json
-import math
 import os
 import pathlib
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from jaxmem._core.files import write_json, write_whole
-from jaxmem._memory.explanation import Explanation
-from jaxmem._plan.plan import Plan
-from jaxmem._runs.checkpoints import WRITING, steps_in
+from jaxmem._runs.checkpoints import WRITING
 from jaxmem._runs.lock import locked, told
-from jaxmem._runs.manifest import NAME as MANIFEST
 from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SUMMARY
-from jaxmem._runs.signals import raised
+from jaxmem._runs.record import CHECKPOINTS, Record, is_durable
+from jaxmem._runs.signals import Interrupted, raised
 from jaxmem.errors import RunError
 
 REPORT = "report.html"
 # What belongs to one run; other files in the folder are the user's. The summary is first, since its
 # presence marks the folder as a run's.
 RESULTS = (SUMMARY, METRICS, PLAN, EXPLAINED, REPORT)
-UNFINISHED, ENDED, CHECKPOINTS = "unfinished-", "ended-", "checkpoints"
-
-
-class Record:
-    """Writes down a run's results, as `jaxmem.runs.record` makes it.
-
-    folder: where the results appear at the run's end.
-    path: the folder within it where they are until then, and where they stay if the run fails.
-    steps: how many rows were written.
-    resumed: whether an unfinished run goes on here, which left checkpoints.
-    """
-
-    def __init__(self, folder: pathlib.Path, path: pathlib.Path, resumed: bool = False):
-        self.folder, self.path, self.resumed = folder, path, resumed
-        self.steps = 0
-        self._rows = None
-
-    @property
-    def durable(self) -> bool:
-        """Whether there are checkpoints, from which an unfinished run goes on."""
-        return _is_durable(self.path)
-
-    def rows_until(self, step: int) -> list[dict[str, float | None]]:
-        """The rows of the steps up to `step`, after which the next are written; those after it, of
-        steps that are done again, are let go, and so is a last one that was not finished.
-        """
-        self._close()
-        path = self.path / METRICS
-        with told(self.folder):
-            rows = []
-            for line in path.read_bytes().splitlines() if path.exists() else ():
-                try:
-                    row = json.loads(line)
-                except ValueError:
-                    break
-                if not isinstance(row, dict) or row.get("step", math.inf) > step:
-                    break
-                rows.append(row)
-            write_whole(path, "".join(map(_line, rows)))
-            self.steps = len(rows)
-        return rows
-
-    def flush(self) -> None:
-        """Sees to it that the rows so far are on the disk."""
-        if self._rows is not None:
-            with told(self.folder):
-                self._rows.flush()
-                os.fsync(self._rows.fileno())
-
-    def row(self, step: int, /, **numbers: float) -> None:
-        """Appends a step's numbers to metrics.jsonl, at once, so that they survive a crash.
-
-        Arguments:
-          step: the step's number, which is the page's horizontal axis.
-          numbers: scalars by name, such as loss=5.5, Python's, NumPy's or JAX's; what is not
-            finite is written as null. The page shows `loss` and `step_seconds`, what a step took.
-
-        Raises RunError if it cannot be written.
-        """
-        row = {"step": int(step)} | {name: float(value) for name, value in numbers.items()}
-        with told(self.folder):
-            if self._rows is None:
-                self._rows = (self.path / METRICS).open("a", encoding="utf-8")
-            self._rows.write(_line(row))
-            self._rows.flush()
-        self.steps += 1
-
-    def plan(self, plan: Plan) -> None:
-        """Writes the plan under which the run trains, as plan.json."""
-        with told(self.folder):
-            plan.save(self.path / PLAN)
-
-    def explained(self, found: Explanation) -> None:
-        """Writes what `jaxmem.explain` told of the step, as explained.json: the page then shows
-        what is in memory over the step's schedule.
-        """
-        with told(self.folder):
-            write_json(self.path / EXPLAINED, found.to_json())
-
-    def summary(self, fields: Mapping[str, Any]) -> None:
-        """Writes what is to be said of the whole run, as summary.json.
-
-        Arguments:
-          fields: anything that JSON has a word for. `jaxmem report` shows `config` (the run's
-            name), `command`, `val_loss`, `first_loss`, `final_loss`, `steps`, `compiled_bytes`,
-            `baseline_bytes` and `tokens_per_second`.
-        """
-        with told(self.folder):
-            write_json(self.path / SUMMARY, _without_nan(dict(fields)))
-
-    def _close(self) -> None:
-        if self._rows is not None:
-            self._rows.close()
-            self._rows = None
+UNFINISHED, ENDED = "unfinished-", "ended-"
 
 
 @contextlib.contextmanager
@@ -153,15 +54,18 @@ def record(
     Raises RunError, before the statement runs, if `folder` holds a run's summary and `overwrite`
     is not set, if another process writes a run there, or if it cannot be written to.
     """
-    folder = pathlib.Path(folder)
+    folder = pathlib.Path(folder).absolute()  # wherever the process goes meanwhile
     with _made(folder), locked(folder):
         with told(folder):
             _finish(folder)
         _refuse_finished(folder, overwrite)
         if resume:
             _refuse_foreign(folder)
-        left = _unfinished(folder) if resume and not overwrite else None
-        run = Record(folder, left or _apart(folder), left is not None)
+        left = _unfinished(folder) if resume else None
+        while left is not None and overwrite:  # it would be gone on with the next time
+            shutil.rmtree(left / CHECKPOINTS)
+            left = _unfinished(folder)
+        run = Record(folder, left or _apart(folder), left is not None, resume)
         try:
             with raised() if resume else contextlib.nullcontext():
                 yield run
@@ -170,6 +74,8 @@ def record(
             interrupted = isinstance(error, KeyboardInterrupt)
             if run.durable:
                 error.add_note(f"the run goes on from its last checkpoint, in {run.path}")
+            elif isinstance(error, Interrupted):
+                pass  # the same lines begin again
             elif interrupted and (run.steps or (run.path / SUMMARY).exists()):
                 _publish(run, interrupted=True)
             elif run.steps:
@@ -214,19 +120,17 @@ def _finish(folder: pathlib.Path) -> None:
             ended.rmdir()
 
 
-def _is_durable(path: pathlib.Path) -> bool:
-    return bool(steps_in(path / CHECKPOINTS))
-
-
 def _is_ours(folder: pathlib.Path) -> bool:
     """Whether the folder's checkpoints are a run's, and not somebody's own."""
-    inside = (folder / CHECKPOINTS).glob("*")
-    return all((path / MANIFEST).exists() or path.name.startswith(WRITING) for path in inside)
+    path = folder / CHECKPOINTS
+    if path.is_symlink() or not path.is_dir():
+        return False
+    return all(p.name.isdecimal() or p.name.startswith(WRITING) for p in path.iterdir())
 
 
 def _refuse_foreign(folder: pathlib.Path) -> None:
     """Raises RunError where something of that name stands in the place of checkpoints."""
-    if (folder / CHECKPOINTS).exists() and not _is_ours(folder):
+    if os.path.lexists(folder / CHECKPOINTS) and not _is_ours(folder):
         raise RunError(
             f"record: {str(folder / CHECKPOINTS)!r} is not of a run, which would keep its"
             " checkpoints there; name another folder, or move it away"
@@ -236,7 +140,7 @@ def _refuse_foreign(folder: pathlib.Path) -> None:
 def _unfinished(folder: pathlib.Path) -> pathlib.Path | None:
     """The folder of the newest run that did not end and left checkpoints."""
     with told(folder):
-        left = [path for path in folder.glob(f"{UNFINISHED}*") if _is_durable(path)]
+        left = [path for path in folder.glob(f"{UNFINISHED}*") if is_durable(path)]
         return max(left, key=lambda path: path.name, default=None)
 
 
@@ -281,16 +185,3 @@ def _made(folder: pathlib.Path) -> Iterator[None]:
         for path in missing:
             with contextlib.suppress(OSError):  # it holds something
                 path.rmdir()
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(_without_nan(row), allow_nan=False) + "\n"
-
-
-def _without_nan(value: Any) -> Any:
-    """`value` with null for numbers that JSON has no word for."""
-    if isinstance(value, Mapping):
-        return {str(key): _without_nan(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

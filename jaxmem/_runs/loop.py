@@ -3,7 +3,7 @@ is asked to, and goes back where a loss is not finite.
 """
 
 import collections
-import json
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from jaxmem._runs.checkpoints import Checkpoint, Checkpoints
-from jaxmem._runs.folder import CHECKPOINTS, Record
-from jaxmem._runs.positions import Data
+from jaxmem._runs.positions import Data, as_json
+from jaxmem._runs.record import CHECKPOINTS, Record
 from jaxmem._runs.signals import Asked, Interrupted, held
 from jaxmem.errors import NotFiniteError, RunError
 
@@ -50,8 +50,8 @@ def train(
     Arguments:
       step: `step(state, batch) -> (state, metrics)`, which may donate the state. Of `metrics` what
         are scalars make the row; they are read one step behind, so that the device need not wait.
-      state: the first one, or a function that makes it; one that goes on has its tree, and lies
-        where it does.
+      state: the first one, or a function that makes it, whose arrays are let go where the run goes
+        on; the state then has the same tree, and lies where the first one does.
       data: a function of the step's number, from 1 on, that makes its batch; or an iterator whose
         get_state() and set_state() tell and set its position, such as grain's.
       steps: how many there are in all.
@@ -61,10 +61,10 @@ def train(
       keep: how many are kept, at least 1.
       not_finite: where `loss` or `grad_norm` is not finite, the run goes back to the newest
         checkpoint, and leaves that step's batch out from then on; its row says `skipped`. As many
-        in a row end the run.
+        in a row end the run, and one where there is no checkpoint yet.
       settings: what must be the same when the run goes on, as JSON.
-      each: `each(step, row)` is called with each row as it is written, and with those of steps that
-        a run which goes on has done before.
+      each: `each(step, row)` is called with each row as it is written; again for a step that is
+        done again. `run.kept` has those of the steps that were done before.
 
     Raises RunError for arguments that cannot be meant, where the checkpoints are of other settings
     or another state, where none is whole, or where one cannot be written; NotFiniteError where
@@ -75,19 +75,55 @@ def train(
             f"train: got keep={keep}, not_finite={not_finite}, save_every={save_every}; expected at"
             " least 1, 1 and 0 seconds"
         )
-    with held() as asked, Checkpoints(run.path / CHECKPOINTS, keep) as checkpoints:
-        loop = _Loop(
-            step,
-            Data(data),
-            run,
-            checkpoints,
-            json.loads(json.dumps(dict(settings or {}))),
-            each,
-            asked,
+    if jax.process_count() > 1:
+        raise RunError(
+            f"train: there are {jax.process_count()} processes, of which each would write the same"
+            " checkpoints; expected one process, over any number of its devices"
         )
-        loop.start(state() if callable(state) else state)
-        loop.go_on(steps, save_every, not_finite)
+    if not run.resumes or run.trained:
+        raise RunError(
+            "train: `run` "
+            + ("has been trained in already" if run.trained else "does not go on with earlier ones")
+            + "; expected a record for this training alone: jaxmem.runs.record(folder, resume=True)"
+        )
+    run.trained = True
+    lasting = as_json(dict(settings or {}), "`settings` is")
+    with held() as asked:
+        with Checkpoints(run.path / CHECKPOINTS, keep) as checkpoints:
+            loop = _Loop(step, Data(data), run, checkpoints, lasting, each, asked)
+            # A function, and no tree that can be called, such as a model.
+            is_function = callable(state) and jax.tree_util.all_leaves([state])
+            loop.start(state() if is_function else state, steps, owned=is_function)
+            del state
+            loop.go_on(steps, save_every, not_finite)
+        if asked.number is not None:
+            raise Interrupted(f"the run was asked to end after step {loop.done}", asked.number)
         return loop.state
+
+
+def _number(value: Any) -> float | None:
+    """A metric as a number; None for what is none, such as an image or a text."""
+    if value is None or isinstance(value, str | bytes | Mapping | list | tuple):
+        return None
+    if getattr(value, "size", 1) != 1:
+        return None
+    try:
+        return float(value.reshape(()) if getattr(value, "ndim", 0) else value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _where(leaf):
+    """The shape of an array and where it lies; numbers and NumPy's arrays are what they are."""
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    if getattr(leaf, "weak_type", False) and not leaf.shape:
+        return leaf.item()  # which is made a weak array again
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+
+def _is_key(leaf) -> bool:
+    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 class _NotFinite(Exception):
@@ -111,26 +147,30 @@ class _Loop:
         self._waiting: collections.deque = collections.deque()
         self._last: tuple[int, float] | None = None
 
-    def start(self, state) -> None:
-        """Begins with a state, or goes on from the newest checkpoint, in its place."""
-        where = lambda a: (
-            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
-            if isinstance(a, jax.Array)
-            else a
-        )
-        self._like, self.state = jax.tree.map(where, state), state
+    def start(self, state, steps: int, owned: bool) -> None:
+        """Begins with a state, or goes on from the newest checkpoint, in its place. `owned`: nobody
+        else has the state's arrays.
+        """
+        leaves, self._structure = jax.tree.flatten_with_path(state)
+        if not leaves or not any(np.size(leaf) for _, leaf in leaves if not _is_key(leaf)):
+            raise RunError("train: `state` holds no array with a value; expected what is trained")
+        self._like, self.state = [(path, _where(leaf)) for path, leaf in leaves], state
         found = self.checkpoints.newest()
         if found is None:
             self.run.rows_until(0)
             return
         self._check(found)
+        if found.step > steps:
+            raise RunError(
+                f"train: the checkpoint is of step {found.step}, and `steps` is {steps}; expected"
+                " as many at least, or another folder"
+            )
         # Only one of the two states is held: the first one is let go before the other is read.
-        for leaf in jax.tree.leaves(state):
+        for _, leaf in leaves if owned else ():
             if isinstance(leaf, jax.Array):
                 leaf.delete()
-        for row in self._back(found):
-            if self.each is not None:
-                self.each(int(row["step"] or 0), row)
+        del state, leaves
+        self.run.kept = self._back(found)
 
     def _check(self, found: Checkpoint) -> None:
         was = found.notes["settings"]
@@ -146,7 +186,7 @@ class _Loop:
     def _back(self, to: Checkpoint) -> list[dict[str, float | None]]:
         """Goes to a checkpoint, and returns the rows until then."""
         self.state = None
-        self.state = to.state(self._like)
+        self.state = self._structure.unflatten(to.leaves(self._like))
         self.done, self.skipped = to.step, list(to.notes["skipped"])
         self.data.go(to.notes["position"])
         self._waiting.clear()
@@ -159,7 +199,9 @@ class _Loop:
             try:
                 while self.done < steps and self.asked.number is None:
                     self._one()
-                    if time.monotonic() - saved >= save_every and self.done < steps:
+                    due = time.monotonic() - saved >= save_every and self.done < steps
+                    # Not after a step that was left out: what made it so may be in the state.
+                    if due and self.done not in self.skipped:
                         self._save()
                         saved = time.monotonic()
                 self._save()
@@ -167,12 +209,11 @@ class _Loop:
             except _NotFinite as found:
                 self._leave_out(found, not_finite)
             except KeyboardInterrupt:
-                self._read(0)  # of the steps that were done
+                with contextlib.suppress(_NotFinite):
+                    self._read(0)  # of the steps that were done
                 raise
             else:
                 break
-        if self.asked.number is not None:
-            raise Interrupted(f"the run was asked to end after step {self.done}", self.asked.number)
 
     def _one(self) -> None:
         number = self.done + 1
@@ -190,7 +231,8 @@ class _Loop:
         """Reads the metrics of all steps but the last `behind`, which waits for them."""
         while len(self._waiting) > behind:
             number, metrics = self._waiting[0]
-            row = {name: float(value) for name, value in metrics.items() if not np.ndim(value)}
+            found = {str(name): _number(value) for name, value in metrics.items()}
+            row = {name: value for name, value in found.items() if value is not None}
             if not all(math.isfinite(row.get(name, 0.0)) for name in WATCHED):
                 raise _NotFinite(number, row)
             self._waiting.popleft()

@@ -23,12 +23,15 @@ class Leaf:
     path: where it stands in the tree, as JAX writes it.
     shape, dtype: those of the array; of a random key, of its data.
     key: the random keys' implementation, or None for other arrays.
+    kind: "array", of JAX's; "free", one that JAX may move to where others are; "numpy"; or
+      "number", of Python's or of a weak type.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: str
     key: str | None = None
+    kind: str = "array"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +90,7 @@ def verified(folder: pathlib.Path, step: int) -> Manifest:
         if list(_sum(path)) != listed[name]:
             raise ValueError(f"{name}: its bytes are not those that were written")
     leaves = tuple(
-        Leaf(leaf["path"], tuple(leaf["shape"]), leaf["dtype"], leaf["key"])
+        Leaf(leaf["path"], tuple(leaf["shape"]), leaf["dtype"], leaf["key"], leaf["kind"])
         for leaf in data["leaves"]
     )
     return Manifest(step, leaves, data["notes"], {k: tuple(v) for k, v in listed.items()})

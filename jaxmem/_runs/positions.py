@@ -8,6 +8,21 @@ from typing import Any
 from jaxmem.errors import RunError
 
 
+def as_json(value: Any, what: str) -> Any:
+    """`value`, if JSON gives it back as it is. Raises RunError, which begins with `what`."""
+    try:
+        back = json.loads(json.dumps(value, allow_nan=False))
+        why = "" if back == value else f"; JSON gives {back!r} for it"
+    except (TypeError, ValueError) as error:
+        back, why = None, f" ({error})"
+    if why:
+        raise RunError(
+            f"train: {what} {value!r}, which a checkpoint cannot hold{why}; expected bytes or what"
+            " JSON has words for: finite numbers, texts, lists, and dicts with texts as keys"
+        )
+    return back
+
+
 class Data:
     """`data(number)` is the batch of step `number`, asked for in order; numbers begin at 1.
 
@@ -44,13 +59,7 @@ class Data:
         state = self._source.get_state()
         if isinstance(state, bytes):
             return {"bytes": base64.b64encode(state).decode()}
-        try:
-            return {"json": json.loads(json.dumps(state))}
-        except (TypeError, ValueError) as error:
-            raise RunError(
-                f"train: data.get_state() returned {type(state).__name__}, which is neither bytes"
-                f" nor JSON ({error})"
-            ) from error
+        return {"json": as_json(state, "data.get_state() returned")}
 
     def go(self, position: Any) -> None:
         """Goes to a position that `position` was."""

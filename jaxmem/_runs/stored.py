@@ -39,14 +39,18 @@ def taken(state) -> tuple[dict[str, Any], tuple[Leaf, ...]]:
     return arrays, tuple(leaves)
 
 
-def check(leaves: Sequence[Leaf], like) -> None:
+def check(leaves: Sequence[Leaf], like: Sequence[tuple[Any, Any]]) -> None:
     """Raises RunError, naming the first array that differs, unless the leaves are those of `like`,
-    a state or its shapes.
+    those of a state with their paths, or their shapes.
     """
-    expected = [_leaf(path, leaf) for path, leaf in jax.tree.leaves_with_path(like)]
+    expected = [_leaf(path, leaf) for path, leaf in like]
     told = lambda leaf: f"{leaf.path or 'an array'} {leaf.dtype}{list(leaf.shape)}"
+    # A number of Python's may have become an array, of another dtype: of that there is one value.
+    free = lambda leaf: (leaf.path, leaf.shape)
+    same = lambda leaf: (*free(leaf), leaf.dtype, leaf.key)
     for got, want in zip(leaves, expected):
-        if got != want:
+        of = free if want.kind == "number" else same
+        if of(got) != of(want):
             raise RunError(
                 f"train: the checkpoint holds {told(got)} where the state has {told(want)};"
                 " expected the state of the run that it is of: the same model and optimizer, or"
@@ -60,9 +64,9 @@ def check(leaves: Sequence[Leaf], like) -> None:
         )
 
 
-def read(folder: pathlib.Path, leaves: Sequence[Leaf], like):
-    """A tree like `like` of what a checkpoint holds. Arrays lie where those of `like` do, or say
-    they should: `jax.ShapeDtypeStruct` with a sharding. Numbers stay numbers.
+def read(folder: pathlib.Path, leaves: Sequence[Leaf], like: Sequence[tuple[Any, Any]]) -> list:
+    """What a checkpoint holds of each of `like`, the leaves of a state with their paths. Arrays lie
+    where those of `like` do, or say they should: `jax.ShapeDtypeStruct` with a sharding.
     """
     check(leaves, like)
     ocp = orbax()
@@ -72,21 +76,21 @@ def read(folder: pathlib.Path, leaves: Sequence[Leaf], like):
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         args = ocp.args.PyTreeRestore(item=item, restore_args=arguments)
         arrays = checkpointer.restore(folder / STATE, args=args)
-    old, structure = jax.tree.flatten(like)
-    values = [
+    return [
         _placed(arrays.get(_name(n)), leaf, was)
-        for n, (leaf, was) in enumerate(zip(leaves, old, strict=True))
+        for n, (leaf, (_, was)) in enumerate(zip(leaves, like, strict=True))
     ]
-    return structure.unflatten(values)
 
 
 def _placed(array, leaf: Leaf, was):
     array = np.zeros(leaf.shape, jnp.dtype(leaf.dtype)) if array is None else array
-    if isinstance(was, bool | int | float | complex):
-        return type(was)(array[()])
-    if isinstance(was, np.ndarray | np.generic):
-        return array.astype(array.dtype, copy=False)
-    sharding = getattr(was, "sharding", None)
+    if leaf.kind == "number":
+        number = array[()].item()  # of a weak type, as it was
+        return jnp.asarray(number) if isinstance(was, jax.ShapeDtypeStruct) else number
+    if leaf.kind == "numpy":
+        return array
+    # What JAX may move stays so; else it would keep others from where they are.
+    sharding = None if leaf.kind == "free" else getattr(was, "sharding", None)
     if leaf.key is not None:
         made = jax.random.wrap_key_data(jnp.asarray(array), impl=leaf.key)
         return made if sharding is None else jax.device_put(made, sharding)
@@ -105,12 +109,22 @@ def _is_key(leaf) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+def _kind(leaf) -> str:
+    if isinstance(leaf, jax.Array):
+        if getattr(leaf, "weak_type", False) and not leaf.shape:
+            return "number"
+        return "array" if getattr(leaf, "committed", True) else "free"
+    if isinstance(leaf, bool | int | float | complex):
+        return "number"
+    return "numpy" if isinstance(leaf, np.ndarray | np.generic) else "array"
+
+
 def _leaf(path, leaf) -> Leaf:
     """What an array, its shape, or a number is."""
-    name = jax.tree_util.keystr(path)
+    name, kind = jax.tree_util.keystr(path), _kind(leaf)
     if not _is_key(leaf):
         of = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-        return Leaf(name, tuple(of.shape), str(of.dtype))
+        return Leaf(name, tuple(of.shape), str(of.dtype), None, kind)
     box = []
 
     def data(key):
@@ -118,4 +132,4 @@ def _leaf(path, leaf) -> Leaf:
         return jax.random.key_data(key)
 
     of = jax.eval_shape(data, leaf)
-    return Leaf(name, of.shape, str(of.dtype), box[0])
+    return Leaf(name, of.shape, str(of.dtype), box[0], kind)

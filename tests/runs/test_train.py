@@ -97,7 +97,7 @@ def test_rows_of_steps_that_are_done_again_are_let_go_and_torn_ones_too(tmp_path
     seen = []
     assert run(out, each=lambda number, row: seen.append(number)) == whole[1]
     assert rows(out) == whole[0]
-    assert seen == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert seen == [6, 7, 8]
 
 
 def test_it_goes_on_from_the_one_before_where_the_newest_was_changed(tmp_path, whole):
@@ -267,8 +267,21 @@ def test_states_lie_where_they_did(tmp_path):
 def test_wrong_arguments_are_refused(tmp_path, given, message):
     with pytest.raises(RunError, match=message):
         run(tmp_path / "out", **given)
-    with record(tmp_path / "other") as found, pytest.raises(RunError, match="`data` is list"):
-        train(durable_run.step, durable_run.first, [1], steps=1, run=found)
+
+
+@pytest.mark.parametrize(
+    ("resume", "given", "message"),
+    [
+        (True, {"data": [1]}, "`data` is list"),
+        (True, {"settings": {"rate": float("inf")}}, "`settings` is .*, which a checkpoint cannot"),
+        (True, {"state": {}}, "`state` holds no array"),
+        (False, {}, "does not go on with"),
+    ],
+)
+def test_what_cannot_be_gone_on_with_is_refused_first(tmp_path, resume, given, message):
+    arguments = {"step": durable_run.step, "state": durable_run.first, "data": durable_run.batch}
+    with record(tmp_path, resume=resume) as found, pytest.raises(RunError, match=message):
+        train(**arguments | given, steps=1, run=found)
 
 
 def test_other_settings_or_another_state_are_refused(tmp_path):
@@ -317,3 +330,148 @@ def test_checkpoints_without_orbax_say_what_to_install(tmp_path, monkeypatch):
 
 def test_it_is_public():
     assert jaxmem.runs.train is train
+
+
+def stopped(out, step, state, data=jnp.float32, at=4, steps=6, **given):
+    """The last states of a run that fails at `at` and goes on, and of one that does not."""
+    found = []
+    for folder, fails in (("failing", at), ("failing", None), ("whole", None)):
+
+        def batch(number, fails=fails):
+            if number == fails:
+                raise Stop
+            return data(number)
+
+        arguments = {"steps": steps, "save_every": 0} | given
+        try:
+            with jax.numpy_dtype_promotion("standard"), record(out / folder, resume=True) as run:
+                found.append(train(step, state, batch, run=run, **arguments))
+        except Stop:
+            assert fails
+    return found
+
+
+def alike(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert jnp.result_type(x) == jnp.result_type(y)
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+STATES = {
+    "a number that becomes an array": (
+        lambda s, b: ({"w": s["w"] + b, "n": s["n"] + 1}, {"loss": b}),
+        lambda: {"w": jnp.zeros(3), "n": 0},
+    ),
+    "an array of a weak type": (
+        lambda s, b: (
+            {"w": s["w"] * s["by"] + b.astype(jnp.bfloat16), "by": s["by"]},
+            {"loss": jnp.sum(s["w"]).astype(jnp.float32)},
+        ),
+        lambda: {"w": jnp.ones(3, jnp.bfloat16), "by": jnp.asarray(1.01)},
+    ),
+    "a metric with the name of the step": (
+        lambda s, b: (s + b, {"loss": b, "step": b * 1000, "text": None}),
+        lambda: jnp.zeros(()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_states_of_all_kinds_go_on(tmp_path, name):
+    step, first = STATES[name]
+    jitted = jax.jit(step) if "text" not in name and "metric" not in name else step
+    got, want = stopped(tmp_path, jitted, first)
+    alike(got, want)
+    assert rows(tmp_path / "failing") == rows(tmp_path / "whole")
+    assert [row["step"] for row in rows(tmp_path / "whole")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_first_state_that_is_given_is_kept(tmp_path):
+    first = jnp.ones(3)
+    step = lambda s, b: (s + b, {"loss": jnp.sum((s - first) ** 2)})
+    alike(*stopped(tmp_path, step, first))
+
+
+def test_a_model_that_can_be_called_is_a_state(tmp_path):
+    model = jax.tree_util.Partial(jnp.multiply, jnp.ones(3))
+    step = lambda m, b: (jax.tree.map(lambda a: a + b, m), {"loss": m(b).sum()})
+    alike(*stopped(tmp_path, step, model))
+
+
+def test_what_a_run_has_done_is_not_taken_back(tmp_path):
+    with pytest.raises(Stop):
+        run(tmp_path / "out", stop=(6, Stop()))
+    with pytest.raises(RunError, match="the checkpoint is of step 5, and `steps` is 3"):
+        run(tmp_path / "out", steps=3)
+    with record(tmp_path / "twice", resume=True) as found:
+        arguments = {"steps": 2, "run": found}
+        train(lambda s, b: (s, {"loss": b}), jnp.zeros(2), jnp.float32, **arguments)
+        with pytest.raises(RunError, match="has been trained in already"):
+            train(lambda s, b: (s, {"loss": b}), jnp.zeros(2), jnp.float32, **arguments)
+
+
+def test_fewer_are_kept_than_before_and_the_newest_is_broken(tmp_path, whole):
+    out = tmp_path / "out"
+    with pytest.raises(Stop):
+        run(out, stop=(6, Stop()), keep=2)
+    for path in (unfinished(out) / "checkpoints" / "00000005").rglob("manifest.json"):
+        path.unlink()
+    with pytest.warns(JaxmemWarning, match="00000005"), pytest.raises(Stop):
+        run(out, stop=(6, Stop()), keep=1)
+    assert run(out, keep=1) == whole[1]
+
+
+def test_a_second_signal_ends_it_at_once_and_it_begins_again(tmp_path, whole):
+    def batch(step):
+        for _ in range(2 if step == 3 else 0):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return durable_run.batch(step)
+
+    with pytest.raises(Interrupted):
+        run(tmp_path / "out", data=batch, save_every=1e6)
+    assert not (tmp_path / "out" / "summary.json").exists()
+    assert run(tmp_path / "out") == whole[1]
+
+
+def test_an_interrupt_beside_a_loss_that_is_not_finite_is_an_interrupt(tmp_path):
+    def data(number):
+        if number == 3:
+            raise KeyboardInterrupt
+        return jnp.float32(jnp.nan if number == 2 else number)
+
+    with record(tmp_path / "out", resume=True) as found, pytest.raises(KeyboardInterrupt):
+        train(lambda s, b: (s + b, {"loss": b}), jnp.zeros(()), data, steps=6, run=found)
+
+
+def test_overwriting_forgets_an_unfinished_run(tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(Stop):
+        run(out, stop=(4, Stop()), settings={"rate": 1})
+    with pytest.raises(Stop), record(out, resume=True, overwrite=True):
+        raise Stop
+    assert run(out, settings={"rate": 2})
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_stands_in_the_place_of_checkpoints_is_told_first(tmp_path, kind):
+    out = tmp_path / "out"
+    out.mkdir()
+    place = out / "checkpoints"
+    place.write_text("") if kind == "file" else place.symlink_to(tmp_path)
+    with pytest.raises(RunError, match="is not of a run"):
+        run(out)
+
+
+def test_results_are_where_they_were_asked_for_wherever_the_process_goes(
+    tmp_path, whole, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+
+    def batch(number):
+        os.chdir(tmp_path / "elsewhere")
+        return durable_run.batch(number)
+
+    assert run("out", data=batch) == whole[1]
+    assert rows(tmp_path / "out") == whole[0]
+    assert list((tmp_path / "elsewhere").iterdir()) == []

@@ -1,0 +1,136 @@
+"""What a run writes while it goes on: rows, plan, summary."""
+
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from jaxmem._core.files import write_json, write_whole
+from jaxmem._memory.explanation import Explanation
+from jaxmem._plan.plan import Plan
+from jaxmem._runs.checkpoints import steps_in
+from jaxmem._runs.lock import told
+from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SUMMARY
+
+CHECKPOINTS = "checkpoints"
+
+
+class Record:
+    """Writes down a run's results, as `jaxmem.runs.record` makes it.
+
+    folder: where the results appear at the run's end.
+    path: the folder within it where they are until then, and where they stay if the run fails.
+    steps: how many rows were written.
+    resumed: whether an unfinished run goes on here, which left checkpoints.
+    resumes: whether a run that does not end here is gone on with.
+    kept: the rows that a run which goes on had when it was saved.
+    """
+
+    def __init__(
+        self, folder: pathlib.Path, path: pathlib.Path, resumed: bool = False, resumes: bool = False
+    ):
+        self.folder, self.path, self.resumed, self.resumes = folder, path, resumed, resumes
+        self.steps = 0
+        self.kept: list[dict[str, Any]] = []
+        self.trained = False  # whether `train` was called with it
+        self._rows = None
+
+    @property
+    def durable(self) -> bool:
+        """Whether there are checkpoints, from which an unfinished run goes on."""
+        return is_durable(self.path)
+
+    def rows_until(self, step: int) -> list[dict[str, float | None]]:
+        """The rows of the steps up to `step`, after which the next are written; those after it, of
+        steps that are done again, are let go, and so is a last one that was not finished.
+        """
+        self._close()
+        path = self.path / METRICS
+        with told(self.folder):
+            rows: list[dict[str, Any]] = []
+            for line in path.read_bytes().splitlines() if path.exists() else ():
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    break
+                number = row.get("step") if isinstance(row, dict) else None
+                if not isinstance(number, int) or number > step:
+                    break
+                rows.append(row)
+            write_whole(path, "".join(map(_line, rows)))
+            self.steps = len(rows)
+        return rows
+
+    def flush(self) -> None:
+        """Sees to it that the rows so far are on the disk."""
+        if self._rows is not None:
+            with told(self.folder):
+                self._rows.flush()
+                os.fsync(self._rows.fileno())
+
+    def row(self, step: int, /, **numbers: float) -> None:
+        """Appends a step's numbers to metrics.jsonl, at once, so that they survive a crash.
+
+        Arguments:
+          step: the step's number, which is the page's horizontal axis.
+          numbers: scalars by name, such as loss=5.5, Python's, NumPy's or JAX's; what is not
+            finite is written as null. The page shows `loss` and `step_seconds`, what a step took.
+
+        Raises RunError if it cannot be written.
+        """
+        row = {"step": int(step)} | {name: float(value) for name, value in numbers.items()}
+        row["step"] = int(step)  # also where a metric has that name
+        with told(self.folder):
+            if self._rows is None:
+                self._rows = (self.path / METRICS).open("a", encoding="utf-8")
+            self._rows.write(_line(row))
+            self._rows.flush()
+        self.steps += 1
+
+    def plan(self, plan: Plan) -> None:
+        """Writes the plan under which the run trains, as plan.json."""
+        with told(self.folder):
+            plan.save(self.path / PLAN)
+
+    def explained(self, found: Explanation) -> None:
+        """Writes what `jaxmem.explain` told of the step, as explained.json: the page then shows
+        what is in memory over the step's schedule.
+        """
+        with told(self.folder):
+            write_json(self.path / EXPLAINED, found.to_json())
+
+    def summary(self, fields: Mapping[str, Any]) -> None:
+        """Writes what is to be said of the whole run, as summary.json.
+
+        Arguments:
+          fields: anything that JSON has a word for. `jaxmem report` shows `config` (the run's
+            name), `command`, `val_loss`, `first_loss`, `final_loss`, `steps`, `compiled_bytes`,
+            `baseline_bytes` and `tokens_per_second`.
+        """
+        with told(self.folder):
+            write_json(self.path / SUMMARY, _without_nan(dict(fields)))
+
+    def _close(self) -> None:
+        if self._rows is not None:
+            self._rows.close()
+            self._rows = None
+
+
+def is_durable(path: pathlib.Path) -> bool:
+    """Whether there are checkpoints in a run's folder."""
+    return bool(steps_in(path / CHECKPOINTS))
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(_without_nan(row), allow_nan=False) + "\n"
+
+
+def _without_nan(value: Any) -> Any:
+    """`value` with null for numbers that JSON has no word for."""
+    if isinstance(value, Mapping):
+        return {str(key): _without_nan(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
