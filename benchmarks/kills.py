@@ -71,7 +71,7 @@ def unfinished(out: pathlib.Path) -> pathlib.Path | None:
 def finished(out: pathlib.Path) -> int:
     """The newest step that is saved."""
     path = unfinished(out)
-    return 0 if path is None else steps_in(path / "checkpoints")[0]
+    return max(steps_in(path / "checkpoints") if path else (), default=0)
 
 
 def newest(out: pathlib.Path) -> int:
@@ -150,6 +150,9 @@ def main() -> None:
             assert process.returncode == 0, again
         seconds = 1.4 * (time.monotonic() - began)  # two go on beside each other
         left, lock = list(kinds), threading.Lock()
+        for done in report.results.values():
+            if done["signal"] is not None:
+                left.remove(signal.Signals[done["signal"]])
 
         def work(number: int) -> None:
             runner = Runner(pathlib.Path(scratch) / f"out{number}", whole, seconds, number)

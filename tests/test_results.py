@@ -504,7 +504,8 @@ def test_runs_that_are_stopped():
         row = summary[name]
         lost, again = row["steps lost that were saved"], row["most steps repeated"]
         assert quotes(" ".join(cells), row["stopped"], lost, again, row["after its run"])
-        assert (lost, row["tracebacks"]) == (0, 0)
+        assert lost == 0
+        assert row["tracebacks"] <= row["codes"].get("-2", 0), "others than Python's at an import"
     assert summary["ended"] == summary["as without"]
     sent = {n: summary[n]["stopped"] + summary[n]["after its run"] for n in SIGNALS}
     assert sent["SIGKILL"] >= 200
