@@ -48,7 +48,8 @@ STEPS = 40
 
 def start(out: pathlib.Path) -> subprocess.Popen:
     command = [sys.executable, "-m", "experiments.train", "gpt_nano", *SETTINGS, "--out", str(out)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+    return subprocess.Popen(command, encoding="utf-8", **pipes)
 
 
 def rows_of(folder: pathlib.Path) -> list[dict]:

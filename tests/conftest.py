@@ -5,6 +5,7 @@
 import gc
 import importlib.metadata
 import os
+import signal
 
 # Read when jax is imported; child processes inherit it.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -17,6 +18,10 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
         "XLA_FLAGS",
         "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
     )
+
+# A suite that a shell runs in the background ignores SIGINT, and so would the runs that tests stop.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from tests.shared import cores  # isort: skip  (before jax)
 

@@ -54,7 +54,7 @@ def record(
     Raises RunError, before the statement runs, if `folder` holds a run's summary and `overwrite`
     is not set, if another process writes a run there, or if it cannot be written to.
     """
-    folder = pathlib.Path(folder).absolute()  # wherever the process goes meanwhile
+    folder = pathlib.Path(folder)
     with _made(folder), locked(folder):
         with told(folder):
             _finish(folder)
@@ -65,7 +65,9 @@ def record(
         while left is not None and overwrite:  # it would be gone on with the next time
             shutil.rmtree(left / CHECKPOINTS)
             left = _unfinished(folder)
-        run = Record(folder, left or _apart(folder), left is not None, resume)
+        path = left or _apart(folder)
+        # Wherever the process goes meanwhile.
+        run = Record(folder.absolute(), path.absolute(), left is not None, resume)
         try:
             with raised() if resume else contextlib.nullcontext():
                 yield run
@@ -177,7 +179,7 @@ def _apart(folder: pathlib.Path) -> pathlib.Path:
 def _made(folder: pathlib.Path) -> Iterator[None]:
     """Makes the folder and its parents; those made that are empty at the end are removed."""
     with told(folder):
-        missing = [p for p in (folder, *folder.parents) if not p.exists()]
+        missing = [p.absolute() for p in (folder, *folder.parents) if not p.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     try:
         yield

@@ -19,7 +19,7 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
     """
     # Whoever holds the lock removes its file at the end. So a file may be locked here that has no
     # name any more, and would not keep out the next run: then the lock is taken anew.
-    lock = folder / LOCK
+    lock = folder.absolute() / LOCK
     while True:
         with told(folder):
             file = lock.open("a+", encoding="utf-8")
