@@ -48,8 +48,9 @@ STEPS = 40
 
 def start(out: pathlib.Path) -> subprocess.Popen:
     command = [sys.executable, "-m", "experiments.train", "gpt_nano", *SETTINGS, "--out", str(out)]
-    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
-    return subprocess.Popen(command, encoding="utf-8", **pipes)
+    return subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, encoding="utf-8"
+    )
 
 
 def rows_of(folder: pathlib.Path) -> list[dict]:
