@@ -32,7 +32,7 @@ def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
         with contextlib.suppress(OSError):
             part.unlink()
         raise
-    _flush_folder(path.parent)
+    flush_folder(path.parent)
 
 
 def write_json(path: str | os.PathLike, data: Any) -> None:
@@ -66,7 +66,7 @@ def check_writable(path: str | os.PathLike) -> None:
         file.write(b"\n")
 
 
-def _flush_folder(folder: pathlib.Path) -> None:
+def flush_folder(folder: pathlib.Path) -> None:
     """Writes a folder's list of names to the disk, where the system can."""
     with contextlib.suppress(OSError):  # some file systems cannot, and Windows has no such call
         descriptor = os.open(folder, os.O_RDONLY)

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from jaxmem._core.files import flush_folder
 from jaxmem._runs import manifest, stored
 from jaxmem.errors import JaxmemWarning, RunError
 
@@ -103,7 +104,7 @@ class Checkpoints:
         if whole.exists():  # which was not used, as it was changed
             _remove(whole)
         os.replace(path, whole)
-        manifest.flush(self.folder)
+        flush_folder(self.folder)
         self.whole = step
         self._prune()
 
@@ -164,7 +165,12 @@ def _told(of: Checkpoints) -> Iterator[None]:
 def steps_in(folder: pathlib.Path) -> list[int]:
     """The steps of which there is a folder, the newest first."""
     names = (path.name for path in folder.glob("*")) if folder.is_dir() else ()
-    return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+    return sorted((int(name) for name in names if is_name(name)), reverse=True)
+
+
+def is_name(name: str) -> bool:
+    """Whether a checkpoint's folder may have this name."""
+    return name.isdecimal() and name == f"{int(name):08d}"
 
 
 def _remove(path: pathlib.Path) -> None:

@@ -9,8 +9,9 @@ import shutil
 import time
 from collections.abc import Iterator
 
-from jaxmem._runs.checkpoints import WRITING
+from jaxmem._runs.checkpoints import WRITING, is_name
 from jaxmem._runs.lock import locked, told
+from jaxmem._runs.manifest import NAME as MANIFEST
 from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SUMMARY
 from jaxmem._runs.record import CHECKPOINTS, Record, is_durable
 from jaxmem._runs.signals import Interrupted, raised
@@ -48,8 +49,8 @@ def record(
       overwrite: let the results of an earlier run go, when this one ends.
       resume: go on with a run that left checkpoints here and did not end, as `train` writes them;
         `Record.resumed` says whether there is one. An interrupted run with checkpoints has not
-        ended. With `overwrite` there is none. SIGTERM then ends the statement by `Interrupted`, as
-        SIGINT does by KeyboardInterrupt.
+        ended. With `overwrite` its checkpoints are let go, and it begins again. SIGTERM then ends
+        the statement by `Interrupted`, as SIGINT does by KeyboardInterrupt.
 
     Raises RunError, before the statement runs, if `folder` holds a run's summary and `overwrite`
     is not set, if another process writes a run there, or if it cannot be written to.
@@ -127,7 +128,10 @@ def _is_ours(folder: pathlib.Path) -> bool:
     path = folder / CHECKPOINTS
     if path.is_symlink() or not path.is_dir():
         return False
-    return all(p.name.isdecimal() or p.name.startswith(WRITING) for p in path.iterdir())
+    whole = [p for p in path.iterdir() if not p.name.startswith(WRITING)]
+    # orbax's own managers name folders by steps too, so that names alone do not tell.
+    named = all(is_name(p.name) for p in whole)
+    return named and (not whole or any((p / MANIFEST).exists() for p in whole))
 
 
 def _refuse_foreign(folder: pathlib.Path) -> None:

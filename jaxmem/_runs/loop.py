@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from jaxmem._runs.checkpoints import Checkpoint, Checkpoints
 from jaxmem._runs.positions import Data, as_json
@@ -41,9 +39,9 @@ def train(
             state = jaxmem.runs.train(plan.step, init, batch_of, steps=1000, run=run)
 
     Checkpoints lie beside the rows. If the process ends, whether by a signal, an error or the
-    machine's end, the same lines go on from the newest checkpoint: with rows and a state that are,
-    bit for bit, those of a run that was not stopped. SIGTERM and SIGINT are noted, and end the run
-    after the step, once it is saved, by `Interrupted`.
+    machine's end, the same lines go on from the newest checkpoint: with losses and a state that
+    are, bit for bit, those of a run that was not stopped. SIGTERM and SIGINT are noted, and end the
+    run after the step, once it is saved, by `Interrupted`.
 
     A checkpoint is whole once its manifest is on the disk, with the SHA-256 sums of its files. One
     whose files are others is not used, which a warning says, but the one before.
@@ -123,10 +121,6 @@ def _where(leaf):
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
-def _is_key(leaf) -> bool:
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 class _NotFinite(Exception):
     """The metrics of step `number` are not finite."""
 
@@ -153,7 +147,7 @@ class _Loop:
         else has the state's arrays.
         """
         leaves, self._structure = jax.tree.flatten_with_path(state)
-        if not leaves or not any(np.size(leaf) for _, leaf in leaves if not _is_key(leaf)):
+        if not any(getattr(leaf, "size", 1) for _, leaf in leaves):
             raise RunError("train: `state` holds no array with a value; expected what is trained")
         self._like, self.state = [(path, _where(leaf)) for path, leaf in leaves], state
         found = self.checkpoints.newest()

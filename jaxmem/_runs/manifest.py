@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from jaxmem._core.files import read_json, write_json
+from jaxmem._core.files import flush_folder, read_json, write_json
 
 NAME = "manifest.json"
 _SCHEMA = 1
@@ -41,20 +41,18 @@ class Manifest:
     step: how many steps were done.
     leaves: the arrays of its state, in the tree's order.
     notes: what else the run needs to go on, as JSON.
-    files: for each file of the checkpoint its bytes and SHA-256 sum, by its name in the folder.
     """
 
     step: int
     leaves: tuple[Leaf, ...]
     notes: Mapping[str, Any]
-    files: Mapping[str, tuple[int, str]]
 
 
 def write(folder: pathlib.Path, step: int, leaves: tuple[Leaf, ...], notes: Mapping) -> None:
     """Sums up the folder's files, sees to it that they are on the disk, and writes the manifest."""
     files = {name: _sum(path, flush=True) for name, path in _files(folder).items()}
     for inner in {path.parent for path in _files(folder).values()}:
-        flush(inner)
+        flush_folder(inner)
     data = {
         "schema": _SCHEMA,
         "step": step,
@@ -63,7 +61,6 @@ def write(folder: pathlib.Path, step: int, leaves: tuple[Leaf, ...], notes: Mapp
         "files": {name: list(pair) for name, pair in files.items()},
     }
     write_json(folder / NAME, data | {"sha256": _own_sum(data)})
-    flush(folder.parent)
 
 
 def verified(folder: pathlib.Path, step: int) -> Manifest:
@@ -93,18 +90,17 @@ def verified(folder: pathlib.Path, step: int) -> Manifest:
         Leaf(leaf["path"], tuple(leaf["shape"]), leaf["dtype"], leaf["key"], leaf["kind"])
         for leaf in data["leaves"]
     )
-    return Manifest(step, leaves, data["notes"], {k: tuple(v) for k, v in listed.items()})
+    return Manifest(step, leaves, data["notes"])
 
 
 def _files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     """The files in the folder and below, but for the manifest and what hides what is not whole."""
     found = (path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
-    own = {NAME}
     names = {path.relative_to(folder).as_posix(): path for path in found}
     return {
         name: path
         for name, path in names.items()
-        if name not in own and not name.startswith(f".{NAME}.")
+        if name != NAME and not name.startswith(f".{NAME}.")
     }
 
 
@@ -120,12 +116,3 @@ def _sum(path: pathlib.Path, flush: bool = False) -> tuple[int, str]:
 def _own_sum(data: Mapping[str, Any]) -> str:
     text = json.dumps(data, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def flush(folder: pathlib.Path) -> None:
-    """Sees to it that the names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,13 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import jaxmem
 from jaxmem._adama import rows
 from jaxmem.errors import OptimizerError
-from tests.shared import children, row_oracle
+from tests.shared import row_oracle
 
 pytestmark = [
     pytest.mark.core,
@@ -139,103 +137,6 @@ def test_equal_microbatches_are_adam_once_their_ratio_has_settled():
     assert int(state.count) == 60
 
 
-def sums(g, step, position=rows.Position):
-    """The signed sums of an array's rows."""
-    return position(step).sums(g, jnp.zeros(rows.shape_of_rows(g.shape)))
-
-
-def test_the_square_of_a_signed_sum_is_on_average_the_squared_norm():
-    g = jnp.asarray(np.random.default_rng(3).standard_normal((4, 300)))
-    found = np.asarray(jax.vmap(lambda step: sums(g, step) ** 2)(jnp.arange(4000))).mean(0)
-    # The variance of such a square is at most twice its mean's square.
-    assert np.abs(found / np.asarray((g**2).sum(1)) - 1).max() < 5 * (2 / 4000) ** 0.5
-
-
-@pytest.mark.parametrize("count", [2, 40, 64, 96, 37 * 3])
-def test_rows_that_are_alike_err_apart(count):
-    """The mean of their squares has the variance of that many independent ones, or of 32."""
-    g = jnp.broadcast_to(jnp.asarray(np.random.default_rng(3).standard_normal(64)), (count, 64))
-    found = jax.vmap(lambda step: (sums(g, step) ** 2).mean())(jnp.arange(2000))
-    relative = np.asarray(found) / float((g[0] ** 2).sum())
-    assert abs(relative.mean() - 1) < 5 * (2 / min(count, 32) / 2000) ** 0.5
-    assert relative.var() < 1.3 * 2 / min(count, 32)
-
-
-@pytest.mark.parametrize("apart", [1, 2, 3, 64, 768, 65536])
-def test_signs_of_two_values_have_nothing_in_common_over_steps_or_places(apart):
-    signs = lambda step, length: rows.Position(step).signs((length,), (length,), 0)[0]
-    several = np.asarray(jax.vmap(lambda step: signs(step, 2**17 + apart))(jnp.arange(8)))
-    several = several.astype(np.float64)
-    of_pairs = several[:, apart:] * several[:, :-apart]
-    assert np.abs(of_pairs.mean(1)).max() < 5 / 2**8.5  # one step
-    assert abs(of_pairs.mean()) < 5 / 2**10
-    assert abs(several.mean()) < 5 / 2**10
-    assert abs((several[1:] * several[:-1]).mean()) < 5 / 2**10
-    # One pair over many steps.
-    ends = jax.vmap(lambda step: signs(step, apart + 1)[jnp.array([0, -1])])
-    found = np.asarray(jax.lax.map(lambda steps: ends(steps), jnp.arange(4096).reshape(64, 64)))
-    assert abs(found.prod(-1).mean()) < 5 / 64
-
-
-MORE = [(64, 3), (66, 2), (37, 2), (2, 64, 4), (3, 12, 8), (2, 3, 40, 8), (0, 4), (4, 0)]
-
-
-@given(st.integers(0, 2**31 - 1), st.sampled_from([*SHAPES.values(), *MORE]))
-def test_sums_are_those_of_the_definition(step, shape):
-    g = np.random.default_rng(0).standard_normal(shape)
-    got = sums(jnp.asarray(g), jnp.int32(step))
-    signed = row_oracle.signs(shape, step) * g if g.size else g
-    want = signed.reshape(*got.shape, -1).sum(-1) if g.size else np.zeros(got.shape)
-    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("shape", [(5, 48, 4), (2, 4, 8, 256), (2, 3, 3, 16, 256), (2, 4, 3, 4)])
-def test_layers_have_the_same_signs_stacked_and_alone(shape):
-    whole = jnp.asarray(np.random.default_rng(0).standard_normal(shape))
-    want, alone = sums(whole, 7), rows.Position(7, stacked=False)
-    for layer, of_layer in zip(whole, want):
-        np.testing.assert_allclose(alone.sums(layer, of_layer), of_layer, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("shape", [(577, 1, 16), (40, 2, 8), (7, 7, 1, 4), (12, 12, 4)])
-def test_rows_of_an_array_that_is_no_stack_err_apart_along_all_axes(shape):
-    count = math.prod(rows.shape_of_rows(shape))
-    g = jnp.broadcast_to(jnp.asarray(np.random.default_rng(3).standard_normal(shape[-1])), shape)
-    like = jnp.zeros(rows.shape_of_rows(shape))
-    of = lambda step: (rows.Position(step, stacked=False).sums(g, like) ** 2).mean()
-    found = np.asarray(jax.lax.map(of, jnp.arange(1500)))
-    assert found.var() / found.mean() ** 2 < 1.3 * 2 / min(count, 32)
-
-
-@pytest.mark.parametrize(
-    ("count", "before", "groups"),
-    [(512, 1, 32), (512, 40, 1), (8, 4, 8), (8, 1, 8), (96, 1, 32), (50264, 1, 488), (1, 1, 1),
-     (50257, 1, 1733), (131, 1, 131), (100, 1, 100), (132, 1, 44), (64, 12, 32), (30522, 1, 10174)],
-)  # fmt: skip
-def test_groups_are_few_and_divided_as_rows_are(count, before, groups):
-    assert rows.patterns(count, before) == groups
-    assert count % groups == 0
-
-
-@pytest.mark.parametrize("devices", [2, 3])
-@pytest.mark.parametrize("stacked", [True, False])
-@pytest.mark.parametrize("shape", [(64, 12), (96, 3), (2, 3, 40, 256), (4, 12, 64), (12,)])
-def test_parts_have_the_signs_of_the_whole(shape, stacked, devices):
-    """Along every axis that the devices divide: sums of parts of rows add up, others are parts."""
-    g = jnp.asarray(np.random.default_rng(0).standard_normal(shape))
-    axes = len(rows.shape_of_rows(shape))
-    divided = [axis for axis, length in enumerate(shape) if length % devices == 0]
-    assert divided
-    position = rows.Position(5, g, "devices", stacked)
-    want = rows.Position(5, stacked=stacked).sums(g, jnp.zeros(shape[:axes]))
-    for axis in divided:
-        parts = jnp.stack(jnp.split(g, devices, axis))
-        of = lambda part: position.sums(part, jnp.zeros(part.shape[:axes]))
-        got = jax.jit(jax.vmap(of, axis_name="devices"))(parts)
-        got = got.sum(0) if axis >= axes else jnp.concatenate(got, axis)
-        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
-
-
 def test_complex_gradients_have_real_squares():
     rng = np.random.default_rng(0)
     make = lambda: {
@@ -303,8 +204,3 @@ def test_another_second_moment_or_another_states_is_refused():
 def test_ranks_need_not_be_promoted():
     with jax.numpy_rank_promotion("raise"):
         run(row_w(0.1, accumulation_steps=2), parameters(), gradients(4))
-
-
-def test_over_a_mesh_whole_gradients_stay_where_they_are():
-    found = children.printed(children.with_cpus(8), "tests.programs.row_meshes")
-    assert found == {"checked": 20}

@@ -312,13 +312,18 @@ def test_overwriting_begins_again(tmp_path, whole):
     assert durable_run.digest(state) == whole[1]
 
 
-def test_checkpoints_of_somebodys_own_are_left_alone(tmp_path):
-    own = tmp_path / "out" / "checkpoints"
-    own.mkdir(parents=True)
-    (own / "mine").write_text("a")
+@pytest.mark.parametrize("name", ["mine", "100/mine", "00000100/mine"])
+def test_checkpoints_of_somebodys_own_are_left_alone(tmp_path, name):
+    """Those of orbax's managers too, which are named by their steps."""
+    own = tmp_path / "out" / "checkpoints" / name
+    own.parent.mkdir(parents=True)
+    own.write_text("a")
     with pytest.raises(RunError, match="checkpoints' is not of a run"):
         run(tmp_path / "out")
-    assert (own / "mine").read_text() == "a"
+    begun = record(tmp_path / "out", resume=True, overwrite=True)
+    with pytest.raises(RunError, match="is not of a run"):
+        begun.__enter__()
+    assert own.read_text() == "a"
 
 
 def test_checkpoints_without_orbax_say_what_to_install(tmp_path, monkeypatch):
