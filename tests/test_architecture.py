@@ -57,7 +57,7 @@ LIBRARY = {
         "_plan",
         "_outcome",
     ),
-    "_hand": ("_device", "_xla", "_solver", "_search", "_plan", "_outcome", "_planner"),
+    "_hand": ("_device", "_profile", "_xla", "_solver", "_search", "_plan", "_outcome", "_planner"),
     "_memory": (),
     "_explain": (
         "_jax",
@@ -72,7 +72,8 @@ LIBRARY = {
         "_plan",
         "_memory",
     ),
-    "_runs": ("_plan", "_planner", "_states", "_memory"),
+    "_outliers": ("_jax", "_xla", "_codecs", "_tags", "_profile", "_plan", "_planner"),
+    "_runs": ("_plan", "_planner", "_states", "_memory", "_outliers"),
     "_report": ("_plan", "_runs", "_memory"),
 }
 # Public modules, which only users, `_public`, `_cli` and the package itself import.

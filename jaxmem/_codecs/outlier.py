@@ -52,6 +52,14 @@ class OutlierSeparated(Checked, OutlierSeparatedForm):
                 " the tensor an axis of channels, or take grouped_symmetric"
             )
 
+    def with_room_for(self, count: int) -> "OutlierSeparated":
+        """The codec with room for so many outlier channels: a power of two of them, or one and a
+        half times one, so that counts which differ little have one codec.
+        """
+        least = 1 << max(count - 1, 0).bit_length()
+        fits = next(room for room in (least // 4 * 3, least) if room >= count) if count else 0
+        return dataclasses.replace(self, capacity=fits)
+
     def slots(self, shape: tuple[int, ...]) -> int:
         """Returns how many channels of a tensor of this shape there is room for."""
         return min(self.capacity, _most_outliers(shape))
@@ -112,6 +120,16 @@ def _most_outliers(shape: tuple[int, ...]) -> int:
     n/C < 1/(1 + 3²).
     """
     return max(shape[-1] - 1, 0) // (1 + THRESHOLD**2) if shape and math.prod(shape) else 0
+
+
+def z_scores(x):
+    """Returns Z (C,) of the channels of `x`, float32: 0 where all are alike, NaN where a value is
+    not finite.
+    """
+    sums, _ = _outliers(x)
+    apart = sums - sums.mean()
+    deviation = jnp.sqrt(jnp.square(apart).mean())
+    return (apart / jnp.where(deviation == 0, 1, deviation)).astype(jnp.float32)
 
 
 def _outliers(x):

@@ -5,7 +5,7 @@ import functools
 import math
 import time
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from jaxmem._blocks.unnamed import listed, unnamed
 from jaxmem._core.actions import ALL, KEEP, Action
@@ -27,6 +27,7 @@ from jaxmem._planner.placed import check_decide, plan_places
 from jaxmem._planner.read import read_step
 from jaxmem._planner.sizes import Walked, check_batch, possible
 from jaxmem._planner.unasked import would_fit, would_save
+from jaxmem._profile.options import Asked, checked_outliers
 from jaxmem._profile.times import RETRY_SECONDS
 from jaxmem._search.candidates import price_of
 from jaxmem._search.measure import Runs
@@ -46,6 +47,7 @@ def plan(
     target: str | Target = "local",
     actions: Sequence[Action] | None = None,
     codecs=None,
+    outliers: Mapping[str, Mapping[str, int]] | None = None,
     microbatches: Sequence[int] | None = None,
     batch: str | None = None,
     sizes: Sequence[int] | None = None,
@@ -69,6 +71,9 @@ def plan(
       `actions` says so.
     codecs: a codec or several for every tag that names none, or a dict by kind; None means the
       kind's own (Adacc §3.2).
+    outliers: how many outlier channels tensors were seen to have, by block label and tag: codecs
+      that separate them have room for so many (Adacc §3.4). `jaxmem.runs.Rectifier` counts them
+      while a model trains.
     microbatches: numbers to choose from, each planned for with `build(plan, microbatches=n)`; the
       fastest that fits is taken, and is the plan's `microbatches`.
     batch: "max" or "fastest": the size of a minibatch, or a context length, is chosen. Arguments
@@ -113,6 +118,7 @@ def plan(
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
     allowed, notes = allowed_actions(ALL if actions is None else actions, target)
     named = tuple(a for a in allowed if actions is not None or not a.compresses)
+    asked = Asked(allowed, named, codecs=codecs, outliers=checked_outliers(outliers))
     notes += budget_notes(limit, target)
     # A database reads nothing that was written before `since`, and writes in either case.
     database = Database(since=time.time() if fresh else 0.0)
@@ -122,9 +128,8 @@ def plan(
         def plan_for(args: tuple, measure: float | None, number: int | None) -> Plan:
             step = with_microbatches(build, number)
             if wanted.states:
-                taken = limits, (allowed, named), codecs, notes
-                return plan_places(step, args, backend, *taken, wanted)
-            return _plan(step, args, backend, limits, (allowed, named), codecs, notes, measure)
+                return plan_places(step, args, backend, limits, asked, notes, wanted)
+            return _plan(step, args, backend, limits, asked, notes, measure)
 
         def plan_at(args: tuple, measure: float | None) -> Plan:
             if microbatches is None:
@@ -157,8 +162,7 @@ def _plan(
     args: tuple,
     backend: Backend,
     limits: Limits,
-    actions,
-    codecs,
+    asked: Asked,
     notes: tuple[str, ...],
     measure: float | None,
 ) -> Plan:
@@ -167,14 +171,11 @@ def _plan(
     build, args: the step and its arguments, as `plan` takes them.
     backend: where the step is compiled, and its pieces are timed.
     limits: the bytes that the plan may take.
-    actions: those that the target can carry out, for tags and for values that `checkpoint_name`
-      names.
-    codecs: those asked for.
+    asked: the actions and codecs that it may choose from.
     notes: sentences for the user, known before.
     measure: seconds for runs; None for none.
     """
-    allowed, named = actions
-    step = read_step(build, args, backend, limits, allowed, named, codecs)
+    step = read_step(build, args, backend, limits, asked)
     target, profile, jaxpr = step.target, step.profile, step.traced.jaxpr
     warn_of_copies(step.traced, args, "plan")
     _warn_of_unrolled(profile, target, step.arguments, limits)
@@ -187,7 +188,7 @@ def _plan(
     # What `checkpoint_name` names might have been compressed, had the user asked for it.
     wider = lambda: _silently(step.wider)
     if found.best is None:
-        hint = would_fit(found.trials, setting, wider) if named != allowed else ""
+        hint = would_fit(found.trials, setting, wider) if asked.named != asked.actions else ""
         largest = listed(unnamed(jaxpr, step.shards))
         raise infeasible(found.trials, target, largest, hint)
     notes += step.notes + _time_notes(profile) + _gap_notes(found.best.gap)
@@ -196,7 +197,7 @@ def _plan(
         found, runs, said = measured(setting, found, measure)
         notes += said
     assert found.best is not None
-    if named != allowed and found.best is not found.trials.baseline:
+    if asked.named != asked.actions and found.best is not found.trials.baseline:
         notes += would_save(found.trials, found.best, wider)
     notes += _kernel_notes(walks.more_by_kernels(found.best.actions))
     waited, compiles = step.steps.seconds, step.steps.compiles

@@ -3,13 +3,12 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from jaxmem._blocks.policies import check_plan_is_passed_on
-from jaxmem._core.actions import Action
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
@@ -17,6 +16,7 @@ from jaxmem._device.target import Target
 from jaxmem._jax.arguments import argument_bytes, shards_of
 from jaxmem._outcome.searched import hopeless
 from jaxmem._planner.measured import corrected
+from jaxmem._profile.options import Asked
 from jaxmem._profile.profile import profile as make_profile
 from jaxmem._search.compile import StepCompiler
 from jaxmem._search.history import History
@@ -62,16 +62,12 @@ def read_step(
     args: tuple,
     backend: Backend,
     limits: Limits | None,
-    allowed: Sequence[Action],
-    named: Sequence[Action],
-    codecs: Any,
+    asked: Asked,
 ) -> Read:
     """Reads the step that `build` returns for `args`.
 
     limits: the bytes that a plan may take; None for no limit.
-    allowed: the actions that are given prices.
-    named: those of them that are open to values that `checkpoint_name` names.
-    codecs: those asked for, or None.
+    asked: the actions and codecs that are given prices.
 
     Raises BudgetError where the arguments alone exceed the limits, TargetError where the target
     cannot read arguments in host memory, StepError and TagError as `jaxmem.plan`.
@@ -91,14 +87,13 @@ def read_step(
         make_profile,
         traced.jaxpr,
         backend,
-        actions=allowed,
-        codecs=codecs,
         shards=shards,
         database=backend.database,
     )
     history = History(backend, traced.jaxpr)
-    profile, notes = corrected(price(named=named), history)
+    profile, notes = corrected(price(asked=asked), history)
     steps.idle_blocks = profile.idle_blocks  # they are known only from the profile
-    wider = lambda: corrected(price(named=allowed), history)[0]
+    for_all = dataclasses.replace(asked, named=asked.actions)
+    wider = lambda: corrected(price(asked=for_all), history)[0]
     seconds = time.perf_counter() - start
     return Read(steps, traced, arguments, shards, profile, wider, history, notes, seconds)

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from jaxmem._codecs import registry
 from jaxmem._codecs.mask import BitMask
-from jaxmem._core.actions import KEEP, OFFLOAD, Action, Choice
+from jaxmem._codecs.outlier import OutlierSeparated
+from jaxmem._core.actions import KEEP, LOSSLESS, OFFLOAD, Action, Choice
 from jaxmem._jax.jaxpr import JaxprEqn, nbytes
 from jaxmem._jax.job import Job
 from jaxmem._profile.jobs import Jobs
@@ -43,14 +44,17 @@ class Asked:
     actions: those open to tags.
     named: those of them that are open to values that `checkpoint_name` names, whose authors may
       know of no codec.
-    looped: those of them that are open inside loops of a block.
+    looped: those of them that are open inside loops of a block; the profile sets them.
     codecs: one codec, several, a dict by kind, or None for the kinds' own.
+    outliers: how many outlier channels were counted, by block and tag; codecs that separate them
+      have room for so many.
     """
 
     actions: Sequence[Action] = ()
-    named: Sequence[Action] = ()
+    named: Sequence[Action] = LOSSLESS
     looped: Sequence[Action] = ()
     codecs: Any = None
+    outliers: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
 
     def without_offload(self) -> "Asked":
         """The same without the actions that offload."""
@@ -89,7 +93,7 @@ class Place:
 
 
 def options_of(
-    places: Sequence[Place], key: tuple, asked: Asked, jobs: Jobs
+    places: Sequence[Place], key: tuple, asked: Asked, jobs: Jobs, outliers: int | None = None
 ) -> list[tuple[UnpricedOption, ...]]:
     """Returns the choices open to the name that stands at all of `places`, for each of them. A
     choice is open to it if every place can take it.
@@ -97,13 +101,19 @@ def options_of(
     key: what keeps the keys of its jobs apart from those of other names.
     asked: what may be chosen from.
     jobs: each choice's jobs are added to it.
+    outliers: how many outlier channels were counted, or None.
 
     Raises TagError if two places ask for different codecs.
     """
     actions = asked.open_to(places)
     compressing = [a for a in actions if a.compresses]
     chosen = codecs_of(places, asked.codecs) if compressing else ()
-    takes = [c for c in chosen if all(_encoded(c, place) is not None for place in places)]
+    fitted = {c: with_room(c, outliers) for c in chosen}
+    takes = {
+        c: fits
+        for c, fits in fitted.items()
+        if all(_encoded(fits, place) is not None for place in places)
+    }
     return [
         _options(place, (*key, k), actions, compressing, takes, jobs)
         for k, place in enumerate(places)
@@ -111,25 +121,28 @@ def options_of(
 
 
 def _options(
-    place: Place, key: tuple, actions: Sequence[Action], compressing, codecs, jobs: Jobs
+    place: Place, key: tuple, actions: Sequence[Action], compressing, codecs: Mapping, jobs: Jobs
 ) -> tuple[UnpricedOption, ...]:
-    """The choices open to one place: those of `actions`, of which `compressing` with `codecs`."""
+    """The choices open to one place: those of `actions`, of which `compressing` with `codecs`: what
+    was asked for, and what it is with room for the outliers that were counted. The first is timed,
+    so that another count takes no new measurements.
+    """
     aval, turns = place.aval, place.turns
     size, found = turns * nbytes(aval), []
     if Action.KEEP in actions:
         found.append(UnpricedOption(KEEP, size, 0, jobs.keep(size, place.stacked)))
     if Action.OFFLOAD in actions:
         found.append(UnpricedOption(OFFLOAD, 0, size, moved(jobs.keep(size, place.stacked))))
-    for codec in codecs:
-        codes, encoded = turns * codec.nbytes(aval.shape, aval.dtype), _encoded(codec, place)
-        assert encoded is not None
+    for codec, fitted in codecs.items():
+        codes = turns * fitted.nbytes(aval.shape, aval.dtype)
+        encoded = jax.eval_shape(codec.encode, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
         keys = tuple((*key, str(codec), way) for way in ("encode", "decode"))
         # Default arguments, since the loop's variables are others when the job runs.
         decode = lambda *c, codec=codec: codec.decode(c, aval.shape, aval.dtype)
         jobs.add(keys[0], Job(codec.encode, (aval,)))
         jobs.add(keys[1], Job(decode, tuple(encoded)))
         for action in compressing:
-            choice, kept = Choice(action, str(codec)), jobs.keep(codes, place.stacked)
+            choice, kept = Choice(action, str(fitted)), jobs.keep(codes, place.stacked)
             if action.offloads:
                 found.append(UnpricedOption(choice, 0, codes, moved(kept), keys))
             else:
@@ -142,6 +155,31 @@ def moved(kept: tuple) -> tuple:
     written for the transfer, and read after it.
     """
     return (*kept, kept[0])
+
+
+def checked_outliers(outliers) -> dict[str, dict[str, int]]:
+    """Counts of outlier channels as they were given to `jaxmem.plan`; none for None.
+
+    Raises TagError for anything but whole numbers by block and tag.
+    """
+    whole = lambda n: isinstance(n, int) and not isinstance(n, bool) and n >= 0
+    if outliers is None:
+        return {}
+    if isinstance(outliers, Mapping) and all(
+        isinstance(tags, Mapping) and all(map(whole, tags.values())) for tags in outliers.values()
+    ):
+        return {str(block): dict(tags) for block, tags in outliers.items()}
+    raise TagError(
+        f"plan: `outliers` is {outliers!r}; expected numbers of channels by block label and tag,"
+        ' such as {"block": {"ln1": 3}}'
+    )
+
+
+def with_room(codec, outliers: int | None):
+    """A codec that separates outliers, with room for those that were counted; another as it is."""
+    if outliers is None or not isinstance(codec, OutlierSeparated):
+        return codec
+    return codec.with_room_for(outliers)
 
 
 def _encoded(codec, place: Place) -> tuple | None:

@@ -86,7 +86,7 @@ def unpriced(graph: Graph, index: int, asked: Asked, jobs: Jobs) -> Unpriced:
         for i, weight in zip(segment.equations, segment.weights):
             shares[i] = ((index, "segment", k), weight)
     stacked = graph.instance.repeats.loops > 0
-    tags = _tags(inside, number, index, asked, jobs, stacked)
+    tags = _tags(inside, number, index, graph.instance.label, asked, jobs, stacked)
     charged = [v for v in graph.instance.charged if v in number]
     inputs = tuple((v, jobs.keep(nbytes(avals[v]), stacked)) for v in charged)
     jobs.add((index, "forward"), Job(*forward(graph)))
@@ -99,6 +99,7 @@ def _tags(
     inside: Opened,
     number: Mapping[int, int],
     index: int,
+    label: str,
     asked: Asked,
     jobs: Jobs,
     stacked: bool,
@@ -111,7 +112,8 @@ def _tags(
             by_name.setdefault(o.tag.params["name"], []).append((place, number[o.outputs[0]]))
     found = []
     for name, places in by_name.items():
-        options = options_of([p for p, _ in places], (index, name), asked, jobs)
+        outliers = asked.outliers.get(label, {}).get(name)
+        options = options_of([p for p, _ in places], (index, name), asked, jobs, outliers)
         for (place, value), choices in zip(places, options):
             kind, aval = place.eqn.params.get("kind"), place.aval
             shape, dtype = tuple(aval.shape), str(aval.dtype)

@@ -2,11 +2,11 @@
 the target.
 """
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
 from jaxmem._blocks.classes import Class, blocks_of, plan_fingerprint
 from jaxmem._blocks.opened import hidden_tags
-from jaxmem._core.actions import LOSSLESS, Action
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.warn import warn
 from jaxmem._profile.doubt import with_doubts
@@ -19,10 +19,8 @@ from jaxmem._profile.times import job_times
 def profile(
     jaxpr,
     backend,
+    asked: Asked,
     *,
-    actions: Sequence[Action],
-    named: Sequence[Action] = LOSSLESS,
-    codecs=None,
     shards: int = 1,
     database=None,
 ) -> Profile:
@@ -30,9 +28,7 @@ def profile(
 
     jaxpr: the step's, traced with every tag recomputed.
     backend: a `jaxmem._xla.backend.Pricing`, which knows the target and tells times.
-    actions: those that are given prices.
-    named: those of them that are open to what only `checkpoint_name` names.
-    codecs: those that may compress a tag, by kind or for every kind; None means the kind's own.
+    asked: the actions and codecs that are given prices.
     shards: over how many devices each block's tensors are divided.
     database: where times are remembered; None means the user's own.
 
@@ -41,8 +37,9 @@ def profile(
     """
     target = backend.target
     found = blocks_of(jaxpr)
+    actions = asked.actions
     looped = [a for a in actions if not (a.offloads and target.platform == "cuda")]
-    asked = Asked(actions, named, looped, codecs)
+    asked = dataclasses.replace(asked, looped=looped)
     jobs = Jobs(target.local)
     # First draft all classes, whose prices are jobs; then time all jobs at once; then price.
     unrolled = _unrolled(found.classes)

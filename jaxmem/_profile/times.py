@@ -1,9 +1,11 @@
 """Tells how long pieces of work take on a target: as its backend says, else by a roofline."""
 
+import contextlib
+import contextvars
 import dataclasses
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 
@@ -22,6 +24,25 @@ RETRY_SECONDS = 600  # busy times are measured again, but not by each plan of th
 # kernel at 0.55 of it takes half as much again. A roofline leaves out launches and caches too.
 ESTIMATED, CEILING = 0.5, 1.0
 OLD_SECONDS = 30 * 86400  # drivers, clocks and coolers change, and measuring takes seconds a month
+
+
+_BESIDE_TRAINING = contextvars.ContextVar("beside training", default=False)
+
+
+@contextlib.contextmanager
+def beside_training() -> Iterator[None]:
+    """While the statement runs, in this thread, the device is a training's: what was measured
+    before is taken as it is, however old, and whole steps are not run.
+    """
+    before = _BESIDE_TRAINING.set(True)
+    try:
+        yield
+    finally:
+        _BESIDE_TRAINING.reset(before)
+
+
+def is_beside_training() -> bool:
+    return _BESIDE_TRAINING.get()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +96,9 @@ def job_times(jobs: Sequence[Job], backend, database: Database | None = None) ->
 
 
 def due(timing: Timing, now: float) -> bool:
-    """Whether a measured time is worth measuring again."""
+    """Whether a measured time is worth measuring again, and the device is free."""
+    if is_beside_training():
+        return False
     age = abs(now - timing.written)  # a clock that was set back makes a time old, not eternal
     return age > OLD_SECONDS or (age > RETRY_SECONDS and timing.spread > BUSY)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from jaxmem._runs.checkpoints import WRITING, is_name
 from jaxmem._runs.lock import locked, told
 from jaxmem._runs.manifest import NAME as MANIFEST
-from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SUMMARY
+from jaxmem._runs.read import DECISIONS, EXPLAINED, METRICS, OUTLIERS, PLAN, SUMMARY
 from jaxmem._runs.record import CHECKPOINTS, Record, is_durable
 from jaxmem._runs.signals import Interrupted, raised
 from jaxmem.errors import RunError
@@ -20,7 +20,7 @@ from jaxmem.errors import RunError
 REPORT = "report.html"
 # What belongs to one run; other files in the folder are the user's. The summary is first, since its
 # presence marks the folder as a run's.
-RESULTS = (SUMMARY, METRICS, PLAN, EXPLAINED, REPORT)
+RESULTS = (SUMMARY, METRICS, PLAN, EXPLAINED, DECISIONS, OUTLIERS, REPORT)
 UNFINISHED, ENDED = "unfinished-", "ended-"
 
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import jax
 
+from jaxmem._outliers.rectify import Rectifier
 from jaxmem._runs.checkpoints import Checkpoint, Checkpoints
 from jaxmem._runs.positions import Data, as_json
 from jaxmem._runs.record import CHECKPOINTS, Record
+from jaxmem._runs.revised import Revised, is_out_of_memory
 from jaxmem._runs.signals import Asked, Interrupted, held
 from jaxmem.errors import NotFiniteError, RunError
 
@@ -32,6 +34,7 @@ def train(
     not_finite: int = 3,
     settings: Mapping[str, Any] | None = None,
     each: Callable[[int, Mapping[str, float | None]], None] | None = None,
+    rectifier: Rectifier | None = None,
 ) -> Any:
     """The state after `steps` steps, of which each has a row in the run's folder.
 
@@ -64,6 +67,8 @@ def train(
       settings: what must be the same when the run goes on, as JSON.
       each: `each(step, row)` is called with each row as it is written; again for a step that is
         done again. `run.kept` has those of the steps that were done before.
+      rectifier: revises the plan that `step` is of while the model trains, and plans for less where
+        a step runs out of memory.
 
     Raises RunError for arguments that cannot be meant, where the checkpoints are of other settings
     or another state, where none is whole, or where one cannot be written; NotFiniteError where
@@ -89,12 +94,16 @@ def train(
     lasting = as_json(dict(settings or {}), "`settings` is")
     with held() as asked:
         with Checkpoints(run.path / CHECKPOINTS, keep) as checkpoints:
-            loop = _Loop(step, Data(data), run, checkpoints, lasting, each, asked)
+            revised = Revised(rectifier, run, steps)
+            loop = _Loop(step, Data(data), run, checkpoints, lasting, each, asked, revised)
             # A function, and no tree that can be called, such as a model.
             is_function = callable(state) and jax.tree_util.all_leaves([state])
-            loop.start(state() if is_function else state, steps, owned=is_function)
-            del state
-            loop.go_on(steps, save_every, not_finite)
+            try:
+                loop.start(state() if is_function else state, steps, owned=is_function)
+                del state
+                loop.go_on(steps, save_every, not_finite)
+            finally:
+                revised.close()
         if asked.number is not None:
             raise Interrupted(f"the run was asked to end after step {loop.done}", asked.number)
         return loop.state
@@ -133,10 +142,18 @@ class _Loop:
     """A run while it goes on: `state` is that after step `done`; `skipped` were left out."""
 
     def __init__(
-        self, step, data: Data, run: Record, checkpoints: Checkpoints, settings, each, asked: Asked
+        self,
+        step,
+        data: Data,
+        run: Record,
+        checkpoints: Checkpoints,
+        settings,
+        each,
+        asked: Asked,
+        revised: Revised,
     ):
         self.step, self.data, self.run, self.checkpoints = step, data, run, checkpoints
-        self.settings, self.each, self.asked = settings, each, asked
+        self.settings, self.each, self.asked, self.revised = settings, each, asked, revised
         self.state: Any = None
         self.done, self.skipped = 0, []
         self._waiting: collections.deque = collections.deque()
@@ -153,6 +170,7 @@ class _Loop:
         found = self.checkpoints.newest()
         if found is None:
             self.run.rows_until(0)
+            self.revised.back(0, None)
             return
         self._check(found)
         if found.step > steps:
@@ -166,6 +184,7 @@ class _Loop:
                 leaf.delete()
         del state, leaves
         self.run.kept = self._back(found)
+        self.step = self.revised.back(found.step, found.notes.get("rectifier")) or self.step
 
     def _check(self, found: Checkpoint) -> None:
         was = found.notes["settings"]
@@ -203,6 +222,10 @@ class _Loop:
                 self.checkpoints.wait()
             except _NotFinite as found:
                 self._leave_out(found, not_finite)
+            except jax.errors.JaxRuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._take_less(error)
             except KeyboardInterrupt:
                 with contextlib.suppress(_NotFinite):
                     self._read(0)  # of the steps that were done
@@ -217,9 +240,11 @@ class _Loop:
             self._read(0)
             self._write(number, {"skipped": 1.0})
         else:
+            self.revised.look(number, self.state, batch)
             self.state, metrics = self.step(self.state, batch)
             self._waiting.append((number, metrics))
             self._read(1)
+            self.step = self.revised.step(number) or self.step
         self.done = number
 
     def _read(self, behind: int) -> None:
@@ -231,7 +256,8 @@ class _Loop:
             if not all(math.isfinite(row.get(name, 0.0)) for name in WATCHED):
                 raise _NotFinite(number, row)
             self._waiting.popleft()
-            self._write(number, row | self._seconds(number))
+            row |= self._seconds(number)
+            self._write(number, row | self.revised.row(number, row.get("step_seconds")))
 
     def _write(self, number: int, row: Mapping[str, float]) -> None:
         self.run.row(number, **row)
@@ -254,8 +280,22 @@ class _Loop:
             "settings": self.settings,
             "position": self.data.position,
             "skipped": self.skipped,
+            "rectifier": self.revised.notes(),
         }
         self.checkpoints.save(self.done, self.state, notes)
+
+    def _take_less(self, error: RuntimeError) -> None:
+        """Goes on with a step that takes less memory, from before the one that had too little: that
+        may have taken the state.
+        """
+        newest = self.checkpoints.newest()
+        leaves = jax.tree.leaves(self.state)
+        taken = any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
+        if (taken or self._waiting) and newest is None:
+            raise error
+        self.step = self.revised.less(self.done, error)
+        if newest is not None:
+            self._back(newest)
 
     def _leave_out(self, found: _NotFinite, not_finite: int) -> None:
         """Goes back to before a step whose metrics are not finite, and leaves it out from then on.

@@ -1,8 +1,13 @@
 """How a search begins: with everything kept, and with a first guess."""
 
+import dataclasses
+
 from jaxmem._core.bytes import show_bytes
+from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
+from jaxmem._profile.recoded import recoded
 from jaxmem._search import candidates
+from jaxmem._search.compile import CompiledStep
 from jaxmem._search.descent import descended
 from jaxmem._search.trials import Setting, Trial, Trials, fitted
 from jaxmem._search.walks import agreed
@@ -28,7 +33,9 @@ def begin(setting: Setting, arguments: int) -> Trials:
     for step in setting.history.recall():
         if step.actions == kept:
             known = whole(step)
-        elif (cost := candidates.price_of(profile, step.actions)) is not None:
+            continue
+        step = _as_here(profile, step)
+        if (cost := candidates.price_of(profile, step.actions)) is not None:
             recalled.append(Trial(step, cost, step.compiled.total_bytes))
     # Compile everything kept, with a guess beside it where two compile at once.
     guess = guessed = None
@@ -59,6 +66,13 @@ def begin(setting: Setting, arguments: int) -> Trials:
         (guessed,) = setting.compile(guess.actions, least=trials.baseline.total)
     trials.tried.append(Trial(guessed, guess.cost, trials.expected(guess), guess.gap))
     return trials
+
+
+def _as_here(profile: Profile, step: CompiledStep) -> CompiledStep:
+    """A remembered compile as it would be if its codecs had the room that they have here."""
+    actions, more = recoded(profile, step.actions)
+    total = step.compiled.total_bytes + more
+    return CompiledStep(actions, dataclasses.replace(step.compiled, total_bytes=total))
 
 
 def _first_guess(setting: Setting, known: list[Trial], static: int) -> Solution:

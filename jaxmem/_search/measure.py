@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from jaxmem._core.actions import KEEP, Actions
 from jaxmem._core.profile import BlockClass, Profile
+from jaxmem._profile.recoded import recoded
 from jaxmem._search import candidates, history
 from jaxmem._search.compile import CompiledStep
 from jaxmem._search.factors import NOISE, Factors, Observed, fitted, rescaled
@@ -114,8 +115,8 @@ def learned(profile: Profile, earlier: history.History) -> Factors:
     """The factors by which the prices of a step come nearest to what earlier searches measured."""
     observed = []
     for run in earlier.recall_runs():
-        cost = candidates.price_of(profile, run.actions)
-        other = candidates.price_of(profile, run.other)
+        cost = candidates.price_of(profile, recoded(profile, run.actions)[0])
+        other = candidates.price_of(profile, recoded(profile, run.other)[0])
         if cost is not None and other is not None:
             observed.append(Observed(cost, other, run.seconds, run.noise))
     return fitted(profile, observed) if observed else Factors()

@@ -9,6 +9,7 @@ from jaxmem._core.actions import Actions
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
+from jaxmem._profile.times import is_beside_training
 from jaxmem._search.compile import CompiledStep, StepCompiler, all_compiled
 from jaxmem._search.descent import descended
 from jaxmem._search.history import History
@@ -115,6 +116,8 @@ class Setting:
             return None
         if (known := self.history.recall_seconds()) is not None:
             return known
+        if is_beside_training():
+            return None
         LOG.info("running the step with everything kept, to time it")
         try:
             (rounds,) = self.steps.run(baseline.step, seconds=RUN_SECONDS)

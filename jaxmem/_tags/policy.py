@@ -176,6 +176,9 @@ def decisions(plan) -> Decisions:
 
 def policy_for(decided: Decisions, label: str, *, layers: int = 0) -> Policy:
     """The policy of the block, or of the group of layers, that stands under `label`."""
+    of_own = getattr(decided, "policy_for", None)  # what a trace is made for may be no plan
+    if of_own is not None:
+        return of_own(label, layers)
     choices = decided.choices_for(label)
     if choices.get(REST) == KEEP:  # one spelling, since partial evaluation caches on the policy
         return Policy(label, None, layers)

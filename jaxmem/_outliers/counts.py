@@ -1,0 +1,100 @@
+"""Which channels of a tensor were outliers at one step, as numbers, rows and JSON (Adacc §3.2)."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxmem._codecs.outlier import THRESHOLD
+
+
+@dataclasses.dataclass(frozen=True)
+class Outliers:
+    """The outlier channels of a tag's tensors at one step.
+
+    step: the step's number.
+    block, tag: where the tag stands.
+    channels: how many a tensor has.
+    counts: for each of its tensors, layer by layer and microbatch by microbatch, how many of its
+      channels have Z > 3.
+    greatest: for each of them the greatest Z; NaN where a value was not finite.
+    places: for each of them the numbers of the outlier channels.
+    """
+
+    step: int
+    block: str
+    tag: str
+    channels: int
+    counts: tuple[int, ...]
+    greatest: tuple[float, ...]
+    places: tuple[tuple[int, ...], ...]
+
+    @property
+    def most(self) -> int:
+        """The greatest count: the room that a codec needs."""
+        return max(self.counts, default=0)
+
+    @property
+    def rate(self) -> float:
+        """The share of the channels that are outliers, over all tensors."""
+        return sum(self.counts) / max(1, self.channels * len(self.counts))
+
+    def beyond(self, capacity: int) -> int:
+        """How many outlier channels a codec of this capacity would quantize with the rest."""
+        return sum(max(0, count - capacity) for count in self.counts)
+
+    def to_json(self) -> dict[str, Any]:
+        greatest = [float(z) if np.isfinite(z) else None for z in self.greatest]
+        return dataclasses.asdict(self) | {"greatest": greatest}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> "Outliers":
+        """Raises ValueError, KeyError or TypeError for what `to_json` did not write."""
+        return Outliers(
+            int(data["step"]),
+            str(data["block"]),
+            str(data["tag"]),
+            int(data["channels"]),
+            tuple(map(int, data["counts"])),
+            tuple(float("nan") if z is None else float(z) for z in data["greatest"]),
+            tuple(tuple(map(int, of)) for of in data["places"]),
+        )
+
+
+def outliers_of(step: int, block: str, tag: str, scores: Sequence[np.ndarray]) -> Outliers:
+    """Counts the outliers among the Z-scores of a tag's tensors, each array (..., channels): those
+    of a loop's turns, or of one tensor.
+    """
+    rows = np.concatenate([np.reshape(z, (-1, z.shape[-1])) for z in scores])
+    beyond = rows > THRESHOLD
+    return Outliers(
+        step,
+        block,
+        tag,
+        rows.shape[-1],
+        tuple(int(n) for n in beyond.sum(-1)),
+        tuple(float(z) for z in rows.max(-1)),
+        tuple(tuple(int(c) for c in np.flatnonzero(row)) for row in beyond),
+    )
+
+
+def counted(found: Iterable[Outliers]) -> dict[str, dict[str, int]]:
+    """The greatest count of each tag, by block: what `jaxmem.plan(..., outliers=)` takes."""
+    counts: dict[str, dict[str, int]] = {}
+    for one in found:
+        tags = counts.setdefault(one.block, {})
+        tags[one.tag] = max(tags.get(one.tag, 0), one.most)
+    return counts
+
+
+def read(lines: Iterable[str]) -> list[Outliers]:
+    """What was written down, a line of JSON each; it ends where a line cannot be read."""
+    found = []
+    for line in lines:
+        try:
+            found.append(Outliers.from_json(json.loads(line)))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            break
+    return found

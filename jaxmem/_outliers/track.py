@@ -1,0 +1,95 @@
+"""Counts the outlier channels of a step's tensors by a program of its own, beside the step: the
+model is as it was, and steps that are not tracked cost nothing (Adacc §3.4).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxmem._codecs.outlier import z_scores
+from jaxmem._jax.filtered import is_array
+from jaxmem._jax.step import trace
+from jaxmem._outliers.counts import Outliers, outliers_of
+from jaxmem._outliers.mark import Marking
+from jaxmem._outliers.reap import reaped
+from jaxmem._xla.compiled import compiled_bytes
+from jaxmem.errors import StepError
+
+
+class Tracker:
+    """`tracker(state, batch)` computes the Z-scores of the tensors that a step would compute, by
+    the step's own forward, and `read` counts.
+
+    bytes: what the program takes, its arguments included; known once `compile` was called.
+    """
+
+    def __init__(self, build: Callable, args: tuple):
+        """Traces the step that `build` returns.
+
+        build, args: those of `jaxmem.plan`; shapes are enough.
+
+        Raises StepError for a step in which nothing is found to track.
+        """
+        _, traced = trace(build, Marking(), args)
+        self._closed = traced.jaxpr
+        self._names: list[tuple[str, str]] = []
+        self._compiled: Any = None
+        self.bytes = 0
+        measured = reaped(self._closed, _scores)
+
+        def program(*arrays):
+            found = measured(*arrays)
+            self._names = [name for name, _ in found]
+            return [x for _, x in found]
+
+        self._program = jax.jit(program)
+        jax.eval_shape(program, *(_shape(v.aval) for v in self._closed.jaxpr.invars))
+        if not self._names:
+            raise StepError(
+                "track: the step has no tensor to track: expected tags of kind linear, norm, gelu"
+                " or residual in blocks that are differentiated, outside while loops and shard_map"
+            )
+
+    def compile(self, *args) -> None:
+        """Compiles the program for arguments that lie where these do."""
+        self._compiled = self._program.lower(*self._arrays(args)).compile()
+        self.bytes = compiled_bytes(self._compiled)
+
+    def __call__(self, *args) -> list[jax.Array]:
+        """The Z-scores, which `read` waits for. Arguments are not donated."""
+        if self._compiled is None:
+            self.compile(*args)
+        return self._compiled(*self._arrays(args))
+
+    def read(self, step: int, scores: list[jax.Array]) -> list[Outliers]:
+        """The outliers of each tag at a step, of the scores that a call returned."""
+        of: dict[tuple[str, str], list[np.ndarray]] = {}
+        for name, z in zip(self._names, scores):
+            of.setdefault(name, []).append(np.asarray(z))
+        return [outliers_of(step, *name, arrays) for name, arrays in of.items()]
+
+    def _arrays(self, args: tuple) -> list:
+        """The arguments as the traced step takes them. Raises StepError where they are others."""
+        arrays = [a for a in jax.tree.leaves(args) if is_array(a) or np.isscalar(a)]
+        wanted = [v.aval for v in self._closed.jaxpr.invars]
+        if [np.shape(a) for a in arrays] != [aval.shape for aval in wanted]:
+            arrays = [a for a in arrays if is_array(a)]
+        if [np.shape(a) for a in arrays] != [aval.shape for aval in wanted]:
+            raise StepError(
+                f"track: the arguments have {len(arrays)} arrays where the step was traced for"
+                f" {len(wanted)}, or other shapes; expected those that it was traced for"
+            )
+        return arrays
+
+
+def _scores(x):
+    return z_scores(x.reshape(-1, x.shape[-1]) if x.ndim else x.reshape(1, 1))
+
+
+def _shape(aval) -> jax.ShapeDtypeStruct:
+    """What a trace takes for a value of that type; on an explicit mesh it says where it lies."""
+    sharding = getattr(aval, "sharding", None)
+    known = sharding is not None and not sharding.mesh.empty
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding if known else None)
