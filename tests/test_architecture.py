@@ -72,7 +72,7 @@ LIBRARY = {
         "_plan",
         "_memory",
     ),
-    "_outliers": ("_jax", "_xla", "_codecs", "_tags", "_profile", "_plan", "_planner"),
+    "_outliers": ("_jax", "_xla", "_codecs", "_tags", "_profile", "_plan", "_planner", "_explain"),
     "_runs": ("_plan", "_planner", "_states", "_memory", "_outliers"),
     "_report": ("_plan", "_runs", "_memory"),
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxmem._core.bytes import show_bytes
 from jaxmem._outliers.counts import Outliers, counted
 from jaxmem._outliers.decide import (
     SLOWER,
@@ -201,11 +202,19 @@ class Rectifier:
 
     def less(self, number: int, error: BaseException) -> tuple[Any, list[dict[str, Any]]]:
         """Plans for less memory, after a step that ran out of it; returns its step and the
-        decision's row. Raises BudgetError where no plan takes less.
+        decision's row. Raises BudgetError where no plan takes less, with what holds the memory.
         """
-        of = min(self.plan.budget_bytes, self.plan.compiled_bytes)
-        plan, step = self._again.now(int(LESS * of), self.counts or None)
+        less = int(LESS * min(self.plan.budget_bytes, self.plan.compiled_bytes))
         first = str(error).splitlines()[0][:300]
+        try:
+            plan, step = self._again.now(less, self.counts or None)
+        except BudgetError as none:
+            raise BudgetError(
+                f"train: step {number} ran out of memory under a plan of"
+                f" {show_bytes(self.plan.compiled_bytes)} ({first}), and no plan takes"
+                f" {show_bytes(less)}; {none}\n{self._again.explained(self.plan)}",
+                least_bytes=none.least_bytes,
+            ) from error
         row = self._row(number, True, f"out of memory: {first}", budget_bytes=plan.budget_bytes)
         row |= {"event": "swap", "compiled_bytes": plan.compiled_bytes}
         row["changed"] = changed(self.plan, plan)

@@ -9,11 +9,13 @@ from typing import Any
 
 import jax
 
+from jaxmem._explain.explain import explain
 from jaxmem._jax.step import with_microbatches
 from jaxmem._plan.plan import Plan
 from jaxmem._planner.plan import plan as make_plan
 from jaxmem._planner.verify import verify
 from jaxmem._profile.times import beside_training
+from jaxmem.errors import JaxmemError
 
 
 class Replanner:
@@ -55,6 +57,13 @@ class Replanner:
             return plan.step if plan._step is not None else self._verified(plan)
         here = dataclasses.replace(plan, target="local", budget_bytes=sys.maxsize)
         return self._verified(here)
+
+    def explained(self, plan: Plan) -> str:
+        """What holds the memory of the step under a plan, in words; empty where that is unknown."""
+        try:
+            return str(explain(self.build, *self.args, plan=plan, target=plan.target))
+        except JaxmemError:
+            return ""
 
     def _verified(self, plan: Plan):
         alone = dataclasses.replace(plan, microbatches=None)  # `build` has them

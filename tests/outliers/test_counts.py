@@ -1,0 +1,86 @@
+"""Numbers of outliers, what room they ask for, and what speaks for another plan."""
+
+import dataclasses
+import json
+
+import hypothesis
+import hypothesis.extra.numpy as arrays
+import hypothesis.strategies as st
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmem._codecs.outlier import OutlierSeparated, z_scores
+from jaxmem._core.actions import KEEP, Choice
+from jaxmem._outliers.counts import Outliers, counted, outliers_of
+from jaxmem._outliers.decide import capacities, greatest, overflows, rooms
+
+pytestmark = [pytest.mark.core]
+
+
+@hypothesis.given(
+    arrays.arrays(
+        np.float64, st.tuples(st.integers(1, 5), st.integers(1, 60)), elements=st.floats(-1e3, 1e3)
+    )
+)
+def test_scores_are_numpys(x):
+    z = np.asarray(z_scores(jnp.asarray(x)))
+    sums = np.abs(x).sum(0)
+    deviation = sums.std()
+    if deviation > 1e-9 * max(sums.max(), 1e-300):
+        np.testing.assert_allclose(z, (sums - sums.mean()) / deviation, rtol=1e-4, atol=1e-4)
+        assert int((z > 3).sum()) <= (x.shape[-1] - 1) // 10  # Cantelli
+
+
+@hypothesis.given(st.integers(0, 5000))
+def test_room_is_enough_and_at_most_half_too_much(count):
+    room = OutlierSeparated().with_room_for(count).capacity
+    assert count <= room <= max(1.5 * count, count + 1)
+    assert OutlierSeparated().with_room_for(room).capacity == room
+    below = OutlierSeparated().with_room_for(max(0, count - 1)).capacity
+    assert below <= room
+
+
+def test_a_codec_keeps_its_other_fields():
+    codec = OutlierSeparated(group=32, scale="float32", capacity=1, stochastic=True, seed=4)
+    assert codec.with_room_for(5) == dataclasses.replace(codec, capacity=6)
+
+
+def test_what_was_counted_is_read_back():
+    scores = [
+        np.array([[0.0, 4.0, 3.5], [0.0, 1.0, np.nan]], np.float32),
+        np.array([9.0, 0.0, 0.0]),
+    ]
+    one = outliers_of(7, "block", "up", scores)
+    assert one.counts == (2, 0, 1)
+    assert one.places == ((1, 2), (), (0,))
+    assert one.greatest[0] == 4.0
+    assert one.greatest[2] == 9.0
+    assert np.isnan(one.greatest[1])
+    back = Outliers.from_json(json.loads(json.dumps(one.to_json(), allow_nan=False)))
+    assert back == dataclasses.replace(one, greatest=back.greatest)
+    np.testing.assert_equal(back.greatest, one.greatest)
+    assert (one.most, one.rate, one.beyond(1)) == (2, pytest.approx(3 / 9), 1)
+
+
+def test_counts_are_the_greatest_of_a_tag():
+    of = lambda tag, counts: Outliers(1, "b", tag, 40, counts, (0.0,) * len(counts), ())
+    found = counted([of("x", (1, 4)), of("y", (0,)), of("x", (2,))])
+    assert found == {"b": {"x": 4, "y": 0}}
+    assert greatest([found, {"b": {"y": 3}, "c": {"x": 1}}]) == {
+        "b": {"x": 4, "y": 3},
+        "c": {"x": 1},
+    }
+    assert rooms({"b": {"x": 5}}) == {("b", "x"): 6}
+
+
+def test_overflows_are_of_what_a_plan_compresses():
+    codec = lambda n: Choice("compress", f"outlier_separated(capacity={n})")
+    grouped = Choice("compress", "grouped_symmetric()")
+    actions = {
+        "block[0:2]": {"x": codec(8), "y": KEEP, "z": grouped},
+        "block[2:6]": {"x": codec(4), "w": codec(2)},
+    }
+    assert capacities(actions) == {("block", "x"): 4, ("block", "w"): 2}
+    over = overflows(actions, {"block": {"x": 5, "y": 30, "z": 30, "w": 2}})
+    assert [str(one) for one in over] == ["block/x has 5 outliers and room for 4"]

@@ -1,0 +1,243 @@
+"""Outliers are those of the tensors that a step computes, whatever loops and calls it has; nothing
+of the step is changed by it.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmem
+from jaxmem._jax.step import trace
+from jaxmem._outliers.mark import Marking
+from jaxmem._outliers.track import Tracker
+from jaxmem.errors import StepError
+from tests.outliers import layers
+from tests.outliers.layers import batch, build, loss_of, oracle, parameters, same
+
+pytestmark = [pytest.mark.core]
+
+
+def tracked(build, *args, step=5):
+    tracker = Tracker(build, args)
+    return tracker.read(step, tracker(*args))
+
+
+def test_counts_are_those_of_the_tensors():
+    p, x = parameters(), batch()
+    found = tracked(build, p, x)
+    same(found, oracle(p, x))
+    (ln,) = (one for one in found if one.tag == "ln")
+    assert ln.counts == (2, 0, 1)
+    assert ln.places == ((3, 5), (), (7,))
+    assert (ln.block, ln.step, ln.channels, ln.most) == ("block", 5, layers.WIDTH, 2)
+    assert ln.rate == pytest.approx(3 / (3 * layers.WIDTH))
+    assert (ln.beyond(0), ln.beyond(1), ln.beyond(2)) == (3, 1, 0)
+
+
+def test_a_step_is_the_same_whether_it_is_tracked():
+    p, x = parameters(), batch()
+    text = lambda: str(jax.make_jaxpr(build(jaxmem.plans.Assignment.nothing()))(p, x))
+    before, kept = text(), jax.tree.map(np.asarray, p)
+    tracked(build, p, x)
+    assert text() == before
+    jax.tree.map(np.testing.assert_array_equal, p, kept)  # they are not donated
+
+
+def test_layers_in_a_python_loop():
+    def unrolled(plan):
+        layer = jax.checkpoint(layers.block, policy=jaxmem.remat_policy(plan))
+
+        def loss(p, x):
+            for i in range(layers.LAYERS):
+                x = layer(x, jax.tree.map(lambda a, i=i: a[i], p))
+            return (x**2).mean()
+
+        return lambda p, x: jax.grad(loss)(p, x)
+
+    p, x = parameters(), batch()
+    same(tracked(unrolled, p, x), oracle(p, x))
+
+
+def by_microbatch(found, p, x, number):
+    """Asserts that each microbatch's tensors are counted, one after the other."""
+    parts = [oracle(p, part) for part in jnp.split(x, number)]
+    same(found, {tag: [z for part in parts for z in part[tag]] for tag in layers.TAGS})
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_microbatches(inside):
+    def accumulated(plan):
+        loss = loss_of(plan)
+
+        def step(p, x):
+            parts = x.reshape(2, -1, *x.shape[1:])
+            if not inside:  # one derivative of a loop
+                whole = lambda p: jax.lax.map(lambda part: loss(p, part), parts).mean()
+                return jax.grad(whole)(p)
+            zeros = jax.tree.map(jnp.zeros_like, p)
+            add = lambda total, part: (
+                jax.tree.map(jnp.add, total, jax.grad(loss)(p, part)),
+                None,
+            )
+            return jax.lax.scan(add, zeros, parts)[0]
+
+        return step
+
+    p, x = parameters(), batch()
+    by_microbatch(tracked(accumulated, p, x), p, x, 2)
+
+
+def test_parameters_that_a_loop_updates():
+    """The second turn's tensors are of updated parameters, for which the backward must run."""
+
+    def several(plan):
+        step = build(plan)
+
+        def steps(p, x):
+            return jax.lax.scan(lambda p, x: (step(p, x)[0], None), p, x.reshape(2, 2, 6, -1))[0]
+
+        return steps
+
+    p, x = parameters(), batch()
+    after = build(None)(p, x[:2])[0]
+    first, second = oracle(p, x[:2]), oracle(after, x[2:])
+    same(tracked(several, p, x), {t: first[t] + second[t] for t in layers.TAGS})
+
+
+def test_calls_conditionals_and_custom_rules():
+    @jax.custom_vjp
+    def scaled(x):
+        return 2 * x
+
+    scaled.defvjp(lambda x: (2 * x, None), lambda _, g: (2 * g,))
+
+    def called(plan):
+        loss = loss_of(plan)
+
+        def step(p, x, loud):
+            def either(p):
+                whole = jax.jit(loss)
+                return jax.lax.cond(loud, lambda: whole(p, scaled(x)), lambda: whole(p, x))
+
+            return jax.grad(either)(p)
+
+        return step
+
+    p, x = parameters(), batch()
+    for loud in (True, False):
+        found = tracked(called, p, x, jnp.asarray(loud))
+        taken = oracle(p, 2 * x if loud else x)
+        for one in found:  # both branches are there, of which one was not taken
+            counts = [int((z > 3).sum()) for z in taken[one.tag]]
+            assert sum(one.counts) == sum(counts)
+            assert sorted(c for c in one.counts if c) == sorted(c for c in counts if c)
+            assert np.isnan(one.greatest).sum() == layers.LAYERS
+
+
+def test_blocks_with_labels_are_told_apart():
+    def of_two(plan):
+        one, other = (
+            jax.checkpoint(layers.block, policy=jaxmem.remat_policy(plan, block=label))
+            for label in ("encoder", "decoder")
+        )
+
+        def loss(p, x):
+            first, second = (jax.tree.map(lambda a, i=i: a[i], p) for i in (0, 2))
+            return (other(one(x, first), second) ** 2).mean()
+
+        return lambda p, x: jax.grad(loss)(p, x)
+
+    found = tracked(of_two, parameters(), batch())
+    ln = {one.block: one.places for one in found if one.tag == "ln"}
+    assert ln == {"encoder": ((3, 5),), "decoder": ((7,),)}
+
+
+def test_a_batch_axis_of_vmap():
+    def mapped(plan):
+        loss = loss_of(plan)
+        return lambda p, x: jax.grad(lambda p: jax.vmap(loss, (None, 1))(p, x).mean())(p)
+
+    p, x = parameters(), batch()
+    same(tracked(mapped, p, x), oracle(p, x))  # channels sum over the batch, wherever it is
+
+
+@pytest.mark.standard_promotion
+@pytest.mark.parametrize("kind", ["stack", "released", "auto"])
+def test_steps_of_jaxmems_own(kind):
+    p, x = parameters(), batch()
+    if kind == "stack":
+
+        def stacked(plan):
+            def loss(p, x):
+                block = lambda p, x: layers.block(x, p)
+                return (jaxmem.stack(block, p, x, plan=plan) ** 2).mean()
+
+            return lambda p, x: jax.grad(loss)(p, x)
+
+        return same(tracked(stacked, p, x), oracle(p, x))
+    if kind == "auto":  # tags are jaxmem's own there
+        plain = lambda p, x: (
+            jax.lax.scan(
+                lambda x, q: (x + jnp.tanh(x * q["gain"]) @ q["up"] @ q["down"], None), x, p
+            )[0]
+            ** 2
+        ).mean()
+        step = jaxmem.auto(lambda p, x: jax.grad(plain)(p, x))
+        found = tracked(step, p, x)
+        assert {len(one.counts) for one in found} == {layers.LAYERS}
+        return None
+
+    def released(plan):
+        return jaxmem.released_step(
+            jaxmem.adama(1e-3, accumulation_steps=2),
+            lambda outer, x: x,
+            lambda p, x: layers.block(x, p),
+            lambda outer, x, batch: (x**2).mean(),
+            plan=plan,
+        )
+
+    step = released(None)
+    state = step.init({"layers": p})
+    return by_microbatch(tracked(released, state, x), p, x, 2)
+
+
+def test_values_that_are_not_finite():
+    p, x = parameters(), batch().at[0, 0, 0].set(jnp.nan)
+    found = tracked(build, p, x)
+    assert all(one.counts[0] == 0 and np.isnan(one.greatest[0]) for one in found)
+    rows = [one.to_json() for one in found]
+    assert rows[0]["greatest"][0] is None
+
+
+def test_what_cannot_be_tracked_is_said():
+    plain = lambda plan: lambda p, x: (p, {"loss": x.sum()})
+    with pytest.raises(StepError, match="has no tensor to track"):
+        Tracker(plain, (parameters(), batch()))
+    tracker = Tracker(build, (parameters(), batch()))
+    with pytest.raises(StepError, match="traced for 4, or other shapes"):
+        tracker(parameters(), batch(8))
+
+
+def test_neither_the_backward_nor_the_update_is_computed():
+    p, x = parameters(), batch()
+    tracker = Tracker(build, (p, x))
+    tracker.compile(p, x)
+    assert tracker._compiled is not None
+    own = tracker._compiled.cost_analysis()["flops"]
+    forward = jax.jit(loss_of(None)).lower(p, x).compile().cost_analysis()["flops"]
+    whole = jax.jit(build(None)).lower(p, x).compile().cost_analysis()["flops"]
+    assert own < 1.5 * forward < 0.7 * whole
+    assert tracker.bytes > sum(a.nbytes for a in jax.tree.leaves((p, x)))
+
+
+def test_explicit_meshes_and_narrow_types():
+    p, x = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (parameters(), batch()))
+    wide = jax.tree.map(lambda a: a.astype(jnp.float64), (p, x))
+    (ln,) = (one for one in tracked(build, p, x) if one.tag == "ln")
+    assert ln.counts == tuple(int((z > 3).sum()) for z in oracle(*wide)["ln"])
+
+
+def test_a_traced_step_marks_each_tensor_once():
+    _, traced = trace(build, Marking(), (parameters(), batch()))
+    assert str(traced.jaxpr).count("jaxmem_outliers[") == len(layers.TAGS)

@@ -1,0 +1,266 @@
+"""A plan is revised while its model trains: for outliers that were counted, and for a device that
+runs out of memory; parameters and data are as they would be.
+"""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmem
+from jaxmem._outliers.decide import SETTLED, capacities
+from jaxmem.errors import BudgetError, StepError
+from jaxmem.runs import Rectifier, record, train
+from tests.outliers.layers import HIDDEN, batch, parameters
+
+pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
+
+# Two channels at first are outliers by chance, and four from step LOUD on.
+ASKED = {"actions": ["recompute", "compress"], "codecs": "outlier_separated(capacity=2)"}
+LOUD, STEPS = 10, 24
+
+
+def build(plan):
+    """A step whose batch says how loud the channels of its one tag are."""
+    policy = jaxmem.remat_policy(plan)
+
+    def step(p, batch):
+        x, loud = batch
+
+        def block(x, p):
+            up = jaxmem.tag(x @ p["up"] * loud, "up", kind="linear") / loud
+            return x + jnp.tanh(up) * up @ p["down"]
+
+        def loss(p):
+            layer = jax.checkpoint(block, policy=policy, prevent_cse=False)
+            return (jax.lax.scan(lambda x, q: (layer(x, q), None), x, p)[0] ** 2).mean()
+
+        value, gradient = jax.value_and_grad(loss)(p)
+        return jax.tree.map(lambda a, g: a - 0.01 * g, p, gradient), {"loss": value}
+
+    return step
+
+
+def data(number):
+    loud = jnp.ones(HIDDEN).at[jnp.arange(2)].set(20.0)
+    return batch(64, seed=number), loud.at[jnp.arange(4)].set(20.0) if number >= LOUD else loud
+
+
+class Waiting(Rectifier):
+    """One whose plans are ready after the step that asked for them, so that rows are the same in
+    each run.
+    """
+
+    def ready(self, number, left):
+        if self._made is not None:
+            self._made.exception()
+        return super().ready(number, left)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The step as it is."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jaxmem.plan(build, parameters(()), data(1))
+
+
+@pytest.fixture(scope="module")
+def plan(whole):
+    with jax.numpy_dtype_promotion("standard"):
+        budget = int(0.8 * whole.baseline_bytes)
+        return jaxmem.plan(build, parameters(()), data(1), budget=budget, **ASKED)
+
+
+def rectifier(plan, kind=Waiting, **more):
+    return kind(plan, build, parameters(()), data(1), **({"every": 4} | ASKED | more))
+
+
+def run(out, plan, revising, stop=None, step=None, steps=STEPS, **more):
+    def asked(number):
+        if number == stop:
+            raise KeyboardInterrupt
+        return data(number)
+
+    with record(out, resume=True) as found:
+        more = {"save_every": 0} | more
+        first = lambda: parameters(())
+        state = train(
+            step or plan.step, first, asked, steps=steps, run=found, rectifier=revising, **more
+        )
+        found.summary({"config": "a run"})
+    return state
+
+
+def lines(out, name):
+    return [json.loads(line) for line in (out / name).read_text().splitlines()]
+
+
+def test_outliers_without_room_are_given_room(tmp_path, plan):
+    revising = rectifier(plan)
+    state = run(tmp_path / "r", plan, revising)
+    # What was decided, and when.
+    decisions = lines(tmp_path / "r", "decisions.jsonl")
+    swaps = [row for row in decisions if row.get("event") == "swap"]
+    assert len(swaps) == 1, decisions
+    (swap,) = swaps
+    assert swap["taken"]
+    assert "has 4 outliers and room for 2" in swap["why"]
+    assert LOUD <= swap["step"] <= LOUD + 4
+    assert swap["changed"], swap
+    # The plan is the one that planning anew gives.
+    counts = revising.counts
+    assert counts == {"block": {"up": 4}}
+    again = jaxmem.plan(
+        build, parameters(()), data(1), budget=plan.budget_bytes, outliers=counts, **ASKED
+    )
+    assert revising.plan.actions == again.actions != plan.actions
+    assert capacities(again.actions) == {("block", "up"): 4}
+    assert jaxmem.runs.read(tmp_path / "r").plan.actions == again.actions
+    # State and losses are those of the two steps by hand.
+    by_hand, losses = parameters(()), []
+    for number in range(1, STEPS + 1):
+        now = plan if number <= swap["step"] else again
+        by_hand, metrics = now.step(by_hand, data(number))
+        losses.append(float(metrics["loss"]))
+    jax.tree.map(np.testing.assert_array_equal, state, by_hand)
+    metrics = lines(tmp_path / "r", "metrics.jsonl")
+    assert [row["loss"] for row in metrics] == losses
+    # What was counted, at which steps.
+    seen = lines(tmp_path / "r", "outliers.jsonl")
+    assert sorted({row["step"] for row in seen}) == [1, 2, 4, 8, 12, 16, 20, 24]
+    beyond = {row["step"]: row["outliers_beyond_room"] for row in metrics if "outlier_rate" in row}
+    assert beyond[8] == 0 < beyond[12]
+    assert beyond[16] == 0
+
+
+def test_a_run_goes_on_under_the_plan_that_it_had(tmp_path, plan):
+    whole = run(tmp_path / "whole", plan, rectifier(plan))
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", plan, rectifier(plan), stop=19)
+    revising = rectifier(plan)
+    state = run(tmp_path / "cut", plan, revising)
+    jax.tree.map(np.testing.assert_array_equal, state, whole)
+    assert capacities(revising.plan.actions) == {("block", "up"): 4}
+    of = lambda name, out: [
+        {
+            k: v
+            for k, v in row.items()
+            if "seconds" not in k and k not in ("gain", "planning", "most_gained")
+        }
+        for row in lines(tmp_path / out, name)
+    ]
+    assert of("metrics.jsonl", "cut") == of("metrics.jsonl", "whole")
+    assert of("outliers.jsonl", "cut") == of("outliers.jsonl", "whole")
+    events = lambda out: [
+        (r["step"], r["taken"], r.get("event")) for r in of("decisions.jsonl", out)
+    ]
+    assert events("cut") == events("whole")
+
+
+def test_room_that_no_plan_gains_by_is_declined(tmp_path, plan):
+    revising = rectifier(plan)
+    run(tmp_path / "r", plan, revising, steps=8)
+    decisions = lines(tmp_path / "r", "decisions.jsonl")
+    assert [row["taken"] for row in decisions] == [False] * len(decisions)
+    assert decisions
+    assert "no plan could gain as much" in decisions[0]["why"]
+    assert decisions[0]["most_gained"] * decisions[0]["left"] <= decisions[0]["planning"]
+    assert "room is needed as before" in decisions[1]["why"]
+    assert revising.plan is plan
+
+
+class Full(jax.errors.JaxRuntimeError):
+    """What JAX raises where a device has no room."""
+
+
+def short_of_memory(step, times, taken=False):
+    """A step that runs out of memory `times` times in a row, as its state is taken or is not."""
+    left = [times]
+
+    def call(state, x):
+        if left[0]:
+            left[0] -= 1
+            if taken:
+                jax.tree.map(lambda a: a.delete(), state)
+            raise Full("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12 bytes.\nmore")
+        return step(state, x)
+
+    return call
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_step_that_runs_out_of_memory_is_planned_for_less(tmp_path, whole, taken):
+    plan, calls = whole, []
+    revising = Waiting(plan, build, parameters(()), data(1))
+
+    def step(state, x):
+        calls.append(1)
+        if len(calls) == 4:
+            return short_of_memory(plan.step, 1, taken)(state, x)
+        return plan.step(state, x)
+
+    run(tmp_path / "r", plan, revising, step=step, steps=6, keep=3)
+    (row,) = (r for r in lines(tmp_path / "r", "decisions.jsonl") if r.get("event") == "swap")
+    assert row["why"].startswith("out of memory: RESOURCE_EXHAUSTED: Out of memory while")
+    least = min(plan.budget_bytes, plan.compiled_bytes)
+    assert revising.plan.budget_bytes == int(0.9 * least)
+    assert revising.plan.compiled_bytes <= int(0.9 * least)
+    assert len(calls) == 4  # the other plan's step went on
+    assert [row["step"] for row in lines(tmp_path / "r", "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_holds_the_memory_is_told_where_no_plan_takes_less(tmp_path, plan):
+    full = short_of_memory(plan.step, 99)
+    smallest = rectifier(plan)
+    smallest._again.now = lambda *_: (_ for _ in ()).throw(BudgetError("none", least_bytes=7))
+    with pytest.raises(BudgetError, match="step 0 ran out of memory .*no plan takes") as error:
+        run(tmp_path / "r", plan, smallest, step=full)
+    assert "what" in str(error.value)
+    assert "arguments" in str(error.value)
+    assert error.value.least_bytes == 7
+
+
+def test_without_a_rectifier_the_error_says_what_to_do(tmp_path, plan):
+    with pytest.raises(jax.errors.JaxRuntimeError) as error:
+        run(tmp_path / "r", plan, None, step=short_of_memory(plan.step, 1))
+    assert any("give it a rectifier" in note for note in error.value.__notes__)
+
+
+def test_a_plan_whose_steps_are_slower_goes_back(plan):
+    revising = rectifier(plan)
+    for _ in range(SETTLED):
+        revising.told(1.0)
+    revising._swap(plan, "another step")
+    for _ in range(SETTLED - 1):
+        revising.told(1.1)
+    assert revising.ready(50, 9) == (None, [])
+    revising.told(1.1)
+    step, (row,) = revising.ready(51, 9)
+    assert step is plan.step
+    assert (row["median"], row["before"]) == (1.1, 1.0)
+    assert revising.ready(52, 9) == (None, [])
+
+
+def test_tracking_that_takes_too_much_is_left_out(tmp_path, plan):
+    small = jaxmem.plans.Plan(**(vars(plan) | {"budget_bytes": 1000}))
+    revising = rectifier(small)
+    run(tmp_path / "r", small, revising, step=plan.step, steps=4)
+    (row,) = lines(tmp_path / "r", "decisions.jsonl")
+    assert "counting takes" in row["why"]
+    assert "of a budget of 1,000" in row["why"]
+    assert not (tmp_path / "r" / "outliers.jsonl").exists()
+
+
+def test_wrong_arguments_are_refused(plan):
+    with pytest.raises(StepError, match="`every` is 0; expected a number of steps"):
+        rectifier(plan, every=0)
+    divided = jaxmem.plans.Plan(**(vars(plan) | {"divided": "states"}))
+    with pytest.raises(StepError, match="divides states over devices"):
+        rectifier(divided)
+
+
+def test_steps_are_due_at_powers_of_two_and_then_evenly(plan):
+    due = [n for n in range(1, 40) if rectifier(plan, every=8).is_due(n)]
+    assert due == [1, 2, 4, 8, 16, 24, 32]
