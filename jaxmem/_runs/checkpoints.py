@@ -51,7 +51,8 @@ class Checkpoints:
     """`with Checkpoints(folder, keep) as checkpoints: checkpoints.save(step, state, notes)`.
 
     folder: where they lie; it is made.
-    keep: how many are kept, the newest.
+    keep: how many are kept, the newest. Where it is 1, the one before stays until `sound` is
+      called, since what is newest may have been spoilt by the last update before it.
 
     What was saved is on the disk once `wait` returns, or the next `save`. Both raise RunError,
     naming the newest that is whole, where it could not be written.
@@ -60,7 +61,8 @@ class Checkpoints:
     def __init__(self, folder: pathlib.Path, keep: int):
         self.folder, self.keep = folder.absolute(), keep
         self.whole: int | None = None  # the newest step that is on the disk
-        self._pending: concurrent.futures.Future | None = None
+        self.at: int | None = None  # the step that was saved last, or gone back to
+        self._pending: list[concurrent.futures.Future] = []
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "jaxmem-checkpoint")
         self._writer = None
 
@@ -86,14 +88,15 @@ class Checkpoints:
                 self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
             for left in self.folder.glob(f"{WRITING}*"):  # by a process that was killed
                 shutil.rmtree(left)
-            # Later ones are not whole, since the run went on from an earlier one.
+            # Of those after the one that the run went on from, none is of what it did since.
             for later in steps_in(self.folder):
-                if later > step:
+                if self.at is None or later > self.at:
                     _remove(self.folder / f"{later:08d}")
-            self._prune()  # a run may go on with fewer than it had
+            self._prune(max(self.keep, 2))  # a run may go on with fewer than it had
             path.mkdir(parents=True)
             self._writer.save(path / stored.STATE, args=ocp.args.PyTreeSave(arrays))
-        self._pending = self._thread.submit(self._finish, path, step, leaves, dict(notes))
+        self.at = step
+        self._pending = [self._thread.submit(self._finish, path, step, leaves, dict(notes))]
 
     def _finish(self, path: pathlib.Path, step: int, leaves, notes: dict[str, Any]) -> None:
         assert self._writer is not None
@@ -106,18 +109,23 @@ class Checkpoints:
         os.replace(path, whole)
         flush_folder(self.folder)
         self.whole = step
-        self._prune()
+        self._prune(max(self.keep, 2))
 
-    def _prune(self) -> None:
-        for old in steps_in(self.folder)[self.keep :]:
+    def sound(self, step: int) -> None:
+        """Says that what a step made of the state of checkpoint `step` was finite."""
+        if self.keep == 1 and step == self.at and len(self._pending) < 2:
+            self._pending.append(self._thread.submit(self._prune, 1))
+
+    def _prune(self, keep: int) -> None:
+        for old in steps_in(self.folder)[keep:]:
             _remove(self.folder / f"{old:08d}")
 
     def wait(self) -> None:
         """Returns once what was saved is on the disk."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            with _told(self):
-                pending.result()
+        pending, self._pending = self._pending, []
+        with _told(self):
+            for one in pending:
+                one.result()
 
     def newest(self) -> Checkpoint | None:
         """The newest that is whole; of each newer one a warning says what is wrong with it.
@@ -126,6 +134,23 @@ class Checkpoints:
         """
         self.wait()
         steps = steps_in(self.folder)
+        found = self._first_whole(steps)
+        if steps and found is None:
+            raise RunError(
+                f"train: {str(self.folder)!r} holds {len(steps)} checkpoints, and none of them is"
+                " whole; expected one; remove the folder to begin again"
+            )
+        return found
+
+    def before(self, step: int) -> Checkpoint | None:
+        """The newest before a step that is whole, of those that the run came by; None where there
+        is none.
+        """
+        self.wait()
+        past = step - 1 if self.at is None else min(step - 1, self.at)
+        return self._first_whole([one for one in steps_in(self.folder) if one <= past])
+
+    def _first_whole(self, steps: Sequence[int]) -> Checkpoint | None:
         for step in steps:
             path = self.folder / f"{step:08d}"
             try:
@@ -134,16 +159,11 @@ class Checkpoints:
                 warnings.warn(
                     f"train: the checkpoint {str(path)!r} is not used: {error}",
                     JaxmemWarning,
-                    stacklevel=2,
+                    stacklevel=3,
                 )
             else:
-                self.whole = step
+                self.whole = self.at = step
                 return Checkpoint(step, found.notes, path, found.leaves)
-        if steps:
-            raise RunError(
-                f"train: {str(self.folder)!r} holds {len(steps)} checkpoints, and none of them is"
-                " whole; expected one; remove the folder to begin again"
-            )
         return None
 
 

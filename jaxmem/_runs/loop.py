@@ -55,12 +55,14 @@ def train(
         get_state() and set_state() tell and set its position, such as grain's.
       steps: how many there are in all.
       run: what `record` gave, with `resume=True`.
-      save_every: seconds between two checkpoints; one more is made at the end. They are written
-        while training goes on.
-      keep: how many are kept, at least 1.
+      save_every: seconds between two checkpoints; one more is made at the beginning, and one at
+        the end. They are written while training goes on.
+      keep: how many are kept, at least 1. Of a single one, the one before stays until a step after
+        it had finite metrics.
       not_finite: where `loss` or `grad_norm` is not finite, the run goes back to the newest
-        checkpoint, and leaves that step's batch out from then on; its row says `skipped`. As many
-        in a row end the run, and one where there is no checkpoint yet.
+        checkpoint, and leaves that step's batch out from then on; its row says `skipped`. Where as
+        many in a row do not help, the step before them is left out in their place, from a
+        checkpoint before it, which is done one time less than this; after that the run ends.
       settings: what must be the same when the run goes on, as JSON.
       each: `each(step, row)` is called with each row as it is written; again for a step that is
         done again. `run.kept` has those of the steps that were done before.
@@ -141,6 +143,7 @@ class _Loop:
         self.done, self.skipped = 0, []
         self._waiting: collections.deque = collections.deque()
         self._last: tuple[int, float] | None = None
+        self._causes: set[int] = set()  # steps left out for what came after them
 
     def start(self, state, steps: int, owned: bool) -> None:
         """Begins with a state, or goes on from the newest checkpoint, in its place. `owned`: nobody
@@ -151,8 +154,9 @@ class _Loop:
             raise RunError("train: `state` holds no array with a value; expected what is trained")
         self._like, self.state = [(path, _where(leaf)) for path, leaf in leaves], state
         found = self.checkpoints.newest()
-        if found is None:
+        if found is None or not found.step:  # nothing was done, so that it may begin otherwise
             self.run.rows_until(0)
+            self._checkpoint()  # for a loss that is not finite before the first save
             return
         self._check(found)
         if found.step > steps:
@@ -200,6 +204,8 @@ class _Loop:
                         self._save()
                         saved = time.monotonic()
                 self._save()
+                if self.done == steps:
+                    self.checkpoints.sound(steps)  # no step comes that would say so
                 self.checkpoints.wait()
             except _NotFinite as found:
                 self._leave_out(found, not_finite)
@@ -231,6 +237,7 @@ class _Loop:
             if not all(math.isfinite(row.get(name, 0.0)) for name in WATCHED):
                 raise _NotFinite(number, row)
             self._waiting.popleft()
+            self.checkpoints.sound(number - 1)
             self._write(number, row | self._seconds(number))
 
     def _write(self, number: int, row: Mapping[str, float]) -> None:
@@ -248,8 +255,10 @@ class _Loop:
         """Saves the state, once the rows of all steps before it are on the disk."""
         self._read(0)
         self.run.flush()
-        if self.checkpoints.whole == self.done:
-            return
+        if self.checkpoints.at != self.done:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
         notes = {
             "settings": self.settings,
             "position": self.data.position,
@@ -260,17 +269,27 @@ class _Loop:
     def _leave_out(self, found: _NotFinite, not_finite: int) -> None:
         """Goes back to before a step whose metrics are not finite, and leaves it out from then on.
 
-        Raises NotFiniteError where that cannot help.
+        Where so many in a row were left out in vain, the update of the step before them has spoilt
+        the state, and what was saved of it: its own metrics could not tell. Then that step is left
+        out in their place. Raises NotFiniteError where this does not help either, or has happened
+        too often.
         """
-        number, newest = found.number, self.checkpoints.newest()
-        skipped = {*self.skipped, number}
-        row = next((n for n in range(1, not_finite) if number - n not in skipped), not_finite)
-        if newest is None or row >= not_finite:
+        skipped = {*self.skipped, found.number}
+        first = next(n for n in range(found.number, 0, -1) if n - 1 not in skipped)
+        cause, row = first, range(first, found.number + 1)
+        if len(row) >= not_finite:
+            cause = first - 1
+            skipped = {*skipped, cause}.difference(row)
+        in_vain = first in self._causes or len(self._causes) >= not_finite - 1
+        hopeless = cause < first and in_vain
+        to = self.checkpoints.before(first if hopeless else cause)
+        if hopeless or to is None:
             said = " and ".join(f"the {k} is {found.row[k]}" for k in WATCHED if k in found.row)
-            whole = f"that of step {newest.step} is whole" if newest else "there is none yet"
+            whole = f"that of step {to.step} is whole" if to else "none from before is whole"
             raise NotFiniteError(
-                f"train: step {number}: {said}, for the {row}. step in a row; of the checkpoints"
-                f" {whole}"
+                f"train: step {found.number}: {said}, for the {len(row)}. step in a row; of the"
+                f" checkpoints {whole}"
             ) from None
-        self._back(newest)
+        self._causes |= {cause} - {first}
+        self._back(to)
         self.skipped = sorted(skipped)

@@ -1,5 +1,6 @@
 """A run that stopped goes on where it was, bit for bit."""
 
+import json
 import os
 
 import pytest
@@ -24,11 +25,23 @@ def test_a_run_that_failed_goes_on_bit_for_bit(tmp_path, whole, at):
     assert sorted(p.name for p in out.iterdir()) == ["checkpoints", "metrics.jsonl", "summary.json"]
 
 
-def test_without_a_checkpoint_it_begins_again(tmp_path, whole):
+def test_where_nothing_is_saved_but_the_beginning_it_begins_again(tmp_path, whole):
+    """With other settings too."""
     out = tmp_path / "out"
     with pytest.raises(Stop):
-        run(out, stop=(3, Stop()), save_every=1e6)
-    assert run(out) == whole[1]
+        run(out, stop=(3, Stop()), save_every=1e6, settings={"rate": 1})
+    assert checkpoints(unfinished(out)) == [0]
+    assert run(out, settings={"rate": 2}) == whole[1]
+    assert rows(out) == whole[0]
+
+
+def test_what_is_saved_first_is_of_the_settings_that_it_began_with_last(tmp_path, whole):
+    out = tmp_path / "out"
+    for rate in (1, 2):
+        with pytest.raises(Stop):
+            run(out, stop=(2, Stop()), save_every=1e6, settings={"rate": rate})
+    notes = json.loads((unfinished(out) / "checkpoints/00000000/manifest.json").read_text())
+    assert notes["notes"]["settings"] == {"rate": 2}
 
 
 def test_rows_of_steps_that_are_done_again_are_let_go_and_torn_ones_too(tmp_path, whole):

@@ -35,7 +35,7 @@ class Toy:
         return result
 
     def step(self, state, batch):
-        loss = self.stops.get("loss", 1.0) if state == 1 else 2.0
+        loss = self.stops.get("loss", 1.0 if state == 1 else 2.0)
         return state + 1, {"loss": loss, "grad_norm": 1.0, "image": [batch]}
 
     @property
@@ -51,7 +51,6 @@ class Toy:
             told=lambda found: {"validation loss": f"{found['val_loss']:.1f}"},
             unit="things",
             count=lambda config: 10,
-            unmeasured={"val_loss": None},
             remedy="be patient",
         )
 
@@ -68,7 +67,7 @@ def test_a_run_checks_reads_prepares_trains_and_evaluates(tmp_path, capsys):
     assert found.summary == json.loads(json.dumps(summary))
     assert (found.name, found.losses) == ("toy", ((1.0, 2.0), (2.0, 1.0), (3.0, 2.0)))
     expected = {"val_loss": 3.0, "steps": 3, "first_loss": 2.0, "final_loss": 2.0}
-    expected |= {"interrupted": False, "command": "make toy", "data": "all of the data"}
+    expected |= {"command": "make toy", "data": "all of the data"}
     expected |= {"compiled_bytes": 7, "settings": CONFIG.model_dump()}
     assert {key: summary[key] for key in expected} == expected
     assert summary["things_per_second"] > 0
@@ -86,10 +85,7 @@ def test_a_run_that_ends_before_its_first_step_leaves_nothing(where, error, tmp_
     with pytest.raises(type(error), match="of mine"):
         toy.run(tmp_path / "out")
     assert toy.calls[-1] == where
-    if where != "first_state" or isinstance(error, InputError):
-        assert list(tmp_path.iterdir()) == []
-    else:  # the plan was made, and training has begun
-        assert runs.read(tmp_path / "out").summary["steps"] == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_config_that_no_run_can_use_is_told_before_the_folder_is_looked_at(tmp_path):
@@ -116,22 +112,18 @@ def test_a_run_that_diverges_leaves_the_earlier_one_and_names_its_rows(stops, tm
     (rows,) = tmp_path.glob("unfinished-*/metrics.jsonl")
     last = capsys.readouterr().err.splitlines()[-1]
     assert "loss is nan" in last
-    if "loss" in stops:
-        assert last.endswith(f"; rows until then are in {rows}")
-    else:  # the training has ended, and is saved
-        assert last.endswith(f"; the run goes on from its last checkpoint, in {rows.parent}")
-    assert len(rows.read_text().splitlines()) == (1 if "loss" in stops else 3)
+    assert last.endswith(f"; the run goes on from its last checkpoint, in {rows.parent}")
+    assert len(rows.read_text().splitlines()) == (2 if "loss" in stops else 3)
 
 
-def test_an_interrupted_run_appears_with_the_steps_that_it_did(tmp_path, capsys):
-    """Where nothing was saved from which it could go on."""
+def test_an_interrupt_of_no_signal_leaves_the_earlier_run_and_what_was_saved(tmp_path, capsys):
     Toy().run(tmp_path, command="the first")
     toy = Toy(**{"batch 3": KeyboardInterrupt()})
     assert cli.exit_code(lambda: toy.run(tmp_path, overwrite=True, command="the second")) == 130
-    found = runs.read(tmp_path).summary
-    assert (found["command"], found["interrupted"], found["steps"]) == ("the second", True, 2)
-    assert found["val_loss"] is None
-    assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
+    assert runs.read(tmp_path).summary["command"] == "the first"
+    assert "goes on from its last checkpoint" in capsys.readouterr().err.splitlines()[-1]
+    (rows,) = tmp_path.glob("unfinished-*/metrics.jsonl")
+    assert len(rows.read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
