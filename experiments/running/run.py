@@ -90,9 +90,9 @@ def run(
             state = train(experiment, config, data, ready, results, record)
         found = experiment.evaluate(config, state, data)
         summary = {"config": name, "settings": config.model_dump(), "data": said}
-        summary |= course([*results.kept, *rows.values()]) | found | of_step(ready)
+        unit, count = experiment.unit, experiment.count(config)
+        summary |= course([*results.kept, *rows.values()], unit, count) | found | of_step(ready)
         summary |= {
-            f"{experiment.unit}_per_second": progress.speed,
             "seconds": time.perf_counter() - begun,
             "jax_version": jax.__version__,
             "command": command,
@@ -126,6 +126,7 @@ def train(
             run=results,
             save_every=config.train.save_every,
             settings=lasting(config.model_dump()),
+            units={experiment.unit: experiment.count(config)},
             each=record,
         )
     except jaxmem.errors.NotFiniteError as error:

@@ -14,6 +14,7 @@ import jax
 from jaxmem._runs.checkpoints import Checkpoint, Checkpoints
 from jaxmem._runs.positions import Data, as_json
 from jaxmem._runs.record import CHECKPOINTS, Record
+from jaxmem._runs.rows import Measured, numbers
 from jaxmem._runs.signals import Asked, Interrupted, held
 from jaxmem.errors import NotFiniteError, RunError
 
@@ -31,9 +32,11 @@ def train(
     keep: int = 2,
     not_finite: int = 3,
     settings: Mapping[str, Any] | None = None,
+    units: Mapping[str, float] | None = None,
     each: Callable[[int, Mapping[str, float | None]], None] | None = None,
 ) -> Any:
-    """The state after `steps` steps, of which each has a row in the run's folder.
+    """The state after `steps` steps, of which each has a row in the run's folder: its metrics, the
+    `step_seconds` that it took, and `peak_bytes` where devices tell.
 
         with jaxmem.runs.record("runs/mine", resume=True) as run:
             state = jaxmem.runs.train(plan.step, init, batch_of, steps=1000, run=run)
@@ -64,6 +67,8 @@ def train(
         many in a row do not help, the step before them is left out in their place, from a
         checkpoint before it, which is done one time less than this; after that the run ends.
       settings: what must be the same when the run goes on, as JSON.
+      units: how many a step has of what, such as `{"tokens": 4096}`, which gives the rows
+        `tokens_per_second`.
       each: `each(step, row)` is called with each row as it is written; again for a step that is
         done again. `run.kept` has those of the steps that were done before.
 
@@ -91,7 +96,8 @@ def train(
     lasting = as_json(dict(settings or {}), "`settings` is")
     with held() as asked:
         with Checkpoints(run.path / CHECKPOINTS, keep) as checkpoints:
-            loop = _Loop(step, Data(data), run, checkpoints, lasting, each, asked)
+            measured = Measured(units or {})
+            loop = _Loop(step, Data(data), run, checkpoints, lasting, measured, each, asked)
             # A function, and no tree that can be called, such as a model.
             is_function = callable(state) and jax.tree_util.all_leaves([state])
             loop.start(state() if is_function else state, steps, owned=is_function)
@@ -100,18 +106,6 @@ def train(
         if asked.number is not None:
             raise Interrupted(f"the run was asked to end after step {loop.done}", asked.number)
         return loop.state
-
-
-def _number(value: Any) -> float | None:
-    """A metric as a number; None for what is none, such as an image or a text."""
-    if value is None or isinstance(value, str | bytes | Mapping | list | tuple):
-        return None
-    if getattr(value, "size", 1) != 1:
-        return None
-    try:
-        return float(value.reshape(()) if getattr(value, "ndim", 0) else value)
-    except (TypeError, ValueError):
-        return None
 
 
 def _where(leaf):
@@ -135,14 +129,21 @@ class _Loop:
     """A run while it goes on: `state` is that after step `done`; `skipped` were left out."""
 
     def __init__(
-        self, step, data: Data, run: Record, checkpoints: Checkpoints, settings, each, asked: Asked
+        self,
+        step,
+        data: Data,
+        run: Record,
+        checkpoints: Checkpoints,
+        settings,
+        measured: Measured,
+        each,
+        asked: Asked,
     ):
         self.step, self.data, self.run, self.checkpoints = step, data, run, checkpoints
-        self.settings, self.each, self.asked = settings, each, asked
+        self.settings, self.measured, self.each, self.asked = settings, measured, each, asked
         self.state: Any = None
         self.done, self.skipped = 0, []
         self._waiting: collections.deque = collections.deque()
-        self._last: tuple[int, float] | None = None
         self._causes: set[int] = set()  # steps left out for what came after them
 
     def start(self, state, steps: int, owned: bool) -> None:
@@ -189,7 +190,7 @@ class _Loop:
         self.done, self.skipped = to.step, list(to.notes["skipped"])
         self.data.go(to.notes["position"])
         self._waiting.clear()
-        self._last = None
+        self.measured.begin()
         return self.run.rows_until(to.step)
 
     def go_on(self, steps: int, save_every: float, not_finite: int) -> None:
@@ -232,24 +233,17 @@ class _Loop:
         """Reads the metrics of all steps but the last `behind`, which waits for them."""
         while len(self._waiting) > behind:
             number, metrics = self._waiting[0]
-            found = {str(name): _number(value) for name, value in metrics.items()}
-            row = {name: value for name, value in found.items() if value is not None}
+            row = numbers(metrics)
             if not all(math.isfinite(row.get(name, 0.0)) for name in WATCHED):
                 raise _NotFinite(number, row)
             self._waiting.popleft()
             self.checkpoints.sound(number - 1)
-            self._write(number, row | self._seconds(number))
+            self._write(number, row | self.measured(number))
 
     def _write(self, number: int, row: Mapping[str, float]) -> None:
         self.run.row(number, **row)
         if self.each is not None:
             self.each(number, row)
-
-    def _seconds(self, number: int) -> dict[str, float]:
-        """What a step took since the metrics before were read; the first has none before it."""
-        now, last = time.perf_counter(), self._last
-        self._last = number, now
-        return {} if last is None else {"step_seconds": (now - last[1]) / (number - last[0])}
 
     def _save(self) -> None:
         """Saves the state, once the rows of all steps before it are on the disk."""

@@ -107,7 +107,7 @@ class Record:
         Arguments:
           fields: anything that JSON has a word for. `jaxmem report` shows `config` (the run's
             name), `command`, `val_loss`, `first_loss`, `final_loss`, `steps`, `compiled_bytes`,
-            `baseline_bytes` and `tokens_per_second`.
+            `baseline_bytes`, `peak_bytes` and `tokens_per_second`.
         """
         with told(self.folder):
             write_json(self.path / SUMMARY, _without_nan(dict(fields)))

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 
 import pytest
 
@@ -16,10 +17,14 @@ from experiments.running.planning import Ready
 from experiments.running.run import Experiment, run
 from experiments.running.shown import Progress, table
 from jaxmem import runs
-from jaxmem._runs import loop
+from jaxmem.runs import Interrupted
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.core]
 CONFIG = load("gpt_nano", ["train.steps=3", "train.log_every=2"])
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 class Toy:
@@ -221,9 +226,35 @@ class Waits:
 
 def test_a_run_takes_its_time_when_the_loss_was_read(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     toy = Toy()
     toy.step = lambda state, batch: (state + 1, {"loss": Waits(now, state + 1.0), "grad_norm": 1.0})
     summary = toy.run(tmp_path / "out")
     assert runs.read(tmp_path / "out").paces == ((2.0, 2.0), (3.0, 3.0))
     assert summary["step_seconds"] == 2.5
+    assert summary["things_per_second"] == 10 * 2 / 5
+    assert [row.get("things_per_second") for row in rows(tmp_path / "out")] == [None, 5, 10 / 3]
+
+
+def test_a_runs_speed_is_that_of_all_its_steps(tmp_path, monkeypatch):
+    """Those before it was stopped too."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def toy(**stops):
+        made = Toy(**stops)
+        step = lambda state, batch: (state + 1, {"loss": Waits(now, 4.0 if stops else 1.0)})
+        made.step = step
+        return made
+
+    stopped = toy(**{"batch 4": Interrupted("of mine", 15)})
+    config = load("gpt_nano", ["train.steps=6", "train.save_every=0"])
+    with pytest.raises(Interrupted, match="of mine"):
+        run(stopped.experiment, config, tmp_path, name="toy")
+    (left,) = tmp_path.glob("unfinished-*")
+    kept = [row.get("step_seconds") for row in rows(left)]
+    summary = run(toy().experiment, config, tmp_path, name="toy")
+    seconds = [row["step_seconds"] for row in rows(tmp_path) if "step_seconds" in row]
+    assert [one for one in kept if one] == seconds[:2] == [4.0, 4.0]
+    assert seconds[2:] == [1.0, 1.0]
+    assert summary["things_per_second"] == 10 * 4 / 10
