@@ -11,14 +11,15 @@ from typing import Any
 
 import jax
 
-from jaxmem._runs.checkpoints import Checkpoint, Checkpoints
+from jaxmem._core.warn import warn
+from jaxmem._runs.checkpoints import CHECKPOINTS, Checkpoint, Checkpoints
 from jaxmem._runs.positions import Data, as_json
-from jaxmem._runs.record import CHECKPOINTS, Record
-from jaxmem._runs.rows import Measured, numbers
+from jaxmem._runs.record import Record
+from jaxmem._runs.rows import Best, Measured, numbers
 from jaxmem._runs.signals import Asked, Interrupted, held
+from jaxmem._runs.skips import NotFinite, attempt, watch
+from jaxmem._runs.stored import shape
 from jaxmem.errors import NotFiniteError, RunError
-
-WATCHED = ("loss", "grad_norm")  # the metrics that must be finite
 
 
 def train(
@@ -30,6 +31,7 @@ def train(
     run: Record,
     save_every: float = 60.0,
     keep: int = 2,
+    best: str | None = None,
     not_finite: int = 3,
     settings: Mapping[str, Any] | None = None,
     units: Mapping[str, float] | None = None,
@@ -62,6 +64,9 @@ def train(
         the end. They are written while training goes on.
       keep: how many are kept, at least 1. Of a single one, the one before stays until a step after
         it had finite metrics.
+      best: a metric; the checkpoint with its least value is kept beside those. That of a checkpoint
+        is in the row of its step; one whose row has none is never the best. After a step that has
+        it while the step before had none the run saves at once, if it is the least so far.
       not_finite: where `loss` or `grad_norm` is not finite, the run goes back to the newest
         checkpoint, and leaves that step's batch out from then on; its row says `skipped`. Where as
         many in a row do not help, the step before them is left out in their place, from a
@@ -95,7 +100,7 @@ def train(
     run.trained = True
     lasting = as_json(dict(settings or {}), "`settings` is")
     with held() as asked:
-        with Checkpoints(run.path / CHECKPOINTS, keep) as checkpoints:
+        with Checkpoints(run.path / CHECKPOINTS, keep, best) as checkpoints:
             measured = Measured(units or {})
             loop = _Loop(step, Data(data), run, checkpoints, lasting, measured, each, asked)
             # A function, and no tree that can be called, such as a model.
@@ -105,24 +110,12 @@ def train(
             loop.go_on(steps, save_every, not_finite)
         if asked.number is not None:
             raise Interrupted(f"the run was asked to end after step {loop.done}", asked.number)
+        if best is not None and loop.best.least == math.inf:
+            warn(
+                f"train: `best` is {best!r}, and no checkpoint's row has a finite number of that"
+                " name; expected one of the step's metrics"
+            )
         return loop.state
-
-
-def _where(leaf):
-    """The shape of an array and where it lies; numbers and NumPy's arrays are what they are."""
-    if not isinstance(leaf, jax.Array):
-        return leaf
-    if getattr(leaf, "weak_type", False) and not leaf.shape:
-        return leaf.item()  # which is made a weak array again
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-
-
-class _NotFinite(Exception):
-    """The metrics of step `number` are not finite."""
-
-    def __init__(self, number: int, row: Mapping[str, float]):
-        super().__init__()
-        self.number, self.row = number, row
 
 
 class _Loop:
@@ -140,6 +133,7 @@ class _Loop:
         asked: Asked,
     ):
         self.step, self.data, self.run, self.checkpoints = step, data, run, checkpoints
+        self.best = Best(checkpoints.best)
         self.settings, self.measured, self.each, self.asked = settings, measured, each, asked
         self.state: Any = None
         self.done, self.skipped = 0, []
@@ -153,7 +147,7 @@ class _Loop:
         leaves, self._structure = jax.tree.flatten_with_path(state)
         if not any(getattr(leaf, "size", 1) for _, leaf in leaves):
             raise RunError("train: `state` holds no array with a value; expected what is trained")
-        self._like, self.state = [(path, _where(leaf)) for path, leaf in leaves], state
+        self._like, self.state = [(path, shape(leaf)) for path, leaf in leaves], state
         found = self.checkpoints.newest()
         if found is None or not found.step:  # nothing was done, so that it may begin otherwise
             self.run.rows_until(0)
@@ -191,6 +185,7 @@ class _Loop:
         self.data.go(to.notes["position"])
         self._waiting.clear()
         self.measured.begin()
+        self.best.begin(self.checkpoints.least(to.step))
         return self.run.rows_until(to.step)
 
     def go_on(self, steps: int, save_every: float, not_finite: int) -> None:
@@ -199,7 +194,10 @@ class _Loop:
             try:
                 while self.done < steps and self.asked.number is None:
                     self._one()
-                    due = time.monotonic() - saved >= save_every and self.done < steps
+                    if self.best.rare:
+                        self._read(0)
+                    due = time.monotonic() - saved >= save_every or self.best.is_least
+                    due = due and self.done < steps
                     # Not after a step that was left out: what made it so may be in the state.
                     if due and self.done not in self.skipped:
                         self._save()
@@ -208,10 +206,10 @@ class _Loop:
                 if self.done == steps:
                     self.checkpoints.sound(steps)  # no step comes that would say so
                 self.checkpoints.wait()
-            except _NotFinite as found:
+            except NotFinite as found:
                 self._leave_out(found, not_finite)
             except KeyboardInterrupt:
-                with contextlib.suppress(_NotFinite):
+                with contextlib.suppress(NotFinite):
                     self._read(0)  # of the steps that were done
                 raise
             else:
@@ -225,6 +223,7 @@ class _Loop:
             self._write(number, {"skipped": 1.0})
         else:
             self.state, metrics = self.step(self.state, batch)
+            self.best.done(metrics)
             self._waiting.append((number, metrics))
             self._read(1)
         self.done = number
@@ -234,13 +233,13 @@ class _Loop:
         while len(self._waiting) > behind:
             number, metrics = self._waiting[0]
             row = numbers(metrics)
-            if not all(math.isfinite(row.get(name, 0.0)) for name in WATCHED):
-                raise _NotFinite(number, row)
+            watch(number, row)
             self._waiting.popleft()
             self.checkpoints.sound(number - 1)
             self._write(number, row | self.measured(number))
 
     def _write(self, number: int, row: Mapping[str, float]) -> None:
+        self.best.read(row)
         self.run.row(number, **row)
         if self.each is not None:
             self.each(number, row)
@@ -257,33 +256,22 @@ class _Loop:
             "settings": self.settings,
             "position": self.data.position,
             "skipped": self.skipped,
+            "best": self.best.noted(),
         }
         self.checkpoints.save(self.done, self.state, notes)
 
-    def _leave_out(self, found: _NotFinite, not_finite: int) -> None:
-        """Goes back to before a step whose metrics are not finite, and leaves it out from then on.
-
-        Where so many in a row were left out in vain, the update of the step before them has spoilt
-        the state, and what was saved of it: its own metrics could not tell. Then that step is left
-        out in their place. Raises NotFiniteError where this does not help either, or has happened
-        too often.
+    def _leave_out(self, found: NotFinite, not_finite: int) -> None:
+        """Goes back to before a step whose metrics are not finite, and leaves it out from then on,
+        or what seems to be the cause. Raises NotFiniteError where nothing is left to try.
         """
-        skipped = {*self.skipped, found.number}
-        first = next(n for n in range(found.number, 0, -1) if n - 1 not in skipped)
-        cause, row = first, range(first, found.number + 1)
-        if len(row) >= not_finite:
-            cause = first - 1
-            skipped = {*skipped, cause}.difference(row)
-        in_vain = first in self._causes or len(self._causes) >= not_finite - 1
-        hopeless = cause < first and in_vain
-        to = self.checkpoints.before(first if hopeless else cause)
-        if hopeless or to is None:
-            said = " and ".join(f"the {k} is {found.row[k]}" for k in WATCHED if k in found.row)
+        tried = attempt(found.number, self.skipped, self._causes, not_finite)
+        to = self.checkpoints.before(tried.cause or tried.first)
+        if tried.cause is None or to is None:
             whole = f"that of step {to.step} is whole" if to else "none from before is whole"
             raise NotFiniteError(
-                f"train: step {found.number}: {said}, for the {len(row)}. step in a row; of the"
-                f" checkpoints {whole}"
+                f"train: step {found.number}: {found.said}, for the {tried.count}. step in a row;"
+                f" of the checkpoints {whole}"
             ) from None
-        self._causes |= {cause} - {first}
+        self._causes |= {tried.cause} - {tried.first}
         self._back(to)
-        self.skipped = sorted(skipped)
+        self.skipped = sorted(tried.skipped)

@@ -68,6 +68,32 @@ def verified(folder: pathlib.Path, step: int) -> Manifest:
 
     Raises ValueError, which says what differs, if they are not; OSError if they cannot be read.
     """
+    data = _read(folder, step)
+    there, listed = _files(folder), data["files"]
+    for name in sorted(listed.keys() ^ there.keys()):
+        raise ValueError(f"{name}: it is {'missing' if name in listed else 'not of it'}")
+    for name, path in sorted(there.items()):
+        if list(_sum(path)) != listed[name]:
+            raise ValueError(f"{name}: its bytes are not those that were written")
+    leaves = tuple(
+        Leaf(leaf["path"], tuple(leaf["shape"]), leaf["dtype"], leaf["key"], leaf["kind"])
+        for leaf in data["leaves"]
+    )
+    return Manifest(step, leaves, data["notes"])
+
+
+def notes(folder: pathlib.Path, step: int) -> Mapping[str, Any]:
+    """What was noted with the checkpoint of that step, whose other files are not looked at; nothing
+    where its manifest cannot be read.
+    """
+    try:
+        return _read(folder, step)["notes"]
+    except (ValueError, OSError, KeyError):
+        return {}
+
+
+def _read(folder: pathlib.Path, step: int) -> dict[str, Any]:
+    """What the manifest says, which must be of that step."""
     try:
         data = read_json(folder / NAME)
     except FileNotFoundError:
@@ -80,17 +106,7 @@ def verified(folder: pathlib.Path, step: int) -> Manifest:
         raise ValueError(f"{NAME}: its schema is {data.get('schema')!r}; expected {_SCHEMA}")
     if data["step"] != step:
         raise ValueError(f"{NAME}: it is that of step {data['step']}")
-    there, listed = _files(folder), data["files"]
-    for name in sorted(listed.keys() ^ there.keys()):
-        raise ValueError(f"{name}: it is {'missing' if name in listed else 'not of it'}")
-    for name, path in sorted(there.items()):
-        if list(_sum(path)) != listed[name]:
-            raise ValueError(f"{name}: its bytes are not those that were written")
-    leaves = tuple(
-        Leaf(leaf["path"], tuple(leaf["shape"]), leaf["dtype"], leaf["key"], leaf["kind"])
-        for leaf in data["leaves"]
-    )
-    return Manifest(step, leaves, data["notes"])
+    return data
 
 
 def _files(folder: pathlib.Path) -> dict[str, pathlib.Path]:

@@ -10,11 +10,9 @@ from typing import Any
 from jaxmem._core.files import write_json, write_whole
 from jaxmem._memory.explanation import Explanation
 from jaxmem._plan.plan import Plan
-from jaxmem._runs.checkpoints import steps_in
+from jaxmem._runs.checkpoints import CHECKPOINTS, steps_in
 from jaxmem._runs.lock import told
 from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SUMMARY
-
-CHECKPOINTS = "checkpoints"
 
 
 class Record:

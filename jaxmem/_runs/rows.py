@@ -1,5 +1,6 @@
 """What the row of a step says: its metrics as numbers, and what was measured beside them."""
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -57,6 +58,44 @@ class Measured:
         units = self._units.items() if seconds else ()
         rates = {f"{name}_per_second": count / seconds for name, count in units}
         return {"step_seconds": seconds} | rates | _peak()
+
+
+class Best:
+    """Follows a metric, of which a step may have a value or none.
+
+    name: the metric; None where none is followed.
+    least: the least value that a checkpoint was noted with; infinite before there is one.
+    rare: whether the last step that was done has it, and the one before had none.
+    """
+
+    def __init__(self, name: str | None):
+        self.name = name
+        self.begin(math.inf)
+
+    def begin(self, least: float) -> None:
+        """Goes on where the checkpoints' least value is this."""
+        self.least, self.rare = least, False
+        self._value, self._has = math.inf, False
+
+    def done(self, metrics: Mapping[str, Any]) -> None:
+        """A step was done, whose metrics need not be there yet."""
+        had, self._has = self._has, self.name in metrics
+        self.rare = self._has and not had
+
+    def read(self, row: Mapping[str, float]) -> None:
+        """The next step's row was written."""
+        value = row.get(str(self.name), math.inf)
+        self._value = value if math.isfinite(value) else math.inf
+
+    @property
+    def is_least(self) -> bool:
+        """Whether the last row has a rare value that is the least so far."""
+        return self.rare and self._value < self.least
+
+    def noted(self) -> dict[str, float]:
+        """What a checkpoint notes: the value in the last row, by its name."""
+        self.least = min(self.least, self._value)
+        return {} if self.name is None or self._value == math.inf else {self.name: self._value}
 
 
 def _peak() -> dict[str, float]:

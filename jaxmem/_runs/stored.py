@@ -28,6 +28,15 @@ def orbax():
     return orbax.checkpoint
 
 
+def shape(leaf):
+    """The shape of an array and where it lies; numbers and NumPy's arrays are what they are."""
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    if getattr(leaf, "weak_type", False) and not leaf.shape:
+        return leaf.item()  # which is made a weak array again
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+
 def taken(state) -> tuple[dict[str, Any], tuple[Leaf, ...]]:
     """A state's arrays by number, and what they are. Empty arrays are told, but not stored."""
     arrays, leaves = {}, []

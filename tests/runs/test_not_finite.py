@@ -40,7 +40,7 @@ def test_steps_in_a_row_that_are_not_finite_end_it(tmp_path):
     message = r"step 5: the loss is \w+ .*3\. step in a row; of the checkpoints that of step 2 is"
     with pytest.raises(NotFiniteError, match=message):
         run(tmp_path / "a", data=worse(4, 5, 6))
-    with pytest.raises(NotFiniteError, match=r"step 3: .* of the checkpoints none from before is"):
+    with pytest.raises(NotFiniteError, match=r"step 3: .* of the checkpoints that of step 0 is"):
         run(tmp_path / "b", data=worse(1, 2, 3))
     with pytest.raises(NotFiniteError, match=r"step 4: .*for the 1\. step in a row; .* of step 3"):
         run(tmp_path / "c", data=worse(4), not_finite=1)
