@@ -20,6 +20,7 @@ from jaxmem._runs.checkpoints import (
 )
 from jaxmem._runs.lock import locked, told
 from jaxmem._runs.manifest import NAME as MANIFEST
+from jaxmem._runs.manifest import is_stray
 from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SUMMARY
 from jaxmem._runs.record import Record, is_durable
 from jaxmem._runs.signals import Interrupted, raised
@@ -176,7 +177,8 @@ def _is_ours(folder: pathlib.Path) -> bool:
     path = folder / CHECKPOINTS
     if path.is_symlink() or not path.is_dir():
         return False
-    whole = [p for p in path.iterdir() if not p.name.startswith(WRITING)]
+    names = (p for p in path.iterdir() if not is_stray(p.name))
+    whole = [p for p in names if not p.name.startswith(WRITING)]
     # orbax's own managers name folders by steps too, so that names alone do not tell.
     named = all(is_name(p.name) for p in whole)
     return named and (not whole or any((p / MANIFEST).exists() for p in whole))

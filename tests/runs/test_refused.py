@@ -63,6 +63,14 @@ def test_other_settings_or_another_state_are_refused(tmp_path):
     assert isinstance(run(out, settings={"rate": 0.1}), str)
 
 
+def test_a_file_of_the_operating_system_among_checkpoints_is_no_mark_of_anothers(tmp_path):
+    out = tmp_path / "out"
+    run(out)
+    (out / "checkpoints" / ".DS_Store").write_text("of the system")
+    with record(out, resume=True, overwrite=True) as found:
+        assert not found.resumed
+
+
 @pytest.mark.parametrize("name", ["mine", "100/mine", "00000100/mine"])
 def test_checkpoints_of_somebodys_own_are_left_alone(tmp_path, name):
     """Those of orbax's managers too, which are named by their steps."""

@@ -57,6 +57,20 @@ def test_rows_of_steps_that_are_done_again_are_let_go_and_torn_ones_too(tmp_path
     assert seen == [6, 7, 8]
 
 
+@pytest.mark.parametrize("line", [b'{"step": 2, "lo\n', b"\xff\n", b"[1]\n", b'{"loss": 1.0}\n'])
+def test_a_row_that_is_none_is_told_and_those_after_it_stay(tmp_path, whole, line):
+    out = tmp_path / "out"
+    with pytest.raises(Stop):
+        run(out, stop=(6, Stop()))
+    path = unfinished(out) / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], line, *lines[2:]]))
+    said = r"line 2 of '.*out/unfinished-.*/metrics.jsonl' is no row of a step"
+    with pytest.warns(JaxmemWarning, match=said):
+        run(out)
+    assert rows(out) == [whole[0][0], *whole[0][2:]]
+
+
 def test_it_goes_on_from_the_one_before_where_the_newest_was_changed(tmp_path, whole):
     out = tmp_path / "out"
     with pytest.raises(Stop):

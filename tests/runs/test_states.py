@@ -42,6 +42,13 @@ STATES = {
         ),
         lambda: {"w": jnp.ones(3, jnp.bfloat16), "by": jnp.asarray(1.01)},
     ),
+    "arrays of a weak type": (
+        lambda s, b: (
+            {"w": s["w"] * s["by"] + b.astype(jnp.bfloat16), "by": s["by"] * 1.01},
+            {"loss": jnp.sum(s["w"]).astype(jnp.float32)},
+        ),
+        lambda: {"w": jnp.ones(3, jnp.bfloat16), "by": jnp.full(3, 1.01)},
+    ),
     "a metric with the name of the step": (
         lambda s, b: (s + b, {"loss": b, "step": b * 1000, "text": None}),
         lambda: jnp.zeros(()),
