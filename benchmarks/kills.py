@@ -58,7 +58,8 @@ def rows_of(folder: pathlib.Path) -> list[dict]:
     path, found = folder / "metrics.jsonl", []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
-            found.append({k: v for k, v in json.loads(line).items() if k != "step_seconds"})
+            row = json.loads(line)
+            found.append({k: v for k, v in row.items() if not k.endswith(("_seconds", "_second"))})
         except ValueError:
             break
     return found

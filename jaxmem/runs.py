@@ -3,11 +3,15 @@ plan.json, checkpoints and a page.
 
 `record` writes them while a run goes on, so that they appear when it ends, and no earlier run is
 lost to one that fails. `train` is the loop; `Interrupted` is how a signal ends it. `read` reads the
-results; `jaxmem report` draws them. `Rectifier` revises a plan while its model trains.
+results, `newest` and `best` a checkpoint; `jaxmem report` draws them. `Rectifier` revises a plan
+while its model trains.
 """
 
 from jaxmem._core.files import write_whole as write_whole
 from jaxmem._outliers.rectify import Rectifier as Rectifier
+from jaxmem._runs.checkpoints import Checkpoint as Checkpoint
+from jaxmem._runs.folder import best as best
+from jaxmem._runs.folder import newest as newest
 from jaxmem._runs.folder import record as record
 from jaxmem._runs.loop import train as train
 from jaxmem._runs.read import Run as Run

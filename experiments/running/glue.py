@@ -100,7 +100,6 @@ def glue_experiment(pretrained: dict | None = None) -> Experiment[GlueConfig, Ta
         told=told,
         unit="examples",
         count=lambda config: config.train.batch,
-        unmeasured={"val_loss": None, "validation": {}},
         remedy="lower optimizer.learning_rate, or clip tighter (optimizer.clip_at)",
     )
 

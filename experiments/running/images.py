@@ -95,6 +95,5 @@ IMAGES = Experiment(
     told=told,
     unit="images",
     count=lambda config: config.train.batch,
-    unmeasured={"val_loss": None, "val_accuracy": None},
     remedy="lower optimizer.learning_rate",
 )

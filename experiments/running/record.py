@@ -22,12 +22,19 @@ def lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flat(settings, "") if not name.startswith(FREE)}
 
 
-def course(rows: list[Mapping[str, float]]) -> dict[str, Any]:
-    """Of the steps that were recorded: how many, the first and the last loss, and the median of
-    their measured seconds. Steps that were left out have no loss.
+def course(rows: list[Mapping[str, float]], unit: str, count: int) -> dict[str, Any]:
+    """Of the steps that were recorded, whichever process did them: how many, the first and the last
+    loss, the median of their measured seconds, how many of `unit` a second, of which a step has
+    `count`, and the most bytes in use on a device. Steps that were left out have no loss.
     """
     losses = [row["loss"] for row in rows if "loss" in row]
     first, last = (losses[0], losses[-1]) if losses else (None, None)
     seconds = [row["step_seconds"] for row in rows if "step_seconds" in row]
-    median = statistics.median(seconds) if seconds else None
-    return {"steps": len(rows), "first_loss": first, "final_loss": last, "step_seconds": median}
+    return {
+        "steps": len(rows),
+        "first_loss": first,
+        "final_loss": last,
+        "step_seconds": statistics.median(seconds) if seconds else None,
+        f"{unit}_per_second": count * len(seconds) / sum(seconds) if sum(seconds) else None,
+        "peak_bytes": max((row["peak_bytes"] for row in rows if "peak_bytes" in row), default=None),
+    }

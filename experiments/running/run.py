@@ -32,7 +32,7 @@ class Experiment(Generic[C, D]):
     with: a plan may say where states lie.
     `batch(config, data, number)` -> step `number`'s second argument; numbers begin at 1.
     `evaluate(config, state, data)` -> what the summary says of the trained state, `val_loss` among
-    it; `unmeasured` is said where the run was interrupted.
+    it.
     `told(found)` -> what a person is shown of that, by name.
     `count(config)`: how many of `unit` a step has, which its speed is counted in.
     `remedy`: what helps where the loss is not finite.
@@ -48,7 +48,6 @@ class Experiment(Generic[C, D]):
     told: Callable[[dict[str, Any]], Mapping[str, str]]
     unit: str
     count: Callable[[C], int]
-    unmeasured: Mapping[str, Any]
     remedy: str
 
 
@@ -68,9 +67,7 @@ def run(
     results of an earlier run in `out` go. Returns what summary.json says.
     """
     experiment.check(config)
-    found: dict[str, Any] = dict(experiment.unmeasured)
     rows: dict[int, Mapping[str, float]] = {}
-    stopped = None
     with jaxmem.runs.record(out, overwrite=overwrite, resume=True) as results:
         data = experiment.read(config)
         said = experiment.says(config, data)
@@ -89,31 +86,23 @@ def run(
             progress(number, row.get("loss"))
 
         begun = time.perf_counter()
-        try:
-            with progress:
-                state = train(experiment, config, data, ready, results, record)
-            found = experiment.evaluate(config, state, data)
-        except KeyboardInterrupt as error:
-            if results.durable or isinstance(error, jaxmem.runs.Interrupted):
-                raise  # the run has not ended: it goes on from there
-            stopped = error
+        with progress:
+            state = train(experiment, config, data, ready, results, record)
+        found = experiment.evaluate(config, state, data)
         summary = {"config": name, "settings": config.model_dump(), "data": said}
-        summary |= course([*results.kept, *rows.values()]) | found | of_step(ready)
+        unit, count = experiment.unit, experiment.count(config)
+        summary |= course([*results.kept, *rows.values()], unit, count) | found | of_step(ready)
         summary |= {
-            f"{experiment.unit}_per_second": progress.speed,
             "seconds": time.perf_counter() - begun,
             "jax_version": jax.__version__,
-            "interrupted": stopped is not None,
             "command": command,
         }
         results.summary(summary)
-    shown = {} if stopped else dict(experiment.told(found))
+    shown = dict(experiment.told(found))
     if ready.plan is not None:
         jaxmem.plans.report(ready.plan, out / "report.html", run=out)
         shown["page"] = str(out / "report.html")
     table(shown | {"results": str(out)})
-    if stopped is not None:
-        raise stopped
     return summary
 
 
@@ -137,6 +126,7 @@ def train(
             run=results,
             save_every=config.train.save_every,
             settings=lasting(config.model_dump()),
+            units={experiment.unit: experiment.count(config)},
             each=record,
         )
     except jaxmem.errors.NotFiniteError as error:

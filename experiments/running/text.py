@@ -60,6 +60,5 @@ TEXT = Experiment(
     told=lambda found: {"validation loss": f"{found['val_loss']:.4f} nats a byte"},
     unit="tokens",
     count=lambda config: config.train.batch * config.train.sequence,
-    unmeasured={"val_loss": None},
     remedy="lower optimizer.learning_rate, or clip tighter (optimizer.clip_at)",
 )

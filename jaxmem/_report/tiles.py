@@ -39,6 +39,8 @@ def facts(run: Run) -> list[Tile]:
         found.append(("Validation loss", f"{value:.4f}", "at the end"))
     if (value := run.number("tokens_per_second")) is not None:
         found.append(("Tokens a second", f"{value:,.0f}", "while training"))
+    if value := run.number("peak_bytes"):
+        found.append(("Most in use", show_bytes(int(value)), "as the device tells, while training"))
     if run.summary.get("interrupted"):
         found.append(("Interrupted", "yes", "the steps done are shown"))
     if (p := run.plan) is not None:

@@ -5,19 +5,21 @@ training goes on; each counts once its manifest is on the disk.
 import concurrent.futures
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 import shutil
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from jaxmem._core.files import flush_folder
+from jaxmem._core.warn import warn
 from jaxmem._runs import manifest, stored
-from jaxmem.errors import JaxmemWarning, RunError
+from jaxmem.errors import RunError
 
+CHECKPOINTS = "checkpoints"  # of a run's folder
 WRITING = ".writing-"
 
 
@@ -26,7 +28,8 @@ class Checkpoint:
     """One that is whole.
 
     step: how many steps were done.
-    notes: what was noted beside the state.
+    notes: what was noted beside the state: `settings`, the data's `position`, the steps that were
+      `skipped`, and under `best` the metric of that name with its value.
     path: its folder.
     """
 
@@ -37,7 +40,9 @@ class Checkpoint:
 
     def state(self, like):
         """The state, as a tree like `like`, a state or the shapes of one. Arrays lie where those of
-        `like` do. Raises RunError, naming an array, where `like` is another tree.
+        `like` do, or say they should: `jax.ShapeDtypeStruct` with a sharding.
+
+        Raises RunError, naming an array, where `like` is another tree.
         """
         leaves, structure = jax.tree.flatten_with_path(like)
         return structure.unflatten(self.leaves(leaves))
@@ -51,16 +56,19 @@ class Checkpoints:
     """`with Checkpoints(folder, keep) as checkpoints: checkpoints.save(step, state, notes)`.
 
     folder: where they lie; it is made.
-    keep: how many are kept, the newest.
+    keep: how many are kept, the newest. Where it is 1, the one before stays until `sound` is
+      called, since what is newest may have been spoilt by the last update before it.
+    best: a metric; the checkpoint that was noted with its least value is kept beside them.
 
     What was saved is on the disk once `wait` returns, or the next `save`. Both raise RunError,
     naming the newest that is whole, where it could not be written.
     """
 
-    def __init__(self, folder: pathlib.Path, keep: int):
-        self.folder, self.keep = folder.absolute(), keep
+    def __init__(self, folder: pathlib.Path, keep: int, best: str | None = None):
+        self.folder, self.keep, self.best = folder.absolute(), keep, best
         self.whole: int | None = None  # the newest step that is on the disk
-        self._pending: concurrent.futures.Future | None = None
+        self.at: int | None = None  # the step that was saved last, or gone back to
+        self._pending: list[concurrent.futures.Future] = []
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "jaxmem-checkpoint")
         self._writer = None
 
@@ -86,14 +94,15 @@ class Checkpoints:
                 self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
             for left in self.folder.glob(f"{WRITING}*"):  # by a process that was killed
                 shutil.rmtree(left)
-            # Later ones are not whole, since the run went on from an earlier one.
+            # Of those after the one that the run went on from, none is of what it did since.
             for later in steps_in(self.folder):
-                if later > step:
+                if self.at is None or later > self.at:
                     _remove(self.folder / f"{later:08d}")
-            self._prune()  # a run may go on with fewer than it had
+            self._prune(max(self.keep, 2))  # a run may go on with fewer than it had
             path.mkdir(parents=True)
             self._writer.save(path / stored.STATE, args=ocp.args.PyTreeSave(arrays))
-        self._pending = self._thread.submit(self._finish, path, step, leaves, dict(notes))
+        self.at = step
+        self._pending = [self._thread.submit(self._finish, path, step, leaves, dict(notes))]
 
     def _finish(self, path: pathlib.Path, step: int, leaves, notes: dict[str, Any]) -> None:
         assert self._writer is not None
@@ -106,18 +115,25 @@ class Checkpoints:
         os.replace(path, whole)
         flush_folder(self.folder)
         self.whole = step
-        self._prune()
+        self._prune(max(self.keep, 2))
 
-    def _prune(self) -> None:
-        for old in steps_in(self.folder)[self.keep :]:
-            _remove(self.folder / f"{old:08d}")
+    def sound(self, step: int) -> None:
+        """Says that what a step made of the state of checkpoint `step` was finite."""
+        if self.keep == 1 and step == self.at and len(self._pending) < 2:
+            self._pending.append(self._thread.submit(self._prune, 1))
+
+    def _prune(self, keep: int) -> None:
+        best = [step for _, step in noted(self.folder, self.best)[:1]]
+        for old in steps_in(self.folder)[keep:]:
+            if old not in best:
+                _remove(self.folder / f"{old:08d}")
 
     def wait(self) -> None:
         """Returns once what was saved is on the disk."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            with _told(self):
-                pending.result()
+        pending, self._pending = self._pending, []
+        with _told(self):
+            for one in pending:
+                one.result()
 
     def newest(self) -> Checkpoint | None:
         """The newest that is whole; of each newer one a warning says what is wrong with it.
@@ -126,25 +142,52 @@ class Checkpoints:
         """
         self.wait()
         steps = steps_in(self.folder)
-        for step in steps:
-            path = self.folder / f"{step:08d}"
-            try:
-                found = manifest.verified(path, step)
-            except (ValueError, OSError, KeyError, TypeError) as error:
-                warnings.warn(
-                    f"train: the checkpoint {str(path)!r} is not used: {error}",
-                    JaxmemWarning,
-                    stacklevel=2,
-                )
-            else:
-                self.whole = step
-                return Checkpoint(step, found.notes, path, found.leaves)
-        if steps:
+        found = self._go(steps)
+        if steps and found is None:
             raise RunError(
                 f"train: {str(self.folder)!r} holds {len(steps)} checkpoints, and none of them is"
                 " whole; expected one; remove the folder to begin again"
             )
-        return None
+        return found
+
+    def before(self, step: int) -> Checkpoint | None:
+        """The newest before a step that is whole, of those that the run came by; None where there
+        is none.
+        """
+        self.wait()
+        past = step - 1 if self.at is None else min(step - 1, self.at)
+        return self._go([one for one in steps_in(self.folder) if one <= past])
+
+    def least(self, step: int) -> float:
+        """The least value of the metric `best` that those up to a step were noted with."""
+        values = (value for value, of in noted(self.folder, self.best) if of <= step)
+        return next(values, math.inf)
+
+    def _go(self, steps: Sequence[int]) -> Checkpoint | None:
+        found = first_whole(self.folder, steps)
+        if found is not None:
+            self.whole = self.at = found.step
+        return found
+
+
+def first_whole(folder: pathlib.Path, steps: Sequence[int]) -> Checkpoint | None:
+    """The first of these that is whole; of each before it a warning says what is wrong with it."""
+    for step in steps:
+        path = folder / f"{step:08d}"
+        try:
+            found = manifest.verified(path, step)
+        except (ValueError, OSError, KeyError, TypeError) as error:
+            warn(f"train: the checkpoint {str(path)!r} is not used: {error}")
+        else:
+            return Checkpoint(step, found.notes, path, found.leaves)
+    return None
+
+
+def noted(folder: pathlib.Path, metric: str | None) -> list[tuple[float, int]]:
+    """The values of a metric that checkpoints were noted with, and their steps; the least first."""
+    notes = ((step, manifest.notes(folder / f"{step:08d}", step)) for step in steps_in(folder))
+    of = ((step, found["best"]) for step, found in notes if metric is not None and "best" in found)
+    return sorted((best[metric], step) for step, best in of if metric in best)
 
 
 @contextlib.contextmanager

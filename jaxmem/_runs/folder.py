@@ -9,11 +9,20 @@ import shutil
 import time
 from collections.abc import Iterator
 
-from jaxmem._runs.checkpoints import WRITING, is_name
+from jaxmem._runs.checkpoints import (
+    CHECKPOINTS,
+    WRITING,
+    Checkpoint,
+    first_whole,
+    is_name,
+    noted,
+    steps_in,
+)
 from jaxmem._runs.lock import locked, told
 from jaxmem._runs.manifest import NAME as MANIFEST
+from jaxmem._runs.manifest import is_stray
 from jaxmem._runs.read import DECISIONS, EXPLAINED, METRICS, OUTLIERS, PLAN, SUMMARY
-from jaxmem._runs.record import CHECKPOINTS, Record, is_durable
+from jaxmem._runs.record import Record, is_durable
 from jaxmem._runs.signals import Interrupted, raised
 from jaxmem.errors import RunError
 
@@ -22,6 +31,46 @@ REPORT = "report.html"
 # presence marks the folder as a run's.
 RESULTS = (SUMMARY, METRICS, PLAN, EXPLAINED, DECISIONS, OUTLIERS, REPORT)
 UNFINISHED, ENDED = "unfinished-", "ended-"
+
+
+def newest(folder: str | os.PathLike) -> Checkpoint:
+    """The newest checkpoint of a run that is whole; a warning tells of each newer one.
+
+        state = jaxmem.runs.newest("runs/mine").state(jax.eval_shape(first_state))
+
+    Those in `folder`/checkpoints, of a run that has ended, or of the newest that has not.
+
+    Raises RunError where there is none.
+    """
+    place = _checkpoints(folder)
+    return _found(first_whole(place, steps_in(place)), folder, "no checkpoint")
+
+
+def best(folder: str | os.PathLike, metric: str) -> Checkpoint:
+    """The checkpoint of a run with the least value of the metric, of those that are whole: what
+    `train(..., best=metric)` kept. Its value is `checkpoint.notes["best"][metric]`.
+
+    Raises RunError where no checkpoint has a value of it.
+    """
+    place = _checkpoints(folder)
+    steps = [step for _, step in noted(place, metric)]
+    return _found(first_whole(place, steps), folder, f"no checkpoint with a value of {metric!r}")
+
+
+def _checkpoints(folder: str | os.PathLike) -> pathlib.Path:
+    folder = pathlib.Path(folder)
+    ended = folder / CHECKPOINTS
+    left = None if steps_in(ended) else _unfinished(folder)
+    return ended if left is None else left / CHECKPOINTS
+
+
+def _found(found: Checkpoint | None, folder: str | os.PathLike, what: str) -> Checkpoint:
+    if found is None:
+        raise RunError(
+            f"checkpoints: {os.fspath(folder)!r} has {what} that is whole; expected the folder of a"
+            " run that `train` was called in"
+        )
+    return found
 
 
 @contextlib.contextmanager
@@ -128,7 +177,8 @@ def _is_ours(folder: pathlib.Path) -> bool:
     path = folder / CHECKPOINTS
     if path.is_symlink() or not path.is_dir():
         return False
-    whole = [p for p in path.iterdir() if not p.name.startswith(WRITING)]
+    names = (p for p in path.iterdir() if not is_stray(p.name))
+    whole = [p for p in names if not p.name.startswith(WRITING)]
     # orbax's own managers name folders by steps too, so that names alone do not tell.
     named = all(is_name(p.name) for p in whole)
     return named and (not whole or any((p / MANIFEST).exists() for p in whole))

@@ -11,15 +11,17 @@ from typing import Any
 
 import jax
 
+from jaxmem._core.warn import warn
 from jaxmem._outliers.rectify import Rectifier
-from jaxmem._runs.checkpoints import Checkpoint, Checkpoints
+from jaxmem._runs.checkpoints import CHECKPOINTS, Checkpoint, Checkpoints
 from jaxmem._runs.positions import Data, as_json
-from jaxmem._runs.record import CHECKPOINTS, Record
+from jaxmem._runs.record import Record
 from jaxmem._runs.revised import Revised, is_out_of_memory
+from jaxmem._runs.rows import Best, Measured, numbers
 from jaxmem._runs.signals import Asked, Interrupted, held
+from jaxmem._runs.skips import NotFinite, attempt, watch
+from jaxmem._runs.stored import shape
 from jaxmem.errors import NotFiniteError, RunError
-
-WATCHED = ("loss", "grad_norm")  # the metrics that must be finite
 
 
 def train(
@@ -31,12 +33,15 @@ def train(
     run: Record,
     save_every: float = 60.0,
     keep: int = 2,
+    best: str | None = None,
     not_finite: int = 3,
     settings: Mapping[str, Any] | None = None,
+    units: Mapping[str, float] | None = None,
     each: Callable[[int, Mapping[str, float | None]], None] | None = None,
     rectifier: Rectifier | None = None,
 ) -> Any:
-    """The state after `steps` steps, of which each has a row in the run's folder.
+    """The state after `steps` steps, of which each has a row in the run's folder: its metrics, the
+    `step_seconds` that it took, and `peak_bytes` where devices tell.
 
         with jaxmem.runs.record("runs/mine", resume=True) as run:
             state = jaxmem.runs.train(plan.step, init, batch_of, steps=1000, run=run)
@@ -58,13 +63,20 @@ def train(
         get_state() and set_state() tell and set its position, such as grain's.
       steps: how many there are in all.
       run: what `record` gave, with `resume=True`.
-      save_every: seconds between two checkpoints; one more is made at the end. They are written
-        while training goes on.
-      keep: how many are kept, at least 1.
+      save_every: seconds between two checkpoints; one more is made at the beginning, and one at
+        the end. They are written while training goes on.
+      keep: how many are kept, at least 1. Of a single one, the one before stays until a step after
+        it had finite metrics.
+      best: a metric; the checkpoint with its least value is kept beside those. That of a checkpoint
+        is in the row of its step; one whose row has none is never the best. After a step that has
+        it while the step before had none the run saves at once, if it is the least so far.
       not_finite: where `loss` or `grad_norm` is not finite, the run goes back to the newest
-        checkpoint, and leaves that step's batch out from then on; its row says `skipped`. As many
-        in a row end the run, and one where there is no checkpoint yet.
+        checkpoint, and leaves that step's batch out from then on; its row says `skipped`. Where as
+        many in a row do not help, the step before them is left out in their place, from a
+        checkpoint before it, which is done one time less than this; after that the run ends.
       settings: what must be the same when the run goes on, as JSON.
+      units: how many a step has of what, such as `{"tokens": 4096}`, which gives the rows
+        `tokens_per_second`.
       each: `each(step, row)` is called with each row as it is written; again for a step that is
         done again. `run.kept` has those of the steps that were done before.
       rectifier: revises the plan that `step` is of while the model trains, and plans for less where
@@ -93,9 +105,11 @@ def train(
     run.trained = True
     lasting = as_json(dict(settings or {}), "`settings` is")
     with held() as asked:
-        with Checkpoints(run.path / CHECKPOINTS, keep) as checkpoints:
-            revised = Revised(rectifier, run, steps)
-            loop = _Loop(step, Data(data), run, checkpoints, lasting, each, asked, revised)
+        with Checkpoints(run.path / CHECKPOINTS, keep, best) as checkpoints:
+            measured, revised = Measured(units or {}), Revised(rectifier, run, steps)
+            loop = _Loop(
+                step, Data(data), run, checkpoints, lasting, measured, revised, each, asked
+            )
             # A function, and no tree that can be called, such as a model.
             is_function = callable(state) and jax.tree_util.all_leaves([state])
             try:
@@ -106,36 +120,12 @@ def train(
                 revised.close()
         if asked.number is not None:
             raise Interrupted(f"the run was asked to end after step {loop.done}", asked.number)
+        if best is not None and loop.best.least == math.inf:
+            warn(
+                f"train: `best` is {best!r}, and no checkpoint's row has a finite number of that"
+                " name; expected one of the step's metrics"
+            )
         return loop.state
-
-
-def _number(value: Any) -> float | None:
-    """A metric as a number; None for what is none, such as an image or a text."""
-    if value is None or isinstance(value, str | bytes | Mapping | list | tuple):
-        return None
-    if getattr(value, "size", 1) != 1:
-        return None
-    try:
-        return float(value.reshape(()) if getattr(value, "ndim", 0) else value)
-    except (TypeError, ValueError):
-        return None
-
-
-def _where(leaf):
-    """The shape of an array and where it lies; numbers and NumPy's arrays are what they are."""
-    if not isinstance(leaf, jax.Array):
-        return leaf
-    if getattr(leaf, "weak_type", False) and not leaf.shape:
-        return leaf.item()  # which is made a weak array again
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-
-
-class _NotFinite(Exception):
-    """The metrics of step `number` are not finite."""
-
-    def __init__(self, number: int, row: Mapping[str, float]):
-        super().__init__()
-        self.number, self.row = number, row
 
 
 class _Loop:
@@ -148,16 +138,18 @@ class _Loop:
         run: Record,
         checkpoints: Checkpoints,
         settings,
+        measured: Measured,
+        revised: Revised,
         each,
         asked: Asked,
-        revised: Revised,
     ):
         self.step, self.data, self.run, self.checkpoints = step, data, run, checkpoints
-        self.settings, self.each, self.asked, self.revised = settings, each, asked, revised
+        self.best, self.revised = Best(checkpoints.best), revised
+        self.settings, self.measured, self.each, self.asked = settings, measured, each, asked
         self.state: Any = None
         self.done, self.skipped = 0, []
         self._waiting: collections.deque = collections.deque()
-        self._last: tuple[int, float] | None = None
+        self._causes: set[int] = set()  # steps left out for what came after them
 
     def start(self, state, steps: int, owned: bool) -> None:
         """Begins with a state, or goes on from the newest checkpoint, in its place. `owned`: nobody
@@ -166,11 +158,12 @@ class _Loop:
         leaves, self._structure = jax.tree.flatten_with_path(state)
         if not any(getattr(leaf, "size", 1) for _, leaf in leaves):
             raise RunError("train: `state` holds no array with a value; expected what is trained")
-        self._like, self.state = [(path, _where(leaf)) for path, leaf in leaves], state
+        self._like, self.state = [(path, shape(leaf)) for path, leaf in leaves], state
         found = self.checkpoints.newest()
-        if found is None:
+        if found is None or not found.step:  # nothing was done, so that it may begin otherwise
             self.run.rows_until(0)
             self.revised.back(0, None)
+            self._checkpoint()  # for a loss that is not finite before the first save
             return
         self._check(found)
         if found.step > steps:
@@ -204,7 +197,8 @@ class _Loop:
         self.done, self.skipped = to.step, list(to.notes["skipped"])
         self.data.go(to.notes["position"])
         self._waiting.clear()
-        self._last = None
+        self.measured.begin()
+        self.best.begin(self.checkpoints.least(to.step))
         return self.run.rows_until(to.step)
 
     def go_on(self, steps: int, save_every: float, not_finite: int) -> None:
@@ -213,21 +207,26 @@ class _Loop:
             try:
                 while self.done < steps and self.asked.number is None:
                     self._one()
-                    due = time.monotonic() - saved >= save_every and self.done < steps
+                    if self.best.rare:
+                        self._read(0)
+                    due = time.monotonic() - saved >= save_every or self.best.is_least
+                    due = due and self.done < steps
                     # Not after a step that was left out: what made it so may be in the state.
                     if due and self.done not in self.skipped:
                         self._save()
                         saved = time.monotonic()
                 self._save()
+                if self.done == steps:
+                    self.checkpoints.sound(steps)  # no step comes that would say so
                 self.checkpoints.wait()
-            except _NotFinite as found:
+            except NotFinite as found:
                 self._leave_out(found, not_finite)
             except jax.errors.JaxRuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
                 self._take_less(error)
             except KeyboardInterrupt:
-                with contextlib.suppress(_NotFinite):
+                with contextlib.suppress(NotFinite):
                     self._read(0)  # of the steps that were done
                 raise
             else:
@@ -242,6 +241,7 @@ class _Loop:
         else:
             self.revised.look(number, self.state, batch)
             self.state, metrics = self.step(self.state, batch)
+            self.best.done(metrics)
             self._waiting.append((number, metrics))
             self._read(1)
             self.step = self.revised.step(number) or self.step
@@ -251,35 +251,32 @@ class _Loop:
         """Reads the metrics of all steps but the last `behind`, which waits for them."""
         while len(self._waiting) > behind:
             number, metrics = self._waiting[0]
-            found = {str(name): _number(value) for name, value in metrics.items()}
-            row = {name: value for name, value in found.items() if value is not None}
-            if not all(math.isfinite(row.get(name, 0.0)) for name in WATCHED):
-                raise _NotFinite(number, row)
+            row = numbers(metrics)
+            watch(number, row)
             self._waiting.popleft()
-            row |= self._seconds(number)
+            self.checkpoints.sound(number - 1)
+            row |= self.measured(number)
             self._write(number, row | self.revised.row(number, row.get("step_seconds")))
 
     def _write(self, number: int, row: Mapping[str, float]) -> None:
+        self.best.read(row)
         self.run.row(number, **row)
         if self.each is not None:
             self.each(number, row)
-
-    def _seconds(self, number: int) -> dict[str, float]:
-        """What a step took since the metrics before were read; the first has none before it."""
-        now, last = time.perf_counter(), self._last
-        self._last = number, now
-        return {} if last is None else {"step_seconds": (now - last[1]) / (number - last[0])}
 
     def _save(self) -> None:
         """Saves the state, once the rows of all steps before it are on the disk."""
         self._read(0)
         self.run.flush()
-        if self.checkpoints.whole == self.done:
-            return
+        if self.checkpoints.at != self.done:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
         notes = {
             "settings": self.settings,
             "position": self.data.position,
             "skipped": self.skipped,
+            "best": self.best.noted(),
             "rectifier": self.revised.notes(),
         }
         self.checkpoints.save(self.done, self.state, notes)
@@ -289,28 +286,23 @@ class _Loop:
         may have taken the state.
         """
         newest = self.checkpoints.newest()
-        leaves = jax.tree.leaves(self.state)
-        taken = any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
-        if (taken or self._waiting) and newest is None:
+        if newest is None:
             raise error
         self.step = self.revised.less(self.done, error)
-        if newest is not None:
-            self._back(newest)
-
-    def _leave_out(self, found: _NotFinite, not_finite: int) -> None:
-        """Goes back to before a step whose metrics are not finite, and leaves it out from then on.
-
-        Raises NotFiniteError where that cannot help.
-        """
-        number, newest = found.number, self.checkpoints.newest()
-        skipped = {*self.skipped, number}
-        row = next((n for n in range(1, not_finite) if number - n not in skipped), not_finite)
-        if newest is None or row >= not_finite:
-            said = " and ".join(f"the {k} is {found.row[k]}" for k in WATCHED if k in found.row)
-            whole = f"that of step {newest.step} is whole" if newest else "there is none yet"
-            raise NotFiniteError(
-                f"train: step {number}: {said}, for the {row}. step in a row; of the checkpoints"
-                f" {whole}"
-            ) from None
         self._back(newest)
-        self.skipped = sorted(skipped)
+
+    def _leave_out(self, found: NotFinite, not_finite: int) -> None:
+        """Goes back to before a step whose metrics are not finite, and leaves it out from then on,
+        or what seems to be the cause. Raises NotFiniteError where nothing is left to try.
+        """
+        tried = attempt(found.number, self.skipped, self._causes, not_finite)
+        to = self.checkpoints.before(tried.cause or tried.first)
+        if tried.cause is None or to is None:
+            whole = f"that of step {to.step} is whole" if to else "none from before is whole"
+            raise NotFiniteError(
+                f"train: step {found.number}: {found.said}, for the {tried.count}. step in a row;"
+                f" of the checkpoints {whole}"
+            ) from None
+        self._causes |= {tried.cause} - {tried.first}
+        self._back(to)
+        self.skipped = sorted(tried.skipped)

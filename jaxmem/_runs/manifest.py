@@ -3,6 +3,7 @@ written last, so that a checkpoint with one is whole, and one whose files are ot
 """
 
 import dataclasses
+import fnmatch
 import hashlib
 import json
 import os
@@ -14,6 +15,8 @@ from jaxmem._core.files import flush_folder, read_json, write_json
 
 NAME = "manifest.json"
 _SCHEMA = 1
+# What systems put beside files unasked: macOS, Windows, NFS for files that are removed while open.
+_STRAY = ".DS_Store", "._*", "Thumbs.db", "desktop.ini", ".nfs*"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +27,8 @@ class Leaf:
     shape, dtype: those of the array; of a random key, of its data.
     key: the random keys' implementation, or None for other arrays.
     kind: "array", of JAX's; "free", one that JAX may move to where others are; "numpy"; or
-      "number", of Python's or of a weak type.
+      "number", of Python's.
+    weak: whether an array has a weak type.
     """
 
     path: str
@@ -32,6 +36,7 @@ class Leaf:
     dtype: str
     key: str | None = None
     kind: str = "array"
+    weak: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +73,29 @@ def verified(folder: pathlib.Path, step: int) -> Manifest:
 
     Raises ValueError, which says what differs, if they are not; OSError if they cannot be read.
     """
+    data = _read(folder, step)
+    there, listed = _files(folder), data["files"]
+    for name in sorted(listed.keys() ^ there.keys()):
+        raise ValueError(f"{name}: it is {'missing' if name in listed else 'not of it'}")
+    for name, path in sorted(there.items()):
+        if list(_sum(path)) != listed[name]:
+            raise ValueError(f"{name}: its bytes are not those that were written")
+    leaves = tuple(Leaf(**leaf | {"shape": tuple(leaf["shape"])}) for leaf in data["leaves"])
+    return Manifest(step, leaves, data["notes"])
+
+
+def notes(folder: pathlib.Path, step: int) -> Mapping[str, Any]:
+    """What was noted with the checkpoint of that step, whose other files are not looked at; nothing
+    where its manifest cannot be read.
+    """
+    try:
+        return _read(folder, step)["notes"]
+    except (ValueError, OSError, KeyError):
+        return {}
+
+
+def _read(folder: pathlib.Path, step: int) -> dict[str, Any]:
+    """What the manifest says, which must be of that step."""
     try:
         data = read_json(folder / NAME)
     except FileNotFoundError:
@@ -80,28 +108,25 @@ def verified(folder: pathlib.Path, step: int) -> Manifest:
         raise ValueError(f"{NAME}: its schema is {data.get('schema')!r}; expected {_SCHEMA}")
     if data["step"] != step:
         raise ValueError(f"{NAME}: it is that of step {data['step']}")
-    there, listed = _files(folder), data["files"]
-    for name in sorted(listed.keys() ^ there.keys()):
-        raise ValueError(f"{name}: it is {'missing' if name in listed else 'not of it'}")
-    for name, path in sorted(there.items()):
-        if list(_sum(path)) != listed[name]:
-            raise ValueError(f"{name}: its bytes are not those that were written")
-    leaves = tuple(
-        Leaf(leaf["path"], tuple(leaf["shape"]), leaf["dtype"], leaf["key"], leaf["kind"])
-        for leaf in data["leaves"]
-    )
-    return Manifest(step, leaves, data["notes"])
+    return data
 
 
 def _files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    """The files in the folder and below, but for the manifest and what hides what is not whole."""
+    """The files in the folder and below, but for the manifest, what hides what is not whole, and
+    what is nobody's.
+    """
     found = (path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
     names = {path.relative_to(folder).as_posix(): path for path in found}
     return {
         name: path
         for name, path in names.items()
-        if name != NAME and not name.startswith(f".{NAME}.")
+        if name != NAME and not name.startswith(f".{NAME}.") and not is_stray(path.name)
     }
+
+
+def is_stray(name: str) -> bool:
+    """Whether a file of this name is the operating system's."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _STRAY)
 
 
 def _sum(path: pathlib.Path, flush: bool = False) -> tuple[int, str]:

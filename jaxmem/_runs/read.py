@@ -21,7 +21,7 @@ DECISIONS, OUTLIERS = "decisions.jsonl", "outliers.jsonl"
 # fields of a summary that the page shows, and so are checked; others may hold anything
 _NUMBERS = (
     "first_loss", "final_loss", "val_loss", "tokens_per_second", "steps", "compiled_bytes",
-    "baseline_bytes",
+    "baseline_bytes", "peak_bytes",
 )  # fmt: skip
 _TEXTS = ("config", "command", "policy", "target", "jax_version")
 _LARGEST = 1e100  # a greater number is treated as one that is not finite

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxmem._core.files import write_json, write_whole
+from jaxmem._core.warn import warn
 from jaxmem._memory.explanation import Explanation
 from jaxmem._plan.plan import Plan
-from jaxmem._runs.checkpoints import steps_in
+from jaxmem._runs.checkpoints import CHECKPOINTS, steps_in
 from jaxmem._runs.lock import told
 from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SUMMARY
-
-CHECKPOINTS = "checkpoints"
 
 
 class Record:
@@ -44,21 +43,21 @@ class Record:
 
     def rows_until(self, step: int) -> list[dict[str, float | None]]:
         """The rows of the steps up to `step`, after which the next are written; those after it, of
-        steps that are done again, are let go, and so is a last one that was not finished.
+        steps that are done again, are let go, and so is a last one that was not finished. A warning
+        tells of what else is no row.
         """
         self._close()
         path = self.path / METRICS
         with told(self.folder):
             rows: list[dict[str, Any]] = []
-            for line in path.read_bytes().splitlines() if path.exists() else ():
-                try:
-                    row = json.loads(line)
-                except ValueError:
-                    break
-                number = row.get("step") if isinstance(row, dict) else None
-                if not isinstance(number, int) or number > step:
-                    break
-                rows.append(row)
+            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+            for at, line in enumerate(lines, 1):
+                row = _row(line)
+                if row is None and line.endswith(b"\n"):
+                    where = str(self.folder / path.parent.name / METRICS)
+                    warn(f"record: line {at} of {where!r} is no row of a step, and is let go")
+                elif row is not None and row["step"] <= step:
+                    rows.append(row)
             write_whole(path, "".join(map(_line, rows)))
             self.steps = len(rows)
         return rows
@@ -107,7 +106,7 @@ class Record:
         Arguments:
           fields: anything that JSON has a word for. `jaxmem report` shows `config` (the run's
             name), `command`, `val_loss`, `first_loss`, `final_loss`, `steps`, `compiled_bytes`,
-            `baseline_bytes` and `tokens_per_second`.
+            `baseline_bytes`, `peak_bytes` and `tokens_per_second`.
         """
         with told(self.folder):
             write_json(self.path / SUMMARY, _without_nan(dict(fields)))
@@ -121,6 +120,16 @@ class Record:
 def is_durable(path: pathlib.Path) -> bool:
     """Whether there are checkpoints in a run's folder."""
     return bool(steps_in(path / CHECKPOINTS))
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A row of a step; None for what is none."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    is_row = isinstance(row, dict) and type(row.get("step")) is int
+    return row if is_row else None
 
 
 def _line(row: Mapping[str, Any]) -> str:

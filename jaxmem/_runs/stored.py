@@ -28,6 +28,14 @@ def orbax():
     return orbax.checkpoint
 
 
+def shape(leaf):
+    """The shape of an array and where it lies; numbers and NumPy's arrays are what they are."""
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    weak = getattr(leaf, "weak_type", False)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=weak)
+
+
 def taken(state) -> tuple[dict[str, Any], tuple[Leaf, ...]]:
     """A state's arrays by number, and what they are. Empty arrays are told, but not stored."""
     arrays, leaves = {}, []
@@ -85,10 +93,11 @@ def read(folder: pathlib.Path, leaves: Sequence[Leaf], like: Sequence[tuple[Any,
 def _placed(array, leaf: Leaf, was):
     array = np.zeros(leaf.shape, jnp.dtype(leaf.dtype)) if array is None else array
     if leaf.kind == "number":
-        number = array[()].item()  # of a weak type, as it was
+        number = array[()].item()
         return jnp.asarray(number) if isinstance(was, jax.ShapeDtypeStruct) else number
     if leaf.kind == "numpy":
         return array
+    array = _weak(array) if leaf.weak else array
     # What JAX may move stays so; else it would keep others from where they are.
     sharding = None if leaf.kind == "free" else getattr(was, "sharding", None)
     if leaf.key is not None:
@@ -101,6 +110,12 @@ def _placed(array, leaf: Leaf, was):
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
+def _weak(array: np.ndarray) -> jax.Array:
+    """The same with a weak type, which an array has that was made of Python's numbers alone."""
+    made = jnp.full(array.shape, array.dtype.type(0).item())
+    return made.at[...].set(array) if made.dtype == array.dtype else jnp.asarray(array)
+
+
 def _name(number: int) -> str:
     return f"{number:06d}"
 
@@ -111,8 +126,6 @@ def _is_key(leaf) -> bool:
 
 def _kind(leaf) -> str:
     if isinstance(leaf, jax.Array):
-        if getattr(leaf, "weak_type", False) and not leaf.shape:
-            return "number"
         return "array" if getattr(leaf, "committed", True) else "free"
     if isinstance(leaf, bool | int | float | complex):
         return "number"
@@ -124,7 +137,8 @@ def _leaf(path, leaf) -> Leaf:
     name, kind = jax.tree_util.keystr(path), _kind(leaf)
     if not _is_key(leaf):
         of = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-        return Leaf(name, tuple(of.shape), str(of.dtype), None, kind)
+        weak = kind in ("array", "free") and getattr(leaf, "weak_type", False)
+        return Leaf(name, tuple(of.shape), str(of.dtype), None, kind, weak)
     box = []
 
     def data(key):

@@ -18,10 +18,11 @@ pytestmark = pytest.mark.core
 
 
 def test_a_run_with_everything(tmp_path):
-    run = write_run(tmp_path / "run", made(), [5.5, 4.0, 3.0], config="nano", final_loss=3.0,
-    val_loss=3.125,
-                    tokens_per_second=31234.5, steps=3, command="python -m experiments.train"
-                                                                " nano")  # fmt: skip
+    run = write_run(
+        tmp_path / "run", made(), [5.5, 4.0, 3.0], config="nano", final_loss=3.0, val_loss=3.125,
+        tokens_per_second=31234.5, steps=3, peak_bytes=93 * MIB,
+        command="python -m experiments.train nano",
+    )  # fmt: skip
     text = page_of(tmp_path, run)
     for said in (
         "nano",
@@ -39,6 +40,7 @@ def test_a_run_with_everything(tmp_path):
         "3.0000",
         "3.1250",
         "31,234",
+        "93.0 MiB",
         "offload is dear here",
     ):
         assert said in text

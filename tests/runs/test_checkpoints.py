@@ -30,6 +30,7 @@ def everything():
         "keys": jax.random.split(jax.random.key(1, impl="rbg"), 2),
         "numbers": [3, 1.5, True, None],
         "numpy": np.arange(4, dtype=np.int16),
+        "weak": [jnp.full((2, 3), 1.5), jnp.full(3, 2), jnp.full(2, 1j), jnp.asarray(0.5)],
         "half": jnp.asarray(rng.standard_normal(9), jnp.bfloat16),
         "small": (jnp.array([1, -2], jnp.int4), jnp.array([0.5], jnp.float8_e4m3fn)),
         "complex": jnp.array([1 + 2j]),
@@ -46,6 +47,7 @@ def same(a, b):
             x, y = jax.random.key_data(x), jax.random.key_data(y)
         assert np.asarray(x).dtype == np.asarray(y).dtype
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+        assert getattr(x, "weak_type", False) == getattr(y, "weak_type", False)
 
 
 def saved(folder, steps=(10, 20, 30), keep=3, state=None):
@@ -123,6 +125,18 @@ def test_one_that_was_changed_is_not_used_but_the_one_before(tmp_path, fault):
         with pytest.warns(JaxmemWarning, match="the checkpoint '.*00000030' is not used: "):
             found = newest(folder)
         assert (found.step, value(found)) == (20, 20)
+
+
+@pytest.mark.parametrize(
+    "name", [".DS_Store", "._000000", "Thumbs.db", ".nfs0000000001", "desktop.ini"]
+)
+def test_files_of_the_operating_system_do_no_harm(tmp_path, name):
+    folder = saved(tmp_path / "c")
+    for place in [p for p in (folder, *folder.rglob("*")) if p.is_dir()]:
+        (place / name).write_bytes(b"of the system")
+    found = newest(folder)
+    assert (found.step, value(found)) == (30, 30)
+    assert value(newest(saved(folder, [40]))) == 40
 
 
 def test_checkpoints_and_manifests_that_changed_places_are_not_used(tmp_path):

@@ -56,41 +56,28 @@ def test_a_run_leaves_its_files(tmp_path, monkeypatch, capsys):
     assert summary["command"].startswith(
         "python -m experiments.train_images resnet50_digits model.depth=14"
     )
-    assert (summary["interrupted"], summary["settings"]["optimizer"]["accumulation"]) == (
-        False,
-        "adama",
-    )
+    assert summary["settings"]["optimizer"]["accumulation"] == "adama"
     assert summary["baseline_bytes"] == summary["compiled_bytes"] > 0
     assert summary["images_per_second"] > 0
     assert "1,438 images to train on, 359 for validation" in capsys.readouterr().err
 
 
 def stub(monkeypatch, *losses):
-    """A step that takes no time: `losses` in turn, and an interrupt after them."""
+    """A step that takes no time: `losses` in turn."""
     left = list(losses)
 
     def step(state, batch):
-        if not left:
-            raise KeyboardInterrupt
         return state, {"loss": left.pop(0), "accuracy": 0.5, "grad_norm": 1.0, "snr": 0.0}
 
     stubs = {"first_state": lambda *_: jnp.zeros(()), "step": lambda *_: Ready(step, None, 1)}
     monkeypatch.setattr(train_images, "IMAGES", dataclasses.replace(IMAGES, **stubs))
 
 
-def test_an_interrupted_run_leaves_what_it_has(tmp_path, monkeypatch):
-    stub(monkeypatch, 2.0, 1.5)
-    assert run(tmp_path) == 130
-    summary, rows = read(tmp_path)
-    assert [row["loss"] for row in rows] == [2.0, 1.5]
-    assert (summary["steps"], summary["interrupted"], summary["val_accuracy"]) == (2, True, None)
-
-
 def test_a_loss_that_is_not_finite_is_exit_code_3(tmp_path, monkeypatch, capsys):
-    stub(monkeypatch, 2.0, float("nan"), 1.0)
+    stub(monkeypatch, *[float("nan")] * 6)
     assert run(tmp_path) == 3
     assert re.search(
-        r"error: step 2: the loss is nan .*; lower optimizer\.learning_rate",
+        r"error: step 3: the loss is nan .*; lower optimizer\.learning_rate",
         capsys.readouterr().err,
     )
     assert not (tmp_path / "summary.json").exists()

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 
 import pytest
 
@@ -16,10 +17,14 @@ from experiments.running.planning import Ready
 from experiments.running.run import Experiment, run
 from experiments.running.shown import Progress, table
 from jaxmem import runs
-from jaxmem._runs import loop
+from jaxmem.runs import Interrupted
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.core]
 CONFIG = load("gpt_nano", ["train.steps=3", "train.log_every=2"])
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 class Toy:
@@ -35,7 +40,7 @@ class Toy:
         return result
 
     def step(self, state, batch):
-        loss = self.stops.get("loss", 1.0) if state == 1 else 2.0
+        loss = self.stops.get("loss", 1.0 if state == 1 else 2.0)
         return state + 1, {"loss": loss, "grad_norm": 1.0, "image": [batch]}
 
     @property
@@ -51,7 +56,6 @@ class Toy:
             told=lambda found: {"validation loss": f"{found['val_loss']:.1f}"},
             unit="things",
             count=lambda config: 10,
-            unmeasured={"val_loss": None},
             remedy="be patient",
         )
 
@@ -68,7 +72,7 @@ def test_a_run_checks_reads_prepares_trains_and_evaluates(tmp_path, capsys):
     assert found.summary == json.loads(json.dumps(summary))
     assert (found.name, found.losses) == ("toy", ((1.0, 2.0), (2.0, 1.0), (3.0, 2.0)))
     expected = {"val_loss": 3.0, "steps": 3, "first_loss": 2.0, "final_loss": 2.0}
-    expected |= {"interrupted": False, "command": "make toy", "data": "all of the data"}
+    expected |= {"command": "make toy", "data": "all of the data"}
     expected |= {"compiled_bytes": 7, "settings": CONFIG.model_dump()}
     assert {key: summary[key] for key in expected} == expected
     assert summary["things_per_second"] > 0
@@ -86,10 +90,7 @@ def test_a_run_that_ends_before_its_first_step_leaves_nothing(where, error, tmp_
     with pytest.raises(type(error), match="of mine"):
         toy.run(tmp_path / "out")
     assert toy.calls[-1] == where
-    if where != "first_state" or isinstance(error, InputError):
-        assert list(tmp_path.iterdir()) == []
-    else:  # the plan was made, and training has begun
-        assert runs.read(tmp_path / "out").summary["steps"] == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_config_that_no_run_can_use_is_told_before_the_folder_is_looked_at(tmp_path):
@@ -116,22 +117,18 @@ def test_a_run_that_diverges_leaves_the_earlier_one_and_names_its_rows(stops, tm
     (rows,) = tmp_path.glob("unfinished-*/metrics.jsonl")
     last = capsys.readouterr().err.splitlines()[-1]
     assert "loss is nan" in last
-    if "loss" in stops:
-        assert last.endswith(f"; rows until then are in {rows}")
-    else:  # the training has ended, and is saved
-        assert last.endswith(f"; the run goes on from its last checkpoint, in {rows.parent}")
-    assert len(rows.read_text().splitlines()) == (1 if "loss" in stops else 3)
+    assert last.endswith(f"; the run goes on from its last checkpoint, in {rows.parent}")
+    assert len(rows.read_text().splitlines()) == (2 if "loss" in stops else 3)
 
 
-def test_an_interrupted_run_appears_with_the_steps_that_it_did(tmp_path, capsys):
-    """Where nothing was saved from which it could go on."""
+def test_an_interrupt_of_no_signal_leaves_the_earlier_run_and_what_was_saved(tmp_path, capsys):
     Toy().run(tmp_path, command="the first")
     toy = Toy(**{"batch 3": KeyboardInterrupt()})
     assert cli.exit_code(lambda: toy.run(tmp_path, overwrite=True, command="the second")) == 130
-    found = runs.read(tmp_path).summary
-    assert (found["command"], found["interrupted"], found["steps"]) == ("the second", True, 2)
-    assert found["val_loss"] is None
-    assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
+    assert runs.read(tmp_path).summary["command"] == "the first"
+    assert "goes on from its last checkpoint" in capsys.readouterr().err.splitlines()[-1]
+    (rows,) = tmp_path.glob("unfinished-*/metrics.jsonl")
+    assert len(rows.read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -229,9 +226,35 @@ class Waits:
 
 def test_a_run_takes_its_time_when_the_loss_was_read(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     toy = Toy()
     toy.step = lambda state, batch: (state + 1, {"loss": Waits(now, state + 1.0), "grad_norm": 1.0})
     summary = toy.run(tmp_path / "out")
     assert runs.read(tmp_path / "out").paces == ((2.0, 2.0), (3.0, 3.0))
     assert summary["step_seconds"] == 2.5
+    assert summary["things_per_second"] == 10 * 2 / 5
+    assert [row.get("things_per_second") for row in rows(tmp_path / "out")] == [None, 5, 10 / 3]
+
+
+def test_a_runs_speed_is_that_of_all_its_steps(tmp_path, monkeypatch):
+    """Those before it was stopped too."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def toy(**stops):
+        made = Toy(**stops)
+        step = lambda state, batch: (state + 1, {"loss": Waits(now, 4.0 if stops else 1.0)})
+        made.step = step
+        return made
+
+    stopped = toy(**{"batch 4": Interrupted("of mine", 15)})
+    config = load("gpt_nano", ["train.steps=6", "train.save_every=0"])
+    with pytest.raises(Interrupted, match="of mine"):
+        run(stopped.experiment, config, tmp_path, name="toy")
+    (left,) = tmp_path.glob("unfinished-*")
+    kept = [row.get("step_seconds") for row in rows(left)]
+    summary = run(toy().experiment, config, tmp_path, name="toy")
+    seconds = [row["step_seconds"] for row in rows(tmp_path) if "step_seconds" in row]
+    assert [one for one in kept if one] == seconds[:2] == [4.0, 4.0]
+    assert seconds[2:] == [1.0, 1.0]
+    assert summary["things_per_second"] == 10 * 4 / 10

@@ -1,0 +1,107 @@
+"""What the row of a step says: its metrics as numbers, and what was measured beside them."""
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jaxmem.errors import RunError
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Those of a step's metrics that are numbers; reading them waits for the device."""
+    found = {str(name): _number(value) for name, value in metrics.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _number(value: Any) -> float | None:
+    """A metric as a number; None for what is none, such as an image or a text."""
+    if value is None or isinstance(value, str | bytes | Mapping | list | tuple):
+        return None
+    if getattr(value, "size", 1) != 1:
+        return None
+    try:
+        return float(value.reshape(()) if getattr(value, "ndim", 0) else value)
+    except (TypeError, ValueError):
+        return None
+
+
+class Measured:
+    """`measured(number)` as the metrics of step `number` were read: the seconds that it took, how
+    much was done in one, and the most bytes that a device has had in use.
+
+    units: how many a step has of what, by name: `tokens` makes `tokens_per_second`. Raises RunError
+      for what cannot be counted.
+    """
+
+    def __init__(self, units: Mapping[str, float]):
+        for name, count in units.items():
+            if not isinstance(count, int | float) or not 0 < count < float("inf"):
+                raise RunError(
+                    f"train: `units` has {count!r} for {name!r}; expected how many of them a step"
+                    " has, a number above 0"
+                )
+        self._units, self._last = dict(units), None
+
+    def begin(self) -> None:
+        """Another step than the one that was read last comes next."""
+        self._last = None
+
+    def __call__(self, number: int) -> dict[str, float]:
+        now, last = time.perf_counter(), self._last
+        self._last = number, now
+        if last is None:  # what the first one took is not known
+            return _peak()
+        seconds = (now - last[1]) / (number - last[0])
+        units = self._units.items() if seconds else ()
+        rates = {f"{name}_per_second": count / seconds for name, count in units}
+        return {"step_seconds": seconds} | rates | _peak()
+
+
+class Best:
+    """Follows a metric, of which a step may have a value or none.
+
+    name: the metric; None where none is followed.
+    least: the least value that a checkpoint was noted with; infinite before there is one.
+    rare: whether the last step that was done has it, and the one before had none.
+    """
+
+    def __init__(self, name: str | None):
+        self.name = name
+        self.begin(math.inf)
+
+    def begin(self, least: float) -> None:
+        """Goes on where the checkpoints' least value is this."""
+        self.least, self.rare = least, False
+        self._value, self._has = math.inf, False
+
+    def done(self, metrics: Mapping[str, Any]) -> None:
+        """A step was done, whose metrics need not be there yet."""
+        had, self._has = self._has, self.name in metrics
+        self.rare = self._has and not had
+
+    def read(self, row: Mapping[str, float]) -> None:
+        """The next step's row was written."""
+        value = row.get(str(self.name), math.inf)
+        self._value = value if math.isfinite(value) else math.inf
+
+    @property
+    def is_least(self) -> bool:
+        """Whether the last row has a rare value that is the least so far."""
+        return self.rare and self._value < self.least
+
+    def noted(self) -> dict[str, float]:
+        """What a checkpoint notes: the value in the last row, by its name."""
+        self.least = min(self.least, self._value)
+        return {} if self.name is None or self._value == math.inf else {self.name: self._value}
+
+
+def _peak() -> dict[str, float]:
+    """`peak_bytes`: of the device that had most in use since the process began. Nothing where no
+    device tells, as CPUs do not.
+    """
+    told = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [one["peak_bytes_in_use"] for one in told if "peak_bytes_in_use" in one]
+    return {"peak_bytes": max(peaks)} if peaks else {}

@@ -1,0 +1,114 @@
+"""What cannot be trained or gone on with is refused before anything is written."""
+
+import sys
+
+import jax.numpy as jnp
+import pytest
+
+import jaxmem
+from jaxmem.errors import RunError
+from jaxmem.runs import record, train
+from tests.programs import durable_run
+from tests.shared.training import Stop, run
+
+pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
+
+
+def test_it_is_public():
+    assert jaxmem.runs.train is train
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"keep": 0}, "got keep=0"),
+        ({"save_every": -1}, "save_every=-1"),
+        ({"not_finite": 0}, "not_finite=0"),
+    ],
+)
+def test_wrong_arguments_are_refused(tmp_path, given, message):
+    with pytest.raises(RunError, match=message):
+        run(tmp_path / "out", **given)
+
+
+@pytest.mark.parametrize(
+    ("resume", "given", "message"),
+    [
+        (True, {"data": [1]}, "`data` is list"),
+        (True, {"settings": {"rate": float("inf")}}, "`settings` is .*, which a checkpoint cannot"),
+        (True, {"state": {}}, "`state` holds no array"),
+        (False, {}, "does not go on with"),
+    ],
+)
+def test_what_cannot_be_gone_on_with_is_refused_first(tmp_path, resume, given, message):
+    arguments = {"step": durable_run.step, "state": durable_run.first, "data": durable_run.batch}
+    with record(tmp_path, resume=resume) as found, pytest.raises(RunError, match=message):
+        train(**arguments | given, steps=1, run=found)
+
+
+def test_other_settings_or_another_state_are_refused(tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(Stop):
+        run(out, stop=(4, Stop()), settings={"rate": 0.1})
+    with pytest.raises(RunError, match=r"with rate = 0.1, and it is 0.2 now; .* overwrite=True"):
+        run(out, settings={"rate": 0.2})
+    with (
+        record(out, resume=True) as found,
+        pytest.raises(RunError, match=r"where the state has \['w'\]"),
+    ):
+        train(
+            durable_run.step, {"w": jnp.zeros(3)}, durable_run.batch, steps=8, run=found,
+            settings={"rate": 0.1},
+        )  # fmt: skip
+    assert isinstance(run(out, settings={"rate": 0.1}), str)
+
+
+def test_a_file_of_the_operating_system_among_checkpoints_is_no_mark_of_anothers(tmp_path):
+    out = tmp_path / "out"
+    run(out)
+    (out / "checkpoints" / ".DS_Store").write_text("of the system")
+    with record(out, resume=True, overwrite=True) as found:
+        assert not found.resumed
+
+
+@pytest.mark.parametrize("name", ["mine", "100/mine", "00000100/mine"])
+def test_checkpoints_of_somebodys_own_are_left_alone(tmp_path, name):
+    """Those of orbax's managers too, which are named by their steps."""
+    own = tmp_path / "out" / "checkpoints" / name
+    own.parent.mkdir(parents=True)
+    own.write_text("a")
+    with pytest.raises(RunError, match="checkpoints' is not of a run"):
+        run(tmp_path / "out")
+    begun = record(tmp_path / "out", resume=True, overwrite=True)
+    with pytest.raises(RunError, match="is not of a run"):
+        begun.__enter__()
+    assert own.read_text() == "a"
+
+
+def test_checkpoints_without_orbax_say_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "orbax", None)
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    with pytest.raises(RunError, match=r"pip install jaxmem\[runs\]"):
+        run(tmp_path / "out")
+
+
+def test_what_a_run_has_done_is_not_taken_back(tmp_path):
+    with pytest.raises(Stop):
+        run(tmp_path / "out", stop=(6, Stop()))
+    with pytest.raises(RunError, match="the checkpoint is of step 5, and `steps` is 3"):
+        run(tmp_path / "out", steps=3)
+    with record(tmp_path / "twice", resume=True) as found:
+        arguments = {"steps": 2, "run": found}
+        train(lambda s, b: (s, {"loss": b}), jnp.zeros(2), jnp.float32, **arguments)
+        with pytest.raises(RunError, match="has been trained in already"):
+            train(lambda s, b: (s, {"loss": b}), jnp.zeros(2), jnp.float32, **arguments)
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_stands_in_the_place_of_checkpoints_is_told_first(tmp_path, kind):
+    out = tmp_path / "out"
+    out.mkdir()
+    place = out / "checkpoints"
+    place.write_text("") if kind == "file" else place.symlink_to(tmp_path)
+    with pytest.raises(RunError, match="is not of a run"):
+        run(out)

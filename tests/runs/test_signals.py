@@ -1,0 +1,90 @@
+"""A signal ends a run with what it has saved, and a killed process loses no more than what it had
+not.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxmem._xla.process import child_environment
+from jaxmem.runs import Interrupted
+from tests.programs import durable_run
+from tests.shared import children
+from tests.shared.training import checkpoints, rows, run, unfinished
+
+pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_after_the_step_once_it_is_saved(tmp_path, whole, number):
+    out = tmp_path / "out"
+
+    def batch(step):
+        if step == 4:
+            os.kill(os.getpid(), number)
+        return durable_run.batch(step)
+
+    before = signal.getsignal(number)
+    with pytest.raises(Interrupted, match="after step 4") as caught:
+        run(out, data=batch, save_every=1e6)
+    assert caught.value.number == number
+    assert signal.getsignal(number) is before
+    assert checkpoints(unfinished(out)) == [0, 4]
+    assert run(out) == whole[1]
+    assert rows(out) == whole[0]
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path, whole):
+    def batch(step):
+        os.kill(os.getpid(), signal.SIGINT)
+        return durable_run.batch(step)
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert run(tmp_path / "out", data=batch) == whole[1]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_signal_ends_it_at_once_and_it_begins_again(tmp_path, whole):
+    def batch(step):
+        for _ in range(2 if step == 3 else 0):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return durable_run.batch(step)
+
+    with pytest.raises(Interrupted):
+        run(tmp_path / "out", data=batch, save_every=1e6)
+    assert not (tmp_path / "out" / "summary.json").exists()
+    assert run(tmp_path / "out") == whole[1]
+
+
+def start(out, **environment):
+    command = [sys.executable, "-m", "tests.programs.durable_run", str(out), "12"]
+    env = child_environment(children.finding_packages()) | environment
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_process_loses_no_more_than_what_it_had_not_saved(tmp_path):
+    out, draw = tmp_path / "out", random.Random(0)
+    kept = 0
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        with start(out, PAUSE="0.05") as process:
+            for _ in range(kept + 2):
+                process.stdout.readline()
+            time.sleep(draw.uniform(0, 0.1))
+            process.send_signal(number)
+            assert process.wait() == (-9 if number == signal.SIGKILL else 143)
+        there = checkpoints(unfinished(out))[-1]
+        assert there > kept, "what had been saved is lost"
+        kept = there
+    with start(out) as ended, start(tmp_path / "whole") as whole:
+        last = [process.stdout.read().splitlines()[-1] for process in (ended, whole)]
+    assert (ended.returncode, whole.returncode) == (0, 0)
+    assert last[0] == last[1]
+    assert last[0].startswith("digest ")
+    assert rows(out) == rows(tmp_path / "whole")

@@ -1,0 +1,78 @@
+"""Runs of the small training of tests/programs/durable_run.py, and what they leave."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmem.runs import record, train
+from tests.programs import durable_run
+
+
+def rows(folder):
+    """The rows without what a clock said."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "step_seconds"} for line in lines]
+
+
+def unfinished(out):
+    (path,) = out.glob("unfinished-*")
+    return path
+
+
+def checkpoints(path):
+    return sorted(int(p.parent.name) for p in path.glob("checkpoints/*/manifest.json"))
+
+
+class Stop(Exception):
+    """What ends a run from within."""
+
+
+def run(out, steps=8, stop=None, data=durable_run.batch, step=durable_run.step, **given):
+    """Trains, and ends by `stop`, an error, as the batch of step stop[0] is asked for."""
+
+    def asked(number):
+        if stop is not None and number == stop[0]:
+            raise stop[1]
+        return data(number)
+
+    # a fixture of the module has not the suite's strictness, nor what lifts it
+    with jax.numpy_dtype_promotion("standard"), record(out, resume=True) as found:
+        given = {"save_every": 0, "keep": 3} | given
+        state = train(step, durable_run.first, asked, steps=steps, run=found, **given)
+        found.summary({"config": "a run"})
+    return durable_run.digest(state)
+
+
+def worse(*numbers):
+    def batch(number):
+        one = durable_run.batch(number)
+        return one | {"scale": np.float32("inf")} if number in numbers else one
+
+    return batch
+
+
+def stopped(out, step, state, data=jnp.float32, at=4, steps=6, **given):
+    """The last states of a run that fails at `at` and goes on, and of one that does not."""
+    found = []
+    for folder, fails in (("failing", at), ("failing", None), ("whole", None)):
+
+        def batch(number, fails=fails):
+            if number == fails:
+                raise Stop
+            return data(number)
+
+        arguments = {"steps": steps, "save_every": 0} | given
+        try:
+            with jax.numpy_dtype_promotion("standard"), record(out / folder, resume=True) as run:
+                found.append(train(step, state, batch, run=run, **arguments))
+        except Stop:
+            assert fails
+    return found
+
+
+def alike(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert jnp.result_type(x) == jnp.result_type(y)
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
