@@ -24,7 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.overrides.append(f"plan.{key}={value}")
 
     def work() -> None:
-        plan_into(cli.settings(args, Config), cli.out(args), args.overwrite)
+        config = cli.settings(args, Config)
+        with cli.told_of(args):
+            plan_into(config, cli.out(args), args.overwrite)
 
     return cli.exit_code(work)
 

@@ -25,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         config, again = cli.settings(args, Config), cli.again(PROGRAM, args)
         named = {"name": cli.name(args), "command": again}
-        run(TEXT, config, cli.out(args), overwrite=args.overwrite, **named)
+        with cli.told_of(args):
+            run(TEXT, config, cli.out(args), overwrite=args.overwrite, **named)
 
     return cli.exit_code(work)
 

@@ -25,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         config, again = cli.settings(args, GlueConfig), cli.again(PROGRAM, args)
         named = {"name": cli.name(args), "command": again}
-        run(GLUE, config, cli.out(args), overwrite=args.overwrite, **named)
+        with cli.told_of(args):
+            run(GLUE, config, cli.out(args), overwrite=args.overwrite, **named)
 
     return cli.exit_code(work)
 

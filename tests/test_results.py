@@ -527,3 +527,17 @@ def test_faults_in_stored_checkpoints():
     assert made >= 1000
     wrong = total["orbax alone"]["wrong values"]
     assert quotes(answer("that were changed"), made, wrong, read)
+
+
+def test_files_that_are_refused():
+    page, found = PAGE["Configs and plans' files that are refused"], result("bad_files")
+    kinds = found["results"]["configs"] | found["results"]["plans"]
+    assert page.keys() == kinds.keys()
+    for kind, cells in page.items():
+        for cell, what in zip(cells, ("configs", "plans"), strict=True):
+            row = found["results"][what].get(kind)
+            assert cell == "–" if row is None else quotes(cell, row["refused"]), kind
+    totals = [found["summary"][what]["refused"] for what in ("configs", "plans")]
+    assert quotes(answer("with a mistake"), *totals)
+    assert min(totals) >= 500
+    assert all(row["refused"] == row["files"] for row in found["summary"].values())

@@ -1,19 +1,21 @@
 """What the command lines share: their options, settings, errors in one message, exit codes."""
 
 import argparse
+import contextlib
 import pathlib
 import shlex
 import signal
 import sys
 import typing
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import pydantic
 
 import jaxmem
-from experiments.command.load import load
+from experiments.command.load import find, load, parse_override
+from experiments.command.mistakes import placed
 from experiments.errors import BAD_INPUT, DIVERGED, SIGNALLED, DivergedError, InputError
 
 C = typing.TypeVar("C", bound=pydantic.BaseModel)
@@ -45,6 +47,19 @@ def settings(args: argparse.Namespace, schema: type[C]) -> C:
     if config.model.dtype == "float64":  # pyright: ignore[reportAttributeAccessIssue]
         jax.config.update("jax_enable_x64", True)
     return config
+
+
+@contextlib.contextmanager
+def told_of(args: argparse.Namespace) -> Iterator[None]:
+    """Names the config's file, and the override, in an InputError of the statement: settings may be
+    in order as such, and be refused for the data or the device that they name.
+    """
+    try:
+        yield
+    except InputError as error:
+        sources = {parse_override(text)[0]: text for text in args.overrides}
+        error.args = (placed(str(error), str(find(args.config)), sources),)  # its notes stay
+        raise
 
 
 def name(args: argparse.Namespace) -> str:

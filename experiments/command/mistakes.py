@@ -38,12 +38,19 @@ def explain(
     lines = []
     for key, group in problems.items():
         line = _line(key, group, schema)
-        cause = next(
-            (text for k, text in sources.items() if k in line or k.startswith(f"{key}.")), None
-        )
-        override = f" with override {SHORT.repr(cause)}" if cause else ""
-        lines.append(f"{path}{override}: {line}")
+        inside = [text for k, text in sources.items() if k.startswith(f"{key}.")]
+        lines.append(placed(line, path, sources, *inside))
     return "\n".join(lines)
+
+
+def placed(line: str, path: str, sources: Mapping[str, str], *causes: str) -> str:
+    """A line about a mistake, after the file and the override that it is from. `causes`: overrides
+    that may have made it, beside those whose key it names.
+    """
+    named = [text for key, text in sources.items() if key in line]
+    cause = next(iter((*named, *causes)), None)
+    override = f" with override {SHORT.repr(cause)}" if cause else ""
+    return f"{path}{override}: {line}"
 
 
 def _key(problem: Any, data: Any) -> str:

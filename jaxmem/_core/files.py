@@ -42,12 +42,22 @@ def write_json(path: str | os.PathLike, data: Any) -> None:
 
 def read_json(path: str | os.PathLike) -> Any:
     """Returns what a JSON file holds. Raises OSError if it cannot be read, ValueError if it is no
-    JSON.
+    JSON, or says a key of an object twice.
     """
     try:
-        return json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        text = pathlib.Path(path).read_text(encoding="utf-8")
+        return json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:
         raise ValueError(f"it is nested too deeply: {error}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} stands twice in an object")
+        found[key] = value
+    return found
 
 
 def check_writable(path: str | os.PathLike) -> None:

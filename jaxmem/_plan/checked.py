@@ -1,8 +1,11 @@
 """Checks what a file holds: an error names the field that is broken."""
 
-import math
-from collections.abc import Mapping
+import reprlib
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from jaxmem._codecs.forms import nearest
 
 WHOLE, FINITE = "a whole number of at least 0", "a finite number of at least 0"
 
@@ -11,13 +14,13 @@ class Broken(Exception):
     """A field that is not what it must be: `read` adds the file's name and raises PlanFileError.
 
     field: the path of the field, such as `rows[3].shape`.
-    got: its value.
+    got: its value as a text, cut where it is long.
     expected: what it must be, in words.
     """
 
     def __init__(self, field: str, got: Any, expected: str):
         super().__init__(field, got, expected)
-        self.field, self.got, self.expected = field, got, expected
+        self.field, self.got, self.expected = field, reprlib.repr(got), expected
 
 
 def checked(value: Any, field: str, fields: Mapping[str, tuple]) -> dict[str, Any]:
@@ -30,9 +33,19 @@ def checked(value: Any, field: str, fields: Mapping[str, tuple]) -> dict[str, An
     return value
 
 
+def refuse_unknown(value: Mapping[str, Any], field: str, known: Sequence[str]) -> None:
+    """Raises Broken where an object has a field that is not known: misspelt, one that may be left
+    out would be left out in silence.
+    """
+    for name in sorted(value.keys() - set(known)):
+        at, near = f"{field}.{name}" if field else name, nearest(name.lower(), known)
+        raise Broken(at, value[name], f"no such field; the nearest is {near}")
+
+
 def is_number(value: Any) -> bool:
+    """Whether a value is a number of at least 0 that a float can stand for."""
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return real and math.isfinite(value) and value >= 0
+    return real and 0 <= value <= sys.float_info.max
 
 
 def is_size(value: Any) -> bool:
@@ -41,4 +54,5 @@ def is_size(value: Any) -> bool:
 
 
 def is_text(value: Any) -> bool:
-    return isinstance(value, str)
+    """Whether a value is a text that can be printed: JSON can write half of a character."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)

@@ -12,7 +12,16 @@ from typing import Any
 from jaxmem._codecs.forms import parse
 from jaxmem._core.actions import Action, Actions, Choice
 from jaxmem._plan import timeline
-from jaxmem._plan.checked import FINITE, WHOLE, Broken, checked, is_number, is_size, is_text
+from jaxmem._plan.checked import (
+    FINITE,
+    WHOLE,
+    Broken,
+    checked,
+    is_number,
+    is_size,
+    is_text,
+    refuse_unknown,
+)
 from jaxmem._plan.rows import Bytes, Measured, Point, Row
 from jaxmem._states.places import DEVICE, DIVIDED, HOST, Places
 from jaxmem.errors import PlanFileError, TagError
@@ -30,6 +39,9 @@ _NUMBERS = dict.fromkeys((*_BYTES, "compiles"), int) | dict.fromkeys(_SECONDS, f
 _TEXTS = ("time_source", "target", "fingerprint", "jax_version")
 _CHOSEN = ("microbatches", "batch")  # numbers that are there where the planner chose them
 _PARTS = ("parts", "baseline_parts")
+_LISTS = ("notes", "rows", "points", "measured")
+_OBJECTS = ("actions", "places", "lanes", "divided", "compiler_options")
+_KNOWN = ("schema", *_NUMBERS, *_TEXTS, *_LATER, *_CHOSEN, *_PARTS, *_LISTS, *_OBJECTS)
 
 
 def write(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,7 +86,7 @@ def read(data: Any, path: str) -> dict[str, Any]:
         return _fields(data)
     except Broken as broken:
         raise PlanFileError(
-            f"Plan.load: {path!r}, field `{broken.field}`: got {broken.got!r}, expected"
+            f"Plan.load: {path!r}, field `{broken.field}`: got {broken.got}, expected"
             f" {broken.expected}; plan again, or mend the file"
         ) from broken.__cause__
 
@@ -99,7 +111,7 @@ def read_assignment(data: Any, path: str) -> dict[str, dict[str, Choice]]:
         return _actions(data)
     except Broken as broken:
         raise PlanFileError(
-            f"policy {path!r}, field `{broken.field}`: got {broken.got!r}, expected"
+            f"policy {path!r}, field `{broken.field}`: got {broken.got}, expected"
             f" {broken.expected}; mend the file"
         ) from broken.__cause__
 
@@ -111,19 +123,20 @@ def _fields(data: Any) -> dict[str, Any]:
     # True equals 1 in Python, and is no number here; the same goes for every number below.
     if data.get("schema") != SCHEMA or isinstance(data.get("schema"), bool):
         raise Broken("schema", data.get("schema"), f"{SCHEMA}, the one this jaxmem reads")
+    refuse_unknown(data, "", _KNOWN)
     fields: dict[str, Any] = {}
     for name, kind in _NUMBERS.items():
         value: Any = data.get(name)
-        if not (is_number(value) and isinstance(value, (int, kind))):
+        if not (is_size(value) if kind is int else is_number(value)):
             raise Broken(name, value, WHOLE if kind is int else FINITE)
         fields[name] = kind(value)
     for name in _TEXTS:
-        if not isinstance(data.get(name), str) or not data[name]:
+        if not is_text(data.get(name)) or not data[name]:
             raise Broken(name, data.get(name), "a text")
         fields[name] = data[name]
     for name, usual in _LATER.items():
         value = data.get(name, usual)
-        if isinstance(usual, str) and not (isinstance(value, str) and value):
+        if isinstance(usual, str) and not (is_text(value) and value):
             raise Broken(name, value, "a text")
         if isinstance(usual, float) and not is_number(value):
             raise Broken(name, value, FINITE)
@@ -132,7 +145,7 @@ def _fields(data: Any) -> dict[str, Any]:
     for name in _PARTS:
         fields[name] = _bytes(data.get(name), name)
     notes = _list(data, "notes", "a list of texts")
-    if not all(isinstance(note, str) for note in notes):
+    if not all(map(is_text, notes)):
         raise Broken("notes", notes, "a list of texts")
     rows = _list(data, "rows", "a list of the table's lines")
     points = _list(data, "points", "a list of bytes and seconds")
@@ -171,7 +184,8 @@ def _list(data: dict, name: str, expected: str) -> list:
 
 def _actions(value: Any, field: str = "actions") -> dict[str, dict[str, Choice]]:
     is_nested = isinstance(value, dict) and all(isinstance(v, dict) for v in value.values())
-    if not value or not is_nested:
+    labels = [*value, *(tag for tags in value.values() for tag in tags)] if is_nested else []
+    if not labels or not all(map(is_text, labels)):
         raise Broken(field, value, "an object: block -> tag -> action")
     return {
         block: {tag: _choice(choice, f"{field}.{block}.{tag}") for tag, choice in tags.items()}
@@ -197,6 +211,7 @@ def _choice(value: Any, field: str) -> Choice:
         raise Broken(field, value, "an object with `action`, and `codec` where it compresses")
     if value.get("action") not in list(Action):
         raise Broken(f"{field}.action", value.get("action"), f"one of {', '.join(Action)}")
+    refuse_unknown(value, field, ("action", "codec"))
     codec = value.get("codec")
     try:
         codec = None if codec is None else str(parse(codec))
@@ -264,19 +279,22 @@ def _bytes(value: Any, field: str) -> Bytes:
     names = [f.name for f in dataclasses.fields(Bytes)]
     if not isinstance(value, dict) or any(type(value.get(n)) is not int for n in names):
         raise Broken(field, value, f"whole numbers {', '.join(names)}")
+    refuse_unknown(value, field, names)
     found = Bytes(*(value[n] for n in names))
     total = found.arguments + found.saved + found.working
-    if total < 0:
-        raise Broken(field, value, f"whole numbers {', '.join(names)} of at least 0")
+    if not all(map(is_size, (total, found.arguments, found.saved))):
+        raise Broken(field, value, f"whole numbers {', '.join(names)} of at least 0 in all")
     return Bytes.of(total, found.arguments, found.saved)  # earlier versions wrote less than nothing
 
 
 def _point(value: Any, field: str) -> Point:
-    names = ("bytes", "seconds")
-    if not isinstance(value, dict) or not all(is_number(value.get(n)) for n in names):
-        raise Broken(field, value, "`bytes` and `seconds`, finite numbers of at least 0")
+    if not isinstance(value, dict) or not is_size(value.get("bytes")):
+        raise Broken(field, value, f"`bytes`, {WHOLE}, and `seconds`")
+    if not is_number(value.get("seconds")):
+        raise Broken(f"{field}.seconds", value.get("seconds"), FINITE)
+    refuse_unknown(value, field, ("bytes", "seconds", "actions", "uncertain_seconds"))
     actions, uncertain = value.get("actions"), value.get("uncertain_seconds", 0.0)
     if not is_number(uncertain):
         raise Broken(f"{field}.uncertain_seconds", uncertain, "a finite number of at least 0")
     found = {} if actions is None else _actions(actions, f"{field}.actions")
-    return Point(int(value["bytes"]), float(value["seconds"]), found, float(uncertain))
+    return Point(value["bytes"], float(value["seconds"]), found, float(uncertain))

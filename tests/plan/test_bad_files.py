@@ -1,0 +1,70 @@
+"""Plans' files with one mistake each: every command that reads one tells the file and the field,
+before anything is compiled or written.
+"""
+
+import pathlib
+
+import pytest
+
+import jaxmem
+from experiments import train
+from jaxmem import cli
+from tests.shared.bad import mistakes, no_files
+from tests.shared.bad_plans import bad_plans, full
+
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+
+FILE = "mine.json"
+# How plans' files are read: by a program's function, and a line.
+WAYS = {
+    "show": (cli.main, ["show", FILE]),
+    "json": (cli.main, ["show", FILE, "--json"]),
+    "diff": (cli.main, ["diff", "whole.json", FILE]),
+    "report": (cli.main, ["report", FILE]),
+    "verify": (cli.main, ["verify", FILE, "absent:step"]),
+    "explain": (cli.main, ["explain", "absent:step", "--plan", FILE]),
+    "train": (train.main, ["gpt_nano", f"plan.path={FILE}", "--out", "new/out"]),
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    full().save("whole.json")
+
+
+@pytest.fixture(scope="module")
+def all_bad(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    full().save(path)
+    return list(bad_plans(path.read_text("utf-8")))
+
+
+# Every so many of them; benchmarks/bad_files.py tries all.
+@pytest.mark.parametrize("way", WAYS)
+def test_bad_plans_are_refused(way, all_bad):
+    first = list(WAYS).index(way)
+    chosen, (main, line) = all_bad[first :: 3 * len(WAYS)], WAYS[way]
+    assert len({bad.content for bad in chosen}) >= 150
+    for bad in chosen:
+        pathlib.Path(FILE).write_bytes(bad.content)
+        assert mistakes(main, line, FILE, bad.key) == [], bad
+    assert len({bad.kind for bad in chosen}) >= 7
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_no_file_is_refused(way, tmp_path):
+    main, line = WAYS[way]
+    for what, path in no_files(tmp_path, ".json").items():
+        if way == "report" and what in ("a folder", "below a file"):
+            continue  # a folder may be a run's, and beside a plan there must be room for the page
+        if what == "a NUL":
+            continue  # which no command line holds
+        assert mistakes(main, [word.replace(FILE, path) for word in line], path) == [], what
+
+
+def test_the_one_they_are_made_of_is_in_order():
+    plan = full()
+    assert jaxmem.Plan.load("whole.json") == plan
+    empty = {field for field, value in plan.to_json().items() if value in (None, [], {}, "")}
+    assert empty == set()
