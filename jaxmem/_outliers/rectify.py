@@ -196,8 +196,10 @@ class Rectifier:
         return self._swap(plan, step), [row]
 
     def told(self, seconds: float | None) -> None:
-        """Takes what a step took, by the clock."""
-        if seconds is not None:
+        """Takes what a step took, by the clock; beside planning it takes longer, and tells
+        nothing.
+        """
+        if seconds is not None and self._made is None:
             self._pace.told(seconds)
 
     def less(self, number: int, error: BaseException) -> tuple[Any, list[dict[str, Any]]]:
@@ -249,9 +251,10 @@ class Rectifier:
         if self._before is None or (now := self._pace.median) is None:
             return None
         (plan, step, pace), self._before = self._before, None
-        if step is None or self._over or pace.median is None:
+        if pace.median is None:
             return None
-        if now <= (1 + SLOWER) * pace.median:
+        self._again.remember(self.plan, plan, now - pace.median, pace.noise + self._pace.noise)
+        if step is None or self._over or now <= (1 + SLOWER) * pace.median:
             return None
         why = "its steps are slower than those of the plan before, which comes back"
         row = self._row(number, True, why, median=now, before=pace.median) | {"event": "swap"}

@@ -12,6 +12,7 @@ import jax
 from jaxmem._explain.explain import explain
 from jaxmem._jax.step import with_microbatches
 from jaxmem._plan.plan import Plan
+from jaxmem._planner.measured import remember_run
 from jaxmem._planner.plan import plan as make_plan
 from jaxmem._planner.verify import verify
 from jaxmem._profile.times import beside_training
@@ -50,6 +51,14 @@ class Replanner:
         )  # fmt: skip
         made = dataclasses.replace(made, microbatches=first.microbatches, batch=first.batch)
         return made, self.executable(made)
+
+    def remember(self, plan: Plan, other: Plan, seconds: float, noise: float) -> None:
+        """Writes down by how much the steps of a plan for this device took longer than those of
+        another, so that later plans of the step are priced by it.
+        """
+        if plan.target == "local":
+            run = (plan.actions, other.actions, seconds, noise)
+            self._thread.submit(remember_run, self.build, self.args, *run)
 
     def executable(self, plan: Plan) -> Any:
         """The step under a plan, compiled for this device: a plan may be for another."""

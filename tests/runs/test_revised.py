@@ -243,6 +243,23 @@ def test_a_plan_whose_steps_are_slower_goes_back(plan):
     assert revising.ready(52, 9) == (None, [])
 
 
+def test_what_plans_take_by_the_clock_prices_later_plans(plan, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    revising = rectifier(plan)
+    again = jaxmem.plan(build, parameters(()), data(1), budget=plan.budget_bytes, **ASKED)
+    recomputed = jaxmem.plans.Plan(**(vars(again) | {"actions": {"block": {}}}))
+    for _ in range(SETTLED):
+        revising.told(1.0)
+    revising._swap(recomputed, "another step")
+    for _ in range(SETTLED):
+        revising.told(1.0 + 40 * plan.predicted_seconds)
+    revising.ready(50, 9)
+    revising.close()  # waits for what is written down
+    corrected = jaxmem.plan(build, parameters(()), data(1), budget=plan.budget_bytes, **ASKED)
+    assert any("corrected by earlier runs of whole steps" in note for note in corrected.notes)
+    assert not any("corrected by" in note for note in again.notes)
+
+
 def test_tracking_that_takes_too_much_is_left_out(tmp_path, plan):
     small = jaxmem.plans.Plan(**(vars(plan) | {"budget_bytes": 1000}))
     revising = rectifier(small)
