@@ -86,7 +86,7 @@ def results(folder: str | os.PathLike, plan: Plan | None) -> Run:
     losses, paces = _rows(folder / METRICS) if (folder / METRICS).exists() else ((), ())
     explained = load(folder / EXPLAINED) if (folder / EXPLAINED).exists() else None
     name = str(summary.get("config") or folder.absolute().name)
-    outliers = tuple(Outliers.from_json(row) for row in _objects(folder / OUTLIERS, _SEEN))
+    outliers = tuple(_seen(folder / OUTLIERS))
     decisions = tuple(_objects(folder / DECISIONS, _DECIDED))
     return Run(name, plan, losses, summary, explained, paces, outliers, decisions)
 
@@ -137,6 +137,14 @@ def _rows(path: pathlib.Path) -> tuple[Course, Course]:
 _SEEN = {"step": int, "block": str, "tag": str, "channels": int, "counts": list, "places": list}
 _SEEN |= {"greatest": list}
 _DECIDED = {"step": int, "taken": bool, "why": str}
+
+
+def _seen(path: pathlib.Path) -> Iterator[Outliers]:
+    for row in _objects(path, _SEEN):
+        try:
+            yield Outliers.from_json(row)
+        except (ValueError, TypeError) as error:
+            _fail(path, f"the row of step {row['step']}", row, f"counts of outliers ({error})")
 
 
 def _objects(path: pathlib.Path, fields: dict[str, type]) -> Iterator[dict[str, Any]]:
