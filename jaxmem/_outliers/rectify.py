@@ -69,7 +69,7 @@ class Rectifier:
                 " divides nothing: leave the rectifier out"
             )
         self.plan = plan
-        self._every, self._args = every, args
+        self._every = every
         self._again = Replanner(plan, build, args, asked)
         self._tracker: Tracker | None = None
         self._untracked = False  # that nothing can be tracked was said
@@ -103,7 +103,7 @@ class Rectifier:
             return []
         try:
             if self._tracker is None:
-                self._tracker = Tracker(self._again.build, self._args)
+                self._tracker = Tracker(self._again.build, self._again.args)
                 self._tracker.compile(*args)
                 if self.plan.target == "local" and self._tracker.bytes > self.plan.budget_bytes:
                     raise StepError(

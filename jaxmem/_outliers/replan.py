@@ -28,7 +28,7 @@ class Replanner:
 
     def __init__(self, plan: Plan, build: Callable, args: tuple, asked: dict[str, Any]):
         self.build = with_microbatches(build, plan.microbatches)
-        self.args, self._asked = args, asked
+        self.args, self._asked = jax.tree.map(_shape, args), asked
         self._first = plan
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "jaxmem-rectifier")
         self._same = _as_here()
@@ -81,6 +81,14 @@ class Replanner:
     def close(self) -> None:
         """Waits for a compile that cannot be stopped."""
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _shape(leaf):
+    """An array's shape in its place: the state that training begins with is let go meanwhile."""
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    place = leaf.sharding if leaf.committed else None
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place, weak_type=leaf.weak_type)
 
 
 def _as_here() -> Callable[[], contextlib.AbstractContextManager]:
