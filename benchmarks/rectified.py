@@ -8,8 +8,9 @@ make a tenth of the channels of each tag outliers, all layers alike; they begin 
 model trains.
 
 `trained`: the same steps with everything kept, under the first plan to the end, and with a
-rectifier: losses, decisions, and whether the last plan is the one that `jaxmem.plan` gives for the
-last counts. `stale`: seconds of steps under a plan with room for loud tensors against those under
+rectifier, from each of three seeds: losses, decisions, and whether each plan that was taken is the
+one that `jaxmem.plan` gives for the counts it was made for. The first plan has room for one outlier
+in each tensor. `stale`: seconds of steps under a plan with room for loud tensors against those under
 the plan for quiet ones, at shares of the bytes of everything kept, in turns.
 `between`: seconds of steps that are not tracked, with tracking against without, run after run in
 turns.
@@ -40,14 +41,16 @@ from experiments.steps.step import abstract, first_state, make_step
 
 BUDGETS = {"0.30": 0.30, "0.35": 0.35, "0.40": 0.40}  # of the bytes of everything kept
 SHARE = 0.30
-STEPS, LOUD, QUIET, EVERY = 320, 60, 200, 16
+STEPS, LOUD, QUIET, EVERY = 160, 45, 110, 16
+SEEDS = 0, 1, 2
+CODECS = dict.fromkeys(("linear", "norm", "gelu", "residual"), "outlier_separated(capacity=1)")
 LAST = 20  # losses that are compared
 ROUNDS, RUNS, RUN_STEPS = 40, 6, 48
 WIDTHS = {"resid_in": 1, "ln1": 1, "attn": 1, "mid": 1, "ln2": 1, "up": 4, "gelu": 4}
 
 
-def config_of() -> Config:
-    return load("gpt_nano", [f"train.steps={STEPS}"])
+def config_of(seed: int = 0) -> Config:
+    return load("gpt_nano", [f"train.steps={STEPS}", f"train.seed={seed}"])
 
 
 def gains(config: Config, loud: bool) -> dict[str, jax.Array]:
@@ -123,13 +126,25 @@ def losses(step, config: Config, rectifier=None, steps: int = STEPS) -> tuple[li
         return rows, [json.loads(line) for line in lines]
 
 
-def trained(report: Report) -> None:
-    config = config_of()
+class Recording(jaxmem.runs.Rectifier):
+    """One that keeps the plans that it took."""
+
+    def __init__(self, *args, **given):
+        super().__init__(*args, **given)
+        self.taken = []
+
+    def _swap(self, plan, step):
+        self.taken.append(plan)
+        return super()._swap(plan, step)
+
+
+def trained(report: Report, seed: int) -> None:
+    config = config_of(seed)
     build, args = build_of(config), shapes(config)
     kept = jaxmem.plan(build, *args)
     budget = int(SHARE * kept.baseline_bytes)
-    plan = jaxmem.plan(build, *args, budget=budget)
-    rectifier = jaxmem.runs.Rectifier(plan, build, *args, every=EVERY)
+    plan = jaxmem.plan(build, *args, budget=budget, codecs=CODECS)
+    rectifier = Recording(plan, build, *args, every=EVERY, codecs=CODECS)
     ways = {
         "everything kept": (kept.step, None),
         "first plan": (plan.step, None),
@@ -149,10 +164,16 @@ def trained(report: Report) -> None:
             },
             "decisions": decisions,
         }
-    again = jaxmem.plan(build, *args, budget=budget, outliers=rectifier.counts)
-    found["the plan of the last counts"] = again.actions == rectifier.plan.actions
-    found["swaps"] = sum(r.get("event") == "swap" for r in found["rectified"]["decisions"])
-    report.add("trained", found)
+    # Each plan that was taken was made for the counts of the decision before it.
+    decisions, counts, as_planned = found["rectified"]["decisions"], None, []
+    taken = iter(rectifier.taken)
+    for row in decisions:
+        counts = row.get("outliers", counts)
+        if row.get("event") == "swap":
+            again = jaxmem.plan(build, *args, budget=budget, codecs=CODECS, outliers=counts)
+            as_planned.append(again.actions == next(taken).actions)
+    found["as planned"] = as_planned
+    report.add(f"trained, {seed}", found)
 
 
 def stale(report: Report, share: str) -> None:
@@ -225,18 +246,22 @@ def between(report: Report) -> None:
 
 
 def summary(report: Report) -> dict:
-    found = report["trained"]
-    exact = found["everything kept"]
-    of = lambda name, key: found[name][key] / exact[key] - 1
+    found = [report[f"trained, {seed}"] for seed in SEEDS]
+    of = lambda name, key: [one[name][key] / one["everything kept"][key] - 1 for one in found]
+    beyond = lambda one: sum(one["rectified"]["beyond room"].values())
     stale = {share: report[f"stale, {share}"] for share in BUDGETS}
     return {
         "loss against everything kept": {
-            name: {key: of(name, key) for key in ("loss", "loss while loud")}
+            name: {
+                key: {"mean": statistics.fmean(of(name, key)), "by seed": of(name, key)}
+                for key in ("loss", "loss while loud")
+            }
             for name in ("first plan", "rectified")
         },
-        "swaps": found["swaps"],
-        "decisions": len(found["rectified"]["decisions"]),
-        "the plan of the last counts": found["the plan of the last counts"],
+        "plans taken": [len(one["as planned"]) for one in found],
+        "as the program says": [sum(one["as planned"]) for one in found],
+        "decisions": [len(one["rectified"]["decisions"]) for one in found],
+        "outliers without room": [beyond(one) for one in found],
         "stale against rectified": {share: row["ratio"] for share, row in stale.items()},
         "predicted": {share: row["predicted ratio"] for share, row in stale.items()},
         "throughput between trackings": report["between"]["throughput"],
@@ -246,8 +271,9 @@ def summary(report: Report) -> dict:
 def main() -> None:
     report = Report("rectified")
     warnings.simplefilter("ignore")
-    if not report.has("trained"):
-        trained(report)
+    for seed in SEEDS:
+        if not report.has(f"trained, {seed}"):
+            trained(report, seed)
     for share in BUDGETS:
         if not report.has(f"stale, {share}"):
             stale(report, share)

@@ -155,7 +155,7 @@ class Rectifier:
         self._made = self._again.begin(self.plan.budget_bytes, counts)
         why = "; ".join(map(str, over)) or "tensors need other room, and a faster plan may fit"
         row = self._row(number, True, why, left=left, most_gained=gain, planning=cost)
-        return [row | {"event": "plan"}]
+        return [row | {"event": "plan", "outliers": counts}]
 
     def ready(self, number: int, left: int) -> tuple[Any, list[dict[str, Any]]]:
         """After step `number`: the step to go on with, or None for the same, and rows of what was
