@@ -10,8 +10,9 @@ model trains.
 `trained`: the same steps with everything kept, under the first plan to the end, and with a
 rectifier, from each of three seeds: losses, decisions, and whether each plan that was taken is the
 one that `jaxmem.plan` gives for the counts it was made for. The first plan has room for one outlier
-in each tensor. `stale`: seconds of steps under a plan with room for loud tensors against those under
-the plan for quiet ones, at shares of the bytes of everything kept, in turns.
+in each tensor.
+`stale`: seconds of steps under a plan with room for loud tensors against those under the plan for
+quiet ones, at shares of the bytes of everything kept, in turns.
 `between`: seconds of steps that are not tracked, with tracking against without, run after run in
 turns.
 """
