@@ -32,7 +32,7 @@ class Experiment(Generic[C, D]):
     with: a plan may say where states lie.
     `batch(config, data, number)` -> step `number`'s second argument; numbers begin at 1.
     `evaluate(config, state, data)` -> what the summary says of the trained state, `val_loss` among
-    it.
+    it; `sample`, a text, becomes a file too.
     `told(found)` -> what a person is shown of that, by name.
     `count(config)`: how many of `unit` a step has, which its speed is counted in.
     `remedy`: what helps where the loss is not finite.
@@ -89,6 +89,8 @@ def run(
         with progress:
             state = train(experiment, config, data, ready, results, record)
         found = experiment.evaluate(config, state, data)
+        if "sample" in found:
+            results.sample(found["sample"])
         summary = {"config": name, "settings": config.model_dump(), "data": said}
         unit, count = experiment.unit, experiment.count(config)
         summary |= course([*results.kept, *rows.values()], unit, count) | found | of_step(ready)

@@ -21,7 +21,7 @@ from jaxmem._runs.checkpoints import (
 from jaxmem._runs.lock import locked, told
 from jaxmem._runs.manifest import NAME as MANIFEST
 from jaxmem._runs.manifest import is_stray
-from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SUMMARY
+from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SAMPLE, SUMMARY
 from jaxmem._runs.record import Record, is_durable
 from jaxmem._runs.signals import Interrupted, raised
 from jaxmem.errors import RunError
@@ -29,7 +29,7 @@ from jaxmem.errors import RunError
 REPORT = "report.html"
 # What belongs to one run; other files in the folder are the user's. The summary is first, since its
 # presence marks the folder as a run's.
-RESULTS = (SUMMARY, METRICS, PLAN, EXPLAINED, REPORT)
+RESULTS = (SUMMARY, METRICS, PLAN, EXPLAINED, SAMPLE, REPORT)
 UNFINISHED, ENDED = "unfinished-", "ended-"
 
 

@@ -13,7 +13,7 @@ from jaxmem._memory.explanation import Explanation
 from jaxmem._plan.plan import Plan
 from jaxmem._runs.checkpoints import CHECKPOINTS, steps_in
 from jaxmem._runs.lock import told
-from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SUMMARY
+from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SAMPLE, SUMMARY
 
 
 class Record:
@@ -99,6 +99,11 @@ class Record:
         """
         with told(self.folder):
             write_json(self.path / EXPLAINED, found.to_json())
+
+    def sample(self, text: str) -> None:
+        """Writes a text that the trained model made up, as sample.txt."""
+        with told(self.folder):
+            write_whole(self.path / SAMPLE, text)
 
     def summary(self, fields: Mapping[str, Any]) -> None:
         """Writes what is to be said of the whole run, as summary.json.
