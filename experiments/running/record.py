@@ -13,6 +13,7 @@ FREE = (
     "train.log_every",
     "train.eval_batches",
     "train.save_every",
+    "train.tensorboard",
 )
 
 

@@ -68,7 +68,8 @@ def run(
     """
     experiment.check(config)
     rows: dict[int, Mapping[str, float]] = {}
-    with jaxmem.runs.record(out, overwrite=overwrite, resume=True) as results:
+    written = {"overwrite": overwrite, "tensorboard": config.train.tensorboard}
+    with jaxmem.runs.record(out, resume=True, **written) as results:
         data = experiment.read(config)
         said = experiment.says(config, data)
         print(said, file=sys.stderr)
