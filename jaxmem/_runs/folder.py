@@ -21,15 +21,15 @@ from jaxmem._runs.checkpoints import (
 from jaxmem._runs.lock import locked, told
 from jaxmem._runs.manifest import NAME as MANIFEST
 from jaxmem._runs.manifest import is_stray
-from jaxmem._runs.read import DECISIONS, EXPLAINED, METRICS, OUTLIERS, PLAN, SUMMARY
-from jaxmem._runs.record import Record, is_durable
+from jaxmem._runs.read import DECISIONS, EXPLAINED, METRICS, OUTLIERS, PLAN, SAMPLE, SUMMARY
+from jaxmem._runs.record import EVENTS, TENSORBOARD, Record, is_durable, tensorboardx
 from jaxmem._runs.signals import Interrupted, raised
 from jaxmem.errors import RunError
 
 REPORT = "report.html"
 # What belongs to one run; other files in the folder are the user's. The summary is first, since its
 # presence marks the folder as a run's.
-RESULTS = (SUMMARY, METRICS, PLAN, EXPLAINED, DECISIONS, OUTLIERS, REPORT)
+RESULTS = (SUMMARY, METRICS, PLAN, EXPLAINED, SAMPLE, DECISIONS, OUTLIERS, REPORT)
 UNFINISHED, ENDED = "unfinished-", "ended-"
 
 
@@ -75,7 +75,11 @@ def _found(found: Checkpoint | None, folder: str | os.PathLike, what: str) -> Ch
 
 @contextlib.contextmanager
 def record(
-    folder: str | os.PathLike, *, overwrite: bool = False, resume: bool = False
+    folder: str | os.PathLike,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    tensorboard: bool = False,
 ) -> Iterator[Record]:
     """A run's results, written apart while the statement runs, in `folder` when it has ended.
 
@@ -100,24 +104,30 @@ def record(
         `Record.resumed` says whether there is one. An interrupted run with checkpoints has not
         ended. With `overwrite` its checkpoints are let go, and it begins again. SIGTERM then ends
         the statement by `Interrupted`, as SIGINT does by KeyboardInterrupt.
+      tensorboard: write the rows for TensorBoard too, in the folder `tensorboard`, where it shows
+        them while the run goes on: `tensorboard --logdir runs/mine`. It needs
+        `pip install 'jaxmem[tensorboard]'`.
 
     Raises RunError, before the statement runs, if `folder` holds a run's summary and `overwrite`
-    is not set, if another process writes a run there, or if it cannot be written to.
+    is not set, if another process writes a run there, if it cannot be written to, or if rows are
+    for TensorBoard and tensorboardX is missing.
     """
     folder = pathlib.Path(folder)
+    if tensorboard:
+        tensorboardx()
     with _made(folder), locked(folder):
         with told(folder):
             _finish(folder)
         _refuse_finished(folder, overwrite)
-        if resume:
-            _refuse_foreign(folder)
+        for name in (CHECKPOINTS,) * resume + (TENSORBOARD,) * tensorboard:
+            _refuse_foreign(folder / name)
         left = _unfinished(folder) if resume else None
         while left is not None and overwrite:  # it would be gone on with the next time
             shutil.rmtree(left / CHECKPOINTS)
             left = _unfinished(folder)
         path = left or _apart(folder)
         # Wherever the process goes meanwhile.
-        run = Record(folder.absolute(), path.absolute(), left is not None, resume)
+        run = Record(folder.absolute(), path.absolute(), left is not None, resume, tensorboard)
         try:
             with raised() if resume else contextlib.nullcontext():
                 yield run
@@ -155,15 +165,17 @@ def _publish(run: Record, interrupted: bool) -> None:
         for name in RESULTS:
             if not (ended / name).exists():
                 (run.folder / name).unlink(missing_ok=True)
+        if not (ended / TENSORBOARD).exists() and _is_ours(run.folder / TENSORBOARD):
+            shutil.rmtree(run.folder / TENSORBOARD)
         _finish(run.folder)
 
 
 def _finish(folder: pathlib.Path) -> None:
     """Moves the results of runs that have ended to their place."""
     for ended in sorted(folder.glob(f"{ENDED}*")):
-        for name in (*RESULTS, CHECKPOINTS):
+        for name in (*RESULTS, CHECKPOINTS, TENSORBOARD):
             if (ended / name).exists():
-                if name == CHECKPOINTS and (folder / name).exists() and _is_ours(folder):
+                if name not in RESULTS and _is_ours(folder / name):
                     shutil.rmtree(folder / name)
                 os.replace(ended / name, folder / name)
         if any(ended.iterdir()):  # a file of the user's own
@@ -172,11 +184,12 @@ def _finish(folder: pathlib.Path) -> None:
             ended.rmdir()
 
 
-def _is_ours(folder: pathlib.Path) -> bool:
-    """Whether the folder's checkpoints are a run's, and not somebody's own."""
-    path = folder / CHECKPOINTS
+def _is_ours(path: pathlib.Path) -> bool:
+    """Whether a folder of checkpoints or events is a run's, and not somebody's own."""
     if path.is_symlink() or not path.is_dir():
         return False
+    if path.name == TENSORBOARD:
+        return all(p.name.startswith(EVENTS) or is_stray(p.name) for p in path.iterdir())
     names = (p for p in path.iterdir() if not is_stray(p.name))
     whole = [p for p in names if not p.name.startswith(WRITING)]
     # orbax's own managers name folders by steps too, so that names alone do not tell.
@@ -184,12 +197,12 @@ def _is_ours(folder: pathlib.Path) -> bool:
     return named and (not whole or any((p / MANIFEST).exists() for p in whole))
 
 
-def _refuse_foreign(folder: pathlib.Path) -> None:
-    """Raises RunError where something of that name stands in the place of checkpoints."""
-    if os.path.lexists(folder / CHECKPOINTS) and not _is_ours(folder):
+def _refuse_foreign(path: pathlib.Path) -> None:
+    """Raises RunError where something else stands in the place of checkpoints or events."""
+    if os.path.lexists(path) and not _is_ours(path):
         raise RunError(
-            f"record: {str(folder / CHECKPOINTS)!r} is not of a run, which would keep its"
-            " checkpoints there; name another folder, or move it away"
+            f"record: {str(path)!r} is not of a run, which would keep its {path.name} there; name"
+            " another folder, or move it away"
         )
 
 
