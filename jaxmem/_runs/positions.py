@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from jaxmem._processes.channel import Channel
 from jaxmem.errors import RunError
 
 
@@ -28,9 +29,11 @@ class Data:
 
     source: a function of the number, or an iterator with `get_state` and `set_state`, such as
       grain's. Raises RunError for anything else.
+    processes: those that train together, each of which has an iterator of its own.
     """
 
-    def __init__(self, source: Callable[[int], Any] | Any):
+    def __init__(self, source: Callable[[int], Any] | Any, processes: Channel | None = None):
+        self._processes = processes or Channel()
         self._iterates = hasattr(source, "get_state") and hasattr(source, "set_state")
         if not self._iterates and not callable(source):
             raise RunError(
@@ -53,9 +56,13 @@ class Data:
 
     @property
     def position(self) -> Any:
-        """Where the iterator is, as JSON; None for a function."""
+        """Where the iterators of all processes are, as JSON; None for a function."""
         if not self._iterates:
             return None
+        each = self._processes.agreed(self._position)
+        return each[0] if all(one == each[0] for one in each) else {"each": each}
+
+    def _position(self) -> Any:
         state = self._source.get_state()
         if isinstance(state, bytes):
             return {"bytes": base64.b64encode(state).decode()}
@@ -70,6 +77,15 @@ class Data:
                 f" {'an iterator' if self._iterates else 'a function'}; expected data of the kind"
                 " that the run began with"
             )
+        if position is not None and "each" in position:
+            each = position["each"]
+            if len(each) != self._processes.count:
+                raise RunError(
+                    f"train: the checkpoint has positions of data in {len(each)} processes, and"
+                    f" there are {self._processes.count}; expected as many, or data that are a"
+                    " function of the step's number"
+                )
+            position = each[self._processes.index]
         if self._iterates:
             is_bytes = "bytes" in position
             state = base64.b64decode(position["bytes"]) if is_bytes else position["json"]
