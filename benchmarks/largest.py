@@ -49,6 +49,7 @@ from jaxmem._joint.steps import PlacedSteps
 from jaxmem._plan.rows import Point
 from jaxmem._planner.boundary import Boundary
 from jaxmem._planner.placed import read_places
+from jaxmem._profile.options import Allowed
 from jaxmem._search.trials import Limits
 from jaxmem._states.places import HOST, Places
 from jaxmem._xla.backend import DEVICELESS_MARGIN, Backend, backend_for
@@ -91,7 +92,7 @@ def read(backend: Backend, limits: Limits) -> tuple[Search, Way]:
     the way of a layer that is recomputed.
     """
     actions, _ = allowed_actions(ALL, backend.target)
-    asked = read_places(*steps_of(FEW, backend), limits, (actions, actions), None)
+    asked = read_places(*steps_of(FEW, backend), limits, Allowed(actions, actions))
     search, recomputed = asked.search, way_of(asked.profile, asked.block, {})
     (recomputed,) = with_working([recomputed], search.steps, search.label, search.others)
     return search, recomputed

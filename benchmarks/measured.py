@@ -22,6 +22,7 @@ from benchmarks.shared.steps import of_config, of_others
 from jaxmem._core.actions import KEEP, LOSSLESS, REST
 from jaxmem._core.assignment import Assignment
 from jaxmem._device.target import Target
+from jaxmem._profile.options import Allowed
 from jaxmem._profile.profile import profile
 from jaxmem._search.candidates import is_among
 from jaxmem._search.compile import StepCompiler
@@ -50,7 +51,7 @@ CASES: dict[str, Callable[[], tuple[Callable, tuple]]] = {
 def policies(build: Callable, args: tuple, backend: Backend) -> dict:
     """The hand-written policies, compiled, by name."""
     steps = StepCompiler(build, args, backend)
-    made = profile(steps.trace(Assignment.nothing()).jaxpr, backend, actions=LOSSLESS)
+    made = profile(steps.trace(Assignment.nothing()).jaxpr, backend, Allowed(LOSSLESS))
     steps.idle_blocks = made.idle_blocks
     wanted = {"everything kept": {b.name: {REST: KEEP} for b in made.blocks}} | hand_policies(made)
     return dict(zip(wanted, steps.compile(*wanted.values()), strict=True))

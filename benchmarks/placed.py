@@ -40,6 +40,7 @@ from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
 from jaxmem._joint.search import Search, with_working
 from jaxmem._planner.placed import Asked, read_places
+from jaxmem._profile.options import Allowed
 from jaxmem._search.trials import Limits
 from jaxmem._xla.backend import backend_for
 
@@ -60,7 +61,7 @@ def asked_of(model: str, backend) -> Asked:
     lossless, _ = allowed_actions(LOSSLESS, target)
     actions = tuple(a for a in ALL if a in lossless)
     args = jax.eval_shape(first), registry.batch_shape(config)
-    return read_places(build, args, backend, limits, (actions, actions), None)
+    return read_places(build, args, backend, limits, Allowed(actions, actions))
 
 
 def rules(asked: Asked) -> dict[str, Question]:

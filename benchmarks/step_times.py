@@ -30,6 +30,7 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
 from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
+from jaxmem._profile.options import Allowed
 from jaxmem._profile.profile import profile
 from jaxmem._search.compile import StepCompiler
 from jaxmem._solver.cost import effective, evaluate
@@ -89,7 +90,7 @@ def run(report: Report, name: str) -> None:
         steps = StepCompiler(build, args, backend)
         here, _ = allowed_actions(ALL, backend.target)
         jaxpr = steps.trace(Assignment.nothing()).jaxpr
-        made = profile(jaxpr, backend, actions=here, database=backend.database)
+        made = profile(jaxpr, backend, Allowed(here), database=backend.database)
         steps.idle_blocks = made.idle_blocks
         chosen = plans(made)
         say(f"{name}: {len(chosen)} plans are compiled")

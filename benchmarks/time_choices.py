@@ -18,6 +18,7 @@ from jaxmem._core.actions import KEEP, LOSSLESS, REST
 from jaxmem._core.assignment import Assignment
 from jaxmem._device.target import Target
 from jaxmem._jax.step import trace
+from jaxmem._profile.options import Allowed
 from jaxmem._profile.profile import profile
 from jaxmem._search.compile import StepCompiler
 from jaxmem._solver.cost import evaluate
@@ -34,7 +35,7 @@ def run(report: Report, name: str) -> None:
     args, build = abstract(config), lambda plan: make_step(config, plan)
     with Deviceless(Target.parse(TARGET)) as backend:
         steps = StepCompiler(build, args, backend)
-        made = profile(steps.trace(Assignment.nothing()).jaxpr, backend, actions=LOSSLESS)
+        made = profile(steps.trace(Assignment.nothing()).jaxpr, backend, Allowed(LOSSLESS))
         (label,) = {b.name for b in made.blocks}
         tags = list(dict.fromkeys(t.name for b in made.blocks for t in b.tags))
         chosen = {EVERY: dict.fromkeys(tags, KEEP), "nothing kept": {}, "everything": {REST: KEEP}}

@@ -27,6 +27,7 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
 from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
+from jaxmem._profile.options import Allowed
 from jaxmem._profile.profile import profile
 from jaxmem._search.compile import CompiledStep, StepCompiler
 from jaxmem._search.walks import Walks
@@ -57,7 +58,7 @@ def run(report: Report, name: str, backend: Backend) -> None:
     steps = StepCompiler(jaxmem.auto(step_of(loss)), args, backend)
     here = [a for a in allowed_actions(ALL, target)[0] if not a.offloads]
     jaxpr = steps.trace(Assignment.nothing()).jaxpr
-    made = profile(jaxpr, backend, actions=here, database=backend.database)
+    made = profile(jaxpr, backend, Allowed(here), database=backend.database)
     steps.idle_blocks = made.idle_blocks
     walks = Walks(steps, made)
     key = lambda which: f"{name}, {target.name}, {which}"

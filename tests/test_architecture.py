@@ -74,7 +74,7 @@ LIBRARY = {
     ),
     "_outliers": ("_jax", "_xla", "_codecs", "_tags", "_profile", "_plan", "_planner", "_explain"),
     "_runs": ("_plan", "_planner", "_states", "_memory", "_outliers"),
-    "_report": ("_plan", "_runs", "_memory"),
+    "_report": ("_plan", "_runs", "_memory", "_outliers"),
 }
 # Public modules, which only users, `_public`, `_cli` and the package itself import.
 FACES = ("codecs", "layers", "ops", "plans", "runs", "cli", "_public", "__main__")
@@ -97,7 +97,7 @@ NO_JAX = {"_core", "_solver", "_counts", "_memory", "errors"}
 LAZY = {"flax": {"layers"}, "orbax": {"_runs"}, "rich": {"_cli"}}
 OPTAX = {"_adama", "_released"}
 # The few files that know how JAX is built.
-JAX_INTERNALS = {"jaxmem._tags.tag", "jaxmem_kernels.dispatch"}
+JAX_INTERNALS = {"jaxmem._tags.tag", "jaxmem._outliers.mark", "jaxmem_kernels.dispatch"}
 
 
 class Import(NamedTuple):

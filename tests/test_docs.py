@@ -126,6 +126,18 @@ def test_adama_is_shown_as_it_runs(tmp_path, monkeypatch):
     assert np.isfinite(found["metrics"]["loss"])
 
 
+@pytest.mark.jax_defaults
+def test_the_rectifier_is_shown_as_it_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    found = run("rectifier.md")
+    assert found["rectifier"].counts["block"].keys() == {"hidden"}
+    read = jaxmem.runs.read(tmp_path / "runs" / "revised")
+    assert [one.step for one in read.outliers] == [1, 2, 4, 8, 16]
+    assert read.decisions
+    assert read.plan.actions == found["rectifier"].plan.actions
+
+
 def test_what_the_docs_point_to_is_there():
     for text in (p.read_text() for p in DOCS.glob("*.md")):
         for path in re.findall(r"`((?:benchmarks|configs|experiments)/[\w/.]+)`", text):

@@ -19,6 +19,7 @@ from jaxmem._core.database import Database, Timing
 from jaxmem._core.profile import Profile
 from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
+from jaxmem._profile.options import Allowed
 from jaxmem._profile.profile import profile
 from jaxmem._search.compile import CompiledStep, StepCompiler
 from jaxmem._xla.backend import Backend, Local
@@ -45,7 +46,7 @@ class Case:
     def profile(self) -> Profile:
         allowed, _ = allowed_actions(ALL, self.target)
         jaxpr = self.steps.trace(Assignment.nothing()).jaxpr
-        return profile(jaxpr, self.backend, actions=allowed, database=self.database)
+        return profile(jaxpr, self.backend, Allowed(allowed), database=self.database)
 
     @property
     def keep_tags(self) -> Actions:
@@ -99,7 +100,7 @@ def local_profile(config: Config, codecs=None) -> Profile:
     steps = StepCompiler(functools.partial(make_step, config), abstract(config), backend)
     actions, _ = allowed_actions(ALL, backend.target)
     jaxpr = steps.trace(Assignment.nothing()).jaxpr
-    return profile(jaxpr, backend, actions=actions, codecs=codecs)
+    return profile(jaxpr, backend, Allowed(actions, codecs=codecs))
 
 
 def compile_step(config: Config, policy):

@@ -78,6 +78,7 @@ class Plan(Section):
     `codecs`: a codec for every tag that names none, or for each kind of tensor one or several.
     `decide`: "actions", and "states" beside it where the plan says which layers' states stay on the
     device too.
+    `rectify`: count outliers while training, and plan anew where they ask for it.
     `explain`: compile the step and everything kept once more, and show their memory on the page.
     """
 
@@ -87,6 +88,7 @@ class Plan(Section):
     actions: Annotated[list[ActionName], Field(min_length=1)] | Literal["all", "lossless"] = "all"
     codecs: CodecNames | dict[str, CodecNames] | None = None
     path: Path | None = None  # train under the plan of this file
+    rectify: bool = False
     explain: bool = False
     decide: list[Literal["actions", "states"]] | None = None  # left out: actions alone
 
@@ -168,6 +170,15 @@ class Config(sections.Trained):
         if plan is None or plan.places is None:
             return self
         return self.model_copy(update={"states": States(**plan.places.split)})
+
+    @pydantic.model_validator(mode="after")
+    def _has_a_plan_to_rectify(self) -> Self:
+        if self.plan.rectify and (self.remat.policy != "plan" or self.plan.budget == "none"):
+            raise ValueError(
+                f"plan.rectify: got true beside remat.policy = {self.remat.policy!r} and plan.budget"
+                f" = {self.plan.budget!r}; allowed there: false, since nothing is planned"
+            )
+        return self
 
     @pydantic.model_validator(mode="after")
     def _is_decided(self) -> Self:

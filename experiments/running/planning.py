@@ -28,7 +28,8 @@ class Ready:
     this `step`.
 
     `found` is what a search over named policies decided, after `compiles` of them. `explained` is
-    what `jaxmem.explain` told of the step, None where it was not asked.
+    what `jaxmem.explain` told of the step, None where it was not asked. `rectifier` revises the
+    plan while it trains, if that was asked for.
     """
 
     step: Any
@@ -38,6 +39,7 @@ class Ready:
     found: dict[str, Any] = dataclasses.field(default_factory=dict)
     compiles: int = 1
     explained: Any = None
+    rectifier: jaxmem.runs.Rectifier | None = None
 
     @property
     def baseline_bytes(self) -> int | None:
@@ -104,25 +106,31 @@ def budget_bytes(config: Config) -> int:
 def new_plan(config: Config) -> Plan:
     """Plans the config's step from shapes alone: no array of the model's size is made."""
     wanted = config.plan
-    more: dict[str, Any] = {} if wanted.codecs is None else {"codecs": wanted.codecs}
-    if wanted.actions != "all":
-        lossless = wanted.actions == "lossless"
-        more["actions"] = LOSSLESS if lossless else wanted.actions
     with progress():
         try:
             return jaxmem.plan(
                 functools.partial(make_step, config),
                 *abstract(config),
                 budget=wanted.budget,
-                host_budget=wanted.host_budget,
                 target=wanted.target,
-                decide=wanted.decided,
-                **more,
+                **_asked(config),
             )
         except jaxmem.errors.BudgetError as error:
             raise InputError(f"plan.budget: {error}") from error
         except jaxmem.errors.TargetError as error:
             raise InputError(f"plan.target: {error}") from error
+
+
+def _asked(config: Config) -> dict[str, Any]:
+    """What a plan may choose from, as `jaxmem.plan` takes it."""
+    wanted = config.plan
+    asked: dict[str, Any] = {"host_budget": wanted.host_budget, "decide": wanted.decided}
+    if wanted.codecs is not None:
+        asked["codecs"] = wanted.codecs
+    if wanted.actions != "all":
+        lossless = wanted.actions == "lossless"
+        asked["actions"] = LOSSLESS if lossless else wanted.actions
+    return asked
 
 
 def prepare(config: Config) -> Ready:
@@ -141,13 +149,15 @@ def prepare(config: Config) -> Ready:
         return unplanned(build(None), *shapes)
     else:
         plan = new_plan(config)
-    explained = explain(config, plan)
+    told: dict[str, Any] = {"explained": explain(config, plan)}
+    if config.plan.rectify:
+        told["rectifier"] = jaxmem.runs.Rectifier(plan, build, *shapes, **_asked(config))
     if plan.target == "local":
-        return Ready(plan.step, plan, plan.compiled_bytes, explained=explained)
+        return Ready(plan.step, plan, plan.compiled_bytes, **told)
     # The budget of another target does not bind here.
     here = dataclasses.replace(plan, target="local", budget_bytes=sys.maxsize)
     verified = jaxmem.verify(here, build, *shapes)
-    return Ready(verified.step, plan, verified.compiled_bytes, explained=explained)
+    return Ready(verified.step, plan, verified.compiled_bytes, **told)
 
 
 def explain(config: Config, plan: Plan):

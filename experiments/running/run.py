@@ -89,6 +89,8 @@ def run(
         with progress:
             state = train(experiment, config, data, ready, results, record)
         found = experiment.evaluate(config, state, data)
+        if ready.rectifier is not None:  # the plan may be another one now
+            ready = dataclasses.replace(ready, plan=ready.rectifier.plan)
         summary = {"config": name, "settings": config.model_dump(), "data": said}
         unit, count = experiment.unit, experiment.count(config)
         summary |= course([*results.kept, *rows.values()], unit, count) | found | of_step(ready)
@@ -128,6 +130,7 @@ def train(
             settings=lasting(config.model_dump()),
             units={experiment.unit: experiment.count(config)},
             each=record,
+            rectifier=ready.rectifier,
         )
     except jaxmem.errors.NotFiniteError as error:
         said = str(error).removeprefix("train: ")

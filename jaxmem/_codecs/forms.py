@@ -12,6 +12,7 @@ from typing import ClassVar, TypeVar
 from jaxmem.errors import TagError
 
 SCALES = ("bfloat16", "float32")
+THRESHOLD = 3  # an outlier's standard deviations above the mean (Adacc 3.2)
 
 
 class TextForm:

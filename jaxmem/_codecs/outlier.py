@@ -9,13 +9,12 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from jaxmem._codecs.base import Checked
-from jaxmem._codecs.forms import OutlierSeparatedForm
+from jaxmem._codecs.forms import THRESHOLD, OutlierSeparatedForm
 from jaxmem._codecs.int4 import GroupedSymmetric
 from jaxmem.errors import TagError
 from jaxmem_kernels import dequantize_with, quantize_without, wide_dtype
 
 MOST_CHANNELS = 2**31 - 1  # an index is an int32
-THRESHOLD = 3  # standard deviations above the mean
 
 
 @dataclasses.dataclass(frozen=True)

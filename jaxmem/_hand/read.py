@@ -9,7 +9,7 @@ from jaxmem._core.labels import group_label, ungrouped
 from jaxmem._core.profile import BlockClass, Profile, Tag
 from jaxmem._device.support import allowed_actions
 from jaxmem._planner.read import Read, read_step
-from jaxmem._profile.options import Asked
+from jaxmem._profile.options import Allowed
 from jaxmem._solver.cost import Cost, evaluate
 from jaxmem._xla.backend import Backend
 from jaxmem.errors import TagError
@@ -53,7 +53,7 @@ def read_by_hand(build, assignment: Decisions, args: tuple, backend: Backend, wh
         )
     allowed, _ = allowed_actions(ALL, backend.target)
     step = read_step(
-        build, args, backend, None, Asked(allowed, allowed, codecs=_codecs(assignment))
+        build, args, backend, None, Allowed(allowed, allowed, codecs=_codecs(assignment))
     )
     actions = _decided(step.profile, assignment, what)
     whole = _only_chosen(step.profile, actions)

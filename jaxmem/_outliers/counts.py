@@ -1,13 +1,12 @@
 """Which channels of a tensor were outliers at one step, as numbers, rows and JSON (Adacc §3.2)."""
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxmem._codecs.outlier import THRESHOLD
+from jaxmem._codecs.forms import THRESHOLD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,14 +86,3 @@ def counted(found: Iterable[Outliers]) -> dict[str, dict[str, int]]:
         tags = counts.setdefault(one.block, {})
         tags[one.tag] = max(tags.get(one.tag, 0), one.most)
     return counts
-
-
-def read(lines: Iterable[str]) -> list[Outliers]:
-    """What was written down, a line of JSON each; it ends where a line cannot be read."""
-    found = []
-    for line in lines:
-        try:
-            found.append(Outliers.from_json(json.loads(line)))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            break
-    return found

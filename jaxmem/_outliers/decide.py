@@ -12,6 +12,7 @@ from jaxmem._plan.plan import Plan
 
 Counts = Mapping[str, Mapping[str, int]]
 SETTLED = 20  # steps under a plan after which its median is believed
+NOISE = 0.01  # share of a step's seconds by which its median may be off
 SLOWER = 0.02  # share by which the steps of a new plan must be slower for the old one to come back
 
 
@@ -84,6 +85,12 @@ class Pace:
     def median(self) -> float | None:
         """None before enough steps were timed."""
         return statistics.median(self.seconds) if len(self.seconds) >= SETTLED else None
+
+    @property
+    def noise(self) -> float:
+        """Seconds by which the median may be off, of enough steps."""
+        lower, _, upper = statistics.quantiles(self.seconds, n=4)
+        return NOISE * upper + (upper - lower) / len(self.seconds) ** 0.5
 
     def of(self, plan: Plan) -> float:
         """By how much steps take longer than predicted; 1 where too few were timed."""

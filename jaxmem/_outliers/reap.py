@@ -8,9 +8,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr
 
-from jaxmem._jax.jaxpr import Jaxpr, JaxprEqn, Literal, Scan, as_scan, body, call_body, subjaxprs
+from jaxmem._jax.jaxpr import (
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Scan,
+    as_scan,
+    body,
+    call_body,
+    subjaxprs,
+)
 from jaxmem._outliers.mark import mark_p
 
 Found = list[tuple[tuple[str, str], Any]]  # (block, name) and what is made of the tensor there

@@ -69,7 +69,7 @@ class Rectifier:
                 " divides nothing: leave the rectifier out"
             )
         self.plan = plan
-        self._every, self._args = every, args
+        self._every = every
         self._again = Replanner(plan, build, args, asked)
         self._tracker: Tracker | None = None
         self._untracked = False  # that nothing can be tracked was said
@@ -103,7 +103,7 @@ class Rectifier:
             return []
         try:
             if self._tracker is None:
-                self._tracker = Tracker(self._again.build, self._args)
+                self._tracker = Tracker(self._again.build, self._again.args)
                 self._tracker.compile(*args)
                 if self.plan.target == "local" and self._tracker.bytes > self.plan.budget_bytes:
                     raise StepError(
@@ -155,7 +155,7 @@ class Rectifier:
         self._made = self._again.begin(self.plan.budget_bytes, counts)
         why = "; ".join(map(str, over)) or "tensors need other room, and a faster plan may fit"
         row = self._row(number, True, why, left=left, most_gained=gain, planning=cost)
-        return [row | {"event": "plan"}]
+        return [row | {"event": "plan", "outliers": counts}]
 
     def ready(self, number: int, left: int) -> tuple[Any, list[dict[str, Any]]]:
         """After step `number`: the step to go on with, or None for the same, and rows of what was
@@ -196,8 +196,10 @@ class Rectifier:
         return self._swap(plan, step), [row]
 
     def told(self, seconds: float | None) -> None:
-        """Takes what a step took, by the clock."""
-        if seconds is not None:
+        """Takes what a step took, by the clock; beside planning it takes longer, and tells
+        nothing.
+        """
+        if seconds is not None and self._made is None:
             self._pace.told(seconds)
 
     def less(self, number: int, error: BaseException) -> tuple[Any, list[dict[str, Any]]]:
@@ -249,9 +251,10 @@ class Rectifier:
         if self._before is None or (now := self._pace.median) is None:
             return None
         (plan, step, pace), self._before = self._before, None
-        if step is None or self._over or pace.median is None:
+        if pace.median is None:
             return None
-        if now <= (1 + SLOWER) * pace.median:
+        self._again.remember(self.plan, plan, now - pace.median, pace.noise + self._pace.noise)
+        if step is None or self._over or now <= (1 + SLOWER) * pace.median:
             return None
         why = "its steps are slower than those of the plan before, which comes back"
         row = self._row(number, True, why, median=now, before=pace.median) | {"event": "swap"}

@@ -12,6 +12,7 @@ import jax
 from jaxmem._explain.explain import explain
 from jaxmem._jax.step import with_microbatches
 from jaxmem._plan.plan import Plan
+from jaxmem._planner.measured import remember_run
 from jaxmem._planner.plan import plan as make_plan
 from jaxmem._planner.verify import verify
 from jaxmem._profile.times import beside_training
@@ -27,7 +28,7 @@ class Replanner:
 
     def __init__(self, plan: Plan, build: Callable, args: tuple, asked: dict[str, Any]):
         self.build = with_microbatches(build, plan.microbatches)
-        self.args, self._asked = args, asked
+        self.args, self._asked = jax.tree.map(_shape, args), asked
         self._first = plan
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "jaxmem-rectifier")
         self._same = _as_here()
@@ -51,6 +52,14 @@ class Replanner:
         made = dataclasses.replace(made, microbatches=first.microbatches, batch=first.batch)
         return made, self.executable(made)
 
+    def remember(self, plan: Plan, other: Plan, seconds: float, noise: float) -> None:
+        """Writes down by how much the steps of a plan for this device took longer than those of
+        another, so that later plans of the step are priced by it.
+        """
+        if plan.target == "local":
+            run = (plan.actions, other.actions, seconds, noise)
+            self._thread.submit(remember_run, self.build, self.args, *run)
+
     def executable(self, plan: Plan) -> Any:
         """The step under a plan, compiled for this device: a plan may be for another."""
         if plan.target == "local":
@@ -72,6 +81,14 @@ class Replanner:
     def close(self) -> None:
         """Waits for a compile that cannot be stopped."""
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _shape(leaf):
+    """An array's shape in its place: the state that training begins with is let go meanwhile."""
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    place = leaf.sharding if leaf.committed else None
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place, weak_type=leaf.weak_type)
 
 
 def _as_here() -> Callable[[], contextlib.AbstractContextManager]:

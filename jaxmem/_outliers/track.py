@@ -61,7 +61,8 @@ class Tracker:
         """The Z-scores, which `read` waits for. Arguments are not donated."""
         if self._compiled is None:
             self.compile(*args)
-        return self._compiled(*self._arrays(args))
+        program: Any = self._compiled
+        return program(*self._arrays(args))
 
     def read(self, step: int, scores: list[jax.Array]) -> list[Outliers]:
         """The outliers of each tag at a step, of the scores that a call returned."""

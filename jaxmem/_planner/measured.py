@@ -2,14 +2,19 @@
 
 import math
 
+from jaxmem._core.actions import Actions
+from jaxmem._core.assignment import Assignment
+from jaxmem._core.database import Database
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._device.target import Target
+from jaxmem._jax.step import trace
 from jaxmem._search.factors import Factors, rescaled
-from jaxmem._search.history import History
+from jaxmem._search.history import History, Run
 from jaxmem._search.measure import Runs, fastest_measured, learned
 from jaxmem._search.search import Found
 from jaxmem._search.trials import Setting
+from jaxmem._xla.backend import backend_for
 from jaxmem._xla.running import CannotRun
 from jaxmem.errors import StepError, TargetError
 
@@ -40,6 +45,15 @@ def corrected(profile: Profile, history: History) -> tuple[Profile, tuple[str, .
         return profile, ()
     note = f"times of pieces are corrected by earlier runs of whole steps, in which {factors}"
     return rescaled(profile, factors), (note,)
+
+
+def remember_run(build, args: tuple, actions: Actions, other: Actions, seconds, noise) -> None:
+    """Writes down by how much a step took longer under some actions than under others, on the
+    device at hand, for later plans of it: see `corrected`.
+    """
+    with backend_for(Target.parse("local"), Database()) as backend:
+        _, traced = trace(build, Assignment.nothing(), args)
+        History(backend, traced.jaxpr).remember_run(Run(actions, other, seconds, noise))
 
 
 def measured(

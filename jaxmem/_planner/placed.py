@@ -26,7 +26,7 @@ from jaxmem._joint.steps import PlacedSteps
 from jaxmem._outcome.placed import Asked, infeasible, outcome
 from jaxmem._plan.plan import Plan
 from jaxmem._planner.read import read_step
-from jaxmem._profile.options import Asked as Open
+from jaxmem._profile.options import Allowed
 from jaxmem._released.direct import Direct
 from jaxmem._search.candidates import fastest
 from jaxmem._search.trials import Limits
@@ -91,7 +91,7 @@ def plan_places(
     args: tuple,
     backend: Backend,
     limits: Limits,
-    open_to: Open,
+    allowed: Allowed,
     notes: tuple[str, ...],
     decide: Decide,
 ) -> Plan:
@@ -100,15 +100,15 @@ def plan_places(
     decide: what is decided.
     """
     if not decide.sharding:
-        asked = read_places(build, args, backend, limits, open_to)
+        asked = read_places(build, args, backend, limits, allowed)
         if (best := asked.search.run()) is None:
             raise infeasible(asked.search, limits, backend.target)
         return outcome(asked, best, limits, notes)
-    every = _every_sharding(build, args, backend, limits, open_to)
+    every = _every_sharding(build, args, backend, limits, allowed)
     return _fastest(every, limits, notes)
 
 
-def _every_sharding(build, args, backend: Backend, limits: Limits, open_to: Open) -> list[Asked]:
+def _every_sharding(build, args, backend: Backend, limits: Limits, allowed: Allowed) -> list[Asked]:
     """The step read under each way to divide it that its optimizer takes. Raises OptimizerError
     where it takes none.
     """
@@ -122,7 +122,7 @@ def _every_sharding(build, args, backend: Backend, limits: Limits, open_to: Open
     for how in DIVIDED if accumulates else (NOTHING, LAYERS):
         sharding = Sharding(how, target.devices, target.peers, accumulates, beside)
         try:
-            found.append(read_places(build, args, backend, limits, open_to, sharding))
+            found.append(read_places(build, args, backend, limits, allowed, sharding))
         except OptimizerError as error:
             refused = refused or error
     if not found:
@@ -173,7 +173,7 @@ def read_places(
     args: tuple,
     backend: Backend,
     limits: Limits,
-    open_to: Open,
+    allowed: Allowed,
     sharding: Sharding = ONE_DEVICE,
 ) -> Asked:
     """Reads a step, profiles it with resident states, and walks through it with streamed ones."""
@@ -184,7 +184,7 @@ def read_places(
     moves = sharding.by_layer or not several  # else all states stay on their devices
     places = PLACES if moves else (RESIDENT,)
     there = steps.args_at(steps.resident)
-    step = read_step(steps.build, there, backend, None, open_to)
+    step = read_step(steps.build, there, backend, None, allowed)
     profile, block = step.profile, _stack_of(step.profile, steps)
     others = _others(profile, block)
     others |= {label: {} for label in profile.idle_blocks}

@@ -27,7 +27,7 @@ from jaxmem._planner.placed import check_decide, plan_places
 from jaxmem._planner.read import read_step
 from jaxmem._planner.sizes import Walked, check_batch, possible
 from jaxmem._planner.unasked import would_fit, would_save
-from jaxmem._profile.options import Asked, checked_outliers
+from jaxmem._profile.options import Allowed, checked_outliers
 from jaxmem._profile.times import RETRY_SECONDS
 from jaxmem._search.candidates import price_of
 from jaxmem._search.measure import Runs
@@ -116,9 +116,9 @@ def plan(
     check_batch(batch, sizes, args)
     limit = parse_budget(budget, target.usable_bytes)
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
-    allowed, notes = allowed_actions(ALL if actions is None else actions, target)
-    named = tuple(a for a in allowed if actions is not None or not a.compresses)
-    asked = Asked(allowed, named, codecs=codecs, outliers=checked_outliers(outliers))
+    able, notes = allowed_actions(ALL if actions is None else actions, target)
+    named = tuple(a for a in able if actions is not None or not a.compresses)
+    allowed = Allowed(able, named, codecs=codecs, outliers=checked_outliers(outliers))
     notes += budget_notes(limit, target)
     # A database reads nothing that was written before `since`, and writes in either case.
     database = Database(since=time.time() if fresh else 0.0)
@@ -128,8 +128,8 @@ def plan(
         def plan_for(args: tuple, measure: float | None, number: int | None) -> Plan:
             step = with_microbatches(build, number)
             if wanted.states:
-                return plan_places(step, args, backend, limits, asked, notes, wanted)
-            return _plan(step, args, backend, limits, asked, notes, measure)
+                return plan_places(step, args, backend, limits, allowed, notes, wanted)
+            return _plan(step, args, backend, limits, allowed, notes, measure)
 
         def plan_at(args: tuple, measure: float | None) -> Plan:
             if microbatches is None:
@@ -162,7 +162,7 @@ def _plan(
     args: tuple,
     backend: Backend,
     limits: Limits,
-    asked: Asked,
+    allowed: Allowed,
     notes: tuple[str, ...],
     measure: float | None,
 ) -> Plan:
@@ -171,11 +171,11 @@ def _plan(
     build, args: the step and its arguments, as `plan` takes them.
     backend: where the step is compiled, and its pieces are timed.
     limits: the bytes that the plan may take.
-    asked: the actions and codecs that it may choose from.
+    allowed: the actions and codecs that it may choose from.
     notes: sentences for the user, known before.
     measure: seconds for runs; None for none.
     """
-    step = read_step(build, args, backend, limits, asked)
+    step = read_step(build, args, backend, limits, allowed)
     target, profile, jaxpr = step.target, step.profile, step.traced.jaxpr
     warn_of_copies(step.traced, args, "plan")
     _warn_of_unrolled(profile, target, step.arguments, limits)
@@ -188,7 +188,7 @@ def _plan(
     # What `checkpoint_name` names might have been compressed, had the user asked for it.
     wider = lambda: _silently(step.wider)
     if found.best is None:
-        hint = would_fit(found.trials, setting, wider) if asked.named != asked.actions else ""
+        hint = would_fit(found.trials, setting, wider) if allowed.named != allowed.actions else ""
         largest = listed(unnamed(jaxpr, step.shards))
         raise infeasible(found.trials, target, largest, hint)
     notes += step.notes + _time_notes(profile) + _gap_notes(found.best.gap)
@@ -197,7 +197,7 @@ def _plan(
         found, runs, said = measured(setting, found, measure)
         notes += said
     assert found.best is not None
-    if asked.named != asked.actions and found.best is not found.trials.baseline:
+    if allowed.named != allowed.actions and found.best is not found.trials.baseline:
         notes += would_save(found.trials, found.best, wider)
     notes += _kernel_notes(walks.more_by_kernels(found.best.actions))
     waited, compiles = step.steps.seconds, step.steps.compiles

@@ -16,7 +16,7 @@ from jaxmem._device.target import Target
 from jaxmem._jax.arguments import argument_bytes, shards_of
 from jaxmem._outcome.searched import hopeless
 from jaxmem._planner.measured import corrected
-from jaxmem._profile.options import Asked
+from jaxmem._profile.options import Allowed
 from jaxmem._profile.profile import profile as make_profile
 from jaxmem._search.compile import StepCompiler
 from jaxmem._search.history import History
@@ -62,12 +62,12 @@ def read_step(
     args: tuple,
     backend: Backend,
     limits: Limits | None,
-    asked: Asked,
+    allowed: Allowed,
 ) -> Read:
     """Reads the step that `build` returns for `args`.
 
     limits: the bytes that a plan may take; None for no limit.
-    asked: the actions and codecs that are given prices.
+    allowed: the actions and codecs that are given prices.
 
     Raises BudgetError where the arguments alone exceed the limits, TargetError where the target
     cannot read arguments in host memory, StepError and TagError as `jaxmem.plan`.
@@ -91,9 +91,9 @@ def read_step(
         database=backend.database,
     )
     history = History(backend, traced.jaxpr)
-    profile, notes = corrected(price(asked=asked), history)
+    profile, notes = corrected(price(allowed=allowed), history)
     steps.idle_blocks = profile.idle_blocks  # they are known only from the profile
-    for_all = dataclasses.replace(asked, named=asked.actions)
-    wider = lambda: corrected(price(asked=for_all), history)[0]
+    for_all = dataclasses.replace(allowed, named=allowed.actions)
+    wider = lambda: corrected(price(allowed=for_all), history)[0]
     seconds = time.perf_counter() - start
     return Read(steps, traced, arguments, shards, profile, wider, history, notes, seconds)

@@ -38,7 +38,7 @@ class UnpricedOption:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class Allowed:
     """What a user lets a planner choose from.
 
     actions: those open to tags.
@@ -56,7 +56,7 @@ class Asked:
     codecs: Any = None
     outliers: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
 
-    def without_offload(self) -> "Asked":
+    def without_offload(self) -> "Allowed":
         """The same without the actions that offload."""
         return dataclasses.replace(self, actions=[a for a in self.actions if not a.offloads])
 
@@ -93,21 +93,21 @@ class Place:
 
 
 def options_of(
-    places: Sequence[Place], key: tuple, asked: Asked, jobs: Jobs, outliers: int | None = None
+    places: Sequence[Place], key: tuple, allowed: Allowed, jobs: Jobs, outliers: int | None = None
 ) -> list[tuple[UnpricedOption, ...]]:
     """Returns the choices open to the name that stands at all of `places`, for each of them. A
     choice is open to it if every place can take it.
 
     key: what keeps the keys of its jobs apart from those of other names.
-    asked: what may be chosen from.
+    allowed: what may be chosen from.
     jobs: each choice's jobs are added to it.
     outliers: how many outlier channels were counted, or None.
 
     Raises TagError if two places ask for different codecs.
     """
-    actions = asked.open_to(places)
+    actions = allowed.open_to(places)
     compressing = [a for a in actions if a.compresses]
-    chosen = codecs_of(places, asked.codecs) if compressing else ()
+    chosen = codecs_of(places, allowed.codecs) if compressing else ()
     fitted = {c: with_room(c, outliers) for c in chosen}
     takes = {
         c: fits

@@ -14,7 +14,7 @@ from jaxmem._core.profile import BlockClass, Equation, Option, Tag
 from jaxmem._jax.jaxpr import matmul_flops, nbytes
 from jaxmem._jax.job import Job
 from jaxmem._profile.jobs import Jobs
-from jaxmem._profile.options import Asked, Place, UnpricedOption, options_of
+from jaxmem._profile.options import Allowed, Place, UnpricedOption, options_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,12 +61,12 @@ class Unpriced:
     backward: tuple
 
 
-def unpriced(graph: Graph, index: int, asked: Asked, jobs: Jobs) -> Unpriced:
+def unpriced(graph: Graph, index: int, allowed: Allowed, jobs: Jobs) -> Unpriced:
     """Drafts the class number `index` of a step.
 
     graph: the equations and values of its blocks.
     index: keeps the keys of its jobs apart from those of other classes.
-    asked: what may be chosen from.
+    allowed: what may be chosen from.
     jobs: all the work that its prices need is added to it.
 
     Raises TagError for a name whose places ask for different codecs.
@@ -86,7 +86,7 @@ def unpriced(graph: Graph, index: int, asked: Asked, jobs: Jobs) -> Unpriced:
         for i, weight in zip(segment.equations, segment.weights):
             shares[i] = ((index, "segment", k), weight)
     stacked = graph.instance.repeats.loops > 0
-    tags = _tags(inside, number, index, graph.instance.label, asked, jobs, stacked)
+    tags = _tags(inside, number, index, graph.instance.label, allowed, jobs, stacked)
     charged = [v for v in graph.instance.charged if v in number]
     inputs = tuple((v, jobs.keep(nbytes(avals[v]), stacked)) for v in charged)
     jobs.add((index, "forward"), Job(*forward(graph)))
@@ -100,7 +100,7 @@ def _tags(
     number: Mapping[int, int],
     index: int,
     label: str,
-    asked: Asked,
+    allowed: Allowed,
     jobs: Jobs,
     stacked: bool,
 ) -> tuple[UnpricedTag, ...]:
@@ -112,8 +112,8 @@ def _tags(
             by_name.setdefault(o.tag.params["name"], []).append((place, number[o.outputs[0]]))
     found = []
     for name, places in by_name.items():
-        outliers = asked.outliers.get(label, {}).get(name)
-        options = options_of([p for p, _ in places], (index, name), asked, jobs, outliers)
+        outliers = allowed.outliers.get(label, {}).get(name)
+        options = options_of([p for p, _ in places], (index, name), allowed, jobs, outliers)
         for (place, value), choices in zip(places, options):
             kind, aval = place.eqn.params.get("kind"), place.aval
             shape, dtype = tuple(aval.shape), str(aval.dtype)

@@ -11,7 +11,7 @@ from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.warn import warn
 from jaxmem._profile.doubt import with_doubts
 from jaxmem._profile.jobs import Jobs
-from jaxmem._profile.options import Asked
+from jaxmem._profile.options import Allowed
 from jaxmem._profile.price import Unpriced, priced_class, unpriced
 from jaxmem._profile.times import job_times
 
@@ -19,7 +19,7 @@ from jaxmem._profile.times import job_times
 def profile(
     jaxpr,
     backend,
-    asked: Asked,
+    allowed: Allowed,
     *,
     shards: int = 1,
     database=None,
@@ -28,7 +28,7 @@ def profile(
 
     jaxpr: the step's, traced with every tag recomputed.
     backend: a `jaxmem._xla.backend.Pricing`, which knows the target and tells times.
-    asked: the actions and codecs that are given prices.
+    allowed: the actions and codecs that are given prices.
     shards: over how many devices each block's tensors are divided.
     database: where times are remembered; None means the user's own.
 
@@ -37,9 +37,9 @@ def profile(
     """
     target = backend.target
     found = blocks_of(jaxpr)
-    actions = asked.actions
+    actions = allowed.actions
     looped = [a for a in actions if not (a.offloads and target.platform == "cuda")]
-    asked = dataclasses.replace(asked, looped=looped)
+    allowed = dataclasses.replace(allowed, looped=looped)
     jobs = Jobs(target.local)
     # First draft all classes, whose prices are jobs; then time all jobs at once; then price.
     unrolled = _unrolled(found.classes)
@@ -50,7 +50,7 @@ def profile(
     drafts = []
     for number, (graph, instances) in enumerate(found.classes):
         left_out = offloads and instances[0].label in (*unrolled, *nested)
-        here = asked.without_offload() if left_out else asked
+        here = allowed.without_offload() if left_out else allowed
         drafts.append(unpriced(graph, number, here, jobs))
     if len(looped) < len(actions):
         left_out = {*unrolled, *nested}
@@ -85,7 +85,7 @@ def block_classes(jaxpr, shards: int = 1) -> list[BlockClass]:
     are those of one of `shards` devices.
     """
     classes, jobs = blocks_of(jaxpr).classes, Jobs(False)
-    drafts = [unpriced(graph, number, Asked(), jobs) for number, (graph, _) in enumerate(classes)]
+    drafts = [unpriced(graph, number, Allowed(), jobs) for number, (graph, _) in enumerate(classes)]
     free = jobs.prices([0.0] * len(jobs.keys))
     return [
         priced_class(draft, instances, free, 1 if instances[0].sharded else shards)

@@ -11,6 +11,7 @@ from jaxmem._report.courses import loss_figure, pace_figure
 from jaxmem._report.curves import time_figure
 from jaxmem._report.grid import curve_grid, runs_grid
 from jaxmem._report.live import live_figure
+from jaxmem._report.outliers import decided, outlier_maps
 from jaxmem._report.svg import breakable, escape
 from jaxmem._report.tables import again, measured, moved, table, why
 from jaxmem._report.tiles import KEPT, difference, error, facts, tiles, without_a_plan
@@ -36,6 +37,17 @@ LANES = (
 PACE = (
     "Measured from one loss to the next while training: the device's work, and what the loop does"
     " beside it."
+)
+
+
+OUTLIERS = (
+    "Channels of the tagged tensors, from left to right, whose sum of magnitudes lies more than"
+    " three standard deviations above the mean, at the steps at which they were counted."
+)
+
+DECIDED = (
+    "What the rectifier decided while the model trained. Predicted and measured: seconds of a step"
+    " under the plan of that moment."
 )
 
 
@@ -149,6 +161,8 @@ def _rest(run: Run) -> Iterable[str]:
         yield _section("Measured", measured(plan), text)
     elif not run.losses:
         yield "<p>This run has no plan and no steps.</p>"
+    yield _section("Outliers", outlier_maps(run), OUTLIERS)
+    yield _section("Decisions", decided(run), DECIDED)
     if notes := plan.notes if plan else ():
         yield _section(
             "Notes", "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>"

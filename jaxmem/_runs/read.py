@@ -8,10 +8,12 @@ import math
 import os
 import pathlib
 import reprlib
+from collections.abc import Iterator
 from typing import Any, NoReturn, TypeGuard
 
 from jaxmem._memory.explanation import Explanation
 from jaxmem._memory.file import load
+from jaxmem._outliers.counts import Outliers
 from jaxmem._plan.plan import Plan
 from jaxmem.errors import PlanFileError
 
@@ -37,6 +39,8 @@ class Run:
     summary: what summary.json holds, as `Record.summary` was given it.
     explained: what `jaxmem.explain` told of its step, or None.
     paces: (step, seconds) of the rows that have `step_seconds`, which were measured.
+    outliers: what a rectifier counted, in the order of the steps.
+    decisions: the rows of what it decided.
     """
 
     name: str
@@ -45,6 +49,8 @@ class Run:
     summary: dict[str, Any] = dataclasses.field(default_factory=dict)
     explained: Explanation | None = None
     paces: tuple[tuple[float, float], ...] = ()
+    outliers: tuple[Outliers, ...] = ()
+    decisions: tuple[dict[str, Any], ...] = ()
 
     def number(self, key: str) -> float | None:
         """A number of the summary, or None where it is missing or not finite."""
@@ -80,7 +86,9 @@ def results(folder: str | os.PathLike, plan: Plan | None) -> Run:
     losses, paces = _rows(folder / METRICS) if (folder / METRICS).exists() else ((), ())
     explained = load(folder / EXPLAINED) if (folder / EXPLAINED).exists() else None
     name = str(summary.get("config") or folder.absolute().name)
-    return Run(name, plan, losses, summary, explained, paces)
+    outliers = tuple(_seen(folder / OUTLIERS))
+    decisions = tuple(_objects(folder / DECISIONS, _DECIDED))
+    return Run(name, plan, losses, summary, explained, paces, outliers, decisions)
 
 
 def told_apart(runs: list[Run], sources: list[str]) -> list[Run]:
@@ -123,6 +131,37 @@ def _rows(path: pathlib.Path) -> tuple[Course, Course]:
         if seconds is not None and seconds < _LARGEST:
             paces.append((float(step), float(seconds)))
     return tuple(losses), tuple(paces)
+
+
+# fields of the rows of a rectifier, with what they are
+_SEEN = {"step": int, "block": str, "tag": str, "channels": int, "counts": list, "places": list}
+_SEEN |= {"greatest": list}
+_DECIDED = {"step": int, "taken": bool, "why": str}
+
+
+def _seen(path: pathlib.Path) -> Iterator[Outliers]:
+    for row in _objects(path, _SEEN):
+        try:
+            yield Outliers.from_json(row)
+        except (ValueError, TypeError) as error:
+            _fail(path, f"the row of step {row['step']}", row, f"counts of outliers ({error})")
+
+
+def _objects(path: pathlib.Path, fields: dict[str, type]) -> Iterator[dict[str, Any]]:
+    """The rows of a file that may be missing, which have these fields at least."""
+    if not path.exists():
+        return
+    for number, text in enumerate(_text(path).split("\n"), 1):
+        if not text.strip():
+            continue
+        row = _parse(text, path, number)
+        if not isinstance(row, dict):
+            _fail(path, f"line {number}", row, f"an object with {', '.join(fields)}")
+        for name, kind in fields.items():
+            if type(row.get(name)) is not kind:
+                at = f"line {number}, field `{name}`"
+                _fail(path, at, row.get(name), f"a value of type {kind.__name__}")
+        yield row
 
 
 def _summary(path: pathlib.Path) -> dict[str, Any]:

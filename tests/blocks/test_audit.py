@@ -16,6 +16,7 @@ from jaxmem._core.actions import ALL, KEEP, OFFLOAD, REST
 from jaxmem._core.assignment import Assignment
 from jaxmem._device.target import Target
 from jaxmem._jax.step import trace
+from jaxmem._profile.options import Allowed
 from jaxmem._profile.profile import block_classes, profile
 from jaxmem._solver.cost import evaluate
 from jaxmem._xla.pricing import Pricing
@@ -83,7 +84,7 @@ def test_what_the_profile_predicts_is_what_is_traced(loss, action):
     target = dataclasses.replace(
         Target.parse("h200"), platform="tpu"
     )  # CUDA leaves offload out of unrolled layers
-    made = profile(traced({}, loss).jaxpr, Pricing(target), actions=ALL)
+    made = profile(traced({}, loss).jaxpr, Pricing(target), Allowed(ALL))
     priced = {
         t.name: o.choice
         for t in made.blocks[0].tags

@@ -18,6 +18,7 @@ from jaxmem._core.actions import ALL, KEEP, RECOMPUTE, REST, Action
 from jaxmem._core.assignment import Assignment
 from jaxmem._device.target import Target
 from jaxmem._jax.step import trace
+from jaxmem._profile.options import Allowed
 from jaxmem._profile.profile import block_classes, profile
 from jaxmem._solver.cost import evaluate
 from jaxmem._solver.problem import Problem
@@ -48,7 +49,7 @@ TARGET = Pricing(dataclasses.replace(Target.parse("h200"), platform="tpu"))
 
 @functools.cache
 def profiled(block, target=TARGET):
-    return profile(traced(block, {}).jaxpr, target, actions=ALL, named=ALL)
+    return profile(traced(block, {}).jaxpr, target, Allowed(ALL, ALL))
 
 
 @each_block
@@ -165,7 +166,7 @@ def test_places_that_ask_for_different_codecs_are_an_error():
 
 def test_names_of_checkpoint_name_are_lossless_unless_asked():
     actions = lambda made: {o.choice.action for t in made.blocks[0].tags for o in t.options}
-    by_default = profile(traced(places.named_twins, {}).jaxpr, TARGET, actions=ALL)
+    by_default = profile(traced(places.named_twins, {}).jaxpr, TARGET, Allowed(ALL))
     assert actions(by_default) == {Action.KEEP, Action.OFFLOAD}
     assert actions(profiled(places.named_twins)) == {*ALL} - {Action.RECOMPUTE}
 

@@ -12,6 +12,7 @@ from jaxmem._core.actions import KEEP, LOSSLESS, REST
 from jaxmem._core.assignment import Assignment
 from jaxmem._device.target import Target
 from jaxmem._jax.step import trace
+from jaxmem._profile.options import Allowed
 from jaxmem._profile.profile import profile
 from jaxmem._search.measure import hand_policies
 from jaxmem._xla.backend import Local
@@ -131,7 +132,7 @@ def test_a_device_that_is_not_there_runs_nothing():
 def test_hand_policies_are_those_of_names_and_of_products():
 
     traced = trace(build, Assignment.nothing(), SHAPES)[1]
-    made = profile(traced.jaxpr, Local(Target.parse("local")), actions=LOSSLESS)
+    made = profile(traced.jaxpr, Local(Target.parse("local")), Allowed(LOSSLESS))
     found = hand_policies(made)
     (label,) = {b.name for b in made.blocks}
     tags = {t.name for b in made.blocks for t in b.tags}

@@ -13,6 +13,7 @@ from jaxmem._core.actions import Action
 from jaxmem._core.files import write_json
 from jaxmem._counts.lanes import Link
 from jaxmem._planner.placed import read_places
+from jaxmem._profile.options import Allowed
 from jaxmem._search.trials import Limits
 from jaxmem._states.places import Places
 from jaxmem._xla.backend import backend_for
@@ -138,7 +139,7 @@ def test_states_are_priced_by_what_was_measured_of_each_way(ways):
     limits = Limits(target.usable_bytes, target.usable_bytes, target.host_bytes)
     kept = (Action.KEEP,)
     with backend_for(target) as backend:
-        asked = read_places(build, (first(), batch()), backend, limits, (kept, kept), None)
+        asked = read_places(build, (first(), batch()), backend, limits, Allowed(kept, kept))
     assert asked.search.question.link == Link(*(ways or (5e9, 5e9)))
 
 
@@ -148,7 +149,7 @@ def test_on_a_cpu_copies_are_measured_and_run_beside_no_work(monkeypatch):
     limits = Limits(target.usable_bytes, target.usable_bytes, target.host_bytes)
     kept = (Action.KEEP,)
     with backend_for(target) as backend:
-        asked = read_places(build, (first(), batch()), backend, limits, (kept, kept), None)
+        asked = read_places(build, (first(), batch()), backend, limits, Allowed(kept, kept))
     assert asked.search.question.link == Link(4e9, 3e9, beside=False)
 
 

@@ -15,7 +15,7 @@ from jaxmem._device.target import Target
 from jaxmem._jax.job import Job
 from jaxmem._jax.step import trace
 from jaxmem._profile.doubt import SEEN, with_doubts
-from jaxmem._profile.options import Asked
+from jaxmem._profile.options import Allowed
 from jaxmem._profile.profile import profile
 from jaxmem._profile.times import CEILING, ESTIMATED, job_times
 from jaxmem._xla.pricing import Pricing
@@ -76,7 +76,7 @@ def profiled(backend, tmp_path, actions=ALL):
         lambda: (models.parameters(2, 64, jnp.float32), models.batch(2, 64, 64, jnp.float32))
     )
     jaxpr = trace(build, Assignment.nothing(), shapes)[1].jaxpr
-    return profile(jaxpr, backend, Asked(actions), database=Database(tmp_path / "p.sqlite"))
+    return profile(jaxpr, backend, Allowed(actions), database=Database(tmp_path / "p.sqlite"))
 
 
 @pytest.mark.parametrize(

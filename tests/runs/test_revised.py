@@ -243,6 +243,23 @@ def test_a_plan_whose_steps_are_slower_goes_back(plan):
     assert revising.ready(52, 9) == (None, [])
 
 
+def test_what_plans_take_by_the_clock_prices_later_plans(plan, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    revising = rectifier(plan)
+    again = jaxmem.plan(build, parameters(()), data(1), budget=plan.budget_bytes, **ASKED)
+    recomputed = jaxmem.plans.Plan(**(vars(again) | {"actions": {"block": {}}}))
+    for _ in range(SETTLED):
+        revising.told(1.0)
+    revising._swap(recomputed, "another step")
+    for _ in range(SETTLED):
+        revising.told(1.0 + 40 * plan.predicted_seconds)
+    revising.ready(50, 9)
+    revising.close()  # waits for what is written down
+    corrected = jaxmem.plan(build, parameters(()), data(1), budget=plan.budget_bytes, **ASKED)
+    assert any("corrected by earlier runs of whole steps" in note for note in corrected.notes)
+    assert not any("corrected by" in note for note in again.notes)
+
+
 def test_tracking_that_takes_too_much_is_left_out(tmp_path, plan):
     small = jaxmem.plans.Plan(**(vars(plan) | {"budget_bytes": 1000}))
     revising = rectifier(small)
@@ -259,6 +276,14 @@ def test_wrong_arguments_are_refused(plan):
     divided = jaxmem.plans.Plan(**(vars(plan) | {"divided": "states"}))
     with pytest.raises(StepError, match="divides states over devices"):
         rectifier(divided)
+
+
+def test_the_arrays_that_it_is_given_are_let_go(plan):
+    args = parameters(()), data(1)
+    revising = Rectifier(plan, build, *args, **ASKED)
+    leaves = jax.tree.leaves(revising._again.args)
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+    assert [leaf.shape for leaf in leaves] == [a.shape for a in jax.tree.leaves(args)]
 
 
 def test_steps_are_due_at_powers_of_two_and_then_evenly(plan):

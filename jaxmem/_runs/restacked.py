@@ -1,0 +1,71 @@
+"""Reads a checkpoint whose layers lay in other stacks than those that it goes on with: all of them
+on the device, or some in host memory.
+"""
+
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxmem._runs import stored
+from jaxmem._runs.manifest import Leaf
+
+# Where `jaxmem._states.stacks` holds a stack, and which of two forms of its parameters.
+_PART = re.compile(r"\.parts\[(\d+)\](\.copy|\.master)?")
+Like = Sequence[tuple[Any, Any]]  # leaves of a state with their paths
+
+
+def read(folder: pathlib.Path, leaves: Sequence[Leaf], like: Like) -> list:
+    """What a checkpoint holds of each of `like`, as `stored.read` gives it. Arrays of layers are
+    divided anew, where the state divides them otherwise.
+    """
+    paths = [jax.tree_util.keystr(path) for path, _ in like]
+    if not _differ_in_stacks([leaf.path for leaf in leaves], paths):
+        return stored.read(folder, leaves, like)
+    whole = _joined(leaves, stored.arrays(folder, leaves))
+    found, begun = [], dict.fromkeys(whole, 0)
+    for path, (_, was) in zip(paths, like, strict=True):
+        name, form = _whole(path)
+        array, leaf = whole[name]
+        if form is not None:
+            begin, end = begun[name], begun[name] + was.shape[0]
+            array = array[begin:end].astype(was.dtype)
+            if form != ".copy":  # which is of the layers that the stack beside it has
+                begun[name] = end
+        found.append(stored.placed(array, leaf, was))
+    return found
+
+
+def _whole(path: str) -> tuple[str, str | None]:
+    """The path of an array of all layers, and the form that the stack at `path` has; None for an
+    array that is in no stack.
+    """
+    part = _PART.search(path)
+    if part is None:
+        return path, None
+    return path[: part.start()] + path[part.end() :], part[2] or ""
+
+
+def _differ_in_stacks(stored: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether the paths are of one state whose layers are divided in two ways."""
+    names = [list(dict.fromkeys(_whole(path)[0] for path in paths)) for paths in (stored, wanted)]
+    return list(stored) != list(wanted) and sorted(names[0]) == sorted(names[1])
+
+
+def _joined(leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> dict[str, tuple[Any, Leaf]]:
+    """Each array of all layers, by its path, and what it is."""
+    pieces: dict[str, list] = {}
+    of: dict[str, Leaf] = {}
+    for leaf, array in zip(leaves, arrays, strict=True):
+        name, form = _whole(leaf.path)
+        if form == ".copy":
+            continue
+        pieces.setdefault(name, []).append(array)
+        of.setdefault(name, leaf)
+    return {
+        name: (found[0] if len(found) == 1 else np.concatenate(found), of[name])
+        for name, found in pieces.items()
+    }

@@ -1,0 +1,99 @@
+"""A rectifier's counts and decisions on the page: cells are the channels that were counted, and
+hostile text is text.
+"""
+
+import json
+import re
+
+import pytest
+
+from jaxmem._outliers.counts import Outliers
+from jaxmem._report.outliers import ROWS, decided, outlier_maps
+from jaxmem._runs.read import Run
+from jaxmem.errors import PlanFileError
+from jaxmem.runs import read
+from tests.shared.report_pages import HOSTILE, page_of, write_run
+
+pytestmark = pytest.mark.core
+
+
+def seen(step, places, channels=10, tag="up", block="block"):
+    counts = tuple(len(of) for of in places)
+    return Outliers(step, block, tag, channels, counts, (4.0,) * len(places), places)
+
+
+def cells(figure):
+    """(x, y, opacity) of the cells, in percent."""
+    number = r'="([\d.]+)%?"'
+    cell = f"x{number} width{number} y{number} height{number} opacity{number}"
+    found = [(x, y, opacity) for x, _, y, _, opacity in re.findall(cell, figure)]
+    return [tuple(map(float, cell)) for cell in found]
+
+
+CODEC = "outlier_separated(group=64,scale=bfloat16,capacity=3)"
+ROW = seen(1, ((2,),)).to_json()
+
+
+def test_cells_are_channels_by_steps():
+    figure = outlier_maps(Run("r", None, outliers=(seen(1, ((2,), ())), seen(2, ((2, 9), (2,))))))
+    assert cells(figure) == [(20.0, 0.0, 0.62), (20.0, 50.0, 1.0), (90.0, 50.0, 0.62)]
+    assert "at step 2 at most 2 outliers in one of 2 tensors, 15.00 % of all channels" in figure
+    assert "steps 1 to 2" in figure
+    assert outlier_maps(Run("r", None)) == ""
+
+
+def test_many_channels_and_steps_are_drawn_in_few():
+    rows = tuple(seen(n, ((0, 4999),), channels=5000) for n in range(1, 200))
+    found = cells(outlier_maps(Run("r", None, outliers=rows)))
+    assert len(found) == 2 * ROWS
+    assert {x for x, _, _ in found} == {0.0, 99.61}
+
+
+def test_tags_of_several_blocks_are_told_apart():
+    rows = (seen(1, ((1,),)), seen(1, ((1,),), block="other"), seen(1, ((1,),), tag="down"))
+    names = re.findall(r"<figcaption>(.*?) <span>", outlier_maps(Run("r", None, outliers=rows)))
+    assert [n.replace("<wbr>", "") for n in names] == ["block/up", "other/up", "block/down"]
+
+
+def test_decisions_are_listed(tmp_path):
+    rows = [
+        {"step": 1, "taken": False, "why": HOSTILE, "predicted_seconds": 0.01},
+        {
+            "step": 1024, "taken": True, "event": "swap", "why": "faster", "step_seconds": 0.5,
+            "changed": {"block/up": f"keep -> compress {CODEC}"},
+        },
+    ]  # fmt: skip
+    table = decided(Run("r", None, decisions=tuple(rows)))
+    assert HOSTILE not in table
+    for text in ("declined", "swap", "1,024", "500.0 ms", "10.00 ms", "(capacity=3)"):
+        assert text in table, text
+    folder = tmp_path / "r"
+    write_run(folder, losses=[1.0])
+    lines = lambda rows: "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "decisions.jsonl").write_text(lines(rows))
+    (folder / "outliers.jsonl").write_text(lines([seen(4, ((3,),)).to_json()]))
+    page = page_of(tmp_path, str(folder))
+    assert "<h3>Outliers</h3>" in page
+    assert "<h3>Decisions</h3>" in page
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "field"),
+    [
+        ("decisions.jsonl", '{"step": "x", "taken": true, "why": ""}', "line 1, field `step`"),
+        ("decisions.jsonl", "[]", "line 1: got"),
+        ("outliers.jsonl", '{"step": 1, "block": 3}', "line 1, field `block`"),
+        ("outliers.jsonl", "{", "line 1: Expecting"),
+        (
+            "outliers.jsonl",
+            json.dumps(ROW | {"counts": ["x"]}),
+            "the row of step 1",
+        ),
+    ],
+)
+def test_broken_rows_are_named(tmp_path, name, line, field):
+    folder = tmp_path / "r"
+    write_run(folder, losses=[1.0])
+    (folder / name).write_text(line + "\n")
+    with pytest.raises(PlanFileError, match=re.escape(field)):
+        read(folder)
