@@ -14,7 +14,7 @@ from jaxmem._core.warn import warn
 from jaxmem._outliers.rectify import Rectifier
 from jaxmem._processes.pace import Pace
 from jaxmem._runs.checkpoints import CHECKPOINTS, Checkpoint, Checkpoints
-from jaxmem._runs.positions import Data, as_json
+from jaxmem._runs.positions import Data, as_json, check_settings
 from jaxmem._runs.record import Record
 from jaxmem._runs.revised import Revised, is_out_of_memory
 from jaxmem._runs.rows import Best, Measured, numbers
@@ -108,8 +108,8 @@ def train(
         pace = Pace(run.processes, asked, save_every)
         with Checkpoints(run.path / CHECKPOINTS, keep, best, run.processes) as checkpoints:
             measured, revised = Measured(units or {}), Revised(rectifier, run, steps)
-            places = Data(data, run.processes)
-            loop = _Loop(step, places, run, checkpoints, lasting, measured, revised, each, pace)
+            batches = Data(data, run.processes)
+            loop = _Loop(step, batches, run, checkpoints, lasting, measured, revised, each, pace)
             # A function, and no tree that can be called, such as a model.
             is_function = callable(state) and jax.tree_util.all_leaves([state])
             try:
@@ -165,7 +165,7 @@ class _Loop:
             self.revised.back(0, None)
             self._checkpoint()  # for a loss that is not finite before the first save
             return
-        self._check(found)
+        check_settings(found.notes["settings"], self.settings, self.run.folder)
         if found.step > steps:
             raise RunError(
                 f"train: the checkpoint is of step {found.step}, and `steps` is {steps}; expected"
@@ -178,17 +178,6 @@ class _Loop:
         del state, leaves
         self.run.kept = self._back(found)
         self.step = self.revised.back(found.step, found.notes.get("rectifier")) or self.step
-
-    def _check(self, found: Checkpoint) -> None:
-        was = found.notes["settings"]
-        for name in sorted(was.keys() | self.settings.keys()):
-            if was.get(name) != self.settings.get(name):
-                raise RunError(
-                    f"train: {str(self.run.folder)!r} holds an unfinished run with {name} ="
-                    f" {was.get(name)!r}, and it is {self.settings.get(name)!r} now; expected the"
-                    " settings that the run began with, another folder, or overwrite=True"
-                    " (--overwrite on a command line), which begins again"
-                )
 
     def _back(self, to: Checkpoint) -> list[dict[str, float | None]]:
         """Goes to a checkpoint, and returns the rows until then."""

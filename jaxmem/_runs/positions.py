@@ -1,8 +1,11 @@
-"""Where a run is in its data: a function of the step's number is nowhere, an iterator tells."""
+"""What a checkpoint notes beside the state: where the run is in its data (a function of the step's
+number is nowhere, an iterator tells), and its settings.
+"""
 
 import base64
 import json
-from collections.abc import Callable
+import pathlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxmem._processes.channel import Channel
@@ -22,6 +25,18 @@ def as_json(value: Any, what: str) -> Any:
             " JSON has words for: finite numbers, texts, lists, and dicts with texts as keys"
         )
     return back
+
+
+def check_settings(was: Mapping[str, Any], now: Mapping[str, Any], folder: pathlib.Path) -> None:
+    """Raises RunError, naming a setting that differs, unless they are the same."""
+    for name in sorted(was.keys() | now.keys()):
+        if was.get(name) != now.get(name):
+            raise RunError(
+                f"train: {str(folder)!r} holds an unfinished run with {name} ="
+                f" {was.get(name)!r}, and it is {now.get(name)!r} now; expected the settings that"
+                " the run began with, another folder, or overwrite=True (--overwrite on a command"
+                " line), which begins again"
+            )
 
 
 class Data:
