@@ -41,6 +41,7 @@ SETTINGS = (
     "train.eval_batches=2",
     "train.save_every=0",
     "optimizer.warmup=2",
+    "sample.length=20",
     "plan.budget=90%",
 )
 STEPS = 40

@@ -95,7 +95,7 @@ EXPERIMENTS = {
 
 NO_JAX = {"_core", "_solver", "_counts", "_memory", "errors"}
 # Packages that are imported inside functions alone: optional, or slow to import.
-LAZY = {"flax": {"layers"}, "orbax": {"_processes"}, "rich": {"_cli"}}
+LAZY = {"flax": {"layers"}, "orbax": {"_processes"}, "rich": {"_cli"}, "tensorboardX": {"_runs"}}
 OPTAX = {"_adama", "_released"}
 # The few files that know how JAX is built.
 JAX_INTERNALS = {"jaxmem._tags.tag", "jaxmem._outliers.mark", "jaxmem_kernels.dispatch"}

@@ -8,7 +8,7 @@ from pydantic import Field
 from experiments.config.glue_tasks import TaskName
 from experiments.config.models import Model
 from experiments.config.sections import LARGEST, Path
-from experiments.config.text import Config, Data, States, Train
+from experiments.config.text import Config, Data, Sample, States, Train
 
 
 class GlueModel(Model):
@@ -38,6 +38,7 @@ class GlueConfig(Config):
     data: GlueData  # pyright: ignore[reportGeneralTypeIssues]  # has a default in `Config`
     train: GlueTrain
     states: ClassVar[States] = States()  # all on the device
+    sample: ClassVar[Sample] = Sample()  # of which a BERT has none
 
     @pydantic.model_validator(mode="after")
     def _stays(self) -> Self:

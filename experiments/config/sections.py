@@ -42,6 +42,7 @@ class Train(Section):
     log_every: Count = 10  # steps between lines where standard error is no terminal
     eval_batches: Count = 16  # at most, spread evenly
     save_every: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 300.0  # seconds
+    tensorboard: bool = False  # rows for TensorBoard too
 
     @pydantic.model_validator(mode="after")
     def _divides(self) -> Self:

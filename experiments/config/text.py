@@ -10,6 +10,7 @@ from experiments.config.models import Model
 from experiments.config.sections import Count, Path, Positive, Probability, Section, Text
 
 ActionName = Literal["keep", "recompute", "compress", "offload", "compress_offload"]
+CAUSAL = "gpt", "llama"  # models that go on with a text
 Size = int | float | Text  # of memory, as `jaxmem.plan` reads it
 CodecNames = Text | Annotated[list[Text], Field(min_length=1)]
 PolicyName = Literal[
@@ -69,6 +70,15 @@ class Optimizer(sections.Optimizer):
     weight_decay: sections.NonNegative = 0.1
     clip: Literal["none", "value", "component", "norm"] = "norm"
     clip_at: Positive = 1.0
+
+
+class Sample(Section):
+    """What a GPT or a Llama writes once it is trained: `length` bytes, each drawn by the model's
+    probabilities at `temperature`; at 0, the likeliest.
+    """
+
+    length: Annotated[int, Field(ge=0, le=sections.LARGEST)] = 200
+    temperature: sections.NonNegative = 0.8
 
 
 class Plan(Section):
@@ -159,6 +169,12 @@ class Config(sections.Trained):
     plan: Plan = Plan()
     remat: Remat = Remat()
     states: States = States()
+    sample: Sample = Sample()
+
+    @property
+    def sampled(self) -> int:
+        """How many bytes are sampled at the end: none of a model that is not causal."""
+        return self.sample.length if self.model.kind in CAUSAL else 0
 
     @property
     def streams(self) -> bool:
@@ -177,6 +193,15 @@ class Config(sections.Trained):
             raise ValueError(
                 f"plan.rectify: got true beside remat.policy = {self.remat.policy!r} and plan.budget"
                 f" = {self.plan.budget!r}; allowed there: false, since nothing is planned"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _continues(self) -> Self:
+        if "length" in self.sample.model_fields_set and self.sample.length > self.sampled:
+            raise ValueError(
+                f"sample.length: got {self.sample.length}; allowed with model.kind ="
+                f" {self.model.kind!r}: 0, since it sees what comes after a byte too"
             )
         return self
 

@@ -32,7 +32,7 @@ from experiments.models.blocks import (
     parameter_dtype,
     pure,
 )
-from experiments.models.loss import cross_entropy
+from experiments.models.loss import cross_entropy, logits
 from experiments.models.split import Split
 
 ACTIVATIONS = {"gelu": functools.partial(jax.nn.gelu, approximate=True), "relu": jax.nn.relu}
@@ -100,11 +100,17 @@ def split(config: Config) -> Split:
     def layer(parameters, x_BSD, key=None):
         return nnx.merge(block, nnx.State(parameters))(x_BSD, key)
 
-    def head(outer, x_BSD, tokens):
-        hidden_BSD = nnx.merge(final, nnx.State(outer["final"]))(x_BSD)
-        return cross_entropy(hidden_BSD, outer["embedding"], tokens[:, 1:], config.train.loss_chunk)
+    def hidden(outer, x_BSD):
+        return nnx.merge(final, nnx.State(outer["final"]))(x_BSD)
 
-    return Split(embed, layer, head)
+    def head(outer, x_BSD, tokens):
+        chunk = config.train.loss_chunk
+        return cross_entropy(hidden(outer, x_BSD), outer["embedding"], tokens[:, 1:], chunk)
+
+    def scores(outer, x_BSD):
+        return logits(hidden(outer, x_BSD), outer["embedding"])
+
+    return Split(embed, layer, head, scores)
 
 
 def batch(config: Config, rows: np.ndarray, seed: int, step: int) -> np.ndarray:

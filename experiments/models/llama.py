@@ -31,7 +31,7 @@ from experiments.models.blocks import (
     probabilities,
     pure,
 )
-from experiments.models.loss import cross_entropy
+from experiments.models.loss import cross_entropy, logits
 from experiments.models.split import Split
 
 EPSILON = 1e-5
@@ -145,9 +145,14 @@ def split(config: Config) -> Split:
     def layer(parameters, x_BSD, key=None):
         return nnx.merge(block, nnx.State(parameters))(x_BSD)
 
-    def head(outer, x_BSD, tokens):
+    def last(outer, x_BSD):
         hidden_BSD = nnx.merge(final, nnx.State(outer["final"]))(x_BSD)
-        head_VD = outer["embedding" if model.tied else "head"]
-        return cross_entropy(hidden_BSD, head_VD, tokens[:, 1:], config.train.loss_chunk)
+        return hidden_BSD, outer["embedding" if model.tied else "head"]
 
-    return Split(embed, layer, head)
+    def head(outer, x_BSD, tokens):
+        return cross_entropy(*last(outer, x_BSD), tokens[:, 1:], config.train.loss_chunk)
+
+    def scores(outer, x_BSD):
+        return logits(*last(outer, x_BSD))
+
+    return Split(embed, layer, head, scores)

@@ -1,5 +1,5 @@
-"""Next-token cross entropy without the whole logits: a loop over chunks of positions, forward and
-backward.
+"""The head of a language model: logits, and next-token cross entropy without the whole logits, a
+loop over chunks of positions, forward and backward.
 """
 
 import functools
@@ -56,10 +56,14 @@ def _wide(hidden):
     return jnp.float64 if hidden.dtype == jnp.float64 else jnp.float32
 
 
+def logits(hidden_BSD, embedding_VD):
+    """(B, S, V): in float32 at least."""
+    narrow_VD = embedding_VD.astype(hidden_BSD.dtype)
+    return jnp.einsum("bsd,vd->bsv", hidden_BSD, narrow_VD).astype(_wide(hidden_BSD))
+
+
 def _chunk_loss(hidden_BCD, targets_BC, embedding_VD):
-    logits_BCV = jnp.einsum(
-        "bcd,vd->bcv", hidden_BCD, embedding_VD.astype(hidden_BCD.dtype)
-    ).astype(_wide(hidden_BCD))
+    logits_BCV = logits(hidden_BCD, embedding_VD)
     picked_BC = jnp.take_along_axis(logits_BCV, targets_BC[..., None], -1)[..., 0]
     return (jax.nn.logsumexp(logits_BCV, -1) - picked_BC).sum()
 

@@ -17,12 +17,14 @@ class Split:
     `embed(outer, batch, key=None) -> x`, or a tuple of x and what layers share; `layer(p_i, x,
     *shared, key=None) -> x`;
     `head(outer, x, batch) -> mean loss`. The forms that `jaxmem.released_step` takes. A key means
-    dropout.
+    dropout. `scores(outer, x) -> logits` of each position's next token; None where a model has none
+    that are of what came before alone.
     """
 
     embed: Callable[..., Any]
     layer: Callable[..., Any]
     head: Callable[..., Any]
+    scores: Callable[..., Any] | None = None
 
 
 def whole(split: Split, loop: Loop | None = None):
@@ -30,11 +32,30 @@ def whole(split: Split, loop: Loop | None = None):
     loop = loop or scanned()
 
     def loss(params, batch, key=None):
-        outer = {name: value for name, value in params.items() if name != "blocks"}
-        layers = len(jax.tree.leaves(params["blocks"])[0])
-        own = {} if key is None else {"key": jax.random.fold_in(key, layers)}  # layer i has i's
-        x = split.embed(outer, batch, **own)
-        x, *shared = x if isinstance(x, tuple) else (x,)
-        return split.head(outer, loop(split.layer, params["blocks"], x, key, *shared), batch)
+        outer, x = _through(split, loop, params, batch, key)
+        return split.head(outer, x, batch)
 
     return loss
+
+
+def next_scores(split: Split, loop: Loop | None = None):
+    """scores(params, batch, position) -> (B, V): the logits of what comes after a position."""
+    loop = loop or scanned()
+
+    def scores(params, batch, position):
+        outer, x_BSD = _through(split, loop, params, batch)
+        x_B1D = jax.lax.dynamic_slice_in_dim(x_BSD, position, 1, axis=1)
+        assert split.scores is not None, "the config refuses such a model"
+        return split.scores(outer, x_B1D)[:, 0]
+
+    return scores
+
+
+def _through(split: Split, loop: Loop, params, batch, key=None):
+    """The parameters outside the layers, and what comes out of these."""
+    outer = {name: value for name, value in params.items() if name != "blocks"}
+    layers = len(jax.tree.leaves(params["blocks"])[0])
+    own = {} if key is None else {"key": jax.random.fold_in(key, layers)}  # layer i has i's
+    x = split.embed(outer, batch, **own)
+    x, *shared = x if isinstance(x, tuple) else (x,)
+    return outer, loop(split.layer, params["blocks"], x, key, *shared)

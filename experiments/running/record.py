@@ -6,7 +6,15 @@ from typing import Any
 
 # What a run may go on with that it did not begin with: nothing of these is in its arithmetic, but
 # for the codecs of another plan.
-FREE = "plan.", "states.", "train.log_every", "train.eval_batches", "train.save_every"
+FREE = (
+    "plan.",
+    "states.",
+    "sample.",
+    "train.log_every",
+    "train.eval_batches",
+    "train.save_every",
+    "train.tensorboard",
+)
 
 
 def lasting(settings: Mapping[str, Any]) -> dict[str, Any]:

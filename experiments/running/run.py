@@ -32,7 +32,7 @@ class Experiment(Generic[C, D]):
     with: a plan may say where states lie.
     `batch(config, data, number)` -> step `number`'s second argument; numbers begin at 1.
     `evaluate(config, state, data)` -> what the summary says of the trained state, `val_loss` among
-    it.
+    it; `sample`, a text, becomes a file too.
     `told(found)` -> what a person is shown of that, by name.
     `count(config)`: how many of `unit` a step has, which its speed is counted in.
     `remedy`: what helps where the loss is not finite.
@@ -68,7 +68,8 @@ def run(
     """
     experiment.check(config)
     rows: dict[int, Mapping[str, float]] = {}
-    with jaxmem.runs.record(out, overwrite=overwrite, resume=True) as results:
+    written = {"overwrite": overwrite, "tensorboard": config.train.tensorboard}
+    with jaxmem.runs.record(out, resume=True, **written) as results:
         data = experiment.read(config)
         said = experiment.says(config, data)
         print(said, file=sys.stderr)
@@ -89,6 +90,8 @@ def run(
         with progress:
             state = train(experiment, config, data, ready, results, record)
         found = experiment.evaluate(config, state, data)
+        if "sample" in found:
+            results.sample(found["sample"])
         if ready.rectifier is not None:  # the plan may be another one now
             ready = dataclasses.replace(ready, plan=ready.rectifier.plan)
         summary = {"config": name, "settings": config.model_dump(), "data": said}

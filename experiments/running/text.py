@@ -1,6 +1,7 @@
 """The experiment of a GPT or a BERT on text."""
 
 import math
+from typing import Any
 
 import jax
 
@@ -12,7 +13,10 @@ from experiments.models import registry as models
 from experiments.models.loops import stacked
 from experiments.running.planning import check, prepare
 from experiments.running.run import Experiment
+from experiments.running.sample import sample
 from experiments.steps.step import State, first_state, make_loss
+
+SHOWN = 60  # characters of a sample on a terminal
 
 
 def read(config: Config) -> Text:
@@ -49,6 +53,20 @@ def evaluate(config: Config, state: State, data: Text) -> dict[str, float]:
     return {"val_loss": value}
 
 
+def ended(config: Config, state: State, data: Text) -> dict[str, Any]:
+    """The same, and a sample of a causal model."""
+    found: dict[str, Any] = evaluate(config, state, data)
+    return found | ({"sample": sample(config, state.params)} if config.sampled else {})
+
+
+def told(found: dict[str, Any]) -> dict[str, str]:
+    shown = {"validation loss": f"{found['val_loss']:.4f} nats a byte"}
+    if "sample" in found:
+        begin = found["sample"][:SHOWN]
+        shown["sample"] = repr(begin) + ("…" if begin != found["sample"] else "")
+    return shown
+
+
 TEXT = Experiment(
     check=check,
     read=read,
@@ -56,8 +74,8 @@ TEXT = Experiment(
     first_state=lambda config, plan: first_state(config.placed_by(plan)),
     step=lambda config, _: prepare(config),
     batch=batch,
-    evaluate=evaluate,
-    told=lambda found: {"validation loss": f"{found['val_loss']:.4f} nats a byte"},
+    evaluate=ended,
+    told=told,
     unit="tokens",
     count=lambda config: config.train.batch * config.train.sequence,
     remedy="lower optimizer.learning_rate, or clip tighter (optimizer.clip_at)",

@@ -22,15 +22,15 @@ from jaxmem._runs.checkpoints import (
 from jaxmem._runs.lock import locked, told
 from jaxmem._runs.manifest import NAME as MANIFEST
 from jaxmem._runs.manifest import is_stray
-from jaxmem._runs.read import DECISIONS, EXPLAINED, METRICS, OUTLIERS, PLAN, SUMMARY
-from jaxmem._runs.record import Record, is_durable
+from jaxmem._runs.read import DECISIONS, EXPLAINED, METRICS, OUTLIERS, PLAN, SAMPLE, SUMMARY
+from jaxmem._runs.record import EVENTS, TENSORBOARD, Record, is_durable, tensorboardx
 from jaxmem._runs.signals import Interrupted, raised
 from jaxmem.errors import RunError
 
 REPORT = "report.html"
 # What belongs to one run; other files in the folder are the user's. The summary is first, since its
 # presence marks the folder as a run's.
-RESULTS = (SUMMARY, METRICS, PLAN, EXPLAINED, DECISIONS, OUTLIERS, REPORT)
+RESULTS = (SUMMARY, METRICS, PLAN, EXPLAINED, SAMPLE, DECISIONS, OUTLIERS, REPORT)
 UNFINISHED, ENDED = "unfinished-", "ended-"
 SHOWN = 30.0  # seconds in which a shared folder is seen by all processes
 
@@ -77,7 +77,11 @@ def _found(found: Checkpoint | None, folder: str | os.PathLike, what: str) -> Ch
 
 @contextlib.contextmanager
 def record(
-    folder: str | os.PathLike, *, overwrite: bool = False, resume: bool = False
+    folder: str | os.PathLike,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    tensorboard: bool = False,
 ) -> Iterator[Record]:
     """A run's results, written apart while the statement runs, in `folder` when it has ended.
 
@@ -102,21 +106,26 @@ def record(
         `Record.resumed` says whether there is one. An interrupted run with checkpoints has not
         ended. With `overwrite` its checkpoints are let go, and it begins again. SIGTERM then ends
         the statement by `Interrupted`, as SIGINT does by KeyboardInterrupt.
+      tensorboard: write the rows for TensorBoard too, in the folder `tensorboard`, where it shows
+        them while the run goes on: `tensorboard --logdir runs/mine`. It needs
+        `pip install 'jaxmem[tensorboard]'`.
 
     Several processes (`jax.distributed`) run the same lines, with a folder that they share. The
     first one writes, and in the others nothing comes of what they are told to write.
 
     Raises RunError, before the statement runs, if `folder` holds a run's summary and `overwrite`
-    is not set, if another run is written there, if it cannot be written to, or if another process
-    of the run does not see it.
+    is not set, if another run is written there, if it cannot be written to, if another process of
+    the run does not see it, or if rows are for TensorBoard and tensorboardX is missing.
     """
+    if tensorboard:
+        tensorboardx()
     folder, processes = pathlib.Path(folder), joined()
     with contextlib.ExitStack() as held:
-        begin = lambda: _begun(folder, overwrite, resume, held)
+        begin = lambda: _begun(folder, overwrite, resume, tensorboard, held)
         name, resumed = processes.first_does(begin)
         # Wherever the process goes meanwhile.
         path = (folder / name).absolute()
-        run = Record(folder.absolute(), path, resumed, resume, processes)
+        run = Record(folder.absolute(), path, resumed, resume, tensorboard, processes)
         try:
             processes.agreed(lambda: _seen(path, folder))
             with raised() if resume else contextlib.nullcontext():
@@ -131,7 +140,11 @@ def record(
 
 
 def _begun(
-    folder: pathlib.Path, overwrite: bool, resume: bool, held: contextlib.ExitStack
+    folder: pathlib.Path,
+    overwrite: bool,
+    resume: bool,
+    tensorboard: bool,
+    held: contextlib.ExitStack,
 ) -> tuple[str, bool]:
     """Makes and holds the folder until `held` ends. Returns the name of the run's folder in it, and
     whether a run goes on there.
@@ -141,8 +154,8 @@ def _begun(
     with told(folder):
         _finish(folder)
     _refuse_finished(folder, overwrite)
-    if resume:
-        _refuse_foreign(folder)
+    for name in (CHECKPOINTS,) * resume + (TENSORBOARD,) * tensorboard:
+        _refuse_foreign(folder / name)
     left = _unfinished(folder) if resume else None
     while left is not None and overwrite:  # it would be gone on with the next time
         shutil.rmtree(left / CHECKPOINTS)
@@ -195,15 +208,17 @@ def _publish(run: Record, interrupted: bool) -> None:
         for name in RESULTS:
             if not (ended / name).exists():
                 (run.folder / name).unlink(missing_ok=True)
+        if not (ended / TENSORBOARD).exists() and _is_ours(run.folder / TENSORBOARD):
+            shutil.rmtree(run.folder / TENSORBOARD)
         _finish(run.folder)
 
 
 def _finish(folder: pathlib.Path) -> None:
     """Moves the results of runs that have ended to their place."""
     for ended in sorted(folder.glob(f"{ENDED}*")):
-        for name in (*RESULTS, CHECKPOINTS):
+        for name in (*RESULTS, CHECKPOINTS, TENSORBOARD):
             if (ended / name).exists():
-                if name == CHECKPOINTS and (folder / name).exists() and _is_ours(folder):
+                if name not in RESULTS and _is_ours(folder / name):
                     shutil.rmtree(folder / name)
                 os.replace(ended / name, folder / name)
         if any(ended.iterdir()):  # a file of the user's own
@@ -212,11 +227,12 @@ def _finish(folder: pathlib.Path) -> None:
             ended.rmdir()
 
 
-def _is_ours(folder: pathlib.Path) -> bool:
-    """Whether the folder's checkpoints are a run's, and not somebody's own."""
-    path = folder / CHECKPOINTS
+def _is_ours(path: pathlib.Path) -> bool:
+    """Whether a folder of checkpoints or events is a run's, and not somebody's own."""
     if path.is_symlink() or not path.is_dir():
         return False
+    if path.name == TENSORBOARD:
+        return all(p.name.startswith(EVENTS) or is_stray(p.name) for p in path.iterdir())
     names = (p for p in path.iterdir() if not is_stray(p.name))
     whole = [p for p in names if not p.name.startswith(WRITING)]
     # orbax's own managers name folders by steps too, so that names alone do not tell.
@@ -224,12 +240,12 @@ def _is_ours(folder: pathlib.Path) -> bool:
     return named and (not whole or any((p / MANIFEST).exists() for p in whole))
 
 
-def _refuse_foreign(folder: pathlib.Path) -> None:
-    """Raises RunError where something of that name stands in the place of checkpoints."""
-    if os.path.lexists(folder / CHECKPOINTS) and not _is_ours(folder):
+def _refuse_foreign(path: pathlib.Path) -> None:
+    """Raises RunError where something else stands in the place of checkpoints or events."""
+    if os.path.lexists(path) and not _is_ours(path):
         raise RunError(
-            f"record: {str(folder / CHECKPOINTS)!r} is not of a run, which would keep its"
-            " checkpoints there; name another folder, or move it away"
+            f"record: {str(path)!r} is not of a run, which would keep its {path.name} there; name"
+            " another folder, or move it away"
         )
 
 

@@ -101,7 +101,7 @@ class Data:
                     " function of the step's number"
                 )
             position = each[self._processes.index]
-        if self._iterates:
+        if position is not None:
             is_bytes = "bytes" in position
             state = base64.b64decode(position["bytes"]) if is_bytes else position["json"]
             self._source.set_state(state)

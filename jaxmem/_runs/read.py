@@ -18,7 +18,7 @@ from jaxmem._plan.plan import Plan
 from jaxmem.errors import PlanFileError
 
 PLAN, METRICS, SUMMARY = "plan.json", "metrics.jsonl", "summary.json"
-EXPLAINED = "explained.json"
+EXPLAINED, SAMPLE = "explained.json", "sample.txt"
 DECISIONS, OUTLIERS = "decisions.jsonl", "outliers.jsonl"
 # fields of a summary that the page shows, and so are checked; others may hold anything
 _NUMBERS = (

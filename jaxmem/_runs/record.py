@@ -1,11 +1,12 @@
-"""What a run writes while it goes on: rows, plan, summary."""
+"""What a run writes while it goes on: rows, plan, summary; and the rows for TensorBoard."""
 
 import contextlib
 import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxmem._core.files import write_json, write_whole
@@ -15,7 +16,14 @@ from jaxmem._plan.plan import Plan
 from jaxmem._processes.channel import Channel
 from jaxmem._runs.checkpoints import CHECKPOINTS, steps_in
 from jaxmem._runs.lock import told
-from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SUMMARY
+from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SAMPLE, SUMMARY
+from jaxmem.errors import RunError
+
+TENSORBOARD, EVENTS = (
+    "tensorboard",
+    "events.out.tfevents.",
+)  # a folder, and what its files begin with
+SHOWN_EVERY = 10  # seconds until TensorBoard can see a row
 
 
 class Record:
@@ -37,6 +45,7 @@ class Record:
         path: pathlib.Path,
         resumed: bool = False,
         resumes: bool = False,
+        tensorboard: bool = False,
         processes: Channel | None = None,
     ):
         self.folder, self.path, self.resumed, self.resumes = folder, path, resumed, resumes
@@ -45,6 +54,7 @@ class Record:
         self.kept: list[dict[str, Any]] = []
         self.trained = False  # whether `train` was called with it
         self._rows = None
+        self._events = Events(path / TENSORBOARD) if tensorboard and self.writes else None
 
     @property
     def durable(self) -> bool:
@@ -76,6 +86,8 @@ class Record:
             if self.writes:
                 write_whole(path, "".join(map(_line, rows)))
             self.steps = len(rows)
+            if self._events is not None:
+                self._events.go(step, rows)
         return rows
 
     def flush(self) -> None:
@@ -84,6 +96,8 @@ class Record:
             with told(self.folder):
                 self._rows.flush()
                 os.fsync(self._rows.fileno())
+                if self._events is not None:
+                    self._events.flush()
 
     def row(self, step: int, /, **numbers: float) -> None:
         """Appends a step's numbers to metrics.jsonl, at once, so that they survive a crash.
@@ -98,15 +112,17 @@ class Record:
         row = {"step": int(step)} | {name: float(value) for name, value in numbers.items()}
         row["step"] = int(step)  # also where a metric has that name
         if self.writes:
-            self._append(_line(row))
+            self._append(row)
         self.steps += 1
 
-    def _append(self, line: str) -> None:
+    def _append(self, row: Mapping[str, Any]) -> None:
         with told(self.folder):
             if self._rows is None:
                 self._rows = (self.path / METRICS).open("a", encoding="utf-8")
-            self._rows.write(line)
+            self._rows.write(_line(row))
             self._rows.flush()
+            if self._events is not None:
+                self._events.write(row)
 
     def plan(self, plan: Plan) -> None:
         """Writes the plan under which the run trains, as plan.json."""
@@ -121,6 +137,12 @@ class Record:
         if self.writes:
             with told(self.folder):
                 write_json(self.path / EXPLAINED, found.to_json())
+
+    def sample(self, text: str) -> None:
+        """Writes a text that the trained model made up, as sample.txt."""
+        if self.writes:
+            with told(self.folder):
+                write_whole(self.path / SAMPLE, text)
 
     def summary(self, fields: Mapping[str, Any]) -> None:
         """Writes what is to be said of the whole run, as summary.json.
@@ -139,6 +161,71 @@ class Record:
             with contextlib.suppress(OSError):  # `row` has told what could not be written
                 self._rows.close()
             self._rows = None
+        if self._events is not None:
+            with contextlib.suppress(OSError):
+                self._events.close()
+
+
+class Events:
+    """Rows as TensorBoard reads them, in a file of `folder` for each time that the run went on."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        self._module, self._file, self._purge, self._flushed = tensorboardx(), None, 0, 0.0
+
+    def go(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """The rows after this step are let go. `rows`: those until it, for files that are new."""
+        self.close()
+        self._purge = step + 1
+        if not any(self.folder.glob("*")):
+            for row in rows:
+                self.write(row)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        event = self._module.proto.event_pb2.Event(wall_time=time.time(), step=row["step"])
+        for name, value in row.items():
+            if name != "step" and value is not None:
+                event.summary.MergeFrom(self._module.summary.scalar(name, value))
+        self._opened().write_event(event)
+        if time.monotonic() - self._flushed > SHOWN_EVERY:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+            self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _opened(self):
+        if self._file is None:
+            self.folder.mkdir(exist_ok=True)
+            number = sum(1 for _ in self.folder.glob(f"{EVENTS}*"))  # two may begin in one second
+            writer = self._module.event_file_writer.EventsWriter
+            self._file = writer(str(self.folder / "events"), f".{number:06d}")
+            if number:  # TensorBoard forgets what earlier files say of these steps
+                event_pb2 = self._module.proto.event_pb2
+                start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+                self._file.write_event(event_pb2.Event(step=self._purge, session_log=start))
+        return self._file
+
+
+def tensorboardx():
+    """The package. Raises RunError with the command that installs it where it is missing."""
+    try:
+        import tensorboardX
+        import tensorboardX.event_file_writer
+        import tensorboardX.proto.event_pb2
+        import tensorboardX.summary
+    except ImportError as error:
+        raise RunError(
+            f"record: rows for TensorBoard are written by tensorboardX, which cannot be imported"
+            f" ({error}); install it: pip install 'jaxmem[tensorboard]'"
+        ) from error
+    return tensorboardX
 
 
 def is_durable(path: pathlib.Path) -> bool:

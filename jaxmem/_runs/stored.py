@@ -5,7 +5,7 @@ came from.
 import functools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,8 +26,12 @@ def writer(processes: Channel):
     if processes.alone:
         return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
     together = ocp.options.MultiprocessingOptions(active_processes=set(range(processes.count)))
-    # Where one fails, the others hear of it as they meet, and do not wait for it in vain.
-    meet = ocp.options.AsyncOptions(barrier_sync_fn=lambda **_: processes.agreed(lambda: None))
+
+    def met(*, key: str, timeout_ms: int) -> None:
+        """Where one has failed, the others hear of it, and do not wait for it in vain."""
+        processes.agreed(lambda: None)
+
+    meet = ocp.options.AsyncOptions(barrier_sync_fn=met)
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=together)
     return ocp.AsyncCheckpointer(handler, async_options=meet, multiprocessing_options=together)
 
@@ -89,19 +93,33 @@ def read(folder: pathlib.Path, leaves: Sequence[Leaf], like: Sequence[tuple[Any,
     array that is divided each process reads what its devices hold, however it was divided before.
     """
     check(leaves, like)
-    ocp, mine = orbax(), {jax.process_index()}
-    stored = {_name(n): n for n, leaf in enumerate(leaves) if math.prod(leaf.shape)}
-    arguments = {name: _how(ocp, leaves[n], like[n][1]) for name, n in stored.items()}
+    ocp = orbax()
+    how = [_how(ocp, leaf, was) for leaf, (_, was) in zip(leaves, like, strict=True)]
+    found = _restored(folder, leaves, how)
+    return [placed(*one) for one in zip(found, leaves, [was for _, was in like])]
+
+
+def arrays(folder: pathlib.Path, leaves: Sequence[Leaf]) -> list:
+    """All arrays of a checkpoint, whole and NumPy's."""
+    return _restored(folder, leaves, [orbax().RestoreArgs(restore_type=np.ndarray)] * len(leaves))
+
+
+def _restored(folder: pathlib.Path, leaves: Sequence[Leaf], how: Sequence) -> list:
+    """The arrays of a checkpoint, each restored as `how` says. Those without a value are made."""
+    ocp = orbax()
+    names = {n: _name(n) for n, leaf in enumerate(leaves) if math.prod(leaf.shape)}
     # Each process reads by itself, and waits for no other.
-    alone = ocp.options.MultiprocessingOptions(min(mine), mine if jax.process_count() > 1 else None)
-    options: dict[str, Any] = {"multiprocessing_options": alone}
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**options), **options) as checkpointer:
-        args = ocp.args.PyTreeRestore(item=dict.fromkeys(stored, 0), restore_args=arguments)
-        arrays = checkpointer.restore(folder / STATE, args=args)
-    return [
-        _placed(arrays.get(_name(n)), leaf, was)
-        for n, (leaf, (_, was)) in enumerate(zip(leaves, like, strict=True))
-    ]
+    mine = jax.process_index()
+    among = {mine} if jax.process_count() > 1 else None
+    by = ocp.options.MultiprocessingOptions(mine, among)
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=by)
+    with ocp.Checkpointer(handler, multiprocessing_options=by) as checkpointer:
+        arguments = {name: how[n] for n, name in names.items()}
+        item = dict.fromkeys(arguments, 0)
+        args = ocp.args.PyTreeRestore(item=item, restore_args=arguments)
+        found = checkpointer.restore(folder / STATE, args=args)
+    empty = lambda leaf: np.zeros(leaf.shape, jnp.dtype(leaf.dtype))
+    return [found[names[n]] if n in names else empty(leaf) for n, leaf in enumerate(leaves)]
 
 
 def _how(ocp, leaf: Leaf, was):
@@ -112,16 +130,16 @@ def _how(ocp, leaf: Leaf, was):
     return ocp.ArrayRestoreArgs(sharding=place, global_shape=leaf.shape, dtype=leaf.dtype)
 
 
-def _placed(array, leaf: Leaf, was):
+def placed(array, leaf: Leaf, was):
+    """An array that was read whole, where `was` lies or says it should, as what it was."""
     if isinstance(array, jax.Array):
         return array
-    array = np.zeros(leaf.shape, jnp.dtype(leaf.dtype)) if array is None else array
     if leaf.kind == "number":
         number = array[()].item()
         return jnp.asarray(number) if isinstance(was, jax.ShapeDtypeStruct) else number
     if leaf.kind == "numpy":
         return array
-    make = _weak if leaf.weak else jnp.asarray
+    make: Callable[[Any], jax.Array] = _weak if leaf.weak else jnp.asarray
     if leaf.key is not None:
         make = functools.partial(jax.random.wrap_key_data, impl=leaf.key)
     place = _place(was)

@@ -22,7 +22,7 @@ TEXT = "".join(f"def function_{i}(x):\n    return x + {i * i}\n\n" for i in rang
 MICRO = (
     "model.layers=2", "model.width=32", "model.hidden=96", "train.steps=6", "train.batch=8",
     "train.sequence=64", "train.loss_chunk=32", "train.eval_batches=1", "optimizer.warmup=1",
-    "optimizer.learning_rate=1e-2", "plan.actions=lossless",
+    "sample.length=0", "optimizer.learning_rate=1e-2", "plan.actions=lossless",
 )  # fmt: skip
 WAYS = {
     "scan": (),

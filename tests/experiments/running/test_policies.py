@@ -232,6 +232,7 @@ def test_a_run_says_its_policy_and_its_bytes(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be " * 200)
     settings = ["model.layers=2", "train.steps=2", "train.eval_batches=1", f"data.path={text}"]
+    settings.append("sample.length=0")
     run = lambda *more: train.main(
         ["gpt_nano", *MICRO, *settings, *more, "--out", str(tmp_path / "out"), "--overwrite"]
     )

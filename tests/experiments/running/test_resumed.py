@@ -26,7 +26,7 @@ SETTINGS = (
     "model.layers=2", "model.width=32", "model.heads=2", "model.dropout=0.1", "model.loop=stack",
     "train.steps=7", "train.batch=4", "train.sequence=32", "train.loss_chunk=32",
     "train.eval_batches=1", "train.save_every=0", "optimizer.warmup=1", "plan.budget=none",
-    "optimizer.clip=component",
+    "sample.length=0", "optimizer.clip=component",
 )  # fmt: skip
 OPTIMIZERS = {
     "adamw": ("optimizer.accumulation=released", "train.microbatches=1"),

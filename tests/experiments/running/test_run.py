@@ -93,6 +93,13 @@ def test_a_run_that_ends_before_its_first_step_leaves_nothing(where, error, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rows_are_written_for_tensorboard_where_that_is_asked_for(tmp_path):
+    config = load("gpt_nano", ["train.steps=3", "train.tensorboard=true"])
+    run(Toy().experiment, config, tmp_path, name="toy")
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    assert b"things_per_second" in events.read_bytes()
+
+
 def test_a_config_that_no_run_can_use_is_told_before_the_folder_is_looked_at(tmp_path):
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(InputError, match="of mine"):

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles"
 SETTINGS = (
     "model.layers=3", "model.width=32", "model.loop=stack",
     "train.steps=4", "train.batch=8", "train.microbatches=2", "train.sequence=64",
-    "train.loss_chunk=32", "train.eval_batches=1", "optimizer.warmup=1",
+    "train.loss_chunk=32", "train.eval_batches=1", "optimizer.warmup=1", "sample.length=0",
     "optimizer.accumulation=released", "optimizer.clip=component", "plan.budget=none",
 )  # fmt: skip
 MODELS = {

@@ -24,7 +24,7 @@ TEXT = "".join(f"def function_{i}(x):\n    return x + {i * i}\n\n" for i in rang
 MICRO = (
     "model.layers=2", "model.width=32", "model.heads=2", "model.dropout=0.1",
     "train.steps=5", "train.batch=8", "train.sequence=64", "train.loss_chunk=32",
-    "train.eval_batches=1", "optimizer.warmup=1", "plan.actions=lossless",
+    "train.eval_batches=1", "optimizer.warmup=1", "sample.length=0", "plan.actions=lossless",
 )  # fmt: skip
 UNPLANNED = "plan.budget=none"
 KEYS = {

@@ -1,0 +1,108 @@
+"""A text that a model makes up: each byte is drawn from what the model says of those before it."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import train
+from experiments.command.load import load
+from experiments.errors import InputError
+from experiments.models import registry as models
+from experiments.running.sample import sample
+from experiments.steps.step import first_state
+from jaxmem import runs
+
+pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles")]
+
+LINE = "0123456789\n"
+SMALL = (
+    "model.layers=2", "model.width=32", "train.sequence=8", "train.loss_chunk=8", "train.batch=8",
+    "train.eval_batches=1", "optimizer.warmup=1", "plan.budget=none",
+)  # fmt: skip
+OF = {"gpt": ("model.heads=2", "model.dropout=0.0"), "llama": ("model.hidden=64",)}
+
+
+def config_of(kind, *settings):
+    return load(f"{kind}_nano", (*SMALL, *OF[kind], *settings))
+
+
+def scores(config, params, seen):
+    """The logits after these bytes, by the model's parts without a window."""
+    split = models.split(config)
+    outer = {name: value for name, value in params.items() if name != "blocks"}
+    x = split.embed(outer, np.array([[*seen, 0]], np.int32))
+    for i in range(config.model.layers):
+        x = split.layer(jax.tree.map(lambda a, i=i: a[i], params["blocks"]), x)
+    return split.scores(outer, x)[0, -1]
+
+
+@pytest.mark.parametrize("kind", OF)
+def test_at_temperature_0_each_byte_is_the_likeliest(kind):
+    config = config_of(kind, "sample.length=10", "sample.temperature=0", "model.vocab=300")
+    params = first_state(config).params
+    # what is no byte would be the likeliest
+    head = "embedding" if kind == "gpt" else "head"
+    params[head] = params[head].at[256:].multiply(100.0)
+    made = sample(config, params)
+    seen, expected = [ord("\n")], []
+    for _ in range(10):
+        best = int(scores(config, params, seen[-8:])[:256].argmax())
+        seen.append(best)
+        expected.append(best)
+    assert made == bytes(expected).decode(errors="replace")
+
+
+def test_it_is_drawn_by_the_seed_and_the_temperature():
+    of = lambda *settings: sample(config_of("gpt", "sample.length=30", *settings), params)
+    params = first_state(config_of("gpt")).params
+    assert of() == of()
+    assert of() != of("train.seed=1")
+    assert of() != of("sample.temperature=2.0")
+    assert len(set(of("sample.temperature=100.0"))) > 15, "nearly even"
+
+
+def test_states_in_host_memory_write_the_same():
+    way = "model.loop=stack", "optimizer.accumulation=released", "optimizer.clip=component"
+    here, there = (
+        config_of("llama", "sample.length=10", *way, *more) for more in ((), ("states.persist=1",))
+    )
+    assert sample(here, first_state(here).params) == sample(there, first_state(there).params)
+
+
+@pytest.mark.parametrize("length", [0, 22])
+def test_a_run_ends_with_what_it_learned(tmp_path, length, capsys):
+    (tmp_path / "text").write_text(LINE * 200)
+    settings = (f"data.path={tmp_path / 'text'}", "train.steps=200", "sample.temperature=0")
+    arguments = ["gpt_nano", *SMALL, *OF["gpt"], *settings, f"sample.length={length}"]
+    out = tmp_path / "out"
+    assert train.main([*arguments, "--out", str(out)]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    shown = capsys.readouterr().err
+    if length:
+        assert summary["sample"] == (out / "sample.txt").read_text() == LINE * 2
+        assert "sample: '0123456789\\n" in shown
+    else:
+        assert "sample" not in summary
+        assert not (out / "sample.txt").exists()
+        assert "sample:" not in shown
+
+
+def test_an_earlier_runs_sample_goes_with_it(tmp_path):
+    for text in ("of the first", None):
+        with runs.record(tmp_path, overwrite=True) as run:
+            run.summary({})
+            if text:
+                run.sample(text)
+        assert (tmp_path / "sample.txt").exists() == bool(text)
+
+
+def test_a_model_that_sees_what_comes_has_none():
+    kind = "model.kind=bert", "model.vocab=260"
+    assert load("gpt_nano", kind).sampled == 0
+    assert load("gpt_nano").sampled == 200
+    with pytest.raises(
+        InputError, match=r"sample\.length: got 5; allowed with model\.kind = 'bert'"
+    ):
+        load("gpt_nano", (*kind, "sample.length=5"))
