@@ -73,7 +73,8 @@ LIBRARY = {
         "_memory",
     ),
     "_outliers": ("_jax", "_xla", "_codecs", "_tags", "_profile", "_plan", "_planner", "_explain"),
-    "_runs": ("_plan", "_planner", "_states", "_memory", "_outliers"),
+    "_processes": (),
+    "_runs": ("_plan", "_planner", "_states", "_memory", "_outliers", "_processes"),
     "_report": ("_plan", "_runs", "_memory", "_outliers"),
 }
 # Public modules, which only users, `_public`, `_cli` and the package itself import.
@@ -94,7 +95,7 @@ EXPERIMENTS = {
 
 NO_JAX = {"_core", "_solver", "_counts", "_memory", "errors"}
 # Packages that are imported inside functions alone: optional, or slow to import.
-LAZY = {"flax": {"layers"}, "orbax": {"_runs"}, "rich": {"_cli"}, "tensorboardX": {"_runs"}}
+LAZY = {"flax": {"layers"}, "orbax": {"_processes"}, "rich": {"_cli"}, "tensorboardX": {"_runs"}}
 OPTAX = {"_adama", "_released"}
 # The few files that know how JAX is built.
 JAX_INTERNALS = {"jaxmem._tags.tag", "jaxmem._outliers.mark", "jaxmem_kernels.dispatch"}

@@ -9,13 +9,14 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from jaxmem._core.files import flush_folder
 from jaxmem._core.warn import warn
+from jaxmem._processes.channel import Channel
 from jaxmem._runs import manifest, stored
 from jaxmem.errors import RunError
 
@@ -59,13 +60,23 @@ class Checkpoints:
     keep: how many are kept, the newest. Where it is 1, the one before stays until `sound` is
       called, since what is newest may have been spoilt by the last update before it.
     best: a metric; the checkpoint that was noted with its least value is kept beside them.
+    processes: those of the run, each of which stores what its devices hold. They call each method
+      alike, and what fails in one raises RunError in all. The first one does the rest.
 
     What was saved is on the disk once `wait` returns, or the next `save`. Both raise RunError,
     naming the newest that is whole, where it could not be written.
     """
 
-    def __init__(self, folder: pathlib.Path, keep: int, best: str | None = None):
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        keep: int,
+        best: str | None = None,
+        processes: Channel | None = None,
+    ):
         self.folder, self.keep, self.best = folder.absolute(), keep, best
+        self._processes = processes or Channel()
+        self._writing = self._processes.beside("writing")  # of the thread that writes
         self.whole: int | None = None  # the newest step that is on the disk
         self.at: int | None = None  # the step that was saved last, or gone back to
         self._pending: list[concurrent.futures.Future] = []
@@ -75,7 +86,9 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, _, error: BaseException | None, *__) -> None:
+        if error is not None:
+            self._writing.hurry()  # another process may have ended
         # What is being written is finished, whatever ends the run.
         self._thread.shutdown(wait=True)
         if self._writer is not None:
@@ -88,37 +101,67 @@ class Checkpoints:
         self.wait()
         path = self.folder / f"{WRITING}{step:08d}"
         arrays, leaves = stored.taken(state)
-        ocp = stored.orbax()
+        if self._writer is None:
+            self._writer = stored.writer(self._writing)
         with _told(self):
-            if self._writer is None:
-                self._writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
-            for left in self.folder.glob(f"{WRITING}*"):  # by a process that was killed
-                shutil.rmtree(left)
-            # Of those after the one that the run went on from, none is of what it did since.
-            for later in steps_in(self.folder):
-                if self.at is None or later > self.at:
-                    _remove(self.folder / f"{later:08d}")
-            self._prune(max(self.keep, 2))  # a run may go on with fewer than it had
-            path.mkdir(parents=True)
-            self._writer.save(path / stored.STATE, args=ocp.args.PyTreeSave(arrays))
+            self._processes.first_does(lambda: self._make_room(path))
+        failed = None
+        try:
+            stored.write(self._writer, path, arrays)
+        except Exception as error:  # which the others are told in the thread
+            failed = error
         self.at = step
-        self._pending = [self._thread.submit(self._finish, path, step, leaves, dict(notes))]
+        finish = self._thread.submit(self._finish, path, step, leaves, dict(notes), failed)
+        self._pending = [finish]
 
-    def _finish(self, path: pathlib.Path, step: int, leaves, notes: dict[str, Any]) -> None:
-        assert self._writer is not None
-        self._writer.wait_until_finished()
-        manifest.write(path, step, leaves, notes)
-        # It has its name from here on, so that a folder of that name without a manifest lost it.
-        whole = self.folder / f"{step:08d}"
-        if whole.exists():  # which was not used, as it was changed
-            _remove(whole)
-        os.replace(path, whole)
-        flush_folder(self.folder)
+    def _make_room(self, path: pathlib.Path) -> None:
+        """Makes the folder of a new checkpoint, and lets go of those that no longer count."""
+        for left in self.folder.glob(f"{WRITING}*"):  # by a process that was killed
+            shutil.rmtree(left)
+        # Of those after the one that the run went on from, none is of what it did since.
+        for later in steps_in(self.folder):
+            if self.at is None or later > self.at:
+                _remove(self.folder / f"{later:08d}")
+        self._prune(max(self.keep, 2))  # a run may go on with fewer than it had
+        path.mkdir(parents=True)
+
+    def _finish(self, path: pathlib.Path, step: int, leaves, notes, failed) -> None:
+        self._writing.agreed(lambda: self._written(failed))
+        # One process lists the files, since others may see a folder later; all sum up a part.
+        names = self._writing.first_does(lambda: manifest.names(path))
+        sums = self._writing.agreed(lambda: self._summed(path, names))
+        files = {name: pair for found in sums for name, pair in found.items()}
+        self._writing.first_does(lambda: self._name(path, step, leaves, notes, files))
         self.whole = step
-        self._prune(max(self.keep, 2))
+
+    def _written(self, failed: Exception | None) -> None:
+        with _told(self):
+            if failed is not None:
+                raise failed
+            assert self._writer is not None
+            self._writer.wait_until_finished()
+
+    def _summed(self, path: pathlib.Path, names: list[str]) -> dict[str, list]:
+        with _told(self):
+            return manifest.summed(path, names[self._writing.index :: self._writing.count])
+
+    def _name(self, path: pathlib.Path, step: int, leaves, notes, files) -> None:
+        """Gives a checkpoint its manifest and its name: it counts from here on, so that a folder of
+        that name without a manifest lost it.
+        """
+        with _told(self):
+            manifest.write(path, step, leaves, notes, files)
+            whole = self.folder / f"{step:08d}"
+            if whole.exists():  # which was not used, as it was changed
+                _remove(whole)
+            os.replace(path, whole)
+            flush_folder(self.folder)
+            self._prune(max(self.keep, 2))
 
     def sound(self, step: int) -> None:
         """Says that what a step made of the state of checkpoint `step` was finite."""
+        if not self._processes.first:
+            return
         if self.keep == 1 and step == self.at and len(self._pending) < 2:
             self._pending.append(self._thread.submit(self._prune, 1))
 
@@ -141,8 +184,11 @@ class Checkpoints:
         Raises RunError where there are some, but none is whole.
         """
         self.wait()
+        return self._go(self._newest)
+
+    def _newest(self) -> Checkpoint | None:
         steps = steps_in(self.folder)
-        found = self._go(steps)
+        found = first_whole(self.folder, steps)
         if steps and found is None:
             raise RunError(
                 f"train: {str(self.folder)!r} holds {len(steps)} checkpoints, and none of them is"
@@ -156,18 +202,36 @@ class Checkpoints:
         """
         self.wait()
         past = step - 1 if self.at is None else min(step - 1, self.at)
-        return self._go([one for one in steps_in(self.folder) if one <= past])
+        steps = lambda: [one for one in steps_in(self.folder) if one <= past]
+        return self._go(lambda: first_whole(self.folder, steps()))
 
     def least(self, step: int) -> float:
         """The least value of the metric `best` that those up to a step were noted with."""
-        values = (value for value, of in noted(self.folder, self.best) if of <= step)
-        return next(values, math.inf)
+        values = lambda: (value for value, of in noted(self.folder, self.best) if of <= step)
+        return self._processes.first_does(lambda: next(values(), math.inf))
 
-    def _go(self, steps: Sequence[int]) -> Checkpoint | None:
-        found = first_whole(self.folder, steps)
-        if found is not None:
-            self.whole = self.at = found.step
-        return found
+    def _go(self, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
+        """Goes to what the first process finds: all others need not verify it too."""
+        step = self._processes.first_does(lambda: None if (it := find()) is None else it.step)
+        if step is None:
+            return None
+        found: list[Checkpoint] = []
+        self._processes.agreed(lambda: found.append(_opened(self.folder, step)))
+        self.whole = self.at = step
+        return found[0]
+
+
+def _opened(folder: pathlib.Path, step: int) -> Checkpoint:
+    """A checkpoint that another process may have verified."""
+    path = folder / f"{step:08d}"
+    try:
+        found = manifest.opened(path, step)
+    except (ValueError, OSError) as error:
+        raise RunError(
+            f"train: cannot read the checkpoint {str(path)!r}: {error}; expected a folder that all"
+            " processes of the run share"
+        ) from error
+    return Checkpoint(step, found.notes, path, found.leaves)
 
 
 def first_whole(folder: pathlib.Path, steps: Sequence[int]) -> Checkpoint | None:

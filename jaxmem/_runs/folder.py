@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator
 
+from jaxmem._processes.channel import joined
 from jaxmem._runs.checkpoints import (
     CHECKPOINTS,
     WRITING,
@@ -31,6 +32,7 @@ REPORT = "report.html"
 # presence marks the folder as a run's.
 RESULTS = (SUMMARY, METRICS, PLAN, EXPLAINED, SAMPLE, DECISIONS, OUTLIERS, REPORT)
 UNFINISHED, ENDED = "unfinished-", "ended-"
+SHOWN = 30.0  # seconds in which a shared folder is seen by all processes
 
 
 def newest(folder: str | os.PathLike) -> Checkpoint:
@@ -108,45 +110,86 @@ def record(
         them while the run goes on: `tensorboard --logdir runs/mine`. It needs
         `pip install 'jaxmem[tensorboard]'`.
 
+    Several processes (`jax.distributed`) run the same lines, with a folder that they share. The
+    first one writes, and in the others nothing comes of what they are told to write.
+
     Raises RunError, before the statement runs, if `folder` holds a run's summary and `overwrite`
-    is not set, if another process writes a run there, if it cannot be written to, or if rows are
-    for TensorBoard and tensorboardX is missing.
+    is not set, if another run is written there, if it cannot be written to, if another process of
+    the run does not see it, or if rows are for TensorBoard and tensorboardX is missing.
     """
-    folder = pathlib.Path(folder)
     if tensorboard:
         tensorboardx()
-    with _made(folder), locked(folder):
-        with told(folder):
-            _finish(folder)
-        _refuse_finished(folder, overwrite)
-        for name in (CHECKPOINTS,) * resume + (TENSORBOARD,) * tensorboard:
-            _refuse_foreign(folder / name)
-        left = _unfinished(folder) if resume else None
-        while left is not None and overwrite:  # it would be gone on with the next time
-            shutil.rmtree(left / CHECKPOINTS)
-            left = _unfinished(folder)
-        path = left or _apart(folder)
+    folder, processes = pathlib.Path(folder), joined()
+    with contextlib.ExitStack() as held:
+        begin = lambda: _begun(folder, overwrite, resume, tensorboard, held)
+        name, resumed = processes.first_does(begin)
         # Wherever the process goes meanwhile.
-        run = Record(folder.absolute(), path.absolute(), left is not None, resume, tensorboard)
+        path = (folder / name).absolute()
+        run = Record(folder.absolute(), path, resumed, resume, tensorboard, processes)
         try:
+            processes.agreed(lambda: _seen(path, folder))
             with raised() if resume else contextlib.nullcontext():
                 yield run
         except BaseException as error:
+            processes.leave(error)
             run._close()
-            interrupted = isinstance(error, KeyboardInterrupt)
-            if run.durable:
-                error.add_note(f"the run goes on from its last checkpoint, in {run.path}")
-            elif isinstance(error, Interrupted):
-                pass  # the same lines begin again
-            elif interrupted and (run.steps or (run.path / SUMMARY).exists()):
-                _publish(run, interrupted=True)
-            elif run.steps:
-                error.add_note(f"rows until then are in {run.path / METRICS}")
-            else:
-                shutil.rmtree(run.path, ignore_errors=True)
+            _tell_what_is_left(run, error)
             raise
         run._close()
-        _publish(run, interrupted=False)
+        processes.first_does(lambda: _publish(run, interrupted=False))
+
+
+def _begun(
+    folder: pathlib.Path,
+    overwrite: bool,
+    resume: bool,
+    tensorboard: bool,
+    held: contextlib.ExitStack,
+) -> tuple[str, bool]:
+    """Makes and holds the folder until `held` ends. Returns the name of the run's folder in it, and
+    whether a run goes on there.
+    """
+    held.enter_context(_made(folder))
+    held.enter_context(locked(folder))
+    with told(folder):
+        _finish(folder)
+    _refuse_finished(folder, overwrite)
+    for name in (CHECKPOINTS,) * resume + (TENSORBOARD,) * tensorboard:
+        _refuse_foreign(folder / name)
+    left = _unfinished(folder) if resume else None
+    while left is not None and overwrite:  # it would be gone on with the next time
+        shutil.rmtree(left / CHECKPOINTS)
+        left = _unfinished(folder)
+    return (left or _apart(folder)).name, left is not None
+
+
+def _seen(path: pathlib.Path, folder: pathlib.Path) -> None:
+    """Raises RunError if the run's folder, which the first process made, is not here: file systems
+    that are shared may show it a little later.
+    """
+    end = time.monotonic() + SHOWN
+    while not path.is_dir():
+        if time.monotonic() > end:
+            raise RunError(
+                f"record: {str(folder)!r} has no {path.name!r} here, which process 0 made there;"
+                " expected a folder that all processes of the run share"
+            )
+        time.sleep(0.1)
+
+
+def _tell_what_is_left(run: Record, error: BaseException) -> None:
+    """Lets the run's folder go if nothing is in it; else a note on the error says what is."""
+    interrupted = isinstance(error, KeyboardInterrupt)
+    if run.durable:
+        error.add_note(f"the run goes on from its last checkpoint, in {run.path}")
+    elif isinstance(error, Interrupted) or not run.writes:
+        pass  # the same lines begin again
+    elif interrupted and (run.steps or (run.path / SUMMARY).exists()):
+        _publish(run, interrupted=True)
+    elif run.steps:
+        error.add_note(f"rows until then are in {run.path / METRICS}")
+    else:
+        shutil.rmtree(run.path, ignore_errors=True)
 
 
 def _publish(run: Record, interrupted: bool) -> None:

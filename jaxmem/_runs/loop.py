@@ -5,7 +5,6 @@ is asked to, and goes back where a loss is not finite.
 import collections
 import contextlib
 import math
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,12 +12,13 @@ import jax
 
 from jaxmem._core.warn import warn
 from jaxmem._outliers.rectify import Rectifier
+from jaxmem._processes.pace import Pace
 from jaxmem._runs.checkpoints import CHECKPOINTS, Checkpoint, Checkpoints
-from jaxmem._runs.positions import Data, as_json
+from jaxmem._runs.positions import Data, as_json, check_settings
 from jaxmem._runs.record import Record
 from jaxmem._runs.revised import Revised, is_out_of_memory
 from jaxmem._runs.rows import Best, Measured, numbers
-from jaxmem._runs.signals import Asked, Interrupted, held
+from jaxmem._runs.signals import Interrupted, held
 from jaxmem._runs.skips import NotFinite, attempt, watch
 from jaxmem._runs.stored import shape
 from jaxmem.errors import NotFiniteError, RunError
@@ -91,10 +91,10 @@ def train(
             f"train: got keep={keep}, not_finite={not_finite}, save_every={save_every}; expected at"
             " least 1, 1 and 0 seconds"
         )
-    if jax.process_count() > 1:
+    if rectifier is not None and not run.processes.alone:
         raise RunError(
-            f"train: there are {jax.process_count()} processes, of which each would write the same"
-            " checkpoints; expected one process, over any number of its devices"
+            f"train: got a rectifier in {run.processes.count} processes, which would decide apart;"
+            " expected one process, over any number of its devices"
         )
     if not run.resumes or run.trained:
         raise RunError(
@@ -105,21 +105,21 @@ def train(
     run.trained = True
     lasting = as_json(dict(settings or {}), "`settings` is")
     with held() as asked:
-        with Checkpoints(run.path / CHECKPOINTS, keep, best) as checkpoints:
+        pace = Pace(run.processes, asked, save_every)
+        with Checkpoints(run.path / CHECKPOINTS, keep, best, run.processes) as checkpoints:
             measured, revised = Measured(units or {}), Revised(rectifier, run, steps)
-            loop = _Loop(
-                step, Data(data), run, checkpoints, lasting, measured, revised, each, asked
-            )
+            batches = Data(data, run.processes)
+            loop = _Loop(step, batches, run, checkpoints, lasting, measured, revised, each, pace)
             # A function, and no tree that can be called, such as a model.
             is_function = callable(state) and jax.tree_util.all_leaves([state])
             try:
                 loop.start(state() if is_function else state, steps, owned=is_function)
                 del state
-                loop.go_on(steps, save_every, not_finite)
+                loop.go_on(steps, not_finite)
             finally:
                 revised.close()
-        if asked.number is not None:
-            raise Interrupted(f"the run was asked to end after step {loop.done}", asked.number)
+        if pace.ended is not None:
+            raise Interrupted(f"the run was asked to end after step {loop.done}", pace.ended)
         if best is not None and loop.best.least == math.inf:
             warn(
                 f"train: `best` is {best!r}, and no checkpoint's row has a finite number of that"
@@ -141,11 +141,11 @@ class _Loop:
         measured: Measured,
         revised: Revised,
         each,
-        asked: Asked,
+        pace: Pace,
     ):
         self.step, self.data, self.run, self.checkpoints = step, data, run, checkpoints
         self.best, self.revised = Best(checkpoints.best), revised
-        self.settings, self.measured, self.each, self.asked = settings, measured, each, asked
+        self.settings, self.measured, self.each, self.pace = settings, measured, each, pace
         self.state: Any = None
         self.done, self.skipped = 0, []
         self._waiting: collections.deque = collections.deque()
@@ -165,7 +165,7 @@ class _Loop:
             self.revised.back(0, None)
             self._checkpoint()  # for a loss that is not finite before the first save
             return
-        self._check(found)
+        check_settings(found.notes["settings"], self.settings, self.run.folder)
         if found.step > steps:
             raise RunError(
                 f"train: the checkpoint is of step {found.step}, and `steps` is {steps}; expected"
@@ -179,17 +179,6 @@ class _Loop:
         self.run.kept = self._back(found)
         self.step = self.revised.back(found.step, found.notes.get("rectifier")) or self.step
 
-    def _check(self, found: Checkpoint) -> None:
-        was = found.notes["settings"]
-        for name in sorted(was.keys() | self.settings.keys()):
-            if was.get(name) != self.settings.get(name):
-                raise RunError(
-                    f"train: {str(self.run.folder)!r} holds an unfinished run with {name} ="
-                    f" {was.get(name)!r}, and it is {self.settings.get(name)!r} now; expected the"
-                    " settings that the run began with, another folder, or overwrite=True"
-                    " (--overwrite on a command line), which begins again"
-                )
-
     def _back(self, to: Checkpoint) -> list[dict[str, float | None]]:
         """Goes to a checkpoint, and returns the rows until then."""
         self.state = None
@@ -201,28 +190,30 @@ class _Loop:
         self.best.begin(self.checkpoints.least(to.step))
         return self.run.rows_until(to.step)
 
-    def go_on(self, steps: int, save_every: float, not_finite: int) -> None:
-        saved = time.monotonic()
+    def go_on(self, steps: int, not_finite: int) -> None:
+        self.pace.saved()
+        self.pace.agree(self.done)
         while True:
             try:
-                while self.done < steps and self.asked.number is None:
+                while self.done < steps and self.pace.ended is None:
                     self._one()
                     if self.best.rare:
                         self._read(0)
-                    due = time.monotonic() - saved >= save_every or self.best.is_least
+                    due = self.pace.due(self.done) or self.best.is_least
                     due = due and self.done < steps
                     # Not after a step that was left out: what made it so may be in the state.
                     if due and self.done not in self.skipped:
                         self._save()
-                        saved = time.monotonic()
+                        self.pace.saved()
                 self._save()
                 if self.done == steps:
                     self.checkpoints.sound(steps)  # no step comes that would say so
                 self.checkpoints.wait()
+                self.pace.agree(self.done)
             except NotFinite as found:
                 self._leave_out(found, not_finite)
             except jax.errors.JaxRuntimeError as error:
-                if not is_out_of_memory(error):
+                if not (is_out_of_memory(error) and self.run.processes.alone):
                     raise
                 self._take_less(error)
             except KeyboardInterrupt:

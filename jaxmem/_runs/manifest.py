@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxmem._core.files import flush_folder, read_json, write_json
@@ -26,8 +26,7 @@ class Leaf:
     path: where it stands in the tree, as JAX writes it.
     shape, dtype: those of the array; of a random key, of its data.
     key: the random keys' implementation, or None for other arrays.
-    kind: "array", of JAX's; "free", one that JAX may move to where others are; "numpy"; or
-      "number", of Python's.
+    kind: "array", of JAX's; "numpy"; or "number", of Python's.
     weak: whether an array has a weak type.
     """
 
@@ -53,17 +52,35 @@ class Manifest:
     notes: Mapping[str, Any]
 
 
-def write(folder: pathlib.Path, step: int, leaves: tuple[Leaf, ...], notes: Mapping) -> None:
-    """Sums up the folder's files, sees to it that they are on the disk, and writes the manifest."""
-    files = {name: _sum(path, flush=True) for name, path in _files(folder).items()}
-    for inner in {path.parent for path in _files(folder).values()}:
+def names(folder: pathlib.Path) -> list[str]:
+    """The names of the files that a manifest of the folder would list."""
+    return sorted(_files(folder))
+
+
+def summed(folder: pathlib.Path, names: Sequence[str]) -> dict[str, list]:
+    """Sums up files of the folder, and sees to it that they are on the disk: the length and the sum
+    of each.
+    """
+    found = {name: list(_sum(folder / name, flush=True)) for name in names}
+    for inner in {(folder / name).parent for name in names}:
         flush_folder(inner)
+    return found
+
+
+def write(
+    folder: pathlib.Path,
+    step: int,
+    leaves: tuple[Leaf, ...],
+    notes: Mapping[str, Any],
+    files: Mapping[str, list],
+) -> None:
+    """Writes the manifest of a folder with these files, as `summed` tells them."""
     data = {
         "schema": _SCHEMA,
         "step": step,
         "leaves": [dataclasses.asdict(leaf) for leaf in leaves],
         "notes": dict(notes),
-        "files": {name: list(pair) for name, pair in files.items()},
+        "files": dict(files),
     }
     write_json(folder / NAME, data | {"sha256": _own_sum(data)})
 
@@ -80,8 +97,17 @@ def verified(folder: pathlib.Path, step: int) -> Manifest:
     for name, path in sorted(there.items()):
         if list(_sum(path)) != listed[name]:
             raise ValueError(f"{name}: its bytes are not those that were written")
+    return _made(data)
+
+
+def opened(folder: pathlib.Path, step: int) -> Manifest:
+    """The same of a checkpoint that another process has found whole."""
+    return _made(_read(folder, step))
+
+
+def _made(data: Mapping[str, Any]) -> Manifest:
     leaves = tuple(Leaf(**leaf | {"shape": tuple(leaf["shape"])}) for leaf in data["leaves"])
-    return Manifest(step, leaves, data["notes"])
+    return Manifest(data["step"], leaves, data["notes"])
 
 
 def notes(folder: pathlib.Path, step: int) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """What a run writes while it goes on: rows, plan, summary; and the rows for TensorBoard."""
 
+import contextlib
 import json
 import math
 import os
@@ -12,6 +13,7 @@ from jaxmem._core.files import write_json, write_whole
 from jaxmem._core.warn import warn
 from jaxmem._memory.explanation import Explanation
 from jaxmem._plan.plan import Plan
+from jaxmem._processes.channel import Channel
 from jaxmem._runs.checkpoints import CHECKPOINTS, steps_in
 from jaxmem._runs.lock import told
 from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SAMPLE, SUMMARY
@@ -33,6 +35,8 @@ class Record:
     resumed: whether an unfinished run goes on here, which left checkpoints.
     resumes: whether a run that does not end here is gone on with.
     kept: the rows that a run which goes on had when it was saved.
+    processes: those that the run has; of several the first one writes, and what the others are told
+      to write is left out.
     """
 
     def __init__(
@@ -42,18 +46,25 @@ class Record:
         resumed: bool = False,
         resumes: bool = False,
         tensorboard: bool = False,
+        processes: Channel | None = None,
     ):
         self.folder, self.path, self.resumed, self.resumes = folder, path, resumed, resumes
+        self.processes = processes or Channel()
         self.steps = 0
         self.kept: list[dict[str, Any]] = []
         self.trained = False  # whether `train` was called with it
         self._rows = None
-        self._events = Events(path / TENSORBOARD) if tensorboard else None
+        self._events = Events(path / TENSORBOARD) if tensorboard and self.writes else None
 
     @property
     def durable(self) -> bool:
         """Whether there are checkpoints, from which an unfinished run goes on."""
         return is_durable(self.path)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process is the one that writes."""
+        return self.processes.first
 
     def rows_until(self, step: int) -> list[dict[str, float | None]]:
         """The rows of the steps up to `step`, after which the next are written; those after it, of
@@ -67,12 +78,13 @@ class Record:
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
             for at, line in enumerate(lines, 1):
                 row = _row(line)
-                if row is None and line.endswith(b"\n"):
+                if row is None and line.endswith(b"\n") and self.writes:
                     where = str(self.folder / path.parent.name / METRICS)
                     warn(f"record: line {at} of {where!r} is no row of a step, and is let go")
                 elif row is not None and row["step"] <= step:
                     rows.append(row)
-            write_whole(path, "".join(map(_line, rows)))
+            if self.writes:
+                write_whole(path, "".join(map(_line, rows)))
             self.steps = len(rows)
             if self._events is not None:
                 self._events.go(step, rows)
@@ -99,6 +111,11 @@ class Record:
         """
         row = {"step": int(step)} | {name: float(value) for name, value in numbers.items()}
         row["step"] = int(step)  # also where a metric has that name
+        if self.writes:
+            self._append(row)
+        self.steps += 1
+
+    def _append(self, row: Mapping[str, Any]) -> None:
         with told(self.folder):
             if self._rows is None:
                 self._rows = (self.path / METRICS).open("a", encoding="utf-8")
@@ -106,24 +123,26 @@ class Record:
             self._rows.flush()
             if self._events is not None:
                 self._events.write(row)
-        self.steps += 1
 
     def plan(self, plan: Plan) -> None:
         """Writes the plan under which the run trains, as plan.json."""
-        with told(self.folder):
-            plan.save(self.path / PLAN)
+        if self.writes:
+            with told(self.folder):
+                plan.save(self.path / PLAN)
 
     def explained(self, found: Explanation) -> None:
         """Writes what `jaxmem.explain` told of the step, as explained.json: the page then shows
         what is in memory over the step's schedule.
         """
-        with told(self.folder):
-            write_json(self.path / EXPLAINED, found.to_json())
+        if self.writes:
+            with told(self.folder):
+                write_json(self.path / EXPLAINED, found.to_json())
 
     def sample(self, text: str) -> None:
         """Writes a text that the trained model made up, as sample.txt."""
-        with told(self.folder):
-            write_whole(self.path / SAMPLE, text)
+        if self.writes:
+            with told(self.folder):
+                write_whole(self.path / SAMPLE, text)
 
     def summary(self, fields: Mapping[str, Any]) -> None:
         """Writes what is to be said of the whole run, as summary.json.
@@ -133,15 +152,18 @@ class Record:
             name), `command`, `val_loss`, `first_loss`, `final_loss`, `steps`, `compiled_bytes`,
             `baseline_bytes`, `peak_bytes` and `tokens_per_second`.
         """
-        with told(self.folder):
-            write_json(self.path / SUMMARY, _without_nan(dict(fields)))
+        if self.writes:
+            with told(self.folder):
+                write_json(self.path / SUMMARY, _without_nan(dict(fields)))
 
     def _close(self) -> None:
         if self._rows is not None:
-            self._rows.close()
+            with contextlib.suppress(OSError):  # `row` has told what could not be written
+                self._rows.close()
             self._rows = None
         if self._events is not None:
-            self._events.close()
+            with contextlib.suppress(OSError):
+                self._events.close()
 
 
 class Events:

@@ -77,7 +77,7 @@ class Revised:
         """
         for name in (DECISIONS, OUTLIERS):
             path = self._run.path / name
-            if path.exists():
+            if path.exists() and self._run.writes:
                 with told(self._run.folder):
                     write_whole(path, "".join(_until(step, path.read_bytes())))
         if self._rectifier is None or notes is None:

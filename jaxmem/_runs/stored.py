@@ -2,48 +2,63 @@
 came from.
 """
 
+import functools
+import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmem._processes.channel import Channel
+from jaxmem._processes.orbax import orbax
 from jaxmem._runs.manifest import Leaf
 from jaxmem.errors import RunError
 
 STATE = "state"  # the folder in a checkpoint's that orbax writes
 
 
-def orbax():
-    """orbax.checkpoint. Raises RunError with the command that installs it where it is missing."""
-    try:
-        import orbax.checkpoint
-    except ImportError as error:
-        raise RunError(
-            f"checkpoints are written by orbax, which cannot be imported ({error}); install it: pip"
-            " install jaxmem[runs]"
-        ) from error
-    return orbax.checkpoint
+def writer(processes: Channel):
+    """What stores arrays in the background, each process those parts that its devices hold."""
+    ocp = orbax()
+    if processes.alone:
+        return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+    together = ocp.options.MultiprocessingOptions(active_processes=set(range(processes.count)))
+
+    def met(*, key: str, timeout_ms: int) -> None:
+        """Where one has failed, the others hear of it, and do not wait for it in vain."""
+        processes.agreed(lambda: None)
+
+    meet = ocp.options.AsyncOptions(barrier_sync_fn=met)
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=together)
+    return ocp.AsyncCheckpointer(handler, async_options=meet, multiprocessing_options=together)
+
+
+def write(writer, folder: pathlib.Path, arrays: Mapping[str, Any]) -> None:
+    """Begins to store what `taken` told. It returns when the arrays were copied."""
+    writer.save(folder / STATE, args=orbax().args.PyTreeSave(dict(arrays)))
 
 
 def shape(leaf):
     """The shape of an array and where it lies; numbers and NumPy's arrays are what they are."""
     if not isinstance(leaf, jax.Array):
         return leaf
-    weak = getattr(leaf, "weak_type", False)
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=weak)
+    weak, place = getattr(leaf, "weak_type", False), _place(leaf)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place, weak_type=weak)
 
 
 def taken(state) -> tuple[dict[str, Any], tuple[Leaf, ...]]:
-    """A state's arrays by number, and what they are. Empty arrays are told, but not stored."""
+    """A state's arrays by number, and what they are. Empty arrays are told, but not stored. What
+    only this process has it must have as all others do: the first one writes it.
+    """
     arrays, leaves = {}, []
     for number, (path, leaf) in enumerate(jax.tree.leaves_with_path(state)):
         leaves.append(_leaf(path, leaf))
         data = jax.random.key_data(leaf) if _is_key(leaf) else leaf
         if jnp.size(data):
-            arrays[_name(number)] = data if isinstance(data, jax.Array) else np.asarray(data)
+            arrays[_name(number)] = data if _is_stored_by_all(data) else np.asarray(data)
     return arrays, tuple(leaves)
 
 
@@ -74,46 +89,89 @@ def check(leaves: Sequence[Leaf], like: Sequence[tuple[Any, Any]]) -> None:
 
 def read(folder: pathlib.Path, leaves: Sequence[Leaf], like: Sequence[tuple[Any, Any]]) -> list:
     """What a checkpoint holds of each of `like`, the leaves of a state with their paths. Arrays lie
-    where those of `like` do, or say they should: `jax.ShapeDtypeStruct` with a sharding.
+    where those of `like` do, or say they should: `jax.ShapeDtypeStruct` with a sharding. Of an
+    array that is divided each process reads what its devices hold, however it was divided before.
     """
     check(leaves, like)
     ocp = orbax()
-    names = [_name(n) for n, leaf in enumerate(leaves) if np.prod(leaf.shape, dtype=np.int64)]
-    arguments = dict.fromkeys(names, ocp.RestoreArgs(restore_type=np.ndarray))
-    item = dict.fromkeys(names, 0)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    how = [_how(ocp, leaf, was) for leaf, (_, was) in zip(leaves, like, strict=True)]
+    found = _restored(folder, leaves, how)
+    return [placed(*one) for one in zip(found, leaves, [was for _, was in like])]
+
+
+def arrays(folder: pathlib.Path, leaves: Sequence[Leaf]) -> list:
+    """All arrays of a checkpoint, whole and NumPy's."""
+    return _restored(folder, leaves, [orbax().RestoreArgs(restore_type=np.ndarray)] * len(leaves))
+
+
+def _restored(folder: pathlib.Path, leaves: Sequence[Leaf], how: Sequence) -> list:
+    """The arrays of a checkpoint, each restored as `how` says. Those without a value are made."""
+    ocp = orbax()
+    names = {n: _name(n) for n, leaf in enumerate(leaves) if math.prod(leaf.shape)}
+    # Each process reads by itself, and waits for no other.
+    mine = jax.process_index()
+    among = {mine} if jax.process_count() > 1 else None
+    by = ocp.options.MultiprocessingOptions(mine, among)
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=by)
+    with ocp.Checkpointer(handler, multiprocessing_options=by) as checkpointer:
+        arguments = {name: how[n] for n, name in names.items()}
+        item = dict.fromkeys(arguments, 0)
         args = ocp.args.PyTreeRestore(item=item, restore_args=arguments)
-        arrays = checkpointer.restore(folder / STATE, args=args)
-    return [
-        _placed(arrays.get(_name(n)), leaf, was)
-        for n, (leaf, (_, was)) in enumerate(zip(leaves, like, strict=True))
-    ]
+        found = checkpointer.restore(folder / STATE, args=args)
+    empty = lambda leaf: np.zeros(leaf.shape, jnp.dtype(leaf.dtype))
+    return [found[names[n]] if n in names else empty(leaf) for n, leaf in enumerate(leaves)]
 
 
-def _placed(array, leaf: Leaf, was):
-    array = np.zeros(leaf.shape, jnp.dtype(leaf.dtype)) if array is None else array
+def _how(ocp, leaf: Leaf, was):
+    """How orbax restores an array: to where it shall lie, or whole, as NumPy's."""
+    place = _place(was)
+    if leaf.kind != "array" or leaf.key is not None or leaf.weak or place is None:
+        return ocp.RestoreArgs(restore_type=np.ndarray)
+    return ocp.ArrayRestoreArgs(sharding=place, global_shape=leaf.shape, dtype=leaf.dtype)
+
+
+def placed(array, leaf: Leaf, was):
+    """An array that was read whole, where `was` lies or says it should, as what it was."""
+    if isinstance(array, jax.Array):
+        return array
     if leaf.kind == "number":
         number = array[()].item()
         return jnp.asarray(number) if isinstance(was, jax.ShapeDtypeStruct) else number
     if leaf.kind == "numpy":
         return array
-    array = _weak(array) if leaf.weak else array
-    # What JAX may move stays so; else it would keep others from where they are.
-    sharding = None if leaf.kind == "free" else getattr(was, "sharding", None)
+    make: Callable[[Any], jax.Array] = _weak if leaf.weak else jnp.asarray
     if leaf.key is not None:
-        made = jax.random.wrap_key_data(jnp.asarray(array), impl=leaf.key)
-        return made if sharding is None else jax.device_put(made, sharding)
-    if sharding is None:
-        return jnp.asarray(array)
-    if sharding.is_fully_addressable:
-        return jax.device_put(array, sharding)
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+        make = functools.partial(jax.random.wrap_key_data, impl=leaf.key)
+    place = _place(was)
+    if place is None:
+        return make(array)
+    if place.is_fully_addressable:
+        return jax.device_put(make(array), place)
+    return jax.jit(make, out_shardings=place)(array)
 
 
-def _weak(array: np.ndarray) -> jax.Array:
+def _place(leaf):
+    """Where an array lies, or should; None where JAX may move it to where others are: else it would
+    keep them from where they are.
+    """
+    if isinstance(leaf, jax.Array) and not getattr(leaf, "committed", True):
+        return None
+    return getattr(leaf, "sharding", None)
+
+
+def _weak(array) -> jax.Array:
     """The same with a weak type, which an array has that was made of Python's numbers alone."""
     made = jnp.full(array.shape, array.dtype.type(0).item())
     return made.at[...].set(array) if made.dtype == array.dtype else jnp.asarray(array)
+
+
+def _is_stored_by_all(data) -> bool:
+    """Whether orbax takes an array as it is. Of several processes it takes those that all have a
+    part of; of one, all of JAX's.
+    """
+    if not isinstance(data, jax.Array):
+        return False
+    return jax.process_count() == 1 or not data.is_fully_addressable
 
 
 def _name(number: int) -> str:
@@ -125,8 +183,6 @@ def _is_key(leaf) -> bool:
 
 
 def _kind(leaf) -> str:
-    if isinstance(leaf, jax.Array):
-        return "array" if getattr(leaf, "committed", True) else "free"
     if isinstance(leaf, bool | int | float | complex):
         return "number"
     return "numpy" if isinstance(leaf, np.ndarray | np.generic) else "array"
@@ -137,7 +193,7 @@ def _leaf(path, leaf) -> Leaf:
     name, kind = jax.tree_util.keystr(path), _kind(leaf)
     if not _is_key(leaf):
         of = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-        weak = kind in ("array", "free") and getattr(leaf, "weak_type", False)
+        weak = kind == "array" and getattr(leaf, "weak_type", False)
         return Leaf(name, tuple(of.shape), str(of.dtype), None, kind, weak)
     box = []
 

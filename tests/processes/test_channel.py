@@ -1,0 +1,216 @@
+"""What processes tell one another, here threads that share a coordinator of this process."""
+
+import concurrent.futures
+import threading
+import time
+
+import jax
+import pytest
+
+from jaxmem._processes import channel as module
+from jaxmem._processes.channel import Channel, joined
+from jaxmem._processes.pace import Pace
+from jaxmem._runs.signals import Asked
+from jaxmem.errors import RunError
+
+pytestmark = pytest.mark.core
+
+
+class Coordinator:
+    """Holds values by keys, as jax.distributed's does."""
+
+    def __init__(self):
+        self.values, self.changed = {}, threading.Condition()
+
+    def key_value_set(self, key, value):
+        with self.changed:
+            if key in self.values:
+                raise RuntimeError(f"ALREADY_EXISTS: {key}")
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def blocking_key_value_get(self, key, milliseconds):
+        with self.changed:
+            if not self.changed.wait_for(lambda: key in self.values, milliseconds / 1000):
+                raise jax.errors.JaxRuntimeError(f"DEADLINE_EXCEEDED: {key}")
+            return self.values[key]
+
+    def key_value_delete(self, key):
+        with self.changed:
+            for one in [k for k in self.values if k == key or k.startswith(f"{key}/")]:
+                del self.values[one]
+
+
+def together(count, work, coordinator=None):
+    """What `work(channel)` returned or raised in each of as many processes."""
+    coordinator = coordinator or Coordinator()
+    channels = [Channel(count, number, "a run", coordinator) for number in range(count)]
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        futures = [pool.submit(work, one) for one in channels]
+    return [one.exception() or one.result() for one in futures]
+
+
+def test_all_get_what_each_found():
+    def work(channel):
+        first = channel.agreed(lambda: {"number": channel.index})
+        return first, channel.agreed(lambda: None), channel.first_does(lambda: channel.index + 7)
+
+    want = [{"number": n} for n in range(3)], [None] * 3, 7
+    assert together(3, work) == [want] * 3
+
+
+def test_one_that_is_alone_asks_nobody():
+    channel = joined()
+    assert channel.alone
+    assert channel.first
+    assert channel.agreed(lambda: {1, 2}) == [{1, 2}], "of any type"
+    with pytest.raises(ValueError, match="as it is"):
+        channel.first_does(lambda: (_ for _ in ()).throw(ValueError("as it is")))
+    channel.leave(ValueError())
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_error_of_one_is_told_to_all(failing, at):
+    def work(channel):
+        def found(number):
+            if (channel.index, number) == (failing, at):
+                raise OSError("no space")
+
+        for number in (1, 2, 3):
+            channel.agreed(lambda number=number: found(number))
+
+    began = time.monotonic()
+    for number, error in enumerate(together(3, work)):
+        if number == failing:
+            assert isinstance(error, OSError)
+        else:
+            assert isinstance(error, RunError)
+            assert str(error) == f"process {failing} of 3 failed: no space"
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("leaving", [0, 1])
+def test_one_that_leaves_between_messages_is_heard_of_at_the_next(leaving):
+    def work(channel):
+        channel.agreed(lambda: 1)
+        if channel.index == leaving:
+            channel.leave(KeyboardInterrupt())
+            return "left"
+        return channel.agreed(lambda: 2)
+
+    found = together(2, work)
+    assert found[leaving] == "left"
+    assert str(found[1 - leaving]) == f"process {leaving} of 2 failed: KeyboardInterrupt"
+
+
+def test_one_that_never_answers_is_not_waited_for_without_end(monkeypatch):
+    monkeypatch.setattr(module, "_SLICE", 0.01)
+    monkeypatch.setattr(module, "HURRIED", 0.05)
+
+    def work(channel):
+        channel.hurry()
+        return channel.agreed(lambda: 1) if channel.first else None
+
+    found, _ = together(2, work)
+    assert "process 1 of 2 does not answer" in str(found)
+
+
+def test_messages_that_were_read_are_removed():
+    coordinator = Coordinator()
+    together(2, lambda channel: [channel.agreed(lambda: 1) for _ in range(9)], coordinator)
+    assert {key.split("/")[1] for key in coordinator.values} == {"9"}
+
+
+def test_another_thread_has_a_channel_of_its_own():
+    coordinator = Coordinator()
+
+    def work(channel):
+        beside = channel.beside("writing")
+        order = [channel, beside] if channel.first else [beside, channel]
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            told = [pool.submit(one.agreed, lambda one=one: one.name) for one in order]
+            return sorted(future.result()[0] for future in told)
+
+    assert together(2, work, coordinator) == [["a run", "a run/writing"]] * 2
+
+
+class Clock:
+    """A process's own."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def paced(count, steps, seconds, save_every, signals=lambda index, step: None):
+    """Of each process: the step after which it ended, where it saved, and how often it agreed."""
+
+    def work(channel):
+        asked, asks, clock = Asked(), [], Clock()
+        agreed = channel.agreed
+        channel.agreed = lambda work: asks.append(1) or agreed(work)
+        pace = Pace(channel, asked, save_every, clock)
+        pace.agree(0)
+        done, saved = 0, []
+        while done < steps and pace.ended is None:
+            done += 1
+            clock.now += seconds(channel.index, done)
+            asked.number = signals(channel.index, done) or asked.number
+            if pace.due(done):
+                saved.append(done)
+                pace.saved()
+        return done, saved, len(asks), pace.ended
+
+    return together(count, work)
+
+
+def test_all_save_after_the_same_steps_by_the_first_ones_clock():
+    """Though the others' clocks go otherwise."""
+    found = paced(3, 400, lambda index, _: 0.1 * (1 + 3 * index), save_every=5)
+    assert found == [found[0]] * 3
+    done, saved, asks, _ = found[0]
+    assert done == 400
+    assert 5 <= len(saved) <= 9
+    assert 30 <= asks <= 60, "about once a second"
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_signal_to_one_ends_all_after_the_same_step(who):
+    found = paced(
+        2, 400, lambda *_: 0.1, 5, lambda index, step: 15 if (index, step) == (who, 100) else None
+    )
+    assert found == [found[0]] * 2
+    done, _, _, ended = found[0]
+    assert ended == 15
+    assert 100 <= done <= 111
+
+
+def test_steps_that_begin_to_take_longer_are_not_many_until_all_agree():
+    found = paced(
+        2,
+        300,
+        lambda _, step: 0.001 if step < 150 else 10.0,
+        1e6,
+        lambda index, step: 2 if (index, step) == (1, 151) else None,
+    )
+    assert found == [found[0]] * 2
+    assert 151 <= found[0][0] <= 251
+
+
+def test_one_that_is_alone_is_asked_after_each_step():
+    assert paced(1, 5, lambda *_: 1.0, 2) == [(5, [2, 4], 1, None)]
+    assert paced(1, 5, lambda *_: 1.0, 9, lambda _, step: 2 if step == 3 else None)[0][0] == 3
+
+
+def test_a_run_that_went_back_agrees_at_steps_that_it_comes_by_again():
+    def work(channel):
+        pace = Pace(channel, asked := Asked(), 1e6)
+        pace.agree(0)
+        for step in range(1, 200):
+            pace.due(step)
+        asked.number = 15 if channel.index else None
+        return pace.due(5), pace.ended
+
+    assert together(2, work) == [(False, 15)] * 2
