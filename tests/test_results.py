@@ -527,3 +527,14 @@ def test_faults_in_stored_checkpoints():
     assert made >= 1000
     wrong = total["orbax alone"]["wrong values"]
     assert quotes(answer("that were changed"), made, wrong, read)
+
+
+def test_what_saving_costs():
+    (cells,), found = list(PAGE["What saving costs"].values()), result("saving")["summary"]
+    ratio, percent = cells[0], lambda one: 100 * (one - 1)
+    values = percent(found["ratio, median"]), *map(percent, found["ratio, quartiles"])
+    assert quotes(ratio, *values)
+    assert quotes(cells[1], 1e3 * found["blocks, median"], 1e3 * found["blocks, most"])
+    assert quotes(cells[2], found["whole, median"])
+    assert values[0] <= 3
+    assert quotes(answer("saving cost"), values[0], 1e3 * found["blocks, median"])
