@@ -16,6 +16,7 @@ from jaxmem.errors import RunError
 
 # Where `jaxmem._states.stacks` holds a stack, and which of two forms of its parameters.
 _PART = re.compile(r"\.parts\[(\d+)\](\.copy|\.master)?")
+Shapes = Sequence[tuple[str, tuple[int, ...]]]
 Like = Sequence[tuple[Any, Any]]  # leaves of a state with their paths
 
 
@@ -26,7 +27,8 @@ def read(folder: pathlib.Path, leaves: Sequence[Leaf], like: Like) -> list:
     Raises RunError, naming an array, where `like` is another state.
     """
     paths = [jax.tree_util.keystr(path) for path, _ in like]
-    if not _differ_in_stacks([leaf.path for leaf in leaves], paths):
+    shapes = [(path, np.shape(was)) for path, (_, was) in zip(paths, like, strict=True)]
+    if not _differ_in_stacks([(leaf.path, leaf.shape) for leaf in leaves], shapes):
         return stored.read(folder, leaves, like)
     whole = _joined(leaves, stored.arrays(folder, leaves))
     begun = dict.fromkeys(whole, 0)
@@ -59,10 +61,14 @@ def _whole(path: str) -> tuple[str, str | None]:
     return path[: part.start()] + path[part.end() :], part[2] or ""
 
 
-def _differ_in_stacks(stored: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Whether the paths are of one state whose layers are divided in two ways."""
-    names = [list(dict.fromkeys(_whole(path)[0] for path in paths)) for paths in (stored, wanted)]
-    return list(stored) != list(wanted) and sorted(names[0]) == sorted(names[1])
+def _differ_in_stacks(stored: Shapes, wanted: Shapes) -> bool:
+    """Whether the shapes, by their paths, are of one state whose layers are divided in two ways."""
+    names = [{_whole(path)[0] for path, _ in shapes} for shapes in (stored, wanted)]
+    stacks = [
+        [(path, shape) for path, shape in shapes if _whole(path)[1] is not None]
+        for shapes in (stored, wanted)
+    ]
+    return stacks[0] != stacks[1] and names[0] == names[1]
 
 
 def _joined(leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> dict[str, tuple[Any, Leaf]]:
