@@ -1,4 +1,5 @@
-"""What the processes of a run tell one another, so that they save, go on and end together.
+"""What a process hears of signals and of the other processes of its run, so that all of them save,
+go on and end together.
 
-Imports `_core`.
+Imports nothing of jaxmem but its errors.
 """

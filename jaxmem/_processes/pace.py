@@ -2,17 +2,11 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from jaxmem._processes.channel import Channel
+from jaxmem._processes.signals import Asked
 
 PERIOD, MOST = 1.0, 100  # seconds between two agreements, and steps at most
-
-
-class Asked(Protocol):
-    """Which signal has asked this process to end, None until then."""
-
-    number: int | None
 
 
 class Pace:
@@ -24,8 +18,7 @@ class Pace:
     clock: tells seconds.
 
     A process that is alone asks its clock and its signals after each step. Several agree about once
-    a second, since that costs a millisecond: the first one's clock tells after which step the next
-    time, so that all stop there.
+    a second: the first one's clock tells after which step the next time, so that all stop there.
     """
 
     def __init__(

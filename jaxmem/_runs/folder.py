@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 from jaxmem._processes.channel import joined
+from jaxmem._processes.signals import Interrupted, raised
 from jaxmem._runs.checkpoints import (
     CHECKPOINTS,
     WRITING,
@@ -24,7 +25,6 @@ from jaxmem._runs.manifest import NAME as MANIFEST
 from jaxmem._runs.manifest import is_stray
 from jaxmem._runs.read import DECISIONS, EXPLAINED, METRICS, OUTLIERS, PLAN, SAMPLE, SUMMARY
 from jaxmem._runs.record import EVENTS, TENSORBOARD, Record, is_durable, tensorboardx
-from jaxmem._runs.signals import Interrupted, raised
 from jaxmem.errors import RunError
 
 REPORT = "report.html"

@@ -13,12 +13,12 @@ import jax
 from jaxmem._core.warn import warn
 from jaxmem._outliers.rectify import Rectifier
 from jaxmem._processes.pace import Pace
+from jaxmem._processes.signals import Interrupted, held
 from jaxmem._runs.checkpoints import CHECKPOINTS, Checkpoint, Checkpoints
 from jaxmem._runs.positions import Data, as_json, check_settings
 from jaxmem._runs.record import Record
 from jaxmem._runs.revised import Revised, is_out_of_memory
 from jaxmem._runs.rows import Best, Measured, numbers
-from jaxmem._runs.signals import Interrupted, held
 from jaxmem._runs.skips import NotFinite, attempt, watch
 from jaxmem._runs.stored import shape
 from jaxmem.errors import NotFiniteError, RunError

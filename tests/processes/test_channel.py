@@ -10,7 +10,7 @@ import pytest
 from jaxmem._processes import channel as module
 from jaxmem._processes.channel import Channel, joined
 from jaxmem._processes.pace import Pace
-from jaxmem._runs.signals import Asked
+from jaxmem._processes.signals import Asked
 from jaxmem.errors import RunError
 
 pytestmark = pytest.mark.core
