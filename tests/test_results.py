@@ -541,3 +541,14 @@ def test_files_that_are_refused():
     assert quotes(answer("with a mistake"), *totals)
     assert min(totals) >= 500
     assert all(row["refused"] == row["files"] for row in found["summary"].values())
+
+
+def test_what_saving_costs():
+    (cells,), found = list(PAGE["What saving costs"].values()), result("saving")["summary"]
+    ratio, percent = cells[0], lambda one: 100 * (one - 1)
+    values = percent(found["ratio, median"]), *map(percent, found["ratio, quartiles"])
+    assert quotes(ratio, *values)
+    assert quotes(cells[1], 1e3 * found["blocks, median"], 1e3 * found["blocks, most"])
+    assert quotes(cells[2], found["whole, median"])
+    assert values[0] <= 3
+    assert quotes(answer("saving cost"), values[0], 1e3 * found["blocks, median"])

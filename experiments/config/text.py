@@ -191,8 +191,9 @@ class Config(sections.Trained):
     def _has_a_plan_to_rectify(self) -> Self:
         if self.plan.rectify and (self.remat.policy != "plan" or self.plan.budget == "none"):
             raise ValueError(
-                f"plan.rectify: got true beside remat.policy = {self.remat.policy!r} and plan.budget"
-                f" = {self.plan.budget!r}; allowed there: false, since nothing is planned"
+                f"plan.rectify: got true beside remat.policy = {self.remat.policy!r} and"
+                f" plan.budget = {self.plan.budget!r}; allowed there: false, since nothing is"
+                " planned"
             )
         return self
 

@@ -17,7 +17,7 @@ import jax
 from jaxmem._core.files import flush_folder
 from jaxmem._core.warn import warn
 from jaxmem._processes.channel import Channel
-from jaxmem._runs import manifest, stored
+from jaxmem._runs import manifest, restacked, stored
 from jaxmem.errors import RunError
 
 CHECKPOINTS = "checkpoints"  # of a run's folder
@@ -50,7 +50,7 @@ class Checkpoint:
 
     def leaves(self, like: Sequence[tuple[Any, Any]]) -> list:
         """The same of leaves with their paths."""
-        return stored.read(self.path, self._leaves, like)
+        return restacked.read(self.path, self._leaves, like)
 
 
 class Checkpoints:

@@ -12,29 +12,41 @@ import numpy as np
 
 from jaxmem._runs import stored
 from jaxmem._runs.manifest import Leaf
+from jaxmem.errors import RunError
 
 # Where `jaxmem._states.stacks` holds a stack, and which of two forms of its parameters.
 _PART = re.compile(r"\.parts\[(\d+)\](\.copy|\.master)?")
+Shapes = Sequence[tuple[str, tuple[int, ...]]]
 Like = Sequence[tuple[Any, Any]]  # leaves of a state with their paths
 
 
 def read(folder: pathlib.Path, leaves: Sequence[Leaf], like: Like) -> list:
     """What a checkpoint holds of each of `like`, as `stored.read` gives it. Arrays of layers are
     divided anew, where the state divides them otherwise.
+
+    Raises RunError, naming an array, where `like` is another state.
     """
     paths = [jax.tree_util.keystr(path) for path, _ in like]
-    if not _differ_in_stacks([leaf.path for leaf in leaves], paths):
+    shapes = [(path, np.shape(was)) for path, (_, was) in zip(paths, like, strict=True)]
+    if not _differ_in_stacks([(leaf.path, leaf.shape) for leaf in leaves], shapes):
         return stored.read(folder, leaves, like)
     whole = _joined(leaves, stored.arrays(folder, leaves))
-    found, begun = [], dict.fromkeys(whole, 0)
+    begun = dict.fromkeys(whole, 0)
+    found = []
     for path, (_, was) in zip(paths, like, strict=True):
         name, form = _whole(path)
         array, leaf = whole[name]
         if form is not None:
-            begin, end = begun[name], begun[name] + was.shape[0]
-            array = array[begin:end].astype(was.dtype)
-            if form != ".copy":  # which is of the layers that the stack beside it has
-                begun[name] = end
+            begin = begun[name]
+            array = array[begin : begin + was.shape[0]].astype(was.dtype)
+            if form != ".copy":  # which is of the same layers as the stack after it
+                begun[name] = begin + was.shape[0]
+        if array.shape != was.shape:
+            raise RunError(
+                f"train: the checkpoint holds {name} {list(whole[name][0].shape)} where the state"
+                f" has {path} {list(was.shape)}; expected the state of the run that it is of: the"
+                " same model and optimizer, or another folder"
+            )
         found.append(stored.placed(array, leaf, was))
     return found
 
@@ -49,10 +61,14 @@ def _whole(path: str) -> tuple[str, str | None]:
     return path[: part.start()] + path[part.end() :], part[2] or ""
 
 
-def _differ_in_stacks(stored: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Whether the paths are of one state whose layers are divided in two ways."""
-    names = [list(dict.fromkeys(_whole(path)[0] for path in paths)) for paths in (stored, wanted)]
-    return list(stored) != list(wanted) and sorted(names[0]) == sorted(names[1])
+def _differ_in_stacks(stored: Shapes, wanted: Shapes) -> bool:
+    """Whether the shapes, by their paths, are of one state whose layers are divided in two ways."""
+    names = [{_whole(path)[0] for path, _ in shapes} for shapes in (stored, wanted)]
+    stacks = [
+        [(path, shape) for path, shape in shapes if _whole(path)[1] is not None]
+        for shapes in (stored, wanted)
+    ]
+    return stacks[0] != stacks[1] and names[0] == names[1]
 
 
 def _joined(leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> dict[str, tuple[Any, Leaf]]:

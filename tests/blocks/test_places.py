@@ -79,7 +79,7 @@ def test_the_solver_finds_the_best_of_all_assignments(block):
     made = profile(
         traced(block, {}).jaxpr,
         TARGET,
-        actions=[Action.KEEP, Action.RECOMPUTE],
+        Allowed([Action.KEEP, Action.RECOMPUTE]),
     )
     names = list(dict.fromkeys(t.name for t in made.blocks[0].tags))
     costs = [

@@ -96,3 +96,27 @@ def test_a_training_that_fails_and_goes_on_is_one_that_did_not(optimizer, way, t
     want = train(optimizer, way, tmp_path / "whole")
     assert train(optimizer, way, tmp_path / "failing", POINTS) == want
     assert len(want[1]) == 7
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_with_its_states_elsewhere(tmp_path):
+    (_, want), (config, ready) = train("adama", "keep", tmp_path / "whole"), case("adama", "keep")
+
+    class Stopped(Exception):
+        pass
+
+    def batch(config, data, number):
+        if number == 4 and config.states.persist is not None:
+            raise Stopped
+        return TEXT.batch(config, data, number)
+
+    streamed = case("adama", "pinned_host")
+    experiment = lambda ready: dataclasses.replace(
+        TEXT, step=lambda *_: ready, batch=batch, evaluate=lambda *_: {"val_loss": 0.0}
+    )
+    with pytest.raises(Stopped):
+        running.run(experiment(streamed[1]), streamed[0], tmp_path / "r", name="r")
+    running.run(experiment(ready), config, tmp_path / "r", name="r")
+    steps, losses = zip(*runs.read(tmp_path / "r").losses, strict=True)
+    assert steps == (1, 2, 3, 4, 5, 6, 7)
+    np.testing.assert_allclose(losses, [loss for _, loss in want], rtol=2e-5)
