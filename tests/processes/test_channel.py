@@ -1,6 +1,7 @@
 """What processes tell one another, here threads that share a coordinator of this process."""
 
 import concurrent.futures
+import functools
 import threading
 import time
 
@@ -11,6 +12,7 @@ from jaxmem._processes import channel as module
 from jaxmem._processes.channel import Channel, joined
 from jaxmem._processes.pace import Pace
 from jaxmem._processes.signals import Asked
+from jaxmem._runs.positions import Data
 from jaxmem.errors import RunError
 
 pytestmark = pytest.mark.core
@@ -133,6 +135,40 @@ def test_another_thread_has_a_channel_of_its_own():
             return sorted(future.result()[0] for future in told)
 
     assert together(2, work, coordinator) == [["a run", "a run/writing"]] * 2
+
+
+class Numbers:
+    """An iterator that tells where it is."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def __next__(self):
+        self.at += 1
+        return self.at
+
+    def get_state(self):
+        return {"at": self.at}
+
+    def set_state(self, state):
+        self.at = state["at"]
+
+
+def test_each_process_goes_on_where_its_own_data_were():
+    at = lambda channel, step: Data(Numbers(step * channel.index), channel).position
+    apart, alike = (together(2, functools.partial(at, step=step)) for step in (100, 0))
+    assert apart == [{"each": [{"json": {"at": 0}}, {"json": {"at": 100}}]}] * 2
+    assert alike == [{"json": {"at": 0}}] * 2
+
+    def work(channel, position):
+        data = Data(Numbers(7), channel)
+        data.go(position)
+        return data(1)
+
+    assert together(2, lambda channel: work(channel, apart[0])) == [1, 101]
+    assert together(3, lambda channel: work(channel, alike[0])) == [1, 1, 1]
+    (error,) = together(1, lambda channel: work(channel, apart[0]))
+    assert "positions of data in 2 processes, and there are 1" in str(error)
 
 
 class Clock:

@@ -6,7 +6,7 @@ the same over any number of devices and processes. Each process prints the steps
 and the digest of the last state. `DIVIDE` is the axis along which the largest array is divided,
 `KIND` the memory of another, `PAUSE` the seconds that each batch takes; process `FULL` can write no
 more than 2000 bytes to a file from step 4 on, process `FAILS` fails there, and a folder that is
-shared is waited for for `SHOWN` seconds.
+shared is waited for for `SHOWN` seconds. The losses of the steps `WORSE` are not finite.
 """
 
 import hashlib
@@ -49,7 +49,8 @@ def first():
             placed("all", kind=os.environ.get("KIND", "pinned_host")),
         ),
         "done": jnp.int32(0),  # which lies on one device, until a step has made it
-        "key": jax.random.key(1),
+        "key": jax.jit(lambda: jax.random.key(1), out_shardings=placed())(),
+        "weak": jax.jit(lambda: 2.0, out_shardings=placed())(),
         "number": 3,
     }
 
@@ -60,6 +61,7 @@ def update(state, x):
     w = state["w"] * 0.5 + x + jax.random.uniform(noise, x.shape, jnp.float32)
     metrics = {"loss": x.sum(), "grad_norm": jnp.abs(x).max()}
     more = {"half": state["half"] + 1, "b": state["b"] * 1.5, "done": state["done"] + 1}
+    more["weak"] = state["weak"] + 1
     return {"w": w, "key": key} | more, metrics
 
 
@@ -77,6 +79,8 @@ def batch(number: int):
     if number == 4 and os.environ.get("FULL") == me:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
     x = np.random.default_rng(number).integers(-9, 9, (ROWS, COLUMNS)).astype(np.float32)
+    if str(number) in os.environ.get("WORSE", "").split(","):
+        x[0] = np.nan
     return laid(x, placed("all"))
 
 

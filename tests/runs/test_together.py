@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 
+import jax
 import pytest
 
 from jaxmem._xla.process import child_environment
@@ -34,7 +35,8 @@ def alone(out, stop=None, **given):
         return durable_together.batch(number)
 
     arguments = {"steps": STEPS, "save_every": 0, "keep": 3} | given
-    with record(out, resume=True) as run:
+    # A fixture of the module has what the suite sets.
+    with jax.enable_x64(False), record(out, resume=True) as run:
         step, first = durable_together.step, durable_together.first
         state = train(step, first, batch, run=run, **arguments)
         run.summary({"config": "alone"})
@@ -59,10 +61,13 @@ class Together:
         outs = out if isinstance(out, list) else [out] * len(environments)
         self.running, self.readers, self.lines = [], [], [[] for _ in environments]
         for number, environment in enumerate(environments):
+            env = child_environment(children.with_cpus(2)) | {"JAX_ENABLE_X64": "0"}
             line = [str(outs[number]), STEPS, number, len(environments), port]
             one = subprocess.Popen(
                 [sys.executable, "-m", "tests.programs.durable_together", *map(str, line)],
-                env=child_environment(children.with_cpus(2)) | environment,
+                env=child_environment(children.with_cpus(2))
+                | {"JAX_ENABLE_X64": "0"}
+                | environment,
                 stdout=subprocess.PIPE,  # to a file a process that may not write says nothing
                 stderr=subprocess.STDOUT,
                 encoding="utf-8",
@@ -182,6 +187,17 @@ def test_what_one_cannot_write_is_told_to_all(tmp_path, whole, full):
     assert checkpoints(unfinished(out))[-1] in (2, 3)
     assert alone(out) == whole[1]
     assert rows(out) == whole[0]
+
+
+@pytest.mark.slow
+def test_all_leave_out_the_steps_whose_losses_are_not_finite(tmp_path, monkeypatch):
+    given = {"WORSE": "5,6", "SAVE_EVERY": "1000"}
+    with together(tmp_path / "out", **given) as running:
+        digests = running.digests()
+    monkeypatch.setenv("WORSE", "5,6")
+    assert digests == {alone(tmp_path / "alone", save_every=1000)}
+    assert rows(tmp_path / "out") == rows(tmp_path / "alone")
+    assert [row["step"] for row in rows(tmp_path / "out") if row.get("skipped")] == [5, 6]
 
 
 @pytest.mark.slow
