@@ -122,10 +122,15 @@ def _most_outliers(shape: tuple[int, ...]) -> int:
 
 
 def z_scores(x):
-    """Returns Z (C,) of the channels of `x`, float32: 0 where all are alike, NaN where a value is
-    not finite.
+    """Returns Z (C,) of the channels of `x`, float32: 0 where all are alike or `x` is empty, NaN
+    where a value is not finite.
     """
-    sums, _ = _outliers(x)
+    x = x[None] if x.ndim == 0 else x
+    if not x.size:
+        return jnp.zeros(x.shape[-1], jnp.float32)
+    # Summed where they lie: a mesh with types may not know where a flat array would.
+    sums = jnp.abs(x.astype(wide_dtype(x.dtype))).sum(tuple(range(x.ndim - 1)))
+    sums = sums / jnp.where(sums.max() > 0, sums.max(), 1)
     apart = sums - sums.mean()
     deviation = jnp.sqrt(jnp.square(apart).mean())
     return (apart / jnp.where(deviation == 0, 1, deviation)).astype(jnp.float32)

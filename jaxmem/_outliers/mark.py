@@ -1,29 +1,32 @@
-"""Marks the tags whose outlier channels a codec would separate, where a step is traced for it."""
+"""Marks the tags whose outlier channels a codec may separate, where a step is traced for it."""
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from jaxmem._codecs.outlier import OutlierSeparated
-from jaxmem._codecs.registry import default_for, parse
 from jaxmem._core.actions import Choice
+from jaxmem._profile.options import codecs_for
 from jaxmem._tags.policy import Policy
 from jaxmem._tags.tag import tag_p
 
-# An identity that stands where a step's forward computes a tensor, for who reads the trace. The
-# backward reads it as it does codes, so that no derivative of it is asked for.
+# An identity that stands where a step's forward computes a tensor, for who reads the trace.
 mark_p = Primitive("jaxmem_outliers")
 mark_p.def_impl(lambda x, **_: x)
 mark_p.def_abstract_eval(lambda x, **_: x)
 mlir.register_lowering(mark_p, lambda ctx, x, **_: [x])
 
 
-def _batched(arguments, dims, **params):
-    """The batch becomes the first axis: channels are the last one."""
-    return mark_p.bind(jnp.moveaxis(arguments[0], dims[0], 0), **params), 0
+def _batched(arguments, dims, *, several, **params):
+    """What is batched after a forward was parted from its backward are tensors with codes of their
+    own, unlike a batch that a tag sees: they lie along the first axis.
+    """
+    x = jnp.moveaxis(arguments[0], dims[0], 0)
+    return mark_p.bind(x, several=several + 1, **params), 0
 
 
 batching.primitive_batchers[mark_p] = _batched
@@ -32,7 +35,12 @@ batching.primitive_batchers[mark_p] = _batched
 class Marking:
     """Decisions under which every block marks its tensors, and keeps none of them. It is given to
     `build` where a plan is.
+
+    codecs: as `jaxmem.plan` takes them.
     """
+
+    def __init__(self, codecs: Any = None):
+        self._codecs = codecs
 
     def choices_for(self, block: str) -> Mapping[str, Choice]:
         return {}
@@ -41,32 +49,39 @@ class Marking:
         return ()
 
     def policy_for(self, label: str, layers: int) -> Policy:
-        return MarkingPolicy(label, (), layers)
+        return _MarkingPolicy(label, (), layers, _Codecs(self._codecs))
 
 
-class MarkingPolicy(Policy):
-    """Answers that a tensor with outliers is kept, marked."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Codecs:
+    """What users gave, which need not be hashable; a policy must."""
 
-    def __call__(self, primitive, *avals, **params):
-        separates = primitive is tag_p and separates_outliers(params["kind"], params["codec"])
-        return _Marked(self.block, params["name"]) if separates else False
+    given: Any
 
 
 @dataclasses.dataclass(frozen=True)
-class _Marked:
-    """What the tag's rule calls, as it does a codec."""
+class _MarkingPolicy(Policy):
+    """Answers that every tensor is recomputed, and marked in the forward where it may have outliers
+    that a codec separates.
+    """
+
+    codecs: _Codecs = _Codecs(None)
+
+    def __call__(self, primitive, *avals, **params):
+        if primitive is not tag_p:
+            return False
+        codecs = codecs_for(params["kind"], params["codec"], avals[0].dtype, self.codecs.given)
+        separates = any(isinstance(codec, OutlierSeparated) for codec in codecs)
+        inexact = jnp.issubdtype(avals[0].dtype, jnp.floating)
+        return _Seen(self.block, params["name"]) if separates and inexact else False
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """A tag's forward is marked: on its way to what follows, so that it stays in the program."""
 
     block: str
     name: str
 
-    def encode(self, x):
-        return (mark_p.bind(x, block=self.block, name=self.name),)
-
-    def decode(self, codes, shape, dtype):
-        return codes[0]
-
-
-def separates_outliers(kind: str | None, codec: str | None) -> bool:
-    """Whether a tag's own codec, or its kind's, is the one that separates outlier channels."""
-    own = default_for(kind) if codec is None else parse(codec)
-    return isinstance(own, OutlierSeparated)
+    def seen(self, x):
+        return mark_p.bind(x, block=self.block, name=self.name, several=0)

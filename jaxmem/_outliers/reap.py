@@ -20,7 +20,9 @@ from jaxmem._jax.jaxpr import (
     call_body,
     subjaxprs,
 )
+from jaxmem._jax.rewrite import equations
 from jaxmem._outliers.mark import mark_p
+from jaxmem.errors import StepError
 
 Found = list[tuple[tuple[str, str], Any]]  # (block, name) and what is made of the tensor there
 
@@ -107,7 +109,10 @@ def _run(jaxpr: Jaxpr, consts, arguments, wanted: set, measure: Callable, found:
         operands = [read(v) for v in eqn.invars]
         with eqn.ctx.manager:
             if eqn.primitive is mark_p:
-                found.append(((eqn.params["block"], eqn.params["name"]), measure(operands[0])))
+                of_each = measure
+                for _ in range(eqn.params["several"]):
+                    of_each = jax.vmap(of_each)
+                found.append(((eqn.params["block"], eqn.params["name"]), of_each(operands[0])))
                 results: Any = operands
             elif (called := call_body(eqn)) is not None:
                 results = _called(called, eqn, operands, wanted, measure, found)
@@ -116,6 +121,7 @@ def _run(jaxpr: Jaxpr, consts, arguments, wanted: set, measure: Callable, found:
             elif eqn.primitive.name == "cond" and _holds(eqn):
                 results = _branched(eqn, operands, measure, found)
             else:
+                _refuse_effects(eqn)
                 results = _bound(eqn, operands)
         values.update(zip(eqn.outvars, results))
     return values
@@ -207,6 +213,16 @@ class _branch:
 
 def _outputs(jaxpr: Jaxpr, values: dict) -> list:
     return [v.val if isinstance(v, Literal) else values.get(v) for v in jaxpr.outvars]
+
+
+def _refuse_effects(eqn: JaxprEqn) -> None:
+    """Raises StepError for a callback that would be made twice: in the step, and beside it."""
+    inner = (e for jaxpr in subjaxprs(eqn) for e in equations(jaxpr))
+    if any(e.primitive.name == "io_callback" for e in (eqn, *inner)):
+        raise StepError(
+            "track: the forward calls jax.experimental.io_callback, which counting would call once"
+            " more; expected a forward without"
+        )
 
 
 def _bound(eqn: JaxprEqn, operands: Sequence) -> Sequence:

@@ -14,7 +14,6 @@ from jaxmem._jax.step import trace
 from jaxmem._outliers.counts import Outliers, outliers_of
 from jaxmem._outliers.mark import Marking
 from jaxmem._outliers.reap import reaped
-from jaxmem._xla.compiled import compiled_bytes
 from jaxmem.errors import StepError
 
 
@@ -22,22 +21,23 @@ class Tracker:
     """`tracker(state, batch)` computes the Z-scores of the tensors that a step would compute, by
     the step's own forward, and `read` counts.
 
-    bytes: what the program takes, its arguments included; known once `compile` was called.
+    bytes: what is on a device while it runs, all of the step's arguments included; known once
+      `compile` was called.
     """
 
-    def __init__(self, build: Callable, args: tuple):
+    def __init__(self, build: Callable, args: tuple, codecs: Any = None):
         """Traces the step that `build` returns.
 
-        build, args: those of `jaxmem.plan`; shapes are enough.
+        build, args, codecs: those of `jaxmem.plan`; shapes are enough.
 
         Raises StepError for a step in which nothing is found to track.
         """
-        _, traced = trace(build, Marking(), args)
+        _, traced = trace(build, Marking(codecs), args)
         self._closed = traced.jaxpr
         self._names: list[tuple[str, str]] = []
         self._compiled: Any = None
         self.bytes = 0
-        measured = reaped(self._closed, _scores)
+        measured = reaped(self._closed, z_scores)
 
         def program(*arrays):
             found = measured(*arrays)
@@ -48,14 +48,18 @@ class Tracker:
         jax.eval_shape(program, *(_shape(v.aval) for v in self._closed.jaxpr.invars))
         if not self._names:
             raise StepError(
-                "track: the step has no tensor to track: expected tags of kind linear, norm, gelu"
-                " or residual in blocks that are differentiated, outside while loops and shard_map"
+                "track: the step has no tensor to track: expected tags whose codec separates"
+                " outliers, as that of linear, norm, gelu and residual ones does, in blocks that are"
+                " differentiated, outside while loops and shard_map"
             )
 
     def compile(self, *args) -> None:
         """Compiles the program for arguments that lie where these do."""
-        self._compiled = self._program.lower(*self._arrays(args)).compile()
-        self.bytes = compiled_bytes(self._compiled)
+        arrays = self._arrays(args)
+        self._compiled = self._program.lower(*arrays).compile()
+        memory: Any = self._compiled.memory_analysis()
+        beside = memory.temp_size_in_bytes + memory.output_size_in_bytes
+        self.bytes = beside + sum(map(_held, arrays))  # also what counting reads nothing of
 
     def __call__(self, *args) -> list[jax.Array]:
         """The Z-scores, which `read` waits for. Arguments are not donated."""
@@ -66,10 +70,10 @@ class Tracker:
 
     def read(self, step: int, scores: list[jax.Array]) -> list[Outliers]:
         """The outliers of each tag at a step, of the scores that a call returned."""
-        of: dict[tuple[str, str], list[np.ndarray]] = {}
+        of: dict[tuple[str, str, int], list[np.ndarray]] = {}
         for name, z in zip(self._names, scores):
-            of.setdefault(name, []).append(np.asarray(z))
-        return [outliers_of(step, *name, arrays) for name, arrays in of.items()]
+            of.setdefault((*name, z.shape[-1]), []).append(np.asarray(z))
+        return [outliers_of(step, *name[:2], arrays) for name, arrays in of.items()]
 
     def _arrays(self, args: tuple) -> list:
         """The arguments as the traced step takes them. Raises StepError where they are others."""
@@ -85,8 +89,11 @@ class Tracker:
         return arrays
 
 
-def _scores(x):
-    return z_scores(x.reshape(-1, x.shape[-1]) if x.ndim else x.reshape(1, 1))
+def _held(array) -> int:
+    """Bytes of an array in the memory of one device."""
+    if not isinstance(array, jax.Array) or array.sharding.memory_kind == "pinned_host":
+        return 0
+    return array.addressable_shards[0].data.nbytes if array.addressable_shards else 0
 
 
 def _shape(aval) -> jax.ShapeDtypeStruct:

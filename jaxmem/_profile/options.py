@@ -221,15 +221,19 @@ def codecs_of(places: Sequence[Place], codecs) -> Iterable:
 
 
 def _of_place(place: Place, codecs) -> list:
-    """The codecs that one place may take: its own, else those asked for, else its kind's."""
-    params, aval = place.eqn.params, place.aval
-    kind = params.get("kind")
-    if params.get("codec") is not None:
-        return [registry.parse(params["codec"])]
+    """The codecs that one place may take."""
+    params = place.eqn.params
+    return codecs_for(params.get("kind"), params.get("codec"), place.aval.dtype, codecs)
+
+
+def codecs_for(kind: str | None, own: str | None, dtype, codecs) -> list:
+    """The codecs that a tag may take: its own, else those asked for, else its kind's."""
+    if own is not None:
+        return [registry.parse(own)]
     if isinstance(codecs, Mapping) and kind in codecs:
         chosen = codecs[kind]
     elif codecs is None or isinstance(codecs, Mapping):
-        chosen = registry.default_for("mask" if aval.dtype == jnp.bool_ else kind)
+        chosen = registry.default_for("mask" if dtype == jnp.bool_ else kind)
     else:
         chosen = codecs
     several: Any = [chosen] if isinstance(chosen, str) or hasattr(chosen, "encode") else chosen

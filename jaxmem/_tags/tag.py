@@ -139,8 +139,12 @@ def _partial_eval(policy, unknown_in, inst_in, eqn):
     # Kept: the output is known, and JAX makes it a residual where the backward reads it.
     if verdict is Saveable or verdict is True:
         return eqn, None, [False], [False], []
-    # Recomputed: the tag is in both programs, and the staged one asks for its input.
-    return eqn, eqn, [False], [True], [] if inst else [x]
+    # Recomputed: the tag is in both programs, and the staged one asks for its input. The forward's
+    # may be replaced, for who looks at it.
+    known = eqn
+    if hasattr(verdict, "seen"):
+        known = _traced(lambda a: verdict.seen(a), [x.aval], eqn.params["name"]).replace(invars=[x], outvars=[y])
+    return known, eqn, [False], [True], [] if inst else [x]
 
 
 pe.partial_eval_jaxpr_custom_rules[tag_p] = _partial_eval
