@@ -14,7 +14,7 @@ from experiments.command.load import load
 from experiments.running import run as running
 from experiments.running.planning import Ready
 from experiments.running.text import TEXT
-from experiments.steps.step import abstract, make_step
+from experiments.steps.step import abstract, init_state, make_step, placed
 from jaxmem import runs
 from jaxmem._core.actions import KEEP, RECOMPUTE, Choice
 from jaxmem._core.assignment import Assignment
@@ -110,9 +110,15 @@ def test_a_training_goes_on_with_its_states_elsewhere(tmp_path):
             raise Stopped
         return TEXT.batch(config, data, number)
 
+    # These keys draw other numbers for a layer alone: the state is made whole, and moved.
+    first = lambda config, plan: placed(config, jax.jit(init_state, static_argnums=0)(config))
     streamed = case("adama", "pinned_host")
     experiment = lambda ready: dataclasses.replace(
-        TEXT, step=lambda *_: ready, batch=batch, evaluate=lambda *_: {"val_loss": 0.0}
+        TEXT,
+        first_state=first,
+        step=lambda *_: ready,
+        batch=batch,
+        evaluate=lambda *_: {"val_loss": 0.0},
     )
     with pytest.raises(Stopped):
         running.run(experiment(streamed[1]), streamed[0], tmp_path / "r", name="r")
