@@ -20,6 +20,7 @@ import numpy as np
 import optax
 
 from benchmarks.shared.results import Report
+from jaxmem._processes.orbax import orbax
 from jaxmem._runs import manifest, stored
 from jaxmem._runs.checkpoints import Checkpoints
 from jaxmem.errors import JaxmemWarning
@@ -91,7 +92,7 @@ def by_jaxmem(folder: pathlib.Path) -> str:
 
 
 def by_orbax(folder: pathlib.Path) -> str:
-    ocp = stored.orbax()
+    ocp = orbax()
     names = dict.fromkeys(stored.taken(state(0))[0], 0)
     arguments = dict.fromkeys(names, ocp.RestoreArgs(restore_type=np.ndarray))
     try:

@@ -139,15 +139,24 @@ def placed(array, leaf: Leaf, was):
         return jnp.asarray(number) if isinstance(was, jax.ShapeDtypeStruct) else number
     if leaf.kind == "numpy":
         return array
-    make: Callable[[Any], jax.Array] = _weak if leaf.weak else jnp.asarray
+    place = _place(was)
+    if leaf.key is None and not leaf.weak:
+        return _laid(array, place)
+    make: Callable[[Any], jax.Array] = _weak
     if leaf.key is not None:
         make = functools.partial(jax.random.wrap_key_data, impl=leaf.key)
-    place = _place(was)
-    if place is None:
-        return make(array)
-    if place.is_fully_addressable:
-        return jax.device_put(make(array), place)
+    if place is None or place.is_fully_addressable:
+        return _laid(make(jnp.asarray(array)), place)
     return jax.jit(make, out_shardings=place)(array)
+
+
+def _laid(array, place):
+    """An array of this process at a place, which may be of several."""
+    if place is None:
+        return jnp.asarray(array)
+    if place.is_fully_addressable:
+        return jax.device_put(array, place)
+    return jax.make_array_from_callback(array.shape, place, lambda index: array[index])
 
 
 def _place(leaf):

@@ -65,9 +65,7 @@ class Together:
             line = [str(outs[number]), STEPS, number, len(environments), port]
             one = subprocess.Popen(
                 [sys.executable, "-m", "tests.programs.durable_together", *map(str, line)],
-                env=child_environment(children.with_cpus(2))
-                | {"JAX_ENABLE_X64": "0"}
-                | environment,
+                env=env | environment,
                 stdout=subprocess.PIPE,  # to a file a process that may not write says nothing
                 stderr=subprocess.STDOUT,
                 encoding="utf-8",
