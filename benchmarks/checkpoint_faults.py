@@ -20,9 +20,9 @@ import numpy as np
 import optax
 
 from benchmarks.shared.results import Report
+from jaxmem._checkpoints import manifest, stored
+from jaxmem._checkpoints.checkpoints import Checkpoints
 from jaxmem._processes.orbax import orbax
-from jaxmem._runs import manifest, stored
-from jaxmem._runs.checkpoints import Checkpoints
 from jaxmem.errors import JaxmemWarning
 
 STEPS = (10, 20, 30)

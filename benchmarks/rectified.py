@@ -134,9 +134,9 @@ class Recording(jaxmem.runs.Rectifier):
         super().__init__(*args, **given)
         self.taken = []
 
-    def _swap(self, plan, step):
+    def _swap(self, number, plan, *given, **numbers):
         self.taken.append(plan)
-        return super()._swap(plan, step)
+        return super()._swap(number, plan, *given, **numbers)
 
 
 def trained(report: Report, seed: int) -> None:
@@ -233,7 +233,7 @@ def between(report: Report) -> None:
     for number in range(RUNS):
         for name in random.Random(number).sample(list(medians), len(medians)):
             every = Counting(plan, build, *args, every=EVERY) if name == "tracked" else None
-            due = Counting(plan, build, *args, every=EVERY).is_due
+            due = Counting(plan, build, *args, every=EVERY)._watch.is_due
             rows, _ = losses(plan.step, config, every, RUN_STEPS)
             alone = [
                 row["step_seconds"]

@@ -27,8 +27,8 @@ from experiments.command.load import load
 from experiments.running.planning import prepare
 from experiments.running.text import TEXT
 from jaxmem import runs
+from jaxmem._checkpoints.checkpoints import Checkpoints
 from jaxmem._runs import loop
-from jaxmem._runs.checkpoints import Checkpoints
 
 STEPS = 8  # of each half of a round
 EVERY = 60.0  # seconds between two saves, by the clock of the loop and by that of the result

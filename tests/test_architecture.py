@@ -74,7 +74,8 @@ LIBRARY = {
     ),
     "_outliers": ("_jax", "_xla", "_codecs", "_tags", "_profile", "_plan", "_planner", "_explain"),
     "_processes": (),
-    "_runs": ("_plan", "_planner", "_states", "_memory", "_outliers", "_processes"),
+    "_checkpoints": ("_processes",),
+    "_runs": ("_plan", "_memory", "_outliers", "_processes", "_checkpoints"),
     "_report": ("_plan", "_runs", "_memory", "_outliers"),
 }
 # Public modules, which only users, `_public`, `_cli` and the package itself import.

@@ -79,10 +79,23 @@ def outliers_of(step: int, block: str, tag: str, scores: Sequence[np.ndarray]) -
     )
 
 
-def counted(found: Iterable[Outliers]) -> dict[str, dict[str, int]]:
-    """The greatest count of each tag, by block: what `jaxmem.plan(..., outliers=)` takes."""
-    counts: dict[str, dict[str, int]] = {}
+Counts = dict[str, dict[str, list[int]]]  # block -> tag -> those of its tensors, in their order
+
+
+def counted(found: Iterable[Outliers]) -> Counts:
+    """The counts of each tag's tensors."""
+    counts: Counts = {}
     for one in found:
-        tags = counts.setdefault(one.block, {})
-        tags[one.tag] = max(tags.get(one.tag, 0), one.most)
+        counts.setdefault(one.block, {}).setdefault(one.tag, []).extend(one.counts)
     return counts
+
+
+def greatest(several: Iterable[Counts]) -> dict[str, dict[str, int]]:
+    """The greatest count of each tag: what `jaxmem.plan(..., outliers=)` takes."""
+    found: dict[str, dict[str, int]] = {}
+    for counts in several:
+        for block, tags in counts.items():
+            for tag, numbers in tags.items():
+                of = found.setdefault(block, {})
+                of[tag] = max(of.get(tag, 0), *numbers, 0)
+    return found

@@ -1,19 +1,14 @@
 """What speaks for another plan, and against it: numbers of a decision, and the decision itself."""
 
 import dataclasses
-import statistics
 from collections.abc import Mapping, Sequence
 
 from jaxmem._codecs.outlier import OutlierSeparated
 from jaxmem._codecs.registry import parse
 from jaxmem._core.actions import Actions
-from jaxmem._core.labels import ungrouped
+from jaxmem._core.labels import group_label, ranges, ungrouped
+from jaxmem._outliers.counts import Counts
 from jaxmem._plan.plan import Plan
-
-Counts = Mapping[str, Mapping[str, int]]
-SETTLED = 20  # steps under a plan after which its median is believed
-NOISE = 0.01  # share of a step's seconds by which its median may be off
-SLOWER = 0.02  # share by which the steps of a new plan must be slower for the old one to come back
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,74 +24,63 @@ class Overflow:
         return f"{self.block}/{self.tag} has {self.count} outliers and room for {self.capacity}"
 
 
-def rooms(counts: Counts) -> dict[tuple[str, str], int]:
+def rooms(counts: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], int]:
     """The room that each tag's codec would be given for these counts."""
     of = OutlierSeparated().with_room_for
     return {(b, t): of(n).capacity for b, tags in counts.items() for t, n in tags.items()}
 
 
-def greatest(several: Sequence[Counts]) -> dict[str, dict[str, int]]:
-    """The greatest of several counts, tag by tag."""
-    found: dict[str, dict[str, int]] = {}
-    for counts in several:
-        for block, tags in counts.items():
-            for tag, count in tags.items():
-                of = found.setdefault(block, {})
-                of[tag] = max(of.get(tag, 0), count)
-    return found
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """A codec's room for outliers in some of a tag's layers, all of which are `layers`."""
+
+    block: str
+    tag: str
+    capacity: int
+    start: int
+    stop: int
+    layers: int
+
+    def beyond(self, counts: Sequence[int]) -> list[int]:
+        """The counts of its layers that are beyond it. Tensors of several microbatches come layer
+        by layer, one microbatch after the other.
+        """
+        of = (n for i, n in enumerate(counts) if self.start <= i % self.layers < self.stop)
+        return [n for n in of if n > self.capacity]
 
 
-def capacities(actions: Actions) -> dict[tuple[str, str], int]:
-    """The room of each codec that separates outliers, by block and tag: the least where groups of a
-    block's layers have several.
-    """
-    found: dict[tuple[str, str], int] = {}
+def rooms_of(actions: Actions) -> list[Room]:
+    """The rooms of an assignment's codecs that separate outliers."""
+    found = []
     for label, choices in actions.items():
+        block = ungrouped(label)
+        groups = dict(
+            zip((group_label(block, *g) for g in ranges(actions, block)), ranges(actions, block))
+        )
+        start, stop = groups.get(label, (0, 1))
+        layers = max((end for _, end in groups.values()), default=1)
         for tag, choice in choices.items():
             codec = None if choice.codec is None else parse(choice.codec)
             if isinstance(codec, OutlierSeparated):
-                key = ungrouped(label), tag
-                found[key] = min(found.get(key, codec.capacity), codec.capacity)
+                found.append(Room(block, tag, codec.capacity, start, stop, layers))
     return found
 
 
-def overflows(actions: Actions, counts: Counts) -> list[Overflow]:
-    """The tags whose outliers a plan's codecs have no room for."""
-    return [
-        Overflow(block, tag, room, count)
-        for (block, tag), room in capacities(actions).items()
-        if (count := counts.get(block, {}).get(tag, 0)) > room
-    ]
+def overflows(actions: Actions, several: Sequence[Counts]) -> list[Overflow]:
+    """The tags whose outliers an assignment's codecs have no room for."""
+    found = {}
+    for room in rooms_of(actions):
+        beyond = [n for c in several for n in room.beyond(c.get(room.block, {}).get(room.tag, ()))]
+        if beyond:
+            found[room.block, room.tag] = Overflow(room.block, room.tag, room.capacity, max(beyond))
+    return list(found.values())
 
 
-class Pace:
-    """What steps take by the clock against what their plan says.
-
-    seconds: those of the steps under the plan, the first aside.
-    """
-
-    def __init__(self):
-        self.seconds: list[float] = []
-
-    def told(self, seconds: float) -> None:
-        self.seconds.append(seconds)
-
-    @property
-    def median(self) -> float | None:
-        """None before enough steps were timed."""
-        return statistics.median(self.seconds) if len(self.seconds) >= SETTLED else None
-
-    @property
-    def noise(self) -> float:
-        """Seconds by which the median may be off, of enough steps."""
-        lower, _, upper = statistics.quantiles(self.seconds, n=4)
-        return NOISE * upper + (upper - lower) / len(self.seconds) ** 0.5
-
-    def of(self, plan: Plan) -> float:
-        """By how much steps take longer than predicted; 1 where too few were timed."""
-        if self.median is None or plan.predicted_seconds <= 0:
-            return 1.0
-        return self.median / plan.predicted_seconds
+def without_room(actions: Actions, counts: Counts) -> int:
+    """How many outlier channels codecs quantize with the rest, over all tensors."""
+    rooms = rooms_of(actions)
+    each = ((room, room.beyond(counts.get(room.block, {}).get(room.tag, ()))) for room in rooms)
+    return sum(n - room.capacity for room, beyond in each for n in beyond)
 
 
 def most_gained(plan: Plan) -> float:
@@ -110,3 +94,14 @@ def most_gained(plan: Plan) -> float:
 def planning_seconds(plan: Plan) -> float:
     """What making the plan took: what another one may take too."""
     return plan.profile_seconds + plan.solve_seconds + plan.compile_seconds
+
+
+def changed(actions: Actions, others: Actions) -> dict[str, str]:
+    """What other actions do otherwise: block/tag -> "this -> that"."""
+    found: dict[str, str] = {}
+    for label in sorted({*actions, *others}):
+        was, is_now = actions.get(label, {}), others.get(label, {})
+        for tag in sorted({*was, *is_now}):
+            if was.get(tag) != is_now.get(tag):
+                found[f"{label}/{tag}"] = f"{was.get(tag, 'absent')} -> {is_now.get(tag, 'absent')}"
+    return found

@@ -49,8 +49,8 @@ class Tracker:
         if not self._names:
             raise StepError(
                 "track: the step has no tensor to track: expected tags whose codec separates"
-                " outliers, as that of linear, norm, gelu and residual ones does, in blocks that are"
-                " differentiated, outside while loops and shard_map"
+                " outliers, as that of linear, norm, gelu and residual ones does, in blocks that"
+                " are differentiated, outside while loops and shard_map"
             )
 
     def compile(self, *args) -> None:

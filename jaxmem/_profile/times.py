@@ -5,7 +5,7 @@ import contextvars
 import dataclasses
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
@@ -14,6 +14,7 @@ from jaxmem._device.rates import rates_of
 from jaxmem._device.target import Target
 from jaxmem._jax.jaxpr import matmul_flops, nbytes, text_of
 from jaxmem._jax.job import Job
+from jaxmem.errors import StepError
 
 # Spreads above it are a busy machine's: `python -m benchmarks.time_spread` saw 0.08 to 0.12 where
 # nothing came between, and 0.27 to 0.66 beside other work, where times were 1.7 times too long.
@@ -26,23 +27,34 @@ ESTIMATED, CEILING = 0.5, 1.0
 OLD_SECONDS = 30 * 86400  # drivers, clocks and coolers change, and measuring takes seconds a month
 
 
-_BESIDE_TRAINING = contextvars.ContextVar("beside training", default=False)
+# Says whether a training that planning goes on beside has ended; None where there is none.
+_ENDED: contextvars.ContextVar[Callable[[], bool] | None] = contextvars.ContextVar(
+    "beside training", default=None
+)
 
 
 @contextlib.contextmanager
-def beside_training() -> Iterator[None]:
+def beside_training(ended: Callable[[], bool]) -> Iterator[None]:
     """While the statement runs, in this thread, the device is a training's: what was measured
-    before is taken as it is, however old, and whole steps are not run.
+    before is taken as it is, however old, and whole steps are not run. Nothing more is compiled
+    once `ended()`.
     """
-    before = _BESIDE_TRAINING.set(True)
+    before = _ENDED.set(ended)
     try:
         yield
     finally:
-        _BESIDE_TRAINING.reset(before)
+        _ENDED.reset(before)
 
 
 def is_beside_training() -> bool:
-    return _BESIDE_TRAINING.get()
+    return _ENDED.get() is not None
+
+
+def check_goes_on() -> None:
+    """Raises StepError where the training that a plan is made beside has ended."""
+    ended = _ENDED.get()
+    if ended is not None and ended():
+        raise StepError("plan: the training that the plan was made beside has ended")
 
 
 @dataclasses.dataclass(frozen=True)

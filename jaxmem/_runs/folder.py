@@ -9,9 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator
 
-from jaxmem._processes.channel import joined
-from jaxmem._processes.signals import Interrupted, raised
-from jaxmem._runs.checkpoints import (
+from jaxmem._checkpoints.checkpoints import (
     CHECKPOINTS,
     WRITING,
     Checkpoint,
@@ -20,9 +18,11 @@ from jaxmem._runs.checkpoints import (
     noted,
     steps_in,
 )
+from jaxmem._checkpoints.manifest import NAME as MANIFEST
+from jaxmem._checkpoints.manifest import is_stray
+from jaxmem._processes.channel import joined
+from jaxmem._processes.signals import Interrupted, raised
 from jaxmem._runs.lock import locked, told
-from jaxmem._runs.manifest import NAME as MANIFEST
-from jaxmem._runs.manifest import is_stray
 from jaxmem._runs.read import DECISIONS, EXPLAINED, METRICS, OUTLIERS, PLAN, SAMPLE, SUMMARY
 from jaxmem._runs.record import EVENTS, TENSORBOARD, Record, is_durable, tensorboardx
 from jaxmem.errors import RunError

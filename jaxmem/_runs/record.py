@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jaxmem._checkpoints.checkpoints import CHECKPOINTS, steps_in
 from jaxmem._core.files import write_json, write_whole
 from jaxmem._core.warn import warn
 from jaxmem._memory.explanation import Explanation
 from jaxmem._plan.plan import Plan
 from jaxmem._processes.channel import Channel
-from jaxmem._runs.checkpoints import CHECKPOINTS, steps_in
 from jaxmem._runs.lock import told
 from jaxmem._runs.read import EXPLAINED, METRICS, PLAN, SAMPLE, SUMMARY
 from jaxmem.errors import RunError

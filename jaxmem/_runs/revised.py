@@ -41,7 +41,9 @@ class Revised:
         if self._rectifier is None:
             return {}
         self._rectifier.told(seconds)
-        if not (found := self._rectifier.seen(number)):
+        found, rows = self._rectifier.seen(number)
+        self._decided(rows)
+        if not found:
             return {}
         self._append(OUTLIERS, [one.to_json() for one in found])
         numbers = self._rectifier.numbers(found)
@@ -71,18 +73,24 @@ class Revised:
         """What a checkpoint holds of the rectifier."""
         return None if self._rectifier is None else self._rectifier.notes()
 
-    def back(self, step: int, notes: Mapping[str, Any] | None):
-        """Goes back to a checkpoint's step in a run that begins: returns what it runs, or None for
-        the step that it was given.
+    def back(self, step: int, *, begins: bool) -> None:
+        """Lets the rows of steps after `step` go, which are done again. What was decided stays in
+        force until the process ends: `begins` says that another one goes on.
         """
-        for name in (DECISIONS, OUTLIERS):
+        for name in (OUTLIERS, DECISIONS) if begins else (OUTLIERS,):
             path = self._run.path / name
             if path.exists() and self._run.writes:
                 with told(self._run.folder):
                     write_whole(path, "".join(_until(step, path.read_bytes())))
+
+    def restore(self, step: int, notes: Mapping[str, Any] | None):
+        """Goes on from a checkpoint's notes in a run that begins: returns what it runs, or None for
+        the step that it was given.
+        """
         if self._rectifier is None or notes is None:
             return None
-        found = self._rectifier.restore(notes)
+        found, rows = self._rectifier.restore(step, notes)
+        self._decided(rows)
         if found is not None:
             self._run.plan(self._rectifier.plan)
         return found
@@ -111,8 +119,7 @@ def _until(step: int, lines: bytes) -> Iterable[str]:
     for line in lines.splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
-            return
-        if not isinstance(row, dict) or row.get("step", 0) > step:
-            return
-        yield json.dumps(row) + "\n"
+        except ValueError:  # the last one, which was not finished
+            continue
+        if isinstance(row, dict) and row.get("step", 0) <= step:
+            yield json.dumps(row) + "\n"

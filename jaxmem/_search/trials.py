@@ -9,7 +9,7 @@ from jaxmem._core.actions import Actions
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
-from jaxmem._profile.times import is_beside_training
+from jaxmem._profile.times import check_goes_on, is_beside_training
 from jaxmem._search.compile import CompiledStep, StepCompiler, all_compiled
 from jaxmem._search.descent import descended
 from jaxmem._search.history import History
@@ -130,6 +130,7 @@ class Setting:
         """The same, with the error of each that XLA does not compile in its place: XLA has defects,
         and one plan that meets them is no reason to have none.
         """
+        check_goes_on()
         done = self.steps.compiles
         most = max(MOST_COMPILES, done + len(many))  # what `measure=` runs comes on top
         numbers = " and ".join(str(done + i + 1) for i in range(len(many)))

@@ -141,9 +141,10 @@ def _partial_eval(policy, unknown_in, inst_in, eqn):
         return eqn, None, [False], [False], []
     # Recomputed: the tag is in both programs, and the staged one asks for its input. The forward's
     # may be replaced, for who looks at it.
-    known = eqn
-    if hasattr(verdict, "seen"):
-        known = _traced(lambda a: verdict.seen(a), [x.aval], eqn.params["name"]).replace(invars=[x], outvars=[y])
+    known, seen = eqn, getattr(verdict, "seen", None)
+    if seen is not None:
+        marked = _traced(lambda a: seen(a), [x.aval], eqn.params["name"])
+        known = marked.replace(invars=[x], outvars=[y])
     return known, eqn, [False], [True], [] if inst else [x]
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from jaxmem._codecs.outlier import OutlierSeparated, z_scores
 from jaxmem._core.actions import KEEP, Choice
-from jaxmem._outliers.counts import Outliers, counted, outliers_of
-from jaxmem._outliers.decide import capacities, greatest, overflows, rooms
+from jaxmem._outliers.counts import Outliers, counted, greatest, outliers_of
+from jaxmem._outliers.decide import Room, overflows, rooms, rooms_of, without_room
 
 pytestmark = [pytest.mark.core]
 
@@ -63,24 +63,37 @@ def test_what_was_counted_is_read_back():
     assert (one.most, one.rate, one.beyond(1)) == (2, pytest.approx(3 / 9), 1)
 
 
-def test_counts_are_the_greatest_of_a_tag():
+def test_counts_are_those_of_a_tags_tensors():
     of = lambda tag, counts: Outliers(1, "b", tag, 40, counts, (0.0,) * len(counts), ())
     found = counted([of("x", (1, 4)), of("y", (0,)), of("x", (2,))])
-    assert found == {"b": {"x": 4, "y": 0}}
-    assert greatest([found, {"b": {"y": 3}, "c": {"x": 1}}]) == {
+    assert found == {"b": {"x": [1, 4, 2], "y": [0]}}
+    assert greatest([found, {"b": {"y": [3]}, "c": {"x": [1]}}]) == {
         "b": {"x": 4, "y": 3},
         "c": {"x": 1},
     }
     assert rooms({"b": {"x": 5}}) == {("b", "x"): 6}
 
 
-def test_overflows_are_of_what_a_plan_compresses():
+def test_overflows_are_of_the_layers_that_a_plan_compresses():
     codec = lambda n: Choice("compress", f"outlier_separated(capacity={n})")
     grouped = Choice("compress", "grouped_symmetric()")
     actions = {
         "block[0:2]": {"x": codec(8), "y": KEEP, "z": grouped},
         "block[2:6]": {"x": codec(4), "w": codec(2)},
+        "head": {"x": codec(1)},
     }
-    assert capacities(actions) == {("block", "x"): 4, ("block", "w"): 2}
-    over = overflows(actions, {"block": {"x": 5, "y": 30, "z": 30, "w": 2}})
-    assert [str(one) for one in over] == ["block/x has 5 outliers and room for 4"]
+    assert rooms_of(actions) == [
+        Room("block", "x", 8, 0, 2, 6),
+        Room("block", "x", 4, 2, 6, 6),
+        Room("block", "w", 2, 2, 6, 6),
+        Room("head", "x", 1, 0, 1, 1),
+    ]
+    # Two microbatches of six layers; the first two layers have room for more.
+    x = [8, 8, 4, 4, 4, 4, 8, 8, 4, 4, 5, 4]
+    counts = {"block": {"x": x, "y": [30] * 12, "z": [30] * 12, "w": [9, 9, 2, 2, 2, 2] * 2}}
+    assert [str(one) for one in overflows(actions, [counts])] == [
+        "block/x has 5 outliers and room for 4"
+    ]
+    assert without_room(actions, counts) == 1
+    assert overflows(actions, [{"head": {"x": [1, 1]}}]) == []
+    assert without_room(actions, {"head": {"x": [3, 2]}}) == 3

@@ -5,7 +5,7 @@ import pytest
 import jaxmem
 from jaxmem._codecs.registry import parse
 from jaxmem._core.actions import Action
-from jaxmem._outliers.decide import capacities
+from jaxmem._outliers.decide import rooms_of
 from jaxmem.errors import TagError
 from tests.outliers.layers import batch, build, parameters
 
@@ -26,7 +26,7 @@ def test_codecs_have_room_for_what_was_counted(args):
     whole = jaxmem.plan(build, *args)
     counts = {"block": {"in": 0, "ln": 3, "up": 7}}
     plan = planned(args, int(0.8 * whole.baseline_bytes), outliers=counts)
-    found = {tag: codec for (_, tag), codec in capacities(plan.actions).items()}
+    found = {room.tag: room.capacity for room in rooms_of(plan.actions)}
     assert found, plan
     assert found == {t: {"in": 0, "ln": 3, "up": 8, "act": 8}[t] for t in found}
     for row in plan.rows:  # bytes are those of the codec that was chosen

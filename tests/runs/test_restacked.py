@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._runs.checkpoints import Checkpoints
+from jaxmem._checkpoints.checkpoints import Checkpoints
 from jaxmem._states.stacks import Copied, Stacks
 from jaxmem.errors import RunError
 from tests.outliers.layers import LAYERS, block, parameters

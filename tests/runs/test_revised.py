@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._outliers.decide import SETTLED, capacities
+from jaxmem._outliers.decide import rooms_of
+from jaxmem._outliers.pace import SETTLED
 from jaxmem.errors import BudgetError, StepError
 from jaxmem.runs import Rectifier, record, train
 from tests.outliers.layers import HIDDEN, batch, parameters
@@ -20,6 +21,11 @@ pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
 # Two channels at first are outliers by chance, and four from step LOUD on.
 ASKED = {"actions": ["recompute", "compress"], "codecs": "outlier_separated(capacity=2)"}
 LOUD, STEPS = 10, 24
+
+
+def capacities(actions):
+    """The room of each codec that separates outliers."""
+    return {(room.block, room.tag): room.capacity for room in rooms_of(actions)}
 
 
 def build(plan):
@@ -215,7 +221,7 @@ def test_what_holds_the_memory_is_told_where_no_plan_takes_less(tmp_path, plan):
     full = short_of_memory(plan.step, 99)
     smallest = rectifier(plan)
     smallest._again.now = lambda *_: (_ for _ in ()).throw(BudgetError("none", least_bytes=7))
-    with pytest.raises(BudgetError, match="step 0 ran out of memory .*no plan takes") as error:
+    with pytest.raises(BudgetError, match="step 1 ran out of memory .*no plan takes") as error:
         run(tmp_path / "r", plan, smallest, step=full)
     assert "what" in str(error.value)
     assert "arguments" in str(error.value)
@@ -228,11 +234,16 @@ def test_without_a_rectifier_the_error_says_what_to_do(tmp_path, plan):
     assert any("give it a rectifier" in note for note in error.value.__notes__)
 
 
+def again_of(plan):
+    """Another plan, which has no executable."""
+    return jaxmem.plans.Plan(**{n: v for n, v in vars(plan).items() if not n.startswith("_")})
+
+
 def test_a_plan_whose_steps_are_slower_goes_back(plan):
     revising = rectifier(plan)
     for _ in range(SETTLED):
         revising.told(1.0)
-    revising._swap(plan, "another step")
+    revising._swap(30, again_of(plan), "another step", "it is faster", for_speed=True)
     for _ in range(SETTLED - 1):
         revising.told(1.1)
     assert revising.ready(50, 9) == (None, [])
@@ -250,7 +261,7 @@ def test_what_plans_take_by_the_clock_prices_later_plans(plan, tmp_path, monkeyp
     recomputed = jaxmem.plans.Plan(**(vars(again) | {"actions": {"block": {}}}))
     for _ in range(SETTLED):
         revising.told(1.0)
-    revising._swap(recomputed, "another step")
+    revising._swap(30, recomputed, "another step", "it is faster", for_speed=True)
     for _ in range(SETTLED):
         revising.told(1.0 + 40 * plan.predicted_seconds)
     revising.ready(50, 9)
@@ -287,5 +298,5 @@ def test_the_arrays_that_it_is_given_are_let_go(plan):
 
 
 def test_steps_are_due_at_powers_of_two_and_then_evenly(plan):
-    due = [n for n in range(1, 40) if rectifier(plan, every=8).is_due(n)]
+    due = [n for n in range(1, 40) if rectifier(plan, every=8)._watch.is_due(n)]
     assert due == [1, 2, 4, 8, 16, 24, 32]

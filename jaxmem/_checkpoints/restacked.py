@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxmem._runs import stored
-from jaxmem._runs.manifest import Leaf
+from jaxmem._checkpoints import stored
+from jaxmem._checkpoints.manifest import Leaf
 from jaxmem.errors import RunError
 
 # Where `jaxmem._states.stacks` holds a stack, and which of two forms of its parameters.

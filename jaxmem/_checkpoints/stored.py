@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmem._checkpoints.manifest import Leaf
 from jaxmem._processes.channel import Channel
 from jaxmem._processes.orbax import orbax
-from jaxmem._runs.manifest import Leaf
 from jaxmem.errors import RunError
 
 STATE = "state"  # the folder in a checkpoint's that orbax writes

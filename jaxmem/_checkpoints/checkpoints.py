@@ -14,10 +14,10 @@ from typing import Any
 
 import jax
 
+from jaxmem._checkpoints import manifest, restacked, stored
 from jaxmem._core.files import flush_folder
 from jaxmem._core.warn import warn
 from jaxmem._processes.channel import Channel
-from jaxmem._runs import manifest, restacked, stored
 from jaxmem.errors import RunError
 
 CHECKPOINTS = "checkpoints"  # of a run's folder
