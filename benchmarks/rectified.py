@@ -121,9 +121,12 @@ def losses(step, config: Config, rectifier=None, steps: int = STEPS) -> tuple[li
                 step, functools.partial(first_state, config), batches(config), steps=steps,
                 run=run, save_every=600.0, rectifier=rectifier,
             )  # fmt: skip
-        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line)
+            for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
         decided = out / "decisions.jsonl"
-        lines = decided.read_text().splitlines() if decided.exists() else []
+        lines = decided.read_text(encoding="utf-8").splitlines() if decided.exists() else []
         return rows, [json.loads(line) for line in lines]
 
 

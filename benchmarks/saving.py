@@ -12,11 +12,11 @@ takes 1 + extra / 60 of the time of one that does not.
 those until the checkpoint is on the disk.
 """
 
+import functools
 import pathlib
 import statistics
 import tempfile
 import time
-import types
 import warnings
 from unittest import mock
 
@@ -28,7 +28,8 @@ from experiments.running.planning import prepare
 from experiments.running.text import TEXT
 from jaxmem import runs
 from jaxmem._checkpoints.checkpoints import Checkpoints
-from jaxmem._runs import loop
+from jaxmem._processes.pace import Pace
+from jaxmem._runs import train as training
 
 STEPS = 8  # of each half of a round
 EVERY = 60.0  # seconds between two saves, by the clock of the loop and by that of the result
@@ -45,8 +46,8 @@ class Watched(Checkpoints):
         super().save(step, state, notes)
         self.noted[step]["blocks"] = time.perf_counter() - self.noted[step]["began"]
 
-    def _finish(self, path, step, leaves, notes):
-        super()._finish(path, step, leaves, notes)
+    def _finish(self, path, step, leaves, notes, failed):
+        super()._finish(path, step, leaves, notes, failed)
         self.noted[step]["whole"] = time.perf_counter() - self.noted[step]["began"]
 
 
@@ -54,13 +55,13 @@ def trained(rounds: int) -> tuple[dict[int, dict[str, float]], dict[int, float]]
     """What each save took, and when each row was there, by step."""
     ready, data, seen = prepare(CONFIG), TEXT.read(CONFIG), {0: 0.0}
     saves: dict[int, dict[str, float]] = {}
-    clock = types.SimpleNamespace(monotonic=lambda: EVERY * max(seen) / (2 * STEPS))
+    clock = lambda: EVERY * max(seen) / (2 * STEPS)
     batch = lambda number: TEXT.batch(CONFIG, data, number)
     note = lambda number, row: seen.update({number: time.perf_counter()})
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch.object(loop, "time", clock),
-        mock.patch.object(loop, "Checkpoints", Watched),
+        mock.patch.object(training, "Pace", functools.partial(Pace, clock=clock)),
+        mock.patch.object(training, "Checkpoints", Watched),
         mock.patch.object(Watched, "noted", saves, create=True),
         runs.record(pathlib.Path(folder) / "out", resume=True) as run,
     ):

@@ -1,6 +1,7 @@
 """Which channels of a tensor were outliers at one step, as numbers, rows and JSON (Adacc §3.2)."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -66,7 +67,7 @@ def outliers_of(step: int, block: str, tag: str, scores: Sequence[np.ndarray]) -
     """Counts the outliers among the Z-scores of a tag's tensors, each array (..., channels): those
     of a loop's turns, or of one tensor.
     """
-    rows = np.concatenate([np.reshape(z, (-1, z.shape[-1])) for z in scores])
+    rows = np.concatenate([z.reshape(math.prod(z.shape[:-1]), z.shape[-1]) for z in scores])
     beyond = rows > THRESHOLD
     return Outliers(
         step,
@@ -74,7 +75,7 @@ def outliers_of(step: int, block: str, tag: str, scores: Sequence[np.ndarray]) -
         tag,
         rows.shape[-1],
         tuple(int(n) for n in beyond.sum(-1)),
-        tuple(float(z) for z in rows.max(-1)),
+        tuple(float(z) for z in rows.max(-1, initial=-np.inf if rows.size else np.nan)),
         tuple(tuple(int(c) for c in np.flatnonzero(row)) for row in beyond),
     )
 

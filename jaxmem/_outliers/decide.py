@@ -105,3 +105,8 @@ def changed(actions: Actions, others: Actions) -> dict[str, str]:
             if was.get(tag) != is_now.get(tag):
                 found[f"{label}/{tag}"] = f"{was.get(tag, 'absent')} -> {is_now.get(tag, 'absent')}"
     return found
+
+
+def identity(plan: Plan) -> list:
+    """What tells plans that were asked for apart, as JSON."""
+    return [plan.fingerprint, plan.target, plan.budget_bytes, plan.microbatches, plan.batch]

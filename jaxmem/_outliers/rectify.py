@@ -10,6 +10,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._outliers.counts import Outliers, counted
 from jaxmem._outliers.decide import (
     changed,
+    identity,
     most_gained,
     overflows,
     planning_seconds,
@@ -156,7 +157,7 @@ class Rectifier:
         made, self._made = self._made, None
         step, rows = self._taken(made, number, left)
         # What was counted meanwhile may ask for other room than it was made for.
-        if rooms(self.counts) != self._rooms:
+        if self._watch.recent and rooms(self.counts) != self._rooms:
             rows += self.weigh(number, left)
         return step, rows
 
@@ -220,7 +221,7 @@ class Rectifier:
     def notes(self) -> dict[str, Any]:
         """What a checkpoint needs to go on under the same plan."""
         return {
-            "first": _identity(self._first),
+            "first": identity(self._first),
             "plan": self.plan.to_json(),
             "recent": self._watch.recent,
             "budget": self._budget,
@@ -235,7 +236,7 @@ class Rectifier:
         self._watch.recent = [dict(counts) for counts in notes["recent"]]
         self._rooms = rooms(self.counts) if self._watch.recent else None
         found: tuple[Any, list[Row]] = (None, [])
-        if notes["first"] != _identity(self._first):
+        if notes["first"] != identity(self._first):
             self._rooms = None
             why = "the run goes on under the plan that it was given, and not its checkpoint's"
             return None, [self._row(number, False, why)]
@@ -295,8 +296,3 @@ class Rectifier:
         measured = {} if self._pace.median is None else {"step_seconds": self._pace.median}
         predicted = {"predicted_seconds": self.plan.predicted_seconds}
         return {"step": number, "taken": taken, "why": why} | predicted | measured | numbers
-
-
-def _identity(plan: Plan) -> list:
-    """What tells plans that were asked for apart."""
-    return [plan.fingerprint, plan.target, plan.budget_bytes, plan.microbatches, plan.batch]

@@ -75,7 +75,8 @@ def train(
       each: `each(step, row)` is called with each row as it is written; again for a step that is
         done again. `run.kept` has those of the steps that were done before.
       rectifier: revises the plan that `step` is of while the model trains, and plans for less where
-        a step runs out of memory.
+        a step runs out of memory. When a plan is ready is a matter of the clock: with codecs that
+        lose something, such a run is not another one bit for bit.
 
     Raises RunError for arguments that cannot be meant, where the checkpoints are of other settings
     or another state, where none is whole, or where one cannot be written; NotFiniteError where
