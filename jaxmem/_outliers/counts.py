@@ -2,12 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
-
-import numpy as np
-
-from jaxmem._codecs.forms import THRESHOLD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +42,7 @@ class Outliers:
         return sum(max(0, count - capacity) for count in self.counts)
 
     def to_json(self) -> dict[str, Any]:
-        greatest = [float(z) if np.isfinite(z) else None for z in self.greatest]
+        greatest = [float(z) if math.isfinite(z) else None for z in self.greatest]
         return dataclasses.asdict(self) | {"greatest": greatest}
 
     @staticmethod
@@ -61,23 +57,6 @@ class Outliers:
             tuple(float("nan") if z is None else float(z) for z in data["greatest"]),
             tuple(tuple(map(int, of)) for of in data["places"]),
         )
-
-
-def outliers_of(step: int, block: str, tag: str, scores: Sequence[np.ndarray]) -> Outliers:
-    """Counts the outliers among the Z-scores of a tag's tensors, each array (..., channels): those
-    of a loop's turns, or of one tensor.
-    """
-    rows = np.concatenate([z.reshape(math.prod(z.shape[:-1]), z.shape[-1]) for z in scores])
-    beyond = rows > THRESHOLD
-    return Outliers(
-        step,
-        block,
-        tag,
-        rows.shape[-1],
-        tuple(int(n) for n in beyond.sum(-1)),
-        tuple(float(z) for z in rows.max(-1, initial=-np.inf if rows.size else np.nan)),
-        tuple(tuple(int(c) for c in np.flatnonzero(row)) for row in beyond),
-    )
 
 
 Counts = dict[str, dict[str, list[int]]]  # block -> tag -> those of its tensors, in their order

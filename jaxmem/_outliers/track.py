@@ -2,16 +2,18 @@
 model is as it was, and steps that are not tracked cost nothing (Adacc §3.4).
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxmem._codecs.forms import THRESHOLD
 from jaxmem._codecs.outlier import z_scores
 from jaxmem._jax.filtered import is_array
 from jaxmem._jax.step import trace
-from jaxmem._outliers.counts import Outliers, outliers_of
+from jaxmem._outliers.counts import Outliers
 from jaxmem._outliers.mark import Marking
 from jaxmem._outliers.reap import reaped
 from jaxmem.errors import StepError
@@ -101,3 +103,20 @@ def _shape(aval) -> jax.ShapeDtypeStruct:
     sharding = getattr(aval, "sharding", None)
     known = sharding is not None and not sharding.mesh.empty
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding if known else None)
+
+
+def outliers_of(step: int, block: str, tag: str, scores: Sequence[np.ndarray]) -> Outliers:
+    """Counts the outliers among the Z-scores of a tag's tensors, each array (..., channels): those
+    of a loop's turns, or of one tensor.
+    """
+    rows = np.concatenate([z.reshape(math.prod(z.shape[:-1]), z.shape[-1]) for z in scores])
+    beyond = rows > THRESHOLD
+    return Outliers(
+        step,
+        block,
+        tag,
+        rows.shape[-1],
+        tuple(int(n) for n in beyond.sum(-1)),
+        tuple(float(z) for z in rows.max(-1, initial=-np.inf if rows.size else np.nan)),
+        tuple(tuple(int(c) for c in np.flatnonzero(row)) for row in beyond),
+    )

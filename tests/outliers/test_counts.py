@@ -12,8 +12,9 @@ import pytest
 
 from jaxmem._codecs.outlier import OutlierSeparated, z_scores
 from jaxmem._core.actions import KEEP, Choice
-from jaxmem._outliers.counts import Outliers, counted, greatest, outliers_of
+from jaxmem._outliers.counts import Outliers, counted, greatest
 from jaxmem._outliers.decide import Room, overflows, rooms, rooms_of, without_room
+from jaxmem._outliers.track import outliers_of
 
 pytestmark = [pytest.mark.core]
 

@@ -178,7 +178,7 @@ def test_a_plan_for_another_model_is_exit_code_2(runs, text, tmp_path, capsys):
     path = f"plan.path={outs['planned'] / 'plan.json'}"
     assert run(text, path, "model.width=64", out=tmp_path / "out") == 2
     assert re.search(
-        r"error: plan\.path: verify: the plan is for another model: its `\w+",
+        r"error: .*plan\.path: verify: the plan is for another model: its `\w+",
         capsys.readouterr().err,
     )
     assert not (tmp_path / "out").exists()
