@@ -12,8 +12,8 @@ from jaxmem._jax.step import trace
 from jaxmem._outliers.mark import Marking
 from jaxmem._outliers.track import Tracker
 from jaxmem.errors import StepError
-from tests.outliers import layers
-from tests.outliers.layers import batch, build, loss_of, oracle, parameters, same
+from tests.shared import outlier_layers as layers
+from tests.shared.outlier_layers import batch, build, loss_of, oracle, parameters, same
 
 pytestmark = [pytest.mark.core]
 

@@ -7,7 +7,7 @@ from jaxmem._codecs.registry import parse
 from jaxmem._core.actions import Action
 from jaxmem._outliers.decide import rooms_of
 from jaxmem.errors import TagError
-from tests.outliers.layers import batch, build, parameters
+from tests.shared.outlier_layers import batch, build, parameters
 
 pytestmark = [pytest.mark.core]
 

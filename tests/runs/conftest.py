@@ -1,13 +1,21 @@
-"""What the tests of the loop compare with."""
+"""The plans that tests of rectifiers begin with."""
 
+import jax
 import pytest
 
-from tests.shared.training import rows, run
+import jaxmem
+from tests.shared.rectified import ASKED, build, data, parameters
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """An uninterrupted run of 8 steps: its rows and its last state's digest."""
-    out = tmp_path_factory.mktemp("whole") / "out"
-    digest = run(out)
-    return rows(out), digest
+def whole():
+    """The step as it is."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jaxmem.plan(build, parameters(()), data(1))
+
+
+@pytest.fixture(scope="module")
+def plan(whole):
+    with jax.numpy_dtype_promotion("standard"):
+        budget = int(0.8 * whole.baseline_bytes)
+        return jaxmem.plan(build, parameters(()), data(1), budget=budget, **ASKED)

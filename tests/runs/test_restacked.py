@@ -11,7 +11,7 @@ import jaxmem
 from jaxmem._checkpoints.checkpoints import Checkpoints
 from jaxmem._states.stacks import Copied, Stacks
 from jaxmem.errors import RunError
-from tests.outliers.layers import LAYERS, block, parameters
+from tests.shared.outlier_layers import LAYERS, block, parameters
 
 pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
 

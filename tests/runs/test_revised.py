@@ -2,105 +2,29 @@
 runs out of memory; parameters and data are as they would be.
 """
 
-import json
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._outliers.decide import rooms_of
 from jaxmem._outliers.pace import SETTLED
 from jaxmem.errors import BudgetError, StepError
-from jaxmem.runs import Rectifier, record, train
-from tests.outliers.layers import HIDDEN, batch, parameters
+from jaxmem.runs import Rectifier
+from tests.shared.rectified import (
+    ASKED,
+    LOUD,
+    STEPS,
+    Waiting,
+    build,
+    capacities,
+    data,
+    lines,
+    parameters,
+    rectifier,
+    run,
+)
 
 pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
-
-# Two channels at first are outliers by chance, and four from step LOUD on.
-ASKED = {"actions": ["recompute", "compress"], "codecs": "outlier_separated(capacity=2)"}
-LOUD, STEPS = 10, 24
-
-
-def capacities(actions):
-    """The room of each codec that separates outliers."""
-    return {(room.block, room.tag): room.capacity for room in rooms_of(actions)}
-
-
-def build(plan):
-    """A step whose batch says how loud the channels of its one tag are."""
-    policy = jaxmem.remat_policy(plan)
-
-    def step(p, batch):
-        x, loud = batch
-
-        def block(x, p):
-            up = jaxmem.tag(x @ p["up"] * loud, "up", kind="linear") / loud
-            return x + jnp.tanh(up) * up @ p["down"]
-
-        def loss(p):
-            layer = jax.checkpoint(block, policy=policy, prevent_cse=False)
-            return (jax.lax.scan(lambda x, q: (layer(x, q), None), x, p)[0] ** 2).mean()
-
-        value, gradient = jax.value_and_grad(loss)(p)
-        return jax.tree.map(lambda a, g: a - 0.01 * g, p, gradient), {"loss": value}
-
-    return step
-
-
-def data(number):
-    loud = jnp.ones(HIDDEN).at[jnp.arange(2)].set(20.0)
-    return batch(64, seed=number), loud.at[jnp.arange(4)].set(20.0) if number >= LOUD else loud
-
-
-class Waiting(Rectifier):
-    """One whose plans are ready after the step that asked for them, so that rows are the same in
-    each run.
-    """
-
-    def ready(self, number, left):
-        if self._made is not None:
-            self._made.exception()
-        return super().ready(number, left)
-
-
-@pytest.fixture(scope="module")
-def whole():
-    """The step as it is."""
-    with jax.numpy_dtype_promotion("standard"):
-        return jaxmem.plan(build, parameters(()), data(1))
-
-
-@pytest.fixture(scope="module")
-def plan(whole):
-    with jax.numpy_dtype_promotion("standard"):
-        budget = int(0.8 * whole.baseline_bytes)
-        return jaxmem.plan(build, parameters(()), data(1), budget=budget, **ASKED)
-
-
-def rectifier(plan, kind=Waiting, **more):
-    return kind(plan, build, parameters(()), data(1), **({"every": 4} | ASKED | more))
-
-
-def run(out, plan, revising, stop=None, step=None, steps=STEPS, **more):
-    def asked(number):
-        if number == stop:
-            raise KeyboardInterrupt
-        return data(number)
-
-    with record(out, resume=True) as found:
-        more = {"save_every": 0} | more
-        first = lambda: parameters(())
-        state = train(
-            step or plan.step, first, asked, steps=steps, run=found, rectifier=revising, **more
-        )
-        found.summary({"config": "a run"})
-    return state
-
-
-def lines(out, name):
-    return [json.loads(line) for line in (out / name).read_text().splitlines()]
 
 
 def test_outliers_without_room_are_given_room(tmp_path, plan):

@@ -13,23 +13,18 @@ from jaxmem._outliers.counts import Outliers, counted
 from jaxmem._outliers.pace import SETTLED
 from jaxmem.errors import BudgetError, JaxmemWarning, StepError
 from jaxmem.runs import Rectifier
-from tests.runs.test_revised import (
+from tests.shared.rectified import (
     ASKED,
     build,
     capacities,
     data,
     lines,
     parameters,
-    plan,
     rectifier,
     run,
-    whole,
 )
 
 pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
-
-assert plan
-assert whole
 
 
 def with_room(plan, capacity):

@@ -1,0 +1,81 @@
+"""A step whose batch says which channels are outliers, and runs of it with a rectifier."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+
+import jaxmem
+from jaxmem._outliers.decide import rooms_of
+from jaxmem.runs import Rectifier, record, train
+from tests.shared.outlier_layers import HIDDEN, batch, parameters
+
+# Two channels at first are outliers by chance, and four from step LOUD on.
+ASKED = {"actions": ["recompute", "compress"], "codecs": "outlier_separated(capacity=2)"}
+LOUD, STEPS = 10, 24
+
+
+def capacities(actions):
+    """The room of each codec that separates outliers."""
+    return {(room.block, room.tag): room.capacity for room in rooms_of(actions)}
+
+
+def build(plan):
+    """A step whose batch says how loud the channels of its one tag are."""
+    policy = jaxmem.remat_policy(plan)
+
+    def step(p, batch):
+        x, loud = batch
+
+        def block(x, p):
+            up = jaxmem.tag(x @ p["up"] * loud, "up", kind="linear") / loud
+            return x + jnp.tanh(up) * up @ p["down"]
+
+        def loss(p):
+            layer = jax.checkpoint(block, policy=policy, prevent_cse=False)
+            return (jax.lax.scan(lambda x, q: (layer(x, q), None), x, p)[0] ** 2).mean()
+
+        value, gradient = jax.value_and_grad(loss)(p)
+        return jax.tree.map(lambda a, g: a - 0.01 * g, p, gradient), {"loss": value}
+
+    return step
+
+
+def data(number):
+    loud = jnp.ones(HIDDEN).at[jnp.arange(2)].set(20.0)
+    return batch(64, seed=number), loud.at[jnp.arange(4)].set(20.0) if number >= LOUD else loud
+
+
+class Waiting(Rectifier):
+    """One whose plans are ready after the step that asked for them, so that rows are the same in
+    each run.
+    """
+
+    def ready(self, number, left):
+        if self._made is not None:
+            self._made.exception()
+        return super().ready(number, left)
+
+
+def rectifier(plan, kind=Waiting, **more):
+    return kind(plan, build, parameters(()), data(1), **({"every": 4} | ASKED | more))
+
+
+def run(out, plan, revising, stop=None, step=None, steps=STEPS, **more):
+    def asked(number):
+        if number == stop:
+            raise KeyboardInterrupt
+        return data(number)
+
+    with record(out, resume=True) as found:
+        more = {"save_every": 0} | more
+        first = lambda: parameters(())
+        state = train(
+            step or plan.step, first, asked, steps=steps, run=found, rectifier=revising, **more
+        )
+        found.summary({"config": "a run"})
+    return state
+
+
+def lines(out, name):
+    return [json.loads(line) for line in (out / name).read_text().splitlines()]
