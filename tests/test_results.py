@@ -552,3 +552,30 @@ def test_what_saving_costs():
     assert quotes(cells[2], found["whole, median"])
     assert values[0] <= 3
     assert quotes(answer("saving cost"), values[0], 1e3 * found["blocks, median"])
+
+
+def test_a_plan_that_is_revised():
+    found = result("rectified")
+    for seed, cells in PAGE["A plan that is revised"].items():
+        one = found["results"][f"trained, {seed}"]
+        kept = one["everything kept"]["loss"]
+        losses = [100 * (one[name]["loss"] / kept - 1) for name in ("first plan", "rectified")]
+        last = max(r["step"] for r in one["rectified"]["decisions"] if r.get("event") == "swap")
+        beyond = one["rectified"]["beyond room"]
+        after = sum(n for step, n in beyond.items() if int(step) > last)
+        taken = one["as planned"]
+        assert quotes(cells[0], len(taken), sum(taken))
+        assert quotes(cells[1].lstrip("+"), losses[0])
+        assert quotes(cells[2].lstrip("+"), losses[1])
+        assert quotes(cells[3], max(beyond.values()))
+        assert quotes(cells[4], after)
+    summary = found["summary"]
+    worst = max(map(abs, summary["loss against everything kept"]["rectified"]["loss"]["by seed"]))
+    assert worst <= 0.005
+    total = sum(summary["plans taken"])
+    assert quotes(answer("come and go").replace("three", "3"), total, 3, 100 * worst)
+    for share, cells in PAGE["A stale plan against a rectified one"].items():
+        row = found["results"][f"stale, {share}"]
+        assert quotes(cells[0], row["ratio"], row["quartiles"][0], row["quartiles"][2])
+        assert quotes(cells[1], row["predicted ratio"])
+    assert summary["throughput between trackings"] >= 0.99
