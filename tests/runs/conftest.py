@@ -1,21 +1,31 @@
-"""The plans that tests of rectifiers begin with."""
+"""What the tests of the loop compare with, and the plans that those of rectifiers begin with."""
 
 import jax
 import pytest
 
 import jaxmem
 from tests.shared.rectified import ASKED, build, data, parameters
+from tests.shared.training import rows, run
 
 
 @pytest.fixture(scope="module")
-def whole():
-    """The step as it is."""
+def whole(tmp_path_factory):
+    """An uninterrupted run of 8 steps: its rows and its last state's digest."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    digest = run(out)
+    return rows(out), digest
+
+
+@pytest.fixture(scope="module")
+def kept():
+    """The plan that keeps everything of the step whose outliers change."""
     with jax.numpy_dtype_promotion("standard"):
         return jaxmem.plan(build, parameters(()), data(1))
 
 
 @pytest.fixture(scope="module")
-def plan(whole):
+def plan(kept):
+    """One that compresses, with room for two outliers."""
     with jax.numpy_dtype_promotion("standard"):
-        budget = int(0.8 * whole.baseline_bytes)
+        budget = int(0.8 * kept.baseline_bytes)
         return jaxmem.plan(build, parameters(()), data(1), budget=budget, **ASKED)

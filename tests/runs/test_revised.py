@@ -121,8 +121,8 @@ def short_of_memory(step, times, taken=False):
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_a_step_that_runs_out_of_memory_is_planned_for_less(tmp_path, whole, taken):
-    plan, calls = whole, []
+def test_a_step_that_runs_out_of_memory_is_planned_for_less(tmp_path, kept, taken):
+    plan, calls = kept, []
     revising = Waiting(plan, build, parameters(()), data(1))
 
     def step(state, x):
