@@ -80,13 +80,17 @@ class Rectifier:
                 f"Rectifier: the plan divides {plan.divided} over devices; expected one that"
                 " divides nothing: leave the rectifier out"
             )
-        self.plan = plan
         self._first = plan
         self._compresses = any(Action(a).compresses for a in asked.get("actions") or ALL)
-        self._budget = plan.budget_bytes  # it falls where a step runs out of memory
         self._again = Replanner(plan, build, args, asked, wrap)
-        self._step: Any = None
         self._watch = Watch(self._again.build, self._again.args, asked.get("codecs"), every)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins with the first plan, whatever an earlier training came to."""
+        self.plan, self._step = self._first, None
+        self._budget = self.plan.budget_bytes  # it falls where a step runs out of memory
+        self._watch.recent = []
         self._rooms: dict[tuple[str, str], int] | None = None  # those that were decided about
         self._made: Made | None = None
         self._pace = Pace()
@@ -199,7 +203,7 @@ class Rectifier:
         self._budget = int(LESS * min(self._budget, self.plan.compiled_bytes))
         first = str(error).splitlines()[0][:300]
         try:
-            plan, step = self._again.now(self._budget, self.counts or None)
+            plan, step = self._again.at_once(self._budget, self.counts or None)
             if plan.places != self.plan.places:
                 raise BudgetError(
                     f"plan: {show_bytes(self._budget)} are met by a plan alone that places states"
@@ -235,25 +239,23 @@ class Rectifier:
         """
         self._watch.recent = [dict(counts) for counts in notes["recent"]]
         self._rooms = rooms(self.counts) if self._watch.recent else None
-        found: tuple[Any, list[Row]] = (None, [])
         if notes["first"] != identity(self._first):
             self._rooms = None
             why = "the run goes on under the plan that it was given, and not its checkpoint's"
             return None, [self._row(number, False, why)]
         self._budget = min(self._budget, notes["budget"])
-        plan = Plan(**file.read(dict(notes["plan"]), "the checkpoint's plan"))
-        if plan.actions != self.plan.actions:
-            try:
-                step = self._again.executable(plan)
-            except Exception as error:
-                self._rooms = None
-                why = f"the checkpoint's plan does not run here: {said(error)}"
-                return None, [self._row(number, False, why)]
-            found = self._swap(number, plan, step, "the checkpoint's plan", for_speed=False)[0], []
-            self._before = None
+        try:
+            plan = Plan(**file.read(dict(notes["plan"]), "the checkpoint's plan"))
+            if plan.actions != self.plan.actions:
+                self._step = self._again.executable(plan)
+                self.plan = plan
+        except Exception as error:
+            self._rooms = None
+            why = f"the checkpoint's plan does not run here: {said(error)}"
+            return None, [self._row(number, False, why)]
         if notes["is_planning"]:
             self._made = self._again.begin(self._budget, self.counts)
-        return found
+        return self._step, []
 
     def close(self) -> None:
         """Lets what is being planned go, once a compile that goes on has ended."""

@@ -76,6 +76,11 @@ class Replanner:
         made = dataclasses.replace(made, microbatches=first.microbatches, batch=first.batch)
         return made, self.executable(made)
 
+    def at_once(self, budget: int, outliers) -> tuple[Plan, Any]:
+        """The same, while the training waits: its arrays have the device."""
+        with beside_training(lambda: False):
+            return self.now(budget, outliers)
+
     def remember(self, plan: Plan, other: Plan, seconds: float, noise: float) -> None:
         """Writes down by how much the steps of a plan for this device took longer than those of
         another, so that later plans of the step are priced by it.

@@ -30,6 +30,8 @@ class Revised:
 
     def __init__(self, rectifier: Rectifier | None, run: Record, steps: int):
         self._rectifier, self._run, self._steps = rectifier, run, steps
+        if rectifier is not None:
+            rectifier.begin()
 
     def look(self, number: int, *args: Any) -> None:
         """Begins to count outliers before a step, where it is due."""

@@ -231,7 +231,23 @@ def test_neither_the_backward_nor_the_update_is_computed():
     assert tracker.bytes > sum(a.nbytes for a in jax.tree.leaves((p, x)))
 
 
-def test_explicit_meshes_and_narrow_types():
+def test_tensors_on_an_explicit_mesh():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    place = jax.NamedSharding(mesh, jax.P(None, None, "d"))
+    x = jax.random.normal(jax.random.key(0), (4, 6, layers.WIDTH))
+
+    def of(plan):
+        block = lambda x: jnp.tanh(jaxmem.tag(jnp.sin(x), "h", kind="norm") * x)
+        checkpointed = jax.checkpoint(block, policy=jaxmem.remat_policy(plan))
+        return lambda x: jax.grad(lambda x: checkpointed(x).sum())(x)
+
+    with jax.set_mesh(mesh):
+        (found,) = tracked(of, jax.device_put(x, place))
+    sums = np.abs(np.sin(np.asarray(x))).sum((0, 1))
+    np.testing.assert_allclose(found.greatest, [(sums.max() - sums.mean()) / sums.std()], rtol=1e-5)
+
+
+def test_narrow_types():
     p, x = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (parameters(), batch()))
     wide = jax.tree.map(lambda a: a.astype(jnp.float64), (p, x))
     (ln,) = (one for one in tracked(build, p, x) if one.tag == "ln")
@@ -241,123 +257,3 @@ def test_explicit_meshes_and_narrow_types():
 def test_a_traced_step_marks_each_tensor_once():
     _, traced = trace(build, Marking(), (parameters(), batch()))
     assert str(traced.jaxpr).count("jaxmem_outliers[") == len(layers.TAGS)
-
-
-def test_a_tensor_that_only_recomputation_reads_is_counted():
-    """What another tag stands for is read by no backward, and may be compressed all the same."""
-
-    def of(plan):
-        def layer(x, p):
-            h = jaxmem.tag(x @ p["up"], "h", kind="linear")
-            return jaxmem.tag(h @ p["down"] + x, "out", kind="residual")
-
-        def loss(p, x):
-            block = jax.checkpoint(layer, policy=jaxmem.remat_policy(plan), prevent_cse=False)
-            out = jax.lax.scan(lambda x, q: (block(x, q), None), x, p)[0]
-            return (jnp.tanh(out) ** 2).mean()
-
-        return lambda p, x: jax.grad(loss)(p, x)
-
-    found = tracked(of, {k: v for k, v in parameters().items() if k != "gain"}, batch())
-    assert {one.tag for one in found} == {"h", "out"}
-
-
-def test_tensors_under_a_checkpoint_of_their_own():
-    def of(plan):
-        def layer(x, p):
-            h = jaxmem.tag(x @ p["up"], "h", kind="linear")
-            return jax.checkpoint(lambda h: jnp.sin(h) * h)(h) @ p["down"] + x
-
-        def loss(p, x):
-            block = jax.checkpoint(layer, policy=jaxmem.remat_policy(plan), prevent_cse=False)
-            return (jax.lax.scan(lambda x, q: (block(x, q), None), x, p)[0] ** 2).mean()
-
-        return lambda p, x: jax.grad(loss)(p, x)
-
-    (found,) = tracked(of, {k: v for k, v in parameters().items() if k != "gain"}, batch())
-    assert (found.tag, len(found.counts)) == ("h", layers.LAYERS)
-
-
-def test_a_gradient_of_each_example_has_tensors_of_its_own():
-    def of(plan):
-        loss = loss_of(plan)
-        return lambda p, x: jax.vmap(jax.grad(loss), (None, 0))(p, x)
-
-    p, x = parameters(), batch(2)
-    found = tracked(of, p, x)
-    each = [oracle(p, part[None]) for part in x]
-    for one in found:  # layer by layer, and in each the examples
-        scores = [of_one[one.tag][i] for i in range(layers.LAYERS) for of_one in each]
-        assert one.counts == tuple(int((z > 3).sum()) for z in scores)
-
-
-def test_codecs_that_were_asked_for_say_what_is_counted():
-    def of(plan):
-        def layer(x, p):
-            return x + jaxmem.tag(jnp.sin(x @ p["up"]), "h") @ p["down"]  # of no kind
-
-        def loss(p, x):
-            block = jax.checkpoint(layer, policy=jaxmem.remat_policy(plan), prevent_cse=False)
-            return (jax.lax.scan(lambda x, q: (block(x, q), None), x, p)[0] ** 2).mean()
-
-        return lambda p, x: jax.grad(loss)(p, x)
-
-    args = {k: v for k, v in parameters().items() if k != "gain"}, batch()
-    with pytest.raises(StepError, match="has no tensor to track"):
-        Tracker(of, args)
-    tracker = Tracker(of, args, "outlier_separated(capacity=1)")
-    (found,) = tracker.read(1, tracker(*args))
-    assert found.tag == "h"
-    with pytest.raises(StepError, match="has no tensor to track"):
-        Tracker(
-            build,
-            args[:0] + (parameters(), batch()),
-            dict.fromkeys(("norm", "linear", "gelu", "residual"), "grouped_symmetric()"),
-        )
-
-
-def test_tensors_of_several_widths_and_empty_ones():
-    def of(plan):
-        def layer(x, p):
-            h = jaxmem.tag(jnp.sin(x @ p["up"]), "h", kind="linear")
-            empty = jaxmem.tag(x[..., :0], "empty", kind="norm").sum()
-            return x + jaxmem.tag(jnp.sin(h @ p["down"]), "h", kind="linear") + empty
-
-        def loss(p, x):
-            block = jax.checkpoint(layer, policy=jaxmem.remat_policy(plan), prevent_cse=False)
-            return (jax.lax.scan(lambda x, q: (block(x, q), None), x, p)[0] ** 2).mean()
-
-        return lambda p, x: jax.grad(loss)(p, x)
-
-    found = tracked(of, {k: v for k, v in parameters().items() if k != "gain"}, batch())
-    widths = {(one.tag, one.channels) for one in found}
-    assert widths == {("h", layers.HIDDEN), ("h", layers.WIDTH), ("empty", 0)}
-
-
-def test_callbacks_are_made_once():
-    said = []
-
-    def of(plan, callback):
-        def layer(x, p):
-            callback(x)
-            return layers.block(x, p)
-
-        return lambda p, x: jax.grad(loss_of(plan, layer))(p, x)
-
-    p, x = parameters(), batch()
-    debugging = lambda x: jax.debug.callback(lambda y: said.append(y), x.sum())
-    found = tracked(lambda plan: of(plan, debugging), p, x)
-    jax.effects_barrier()
-    assert found
-    assert not said
-
-    def reading(plan):
-        def step(p, x):
-            shape = jax.ShapeDtypeStruct((), x.dtype)
-            one = jax.experimental.io_callback(lambda: np.float64(1.0), shape)
-            return jax.grad(loss_of(plan))(p, x * one)
-
-        return step
-
-    with pytest.raises(StepError, match="io_callback, which counting would call once more"):
-        tracked(reading, p, x)

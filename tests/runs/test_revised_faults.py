@@ -185,9 +185,15 @@ def test_a_wrapper_is_kept_when_plans_change(tmp_path, plan):
 def test_a_rectifier_trains_again(tmp_path, plan):
     revising = rectifier(plan)
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "r", plan, revising, stop=14)
-    run(tmp_path / "r", plan, revising)
+        run(tmp_path / "r", plan, revising, stop=19)
     assert capacities(revising.plan.actions) == {("block", "up"): 4}
+    state = run(tmp_path / "r", plan, revising)
+    assert capacities(revising.plan.actions) == {("block", "up"): 4}
+    # Its steps are those of the plan that it had, and of the first plan where it begins anew.
+    again = run(tmp_path / "again", plan, revising)
+    want = run(tmp_path / "whole", plan, rectifier(plan))
+    for found in (state, again):
+        jax.tree.map(np.testing.assert_array_equal, found, want)
 
 
 def test_planning_ends_with_the_training(plan):
