@@ -13,14 +13,9 @@ from jaxmem._outliers.mark import Marking
 from jaxmem._outliers.track import Tracker
 from jaxmem.errors import StepError
 from tests.shared import outlier_layers as layers
-from tests.shared.outlier_layers import batch, build, loss_of, oracle, parameters, same
+from tests.shared.outlier_layers import batch, build, loss_of, oracle, parameters, same, tracked
 
 pytestmark = [pytest.mark.core]
-
-
-def tracked(build, *args, step=5):
-    tracker = Tracker(build, args)
-    return tracker.read(step, tracker(*args))
 
 
 def test_counts_are_those_of_the_tensors():

@@ -9,14 +9,9 @@ import jaxmem
 from jaxmem._outliers.track import Tracker
 from jaxmem.errors import StepError
 from tests.shared import outlier_layers as layers
-from tests.shared.outlier_layers import batch, build, loss_of, oracle, parameters
+from tests.shared.outlier_layers import batch, build, loss_of, oracle, parameters, tracked
 
 pytestmark = [pytest.mark.core]
-
-
-def tracked(build, *args, step=5):
-    tracker = Tracker(build, args)
-    return tracker.read(step, tracker(*args))
 
 
 def test_a_tensor_that_only_recomputation_reads_is_counted():

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxmem
+from jaxmem._outliers.track import Tracker
 
 WIDTH, HIDDEN, LAYERS = 40, 80, 3
 TAGS = ("in", "ln", "up", "act")  # those with outliers to count
@@ -75,3 +76,9 @@ def same(found, expected):
         assert one.counts == tuple(int((z > 3).sum()) for z in scores)
         np.testing.assert_allclose(one.greatest, [z.max() for z in scores], rtol=1e-5)
         assert one.places == tuple(tuple(np.flatnonzero(z > 3)) for z in scores)
+
+
+def tracked(build, *args, step=5):
+    """What is counted of the step that `build` returns."""
+    tracker = Tracker(build, args)
+    return tracker.read(step, tracker(*args))
