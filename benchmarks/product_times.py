@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.shared.results import Report
+from jaxmem._absent.compiler import Compiler
 from jaxmem._jax.export import export_flat
-from jaxmem._xla.deviceless import Compiler
 
 TARGET, CAPABILITY = "h200", 90
 LIBRARY = {"xla_gpu_enable_triton_gemm": False}

@@ -23,11 +23,11 @@ from benchmarks.shared.results import Report
 from experiments.command.load import load
 from experiments.models import registry
 from experiments.steps.accumulate import released_step
+from jaxmem._absent.compiler import Compiler
 from jaxmem._core.assignment import Assignment
 from jaxmem._hlo.products import flops_of
 from jaxmem._hlo.text import Instruction, parse
 from jaxmem._jax.export import export_flat
-from jaxmem._xla.deviceless import Compiler
 from jaxmem._xla.options import HIDING
 
 DEVICES, LAYERS, PERSIST, MICROBATCHES = 8, 8, 2, 2

@@ -19,11 +19,11 @@ from benchmarks.shared.results import Report
 from experiments.command.load import load
 from experiments.models import registry
 from experiments.steps.accumulate import released_step
+from jaxmem._absent.compiler import Compiler
+from jaxmem._compiled.compiled import Compiled
 from jaxmem._core.assignment import Assignment
 from jaxmem._hlo.transfers import fault
 from jaxmem._jax.export import export_flat
-from jaxmem._xla.compiled import Compiled
-from jaxmem._xla.deviceless import Compiler
 
 # config -> the GPU, its compute capability, and the bytes of device and host memory to stay within
 MODELS: dict[str, tuple[str, int, int, int]] = {

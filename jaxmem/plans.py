@@ -3,6 +3,7 @@ targets, pages about plans, and the progress of planning.
 """
 
 from jaxmem._cli.progress import progress as progress
+from jaxmem._compiled.compiled import compiled_bytes as compiled_bytes
 from jaxmem._core.actions import LOSSLESS as LOSSLESS
 from jaxmem._core.actions import Action as Action
 from jaxmem._core.actions import Choice as Choice
@@ -16,4 +17,3 @@ from jaxmem._plan.difference import difference as difference
 from jaxmem._plan.plan import Plan as Plan
 from jaxmem._plan.timeline import Timeline as Timeline
 from jaxmem._report.report import report as report
-from jaxmem._xla.compiled import compiled_bytes as compiled_bytes

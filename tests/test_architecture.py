@@ -25,7 +25,9 @@ LIBRARY = {
     "_device": (),
     "_codecs": (),
     "_hlo": ("_device",),
-    "_xla": ("_device", "_hlo", "_jax"),
+    "_compiled": ("_device", "_hlo", "_jax"),
+    "_absent": ("_compiled", "_device", "_hlo", "_jax"),
+    "_xla": ("_absent", "_compiled", "_device", "_hlo", "_jax"),
     "_tags": ("_codecs",),
     "_solver": (),
     "_plan": ("_codecs", "_states"),
@@ -38,11 +40,21 @@ LIBRARY = {
     "_adama": ("_jax",),
     "_released": ("_jax", "_states", "_stack", "_adama"),
     "_liveness": ("_jax",),
-    "_search": ("_jax", "_device", "_xla", "_liveness", "_profile", "_solver"),
+    "_search": ("_compiled", "_jax", "_device", "_xla", "_liveness", "_profile", "_solver"),
     "_counts": ("_solver", "_states"),
-    "_joint": ("_jax", "_device", "_xla", "_liveness", "_states", "_released", "_counts"),
+    "_joint": (
+        "_compiled",
+        "_jax",
+        "_device",
+        "_xla",
+        "_liveness",
+        "_states",
+        "_released",
+        "_counts",
+    ),
     "_outcome": ("_device", "_solver", "_search", "_states", "_counts", "_joint", "_plan"),
     "_planner": (
+        "_compiled",
         "_jax",
         "_device",
         "_xla",
@@ -60,6 +72,7 @@ LIBRARY = {
     "_hand": ("_device", "_profile", "_xla", "_solver", "_search", "_plan", "_outcome", "_planner"),
     "_memory": (),
     "_explain": (
+        "_compiled",
         "_jax",
         "_device",
         "_hlo",
@@ -81,7 +94,7 @@ LIBRARY = {
 # Public modules, which only users, `_public`, `_cli` and the package itself import.
 FACES = ("codecs", "layers", "ops", "plans", "runs", "cli", "_public", "__main__")
 ABOVE = ("_cli", *FACES)  # may import everything of the library
-KERNELS = {"_jax", "_codecs", "_xla", "_device", "_liveness"}  # packages that use jaxmem_kernels
+KERNELS = {"_jax", "_codecs", "_absent", "_device", "_liveness"}  # packages that use jaxmem_kernels
 
 EXPERIMENTS = {
     "errors": (),

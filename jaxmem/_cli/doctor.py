@@ -6,10 +6,11 @@ import shutil
 import sys
 from collections.abc import Mapping
 
+from jaxmem._absent.wheels import install_command, plugin_command, require_wheels
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.database import check, default_path, usage
 from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
-from jaxmem._xla.wheels import install_command, plugin_command, require_wheels
+from jaxmem._device.target import Target
 from jaxmem.errors import TargetError
 
 PACKAGES = (
@@ -204,7 +205,7 @@ def _deviceless() -> Check:
     becomes the remedy.
     """
     try:
-        require_wheels("h200")
+        require_wheels(Target.parse("h200"))
     except TargetError:
         return Check("plans for GPUs that are not there", "no compiler", plugin_command(), "note")
     return Check(

@@ -10,12 +10,12 @@ from jaxmem._cli.output import check_outputs, print_json, say
 from jaxmem._core import database
 from jaxmem._core.bytes import show_bytes
 from jaxmem._device.calibrate import calibrate as write_rates
-from jaxmem._device.gpus import GPUS
+from jaxmem._device.chips import CHIPS
 from jaxmem._device.target import Target
 
 
 def targets(args: argparse.Namespace) -> int:
-    found = [Target.parse(name) for name in GPUS]
+    found = [Target.parse(name) for name in CHIPS]
     if args.json:
         print_json([dataclasses.asdict(t) for t in found])
         return 0

@@ -1,15 +1,27 @@
-"""Silences the traceback that JAX logs when its CUDA plugin is installed on a machine without a
-GPU.
+"""Silences what JAX's plugins print on a machine that has none of their devices: they are installed
+there to compile for devices that are elsewhere.
 """
 
+import glob
 import logging
 import os
 
+# What libtpu reads of a TPU's own machine. Told it, it asks nobody, and prints no errors.
+LIBTPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-1",  # any: a topology that is compiled for names its own
+}
+
 
 def quiet_plugin_noise() -> None:
-    """Drops the CUDA plugin's traceback from JAX's log, on a machine that has no driver. Where
-    there is one, the traceback tells of a defect, and stays.
+    """Drops the CUDA plugin's traceback from JAX's log, on a machine that has no driver, and has
+    libtpu not look for its machine where there is no TPU. Where there are devices, what plugins
+    print tells of a defect, and stays.
     """
+    if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/*"):
+        for name, value in LIBTPU.items():
+            os.environ.setdefault(name, value)
     if any(
         os.path.exists(path)
         # a driver's files on Linux, and on Windows' subsystem for Linux (dxg)
@@ -22,4 +34,7 @@ def quiet_plugin_noise() -> None:
 
 
 def _is_worth_reading(record: logging.LogRecord) -> bool:
-    return "Jax plugin configuration error" not in record.getMessage()
+    said = record.getMessage()
+    return "Jax plugin configuration error" not in said and not (
+        "Unable to initialize backend 'tpu'" in said and "No jellyfish device" in said
+    )

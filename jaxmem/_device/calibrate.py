@@ -8,7 +8,7 @@ import os
 import pathlib
 
 from jaxmem._core.files import read_json, write_json
-from jaxmem._device.gpus import GPUS, gpu_of_kind
+from jaxmem._device.chips import CHIPS, chip_of_kind
 from jaxmem._device.rates import MEASURED, NAMES, WAYS
 from jaxmem._device.rates import datasheet as rates_by_datasheet
 from jaxmem.errors import TargetError
@@ -69,10 +69,10 @@ def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -
             " --small"
         )
     kind = data.get("device")
-    gpu = gpu_of_kind(kind) if isinstance(kind, str) else None
+    gpu = chip_of_kind(kind) if isinstance(kind, str) else None
     if gpu is None:
         raise TargetError(
-            f"calibrate: {str(path)!r} is of device {kind!r}; expected one of {', '.join(GPUS)}:"
+            f"calibrate: {str(path)!r} is of device {kind!r}; expected one of {', '.join(CHIPS)}:"
             " add it to jaxmem/_device/gpus.py"
         )
     sheet = rates_by_datasheet(gpu)

@@ -8,7 +8,6 @@ p4de, 3200 for 8 of p5, p5en and p6; a desktop's is 10).
 """
 
 import dataclasses
-import re
 
 GiB, MiB, KiB = 2**30, 2**20, 2**10
 
@@ -39,6 +38,7 @@ class Gpu:
     # error
     priced: bool
     source: str  # the datasheet of the rates; the instance or machine of the host memory
+    platform = "cuda"
 
     @property
     def compute_capability(self) -> int:
@@ -94,13 +94,6 @@ _TABLE = (
 )
 # fmt: on
 GPUS = {gpu.name: gpu for gpu in _TABLE}
-
-
-def gpu_of_kind(kind: str) -> Gpu | None:
-    """Returns the table's entry for a device's own description, such as 'NVIDIA A100-SXM4-40GB', or
-    None for an unknown one.
-    """
-    return next((gpu for gpu in GPUS.values() if re.search(gpu.matches, kind)), None)
 
 
 def target_config(gpu: Gpu) -> str:

@@ -1,5 +1,5 @@
-"""Gives a GPU's rates: measured ones where a check has left them (`measured/NAME.json`), else its
-datasheet's.
+"""Gives a device's rates: measured ones where a check has left them (`measured/NAME.json`), else
+its datasheet's.
 """
 
 import dataclasses
@@ -7,7 +7,7 @@ import json
 import pathlib
 from typing import Any
 
-from jaxmem._device.gpus import Gpu
+from jaxmem._device.chips import Chip
 
 LINK_EFFICIENCY = 0.8  # of the PCIe line's rate: about what pinned copies reach
 CODEC_EFFICIENCY = 0.8  # of the memory's: what codecs' kernels are written for; not measured
@@ -37,28 +37,28 @@ NAMES = tuple(f.name for f in dataclasses.fields(Rates))
 WAYS = "link_to_device", "link_to_host"
 
 
-def datasheet(gpu: Gpu) -> Rates:
-    """Returns the rates by the GPU's datasheet, with estimates of what copies and codecs reach."""
-    link, codec = LINK_EFFICIENCY * gpu.pcie, CODEC_EFFICIENCY * gpu.bandwidth
-    return Rates(gpu.bandwidth, gpu.flops_16bit, gpu.flops_f32, link, codec)
+def datasheet(chip: Chip) -> Rates:
+    """Returns the rates by the chip's datasheet, with estimates of what copies and codecs reach."""
+    link, codec = LINK_EFFICIENCY * chip.pcie, CODEC_EFFICIENCY * chip.bandwidth
+    return Rates(chip.bandwidth, chip.flops_16bit, chip.flops_f32, link, codec)
 
 
-def rates_of(gpu: Gpu) -> Rates:
-    """Returns the rates that plans for this GPU are priced by."""
-    found = _measured(gpu)
-    return Rates(*(float(found[name]) for name in NAMES)) if found else datasheet(gpu)
+def rates_of(chip: Chip) -> Rates:
+    """Returns the rates that plans for this chip are priced by."""
+    found = _measured(chip)
+    return Rates(*(float(found[name]) for name in NAMES)) if found else datasheet(chip)
 
 
-def link_ways(gpu: Gpu) -> tuple[float, float] | None:
+def link_ways(chip: Chip) -> tuple[float, float] | None:
     """Returns the host link's rates to the device and to the host, None where no check measured
     both.
     """
-    found = _measured(gpu)
+    found = _measured(chip)
     there, back = (found.get(way) for way in WAYS)
     return None if there is None or back is None else (float(there), float(back))
 
 
-def _measured(gpu: Gpu) -> dict[str, Any]:
+def _measured(chip: Chip) -> dict[str, Any]:
     """What a check left, empty where none did."""
-    path = MEASURED / f"{gpu.name}.json"
+    path = MEASURED / f"{chip.name}.json"
     return json.loads(path.read_text()) if path.exists() else {}

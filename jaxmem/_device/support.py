@@ -77,7 +77,8 @@ def misreading(platform: str) -> str | None:
     wrong offsets in a loop; None of one whose programs do not.
     """
     version = installed("jaxlib") or "0"
-    return version if platform != "cpu" and release(version) < HOST_OFFSETS_SINCE else None
+    on_gpu = platform not in ("cpu", "tpu")
+    return version if on_gpu and release(version) < HOST_OFFSETS_SINCE else None
 
 
 def unrolled_obstacle(target: Target) -> str | None:

@@ -1,4 +1,4 @@
-"""Describes what a step is planned for: the device at hand, or a named GPU that need not be
+"""Describes what a step is planned for: the device at hand, or a named GPU or TPU that need not be
 there.
 """
 
@@ -8,8 +8,10 @@ import os
 import pathlib
 import re
 
-from jaxmem._device.gpus import GPUS, Gpu, gpu_of_kind
+from jaxmem._device.chips import CHIPS, Chip, chip_of_kind
+from jaxmem._device.gpus import GPUS, Gpu
 from jaxmem._device.rates import LINK_EFFICIENCY, link_ways, rates_of
+from jaxmem._device.tpus import TPUS, Topology, Tpu, topology_of
 from jaxmem.errors import TargetError
 
 USABLE_FRACTION = 0.95
@@ -22,8 +24,9 @@ class Target:
 
     `usable_bytes` is what a program may use. For a named GPU that is 95 % of what the driver
     reports: the rest is taken by the CUDA context, by libraries and by fragmentation. JAX itself
-    takes only 75 % unless `XLA_PYTHON_CLIENT_MEM_FRACTION=.95` is set. For `local` it is what the
-    runtime says (GPU, TPU), or 90 % of the memory that the machine or its container has (CPU).
+    takes only 75 % unless `XLA_PYTHON_CLIENT_MEM_FRACTION=.95` is set. For a named TPU it is what
+    libtpu's compiler lets a program take. For `local` it is what the runtime says (GPU, TPU), or
+    90 % of the memory that the machine or its container has (CPU).
 
     Rates are measured ones where `jaxmem calibrate` has left them, else the datasheet's; then
     `link` is 80 % of the PCIe line's, each way, about what pinned copies reach. Where a check
@@ -31,7 +34,7 @@ class Target:
     `link_ways`. For a local CPU, rates are rough estimates; times there are measured anyway.
     """
 
-    name: str  # "local", or a GPU's name
+    name: str  # "local", or a GPU's or TPU's name
     kind: str  # the device's own description
     platform: str  # "cpu" | "cuda" | "rocm" | "tpu"
     devices: int
@@ -42,22 +45,35 @@ class Target:
     flops_f32: float  # float32 products
     link: float  # host link, B/s each way
     host_bytes: int  # host memory for offloaded tensors
-    cores: int  # multiprocessors of a GPU, cores of a CPU
+    cores: int  # multiprocessors of a GPU, tensor cores of a TPU, cores of a CPU
     link_ways: tuple[float, float] | None = None  # B/s to the device and to the host, if measured
     peers: float = 0.0  # B/s each way of a ring over all devices: what copies between them reach
     hosts: int = 1  # among which the devices are divided evenly
+    shape: tuple[int, ...] = ()  # a TPU's chips along each axis of its topology
+
+    @property
+    def chip(self) -> Chip | None:
+        """The table's entry for a named device, None for `local`."""
+        return None if self.local else CHIPS[self.name]
 
     @property
     def gpu(self) -> Gpu | None:
-        """The table's entry for a named GPU, None for `local`."""
-        return None if self.local else GPUS[self.name]
+        """The table's entry for a named GPU, None for others."""
+        return None if self.local else GPUS.get(self.name)
+
+    @property
+    def topology(self) -> Topology | None:
+        """How the chips of a named TPU are wired; None for others."""
+        return None if self.local or not self.shape else Topology(TPUS[self.name], self.shape)
 
     @property
     def compute_capability(self) -> int | None:
-        """A named GPU's compute capability, such as 90; None for `local`."""
+        """A named GPU's compute capability, such as 90; None for others."""
         return None if self.gpu is None else self.gpu.compute_capability
 
     def __str__(self) -> str:
+        if self.topology is not None:
+            return self.name if self.topology.chips == 1 else self.topology.name
         if self.local or self.devices == 1:
             return self.name
         each = f"{self.name}:{self.devices // self.hosts}"
@@ -66,10 +82,11 @@ class Target:
     @classmethod
     def parse(cls, target: "str | Target") -> "Target":
         """Reads `local`, the name of a GPU, `name:N` for N of them on one host, or `name:NxH` for N
-        on each of H hosts.
+        on each of H hosts; the name of a TPU, `name:N` for a slice of N chips, or `name:AxB` and
+        `name:AxBxC` for one of so many chips along each axis.
 
         Raises:
-          TargetError: an unknown name or a count that is not a whole number of at least 1.
+          TargetError: an unknown name, or a number or topology that there is not.
         """
         if isinstance(target, Target):
             return target
@@ -80,6 +97,13 @@ class Target:
         name, colon, count = target.strip().lower().partition(":")
         if name == "local" and not colon:
             return _local()
+        if name in TPUS and (count or not colon):
+            try:
+                return _named_tpu(topology_of(TPUS[name], count))
+            except ValueError as error:
+                raise TargetError(
+                    f"`target` {target!r}: {count!r} is no topology of {name!r}; expected {error}"
+                ) from None
         if name not in GPUS:
             raise TargetError(_unknown(target, name))
         if colon and not re.fullmatch("0*[1-9][0-9]*(x0*[1-9][0-9]*)?", count):
@@ -94,7 +118,8 @@ class Target:
 
 _EXPECTED = (
     f"expected 'local', one of {', '.join(GPUS)}, or one of these with ':N' for N devices of one"
-    " host, or ':NxH' for N on each of H hosts"
+    f" host, or ':NxH' for N on each of H hosts; or one of {', '.join(TPUS)}, or one of these with"
+    " ':N' for N chips, or a topology such as ':4x4'"
 )
 
 
@@ -113,8 +138,8 @@ def _unknown(target: str, name: str) -> str:
             " JAX sees here"
         )
     # "a100" is the beginning of two names: all of them are offered, before those spelled alike.
-    longer = [known for known in GPUS if name and known.startswith(name)]
-    near = longer or difflib.get_close_matches(name, GPUS, n=1, cutoff=0.3)
+    longer = [known for known in CHIPS if name and known.startswith(name)]
+    near = longer or difflib.get_close_matches(name, CHIPS, n=1, cutoff=0.3)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     return f"`target` {target!r} is not known{hint} {_EXPECTED[0].upper()}{_EXPECTED[1:]}"
 
@@ -142,6 +167,28 @@ def _named(gpu: Gpu, each: int, hosts: int) -> Target:
     )
 
 
+def _named_tpu(topology: Topology) -> Target:
+    tpu, rates = topology.tpu, rates_of(topology.tpu)
+    return Target(
+        name=tpu.name,
+        kind=tpu.description,
+        platform="tpu",
+        devices=topology.devices,
+        local=False,
+        usable_bytes=tpu.memory_bytes,
+        bandwidth=rates.bandwidth,
+        matmul_flops=rates.flops_16bit,
+        flops_f32=rates.flops_f32,
+        link=rates.link,
+        host_bytes=tpu.host_bytes,
+        cores=tpu.cores,
+        link_ways=link_ways(tpu),
+        peers=LINK_EFFICIENCY * topology.ring,
+        hosts=topology.hosts,
+        shape=topology.shape,
+    )
+
+
 def _local() -> Target:
     """The devices that JAX has here. Raises TargetError if they do not report their memory."""
     import jax
@@ -162,9 +209,10 @@ def _local() -> Target:
                 f" by name: {_EXPECTED}"
             )
         # An unknown device gets modest rates. They matter little, since times are measured.
-        gpu = gpu_of_kind(device.device_kind) or GPUS["a10g"]
-        rates, ways, cores = rates_of(gpu), link_ways(gpu), gpu.cores
-        peers = LINK_EFFICIENCY * gpu.peers
+        modest: Chip = TPUS["v2"] if device.platform == "tpu" else GPUS["a10g"]
+        chip = chip_of_kind(device.device_kind) or modest
+        rates, ways, cores = rates_of(chip), link_ways(chip), chip.cores
+        peers = LINK_EFFICIENCY * (chip.link if isinstance(chip, Tpu) else chip.peers)
         bandwidth, matmul, f32, link = (
             rates.bandwidth,
             rates.flops_16bit,

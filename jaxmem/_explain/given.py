@@ -4,13 +4,13 @@ places them.
 
 import dataclasses
 
+from jaxmem._compiled.compiled import Compiled
 from jaxmem._explain.names import Arguments
 from jaxmem._hlo.held import Peak
 from jaxmem._joint.steps import PlacedSteps
 from jaxmem._plan.plan import Plan
 from jaxmem._states.places import Places
 from jaxmem._xla.backend import Backend
-from jaxmem._xla.compiled import Compiled
 from jaxmem.errors import PlanFileError
 
 

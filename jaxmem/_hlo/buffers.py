@@ -9,7 +9,7 @@ those of xla/service/hlo.proto.
 
 import bisect
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from jaxmem._hlo.assignment import (
     Assignment,
@@ -20,15 +20,17 @@ from jaxmem._hlo.assignment import (
 )
 from jaxmem._hlo.held import POINTS, Held, History, Life, Peak
 from jaxmem._hlo.module import Module, Place
-from jaxmem._hlo.proto import read
+from jaxmem._hlo.proto import Message, read
 from jaxmem.errors import StepError
 
 _HOST_SPACE = 5  # xla::Layout::kHostMemorySpace
 
 
-def peak(hlo_proto: bytes) -> Peak:
+def peak(hlo_proto: bytes, leave_out: Callable[[Message], bool] = lambda _: False) -> Peak:
     """Returns what each allocation of the step in a serialized `HloProto` holds, constants and
     thread-local memory left out.
+
+    leave_out: whether an allocation is in a memory that no budget is about.
 
     Device bytes add up to temp + arguments + outputs - aliased of the step's memory analysis.
     Raises StepError if the bytes are no such message, or lack its module or its buffer assignment.
@@ -38,6 +40,7 @@ def peak(hlo_proto: bytes) -> Peak:
         module, assignment = Module(message.message(1)), Assignment(message.message(3))
         if not (module.instructions and assignment.allocations):
             raise ValueError("there is no module or no buffer assignment in it")
+        assignment.allocations = [a for a in assignment.allocations if not leave_out(a)]
         return _peak(module, assignment, schedule(message.message(1), module))
     except (ValueError, KeyError, IndexError) as error:
         raise StepError(

@@ -20,6 +20,9 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")  # its name, an
 _OPCODE = re.compile(r"[ )]([a-z][\w\-]*)\(")  # after the result's type
 # f32[8,4]{1,0:T(8,128)S(5)}: dtype, dimensions and layout; memory space 5 is the host's
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
+HOST = 5  # the memory space
+_SPACE = re.compile(r"S\((\d+)\)")
+_TILE = re.compile(r"([\d,]*):T\(([\d,]+)\)")  # axes, and the outermost tile
 _NAME = re.compile(r"%?([A-Za-z_][\w.\-]*)(?:,|$)")  # one of names between commas
 _OP = re.compile(r'op_name="([^"]*)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
@@ -34,16 +37,45 @@ _ITEM_BYTES = {"bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32
 class Array:
     """The type of a value; of a tuple's, where an instruction has several results, one of them.
 
-    host: whether it lies in host memory.
+    layout: as XLA writes it, such as "1,0:T(8,128)(2,1)S(1)": the axes with the minor one first, on
+      a TPU the tiles that the array is padded to, and the memory space where it is not the device's
+      own.
     """
 
     dtype: str
     shape: tuple[int, ...]
-    host: bool = False
+    layout: str = ""
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * _ITEM_BYTES.get(self.dtype, 1)
+
+    @property
+    def tiled_bytes(self) -> int:
+        """Bytes with what the array's tiles pad."""
+        if not (found := _TILE.match(self.layout)):
+            return self.nbytes
+        axes = [int(k) for k in found[1].split(",") if k]
+        tile = [int(k) for k in found[2].split(",")]
+        sides = [self.shape[k] for k in axes] + [1] * len(tile)  # the minor one first
+        for k, least in enumerate(reversed(tile)):
+            sides[k] = -(-sides[k] // least) * least
+        return math.prod(sides) * _ITEM_BYTES.get(self.dtype, 1)
+
+    @property
+    def space(self) -> int:
+        """The number of its memory space: 0 is the device's own."""
+        return int(m[1]) if (m := _SPACE.search(self.layout)) else 0
+
+    @property
+    def host(self) -> bool:
+        """Whether it lies in host memory."""
+        return self.space == HOST
+
+    @property
+    def on_core(self) -> bool:
+        """Whether it lies in memory of a core, on a TPU."""
+        return self.space not in (0, HOST)
 
 
 NOTHING = Array("", ())
@@ -160,7 +192,7 @@ def _instruction(name: str, body: str, arrays: dict[str, Array]) -> Instruction:
     called = _OPCODE.search(body)
     types = body[: called.start()] if called else body
     results = tuple(
-        Array(dtype, tuple(int(d) for d in dims.split(",") if d), "S(5)" in layout)
+        Array(dtype, tuple(int(d) for d in dims.split(",") if d), layout)
         for dtype, dims, layout in _ARRAY.findall(types)
     )
     if not called:

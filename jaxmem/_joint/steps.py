@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
+from jaxmem._compiled.compiled import Compiled
 from jaxmem._core.assignment import Assignment
 from jaxmem._counts.layer import States
 from jaxmem._jax.step import trace
@@ -23,7 +24,6 @@ from jaxmem._states.places import HOST, Places
 from jaxmem._states.stacks import masters_of
 from jaxmem._states.within import opened
 from jaxmem._xla.backend import Backend
-from jaxmem._xla.compiled import Compiled
 from jaxmem.errors import StepError
 
 

@@ -116,7 +116,7 @@ def _every_sharding(build, args, backend: Backend, limits: Limits, allowed: Allo
     released, _ = opened(build(None))
     accumulates = not isinstance(getattr(released, "optimizer", None), Direct)
     # XLA schedules by prices where it has them.
-    beside = GATHERED_BESIDE if target.gpu is not None and target.gpu.priced else LESS_BESIDE
+    beside = GATHERED_BESIDE if target.chip is not None and target.chip.priced else LESS_BESIDE
     found, refused = [], None
     # Other optimizers than AdamA gather by layer whatever they are told.
     for how in DIVIDED if accumulates else (NOTHING, LAYERS):

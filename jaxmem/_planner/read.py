@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jaxmem._blocks.policies import check_plan_is_passed_on
+from jaxmem._compiled.compiled import check_arguments
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
@@ -22,7 +23,6 @@ from jaxmem._search.compile import StepCompiler
 from jaxmem._search.history import History
 from jaxmem._search.trials import Limits
 from jaxmem._xla.backend import Backend
-from jaxmem._xla.compiled import check_arguments
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,13 +11,13 @@ import statistics
 import time
 from collections.abc import Sequence
 
+from jaxmem._compiled.compiled import Compiled
 from jaxmem._core.actions import Action, Actions, Choice
 from jaxmem._core.database import Timing
 from jaxmem._jax.jaxpr import text_of
 from jaxmem._profile.times import due
 from jaxmem._search.compile import CompiledStep
 from jaxmem._xla.backend import Backend
-from jaxmem._xla.compiled import Compiled
 
 MOST = 48  # how many of the latest compiles are recalled
 

@@ -16,6 +16,14 @@ from typing import Any, Self, TypeVar
 import jax
 from jax import export
 
+from jaxmem._absent.compiler import Compiler
+from jaxmem._compiled.compiled import (
+    Compiled,
+    check_arguments,
+    check_transfers,
+    compile_dumped,
+    read_compiled,
+)
 from jaxmem._core.database import Database, Timing
 from jaxmem._core.warn import warn
 from jaxmem._device.rates import rates_of
@@ -25,14 +33,6 @@ from jaxmem._hlo.held import Peak
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.job import Job
 from jaxmem._jax.step import described
-from jaxmem._xla.compiled import (
-    Compiled,
-    check_arguments,
-    check_transfers,
-    compile_dumped,
-    read_compiled,
-)
-from jaxmem._xla.deviceless import Compiler
 from jaxmem._xla.link import measured_link
 from jaxmem._xla.options import options_of
 from jaxmem._xla.pricing import Pricing
@@ -155,7 +155,8 @@ class Local(Backend):
 
 
 class Deviceless(Backend):
-    """A GPU that is not there: child processes compile for it. For some GPUs XLA estimates times.
+    """A GPU or TPU that is not there: child processes compile for it. For TPUs, and for some GPUs,
+    times are estimated from what XLA fuses.
 
     The same program always compiles to the same bytes, so a compile's result is stored under the
     program's own text, and planning the same step again costs no compile.
@@ -168,7 +169,7 @@ class Deviceless(Backend):
         super().__init__(target, database)
         self._compiler = Compiler(target, workers=workers)
         self._told = False  # whether the user was warned of idle devices
-        self.source = "xla" if target.gpu is not None and target.gpu.priced else "roofline"
+        self.source = "xla" if target.chip is not None and target.chip.priced else "roofline"
 
     def __exit__(self, *_) -> None:
         self._compiler.close()
@@ -176,7 +177,7 @@ class Deviceless(Backend):
     @property
     def device(self) -> str:
         # Estimates rest on the target's rates, which a calibration changes.
-        rates = rates_of(self.target.gpu) if self.target.gpu else ""
+        rates = rates_of(self.target.chip) if self.target.chip else ""
         return f"{super().device} {READING} {rates}"
 
     def compile(self, stage, traced) -> "concurrent.futures.Future[Built]":
@@ -220,7 +221,9 @@ class Deviceless(Backend):
         futures = []  # all are handed in before the first is waited for: workers share them
         for job in jobs:
             exported, donated = self._export(job.trace())
-            futures.append(self._compiler.submit(exported, donated=donated))
+            # A TPU's costs are known once buffers are assigned; code says nothing of them.
+            assigned = self.target.platform == "tpu"
+            futures.append(self._compiler.submit(exported, donated=donated, assigned=assigned))
         found = [future.result().xla_seconds for future in futures]
         times = [Timing(seconds) for seconds in found if seconds is not None]
         # Times of different sources do not compare: all come from XLA, or none does.

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from jaxmem._compiled.compiled import Compiled
 from jaxmem._device.target import Target, free_bytes
 from jaxmem._jax.rewrite import equations
-from jaxmem._xla.compiled import Compiled
 from jaxmem._xla.timing import sample
 
 LEAST, MOST = 2, 30  # rounds

@@ -3,9 +3,10 @@ import dataclasses
 import jax
 import pytest
 
-from jaxmem._device.gpus import GPUS, gpu_of_kind, target_config
+from jaxmem._absent.process import child_environment
+from jaxmem._device.chips import chip_of_kind
+from jaxmem._device.gpus import GPUS, target_config
 from jaxmem._device.target import Target, host_memory_bytes
-from jaxmem._xla.process import child_environment
 from jaxmem.errors import TargetError
 
 
@@ -23,7 +24,7 @@ def test_named_target_is_the_tables(name):
     assert target.matmul_flops > target.flops_f32 > 1e12
     assert target.bandwidth > 10 * target.link > 1e11
     assert target.host_bytes >= 16 * 2**30
-    assert gpu_of_kind(gpu.description) is gpu
+    assert chip_of_kind(gpu.description) is gpu
     assert target.gpu is gpu
 
 
@@ -87,7 +88,7 @@ def test_unknown_targets_say_what_is_known(text, match):
     ],
 )
 def test_device_kinds(kind, name):
-    assert gpu_of_kind(kind) == GPUS.get(name)
+    assert chip_of_kind(kind) == GPUS.get(name)
 
 
 def test_local_cpu_is_this_machine():

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem_kernels as jk
 from jaxmem import codecs
+from jaxmem._absent.worker import deviceless_devices
 from jaxmem._device.gpus import GPUS, target_config
-from jaxmem._xla.worker import deviceless_devices
 
 SHAPE = (8, 512, 2048)
 SPECS = {

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxmem._compiled.compiled import Compiled
 from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.bytes import show_bytes
 from jaxmem._device.target import Target
@@ -19,7 +20,6 @@ from jaxmem._search.compile import CompiledStep
 from jaxmem._search.search import Found
 from jaxmem._search.trials import Limits, Trial, Trials
 from jaxmem._solver.cost import evaluate
-from jaxmem._xla.compiled import Compiled
 from tests.shared.profiles import INT4, chain, profile
 
 pytestmark = pytest.mark.core

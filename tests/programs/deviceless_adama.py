@@ -14,10 +14,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
+from jaxmem._absent.worker import deviceless_devices
 from jaxmem._device.gpus import target_config
 from jaxmem._device.target import Target
 from jaxmem._hlo.text import executed
-from jaxmem._xla.worker import deviceless_devices
 from tests.shared import tiny_lm
 
 OPCODES = (

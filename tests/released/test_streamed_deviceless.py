@@ -11,13 +11,13 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jaxmem
+from jaxmem._absent.compiler import Compiler
 from jaxmem._core.assignment import Assignment
 from jaxmem._device.target import Target
 from jaxmem._hlo.transfers import fault
 from jaxmem._jax.export import export_flat
 from jaxmem._states.store import counted, fetch, put
 from jaxmem._xla.backend import Deviceless
-from jaxmem._xla.deviceless import Compiler
 from jaxmem.errors import StepError
 from tests.shared import tiny_lm
 from tests.shared.marks import slow

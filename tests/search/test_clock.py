@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
+from jaxmem._compiled.compiled import Compiled
 from jaxmem._core.actions import KEEP, OFFLOAD, REST
 from jaxmem._device.target import Target
 from jaxmem._search.clock import clock_of
 from jaxmem._search.compile import CompiledStep
 from jaxmem._search.trials import Limits, Trial, Trials
 from jaxmem._solver.cost import evaluate
-from jaxmem._xla.compiled import Compiled
 from tests.shared.profiles import INT4, chain, profile
 
 pytestmark = pytest.mark.core

@@ -6,13 +6,15 @@ is closed waits for another compiler of the same target and environment, and eac
 only once. Programs, bytes and estimates are the same (tests/xla/test_quick_compiles.py).
 """
 
+import json
 import os
 import pathlib
 import threading
 
 import pytest
 
-from jaxmem._xla import deviceless, process
+from jaxmem._absent import compiler as deviceless
+from jaxmem._absent import process
 
 Process, child_environment = process.Process, process.child_environment
 MOST = 3  # of those that wait; the others are ended
@@ -83,7 +85,7 @@ class Lent:
         if self._process is None:
             own = child_environment(os.environ).items()
             environment = frozenset((k, v) for k, v in own if k not in OF_TESTS)
-            self._key = header["target_config"], header["devices"], environment
+            self._key = json.dumps(header["device"]), environment
             one = self._pool.take(self._key)
             with self._lock:
                 self._process = one

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
+from jaxmem._absent.compiler import Compiler
+from jaxmem._absent.process import child_environment
+from jaxmem._compiled.compiled import compile_dumped
 from jaxmem._core.labels import ranges
 from jaxmem._hlo.buffers import peak
 from jaxmem._jax.export import export_flat
-from jaxmem._xla.compiled import compile_dumped
-from jaxmem._xla.deviceless import Compiler
-from jaxmem._xla.process import child_environment
 from tests.programs.offloaded_stack import BATCH, LAYERS, SEQUENCE, WIDTH
 from tests.shared import children, models
 

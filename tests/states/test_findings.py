@@ -19,11 +19,11 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
+from jaxmem._absent.compiler import Compiler
 from jaxmem._hlo.transfers import fault
 from jaxmem._jax.arguments import on_host
 from jaxmem._jax.export import export_flat
 from jaxmem._states.store import after, counted, fetch, put
-from jaxmem._xla.deviceless import Compiler
 from jaxmem.errors import StepError
 from tests.shared import children
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxmem._xla.deviceless import Compiler
+from jaxmem._absent.compiler import Compiler
 
 
 @pytest.fixture(scope="module")

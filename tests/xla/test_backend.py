@@ -10,13 +10,13 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jaxmem
+from jaxmem._compiled.compiled import Compiled
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database
 from jaxmem._device.target import Target
 from jaxmem._jax.job import Job
 from jaxmem._jax.step import trace
 from jaxmem._xla.backend import Deviceless
-from jaxmem._xla.compiled import Compiled
 from jaxmem.errors import JaxmemWarning, TargetError
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
@@ -31,7 +31,7 @@ class Answers:
     def __init__(self, target, workers):
         self.target = target
 
-    def submit(self, exported, *, donated=(), options=None):
+    def submit(self, exported, *, donated=(), options=None, assigned=False):
         self.asked.append(str(self.target))
         future = concurrent.futures.Future()
         future.set_result(ANSWER)

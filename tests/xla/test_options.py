@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType
 
+from jaxmem._absent.compiler import Compiler
 from jaxmem._jax.export import export_flat
 from jaxmem._states.store import counted, fetch
-from jaxmem._xla.deviceless import Compiler
 from jaxmem._xla.options import HIDING, options_of
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]

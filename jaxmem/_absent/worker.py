@@ -1,40 +1,24 @@
-"""The compiling process: reads exported steps from stdin, compiles each for a GPU that is not
-there, answers on stdout.
+"""The compiling process: reads exported steps from stdin, compiles each for a device that is
+not there, answers on stdout.
 
-Run by `jaxmem/_xla/deviceless.py` as `python -m jaxmem._xla.worker`, with `JAX_PLATFORMS=cpu`.
+Run by `jaxmem/_absent/compiler.py` as `python -m jaxmem._absent.worker`, with `JAX_PLATFORMS=cpu`.
 """
 
-import dataclasses
 import os
 import queue
 import sys
 import threading
-import time
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxmem._device.rates import Rates
-from jaxmem._hlo.buffers import peak
+from jaxmem._absent import gpu, tpu
+from jaxmem._absent.wire import read_message, write_message
 from jaxmem._jax.arguments import on_host
-from jaxmem._xla.compiled import compile_dumped, read_compiled
-from jaxmem._xla.wire import read_message, write_message
 
-# XLA writes its estimates into the program's text; the program is the same.
-COST_OPTIONS = {"xla_gpu_collect_cost_model_stats": True}
-
-
-def deviceless_devices(config: str, count: int) -> list[Any]:
-    """Returns `count` devices of one host, of the kind that `config` describes (a
-    `GpuTargetConfigProto` in text form).
-    """
-    topology = topologies.get_topology_desc(
-        platform="cuda", topology_name="cuda", topology=f"1x1x{count}", target_config=config
-    )
-    return list(topology.devices)
+KINDS: dict[str, Any] = {"cuda": gpu, "tpu": tpu}
 
 
 def deviceless_mesh(devices: list[Any], exported: jax.export.Exported) -> Mesh:
@@ -67,27 +51,10 @@ def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) ->
             f"the step is sharded over {exported.nr_devices} devices, but the target has"
             f" {len(devices)}"
         )
-    mesh = deviceless_mesh(devices, exported)
-    start = time.perf_counter()
+    kind, mesh = KINDS[header["device"]["platform"]], deviceless_mesh(devices, exported)
     step = jax.jit(exported.call, donate_argnums=tuple(header["donated"]))
     lowered = step.trace(*_arguments(exported, mesh)).lower()
-    options = dict(header["options"])
-    if header.get("explain"):
-        compiled, dumped = compile_dumped(lowered, options)
-        read = read_compiled(compiled, time.perf_counter() - start, options=options)
-        return {"compiled": dataclasses.asdict(read), "peak": dataclasses.asdict(peak(dumped))}
-    rates = Rates(**header["rates"]) if header["rates"] else None
-    try:
-        compiled = lowered.compile(
-            compiler_options=(COST_OPTIONS | options if rates else options) or None
-        )
-    except jax.errors.JaxRuntimeError as error:
-        # XLA has no table of rates for this device: it compiles without estimates.
-        if not (rates and "Cannot find key" in str(error)):
-            raise
-        rates, compiled = None, lowered.compile(compiler_options=options or None)
-    read = read_compiled(compiled, time.perf_counter() - start, rates, options)
-    return {"compiled": dataclasses.asdict(read)}
+    return (kind.explained if header.get("explain") else kind.compiled)(lowered, header)
 
 
 def _arguments(exported: jax.export.Exported, mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
@@ -121,7 +88,7 @@ def main() -> None:
         header, payload = requests.get()
         try:
             if not devices:  # all requests of one process are for one target
-                devices = deviceless_devices(header["target_config"], header["devices"])
+                devices = KINDS[header["device"]["platform"]].devices(header["device"])
             answer = compile_exported(devices, payload, header)
         except Exception as error:  # it fails this step, and the process goes on with the next
             answer = {"error": f"{type(error).__name__}: {error}"}

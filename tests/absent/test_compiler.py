@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxmem._xla import wheels
-from jaxmem._xla.compiled import read_compiled
-from jaxmem._xla.deviceless import Compiler
-from jaxmem._xla.process import child_environment
-from jaxmem._xla.wheels import install_command, require_wheels
+from jaxmem._absent import wheels
+from jaxmem._absent.compiler import Compiler
+from jaxmem._absent.process import child_environment
+from jaxmem._absent.wheels import install_command, require_wheels
+from jaxmem._compiled.compiled import read_compiled
+from jaxmem._device.target import Target
 from jaxmem.errors import StepError, TargetError
 from tests.shared.deviceless import D, M, result, spec, submit
 
@@ -179,7 +180,7 @@ def alive(pid: int) -> bool:
 def test_a_parent_that_dies_takes_its_processes_along():
     script = """
 import os, time
-from jaxmem._xla.deviceless import Compiler
+from jaxmem._absent.compiler import Compiler
 compiler = Compiler("h200", workers=1)
 compiler.submit(b"nothing").exception()
 print(next(iter(compiler._children)).pid, flush=True)
@@ -240,9 +241,9 @@ def test_missing_or_other_wheels_name_the_command(monkeypatch):
     assert "jaxmem[deviceless]" in str(error.value)
     found |= {"jax-cuda13-pjrt": version, "jax-cuda13-plugin": "0.1.2"}
     with pytest.raises(TargetError, match=r"must be of jax's own version.*jax-cuda13-plugin 0.1.2"):
-        require_wheels("h200")
+        require_wheels(Target.parse("h200"))
     found["jax-cuda13-plugin"] = version
-    require_wheels("h200")
+    require_wheels(Target.parse("h200"))
 
 
 def test_a_missing_assembler_names_the_wheels(h200):
@@ -256,7 +257,7 @@ def test_a_missing_assembler_names_the_wheels(h200):
 
 
 def test_local_is_not_compiled_for_here():
-    with pytest.raises(TargetError, match="only a named GPU is compiled for"):
+    with pytest.raises(TargetError, match="only a named GPU or TPU is compiled for"):
         Compiler("local")
 
 

@@ -1,22 +1,17 @@
-"""Compiles steps for a GPU that is not there, in child processes with an environment of their own.
-
-XLA:GPU needs no GPU to compile: the CUDA plugin's two wheels, a description of the device and
-NVIDIA's assembler give its real buffer assignment. Nothing is autotuned there: a device may choose
-other matrix kernels (about 1 % of bytes).
+"""Compiles steps for a device that is not there, in child processes with an environment of their
+own.
 """
 
 import concurrent.futures
-import dataclasses
 import threading
 from collections.abc import Mapping
 
-from jaxmem._device.gpus import target_config
-from jaxmem._device.rates import rates_of
+from jaxmem._absent import gpu, tpu
+from jaxmem._absent.process import Process
+from jaxmem._absent.wheels import install_command, require_wheels
+from jaxmem._compiled.compiled import Compiled
 from jaxmem._device.target import Target
 from jaxmem._hlo.held import Peak
-from jaxmem._xla.compiled import Compiled
-from jaxmem._xla.process import Process
-from jaxmem._xla.wheels import install_command, require_wheels
 from jaxmem.errors import StepError, TargetError
 
 # What XLA's messages say where it finds no assembler, or not its library.
@@ -29,13 +24,13 @@ _ASSEMBLER_MISSING = (
 
 
 class Compiler:
-    """Compiles exported steps for a named GPU, in child processes. Use it in a `with` statement.
+    """Compiles exported steps for a named device, in child processes. Use it in a `with` statement.
 
     Each thread of the pool has a process of its own, which starts with the thread's first step and
     ends with the statement, or with this process. A process that dies fails the step that it was
     compiling; the next step starts another.
 
-    target: a GPU's name, or such a `Target`.
+    target: a GPU's or a TPU's name, or such a `Target`.
     workers: how many steps are compiled at once.
 
     Raises:
@@ -44,15 +39,14 @@ class Compiler:
 
     def __init__(self, target: "str | Target", *, workers: int = 2):
         self.target = Target.parse(target)
-        gpu = self.target.gpu
-        if gpu is None:
+        if self.target.local:
             raise TargetError(
-                f"`target` is {str(self.target)!r}: only a named GPU is compiled for without a"
-                " device; "
-                "expected a name such as 'h200'"
+                f"`target` is {str(self.target)!r}: only a named GPU or TPU is compiled for without"
+                " a device; "
+                "expected a name such as 'h200' or 'v5e'"
             )
-        require_wheels(str(self.target))
-        self._gpu = gpu
+        require_wheels(self.target)
+        self._device = _described(self.target)
         self._pool = concurrent.futures.ThreadPoolExecutor(workers, "jaxmem-compile")
         self._own = threading.local()  # .child: the thread's process
         self._children: set[Process] = set()  # those of all threads, for `close`
@@ -83,23 +77,23 @@ class Compiler:
         *,
         donated: tuple[int, ...] = (),
         options: Mapping[str, bool | int | str] | None = None,
+        assigned: bool = False,
     ) -> "concurrent.futures.Future[Compiled]":
-        """Compiles what `export_flat` made, and returns a future of what was read from it: for some
-        GPUs (`Gpu.priced`) XLA's estimate of time too.
+        """Compiles what `export_flat` made, and returns a future of what was read from it: for TPUs
+        and some GPUs (`Gpu.priced`) an estimate of time too.
 
         exported: the serialized step.
         donated: the flat indices of the donated arguments.
         options: XLA's own compile options.
+        assigned: for a TPU, whether to end once buffers are assigned, and generate no code.
 
         The future raises StepError where XLA refuses the step, TargetError where the process fails.
         """
-        gpu = self._gpu
         header = {
-            "target_config": target_config(gpu),
-            "devices": self.target.devices,
+            "device": self._device,
             "donated": list(donated),
             "options": dict(options or {}),
-            "rates": dataclasses.asdict(rates_of(gpu)) if gpu.priced else None,
+            "assigned": assigned,
         }
         return self._pool.submit(lambda: Compiled(**self._compile(header, exported)["compiled"]))
 
@@ -114,8 +108,7 @@ class Compiler:
         and what its buffers hold.
         """
         header = {
-            "target_config": target_config(self._gpu),
-            "devices": self.target.devices,
+            "device": self._device,
             "donated": list(donated),
             "options": dict(options or {}),
             "explain": True,
@@ -156,3 +149,11 @@ class Compiler:
             f"XLA could not compile the step for `target` {str(self.target)!r}: "
             + "\n".join(lines[:20])
         )
+
+
+def _described(target: Target) -> dict:
+    """What a compiling process is told of the device."""
+    if target.topology is not None:
+        return tpu.described(target.topology)
+    assert target.gpu is not None  # it is named, and no TPU
+    return gpu.described(target, target.gpu)

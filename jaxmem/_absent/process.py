@@ -12,7 +12,8 @@ from typing import Any
 
 import jaxmem
 import jaxmem_kernels
-from jaxmem._xla.wire import read_message, write_message
+from jaxmem._absent.wire import read_message, write_message
+from jaxmem._core.quiet import LIBTPU
 
 
 class Process:
@@ -23,7 +24,7 @@ class Process:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 obituary() closes it
         self._process = subprocess.Popen(
             # -P: no file of the user's working folder is taken for a module.
-            [sys.executable, "-P", "-m", "jaxmem._xla.worker"],
+            [sys.executable, "-P", "-m", "jaxmem._absent.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -90,9 +91,11 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     ]
     own = {
         "JAX_PLATFORMS": "cpu",
+        "TPU_LOG_DIR": "disabled",  # no logs in a folder that all users share
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "JAX_ENABLE_COMPILATION_CACHE": "0",  # it is written here, but never hit
         "JAX_ENABLE_X64": "1",  # a step's 64-bit arguments stay what they are
         "XLA_FLAGS": " ".join(flags),
         "PYTHONPATH": os.pathsep.join(path),
     }
-    return dict(environment) | own
+    return dict(environment) | LIBTPU | own

@@ -1,0 +1,151 @@
+"""The TPUs that a step can be planned for, as data, and the topologies that they are sold in.
+
+Memory is what libtpu's compiler lets a program take on one device, which it says where a program
+takes more. How many devices JAX lists a chip, and whether one device is both cores of a chip (a
+megacore), is what libtpu's own topologies list. Rates are dense peaks from the source that each
+entry names, divided by the devices of a chip; float32 products run at the rate of bfloat16, since
+XLA multiplies them in one pass of bfloat16 unless it is told otherwise.
+"""
+
+import dataclasses
+import math
+import re
+
+MiB = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Tpu:
+    """A kind of TPU. Every quantity is one device's, as JAX lists devices."""
+
+    name: str  # as users write it, such as "v5e"
+    description: str  # JAX's `device_kind`
+    axes: int  # of its topologies: 2 for a plane, 3 for a cube
+    per_chip: int  # devices that JAX lists a chip
+    chip_config: str  # libtpu's name of how a chip's cores are used, "" for its default
+    memory_bytes: int
+    bandwidth: float  # B/s
+    flops_16bit: float  # bfloat16 products with float32 sums
+    clock: float  # Hz
+    cores: int  # tensor cores
+    pcie: float  # B/s each way, the host link's line
+    link: float  # B/s each way, of one link to a neighbouring chip
+    host_bytes: int  # host memory for offloaded tensors
+    source: str
+    platform = "tpu"
+    priced = True  # programs are priced by what the compiler fuses
+
+    @property
+    def flops_f32(self) -> float:
+        return self.flops_16bit
+
+    @property
+    def vector_ops(self) -> float:
+        """Operations on float32 numbers outside of products, a second: 8 x 128 lanes a core, of
+        which each has 4 arithmetic units.
+        """
+        return self.cores * 8 * 128 * 4 * self.clock
+
+    @property
+    def matches(self) -> str:
+        """A regular expression for the `device_kind` of a device at hand."""
+        return f"^{re.escape(self.description)}$"
+
+
+_GB = 10**9
+_CLOUD = "Google Cloud TPU documentation, 2025"
+_BOOK = "How to Scale Your Model, 2025"
+
+# fmt: off
+_TABLE = (
+    Tpu("v2", "TPU v2", 2, 2, "", 7664 * MiB, 350e9, 23e12, 0.70e9, 1, 16e9, 62e9,
+        334 * _GB // 8, f"{_CLOUD}: TPU v2"),
+    Tpu("v3", "TPU v3", 2, 2, "", 15856 * MiB, 450e9, 61.5e12, 0.94e9, 1, 16e9, 82e9,
+        334 * _GB // 8, f"{_CLOUD}: TPU v3"),
+    Tpu("v4", "TPU v4", 3, 1, "megacore", 31488 * MiB, 1228e9, 275e12, 1.05e9, 2, 16e9, 45e9,
+        407 * _GB // 4, f"{_CLOUD}: TPU v4; {_BOOK}"),
+    Tpu("v5e", "TPU v5 lite", 2, 1, "", 16128 * MiB, 819e9, 197e12, 1.50e9, 1, 16e9, 45e9,
+        188 * _GB // 4, f"{_CLOUD}: TPU v5e, ct5lp-hightpu-4t; {_BOOK}"),
+    Tpu("v5p", "TPU v5", 3, 1, "", 98036 * MiB, 2765e9, 459e12, 1.75e9, 2, 16e9, 90e9,
+        448 * _GB // 4, f"{_CLOUD}: TPU v5p, ct5p-hightpu-4t; {_BOOK}"),
+    Tpu("v6e", "TPU v6 lite", 2, 1, "", 32000 * MiB, 1640e9, 918e12, 1.75e9, 1, 32e9, 90e9,
+        720 * _GB // 4, f"{_CLOUD}: TPU v6e, ct6e-standard-4t; {_BOOK}"),
+    Tpu("tpu7x", "TPU7x", 3, 2, "", 97024 * MiB, 3690e9, 1153.5e12, 1.90e9, 1, 32e9, 100e9,
+        960 * _GB // 8, f"{_CLOUD}: TPU7x, tpu7x-standard-4t"),
+)
+# fmt: on
+TPUS = {tpu.name: tpu for tpu in _TABLE}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """How the chips of a slice are wired.
+
+    tpu: their kind.
+    shape: the chips along each axis.
+    """
+
+    tpu: Tpu
+    shape: tuple[int, ...]
+
+    @property
+    def chips(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def devices(self) -> int:
+        """As many as JAX lists."""
+        return self.chips * self.tpu.per_chip
+
+    @property
+    def name(self) -> str:
+        """As libtpu writes it, and as a target is written: "v5e:4x4"."""
+        return f"{self.tpu.name}:{'x'.join(map(str, self.shape))}"
+
+    @property
+    def host(self) -> tuple[int, int, int]:
+        """The chips of one host along three axes: two by two, fewer where an axis is odd."""
+        pair = [2 if n % 2 == 0 else 1 for n in self.shape[:2]]
+        return (pair[0], pair[1], 1)
+
+    @property
+    def hosts(self) -> int:
+        return self.chips // math.prod(self.host)
+
+    @property
+    def ring(self) -> float:
+        """B/s each way that a ring over all devices has, which goes along every axis at once."""
+        if self.chips > 1:
+            return self.tpu.link * sum(n > 1 for n in self.shape)
+        return self.tpu.bandwidth if self.tpu.per_chip > 1 else 0.0  # both share one memory
+
+
+def topology_of(tpu: Tpu, text: str) -> Topology:
+    """Reads what stands behind a TPU's name and a colon: a number of chips, "" for one, or their
+    number along each axis, such as "4x4".
+
+    Raises ValueError, with what was expected, where it is neither.
+    """
+    example = "x".join("4" * tpu.axes)
+    expected = (
+        f"a number of chips that is a power of two, as in '{tpu.name}:8', or chips along each of"
+        f" {tpu.axes} axes, as in '{tpu.name}:{example}'"
+    )
+    if not re.fullmatch(r"(0*[1-9]\d{0,5}(x0*[1-9]\d{0,5})*)?", text):
+        raise ValueError(expected)
+    numbers = [int(n) for n in text.split("x")] if text else [1]
+    if len(numbers) == tpu.axes:
+        return Topology(tpu, tuple(numbers))
+    if len(numbers) > 1 or numbers[0] & (numbers[0] - 1):
+        raise ValueError(expected)
+    return Topology(tpu, _balanced(numbers[0], tpu.axes))
+
+
+def _balanced(chips: int, axes: int) -> tuple[int, ...]:
+    """The sides of a power of two of chips, as equal as can be: of a plane or a cube as they are
+    sold, with the longest side last. Four chips of a cube are one host's plane.
+    """
+    if axes == 3 and chips <= 4:
+        return (*_balanced(chips, 2), 1)
+    power = chips.bit_length() - 1
+    return tuple(2 ** ((power + i) // axes) for i in range(axes))

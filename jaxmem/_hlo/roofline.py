@@ -1,0 +1,276 @@
+"""Estimates the time of an optimized TPU module by a roofline of each of its kernels: the slowest
+of its matrix products, its other arithmetic, and what it moves to and from the device's memory.
+
+The compiler's own estimates are not used: its `optimal_seconds` may be negative, and its cycles of
+a copy are several times those of the memory's bandwidth.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Sequence
+
+from jaxmem._hlo.convolutions import convolution_flops
+from jaxmem._hlo.costs import HloCosts
+from jaxmem._hlo.products import flops_of
+from jaxmem._hlo.text import Array, Instruction, parse
+
+# Handed on, or made of nothing: no byte of it moves.
+_FREE = frozenset(
+    ("parameter", "tuple", "get-tuple-element", "bitcast", "constant", "after-all", "opt-barrier")
+    + ("partition-id", "replica-id", "iota", "add-dependency", "async-update", "copy-done")
+    + ("slice-done", "dynamic-slice-done", "dynamic-update-slice-done", "async-done")
+)
+_MOVES = frozenset(("copy-start", "slice-start", "dynamic-slice-start", "async-start"))
+_SLICES = frozenset(("dynamic-slice", "slice", "gather"))
+_UPDATES = frozenset(("dynamic-update-slice", "scatter"))
+# What rearranges numbers, and computes none.
+_PLACED = _FREE | _MOVES | _SLICES | _UPDATES | {"broadcast", "reshape", "transpose", "copy"}
+_PLACED |= {
+    "concatenate",
+    "pad",
+    "reverse",
+    "fusion",
+    "call",
+    "while",
+    "conditional",
+    "custom-call",
+}
+# Operations a number of what a core computes by several. Its unit for these makes one result where
+# the others make four.
+_SPECIAL = ("exponential", "log", "tanh", "logistic", "rsqrt", "sqrt", "divide")
+_DEAR: dict[str, int] = dict.fromkeys(_SPECIAL, 4)
+_DEAR |= dict.fromkeys(("exponential-minus-one", "log-plus-one", "cosine", "sine", "erf"), 16)
+_DEAR |= {"power": 8, "remainder": 8}
+# Bytes that cross to other devices, as a share of the larger of operand and result: in a ring over
+# n devices (n-1)/n, which is taken as 1, and twice that for a reduction whose result all hold.
+_CROSSING = {"all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "collective-permute": 1}
+_CROSSING |= {"all-reduce": 2, "ragged-all-to-all": 1, "collective-broadcast": 1}
+_TRIPS = re.compile(r"^s32\[\]\S* constant\((\d+)\)")
+
+
+@dataclasses.dataclass(frozen=True)
+class TpuRates:
+    """What a TPU's time is reckoned by.
+
+    bandwidth: of its memory, B/s.
+    products: of matrix products, FLOP/s.
+    vector: of other operations on numbers, 1/s.
+    ring: of a ring over the devices, B/s each way; 0 where there is one device.
+    """
+
+    bandwidth: float
+    products: float
+    vector: float
+    ring: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """Seconds of a kernel or of several that run one after the other.
+
+    busy: in which each is at one of its limits.
+    idle: of `busy`, those in which the memory has nothing to do.
+    moved: of copies beside them between the device's memory and its cores'.
+    crossed: of what moves between devices beside them.
+    flops, products: of matrix products, and their number.
+    """
+
+    busy: float = 0.0
+    idle: float = 0.0
+    moved: float = 0.0
+    crossed: float = 0.0
+    flops: int = 0
+    products: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Copies hide where the memory is idle, and what crosses hides behind all of it."""
+        return max(self.busy + max(0.0, self.moved - self.idle), self.crossed)
+
+
+def tpu_costs(text: str, rates: TpuRates) -> HloCosts:
+    """Returns the costs of the optimized TPU module in `text`, without copies to host memory and
+    back.
+
+    A loop counts as often as its condition says, once where that is not a constant; a conditional
+    as its dearest branch.
+    """
+    computations, entry = parse(text)
+    program = _Program(computations, rates)
+    work = program.sequence(entry)
+    return HloCosts(work.flops, work.products, work.seconds)
+
+
+class _Program:
+    def __init__(self, computations: dict[str, list[Instruction]], rates: TpuRates):
+        self._of, self._rates = computations, rates
+        self._known: dict[str, _Work] = {}
+
+    def sequence(self, name: str) -> _Work:
+        """A computation whose instructions run one after the other."""
+        if name not in self._known:
+            self._known[name] = _total([self._one(i) for i in self._of.get(name, [])])
+        return self._known[name]
+
+    def _one(self, i: Instruction) -> _Work:
+        if i.opcode == "while":
+            body, turns = _total([self.sequence(name) for name in i.runs]), self._turns(i)
+            # Turns wait for each other: what does not hide in one is not hidden by the next.
+            return _Work(turns * body.seconds, 0.0, 0.0, 0.0, turns * body.flops,
+                         turns * body.products)  # fmt: skip
+        if i.opcode == "conditional":
+            return max(map(self.sequence, i.called), key=lambda w: w.seconds, default=_Work())
+        if i.opcode == "call":
+            return _total([self.sequence(name) for name in i.runs])
+        kind = i.opcode.removesuffix("-start").removesuffix("-done")
+        if kind in _CROSSING:
+            return self._crossing(i, kind)
+        if i.opcode in _FREE or i.opcode == "" or any(a.host for a in (*i.operands, *i.results)):
+            return _Work()
+        if i.opcode in _MOVES:
+            return _Work(moved=self._moved(i) / self._rates.bandwidth)
+        return self._kernel(i)
+
+    def _kernel(self, i: Instruction) -> _Work:
+        inner = self._of.get(i.runs[0], []) if i.opcode == "fusion" and i.runs else [i]
+        flops, products, operations = self._arithmetic(inner)
+        nbytes = self._traffic(i, inner)
+        computing = max(flops / self._rates.products, operations / self._rates.vector)
+        moving = nbytes / self._rates.bandwidth
+        busy = max(computing, moving)
+        return _Work(busy, busy - moving, flops=flops, products=products)
+
+    def _arithmetic(self, body: Sequence[Instruction]) -> tuple[int, int, float]:
+        """FLOPs and number of the products of a kernel, and operations of all else in it."""
+        flops = products = 0
+        operations = 0.0
+        for i in body:
+            if i.opcode == "fusion":
+                inner = self._arithmetic([j for name in i.runs for j in self._of.get(name, [])])
+                flops, products, operations = (
+                    flops + inner[0], products + inner[1], operations + inner[2]
+                )  # fmt: skip
+            elif (own := _flops(i)) is not None:
+                flops, products = flops + own, products + 1
+            elif i.opcode not in _PLACED:
+                arrays = i.operands[:1] if i.opcode.startswith("reduce") else i.results[:1]
+                operations += _DEAR.get(i.opcode, 1) * sum(math.prod(a.shape) for a in arrays)
+        return flops, products, operations
+
+    def _traffic(self, i: Instruction, body: Sequence[Instruction]) -> int:
+        """Bytes that a kernel reads from the device's memory and writes to it."""
+        if i.opcode != "fusion":
+            if i.opcode in _UPDATES:
+                return 2 * sum(_bytes(a) for a in i.operands[1:2])
+            if i.opcode in _SLICES:
+                return 2 * _bytes(i.output)
+            if i.opcode == "custom-call" and '"AllocateBuffer"' in i.text:
+                return 0
+            return sum(map(_bytes, (*i.operands, *i.results)))
+        given = {int(m[1]): j for j in body if (m := re.match(r".*parameter\((\d+)\)", j.text))}
+        read = sum(
+            self._read(given[k], body, a) if k in given else _bytes(a)
+            for k, a in enumerate(i.operands)
+        )
+        root = body[-1] if body else i
+        made = {j.name: j for j in body}
+        parts = [made.get(n) for n in root.operand_names] if root.opcode == "tuple" else [root]
+        written = 0
+        for a, part in zip(i.results, parts):
+            part = _behind_views(part, made)
+            if part is not None and part.opcode in _UPDATES and not a.on_core:
+                written += _padded(part.operands[1])
+            else:
+                written += _bytes(a)
+        return read + written
+
+    def _read(self, given: Instruction, body: Sequence[Instruction], array: Array) -> int:
+        """Bytes that a fusion reads of a parameter: of slices alone where it reads no more."""
+        if array.on_core or array.host:
+            return 0
+        names, total = {given.name}, 0
+        for j in body:
+            used = [k for k, n in enumerate(j.operand_names) if n in names]
+            if not used:
+                continue
+            if j.opcode == "bitcast":
+                names.add(j.name)
+            elif j.opcode in _SLICES and used == [0]:
+                total += _padded(j.output)
+            elif j.opcode in _UPDATES and used == [0]:
+                continue  # updated in place
+            elif j.opcode == "fusion" and j.runs:
+                inner = self._of.get(j.runs[0], [])
+                for k in used:
+                    text = f"parameter({k})"
+                    inside = next((p for p in inner if text in p.text), None)
+                    total += (
+                        array.tiled_bytes if inside is None else self._read(inside, inner, array)
+                    )
+            else:
+                return array.tiled_bytes
+        return min(total, array.tiled_bytes)
+
+    def _moved(self, i: Instruction) -> int:
+        """Bytes of a copy that goes on beside kernels: those of the smaller of its ends, since a
+        slice of what it reads may be all that moves.
+        """
+        ends = [
+            a for a in (*i.operands[:1], *i.results) if a.shape and not a.dtype.startswith("u32")
+        ]
+        sides = 2 - any(a.on_core for a in ends)
+        return sides * min((a.tiled_bytes for a in ends), default=0)
+
+    def _crossing(self, i: Instruction, kind: str) -> _Work:
+        if i.opcode.endswith("-done") or not self._rates.ring:
+            return _Work()
+        arrays = [a for a in (*i.operands, *i.results) if a.shape]
+        nbytes = max((a.tiled_bytes for a in arrays), default=0)
+        seconds = _CROSSING[kind] * nbytes / self._rates.ring
+        return _Work(crossed=seconds) if i.opcode.endswith("-start") else _Work(busy=seconds)
+
+    def _turns(self, loop: Instruction) -> int:
+        """How often a loop turns: the constant that its condition compares its counter with."""
+        if not (found := re.search(r"condition=%?([\w.\-]+)", loop.text)):
+            return loop.trips
+        condition = self._of.get(found[1], [])
+        made = {j.name: j for j in condition}
+        root = condition[-1] if condition else None
+        if root is None or root.opcode != "compare" or "direction=LT" not in root.text:
+            return loop.trips
+        bounds = [made[n] for n in root.operand_names if n in made]
+        counts = [int(m[1]) for j in bounds if (m := _TRIPS.match(j.text))]
+        return counts[0] if counts else loop.trips
+
+
+def _total(works: Sequence[_Work]) -> _Work:
+    add: Callable[[str], float] = lambda name: math.fsum(getattr(w, name) for w in works)
+    return _Work(
+        add("busy"),
+        add("idle"),
+        add("moved"),
+        add("crossed"),
+        sum(w.flops for w in works),
+        sum(w.products for w in works),
+    )
+
+
+def _flops(i: Instruction) -> int | None:
+    return convolution_flops(i) if i.opcode == "convolution" else flops_of(i)
+
+
+def _behind_views(i: Instruction | None, made: dict[str, Instruction]) -> Instruction | None:
+    while i is not None and i.opcode == "bitcast" and i.operand_names:
+        i = made.get(i.operand_names[0])
+    return i
+
+
+def _bytes(array: Array) -> int:
+    """Bytes of an array in the device's memory, with what its tiles pad."""
+    return 0 if array.on_core or array.host else array.tiled_bytes
+
+
+def _padded(array: Array) -> int:
+    """Bytes of a part of an array that is in the device's memory, wherever the part is."""
+    return array.tiled_bytes
