@@ -87,7 +87,8 @@ class Compiler:
         options: XLA's own compile options.
         assigned: for a TPU, whether to end once buffers are assigned, and generate no code.
 
-        The future raises StepError where XLA refuses the step, TargetError where the process fails.
+        The future raises StepError where XLA refuses the step, or gives up on it with its process;
+        TargetError where the process fails otherwise.
         """
         header = {
             "device": self._device,
@@ -123,7 +124,9 @@ class Compiler:
         if answer is None:  # it died: forget it, so that the next step starts another
             self._own.child = None
             self._children.discard(child)
-            raise TargetError(f"compiling for `target` {str(self.target)!r}: {child.obituary()}")
+            words = f"compiling for `target` {str(self.target)!r}: {child.obituary()}"
+            # A compiler that gave up on a step may well compile another.
+            raise StepError(words) if child.gave_up else TargetError(words)
         if "error" in answer:
             raise self._error(answer["error"])
         return answer

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,9 @@ import jaxmem
 import jaxmem_kernels
 from jaxmem._absent.wire import read_message, write_message
 from jaxmem._core.quiet import LIBTPU
+
+
+_FATAL = re.compile(r"F\d{4} \d\d:\d\d:\d\d")  # how a line of it begins
 
 
 class Process:
@@ -47,6 +51,11 @@ class Process:
             message = None
         return None if message is None else message[0]
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether the process ended itself, as XLA does where it finds itself at fault."""
+        return self._process.poll() == -signal.SIGABRT
+
     def kill(self) -> None:
         self._process.kill()
 
@@ -67,7 +76,11 @@ class Process:
             lines = [
                 line for line in stderr.read().decode(errors="replace").splitlines() if line.strip()
             ]
-        return f"the compiling process {how}{advice}. Its last words:\n" + "\n".join(lines[-12:])
+        # XLA's own fatal error is what helps; after it come a stack without names and other noise.
+        fatal = [line for line in lines if _FATAL.match(line)]
+        return f"the compiling process {how}{advice}. Its last words:\n" + "\n".join(
+            fatal[:1] or lines[-12:]
+        )
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:

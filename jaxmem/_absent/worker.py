@@ -52,7 +52,8 @@ def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) ->
             f" {len(devices)}"
         )
     kind, mesh = KINDS[header["device"]["platform"]], deviceless_mesh(devices, exported)
-    step = jax.jit(exported.call, donate_argnums=tuple(header["donated"]))
+    call = tpu.with_stop(exported.call) if header.get("assigned") else exported.call
+    step = jax.jit(call, donate_argnums=tuple(header["donated"]))
     lowered = step.trace(*_arguments(exported, mesh)).lower()
     return (kind.explained if header.get("explain") else kind.compiled)(lowered, header)
 

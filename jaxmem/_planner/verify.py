@@ -52,7 +52,7 @@ def verify(plan: Plan, build, *args) -> Plan:
         _check_model(plan, block_classes(jaxpr), find_blocks(jaxpr.jaxpr).plain_labels)
         if placed is not None and plan.places is not None:
             steps = StepCompiler(build, placed.args_at(plan.places), backend)
-        (compiled,) = steps.compile(plan.actions)
+        compiled = steps.prove(*steps.compile(plan.actions))
     total, host = compiled.compiled.total_bytes, compiled.compiled.host_bytes
     if placed is not None and plan.places is not None:
         total, host = placed.in_memories(compiled.compiled, plan.places)

@@ -61,17 +61,23 @@ def search(setting: Setting, arguments: int) -> Found:
         start.hasten()
     else:
         start.refine()
-    if not trials.fitting:
-        return Found(trials, None, None, start.solve_seconds)
-    clock = clock_of(trials, setting.steps.backend.target)
-    best = min(trials.fitting, key=lambda t: (clock.cautious(t), t.total))
-    # A step that fits stays as it is unless a plan is faster by what is worth a word. Times that
-    # are computed from a device's rates are too rough to say so.
-    rough = setting.profile.time_source == "roofline"
-    if fits and (rough or clock.cautious(best) > (1 - WORTH) * clock.base):
-        best = trials.baseline
-    best, division = (best, None) if fits else start.divide(best, clock)
-    return Found(trials, best, division, start.solve_seconds)
+    while trials.fitting:
+        clock = clock_of(trials, setting.steps.backend.target)
+        best = min(trials.fitting, key=lambda t: (clock.cautious(t), t.total))
+        # A step that fits stays as it is unless a plan is faster by what is worth a word. Times
+        # that are computed from a device's rates are too rough to say so.
+        rough = setting.profile.time_source == "roofline"
+        if fits and (rough or clock.cautious(best) > (1 - WORTH) * clock.base):
+            best = trials.baseline
+        divided, division = (best, None) if fits else start.divide(best, clock)
+        # Where compiles end before they are done, only what would be returned is compiled whole. It
+        # may take more then, and something else is the best.
+        for trial, groups in [(divided, division), (best, None)][divided is best :]:
+            proven = trials.proven(trial, setting)
+            if proven is not None and setting.limits.allow(proven):
+                return Found(trials, proven, groups, start.solve_seconds)
+        start.refine()
+    return Found(trials, None, None, start.solve_seconds)
 
 
 class _Search:

@@ -82,6 +82,10 @@ class Limits:
     room: int
     host_room: int
 
+    def allow(self, trial: Trial) -> bool:
+        """Whether it fits on the device and in host memory."""
+        return trial.total <= self.room and trial.host_bytes <= self.host_room
+
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
@@ -206,7 +210,30 @@ class Trials:
     @property
     def fitting(self) -> list[Trial]:
         """What fits on the device and in host memory."""
-        return [t for t in self.within_budget if t.host_bytes <= self.limits.host_room]
+        return [t for t in self.compiled if self.limits.allow(t)]
+
+    def proven(self, trial: Trial, setting: Setting) -> Trial | None:
+        """Returns a trial as its whole compile is, which takes its place; None where XLA does not
+        compile it.
+
+        Raises StepError where that is the step with everything kept.
+        """
+        try:
+            step = setting.steps.prove(trial.step)
+        except StepError as error:
+            if trial is self.baseline:
+                raise
+            LOG.warning("a plan is left out: %s", str(error)[:400])
+            self.refused.append(trial.actions)
+            self.tried = [t for t in self.tried if t is not trial]
+            return None
+        if step is trial.step:
+            return trial
+        setting.history.remember(step)
+        made = dataclasses.replace(trial, step=step)
+        self.baseline = made if trial is self.baseline else self.baseline
+        self.tried = [made if t is trial else t for t in self.tried]
+        return made
 
     def model(self) -> Expected:
         """Fits the memory model to every compile that is known, and to walks."""

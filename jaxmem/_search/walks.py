@@ -4,6 +4,7 @@ A walk takes a fraction of a second where a compile takes many. So the solver is
 what each walk taught, until a walk agrees with it.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -17,6 +18,7 @@ from jaxmem._solver.cost import evaluate
 from jaxmem._solver.memory import Expected, MemoryModel
 from jaxmem._solver.solution import Solution
 from jaxmem._xla.backend import Backend
+from jaxmem.errors import StepError
 
 MOST_WALKS = 8  # for one question to the solver
 RECALLED = 3  # plans of earlier searches that are walked through
@@ -137,11 +139,16 @@ class Walks:
 def beside_arguments(
     traced: jax.stages.Traced, backend: Backend, shards: int, kernels: bool = False
 ) -> int:
-    """Bytes that a traced step is expected to take beside its arguments.
+    """Bytes that a traced step is expected to take beside its arguments; where the compiler tells
+    them long before it is done, they are its own.
 
     kernels: whether they run on divided arrays too, as they do on devices that are there.
     """
     donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
+    if backend.assigns:
+        with contextlib.suppress(StepError):  # what XLA refuses is estimated as elsewhere
+            compiled = backend.assign(None, traced).result().compiled
+            return compiled.total_bytes - compiled.argument_bytes
     on_gpu, divided = backend.target.platform == "cuda", kernels or backend.target.local
     return temporary_bytes(traced.jaxpr, donated, on_gpu=on_gpu, shards=shards, divided=divided)
 

@@ -42,6 +42,7 @@ from jaxmem.errors import StepError
 
 T = TypeVar("T")
 DEVICELESS_MARGIN = 0.02  # autotuning picks other matrix kernels there: up to 1.3 % of bytes seen
+PROGRAM_MARGIN = 0.01  # a TPU's program lies in its memory too, beside what buffers are assigned
 READING = 2  # of how XLA's estimates are read: times of another number are not found again
 
 
@@ -62,11 +63,14 @@ class Backend(Pricing, abc.ABC):
 
     margin: the share of a budget that is left free, since the device may need it.
     width: how many compiles are worth asking for at once.
+    assigns: whether bytes and costs are known before a compile is done, so that `assign` takes a
+      part of the time that `compile` takes.
     database: what was timed and compiled before, and where it is written down.
     """
 
     margin = 0.0
     width = 1
+    assigns = False
 
     def __init__(self, target: Target, database: Database | None = None):
         super().__init__(target)
@@ -85,6 +89,12 @@ class Backend(Pricing, abc.ABC):
         stage: the step's own traced stage, whose executable is called as the step is.
         traced: JAX's, as `jaxmem._jax.step.trace` returns both.
         """
+
+    def assign(self, stage, traced: jax.stages.Traced) -> "concurrent.futures.Future[Built]":
+        """The same, ended where buffers are assigned, if the target's compiler can. What a search
+        returns is compiled whole; what it only weighs need not be.
+        """
+        return self.compile(stage, traced)
 
     @abc.abstractmethod
     def explain(self, traced: jax.stages.Traced) -> tuple[Compiled, Peak]:
@@ -162,11 +172,12 @@ class Deviceless(Backend):
     program's own text, and planning the same step again costs no compile.
     """
 
-    margin = DEVICELESS_MARGIN
     width = 2
 
     def __init__(self, target: Target, database: Database | None = None, workers: int = 2):
         super().__init__(target, database)
+        self.assigns = target.platform == "tpu"
+        self.margin = PROGRAM_MARGIN if self.assigns else DEVICELESS_MARGIN
         self._compiler = Compiler(target, workers=workers)
         self._told = False  # whether the user was warned of idle devices
         self.source = "xla" if target.chip is not None and target.chip.priced else "roofline"
@@ -181,10 +192,17 @@ class Deviceless(Backend):
         return f"{super().device} {READING} {rates}"
 
     def compile(self, stage, traced) -> "concurrent.futures.Future[Built]":
+        return self._compiled(traced, assigned=False)
+
+    def assign(self, stage, traced) -> "concurrent.futures.Future[Built]":
+        return self._compiled(traced, assigned=self.assigns)
+
+    def _compiled(self, traced, assigned: bool) -> "concurrent.futures.Future[Built]":
         exported, donated = self._export(traced)
         self._tell_of_idle_devices(exported)
         options = options_of(self.target.platform, traced)
-        device, program = f"{self.target} {self.device}", _program(exported, donated, options)
+        device = f"{self.target} {self.device}{' assigned' if assigned else ''}"
+        program = _program(exported, donated, options)
         # A stored result has all that a search reads; nothing could run here in any case.
         if (known := self.database.read_compile(device, program)) is not None:
             with contextlib.suppress(TypeError):  # written by another version of jaxmem
@@ -205,7 +223,9 @@ class Deviceless(Backend):
                 result.set_result(accepted.result())
             self.database.write_compile(device, program, dataclasses.asdict(compiled))
 
-        submitted = self._compiler.submit(exported, donated=donated, options=options)
+        submitted = self._compiler.submit(
+            exported, donated=donated, options=options, assigned=assigned
+        )
         submitted.add_done_callback(finish)
         return result
 
@@ -221,9 +241,7 @@ class Deviceless(Backend):
         futures = []  # all are handed in before the first is waited for: workers share them
         for job in jobs:
             exported, donated = self._export(job.trace())
-            # A TPU's costs are known once buffers are assigned; code says nothing of them.
-            assigned = self.target.platform == "tpu"
-            futures.append(self._compiler.submit(exported, donated=donated, assigned=assigned))
+            futures.append(self._compiler.submit(exported, donated=donated, assigned=self.assigns))
         found = [future.result().xla_seconds for future in futures]
         times = [Timing(seconds) for seconds in found if seconds is not None]
         # Times of different sources do not compare: all come from XLA, or none does.

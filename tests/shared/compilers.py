@@ -103,6 +103,10 @@ class Lent:
             if self._broken and self._process is not None:
                 self._process.kill()
 
+    @property
+    def gave_up(self) -> bool:
+        return self._process is not None and self._process.gave_up
+
     def obituary(self) -> str:
         one, self._process = self._process, None
         if one is None:
