@@ -1,13 +1,15 @@
-"""Makes operations that have a reference in jax.numpy and a GPU kernel. Which of the two runs is
-chosen where a program is lowered.
+"""Makes operations that have a reference in jax.numpy, and kernels for GPUs and TPUs. Which of them
+runs is chosen where a program is lowered.
 
-Each operation is a primitive. For CUDA it lowers to its kernel where that takes these arrays, else
-to its reference; on every other platform it lowers to its reference. Its derivative and its type
-are the reference's. Under `vmap` a mapped `x` is one with another leading axis. Where XLA
-partitions a program, each device runs the kernel on its own part (`partition`).
+Each operation is a primitive. For CUDA and for TPUs it lowers to its kernel where that takes these
+arrays, else to its reference; on every other platform it lowers to its reference. Its derivative
+and its type are the reference's. Under `vmap` a mapped `x` is one with another leading axis. Where
+XLA partitions a program, each GPU runs the kernel on its own part (`partition`), and TPUs run the
+reference.
 """
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -116,6 +118,19 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
             )
         return mlir.lower_fun(launch, multiple_results=True)(ctx, *arrays)
 
+    # A TPU's kernel is opaque to XLA's partitioner, and so runs where arrays are whole alone.
+    # Pallas takes a second to import: that is done when a program for a TPU asks for a kernel.
+    def on_tpu(ctx, *arrays, divided, **params):
+        launch = None
+        if capability.is_whole(ctx) and capability.wants_kernels():
+            choice = importlib.import_module("jaxmem_kernels.tpu.choice")
+            launch = choice.launcher(reference.__name__, *ctx.avals_in, **params)
+        if launch is None:
+            return default(ctx, *arrays, **params)
+        # Pallas computes indices, and would mix integers of 64 bits with those of 32.
+        with jax.enable_x64(False):
+            return mlir.lower_fun(launch, multiple_results=True)(ctx, *arrays)
+
     # Outside of any trace an operation is compiled by itself.
     def now(*arrays, **params):
         with jax.disable_jit(False):  # where jit is disabled, it would call itself
@@ -133,6 +148,7 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
     batching.primitive_batchers[primitive] = mapped
     mlir.register_lowering(primitive, default)
     mlir.register_lowering(primitive, on_cuda, platform="cuda")
+    mlir.register_lowering(primitive, on_tpu, platform="tpu")
     _references[primitive] = lambda avals, params: traced(
         avals, hashable(params), jax.sharding.get_abstract_mesh()
     )

@@ -159,6 +159,7 @@ def dequantize_with(packed, scales, values, slots, *, width: int, dtype: str):
     packed, scales: from `quantize_without`.
     values: (..., k), the values of k channels.
     slots: int32 (C,): channel i is `values` at slots[i] where that is below k, else it is decoded.
+      No two channels share a slot below k.
     width, dtype: as for `dequantize`.
     """
     checks.channels("dequantize_with", "slots", slots.size, width)

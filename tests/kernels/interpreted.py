@@ -10,9 +10,9 @@ import json
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxmem_kernels import bits, int4, launch
+from tests.kernels.values import equal, hard
 
 assert interpreter.call is launch.adapter.call
 SHAPES = {"(33, 3, 128)": 64, "(3, 4096)": 2048, "(5003,)": 64, "(8191,)": 256, "(67, 48)": 16}
@@ -23,62 +23,6 @@ HOW = (
     ("float16", "bfloat16", True, 0),
 )
 FLAT = "(5003,)", "(8191,)"
-
-
-def hard(shape, dtype, group: int):
-    """Ordinary values; groups that are equal, zero, denormal, huge, or hold inf or NaN; outliers at
-    a group's ends; ties; a peak among zeros; ranges that are tiny, infinite, or nearly denormal.
-    """
-    rng = np.random.default_rng(len(shape) + group)
-    x = rng.normal(size=shape).astype(np.float32)
-    flat = x.reshape(-1)
-    info = jnp.finfo(dtype)
-    fills = [
-        1.5,
-        0.0,
-        -0.0,
-        float(info.smallest_subnormal),
-        float(info.max),
-        -float(info.max),
-        float(info.tiny),
-    ]
-    with np.errstate(over="ignore"):
-        for number, start in enumerate(range(group, flat.size - group + 1, 2 * group)):
-            part, which = flat[start : start + group], number % 18
-            if which < 7:
-                part[:] = fills[which]
-            elif which == 7:
-                part[[0, -1]] = 50, -70
-            elif which in (8, 9, 10, 11):
-                part[rng.integers(group)] = (np.inf, -np.inf, np.nan, -np.nan)[which - 8]
-            elif which == 12:
-                part[:] = rng.integers(-16, 17, group) / 2  # ties, at a scale of one
-                part[0] = 8
-            elif which == 13:
-                part[: group // 2] = float(info.max)
-            elif which == 14:
-                part[:] = np.linspace(-float(info.max), float(info.max), group)
-            elif which == 15:
-                part[:], part[rng.integers(group)] = 0, 1
-            elif which == 16:
-                part[:] = 1000 + rng.integers(-4, 5, group) / 8
-            else:
-                part[:] = np.ldexp(part, rng.integers(-120, -95, group))
-                part[np.abs(part) < 2.0**-126] = 0  # what hardware may flush
-        return jnp.asarray(x).astype(dtype)
-
-
-def equal(kernel, reference) -> bool:
-    """Bit for bit, except that one NaN is as good as another."""
-    pairs = zip(kernel, reference if isinstance(reference, tuple) else (reference,), strict=True)
-    return all(_equal(np.asarray(a), np.asarray(b)) for a, b in pairs)
-
-
-def _equal(a, b) -> bool:
-    if (a.shape, a.dtype) != (b.shape, b.dtype):
-        return False
-    nan = (a != a) & (b != b)
-    return bool((nan | (a.view(f"u{a.itemsize}") == b.view(f"u{b.itemsize}"))).all())
 
 
 def report(case: str, kernel, reference) -> None:

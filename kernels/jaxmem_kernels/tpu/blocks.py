@@ -1,0 +1,184 @@
+"""Divides arrays into the blocks that a TPU's programs take, and turns them as kernels hold them.
+
+Codes (*lead, T, K, H) are written as (*lead, K, H, T), and scales (*lead, T, K) as (*lead, K, T):
+an array's tile in memory is 8 × 128 numbers, and 128 tokens fill it where 32 bytes of a group do
+not. XLA holds an array in any order of axes, so that turning them back moves nothing.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from jaxmem_kernels.tpu.tiles import LANES, Tiles
+
+# Values that a program takes: a megabyte of bfloat16, which memory moves in a few times what it
+# takes to begin a program.
+VALUES = 2**19
+# Columns are gone through by unrolled code.
+MOST_COLUMNS = 4096
+# What rows of a block of bytes, and of scales, must be multiples of, or all of them.
+BYTE_ROWS, SCALE_ROWS = 32, 16
+
+
+class Argument(NamedTuple):
+    """An array that a kernel reads, or the shape and dtype of one that it writes, and its blocks.
+
+    Blocks are taken by a program's number of its batch, of its tokens and of its columns.
+    """
+
+    array: Any
+    block: pl.BlockSpec
+
+
+class Blocks(NamedTuple):
+    """How an array (*lead, T, W) is divided.
+
+    lead: the axes before tokens.
+    tokens: T.
+    width: W.
+    tiles: those of a block.
+    """
+
+    lead: tuple[int, ...]
+    tokens: int
+    width: int
+    tiles: Tiles
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """How many blocks there are of the batch, of tokens and of columns."""
+        batch, tokens, columns = self.tiles.batch, self.tiles.tokens, self.tiles.columns
+        return self.batch // batch, -(-self.tokens // tokens), self.width // columns
+
+    @property
+    def batch(self) -> int:
+        return math.prod(self.lead)
+
+    def values(self, x) -> Argument:
+        """`x` (*lead, T, W), to be read by `Tiles.read` or written by `Tiles.write`."""
+        if not self.tiles.turned:
+            shape, block = (self.tokens, self.width), (self.tiles.tokens, self.tiles.columns)
+            spec = pl.BlockSpec((self.tiles.batch, *block), lambda b, i, j, *_: (b, i, j))
+            return Argument(_reshaped(x, (self.batch, *shape)), spec)
+        return self._tokens_last(_swapped(x), self.width, self.tiles.columns)
+
+    def codes(self, codes=None) -> Argument:
+        """The codes (*lead, T, K, H) that are read; those that are written where it is None."""
+        rows, block = (n // self.tiles.parts for n in (self.width, self.tiles.columns))
+        if codes is None:
+            codes = jax.ShapeDtypeStruct((rows, self.tokens), jnp.uint8)
+        else:
+            codes = jnp.moveaxis(codes, -3, -1)
+        return self._tokens_last(codes, rows, block)
+
+    def scales(self, scales) -> Argument:
+        """The scales (*lead, T, K) that are read; of a dtype's name, those that are written."""
+        rows, block = (n // self.tiles.group for n in (self.width, self.tiles.columns))
+        if isinstance(scales, str):
+            scales = jax.ShapeDtypeStruct((rows, self.tokens), jnp.dtype(scales))
+        else:
+            scales = _swapped(scales)
+        return self._tokens_last(scales, rows, block)
+
+    def slots(self, values) -> Argument:
+        """The values (*lead, T, S) of slots."""
+        return self._tokens_last(_swapped(values), values.shape[-1], values.shape[-1], whole=True)
+
+    def row(self, row) -> Argument:
+        """What stands beside a row's values, (W,)."""
+        size = self.tiles.columns
+        if self.tiles.turned:
+            return Argument(row[:, None], pl.BlockSpec((size, 1), lambda b, i, j, *_: (j, 0)))
+        return Argument(row[None], pl.BlockSpec((1, size), lambda b, i, j, *_: (0, j)))
+
+    def decoded(self, dtype) -> Argument:
+        """What is decoded, as it is written."""
+        shape = (self.width, self.tokens) if self.tiles.turned else (self.tokens, self.width)
+        return self.values(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)))
+
+    def as_codes(self, codes):
+        """What was written as codes, as (*lead, T, K, H)."""
+        each = self.tiles.group // self.tiles.parts
+        return jnp.moveaxis(codes.reshape(*self.lead, -1, each, self.tokens), -1, -3)
+
+    def as_scales(self, scales):
+        """What was written as scales, as (*lead, T, K)."""
+        return _swapped(scales.reshape(*self.lead, -1, self.tokens))
+
+    def as_values(self, x):
+        """What was written as values, as (*lead, T, W)."""
+        if self.tiles.turned:
+            return _swapped(x.reshape(*self.lead, self.width, self.tokens))
+        return x.reshape(*self.lead, self.tokens, self.width)
+
+    def _tokens_last(self, array, rows: int, block: int, whole: bool = False) -> Argument:
+        """An array whose axes are rows and tokens, in blocks of so many rows; `whole`: of all."""
+        spec = pl.BlockSpec(
+            (self.tiles.batch, block, self.tiles.tokens),
+            lambda b, i, j, *_: (b, 0 if whole else j, i),
+        )
+        return Argument(_reshaped(array, (self.batch, rows, self.tokens)), spec)
+
+
+def of(shape: tuple[int, ...], group: int, parts: int) -> Blocks:
+    """As `fitting`, for a shape that `choice` takes. Raises ValueError for any other."""
+    if (found := fitting(shape, group, parts)) is None:
+        raise ValueError(
+            f"`x` is {shape} in groups of {group}; expected a shape that a TPU's kernel takes: ask"
+            " `choice.launcher`, and take the reference where it returns None"
+        )
+    return found
+
+
+def fitting(shape: tuple[int, ...], group: int, parts: int) -> Blocks | None:
+    """Returns how a kernel divides an array (*lead, T, W) in groups of `group`, whose `parts` share
+    bytes; None where no kernel takes one of this shape.
+    """
+    if len(shape) < 2 or not all(isinstance(n, int) for n in shape):
+        return None
+    *lead, tokens, width = shape
+    chunk = _chunk(width, group, parts)
+    if tokens < LANES or chunk is None:
+        return None
+    columns = [
+        n
+        for n in range(chunk, min(width, MOST_COLUMNS) + 1, chunk)
+        if width % n == 0
+        and (n == width or (n // parts % BYTE_ROWS == 0 and n // group % SCALE_ROWS == 0))
+    ]
+    if not columns:
+        return None
+    least = [n for n in columns if n <= MOST_COLUMNS // 4]
+    block = max(least) if least else min(columns)
+    rows = min(max(VALUES // block, LANES), tokens + LANES - 1) // LANES * LANES
+    most = max(VALUES // (block * rows), 1)
+    batch = max(n for n in range(1, most + 1) if math.prod(lead) % n == 0)
+    turned = width % max(group, LANES) != 0
+    tiles = Tiles(parts, group, batch, rows, block, chunk, turned)
+    return Blocks(tuple(lead), tokens, width, tiles)
+
+
+def _chunk(width: int, group: int, parts: int) -> int | None:
+    """The columns of a tile: whole groups, which fill vectors of bytes or are all of a row."""
+    each = group // parts
+    if width % group or group % parts or each < 8 or each & (each - 1) or group > 1024:
+        return None
+    for chunk in (max(group, LANES), group):
+        if width % chunk == 0 and chunk // parts % BYTE_ROWS == 0:
+            return chunk
+    return width if width <= 4 * LANES else None
+
+
+def _swapped(x):
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    return jnp.swapaxes(x, -1, -2)
+
+
+def _reshaped(x, shape: tuple[int, ...]):
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(shape, x.dtype)
+    return x.reshape(shape)

@@ -1,0 +1,76 @@
+"""Says which arrays a TPU's kernels take; all others go to the reference, as XLA compiles it.
+
+Each public function but `launcher` is asked with the shapes and dtypes of the arrays of the
+operation of its name, and with its parameters.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from jaxmem_kernels.tpu import blocks, launch
+
+# float16 is none of a TPU's types, and float64 is computed in several float32.
+FLOATS = ("bfloat16", "float32")
+# Starting a kernel takes a few microseconds, in which memory moves this much.
+LEAST_SIZE = 2**16
+MOST_SLOTS = 64  # they are gone through by unrolled code
+
+
+def launcher(name: str, *avals, **params) -> Callable[..., tuple] | None:
+    """Returns the launch of the operation `name` for these arrays, as a function of them; None
+    where no kernel takes them.
+    """
+    if not globals()[name](*avals, **params):
+        return None
+    return functools.partial(getattr(launch, name), **params)
+
+
+def quantize(x, *, group: int, **_) -> bool:
+    return _takes(x.shape, group, 2) and x.dtype.name in FLOATS
+
+
+quantize_offset = quantize
+
+
+def quantize_by(x, channels, *, group: int, **_) -> bool:
+    return quantize(x, group=group) and channels.shape == x.shape[-1:]
+
+
+quantize_without = quantize_by
+
+
+def dequantize(codes, *_, width: int, dtype: str) -> bool:
+    return _takes_codes(codes, width, 2) and jnp.dtype(dtype).name in FLOATS
+
+
+dequantize_offset = dequantize
+
+
+def dequantize_by(codes, channels, *, width: int, dtype: str) -> bool:
+    return dequantize(codes, width=width, dtype=dtype) and channels.shape == (width,)
+
+
+def dequantize_with(codes, scales, values, slots, *, width: int, dtype: str) -> bool:
+    return dequantize_by(codes, slots, width=width, dtype=dtype) and (
+        0 < values.shape[-1] <= MOST_SLOTS and values.dtype.name in FLOATS
+    )
+
+
+def pack_bits(x, _, *, group: int) -> bool:
+    return _takes(x.shape, group, 8) and x.dtype.itemsize <= 4
+
+
+def unpack_bits(codes, zero, _, *, width: int) -> bool:
+    return _takes_codes(codes, width, 8) and zero.dtype.itemsize <= 4
+
+
+def _takes(shape: tuple[int, ...], group: int, parts: int) -> bool:
+    divided = blocks.fitting(shape, group, parts)
+    return divided is not None and math.prod(shape) >= LEAST_SIZE
+
+
+def _takes_codes(codes, width: int, parts: int) -> bool:
+    return _takes((*codes.shape[:-2], width), parts * codes.shape[-1], parts)

@@ -1,0 +1,115 @@
+"""Encodes to INT4 on a TPU: the bodies of kernels, which compute what `int4` does.
+
+All blocks but those of rows have a first axis of one. Codes (bytes of a row, tokens) and scales
+(groups, tokens) are stored turned, as tiles lie.
+"""
+
+import functools
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from jaxmem_kernels.tpu import rounding
+from jaxmem_kernels.tpu.tiles import Tiles
+
+# 1.5 · 2^23, beside which a float has no fraction: adding it rounds to the nearest integer, which
+# is then in the sum's lowest bits.
+SHIFT = 12582912.0
+
+
+def encode(x, codes, scales, kept, *, tiles: Tiles, scale: str, **how):
+    """`quantize`.
+
+    kept: where the scales of 128 tokens are kept until all are known, float32 (groups, 128).
+    """
+    _encode(lambda at, columns: tiles.read(x, at, columns), codes, scales, kept, tiles, scale, how)
+
+
+def encode_without(x, taken, codes, scales, kept, *, tiles: Tiles, scale: str, **how):
+    """`quantize_without`; taken: int32, 1 for channels that are left out."""
+
+    def read(at, columns):
+        left_out = tiles.row(taken, columns) != 0
+        return tiles.read(x, at, columns, lambda rows: jnp.where(left_out, 0.0, rows))
+
+    _encode(read, codes, scales, kept, tiles, scale, how)
+
+
+def encode_offset(x, codes, scales, offsets, kept, beside, *, tiles: Tiles, scale: str, **how):
+    """`quantize_offset`; kept, beside: where scales and offsets are kept."""
+    first = pl.program_id(2) * (tiles.columns // 2)
+
+    def tokens(at):
+        for group, columns in tiles.each():
+            low, high = tiles.read(x, at, columns)
+            most = jnp.max(jnp.maximum(low, high), 1, keepdims=True)
+            least = jnp.min(jnp.minimum(low, high), 1, keepdims=True)
+            finite = rounding.greatest(low, high) < jnp.inf  # false for NaN too
+            o = jnp.where(finite, rounding.offset_of(most, least, scale), jnp.nan)
+            s = jnp.where(finite, rounding.scale_beside(o, most, least, scale), jnp.nan)
+            by = rounding.inverse(s)
+            # The random bits come from x itself.
+            pair = (low - o) * by, (high - o) * by
+            tiles.put_bytes(codes, at, columns, _packed(pair, (low, high), first, columns, **how))
+            _keep(kept, group, s)
+            _keep(beside, group, o)
+        tiles.put(scales, at, kept[...])
+        tiles.put(offsets, at, beside[...])
+
+    tiles.loop(tokens)
+
+
+def encode_by(x, scales, codes, *, tiles: Tiles, **how):
+    """`quantize_by`; scales: float32, one for each value of a row."""
+    first = pl.program_id(2) * (tiles.columns // 2)
+
+    def tokens(at):
+        for _, columns in tiles.each():
+            by = rounding.inverse(tiles.row(scales, columns))
+            pair = tiles.read(x, at, columns, functools.partial(jnp.multiply, by))
+            values = tiles.read(x, at, columns) if how["stochastic"] else pair
+            tiles.put_bytes(codes, at, columns, _packed(pair, values, first, columns, **how))
+
+    tiles.loop(tokens)
+
+
+def _encode(read, codes, scales, kept, tiles: Tiles, scale: str, how: dict) -> None:
+    """Encodes symmetrically what `read(tokens, columns)` returns."""
+    first = pl.program_id(2) * (tiles.columns // 2)
+
+    def tokens(at):
+        for group, columns in tiles.each():
+            low, high = read(at, columns)
+            s = rounding.scale_of(rounding.greatest(low, high), scale, how["stochastic"])
+            by = rounding.inverse(s)
+            packed = _packed((low * by, high * by), (low, high), first, columns, **how)
+            tiles.put_bytes(codes, at, columns, packed)
+            _keep(kept, group, s)
+        tiles.put(scales, at, kept[...])
+
+    tiles.loop(tokens)
+
+
+def _keep(kept, group: int, found) -> None:
+    """Keeps what was found of the groups of a tile, (groups, 1, 128)."""
+    kept[group : group + found.shape[0], :] = found[:, 0]
+
+
+def _packed(pair, values, first, columns: slice, *, stochastic: bool, seed: int):
+    """Rounds a pair of (groups, H, 128) and packs it into bytes, as int32; random bits come from
+    `values`, and from a byte's index in its row: `first` is that of the block.
+
+    Adding SHIFT leaves the integer in the sum's lowest bits. Adding 192 + u leaves its floor in the
+    bits above the 16 of the fraction. Both are multiples of 16, and so leave the four bits of a
+    code as they are.
+    """
+    low, high = (jnp.minimum(jnp.where(y >= -8, y, -8.0), 7.0) for y in pair)  # NaN is -8
+    if stochastic:
+        index = lax.broadcasted_iota(jnp.int32, low.shape, 0) * low.shape[1]
+        index += lax.broadcasted_iota(jnp.int32, low.shape, 1) + first + columns.start // 2
+        noise = rounding.noise(values[0], values[1], index, seed)
+        low, high = (rounding.bits_of(y + n) >> 16 for y, n in zip((low, high), noise))
+    else:
+        low, high = rounding.bits_of(low + SHIFT), rounding.bits_of(high + SHIFT)
+    return (low & 15) | ((high & 15) << 4)

@@ -1,0 +1,146 @@
+"""Launches the kernels of TPUs. Each public function is the `launch` of the operation of its name:
+it takes that operation's arrays and parameters, and returns a tuple of the reference's results.
+
+interpret: whether the kernel is run by JAX on whatever device there is, which tests do.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxmem_kernels.tpu import bits, blocks, decode, encode
+from jaxmem_kernels.tpu.blocks import Argument, Blocks
+
+
+def quantize(x, *, group, scale, stochastic, seed=0, interpret=False):
+    b = blocks.of(x.shape, group, 2)
+    kernel = functools.partial(encode.encode, scale=scale, stochastic=stochastic, seed=seed)
+    results = b.codes(), b.scales(scale)
+    codes, scales = _run(kernel, b, (b.values(x),), results, interpret, kept=1)
+    return b.as_codes(codes), b.as_scales(scales)
+
+
+def quantize_without(x, taken, *, group, scale, stochastic, seed=0, interpret=False):
+    b = blocks.of(x.shape, group, 2)
+    kernel = functools.partial(encode.encode_without, scale=scale, stochastic=stochastic, seed=seed)
+    arrays = b.values(x), b.row(taken.astype(jnp.int32))
+    results = b.codes(), b.scales(scale)
+    codes, scales = _run(kernel, b, arrays, results, interpret, kept=1)
+    return b.as_codes(codes), b.as_scales(scales)
+
+
+def quantize_offset(x, *, group, scale, stochastic, seed=0, interpret=False):
+    b = blocks.of(x.shape, group, 2)
+    kernel = functools.partial(encode.encode_offset, scale=scale, stochastic=stochastic, seed=seed)
+    results = b.codes(), b.scales(scale), b.scales(scale)
+    codes, scales, offsets = _run(kernel, b, (b.values(x),), results, interpret, kept=2)
+    return b.as_codes(codes), b.as_scales(scales), b.as_scales(offsets)
+
+
+def quantize_by(x, scales, *, group, stochastic, seed=0, interpret=False):
+    b = blocks.of(x.shape, group, 2)
+    kernel = functools.partial(encode.encode_by, stochastic=stochastic, seed=seed)
+    arrays = b.values(x), b.row(scales.astype(jnp.float32))
+    (codes,) = _run(kernel, b, arrays, (b.codes(),), interpret)
+    return (b.as_codes(codes),)
+
+
+def dequantize(codes, scales, *, width, dtype, interpret=False):
+    b = _of_codes(codes, width, 2)
+    return _decoded(decode.decode, b, (b.codes(codes), b.scales(scales)), dtype, interpret)
+
+
+def dequantize_offset(codes, scales, offsets, *, width, dtype, interpret=False):
+    b = _of_codes(codes, width, 2)
+    arrays = b.codes(codes), b.scales(scales), b.scales(offsets)
+    return _decoded(decode.decode_offset, b, arrays, dtype, interpret)
+
+
+def dequantize_with(codes, scales, values, slots, *, width, dtype, interpret=False):
+    b = _of_codes(codes, width, 2)
+    # The channel of each slot. Slots are few, so that they are all compared with all channels.
+    room = jnp.arange(values.shape[-1], dtype=slots.dtype)[:, None]
+    channel = jnp.arange(slots.size, dtype=jnp.int32)
+    channels = jnp.where(slots == room, channel, -1).max(1).astype(jnp.int32)
+    arrays = b.codes(codes), b.scales(scales), b.slots(values)
+    kernel, room = decode.decode_with, pltpu.VMEM((b.tiles.columns, 128), jnp.float32)
+    return _decoded(kernel, b, arrays, dtype, interpret, scalars=(channels,), scratch=(room,))
+
+
+def dequantize_by(codes, scales, *, width, dtype, interpret=False):
+    b = _of_codes(codes, width, 2)
+    arrays = b.codes(codes), b.row(scales.astype(jnp.float32))
+    return _decoded(decode.decode_by, b, arrays, dtype, interpret)
+
+
+def pack_bits(x, zero, *, group, interpret=False):
+    b = blocks.of(x.shape, group, 8)
+    # A TPU's kernels read no bools. XLA compares where the values are made.
+    values = b.values((x != zero).astype(jnp.int8))
+    (codes,) = _run(bits.pack, b, (values,), (b.codes(),), interpret)
+    return (b.as_codes(codes),)
+
+
+def unpack_bits(codes, zero, one, *, width, interpret=False):
+    b = _of_codes(codes, width, 8)
+    (x,) = _run(bits.unpack, b, (b.codes(codes),), (b.decoded("int8"),), interpret)
+    # XLA chooses between the two values where they are used.
+    return (jnp.where(b.as_values(x) != 0, one, zero),)
+
+
+def _of_codes(codes, width: int, parts: int) -> Blocks:
+    return blocks.of((*codes.shape[:-2], width), parts * codes.shape[-1], parts)
+
+
+def _decoded(kernel, b: Blocks, arrays, dtype: str, interpret: bool, **how):
+    kernel = functools.partial(kernel, limit=float(jnp.finfo(dtype).max))
+    (x,) = _run(kernel, b, arrays, (b.decoded(dtype),), interpret, **how)
+    return (b.as_values(x),)
+
+
+def _run(
+    kernel,
+    b: Blocks,
+    arrays: tuple[Argument, ...],
+    results: tuple[Argument, ...],
+    interpret: bool,
+    *,
+    kept: int = 0,
+    scalars: tuple = (),
+    scratch: tuple = (),
+) -> tuple:
+    """Runs a kernel on the blocks of `arrays`, and returns `results`.
+
+    kept: how many arrays of scales a program keeps beside its blocks.
+    scalars: arrays that programs read from scalar memory, before `arrays`.
+    scratch: what else a program keeps.
+    """
+    name = getattr(kernel, "func", kernel).__name__  # a partial function has none
+    groups = b.tiles.columns // b.tiles.group
+    keep = (pltpu.VMEM((groups, 128), jnp.float32),) * kept
+    moved = sum(a.array.size * jnp.dtype(a.array.dtype).itemsize for a in (*arrays, *results))
+    x = arrays[0].array
+    call = pl.pallas_call(
+        functools.partial(kernel, tiles=b.tiles),
+        out_shape=[_varying(result.array, x) for result in results],
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=b.grid,
+            in_specs=[array.block for array in arrays],
+            out_specs=[result.block for result in results],
+            scratch_shapes=[*keep, *scratch],
+        ),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",) * 3),
+        cost_estimate=pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=moved),
+        interpret=interpret,
+        name=f"jaxmem_{name}",
+    )
+    return tuple(call(*scalars, *(array.array for array in arrays)))
+
+
+def _varying(result: jax.ShapeDtypeStruct, x) -> jax.ShapeDtypeStruct:
+    """`result`, which within `shard_map` varies over the devices that `x` varies over."""
+    return result.update(manual_axis_type=getattr(jax.typeof(x), "manual_axis_type", None))

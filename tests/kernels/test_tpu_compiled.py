@@ -1,0 +1,76 @@
+"""Kernels compile for TPUs that are not there, inside of what steps are made of, and the codes that
+they write are not padded.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from jaxmem._absent.process import child_environment
+from tests.shared import children
+
+pytest.importorskip("libtpu", reason="XLA's compiler for TPUs")
+CODECS = 6
+
+
+def rows(*names: str) -> list[dict]:
+    environment = child_environment(children.finding_packages())
+    command = [sys.executable, "-m", "tests.kernels.tpu_compiled", *names]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def one():
+    return {row["case"]: row for row in rows("v5e")}
+
+
+def test_every_codec_is_a_kernel_each_way(one):
+    found = [row for case, row in one.items() if case.startswith("v5e") and "bytes of" not in case]
+    assert len(found) == CODECS
+    assert [row for row in found if row["kernels"] != 2] == []
+
+
+def test_codes_lie_in_memory_as_their_codec_says(one):
+    found = [row for row in one.values() if "share" in row]
+    assert len(found) >= 3 * (CODECS - 1) - 2
+    # Of heads, scales and single channels have few rows to fill a tile with.
+    most = lambda row: 1.11 if "64]" in row["case"] else 1.03
+    assert [row for row in found if not 1 <= row["share"] < most(row)] == []
+    assert [row for row in found if row["kernels"] != 1] == []
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["scan", "vmap", "checkpoint", "shard_map", "shard_map, unchecked", "divided by shard_map"],
+)
+def test_inside_of_transformations_it_is_a_kernel(one, case):
+    assert one[case]["kernels"] == 1
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["references", "few values", "few tokens", "float16", "flat", "a short last group", "divided"],
+)
+def test_everything_else_is_the_reference(one, case):
+    assert one[case]["kernels"] == 0
+
+
+@pytest.mark.slow
+def test_every_tpu_that_pallas_knows():
+    found = rows("v4", "v5e", "v5p", "v6e", "tpu7x")
+    assert len(found) >= 5 * 4 * (CODECS - 1)
+    assert [row for row in found if row["kernels"] != 2] == []
+
+
+def test_pallas_is_not_imported_for_a_cpu():
+    program = (
+        "import sys, jax, jax.numpy as jnp, jaxmem, jaxmem_kernels as jk\n"
+        "jax.jit(lambda x: jk.quantize(x, group=64, scale='bfloat16',"
+        " stochastic=False))(jnp.ones((512, 256)))\n"
+        "assert not {'jax.experimental.pallas', 'jaxmem_kernels.tpu'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,106 @@
+"""Kernels of TPUs without one: Pallas's interpreter gives the references' results, bit for bit."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxmem_kernels import bits, int4
+from jaxmem_kernels.tpu import blocks, launch
+from tests.kernels.values import equal, hard
+
+# Shape and group: several blocks of columns; tokens that fill no tile; heads, which are turned; a
+# batch of two axes; wide groups; narrow ones; rows of which no 128 columns are whole groups.
+SHAPES = {
+    (200, 2048): 64,
+    (2, 300, 768): 64,
+    (2, 3, 130, 64): 64,
+    (300, 2, 128, 16): 16,
+    (128, 2048): 512,
+    (130, 256): 16,
+    (129, 48): 16,
+    (131, 192): 64,
+}
+# dtype, the scales' dtype, whether rounding is stochastic, seed
+HOW = (
+    ("bfloat16", "bfloat16", False, 0),
+    ("float32", "float32", True, 2**31 + 5),
+    ("bfloat16", "float32", False, 0),
+    ("float32", "bfloat16", True, 0),
+)
+CASES = [(shape, how) for shape in SHAPES for how in HOW[: 4 if len(shape) == 3 else 2]]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: " ".join(map(str, (*case[0], *case[1]))))
+def case(request):
+    """Values, and the parameters that encode and that decode them."""
+    shape, (dtype, scale, stochastic, seed) = request.param
+    group = SHAPES[shape]
+    how = {"group": group, "scale": scale, "stochastic": stochastic, "seed": seed}
+    return hard(shape, dtype, group), how, {"width": shape[-1], "dtype": dtype}
+
+
+def both(op: str, arrays, reference=None, **params) -> tuple:
+    """The reference's results, to which the kernel's are equal."""
+    reference = reference or getattr(int4, op)
+    wanted = jax.jit(functools.partial(reference, **params))(*arrays)
+    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+    kernel = functools.partial(getattr(launch, op), interpret=True, **params)
+    assert equal(jax.jit(kernel)(*arrays), wanted), op
+    return wanted
+
+
+def test_groups(case):
+    x, how, back = case
+    both("dequantize", both("quantize", (x,), **how), **back)
+
+
+def test_groups_with_an_offset(case):
+    x, how, back = case
+    both("dequantize_offset", both("quantize_offset", (x,), **how), **back)
+
+
+def test_channels_with_scales(case):
+    x, how, back = case
+    scales = jnp.abs(jnp.nan_to_num(x.astype(jnp.float32), posinf=1, neginf=1))
+    scales = scales.max(tuple(range(x.ndim - 1))) / 8
+    scales = scales.at[:3].set(jnp.array([0, jnp.nan, 1e30], jnp.float32)).astype(how.pop("scale"))
+    codes = both("quantize_by", (x, scales), **how)
+    both("dequantize_by", (*codes, scales), **back)
+
+
+def test_channels_that_are_left_out(case):
+    x, how, back = case
+    width = x.shape[-1]
+    channels = jnp.array([0, width // 2, width - 1])
+    # The second of four slots is empty.
+    slots = jnp.full(width, 4, jnp.int32).at[channels].set(jnp.array([0, 2, 3], jnp.int32))
+    codes = both("quantize_without", (x, slots < 4), **how)
+    values = x[..., jnp.array([0, 1, width // 2, width - 1])]
+    both("dequantize_with", (*codes, values, slots), **back)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("shape", "group"), [((200, 1024), 256), ((2, 130, 768), 256), ((131, 64), 64)]
+)
+def test_bits(shape, group, dtype):
+    x = (hard(shape, "float32", group) > 0).astype(dtype)
+    ends = jnp.zeros((), dtype), jnp.ones((), dtype)
+    codes = both("pack_bits", (x, ends[0]), bits.pack_bits, group=group)
+    both("unpack_bits", (*codes, *ends), bits.unpack_bits, width=shape[-1])
+
+
+def test_a_shape_that_no_kernel_takes_is_told():
+    with pytest.raises(ValueError, match=r"`x` is \(64, 128\) in groups of 64; expected .* kernel"):
+        blocks.of((64, 128), 64, 2)
+
+
+def test_the_shapes_are_taken_as_they_say():
+    taken = {shape: blocks.of(shape, group, 2) for shape, group in SHAPES.items()}
+    grids = {shape: b.grid for shape, b in taken.items()}
+    assert grids[(200, 2048)] == (1, 1, 2)
+    assert grids[(300, 2, 128, 16)] == (3, 1, 1)
+    turned = {shape for shape, b in taken.items() if b.tiles.turned}
+    assert turned == {shape for shape in SHAPES if shape[-1] % 128}

@@ -1,0 +1,129 @@
+"""Run by test_tpu_compiled.py: every kernel compiled for TPUs that are not there; a line of JSON a
+program.
+
+    python -m tests.kernels.tpu_compiled TPU...   (such as v5e; of several, more shapes too)
+"""
+
+from tests.shared import tpus  # isort: skip  (before any device is asked for)
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxmem_kernels as jk
+from jaxmem import codecs
+
+WIDE, HEADS, LONG = (4096, 1024), (4, 12, 1024, 64), (2, 1024, 2304)
+SYMMETRIC = codecs.GroupedSymmetric()
+CODECS = (
+    SYMMETRIC,
+    codecs.GroupedSymmetric(stochastic=True, scale="float32", group=128),
+    codecs.GroupedAsymmetric(),
+    codecs.ChannelwiseSymmetric(stochastic=True),
+    codecs.OutlierSeparated(),
+    codecs.BitMask(),
+)
+
+
+def spec(shape, dtype="bfloat16", sharding=None):
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
+
+
+def report(case: str, program, **more) -> None:
+    text = program if isinstance(program, str) else program.as_text()
+    kernels = text.count("@tpu_custom_call") + text.count('custom_call_target="tpu_custom_call"')
+    print(json.dumps({"case": case, "kernels": kernels} | more), flush=True)
+
+
+def both_ways(codec, shape, dtype: str, name: str) -> None:
+    """Encodes and decodes in one program."""
+    dtype = "bool" if isinstance(codec, codecs.BitMask) else dtype
+    there_and_back = lambda x: codec.decode(codec.encode(x), shape, jnp.dtype(dtype))
+    program = tpus.compiled(there_and_back, [spec(shape, dtype)], name)
+    report(f"{name} {codec} {dtype}{list(shape)}", program)
+
+
+def padding(name: str) -> None:
+    """How many bytes codes take where they lie as a step lets them, beside what a codec says."""
+    for codec in CODECS[:-1]:
+        for shape in (WIDE, HEADS, LONG):
+            x = spec(shape)
+            if codec.nbytes(shape, x.dtype) and not shape[-1] % getattr(codec, "group", 64):
+                program = tpus.compiled(codec.encode, [x], name, free=(False, True))
+                tiled = program.memory_analysis().output_size_in_bytes
+                nbytes = codec.nbytes(shape, x.dtype)
+                report(f"{name} {codec} bytes of {list(shape)}", program, share=tiled / nbytes)
+
+
+def wrapped(name: str) -> None:
+    """A kernel inside of what steps are made of."""
+    x, encode = spec((3, 2048, 512)), SYMMETRIC.encode
+    one = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+    over = {"mesh": one, "in_specs": P("data"), "out_specs": P("data")}
+    inside = {
+        "scan": lambda x: jax.lax.scan(lambda c, row: (c, encode(row)), 0, x)[1],
+        "vmap": jax.vmap(encode),
+        "checkpoint": jax.grad(
+            jax.checkpoint(lambda x: (x * encode(x)[1].sum()).sum().astype("float32"))
+        ),
+        "shard_map": jax.shard_map(encode, **over),
+        "shard_map, unchecked": jax.shard_map(encode, **over, check_vma=False),
+    }
+    for case, function in inside.items():
+        report(case, tpus.compiled(function, [x], name))
+
+
+def without() -> None:
+    """What takes references, and what kernels do not take. XLA takes half a minute to compile a
+    flat tensor's reference, so that these are not compiled.
+    """
+    with jk.references():
+        report("references", exported(spec(WIDE)))
+    cases = {
+        "few values": spec((128, 256)),
+        "few tokens": spec((2048, 2, 256)),
+        "float16": spec(WIDE, "float16"),
+        "flat": spec((2**20,)),
+        "a short last group": spec((4096, 100)),
+    }
+    for case, x in cases.items():
+        report(case, exported(x))
+
+
+def exported(x) -> str:
+    return jax.export.export(jax.jit(SYMMETRIC.encode), platforms=["tpu"])(x).mlir_module()
+
+
+def divided(name: str) -> None:
+    """Four TPUs that share a tensor, by XLA's partitioner and by `shard_map`."""
+    mesh = Mesh(np.array(tpus.devices(name, 4)), ("data",), axis_types=(AxisType.Auto,))
+    x = spec(WIDE, sharding=NamedSharding(mesh, P("data")))
+    mapped = jax.shard_map(SYMMETRIC.encode, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    report("divided", jax.jit(SYMMETRIC.encode).lower(x).compile())
+    report("divided by shard_map", jax.jit(mapped).lower(x).compile())
+
+
+def main() -> None:
+    names = sys.argv[1:]
+    for name in names:
+        for codec in CODECS:
+            both_ways(codec, WIDE, "bfloat16", name)
+            if len(names) > 1 and codec is not CODECS[-1]:
+                for shape, dtype in ((WIDE, "float32"), (LONG, "bfloat16")):
+                    both_ways(codec, shape, dtype, name)
+                if getattr(codec, "group", 64) == 64:
+                    both_ways(codec, HEADS, "bfloat16", name)
+    if len(names) == 1:
+        padding(*names)
+        wrapped(*names)
+        without()
+        divided(*names)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Compiles functions for TPUs that are not there, in the process that imports this file. libtpu
+reads its environment when it is loaded, so that it is imported before any device is asked for.
+"""
+
+import functools
+import os
+
+from jaxmem._core.quiet import LIBTPU
+
+os.environ |= LIBTPU | {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "JAX_PLATFORMS": "cpu",
+    "TPU_LOG_DIR": "disabled",
+}
+
+import jax
+import numpy as np
+from jax import export
+from jax.experimental.layout import Format, Layout
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxmem._absent.tpu import described
+from jaxmem._absent.tpu import devices as devices_of
+from jaxmem._device.tpus import TPUS, topology_of
+
+
+@functools.cache
+def devices(name: str, chips: int = 1) -> list:
+    """The devices of so many chips of a TPU, such as "v5e"."""
+    return devices_of(described(topology_of(TPUS[name], str(chips))))
+
+
+def compiled(function, arguments, name: str, free: tuple[bool, bool] = (False, False)):
+    """Compiles `function(*arguments)` for one device of a TPU, as a plan does: exported first.
+
+    arguments: shapes and dtypes.
+    free: whether XLA chooses how the arguments, and the results, lie in memory, as it does within a
+      step; else they lie as those of a program do.
+    """
+    exported = export.export(jax.jit(function), platforms=["tpu"])(*arguments)
+    one = NamedSharding(Mesh(np.array(devices(name)[:1]), ("device",)), PartitionSpec())
+    into, out = (Format(Layout.AUTO, one) if any_order else one for any_order in free)
+    arguments = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals]
+    return jax.jit(exported.call, in_shardings=into, out_shardings=out).lower(*arguments).compile()
