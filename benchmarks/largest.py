@@ -52,7 +52,8 @@ from jaxmem._planner.placed import read_places
 from jaxmem._profile.options import Allowed
 from jaxmem._search.trials import Limits
 from jaxmem._states.places import HOST, Places
-from jaxmem._xla.backend import DEVICELESS_MARGIN, Backend, backend_for
+from jaxmem._xla.backend import DEVICELESS_MARGIN, backend_for
+from jaxmem._xla.protocol import Backend
 from jaxmem.errors import BudgetError
 
 DEVICES = {"rtx4090": 24 * 10**9, "a100-80gb": 80 * 10**9, "h200": 141 * 10**9}

@@ -27,7 +27,8 @@ from jaxmem._profile.profile import profile
 from jaxmem._search.candidates import is_among
 from jaxmem._search.compile import StepCompiler
 from jaxmem._search.measure import hand_policies, quartiles
-from jaxmem._xla.backend import Backend, backend_for
+from jaxmem._xla.backend import backend_for
+from jaxmem._xla.protocol import Backend
 from tests.shared.foreign import flax_models, libraries, plain
 
 SHARES = {"everything": None, "0.6": 0.6, "0.4": 0.4}

@@ -32,7 +32,8 @@ from jaxmem._profile.profile import profile
 from jaxmem._search.compile import CompiledStep, StepCompiler
 from jaxmem._search.walks import Walks
 from jaxmem._solver.problem import Problem
-from jaxmem._xla.backend import Backend, Deviceless, Local
+from jaxmem._xla.backend import Deviceless, Local
+from jaxmem._xla.protocol import Backend
 
 TARGETS = ("local", "h200")
 LOOPS = ("scan", "microbatches", "names twice", "mixture", "encoder", "recurrent")

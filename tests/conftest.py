@@ -29,7 +29,9 @@ import hypothesis
 import jax
 import pytest
 
-from jaxmem._xla.backend import Backend, Local, Pricing
+from jaxmem._xla.backend import Local
+from jaxmem._xla.pricing import Pricing
+from jaxmem._xla.protocol import Backend
 from tests.shared import compilers
 
 hypothesis.settings.register_profile(

@@ -22,7 +22,8 @@ from jaxmem._device.target import Target
 from jaxmem._profile.options import Allowed
 from jaxmem._profile.profile import profile
 from jaxmem._search.compile import CompiledStep, StepCompiler
-from jaxmem._xla.backend import Backend, Local
+from jaxmem._xla.backend import Local
+from jaxmem._xla.protocol import Backend
 
 # A compiled program is remembered whoever traced it.
 jax.config.update("jax_traceback_in_locations_limit", 0)

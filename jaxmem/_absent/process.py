@@ -16,7 +16,6 @@ import jaxmem_kernels
 from jaxmem._absent.wire import read_message, write_message
 from jaxmem._core.quiet import LIBTPU
 
-
 _FATAL = re.compile(r"F\d{4} \d\d:\d\d:\d\d")  # how a line of it begins
 
 

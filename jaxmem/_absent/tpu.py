@@ -63,7 +63,7 @@ def devices(device: Mapping[str, Any]) -> list[Any]:
     return list(topology.devices)
 
 
-def with_stop(step: Callable[..., tuple]) -> Callable[..., tuple]:
+def with_stop(step: Callable[..., Any]) -> Callable[..., tuple]:
     """The step, with an operation beside it that ends a compile where code would be generated. Its
     bytes are those of the step but for 12 KiB.
     """

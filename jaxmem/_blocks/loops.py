@@ -8,7 +8,8 @@ what is demanded.
 import dataclasses
 import graphlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from jaxmem._blocks.named import holds_tag, is_tag
 from jaxmem._blocks.segments import Graph, weight_of
@@ -19,7 +20,6 @@ from jaxmem._jax.jaxpr import (
     as_scan,
     call_body,
     matmul_flops,
-    nbytes,
 )
 
 
@@ -68,13 +68,14 @@ class _Value:
 class Builder:
     """Collects the operations of a graph; loops in `closed`, by index, stay as they are.
 
+    size_of: bytes of a value.
     again: by index of a "turn" operation, the value that the turn before made.
     """
 
-    def __init__(self, graph: Graph, closed: set[int]):
+    def __init__(self, graph: Graph, closed: set[int], size_of: Callable[[Any], int]):
         avals = graph.instance.flat.avals
-        self.needed = graph.needed
-        self.sizes = {v: nbytes(aval) for v, aval in enumerate(avals)}
+        self.needed, self._size_of = graph.needed, size_of
+        self.sizes = {v: size_of(aval) for v, aval in enumerate(avals)}
         self.operations: list[Operation] = []
         self.again: dict[int, int] = {}
         self.constants: set[int] = set()
@@ -96,7 +97,7 @@ class Builder:
 
     def _new(self, aval, loops: Iterable[int]) -> _Value:
         number = len(self.sizes)
-        self.sizes[number] = nbytes(aval) * self._turns(loops)
+        self.sizes[number] = self._size_of(aval) * self._turns(loops)
         return _Value(number, frozenset(loops))
 
     def _turns(self, loops: Iterable[int]) -> int:

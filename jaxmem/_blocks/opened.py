@@ -8,12 +8,14 @@ turns.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from jaxmem._blocks.loops import Builder, Operation
 from jaxmem._blocks.named import names_in
 from jaxmem._blocks.segments import Graph
 from jaxmem._core.warn import warn
+from jaxmem._jax.jaxpr import nbytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +38,15 @@ class Opened:
     hidden: Mapping[str, str]
 
 
-def opened(graph: Graph) -> Opened:
+def opened(graph: Graph, size_of: Callable[[Any], int] = nbytes) -> Opened:
     """Opens every loop of the graph that holds a tag, those aside whose turns cannot be told
     apart.
+
+    size_of: bytes of a value.
     """
     closed: set[int] = set()
     while True:
-        builder = Builder(graph, closed)
+        builder = Builder(graph, closed, size_of)
         builder.prune()
         marks = builder.mark()
         cycles = builder.cycles()

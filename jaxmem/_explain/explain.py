@@ -27,7 +27,8 @@ from jaxmem._jax.step import trace, with_microbatches
 from jaxmem._memory.explanation import Explanation, Part
 from jaxmem._plan.plan import Plan
 from jaxmem._profile.profile import block_classes
-from jaxmem._xla.backend import Backend, backend_for
+from jaxmem._xla.backend import backend_for
+from jaxmem._xla.protocol import Backend
 from jaxmem.errors import PlanFileError
 
 _ADVICE = {  # for each kind of part, how a sentence names it, and what to do if it holds most

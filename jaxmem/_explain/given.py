@@ -10,7 +10,7 @@ from jaxmem._hlo.held import Peak
 from jaxmem._joint.steps import PlacedSteps
 from jaxmem._plan.plan import Plan
 from jaxmem._states.places import Places
-from jaxmem._xla.backend import Backend
+from jaxmem._xla.protocol import Backend
 from jaxmem.errors import PlanFileError
 
 

@@ -11,7 +11,7 @@ from jaxmem._device.support import allowed_actions
 from jaxmem._planner.read import Read, read_step
 from jaxmem._profile.options import Allowed
 from jaxmem._solver.cost import Cost, evaluate
-from jaxmem._xla.backend import Backend
+from jaxmem._xla.protocol import Backend
 from jaxmem.errors import TagError
 
 

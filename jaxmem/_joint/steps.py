@@ -23,7 +23,7 @@ from jaxmem._released.step import ReleasedStep
 from jaxmem._states.places import HOST, Places
 from jaxmem._states.stacks import masters_of
 from jaxmem._states.within import opened
-from jaxmem._xla.backend import Backend
+from jaxmem._xla.protocol import Backend
 from jaxmem.errors import StepError
 
 

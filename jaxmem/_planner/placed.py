@@ -33,7 +33,7 @@ from jaxmem._search.trials import Limits
 from jaxmem._solver.problem import Problem
 from jaxmem._states.places import DIVIDED, DIVIDED_WORDS
 from jaxmem._states.within import opened
-from jaxmem._xla.backend import Backend
+from jaxmem._xla.protocol import Backend
 from jaxmem.errors import OptimizerError, StepError, TargetError
 
 ACTIONS, STATES_TOO, SHARDING, NUMBER = DECIDED = "actions", "states", "sharding", "microbatches"

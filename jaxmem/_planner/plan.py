@@ -35,7 +35,8 @@ from jaxmem._search.search import search
 from jaxmem._search.trials import Limits, Setting
 from jaxmem._search.walks import Walks
 from jaxmem._solver import waste
-from jaxmem._xla.backend import Backend, backend_for
+from jaxmem._xla.backend import backend_for
+from jaxmem._xla.protocol import Backend
 from jaxmem.errors import JaxmemWarning
 
 

@@ -22,7 +22,7 @@ from jaxmem._profile.profile import profile as make_profile
 from jaxmem._search.compile import StepCompiler
 from jaxmem._search.history import History
 from jaxmem._search.trials import Limits
-from jaxmem._xla.backend import Backend
+from jaxmem._xla.protocol import Backend
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from jaxmem._search.compile import StepCompiler
 from jaxmem._search.trials import Limits
 from jaxmem._search.walks import beside_arguments
 from jaxmem._states.places import DEVICE, DIVIDED, HOST, Places
-from jaxmem._xla.backend import Backend
+from jaxmem._xla.protocol import Backend
 from jaxmem.errors import JaxmemError, OptimizerError, StepError
 
 GOALS = ("max", "fastest")

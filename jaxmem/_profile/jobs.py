@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from jaxmem._device.tiles import tiled_bytes
+from jaxmem._jax.jaxpr import nbytes
 from jaxmem._jax.job import Job
 
 # The size of the loop that tells what keeping costs: more than any cache, or allocator, holds.
@@ -20,10 +22,11 @@ class Jobs:
     """Collects jobs in the order in which they are added.
 
     local: whether they will run here, so that keeping a tensor can be timed as a loop does it.
+    tiled: whether arrays take the bytes that they do in a TPU's tiles.
     """
 
-    def __init__(self, local: bool):
-        self.local = local
+    def __init__(self, local: bool, tiled: bool = False):
+        self.local, self.tiled = local, tiled
         self.keys: list[tuple] = []
         self.jobs: list[Job] = []
         self._kept: set[tuple] = set()
@@ -32,6 +35,12 @@ class Jobs:
         """Adds a job under a key that no other job has."""
         self.keys.append(key)
         self.jobs.append(job)
+
+    def stored(self, aval, layers: int = 1) -> int:
+        """Bytes of an array, where it is one of so many that lie in one stack."""
+        if not self.tiled or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+            return nbytes(aval)
+        return -(-tiled_bytes((layers, *aval.shape), aval.dtype.itemsize) // layers)
 
     def keep(self, size: int, stacked: bool) -> tuple[tuple, ...]:
         """Adds what tells the cost of keeping `size` bytes until the backward, on top of computing

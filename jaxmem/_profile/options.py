@@ -78,13 +78,17 @@ class Place:
     eqn: the tag, of `jaxmem.tag` or `checkpoint_name`.
     turns: how many of its tensors one layer saves.
     looped: whether it is inside a loop of the block.
-    stacked: whether a loop over layers stacks what is saved of it.
+    stack: of how many layers a loop stacks what is saved of it; 0 where none does.
     """
 
     eqn: JaxprEqn
     turns: int
     looped: bool
-    stacked: bool
+    stack: int
+
+    @property
+    def stacked(self) -> bool:
+        return self.stack > 0
 
     @property
     def aval(self) -> Any:
@@ -128,13 +132,17 @@ def _options(
     so that another count takes no new measurements.
     """
     aval, turns = place.aval, place.turns
-    size, found = turns * nbytes(aval), []
+    stored = lambda aval: turns * jobs.stored(aval, max(1, place.stack))
+    size, found = stored(aval), []
     if Action.KEEP in actions:
         found.append(UnpricedOption(KEEP, size, 0, jobs.keep(size, place.stacked)))
     if Action.OFFLOAD in actions:
         found.append(UnpricedOption(OFFLOAD, 0, size, moved(jobs.keep(size, place.stacked))))
     for codec, fitted in codecs.items():
         codes = turns * fitted.nbytes(aval.shape, aval.dtype)
+        if jobs.tiled:
+            spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+            codes = sum(map(stored, jax.tree.leaves(jax.eval_shape(fitted.encode, spec))))
         encoded = jax.eval_shape(codec.encode, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
         keys = tuple((*key, str(codec), way) for way in ("encode", "decode"))
         # Default arguments, since the loop's variables are others when the job runs.

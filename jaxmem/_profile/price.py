@@ -11,7 +11,7 @@ from jaxmem._blocks.find import Instance
 from jaxmem._blocks.opened import Opened, opened
 from jaxmem._blocks.segments import Graph, backward, forward, segments
 from jaxmem._core.profile import BlockClass, Equation, Option, Tag
-from jaxmem._jax.jaxpr import matmul_flops, nbytes
+from jaxmem._jax.jaxpr import matmul_flops
 from jaxmem._jax.job import Job
 from jaxmem._profile.jobs import Jobs
 from jaxmem._profile.options import Allowed, Place, UnpricedOption, options_of
@@ -71,7 +71,10 @@ def unpriced(graph: Graph, index: int, allowed: Allowed, jobs: Jobs) -> Unpriced
 
     Raises TagError for a name whose places ask for different codecs.
     """
-    avals, inside = graph.instance.flat.avals, opened(graph)
+    stacked = graph.instance.repeats.loops > 0
+    stack = graph.instance.layers if stacked else 0
+    stored = lambda aval: jobs.stored(aval, max(1, stack))
+    avals, inside = graph.instance.flat.avals, opened(graph, stored)
     read_or_made = {v for o in inside.operations for v in (*o.reads, *o.outputs)}
     # The flat jaxpr also numbers the derivative's values; the class numbers its own from 0.
     number = {v: i for i, v in enumerate(sorted(read_or_made | set(inside.needed)))}
@@ -85,10 +88,9 @@ def unpriced(graph: Graph, index: int, allowed: Allowed, jobs: Jobs) -> Unpriced
         jobs.add((index, "segment", k), Job(segment.function, segment.avals))
         for i, weight in zip(segment.equations, segment.weights):
             shares[i] = ((index, "segment", k), weight)
-    stacked = graph.instance.repeats.loops > 0
-    tags = _tags(inside, number, index, graph.instance.label, allowed, jobs, stacked)
+    tags = _tags(inside, number, index, graph.instance.label, allowed, jobs, stack)
     charged = [v for v in graph.instance.charged if v in number]
-    inputs = tuple((v, jobs.keep(nbytes(avals[v]), stacked)) for v in charged)
+    inputs = tuple((v, jobs.keep(stored(avals[v]), stacked)) for v in charged)
     jobs.add((index, "forward"), Job(*forward(graph)))
     jobs.add((index, "backward"), Job(*backward(graph)))
     ends = (index, "forward"), (index, "backward")
@@ -102,13 +104,13 @@ def _tags(
     label: str,
     allowed: Allowed,
     jobs: Jobs,
-    stacked: bool,
+    stack: int,
 ) -> tuple[UnpricedTag, ...]:
     """The tags of a class, one for each place, those of a name together."""
     by_name: dict[str, list[tuple[Place, int]]] = {}
     for o in inside.operations:
         if o.tag is not None:
-            place = Place(o.tag, o.turns, o.looped, stacked)
+            place = Place(o.tag, o.turns, o.looped, stack)
             by_name.setdefault(o.tag.params["name"], []).append((place, number[o.outputs[0]]))
     found = []
     for name, places in by_name.items():

@@ -40,7 +40,7 @@ def profile(
     actions = allowed.actions
     looped = [a for a in actions if not (a.offloads and target.platform == "cuda")]
     allowed = dataclasses.replace(allowed, looped=looped)
-    jobs = Jobs(target.local)
+    jobs = Jobs(target.local, target.platform == "tpu")
     # First draft all classes, whose prices are jobs; then time all jobs at once; then price.
     unrolled = _unrolled(found.classes)
     offloads = target.platform == "cuda" and any(a.offloads for a in actions)

@@ -13,7 +13,7 @@ from jaxmem._compiled.compiled import Compiled
 from jaxmem._core.actions import Actions, keeps_everything
 from jaxmem._core.assignment import Assignment, Decisions
 from jaxmem._jax.step import trace
-from jaxmem._xla.backend import Backend, Built
+from jaxmem._xla.protocol import Backend, Built
 from jaxmem.errors import StepError
 
 

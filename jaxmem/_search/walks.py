@@ -17,7 +17,7 @@ from jaxmem._search.compile import StepCompiler
 from jaxmem._solver.cost import evaluate
 from jaxmem._solver.memory import Expected, MemoryModel
 from jaxmem._solver.solution import Solution
-from jaxmem._xla.backend import Backend
+from jaxmem._xla.protocol import Backend
 from jaxmem.errors import StepError
 
 MOST_WALKS = 8  # for one question to the solver

@@ -1,17 +1,15 @@
 """Where steps are compiled and pieces of them are timed: on the device at hand, or without it.
 
-Whatever differs between the two stands here. A search is handed a `Backend`, and never asks what
-kind of target it works for.
+Whatever differs between the two stands here.
 """
 
-import abc
 import concurrent.futures
 import contextlib
 import dataclasses
 import re
 import time
 from collections.abc import Sequence
-from typing import Any, Self, TypeVar
+from typing import TypeVar
 
 import jax
 from jax import export
@@ -35,7 +33,7 @@ from jaxmem._jax.job import Job
 from jaxmem._jax.step import described
 from jaxmem._xla.link import measured_link
 from jaxmem._xla.options import options_of
-from jaxmem._xla.pricing import Pricing
+from jaxmem._xla.protocol import Backend, Built
 from jaxmem._xla.running import CannotRun, Run, fits, in_turns, obstacle
 from jaxmem._xla.timing import measure_all
 from jaxmem.errors import StepError
@@ -44,77 +42,6 @@ T = TypeVar("T")
 DEVICELESS_MARGIN = 0.02  # autotuning picks other matrix kernels there: up to 1.3 % of bytes seen
 PROGRAM_MARGIN = 0.01  # a TPU's program lies in its memory too, beside what buffers are assigned
 READING = 2  # of how XLA's estimates are read: times of another number are not found again
-
-
-@dataclasses.dataclass(frozen=True)
-class Built:
-    """A compiled step.
-
-    compiled: what was read from it: its bytes, its matrix products, XLA's estimate of its time.
-    executable: what a caller runs; None where it was compiled for a device that is not there.
-    """
-
-    compiled: Compiled
-    executable: Any = None
-
-
-class Backend(Pricing, abc.ABC):
-    """What a search asks of a target. Use it in a `with` statement, which ends its processes.
-
-    margin: the share of a budget that is left free, since the device may need it.
-    width: how many compiles are worth asking for at once.
-    assigns: whether bytes and costs are known before a compile is done, so that `assign` takes a
-      part of the time that `compile` takes.
-    database: what was timed and compiled before, and where it is written down.
-    """
-
-    margin = 0.0
-    width = 1
-    assigns = False
-
-    def __init__(self, target: Target, database: Database | None = None):
-        super().__init__(target)
-        self.database = database or Database()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_) -> None:
-        return
-
-    @abc.abstractmethod
-    def compile(self, stage, traced: jax.stages.Traced) -> "concurrent.futures.Future[Built]":
-        """Compiles the step as it will run, and returns a future of the result.
-
-        stage: the step's own traced stage, whose executable is called as the step is.
-        traced: JAX's, as `jaxmem._jax.step.trace` returns both.
-        """
-
-    def assign(self, stage, traced: jax.stages.Traced) -> "concurrent.futures.Future[Built]":
-        """The same, ended where buffers are assigned, if the target's compiler can. What a search
-        returns is compiled whole; what it only weighs need not be.
-        """
-        return self.compile(stage, traced)
-
-    @abc.abstractmethod
-    def explain(self, traced: jax.stages.Traced) -> tuple[Compiled, Peak]:
-        """Compiles the step once more, and returns what was read from it and what its buffers
-        hold.
-        """
-
-    def run(
-        self, steps: Sequence[Built], traced: jax.stages.Traced, args: tuple, seconds: float
-    ) -> list[list[float]]:
-        """Returns the seconds of each of several compiled steps in each of several rounds, none for
-        a step that was not compiled to run, or for which there is no memory.
-
-        traced: one of them, which tells what it does besides its work.
-        args: arrays or shapes that they were traced for.
-        seconds: how long the rounds go on.
-
-        Raises CannotRun if no such step is run here.
-        """
-        raise CannotRun(f"the target {str(self.target)!r} is not the device at hand")
 
 
 class Local(Backend):

@@ -82,7 +82,7 @@ def test_products_that_are_recomputed_are_counted_by_layer():
 @pytest.mark.parametrize("action", [*ALL, "everything"])
 def test_what_the_profile_predicts_is_what_is_traced(loss, action):
     target = dataclasses.replace(
-        Target.parse("h200"), platform="tpu"
+        Target.parse("h200"), platform="rocm"
     )  # CUDA leaves offload out of unrolled layers
     made = profile(traced({}, loss).jaxpr, Pricing(target), Allowed(ALL))
     priced = {

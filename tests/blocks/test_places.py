@@ -44,7 +44,7 @@ def traced(block, choices):
 
 
 # XLA:GPU does not compile what a loop in a loop offloads; the programs are the same for any target.
-TARGET = Pricing(dataclasses.replace(Target.parse("h200"), platform="tpu"))
+TARGET = Pricing(dataclasses.replace(Target.parse("h200"), platform="rocm"))
 
 
 @functools.cache

@@ -11,7 +11,8 @@ import pytest
 
 import jaxmem
 from jaxmem._core.database import Timing
-from jaxmem._xla.backend import Backend, Local
+from jaxmem._xla.backend import Local
+from jaxmem._xla.protocol import Backend
 from tests.shared import models
 
 pytestmark = [

@@ -12,7 +12,8 @@ from jaxmem._core.database import Database, Timing
 from jaxmem._device.target import Target
 from jaxmem._jax.job import Job
 from jaxmem._profile.times import BUSY, OLD_SECONDS, RETRY_SECONDS, job_times
-from jaxmem._xla.backend import Local, Pricing
+from jaxmem._xla.backend import Local
+from jaxmem._xla.pricing import Pricing
 from jaxmem._xla.timing import measure_all
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]

@@ -29,7 +29,9 @@ class Counting:
     def __init__(self, fails: bool = False):
         self.fails, self.asked = fails, 0
 
-    def compile(self, stage, traced):
+    assigns = False
+
+    def assign(self, stage, traced):
         self.asked += 1
         future: Any = concurrent.futures.Future()
         if self.fails:
