@@ -243,6 +243,10 @@ class Module:
         """Returns the place whose value the instruction passes on, None if it makes its own."""
         if i.opcode == "get-tuple-element":
             return i.operands[0], (i.element, *index)
+        if i.opcode == "copy-done" and i.operands:  # a TPU moves arrays into its cores so, and out
+            return i.operands[0], (0, *index)
+        if i.opcode == "copy-start" and i.operands and index[:1] == (0,):  # (copy, source, ...)
+            return i.operands[0], index[1:]
         if i.opcode == "tuple":
             return (
                 (i.operands[index[0]], index[1:]) if index and index[0] < len(i.operands) else None
