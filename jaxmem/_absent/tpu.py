@@ -26,6 +26,9 @@ from jaxmem._hlo.memories import memories, on_core
 from jaxmem._hlo.roofline import TpuRates, tpu_costs
 
 _STOP = "jaxmem_stop"  # no operation that anyone knows
+# Of a step that takes more than the device has XLA computes again what it can, for minutes. Nobody
+# runs such a step, and what it takes as it was written is what a search wants to know.
+_AS_WRITTEN = {"xla_tpu_rematerialization_min_size_in_bytes": str(2**40)}
 _TILE = 8, 128  # of 32-bit numbers: the compiler fails on less
 # What the compiler says of a program that its buffers are assigned for: it has met the operation
 # above, or takes more than the device has.
@@ -92,6 +95,8 @@ def _compiled(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> tuple[C
     start, options = time.perf_counter(), dict(header["options"])
     with tempfile.TemporaryDirectory(prefix="jaxmem-") as folder:
         dumps = {"xla_dump_to": folder, "xla_dump_hlo_as_proto": True, "xla_dump_hlo_as_text": True}
+        if header.get("assigned"):
+            dumps |= _AS_WRITTEN
         try:
             lowered.compile(compiler_options=dumps | options)
         except jax.errors.JaxRuntimeError as error:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 LANES = 128  # numbers in a row of a tile
 ROWS = 8  # of a tile, at most; fewer where an axis is shorter
 WORD = 4  # bytes; narrower numbers of several rows share a word
+LEAST, FLAT = 512, 1024  # bytes of a tile at least; numbers of one of a single axis at most
 
 
 def tiled_bytes(shape: Sequence[int], itemsize: int) -> int:
@@ -14,26 +15,25 @@ def tiled_bytes(shape: Sequence[int], itemsize: int) -> int:
 
     A tile has 8 rows of 128 numbers, or 4, 2 or 1 rows where that many suffice, but as many rows as
     share a word: 2 of bfloat16, 4 of int8. The compiler takes those two axes for lanes and rows
-    that pad least.
+    that pad least. An array of a single axis has tiles without rows.
 
     shape: of the array.
     itemsize: bytes of a number in it.
     """
-    sides = [n for n in shape if n != 1]
-    least = max(1, WORD // itemsize)
-    if not math.prod(sides):
+    whole, least = math.prod(shape), max(1, WORD // itemsize)
+    if not whole:
         return 0
-    whole = math.prod(sides)
-    choices = itertools.permutations([*sides, 1, 1], 2)
+    if len(shape) < 2:
+        return itemsize * _up(whole, min(FLAT, max(LEAST // itemsize, _power(whole))))
     return itemsize * min(
-        whole // (rows * lanes) * _up(rows, _rows(rows, least)) * _up(lanes, LANES)
-        for rows, lanes in set(choices)
+        whole // (rows * lanes) * _up(rows, max(least, min(ROWS, _power(rows)))) * _up(lanes, LANES)
+        for rows, lanes in set(itertools.permutations(shape, 2))
     )
 
 
-def _rows(side: int, least: int) -> int:
-    """Rows of a tile for an axis: the least power of two that holds it, within bounds."""
-    return max(least, min(ROWS, 1 << max(0, side - 1).bit_length()))
+def _power(n: int) -> int:
+    """The least power of two that is not under a number."""
+    return 1 << max(0, n - 1).bit_length()
 
 
 def _up(n: int, multiple: int) -> int:
