@@ -46,6 +46,7 @@ _DEAR |= {"power": 8, "remainder": 8}
 # n devices (n-1)/n, which is taken as 1, and twice that for a reduction whose result all hold.
 _CROSSING = {"all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "collective-permute": 1}
 _CROSSING |= {"all-reduce": 2, "ragged-all-to-all": 1, "collective-broadcast": 1}
+_IN_PLACE = "output_to_operand_aliasing={{}: (0, {})}"
 _TRIPS = re.compile(r"^s32\[\]\S* constant\((\d+)\)")
 
 
@@ -194,7 +195,9 @@ class _Program:
             used = [k for k, n in enumerate(j.operand_names) if n in names]
             if not used:
                 continue
-            if j.opcode == "bitcast":
+            # A loop's stack may be tiled otherwise within a kernel. That takes no more of it than
+            # what reads the result, whose memory is the stack's own.
+            if j.opcode == "bitcast" or (j.opcode == "fusion" and _IN_PLACE in j.text):
                 names.add(j.name)
             elif j.opcode in _SLICES and used == [0]:
                 total += _padded(j.output)
