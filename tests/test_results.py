@@ -355,6 +355,23 @@ def test_time_of_placed_plans_on_a_cpu():
         assert quotes(" ".join(cells), *errors, min(whole), max(whole)), row
 
 
+def test_codecs_on_tpus():
+    page, results = tables("docs/kernels.md")["A step on a TPU"], result("tpu_codecs")["results"]
+    assert page.keys() == {"v5e", "v5p", "v6e"}
+    ways = "keep", "grouped_symmetric, kernels", "grouped_symmetric, references"
+    for tpu, cells in page.items():
+        steps = results[f"{tpu} steps"]
+        for cell, way in zip(cells, ways, strict=True):
+            assert quotes(cell, steps[way]["MiB"], steps[way]["estimated_ms"]), (tpu, way)
+    text, summary = (ROOT / "docs/kernels.md").read_text("utf-8"), result("tpu_codecs")["summary"]
+    said = re.search(r"the median codec\s(.*?)as much as the least", text, re.S)
+    ways = [summary[f"v5e {way}"] for way in ("kernels", "references")]
+    assert said is not None
+    assert quotes(
+        said[1], *(w[f"median {way} passes"] for w in ways for way in ("encode", "decode"))
+    )
+
+
 def test_choices_beside_protrains():
     page, rows = PAGE["Beside ProTrain's choices"], result("protrain_table")["results"]
     for cells, row in zip(page.values(), rows.values(), strict=True):

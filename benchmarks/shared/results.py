@@ -16,7 +16,7 @@ from jaxmem._core.files import read_json, write_json
 from jaxmem._core.versions import installed
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results"
-PACKAGES = ("jax", "jaxlib", "jax-cuda13-pjrt", "flax", "optax", "pulp", "highspy")
+PACKAGES = ("jax", "jaxlib", "jax-cuda13-pjrt", "libtpu", "flax", "optax", "pulp", "highspy")
 
 
 class Report:

@@ -78,6 +78,8 @@ def test_channels_that_are_left_out(case):
     slots = jnp.full(width, 4, jnp.int32).at[channels].set(jnp.array([0, 2, 3], jnp.int32))
     codes = both("quantize_without", (x, slots < 4), **how)
     values = x[..., jnp.array([0, 1, width // 2, width - 1])]
+    # What passes through float32, hardware may flush.
+    values = jnp.where(jnp.abs(values) < jnp.finfo(x.dtype).tiny, 0, values)
     both("dequantize_with", (*codes, values, slots), **back)
 
 

@@ -1,0 +1,178 @@
+"""What codecs move and hold on TPUs that are not there: as Pallas kernels, and as XLA compiles
+their references.
+
+Encoding and decoding are compiled alone, with codes in whatever order of axes XLA chooses, as in a
+step. `least` is what each way must read and write, the tensor and its codes (`nbytes`). `passes`
+are the bytes that all operations of the compiled program read and write, over `least`, and
+`device_passes` those of them in the device's memory: the rest moves in a core's own memory (VMEM),
+which a tensor of a few MiB fits in if nothing else does. `padded` is what codes take in tiles over
+`nbytes`.
+
+Whole steps: eight layers of two products and a GELU over [4096, 1024] and [4096, 4096] bfloat16,
+with everything kept and with each of their three tags compressed. Bytes are the compiler's buffer
+assignment, seconds are jaxmem's roofline of the compiled step, which no TPU has confirmed. A TPU
+that is not there runs nothing.
+
+Command:  python -m benchmarks.tpu_codecs [--out FILE]
+"""
+
+from tests.shared import tpus  # isort: skip  (before any device is asked for)
+
+import contextlib
+import functools
+import math
+import statistics
+
+import jax
+import jax.numpy as jnp
+
+import jaxmem
+import jaxmem_kernels as jk
+from benchmarks.shared.results import Report
+from jaxmem import codecs
+from jaxmem._absent.compiler import Compiler
+from jaxmem._core.actions import Action, Choice
+from jaxmem._core.assignment import Assignment
+from jaxmem._hlo.roofline import TpuRates, tpu_costs
+from jaxmem._jax.export import export_flat
+
+TPUS = ("v5e", "v5p", "v6e")
+SHAPES = (
+    ("bfloat16", (4096, 1024)),
+    ("bfloat16", (4096, 4096)),
+    ("bfloat16", (8, 1024, 768)),
+    ("float32", (4096, 1024)),
+    ("bfloat16", (4, 12, 1024, 64)),
+)
+CODECS = (
+    "grouped_symmetric",
+    "grouped_symmetric(stochastic=true)",
+    "grouped_asymmetric",
+    "channelwise_symmetric",
+    "outlier_separated",
+    "bit_mask",
+)
+WAYS = {"kernels": contextlib.nullcontext, "references": jk.references}
+LAYERS, TOKENS, WIDTH = 8, 4096, 1024
+TAGS = "in", "up", "gelu"
+# Nothing but the device's memory takes time: a second a byte.
+BYTES = TpuRates(bandwidth=1.0, products=math.inf, vector=math.inf, ring=math.inf)
+
+
+def moved(program) -> tuple[int, int]:
+    """Bytes that the operations of a compiled program read and write: all, and those in the
+    device's memory.
+    """
+    text = program.as_text()
+    return _reckoned(text.replace("S(1)", "")), _reckoned(text)
+
+
+def _reckoned(text: str) -> int:
+    seconds = tpu_costs(text, BYTES).seconds
+    assert seconds is not None
+    return round(seconds)
+
+
+def alone(name: str, codec, shape: tuple[int, ...], dtype) -> dict:
+    """What a codec's encoding and decoding of one tensor move."""
+    nbytes = codec.nbytes(shape, dtype)
+    least = nbytes + math.prod(shape) * dtype.itemsize
+    row: dict = {"nbytes": nbytes, "least": least}
+    for way, context in WAYS.items():
+        with context():
+            x = jax.ShapeDtypeStruct(shape, dtype)
+            codes = jax.eval_shape(codec.encode, x)
+            decode = lambda *codes: codec.decode(codes, shape, dtype)
+            encoded = tpus.compiled(codec.encode, [x], name, free=(False, True))
+            decoded = tpus.compiled(decode, codes, name, free=(True, False))
+        held = encoded.memory_analysis()
+        assert held is not None
+        row[way] = {"padded": round(held.output_size_in_bytes / nbytes, 3)}
+        for what, program in {"encode": encoded, "decode": decoded}.items():
+            passes, device = (round(n / least, 2) for n in moved(program))
+            row[way][what] = {"passes": passes, "device_passes": device}
+    return row
+
+
+def loss(weights, x, policy):
+    """Layers of two products and a GELU, each under `policy`."""
+
+    def layer(x, w):
+        x = jaxmem.tag(x, "in", kind="residual")
+        up = jaxmem.tag(x @ w["up"], "up", kind="linear")
+        hidden = jaxmem.tag(jax.nn.gelu(up), "gelu", kind="gelu")
+        return x + hidden @ w["down"], None
+
+    y, _ = jax.lax.scan(jax.checkpoint(layer, policy=policy, prevent_cse=False), x, weights)
+    return jnp.square(y).mean().astype(jnp.float32)
+
+
+def step(weights, x, policy):
+    gradient = jax.grad(functools.partial(loss, policy=policy))(weights, x)
+    return jax.tree.map(lambda w, g: w - g, weights, gradient)
+
+
+def whole(name: str, choice: Choice) -> dict:
+    """Bytes and estimated time of a step whose tags are all treated so."""
+    policy = jaxmem.remat_policy(Assignment({"block": dict.fromkeys(TAGS, choice)}))
+    spec = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    weights = {"up": spec(LAYERS, WIDTH, 4 * WIDTH), "down": spec(LAYERS, 4 * WIDTH, WIDTH)}
+    jitted = jax.jit(functools.partial(step, policy=policy), donate_argnums=0)
+    exported, donated = export_flat(jitted.trace(weights, spec(TOKENS, WIDTH)), "tpu")
+    with Compiler(name, workers=1) as compiler:
+        found = compiler.submit(exported, donated=donated).result()
+    assert found.xla_seconds is not None
+    return {
+        "MiB": round(found.total_bytes / 2**20, 1),
+        "estimated_ms": round(1e3 * found.xla_seconds, 2),
+    }
+
+
+def steps(name: str) -> dict:
+    """A step with everything kept, and with everything compressed by kernels and by references."""
+    rows = {"keep": whole(name, Choice(Action.KEEP))}
+    for codec in ("grouped_symmetric", "outlier_separated"):
+        for way, context in WAYS.items():
+            with context():
+                compressed = Choice(Action.COMPRESS, str(codecs.parse(codec)))
+                rows[f"{codec}, {way}"] = whole(name, compressed)
+    return rows
+
+
+def summary(report: Report) -> dict:
+    """Medians over shapes and codecs, for each TPU and way."""
+    found: dict = {}
+    for name in TPUS:
+        rows = [row for key, row in report.results.items() if key.startswith(f"{name} ")]
+        rows = [row for row in rows if "least" in row]
+        for way in WAYS if rows else ():
+            of = lambda *at, way=way, rows=rows: [
+                functools.reduce(lambda d, k: d[k], at, row[way]) for row in rows
+            ]
+            found[f"{name} {way}"] = {
+                "median encode passes": statistics.median(of("encode", "passes")),
+                "median decode passes": statistics.median(of("decode", "passes")),
+                "most padded": max(of("padded")),
+            }
+    return found
+
+
+def run(report: Report, name: str) -> None:
+    for text in CODECS:
+        codec = codecs.parse(text)
+        for kind, shape in SHAPES:
+            dtype = jnp.dtype(bool if text == "bit_mask" else kind)
+            key = f"{name} {text} {dtype.name}{list(shape)}"
+            if not report.has(key):
+                report.add(key, alone(name, codec, shape, dtype))
+    if not report.has(f"{name} steps"):
+        report.add(f"{name} steps", steps(name))
+
+
+def main() -> None:
+    report = Report("tpu_codecs")
+    report.for_each(TPUS, run, summary)
+
+
+if __name__ == "__main__":
+    main()
