@@ -1,4 +1,4 @@
-"""What a kernel of a TPU's program is reckoned to move."""
+"""What kernels of a TPU's program are reckoned to move of a loop's stacks."""
 
 import math
 
