@@ -1,7 +1,7 @@
 # Needs python3 (3.11 or later) and make; the rest is installed into a virtual environment of the project's own.
 # PYTHON=python3.12 picks another interpreter, PINS=newest other versions (constraints/), ARGS="-k tag" goes to pytest.
 PYTHON ?= python3
-EXTRAS ?= test,experiments,deviceless
+EXTRAS ?= test,experiments,deviceless,tpu
 ARGS   ?=
 # A process a core; ARGS="-n 0" is one process for all, which is what a debugger or a single file wants.
 PYTEST  = $(PY) -m pytest -n auto --dist worksteal

@@ -4,9 +4,14 @@ import dataclasses
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from jaxmem._absent.wheels import install_command, plugin_command, require_wheels
+from jaxmem._absent.wheels import (
+    install_command,
+    libtpu_command,
+    plugin_command,
+    require_wheels,
+)
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.database import check, default_path, usage
 from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
@@ -14,7 +19,8 @@ from jaxmem._device.target import Target
 from jaxmem.errors import TargetError
 
 PACKAGES = (
-    "jax", "jaxlib", "flax", "optax", "numpy", "pulp", "highspy", "jax-triton", "triton", "rich",
+    "jax", "jaxlib", "flax", "optax", "numpy", "pulp", "highspy", "jax-triton", "triton",
+    "libtpu", "rich",
 )  # fmt: skip
 PREALLOCATE, FRACTION = "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
@@ -42,7 +48,7 @@ def examine() -> list[Check]:
     checks += combinations(found)
     checks += _devices()
     checks += settings(os.environ, _platform() in ("gpu", "cuda", "rocm"))
-    checks += [kernels(found), terminal(found), _deviceless(), _assembler(), cache()]
+    checks += [kernels(found), terminal(found), *absent(), _assembler(), cache()]
     return checks
 
 
@@ -200,17 +206,23 @@ def _platform() -> str:
         return "none"
 
 
-def _deviceless() -> Check:
-    """Tells whether XLA's GPU compiler is here. Its error ends with how to install it, which
-    becomes the remedy.
+def absent() -> list[Check]:
+    """Tells whether the compilers for GPUs and for TPUs that are not there are here, of the
+    versions that jax asks for. That needs no device and no compile.
     """
+    gpus = "plans for GPUs that are not there", "the compiler's two wheels are of jax's version"
+    tpus = "plans for TPUs that are not there", "libtpu is of the version that jax asks for"
+    looks = (("h200", gpus, plugin_command), ("v5e", tpus, libtpu_command))
+    return [_compiler(target, *said, command) for target, said, command in looks]
+
+
+def _compiler(target: str, name: str, there: str, command: Callable[[], str]) -> Check:
+    """Tells whether what compiles for a target is here; `command` is what would install it."""
     try:
-        require_wheels(Target.parse("h200"))
+        require_wheels(Target.parse(target))
     except TargetError:
-        return Check("plans for GPUs that are not there", "no compiler", plugin_command(), "note")
-    return Check(
-        "plans for GPUs that are not there", "the compiler's two wheels are of jax's version"
-    )
+        return Check(name, "no compiler of the version that jax asks for", command(), "note")
+    return Check(name, there)
 
 
 def _assembler() -> Check:

@@ -21,16 +21,25 @@ def targets(args: argparse.Namespace) -> int:
         return 0
     print("name       usable GiB  memory TB/s  16-bit TFLOP/s  link GB/s  times from")
     for t in found:
-        source = "XLA's estimates" if t.gpu and t.gpu.priced else "a roofline"
+        source = _times_from(t)
         print(
             f"{t.name:9} {t.usable_bytes / 2**30:11.1f} {t.bandwidth / 1e12:12.2f}"
             f" {t.matmul_flops / 1e12:15.0f} {t.link / 1e9:10.0f}  {source}"
         )
     say(
-        "link: to host memory, each way. `name:N` means N of them on one host; `local` is the"
-        " device at hand, where times are measured"
+        "link: to host memory, each way. `name:N` means N GPUs of one host, `name:NxH` N on each of"
+        " H hosts; of a TPU it means a slice of N chips, and `name:4x4` or `name:4x4x4` one of so"
+        " many along each axis. Every number is one device's: a chip of v2, v3 and tpu7x is two"
+        " devices. `local` is the device at hand, where times are measured"
     )
     return 0
+
+
+def _times_from(target: Target) -> str:
+    """Where times of plans for a named device come from, in words."""
+    if target.platform == "tpu":
+        return "a roofline of XLA's fusions"
+    return "XLA's estimates" if target.chip and target.chip.priced else "a roofline"
 
 
 def calibrate(args: argparse.Namespace) -> int:

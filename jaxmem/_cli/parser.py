@@ -19,8 +19,8 @@ BUDGET = (
     " of it)"
 )
 TARGET = (
-    'the device to plan for: "local" (default), a GPU such as h200, or a100-80gb:8 (`jaxmem'
-    " targets`)"
+    'the device to plan for: "local" (default), a GPU such as h200, or a100-80gb:8; a TPU such as'
+    " v5e, or v5e:4x4 (`jaxmem targets`)"
 )
 ACTIONS = (
     '"all", "lossless", or a list such as keep,recompute,offload; left out: all, but no codec for'

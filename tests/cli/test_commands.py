@@ -1,6 +1,7 @@
 """What the commands print, write and return."""
 
 import json
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -9,6 +10,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.database import TABLES, Database, Timing, default_path
+from jaxmem._device.tpus import TPUS
 from jaxmem._memory.file import load
 from tests.shared.command import run
 from tests.shared.plans import other, plan
@@ -163,9 +165,14 @@ def test_the_difference_as_json(folder, capsys):
 
 def test_targets(capsys):
     assert run("targets") == 0
-    assert "h200" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    sources = dict(re.findall(r"^(\S+) .*  (\S.*)$", out, re.M))
+    assert (sources["a10g"], sources["h200"]) == ("a roofline", "XLA's estimates")
+    assert {sources[name] for name in TPUS} == {"a roofline of XLA's fusions"}
+    assert "a slice of N chips" in " ".join(out.split())
     assert run("targets --json") == 0
-    assert {t["name"] for t in json.loads(capsys.readouterr().out)} >= {"t4", "h200", "b200"}
+    names = {t["name"] for t in json.loads(capsys.readouterr().out)}
+    assert names >= {"t4", "h200", "b200", "v5e", "tpu7x"}
 
 
 def test_the_cache_is_shown_and_cleared(folder, capsys, monkeypatch):

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from jaxmem._cli.doctor import combinations, kernels, release, settings, terminal
+from jaxmem._absent import wheels
+from jaxmem._cli.doctor import absent, combinations, kernels, release, settings, terminal
 from tests.shared.command import run
 
 pytestmark = pytest.mark.core
@@ -35,6 +36,25 @@ def test_the_doctor_misses_kernels():
     without = kernels({"triton": "3.6.0"})
     assert (without.level, without.remedy) == ("note", "pip install 'jaxmem[gpu]'")
     assert "without jax-triton, codecs" in without.found
+
+
+def test_the_doctor_tells_which_devices_can_be_compiled_for(monkeypatch):
+    there = {"jax": "0.11.2", "jaxlib": "0.11.2", "jax-cuda13-plugin": "0.11.2"}
+    there |= {"jax-cuda13-pjrt": "0.11.2", "libtpu": "0.0.48.1"}
+    monkeypatch.setattr(wheels, "installed", there.get)
+    monkeypatch.setattr(wheels.metadata, "requires", lambda _: ['libtpu==0.0.48.*; extra == "tpu"'])
+    assert [(c.name, c.level) for c in absent()] == [
+        ("plans for GPUs that are not there", "ok"),
+        ("plans for TPUs that are not there", "ok"),
+    ]
+    there["libtpu"] = "0.0.42.1"
+    gpus, tpus = absent()
+    assert gpus.level == "ok"
+    assert tpus.level == "note", "another jax's libtpu"
+    assert tpus.remedy == "pip install --no-deps 'libtpu==0.0.48.*'"
+    del there["jax-cuda13-pjrt"], there["libtpu"]
+    assert [c.level for c in absent()] == ["note", "note"]
+    assert "jax-cuda13-pjrt==0.11.2" in absent()[0].remedy
 
 
 def test_the_doctor_misses_rich():
