@@ -35,7 +35,8 @@ def test_a_number_of_chips_or_a_topology(text, name, devices, hosts):
     target = Target.parse(text)
     assert (str(target), target.devices, target.hosts) == (name, devices, hosts)
     assert Target.parse(str(target)) == target
-    assert target.platform == "tpu" and target.gpu is None and target.chip is TPUS[target.name]
+    assert (target.platform, target.gpu) == ("tpu", None)
+    assert target.chip is TPUS[target.name]
 
 
 @pytest.mark.parametrize(

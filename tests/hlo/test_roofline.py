@@ -1,0 +1,186 @@
+"""Times of TPU modules, from texts written by hand: every number is reckoned beside it."""
+
+import pytest
+
+from jaxmem._hlo.convolutions import convolution_flops
+from jaxmem._hlo.roofline import TpuRates, tpu_costs
+from jaxmem._hlo.text import parse
+
+pytestmark = pytest.mark.core
+
+RATES = TpuRates(bandwidth=1e9, products=1e12, vector=1e10, ring=1e8)
+TILES = "{1,0:T(8,128)}"
+ON_CORE = "{1,0:T(8,128)S(1)}"
+MATRIX = 4 * 256 * 512  # bytes of f32[256,512]
+
+
+def module(*lines: str, more: str = "") -> str:
+    body = "\n".join(f"  {line}" for line in lines)
+    return (
+        f"HloModule m, is_scheduled=true\n{more}\nENTRY %main (p: f32[]) -> f32[] {{\n{body}\n}}\n"
+    )
+
+
+def seconds(*lines: str, more: str = "") -> float:
+    found = tpu_costs(module(*lines, more=more), RATES).seconds
+    assert found is not None
+    return found
+
+
+P = f"%p = f32[256,512]{TILES} parameter(0)"
+Q = f"%q = f32[256,512]{TILES} parameter(1)"
+ADD = f"ROOT %r = f32[256,512]{TILES} add(%p, %q)"
+
+
+def test_what_moves_is_read_and_written_once():
+    assert seconds(P, Q, ADD) == pytest.approx(3 * MATRIX / 1e9)
+
+
+def test_what_lies_in_a_core_moves_nowhere():
+    here = P.replace(TILES, ON_CORE)
+    assert seconds(here, Q, ADD) == pytest.approx(2 * MATRIX / 1e9)
+    all_here = [line.replace(TILES, ON_CORE) for line in (P, Q, ADD)]
+    assert seconds(*all_here) == pytest.approx(256 * 512 / 1e10), "its arithmetic remains"
+
+
+def test_tiles_are_moved_whole():
+    narrow = "{1,0:T(8,128)}"
+    lines = [f"%p = f32[256,3]{narrow} parameter(0)", f"ROOT %r = f32[256,3]{narrow} negate(%p)"]
+    assert seconds(*lines) == pytest.approx(2 * 4 * 256 * 128 / 1e9)
+
+
+def test_products_take_their_flops():
+    dot = (
+        f"ROOT %r = f32[256,256]{TILES} convolution(%p, %q), dim_labels=bf_oi->bf",
+        2 * 256 * 256 * 512,
+    )
+    costs = tpu_costs(module(P, Q, dot[0]), RATES)
+    assert (costs.matmul_flops, costs.matmuls) == (dot[1], 1)
+    slow = TpuRates(1e9, 1e9, 1e10, 0.0)
+    assert tpu_costs(module(P, Q, dot[0]), slow).seconds == pytest.approx(dot[1] / 1e9)
+
+
+FUSED = f"""
+%fused (a: f32[8,256,512], b: f32[256,512], i: s32[]) -> f32[8,256,512] {{
+  %a = f32[8,256,512]{{2,1,0:T(8,128)}} parameter(0)
+  %b = f32[256,512]{TILES} parameter(1)
+  %i = s32[]{{:T(128)}} parameter(2)
+  %t = f32[1,256,512]{{2,1,0:T(8,128)}} bitcast(%b)
+  ROOT %u = f32[8,256,512]{{2,1,0:T(8,128)}} dynamic-update-slice(%a, %t, %i, %i, %i)
+}}
+
+%sliced (c: f32[8,256,512], j: s32[]) -> f32[256,512] {{
+  %c = f32[8,256,512]{{2,1,0:T(8,128)}} parameter(0)
+  %j = s32[]{{:T(128)}} parameter(1)
+  %s = f32[1,256,512]{{2,1,0:T(8,128)}} dynamic-slice(%c, %j, %j, %j)
+  ROOT %v = f32[256,512]{TILES} bitcast(%s)
+}}
+"""
+STACK = "%k = f32[8,256,512]{2,1,0:T(8,128)} parameter(2)"
+INDEX = "%n = s32[]{:T(128)} parameter(3)"
+
+
+def test_of_a_stack_only_the_layer_moves():
+    put = "ROOT %r = f32[8,256,512]{2,1,0:T(8,128)} fusion(%k, %p, %n), kind=kLoop, calls=%fused"
+    scalar = 4 * 128
+    assert seconds(P, STACK, INDEX, put, more=FUSED) == pytest.approx((2 * MATRIX + scalar) / 1e9)
+    take = f"ROOT %r = f32[256,512]{TILES} fusion(%k, %n), kind=kLoop, calls=%sliced"
+    assert seconds(STACK, INDEX, take, more=FUSED) == pytest.approx((2 * MATRIX + scalar) / 1e9)
+
+
+LOOP = f"""
+%body (s: (s32[], f32[256,512])) -> (s32[], f32[256,512]) {{
+  %s = (s32[]{{:T(128)}}, f32[256,512]{TILES}) parameter(0)
+  %i = s32[]{{:T(128)S(6)}} get-tuple-element(%s), index=0
+  %x = f32[256,512]{TILES} get-tuple-element(%s), index=1
+  %y = f32[256,512]{TILES} negate(%x)
+  ROOT %t = (s32[]{{:T(128)}}, f32[256,512]{TILES}) tuple(%i, %y)
+}}
+
+%condition (c: (s32[], f32[256,512])) -> pred[] {{
+  %bound = s32[]{{:T(128)}} constant(12)
+  %c = (s32[]{{:T(128)}}, f32[256,512]{TILES}) parameter(0)
+  %at = s32[]{{:T(128)}} get-tuple-element(%c), index=0
+  ROOT %less = pred[]{{:T(512)}} compare(%at, %bound), direction=LT
+}}
+"""
+
+
+def test_loops_turn_as_often_as_their_condition_says():
+    loop = (
+        "%zero = s32[]{:T(128)} constant(0)",
+        f"%init = (s32[]{{:T(128)}}, f32[256,512]{TILES}) tuple(%zero, %p)",
+        f"ROOT %r = (s32[]{{:T(128)}}, f32[256,512]{TILES}) while(%init), condition=%condition,"
+        " body=%body",
+    )
+    assert seconds(P, *loop, more=LOOP) == pytest.approx(12 * 2 * MATRIX / 1e9)
+    endless = LOOP.replace("constant(12)", "parameter(1)")
+    assert seconds(P, *loop, more=endless) == pytest.approx(2 * MATRIX / 1e9), "once"
+
+
+COPY = (
+    f"%cs = (f32[256,512]{ON_CORE}, f32[256,512]{TILES}, u32[]{{:S(2)}}) copy-start(%p)",
+    f"%cd = f32[256,512]{ON_CORE} copy-done(%cs)",
+)
+
+
+def test_copies_hide_where_the_memory_is_idle():
+    dot = f"%d = f32[256,256]{ON_CORE} convolution(%h, %h), dim_labels=bf_oi->bf"
+    here = f"%h = f32[256,512]{ON_CORE} parameter(1)"
+    slow = TpuRates(1e9, 1e11, 1e10, 0.0)
+    flops, copied = 2 * 256 * 256 * 512 / 1e11, MATRIX / 1e9
+    assert copied < flops
+    both = tpu_costs(module(P, here, *COPY, dot), slow).seconds
+    assert both == pytest.approx(flops)
+    alone = tpu_costs(module(P, *COPY), slow).seconds
+    assert alone == pytest.approx(copied)
+
+
+def test_what_crosses_hides_if_it_may():
+    gathered = f"f32[1024,512]{TILES}"
+    at_once = f"ROOT %g = {gathered} all-gather(%p), dimensions={{0}}"
+    assert seconds(P, at_once) == pytest.approx(4 * MATRIX / 1e8)
+    start = f"%g = (f32[256,512]{TILES}, {gathered}) all-gather-start(%p), dimensions={{0}}"
+    done = f"%h = {gathered} all-gather-done(%g)"
+    work = [f"%n{k} = f32[256,512]{TILES} negate(%q)" for k in range(50)]
+    assert 50 * 2 * MATRIX / 1e9 > 4 * MATRIX / 1e8
+    assert seconds(P, Q, start, *work, done) == pytest.approx(50 * 2 * MATRIX / 1e9)
+    assert seconds(P, Q, start, done) == pytest.approx(4 * MATRIX / 1e8)
+
+
+def test_copies_to_the_host_are_left_out():
+    there = "{1,0:T(8,128)S(5)}"
+    copy = f"%cs = (f32[256,512]{there}, f32[256,512]{TILES}, u32[]{{:S(2)}}) copy-start(%p)"
+    assert seconds(P, copy, f"%cd = f32[256,512]{there} copy-done(%cs)") == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "flops"),
+    [
+        (  # [b, m, k] x [b, k, n], b as a window of which each result reads one place
+            "%r = f32[12,64,32]{2,1,0} convolution(%a, %b), window={size=12 stride=11 pad=0_0"
+            " lhs_dilate=12}, dim_labels=0bf_0io->0bf",
+            2 * 12 * 64 * 32 * 16,
+        ),
+        (  # a convolution whose edges are padded: of 3 x 3 places the corners read 4
+            "%r = f32[12,6,6,32]{3,2,1,0} convolution(%c, %d), window={size=3x3 pad=1_1x1_1},"
+            " dim_labels=b01f_01io->b01f",
+            2 * 12 * 32 * 5 * (3 * 6 - 2) ** 2,
+        ),
+        (  # every second place
+            "%r = f32[12,3,3,32]{3,2,1,0} convolution(%c, %d), window={size=3x3 stride=2x2"
+            " pad=0_1x0_1}, dim_labels=b01f_01io->b01f",
+            2 * 12 * 32 * 5 * (3 * 3 - 1) ** 2,
+        ),
+    ],
+)
+def test_places_that_read_padding_are_no_work(line, flops):
+    text = module(
+        "%a = f32[12,64,16]{2,1,0} parameter(0)",
+        "%b = f32[12,16,32]{2,1,0} parameter(1)",
+        "%c = f32[12,6,6,5]{3,2,1,0} parameter(2)",
+        "%d = f32[3,3,5,32]{3,2,1,0} parameter(3)",
+        line,
+    )
+    computations, entry = parse(text)
+    assert convolution_flops(computations[entry][-1]) == flops
