@@ -53,7 +53,7 @@ def padding(name: str) -> None:
     for codec in CODECS[:-1]:
         for shape in (WIDE, HEADS, LONG):
             x = spec(shape)
-            if codec.nbytes(shape, x.dtype) and not shape[-1] % getattr(codec, "group", 64):
+            if shape[-1] % codec.group == 0:
                 program = tpus.compiled(codec.encode, [x], name, free=(False, True))
                 tiled = program.memory_analysis().output_size_in_bytes
                 nbytes = codec.nbytes(shape, x.dtype)
@@ -116,7 +116,7 @@ def main() -> None:
             if len(names) > 1 and codec is not CODECS[-1]:
                 for shape, dtype in ((WIDE, "float32"), (LONG, "bfloat16")):
                     both_ways(codec, shape, dtype, name)
-                if getattr(codec, "group", 64) == 64:
+                if HEADS[-1] % codec.group == 0:
                     both_ways(codec, HEADS, "bfloat16", name)
     if len(names) == 1:
         padding(*names)
