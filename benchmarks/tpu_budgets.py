@@ -5,8 +5,8 @@ takes, how well that was predicted.
 
 The range is from the least that compiled (what the planner says of a budget that is too small) to
 everything kept; the budgets divide it evenly, its ends left out, and those beyond the device's
-memory are the device's memory instead. Random bits are rbg's, as is common on TPUs. Times are the planner's: a roofline of what the compiler
-fuses. No step ran.
+memory are the device's memory instead. Random bits are rbg's, as is common on TPUs. Times are the
+planner's: a roofline of what the compiler fuses. No step ran.
 """
 
 import statistics

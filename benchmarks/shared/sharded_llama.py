@@ -57,7 +57,7 @@ def build_and_arguments(devices: int):
     batch = NamedSharding(mesh, P(AXIS))
 
     def build(plan):
-        policy = jaxmem.remat_policy(plan)
+        policy: Any = jaxmem.remat_policy(plan)
 
         def loss(params, tokens_BT):
             embed_VD = params["embed"].astype(jnp.bfloat16)

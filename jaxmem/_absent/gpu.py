@@ -13,7 +13,8 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from jaxmem._compiled.compiled import compile_dumped, read_compiled
+from jaxmem._compiled.compiled import read_compiled
+from jaxmem._compiled.dumped import compile_dumped
 from jaxmem._device.gpus import Gpu, target_config
 from jaxmem._device.rates import Rates, rates_of
 from jaxmem._device.target import Target

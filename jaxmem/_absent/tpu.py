@@ -1,16 +1,11 @@
 """Compiles for TPUs that are not there: what a compiling process is told of one, and what it does.
 
-libtpu's compiler needs no TPU. JAX's memory analysis of its programs counts memory of the core
-(VMEM) among temporaries, so bytes are read from the buffer assignment that the compiler dumps,
-which is what it holds against the device's memory. It assigns buffers before it generates code,
-which takes most of its time. A step that ends in an operation of which no code can be generated is
+libtpu's compiler needs no TPU. It assigns buffers before it generates code, which takes most of its
+time. A step that ends in an operation of which no code can be generated is
 known to its bytes and its costs in a tenth of the time or less.
 """
 
 import dataclasses
-import pathlib
-import tempfile
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,21 +14,18 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 
 from jaxmem._compiled.compiled import Compiled
+from jaxmem._compiled.tpu import compile_for_tpu
 from jaxmem._device.rates import LINK_EFFICIENCY, rates_of
 from jaxmem._device.tpus import Topology
 from jaxmem._hlo.buffers import peak
-from jaxmem._hlo.memories import memories, on_core
-from jaxmem._hlo.roofline import TpuRates, tpu_costs
+from jaxmem._hlo.memories import on_core
+from jaxmem._hlo.roofline import TpuRates
 
 _STOP = "jaxmem_stop"  # no operation that anyone knows
 # Of a step that takes more than the device has XLA computes again what it can, for minutes. Nobody
 # runs such a step, and what it takes as it was written is what a search wants to know.
 _AS_WRITTEN = {"xla_tpu_rematerialization_min_size_in_bytes": str(2**40)}
 _TILE = 8, 128  # of 32-bit numbers: the compiler fails on less
-# What the compiler says of a program that its buffers are assigned for: it has met the operation
-# above, or takes more than the device has.
-_ENDED = (f"emitter for {_STOP} not found",), ("Ran out of memory", "exceeds available HBM")
-_ASSIGNED = "*after_optimizations.hlo.pb", "*after_optimizations.txt"
 
 
 def described(topology: Topology) -> dict[str, Any]:
@@ -91,39 +83,9 @@ def explained(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> dict[st
 
 
 def _compiled(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> tuple[Compiled, bytes]:
-    """What was read of a compile, and the `HloProto` that it was read from."""
-    start, options = time.perf_counter(), dict(header["options"])
-    with tempfile.TemporaryDirectory(prefix="jaxmem-") as folder:
-        dumps = {"xla_dump_to": folder, "xla_dump_hlo_as_proto": True, "xla_dump_hlo_as_text": True}
-        if header.get("assigned"):
-            dumps |= _AS_WRITTEN
-        try:
-            lowered.compile(compiler_options=dumps | options)
-        except jax.errors.JaxRuntimeError as error:
-            if not any(all(words in str(error) for words in said) for said in _ENDED):
-                raise
-        dumped, text = (
-            max(pathlib.Path(folder).glob(p), key=_size).read_bytes() for p in _ASSIGNED
-        )
-    seconds = time.perf_counter() - start
-    device, host = memories(dumped)
-    costs = tpu_costs(text.decode(), TpuRates(**header["device"]["rates"]))
-    read = Compiled(
-        total_bytes=device.total,
-        argument_bytes=device.arguments,
-        temp_bytes=device.rest,
-        output_bytes=device.outputs,
-        alias_bytes=device.aliased,
-        host_bytes=host.total,
-        xla_seconds=costs.seconds,
-        matmul_flops=costs.matmul_flops,
-        matmuls=costs.matmuls,
-        compile_seconds=seconds,
-        options=options,
-    )
+    own = _AS_WRITTEN if header.get("assigned") else {}
+    ended = f"emitter for {_STOP} not found"
+    compile = lambda dumps: lowered.compile(compiler_options=dumps | own)
+    rates = TpuRates(**header["device"]["rates"])
+    _, read, dumped = compile_for_tpu(compile, header["options"], rates, ended)
     return read, dumped
-
-
-def _size(file: pathlib.Path) -> int:
-    """The largest dump of a name is the step's; others are of small programs that it needs."""
-    return file.stat().st_size

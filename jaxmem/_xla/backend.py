@@ -19,15 +19,17 @@ from jaxmem._compiled.compiled import (
     Compiled,
     check_arguments,
     check_transfers,
-    compile_dumped,
     read_compiled,
 )
+from jaxmem._compiled.dumped import compile_dumped
+from jaxmem._compiled.tpu import compile_for_tpu
 from jaxmem._core.database import Database, Timing
 from jaxmem._core.warn import warn
 from jaxmem._device.rates import rates_of
 from jaxmem._device.target import Target
 from jaxmem._hlo.buffers import peak
 from jaxmem._hlo.held import Peak
+from jaxmem._hlo.memories import on_core
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.job import Job
 from jaxmem._jax.step import described
@@ -54,6 +56,10 @@ class Local(Backend):
         check_arguments(self.target, traced)
         start = time.perf_counter()
         options = options_of(self.target.platform, traced)
+        if self.target.platform == "tpu":
+            compile = lambda dumps: stage.lower().compile(compiler_options=dumps)
+            executable, compiled, _ = compile_for_tpu(compile, options, None)
+            return _done(Built(compiled, executable))
         executable = stage.lower().compile(compiler_options=options or None)
         inner = getattr(executable, "compiled", executable)  # nnx.jit wraps JAX's executable
         compiled = read_compiled(inner, time.perf_counter() - start, options=options)
@@ -64,6 +70,10 @@ class Local(Backend):
         check_arguments(self.target, traced)
         start = time.perf_counter()
         options = options_of(self.target.platform, traced)
+        if self.target.platform == "tpu":
+            compile = lambda dumps: traced.lower().compile(compiler_options=dumps)
+            _, compiled, dumped = compile_for_tpu(compile, options, None)
+            return compiled, peak(dumped, leave_out=on_core)
         executable, dumped = compile_dumped(traced.lower(), options)
         return read_compiled(executable, time.perf_counter() - start), peak(dumped)
 

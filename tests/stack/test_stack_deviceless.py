@@ -15,7 +15,7 @@ import pytest
 import jaxmem
 from jaxmem._absent.compiler import Compiler
 from jaxmem._absent.process import child_environment
-from jaxmem._compiled.compiled import compile_dumped
+from jaxmem._compiled.dumped import compile_dumped
 from jaxmem._core.labels import ranges
 from jaxmem._hlo.buffers import peak
 from jaxmem._jax.export import export_flat
