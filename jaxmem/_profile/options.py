@@ -16,6 +16,7 @@ from jaxmem._core.actions import KEEP, LOSSLESS, OFFLOAD, Action, Choice
 from jaxmem._jax.jaxpr import JaxprEqn, nbytes
 from jaxmem._jax.job import Job
 from jaxmem._profile.jobs import Jobs
+from jaxmem._tags.policy import is_moved
 from jaxmem._tags.tag import tag_p
 from jaxmem.errors import TagError
 
@@ -139,11 +140,11 @@ def _options(
     if Action.OFFLOAD in actions:
         found.append(UnpricedOption(OFFLOAD, 0, size, moved(jobs.keep(size, place.stacked))))
     for codec, fitted in codecs.items():
-        codes = turns * fitted.nbytes(aval.shape, aval.dtype)
-        if jobs.tiled:
-            spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-            codes = sum(map(stored, jax.tree.leaves(jax.eval_shape(fitted.encode, spec))))
-        encoded = jax.eval_shape(codec.encode, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+        parts = jax.eval_shape(fitted.encode, spec)
+        codes = sum(map(stored, parts))
+        stays = sum(stored(part) for part in parts if not is_moved(part))
+        encoded = jax.eval_shape(codec.encode, spec)
         keys = tuple((*key, str(codec), way) for way in ("encode", "decode"))
         # Default arguments, since the loop's variables are others when the job runs.
         decode = lambda *c, codec=codec: codec.decode(c, aval.shape, aval.dtype)
@@ -152,7 +153,7 @@ def _options(
         for action in compressing:
             choice, kept = Choice(action, str(fitted)), jobs.keep(codes, place.stacked)
             if action.offloads:
-                found.append(UnpricedOption(choice, 0, codes, moved(kept), keys))
+                found.append(UnpricedOption(choice, stays, codes - stays, moved(kept), keys))
             else:
                 found.append(UnpricedOption(choice, codes, 0, kept, keys))
     return tuple(found)

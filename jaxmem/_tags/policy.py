@@ -45,17 +45,27 @@ class _Stored:
     def encode(self, x):
         """The arrays that wait for the backward in the place of `x`, in the memory they wait in."""
         codes = (x,) if self._codec is None else self._codec.encode(differentiable_once(x, TWICE))
-        return (
-            tuple(jax.device_put(c, HOST, src=DEVICE) for c in codes)
-            if self.choice.action.offloads
-            else tuple(codes)
-        )
+        return tuple(self._moved(code, DEVICE, HOST) for code in codes)
 
     def decode(self, codes, shape, dtype):
         """The tensor of this shape and dtype that `codes` stand for, on the device."""
-        if self.choice.action.offloads:
-            codes = tuple(jax.device_put(c, DEVICE, src=HOST) for c in codes)
+        codes = tuple(self._moved(code, HOST, DEVICE) for code in codes)
         return codes[0] if self._codec is None else self._codec.decode(codes, shape, dtype)
+
+    def _moved(self, code, source, to):
+        """An array in another memory, if the choice moves it."""
+        moves = self._codec is None or is_moved(code)
+        return (
+            jax.device_put(code, to, src=source) if self.choice.action.offloads and moves else code
+        )
+
+
+def is_moved(code) -> bool:
+    """Whether an array of a codec's is moved where its codes are: not if it has a single axis, such
+    as a scale for each channel. A copy of its own would cost more than it takes; and libtpu 0.0.42
+    and 0.0.48 end themselves where a loop moves such an array of 16 bits.
+    """
+    return len(code.shape) > 1
 
 
 @functools.cache
