@@ -6,6 +6,7 @@ Whatever differs between the two stands here.
 import concurrent.futures
 import contextlib
 import dataclasses
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from jaxmem._compiled.compiled import (
 from jaxmem._compiled.dumped import compile_dumped
 from jaxmem._compiled.tpu import compile_for_tpu
 from jaxmem._core.database import Database, Timing
+from jaxmem._core.versions import installed
 from jaxmem._core.warn import warn
 from jaxmem._device.rates import rates_of
 from jaxmem._device.target import Target
@@ -43,6 +45,7 @@ from jaxmem.errors import StepError
 T = TypeVar("T")
 DEVICELESS_MARGIN = 0.02  # autotuning picks other matrix kernels there: up to 1.3 % of bytes seen
 PROGRAM_MARGIN = 0.01  # a TPU's program lies in its memory too, beside what buffers are assigned
+LIBTPU_FLAGS = "LIBTPU_INIT_ARGS"
 READING = 2  # of how XLA's estimates are read: times of another number are not found again
 
 
@@ -124,9 +127,12 @@ class Deviceless(Backend):
 
     @property
     def device(self) -> str:
-        # Estimates rest on the target's rates, which a calibration changes.
+        # Estimates rest on the target's rates, which a calibration changes; a TPU's bytes on libtpu
+        # too, and on the flags that it reads of the environment.
         rates = rates_of(self.target.chip) if self.target.chip else ""
-        return f"{super().device} {READING} {rates}"
+        flags = os.environ.get(LIBTPU_FLAGS, "")
+        libtpu = f" libtpu {installed('libtpu')} {flags}" if self.target.platform == "tpu" else ""
+        return f"{super().device} {READING} {rates}{libtpu}"
 
     def compile(self, stage, traced) -> "concurrent.futures.Future[Built]":
         return self._compiled(traced, assigned=False)
@@ -190,11 +196,13 @@ class Deviceless(Backend):
         if count == 1 or self._told or export.deserialize(bytearray(exported)).nr_devices > 1:
             return
         self._told = True
+        # A chip of some TPUs is two devices.
+        one = self.target.name if Target.parse(self.target.name).devices == 1 else None
         warn(
             f"jaxmem: the target {str(self.target)!r} has {count} devices, and the step is sharded"
             f" over none of them: bytes are those of one device, and the other {count - 1} would"
             " idle or repeat its work; give the arguments shardings over a mesh of"
-            f" {count} devices, or plan for {self.target.name!r}"
+            f" {count} devices{f', or plan for {one!r}' if one else ''}"
         )
 
     def _export(self, traced: jax.stages.Traced) -> tuple[bytes, tuple[int, ...]]:

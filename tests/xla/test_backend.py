@@ -60,6 +60,9 @@ def test_devices_that_the_step_is_not_sharded_over_are_told_once(backend):
     assert len(w) == 1
     assert "or plan for 'h200'" in str(w[0].message)
     eight.compile(*step(24)).result()  # a warning would be an error
+    with pytest.warns(JaxmemWarning, match="'v3' has 2 devices") as w:
+        backend("v3").compile(*step(16)).result()
+    assert str(w[0].message).endswith("over a mesh of 2 devices"), "no smaller target to plan for"
 
 
 def test_a_step_that_is_sharded_and_pieces_of_one_are_not_told_of(backend):
@@ -113,3 +116,14 @@ def test_what_was_compiled_is_not_compiled_again(backend):
     for one in (compilers[0], *compilers):
         assert one.compile(*step(40)).result().compiled == ANSWER
     assert Answers.asked == ["h200", "t4"]
+
+
+def test_what_libtpu_compiled_under_other_flags_is_compiled_again(backend, monkeypatch):
+    for flags in (None, "--xla_tpu_scoped_vmem_limit_kib=65536", None):
+        if flags is None:
+            monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+        else:
+            monkeypatch.setenv("LIBTPU_INIT_ARGS", flags)
+        for name in ("v5e", "h200"):
+            assert backend(name).compile(*step(48)).result().compiled == ANSWER
+    assert Answers.asked == ["v5e", "h200", "v5e"], "each once, and a TPU for its flags"
