@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -113,6 +114,36 @@ def test_models_of_libraries_are_shown_as_they_run(tmp_path, monkeypatch):
     assert loaded.compiled_bytes <= 400 * 2**20 < loaded.baseline_bytes / 2
     assert found["plan"].compiled_bytes <= 60 * 2**20 < found["plan"].baseline_bytes / 2
     assert np.isfinite(found["value"])
+
+
+@pytest.mark.slow
+@pytest.mark.jax_defaults
+def test_a_decoder_is_planned_for_a_slice_of_tpus_as_shown(tmp_path, monkeypatch):
+    """Then the plan's step runs on this CPU, with the same tags on less of everything."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    page = (DOCS / "tpu.md").read_text("utf-8")
+    program, laptop, device = re.findall(r"```python\n(.*?)```", page, re.S)
+    # A module of its own for each, since JAX remembers the shapes that a function returned.
+    less = {"WIDTH": 64, "HIDDEN": 128, "HEADS": 2, "VOCABULARY": 256, "CONTEXT": 128}
+    small = program + "".join(f"{name} = {size}\n" for name, size in less.items())
+    device = device.replace("from decoder", "from smaller")
+    for name, text in (("decoder", program), ("smaller", small)):
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    found: dict = {}
+    try:
+        exec(compile(laptop, "tpu.md", "exec"), found)
+        plan = found["plan"]
+        assert (plan.target, found["devices"]) == ("v5e:16x16", 256)
+        assert plan.compiled_bytes <= plan.budget_bytes < plan.baseline_bytes
+        exec(compile(device, "tpu.md", "exec"), found)
+        state, batch = found["first"](jax.random.key(0)), found["batch"]
+        _, unplanned = jax.jit(found["build"](None))(state, batch)
+        np.testing.assert_allclose(found["loss"], unplanned, rtol=1e-2)  # bfloat16
+    finally:
+        for name in ("decoder", "smaller"):
+            sys.modules.pop(name, None)
 
 
 @pytest.mark.slow

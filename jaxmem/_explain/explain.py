@@ -85,7 +85,8 @@ def explain(
     plan: the plan to explain the step under; None means everything kept. Where it places states,
       the state of the arguments may lie anywhere: it is explained at the plan's places, and with
       everything kept on the device.
-    target: "local", or a GPU such as "h200" or "a100-80gb:8" that need not be there.
+    target: "local"; or what need not be there: a GPU such as "h200" or "a100-80gb:8", or a TPU
+      such as "v5e" or "v5e:8".
     beside: whether to explain the step with everything kept too, as the explanation's `beside`,
       where a plan is given that keeps less.
 

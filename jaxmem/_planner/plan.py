@@ -66,7 +66,8 @@ def plan(
     budget: bytes of the whole step on one device, as a number or a text such as "12GiB", or a share
       of the target's usable memory such as "90%"; None means all of that.
     host_budget: the same for tensors that are moved to host memory.
-    target: "local", or a GPU such as "h200" or "a100-80gb:8" that need not be there.
+    target: "local"; or what need not be there: a GPU such as "h200" or "a100-80gb:8", or a TPU
+      such as "v5e", "v5e:8" (chips) or "v5p:4x4x8".
     actions: those allowed, such as `jaxmem.plans.LOSSLESS`. None means all of them for tags, and
       those that lose nothing for values that `checkpoint_name` names, which are compressed if
       `actions` says so.
