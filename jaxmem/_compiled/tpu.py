@@ -30,8 +30,8 @@ def compile_for_tpu(
     ended: str = _NO_ROOM,
 ) -> tuple[T | None, Compiled, bytes]:
     """Compiles a step, and returns what `compile` does, what was read of it, and the `HloProto`
-    that it was read from. The first is None where the step takes more than the device has: its bytes
-    and costs are known even so, since buffers are assigned before.
+    that it was read from. The first is None where the step takes more than the device has. Its
+    bytes and costs are known even so, since buffers are assigned before.
 
     compile: given XLA's options, compiles the step.
     options: XLA's compile options beside those for the dump.

@@ -54,10 +54,9 @@ class _Stored:
 
     def _moved(self, code, source, to):
         """An array in another memory, if the choice moves it."""
-        moves = self._codec is None or is_moved(code)
-        return (
-            jax.device_put(code, to, src=source) if self.choice.action.offloads and moves else code
-        )
+        if self.choice.action.offloads and (self._codec is None or is_moved(code)):
+            return jax.device_put(code, to, src=source)
+        return code
 
 
 def is_moved(code) -> bool:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem_kernels as jk
 from jaxmem import codecs
-from jaxmem._absent.worker import deviceless_devices
+from jaxmem._absent.gpu import devices as devices_of
 from jaxmem._device.gpus import GPUS, target_config
 
 SHAPE = (8, 512, 2048)
@@ -62,7 +62,9 @@ def collectives(text: str) -> list[int]:
 
 
 def main() -> None:
-    devices = np.array(deviceless_devices(target_config(GPUS["h200"]), 8)).reshape(2, 4)
+    devices = np.array(devices_of({"config": target_config(GPUS["h200"]), "count": 8})).reshape(
+        2, 4
+    )
     mesh = Mesh(devices, ("data", "model"))
     for codec in CODECS:
         if sys.argv[1:] == ["awkward"]:

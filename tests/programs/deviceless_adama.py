@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem._absent.worker import deviceless_devices
+from jaxmem._absent.gpu import devices as devices_of
 from jaxmem._device.gpus import target_config
 from jaxmem._device.target import Target
 from jaxmem._hlo.text import executed
@@ -52,7 +52,7 @@ def counts(mesh, n: int, divided: str) -> dict:
 def main():
     found = {}
     for devices in map(int, sys.argv[1:]):
-        gpus = deviceless_devices(target_config(Target.parse("h200").gpu), devices)
+        gpus = devices_of({"config": target_config(Target.parse("h200").gpu), "count": devices})
         mesh = Mesh(np.array(gpus), ("data",), axis_types=(AxisType.Auto,))
         for divided in ("nothing", "moments"):
             for n in (2, 8):

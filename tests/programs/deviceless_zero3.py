@@ -18,7 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem._absent.worker import deviceless_devices
+from jaxmem._absent.gpu import devices as devices_of
 from jaxmem._compiled.compiled import read_compiled
 from jaxmem._core.assignment import Assignment
 from jaxmem._device.gpus import target_config
@@ -65,7 +65,7 @@ def results_of(i):
 
 def main(gpu: str, devices: int, persist: int, n: int):
     target = Target.parse(f"{gpu}:{devices}")
-    gpus = deviceless_devices(target_config(target.gpu), devices)
+    gpus = devices_of({"config": target_config(target.gpu), "count": devices})
     mesh = Mesh(np.array(gpus), ("data",), axis_types=(AxisType.Auto,))
     tx = jaxmem.adama(1e-3, accumulation_steps=n, axis_name="data")
     step = tiny_lm.released(tx, plan=Assignment({"block": {}}), dtype=jnp.bfloat16)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxmem
-from jaxmem._absent.worker import deviceless_devices
+from jaxmem._absent.gpu import devices as devices_of
 from jaxmem._core.assignment import Assignment
 from jaxmem._device.gpus import target_config
 from jaxmem._device.target import Target
@@ -17,7 +17,7 @@ LAYERS, BATCH, SEQUENCE, WIDTH = 6, 16, 128, 64
 
 
 def main():
-    (device,) = deviceless_devices(target_config(Target.parse("h200").gpu), 1)
+    (device,) = devices_of({"config": target_config(Target.parse("h200").gpu), "count": 1})
     sharding = NamedSharding(Mesh([device], ("data",)), PartitionSpec())
     spec = lambda tree: jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree
