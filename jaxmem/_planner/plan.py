@@ -24,6 +24,7 @@ from jaxmem._planner.boundary import Boundary, of_size
 from jaxmem._planner.measured import check_measure, measured
 from jaxmem._planner.microbatches import checked, fastest, numbers_for
 from jaxmem._planner.placed import check_decide, plan_places
+from jaxmem._planner.random_bits import random_notes
 from jaxmem._planner.read import read_step
 from jaxmem._planner.sizes import Walked, check_batch, possible
 from jaxmem._planner.unasked import would_fit, would_save
@@ -194,6 +195,7 @@ def _plan(
         largest = listed(unnamed(jaxpr, step.shards))
         raise infeasible(found.trials, target, largest, hint)
     notes += step.notes + _time_notes(profile) + _gap_notes(found.best.gap)
+    notes += random_notes(jaxpr.jaxpr, target)
     runs: list[Runs] = []
     if measure is not None:
         found, runs, said = measured(setting, found, measure)

@@ -1,0 +1,36 @@
+"""Tells of random numbers that a target draws at a cost which no plan can take away."""
+
+import math
+
+from jaxmem._device.target import Target
+from jaxmem._jax.jaxpr import Jaxpr
+from jaxmem._jax.rewrite import equations
+
+MANY = 2**20  # random numbers of one array: of fewer nothing is told
+THREEFRY = "key<fry>"  # the dtype of JAX's default generator's keys
+
+
+def random_notes(jaxpr: Jaxpr, target: Target) -> tuple[str, ...]:
+    """Returns what to tell the user of a step that draws many random numbers by threefry on a TPU,
+    where XLA writes dozens of arrays as large as each that is drawn.
+
+    jaxpr: the step's.
+    """
+    if target.platform != "tpu":
+        return ()
+    drawn = (e for e in equations(jaxpr) if e.primitive.name == "random_bits")
+    most = max(
+        (math.prod(e.outvars[0].aval.shape) for e in drawn if _by_threefry(e)),
+        default=0,
+    )
+    if most < MANY:
+        return ()
+    return (
+        f"the step draws up to {most:,} random numbers at once by threefry, JAX's default, of which"
+        " XLA writes dozens of arrays on a TPU; with"
+        " jax.config.update('jax_default_prng_impl', 'rbg') it writes few, and draws other numbers",
+    )
+
+
+def _by_threefry(eqn) -> bool:
+    return str(eqn.invars[0].aval.dtype) == THREEFRY
