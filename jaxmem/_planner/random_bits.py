@@ -19,10 +19,7 @@ def random_notes(jaxpr: Jaxpr, target: Target) -> tuple[str, ...]:
     if target.platform != "tpu":
         return ()
     drawn = (e for e in equations(jaxpr) if e.primitive.name == "random_bits")
-    most = max(
-        (math.prod(e.outvars[0].aval.shape) for e in drawn if _by_threefry(e)),
-        default=0,
-    )
+    most = max((math.prod(e.params["shape"]) for e in drawn if _by_threefry(e)), default=0)
     if most < MANY:
         return ()
     return (
