@@ -1,0 +1,149 @@
+"""Plans for TPUs that are not there, from the profile to the proof."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxmem
+from jaxmem._core.actions import ALL, KEEP, REST, Action, Choice
+from jaxmem._core.assignment import Assignment
+from jaxmem._device.target import Target
+from jaxmem._jax.step import trace
+from jaxmem._profile.options import Allowed
+from jaxmem._profile.profile import profile
+from jaxmem._xla.backend import backend_for
+from jaxmem._xla.pricing import Pricing
+
+pytestmark = [pytest.mark.jax_defaults, pytest.mark.slow]
+
+LAYERS, ROWS, WIDTH = 4, 16384, 512
+TAGS = {
+    "in": "grouped_symmetric(group=64)",
+    "up": "grouped_asymmetric(group=64)",
+    "half": "channelwise_symmetric()",
+    "odd": "grouped_symmetric(group=64)",
+    "mask": "bit_mask",
+}
+
+
+def layer(x_RD, w):
+    x_RD = jaxmem.tag(x_RD, "in", kind="residual")
+    up_RF = jaxmem.tag(x_RD @ w["up"], "up", kind="linear")
+    mask_RF = jaxmem.tag(up_RF > 0, "mask", kind="mask")
+    h_RF = jnp.where(mask_RF, jax.nn.gelu(up_RF), 0)
+    half_RH = jaxmem.tag(h_RF @ w["half"], "half", kind="linear")
+    odd_RO = jaxmem.tag(jnp.sin(half_RH) @ w["odd"], "odd", kind="linear")
+    return x_RD + jnp.sin(odd_RO) @ w["back"]
+
+
+SIZES = {
+    "up": (WIDTH, 2 * WIDTH),
+    "half": (2 * WIDTH, 256),
+    "odd": (256, 200),
+    "back": (200, WIDTH),
+}
+
+
+def build(plan):
+    policy = jaxmem.remat_policy(plan)
+
+    def loss(w, x_RD):
+        run = jax.checkpoint(layer, policy=policy, prevent_cse=False)
+        y_RD, _ = jax.lax.scan(lambda x, w: (run(x, w), None), x_RD, w)
+        return (y_RD.astype(jnp.float32) ** 2).mean()
+
+    return lambda w, x_RD: jax.tree.map(lambda a, g: a - g, w, jax.grad(loss)(w, x_RD))
+
+
+def arguments(rows=ROWS):
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.bfloat16)
+    return {k: shape(LAYERS, *s) for k, s in SIZES.items()}, shape(rows, WIDTH)
+
+
+@pytest.fixture(scope="module")
+def backend():
+    with backend_for(Target.parse("v5e")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def made(backend):
+    _, traced = trace(build, Assignment.nothing(), arguments())
+    return profile(traced.jaxpr, backend, Allowed(ALL, ALL))
+
+
+def compiled(backend, choices):
+    return (
+        backend.assign(*trace(build, Assignment({"block": choices}), arguments())).result().compiled
+    )
+
+
+def choice(action: Action, tag: str) -> Choice:
+    return Choice(action, TAGS[tag]) if action.compresses else Choice(action)
+
+
+@pytest.mark.parametrize("tag", ["in", "up", "half", "odd", "mask"])
+@pytest.mark.parametrize("action", [Action.OFFLOAD, Action.COMPRESS_OFFLOAD])
+def test_what_is_moved_is_on_the_host_to_the_byte(backend, made, action, tag):
+    options = {t.name: t.options for b in made.blocks for t in b.tags}[tag]
+    option = next(o for o in options if o.choice.action is action)
+    found = compiled(backend, {tag: option.choice})
+    assert found.host_bytes == LAYERS * option.host_bytes
+    assert option.host_bytes > 0
+
+
+def test_what_is_kept_is_in_the_buffers_to_the_byte(backend):
+    """Of so many rows that no stack fits into a core."""
+    rows, choices = 16 * ROWS + 8, dict.fromkeys(("in", "up", "odd"), KEEP)
+    _, traced = trace(build, Assignment({"block": choices}), arguments(rows))
+    _, bare = trace(build, Assignment.nothing(), arguments(rows))
+    made = profile(bare.jaxpr, Pricing(backend.target), Allowed(ALL, ALL))
+    _, peak = backend.explain(traced)
+    found = [h for h in peak.held if h.kind == "temporary" and h.shape[:2] == (LAYERS, rows)]
+    assert {h.shape[2] for h in found} == {WIDTH, 2 * WIDTH, 200}
+    stacks = {h.shape[2]: h.bytes for h in found}
+    options = {t.name: t.options for b in made.blocks for t in b.tags}
+    kept = {t: next(o.device_bytes for o in options[t] if o.choice == KEEP) for t in choices}
+    assert stacks == {
+        WIDTH: LAYERS * kept["in"],
+        2 * WIDTH: LAYERS * kept["up"],
+        200: LAYERS * kept["odd"],
+    }
+
+
+def test_every_action_stands_in_a_compiled_program(backend, made):
+    everything = compiled(backend, dict.fromkeys(TAGS, KEEP) | {REST: KEEP})
+    for action in ALL:
+        found = compiled(backend, {"up": choice(action, "up")})
+        assert (found.host_bytes > 0) == action.offloads
+        assert found.total_bytes < everything.total_bytes
+
+
+@functools.cache
+def ends():
+    with pytest.raises(jaxmem.errors.BudgetError) as error:
+        jaxmem.plan(build, *arguments(), budget="16MiB", target="v5e")
+    return error.value.least_bytes
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_budgets_between(backend, share):
+    most = backend.assign(*trace(build, None, arguments())).result().compiled.total_bytes
+    budget = int(ends() + share * (most - ends()))
+    plan = jaxmem.plan(build, *arguments(), budget=budget, target="v5e")
+    assert plan.compiled_bytes <= budget
+    assert plan.compiles <= 8
+    assert abs(plan.predicted_bytes / plan.compiled_bytes - 1) < 0.03
+    assert plan.time_source == "xla"
+    assert plan.target == "v5e"
+
+
+def test_a_plan_for_a_tpu_is_verified_from_its_file(tmp_path):
+    plan = jaxmem.plan(build, *arguments(), budget=int(1.3 * ends()), target="v5e")
+    plan.save(tmp_path / "plan.json")
+    loaded = jaxmem.Plan.load(tmp_path / "plan.json")
+    assert loaded.actions == plan.actions
+    verified = jaxmem.verify(loaded, build, *arguments())
+    assert verified.compiled_bytes == plan.compiled_bytes
