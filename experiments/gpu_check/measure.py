@@ -29,14 +29,15 @@ PACKAGES = (
     "pulp",
     "highspy",
     "triton",
+    "libtpu",
 )
 
 
 def about(settings: Settings) -> dict:
-    """Versions, device and driver. Raises InputError without a GPU, unless it is a rehearsal."""
+    """Versions, device and driver. Raises InputError on a CPU, unless it is a rehearsal."""
     device = jax.local_devices()[0]
     if device.platform == "cpu" and not settings.small:
-        raise InputError("JAX sees no GPU here; --small rehearses on a CPU")
+        raise InputError("JAX sees no GPU or TPU here; --small rehearses on a CPU")
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""Turns the results of a check on a GPU into the package's data, so that its measured rates take
+"""Turns the results of a check on a GPU or TPU into the package's data, so that its measured rates take
 the place of its datasheet's.
 """
 
@@ -30,19 +30,19 @@ class Calibration:
     """What `calibrate` read and wrote. Rates are by name (`rates.NAMES` and `rates.WAYS`), in B/s
     and FLOP/s.
 
-    gpu: the GPU's name in the table.
+    chip: the device's name in the table.
     datasheet: the rates by its datasheet.
     measured: the rates by the check.
     path: the file that the measured ones were written to.
     """
 
-    gpu: str
+    chip: str
     datasheet: dict[str, float]
     measured: dict[str, float]
     path: str
 
     def __str__(self) -> str:
-        lines = [f"{self.gpu}: measured, datasheet, share"]
+        lines = [f"{self.chip}: measured, datasheet, share"]
         for name, rate in self.measured.items():
             lines.append(
                 f"  {name:14} {rate:.4g}  {self.datasheet[name]:.4g} "
@@ -52,13 +52,13 @@ class Calibration:
 
 
 def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -> Calibration:
-    """Reads the rates that a check measured on a GPU, and writes them as JSON.
+    """Reads the rates that a check measured on a device, and writes them as JSON.
 
     folder: where `python -m experiments.gpu_check --part ceilings` left its results.
     out: a file; None means the package's own data, where targets of that name find the rates from
       then on.
 
-    Raises TargetError for results that are broken, a rehearsal's, of a GPU that is not in the
+    Raises TargetError for results that are broken, a rehearsal's, of a device that is not in the
     table, or implausible.
     """
     path = pathlib.Path(folder) / "ceilings.json"
@@ -69,13 +69,13 @@ def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -
             " --small"
         )
     kind = data.get("device")
-    gpu = chip_of_kind(kind) if isinstance(kind, str) else None
-    if gpu is None:
+    chip = chip_of_kind(kind) if isinstance(kind, str) else None
+    if chip is None:
         raise TargetError(
             f"calibrate: {str(path)!r} is of device {kind!r}; expected one of {', '.join(CHIPS)}:"
-            " add it to jaxmem/_device/gpus.py"
+            " add it to jaxmem/_device/gpus.py or tpus.py"
         )
-    sheet = rates_by_datasheet(gpu)
+    sheet = rates_by_datasheet(chip)
     datasheet = dataclasses.asdict(sheet) | dict.fromkeys(WAYS, sheet.link)
     names = (*NAMES, *WAYS)
     measured = {name: min(_rate(data, point, path) for point in POINTS[name]) for name in names}
@@ -83,13 +83,13 @@ def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -
         low, high = PLAUSIBLE
         if not low * datasheet[name] <= rate <= high * datasheet[name]:
             raise TargetError(
-                f"calibrate: {str(path)!r}: `{name}` is {rate:.4g}, and the datasheet of {gpu.name}"
+                f"calibrate: {str(path)!r}: `{name}` is {rate:.4g}, and the datasheet of {chip.name}"
                 f" says {datasheet[name]:.4g};"
                 f" expected {low:.0%} to {high:.0%} of it: measure again on an idle device"
             )
-    target = pathlib.Path(out) if out is not None else MEASURED / f"{gpu.name}.json"
+    target = pathlib.Path(out) if out is not None else MEASURED / f"{chip.name}.json"
     made = (
-        {"gpu": gpu.name} | measured | {k: data.get(k) for k in ("device", "versions", "command")}
+        {"chip": chip.name} | measured | {k: data.get(k) for k in ("device", "versions", "command")}
     )
     try:
         write_json(target, made)
@@ -97,7 +97,7 @@ def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -
         raise TargetError(
             f"calibrate: cannot write {str(target)!r}: {error}; name another file with --out"
         ) from error
-    return Calibration(gpu.name, datasheet, measured, str(target))
+    return Calibration(chip.name, datasheet, measured, str(target))
 
 
 def _read(path: pathlib.Path) -> dict:

@@ -9,6 +9,7 @@ from jaxmem._device import rates as _rates
 from jaxmem._device.calibrate import calibrate
 from jaxmem._device.gpus import GPUS
 from jaxmem._device.target import Target
+from jaxmem._device.tpus import TPUS
 from jaxmem.errors import TargetError
 
 pytestmark = pytest.mark.core
@@ -58,6 +59,19 @@ def test_a_target_takes_what_was_measured(folder):
         50e9,
     )
     assert Target.parse("h100-80gb").bandwidth == GPUS["h100-80gb"].bandwidth
+
+
+def test_a_tpu_too(folder):
+    share = 0.9 * TPUS["v5e"].bandwidth / RATES["copy"]
+    slower = {point: {"rate": {"median": share * rate}} for point, rate in RATES.items()}
+    flops, link = TPUS["v5e"].flops_16bit, TPUS["v5e"].pcie
+    for point in slower:
+        if point.startswith(("matmul", "link")):
+            slower[point]["rate"]["median"] = 0.7 * (flops if point[0] == "m" else link)
+    write(folder, check(device="TPU v5 lite", rows=slower))
+    assert calibrate(folder).chip == "v5e"
+    assert Target.parse("v5e:2x2").bandwidth == pytest.approx(0.9 * TPUS["v5e"].bandwidth)
+    assert Target.parse("v6e").bandwidth == TPUS["v6e"].bandwidth
     assert "bandwidth      4.3e+12  4.8e+12  89.6%" in str(made)
     assert before.link_ways is None
     assert after.link_ways == (55e9, 50e9)

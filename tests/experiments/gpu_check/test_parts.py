@@ -159,7 +159,7 @@ def test_every_part_says_its_points_without_a_device():
 
 def test_without_a_gpu_only_a_rehearsal_runs(tmp_path, capsys):
     assert command.main(["--out", str(tmp_path), "--part", "ceilings"]) == 1
-    assert "JAX sees no GPU here; --small rehearses on a CPU" in capsys.readouterr().out
+    assert "JAX sees no GPU or TPU here; --small rehearses on a CPU" in capsys.readouterr().out
     assert read(tmp_path, "ceilings")["rows"] == {}
 
 
