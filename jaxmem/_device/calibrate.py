@@ -1,5 +1,5 @@
-"""Turns the results of a check on a GPU or TPU into the package's data, so that its measured rates take
-the place of its datasheet's.
+"""Turns the results of a check on a GPU or TPU into the package's data, so that its measured rates
+take the place of its datasheet's.
 """
 
 import dataclasses
@@ -83,8 +83,8 @@ def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -
         low, high = PLAUSIBLE
         if not low * datasheet[name] <= rate <= high * datasheet[name]:
             raise TargetError(
-                f"calibrate: {str(path)!r}: `{name}` is {rate:.4g}, and the datasheet of {chip.name}"
-                f" says {datasheet[name]:.4g};"
+                f"calibrate: {str(path)!r}: `{name}` is {rate:.4g}, and the datasheet of"
+                f" {chip.name} says {datasheet[name]:.4g};"
                 f" expected {low:.0%} to {high:.0%} of it: measure again on an idle device"
             )
     target = pathlib.Path(out) if out is not None else MEASURED / f"{chip.name}.json"

@@ -59,6 +59,13 @@ def test_a_target_takes_what_was_measured(folder):
         50e9,
     )
     assert Target.parse("h100-80gb").bandwidth == GPUS["h100-80gb"].bandwidth
+    assert "bandwidth      4.3e+12  4.8e+12  89.6%" in str(made)
+    assert before.link_ways is None
+    assert after.link_ways == (55e9, 50e9)
+    assert "link_to_device 5.5e+10  5.12e+10  107.4%" in str(made)
+    saved = json.loads((folder / "measured" / "h200.json").read_text())
+    assert saved["command"] == "c"
+    assert list((folder / "measured").iterdir()) == [folder / "measured" / "h200.json"]
 
 
 def test_a_tpu_too(folder):
@@ -72,13 +79,6 @@ def test_a_tpu_too(folder):
     assert calibrate(folder).chip == "v5e"
     assert Target.parse("v5e:2x2").bandwidth == pytest.approx(0.9 * TPUS["v5e"].bandwidth)
     assert Target.parse("v6e").bandwidth == TPUS["v6e"].bandwidth
-    assert "bandwidth      4.3e+12  4.8e+12  89.6%" in str(made)
-    assert before.link_ways is None
-    assert after.link_ways == (55e9, 50e9)
-    assert "link_to_device 5.5e+10  5.12e+10  107.4%" in str(made)
-    saved = json.loads((folder / "measured" / "h200.json").read_text())
-    assert saved["command"] == "c"
-    assert list((folder / "measured").iterdir()) == [folder / "measured" / "h200.json"]
 
 
 def test_what_an_older_check_left_is_read(folder):
