@@ -16,6 +16,7 @@ from jaxmem._search import candidates
 from jaxmem._search.begin import begin
 from jaxmem._search.clock import Clock, clock_of
 from jaxmem._search.divide import Division, best_division
+from jaxmem._search.polish import polish
 from jaxmem._search.trials import MOST_COMPILES, Setting, Trial, Trials
 from jaxmem._search.walks import MOST_WALKS
 from jaxmem._solver.memory import Expected
@@ -61,6 +62,7 @@ def search(setting: Setting, arguments: int) -> Found:
         start.hasten()
     else:
         start.refine()
+    polish(setting, trials)
     while trials.fitting:
         clock = clock_of(trials, setting.steps.backend.target)
         best = min(trials.fitting, key=lambda t: (clock.cautious(t), t.total))
