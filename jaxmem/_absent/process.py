@@ -25,13 +25,15 @@ class Process:
     def __init__(self):
         # A file and not a pipe, which nobody would read in time: a full one blocks the process.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 obituary() closes it
+        # What is dumped there goes with the process, however that ends.
+        self._folder = tempfile.TemporaryDirectory(prefix="jaxmem-")
         self._process = subprocess.Popen(
             # -P: no file of the user's working folder is taken for a module.
             [sys.executable, "-P", "-m", "jaxmem._absent.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env=child_environment(os.environ),
+            env=child_environment(os.environ) | {"TMPDIR": self._folder.name},
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
         self._to: Any = self._process.stdin
@@ -53,7 +55,11 @@ class Process:
     @property
     def gave_up(self) -> bool:
         """Whether the process ended itself, as XLA does where it finds itself at fault."""
-        return self._process.poll() == -signal.SIGABRT
+        if self._process.poll() != -signal.SIGABRT:
+            return False
+        self._stderr.seek(0)
+        said = self._stderr.read().decode(errors="replace").splitlines()
+        return any(_FATAL.match(line) for line in said)  # else memory may have been short
 
     def kill(self) -> None:
         self._process.kill()
@@ -64,6 +70,7 @@ class Process:
             with contextlib.suppress(OSError):  # closing sends what is left, and nobody reads it
                 pipe.close()
         code = self._process.wait()
+        self._folder.cleanup()
         how = (
             f"was ended by {signal.Signals(-code).name}"
             if code < 0

@@ -17,6 +17,7 @@ from jaxmem._compiled.compiled import Compiled
 from jaxmem._compiled.dumped import without_cache
 from jaxmem._hlo.memories import memories
 from jaxmem._hlo.roofline import TpuRates, tpu_costs
+from jaxmem.errors import StepError
 
 T = TypeVar("T")
 _NO_ROOM = "Ran out of memory on HBM"
@@ -46,11 +47,7 @@ def compile_for_tpu(
         except jax.errors.JaxRuntimeError as error:
             if not any(words in str(error) for words in (_NO_ROOM, ended)):
                 raise
-        # The largest dump of a name is the step's; others are of small programs that it needs.
-        proto, text = (
-            max(pathlib.Path(folder).glob(p), key=lambda f: f.stat().st_size).read_bytes()
-            for p in (_PROTO, _TEXT)
-        )
+        proto, text = (_largest(folder, pattern) for pattern in (_PROTO, _TEXT))
     seconds = time.perf_counter() - start
     device, host = memories(proto)
     costs = tpu_costs(text.decode(), rates or TpuRates(1.0, 1.0, 1.0, 0.0))
@@ -68,3 +65,18 @@ def compile_for_tpu(
         options=dict(options),
     )
     return made, read, proto
+
+
+def _largest(folder: str, pattern: str) -> bytes:
+    """The largest dump of a name, which is the step's; others are of small programs that it needs.
+
+    Raises StepError where there is none.
+    """
+    found = sorted(pathlib.Path(folder).glob(pattern), key=lambda f: f.stat().st_size)
+    if not found:
+        raise StepError(
+            f"XLA dumped no {pattern.lstrip('*.')} of the step for the TPU, which its bytes are"
+            " read from; expected one from the libtpu that jax asks for: install it with"
+            " pip install 'jaxmem[tpu]'"
+        )
+    return found[-1].read_bytes()

@@ -74,6 +74,7 @@ _TABLE = (
         960 * _GB // 8, f"{_CLOUD}: TPU7x, tpu7x-standard-4t"),
 )
 # fmt: on
+LONGEST = {"v5e": 16, "v6e": 16}  # chips along an axis; 32 of others
 TPUS = {tpu.name: tpu for tpu in _TABLE}
 
 
@@ -134,6 +135,9 @@ def topology_of(tpu: Tpu, text: str) -> Topology:
     if not re.fullmatch(r"(0*[1-9]\d{0,5}(x0*[1-9]\d{0,5})*)?", text):
         raise ValueError(expected)
     numbers = [int(n) for n in text.split("x")] if text else [1]
+    longest = LONGEST.get(tpu.name, 32)
+    if max(numbers) > (longest if len(numbers) > 1 else longest**tpu.axes):
+        raise ValueError(f"{expected}, of at most {longest} along an axis")
     if len(numbers) == tpu.axes:
         return Topology(tpu, tuple(numbers))
     if len(numbers) > 1 or numbers[0] & (numbers[0] - 1):

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from jaxmem._hlo.convolutions import convolution_flops
 from jaxmem._hlo.costs import HloCosts
 from jaxmem._hlo.products import flops_of
-from jaxmem._hlo.text import Array, Instruction, parse
+from jaxmem._hlo.text import Array, Instruction, parse, turns_of
 
 # Handed on, or made of nothing: no byte of it moves.
 _FREE = frozenset(
     ("parameter", "tuple", "get-tuple-element", "bitcast", "constant", "after-all", "opt-barrier")
-    + ("partition-id", "replica-id", "iota", "add-dependency", "async-update", "copy-done")
+    + ("partition-id", "replica-id", "add-dependency", "async-update", "copy-done")
     + ("slice-done", "dynamic-slice-done", "dynamic-update-slice-done", "async-done")
 )
 _MOVES = frozenset(("copy-start", "slice-start", "dynamic-slice-start", "async-start"))
@@ -27,6 +27,7 @@ _UPDATES = frozenset(("dynamic-update-slice", "scatter"))
 # What rearranges numbers, and computes none.
 _PLACED = _FREE | _MOVES | _SLICES | _UPDATES | {"broadcast", "reshape", "transpose", "copy"}
 _PLACED |= {
+    "iota",
     "concatenate",
     "pad",
     "reverse",
@@ -47,7 +48,6 @@ _DEAR |= {"power": 8, "remainder": 8}
 _CROSSING = {"all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "collective-permute": 1}
 _CROSSING |= {"all-reduce": 2, "ragged-all-to-all": 1, "collective-broadcast": 1}
 _IN_PLACE = "output_to_operand_aliasing={{}: (0, {})}"
-_TRIPS = re.compile(r"^s32\[\]\S* constant\((\d+)\)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +106,7 @@ def tpu_costs(text: str, rates: TpuRates) -> HloCosts:
 class _Program:
     def __init__(self, computations: dict[str, list[Instruction]], rates: TpuRates):
         self._of, self._rates = computations, rates
+        self._named = {i.name: i for body in computations.values() for i in body}
         self._known: dict[str, _Work] = {}
 
     def sequence(self, name: str) -> _Work:
@@ -116,7 +117,8 @@ class _Program:
 
     def _one(self, i: Instruction) -> _Work:
         if i.opcode == "while":
-            body, turns = _total([self.sequence(name) for name in i.runs]), self._turns(i)
+            body = _total([self.sequence(name) for name in i.runs])
+            turns = turns_of(i, self._of, self._named)
             # Turns wait for each other: what does not hide in one is not hidden by the next.
             return _Work(turns * body.seconds, 0.0, 0.0, 0.0, turns * body.flops,
                          turns * body.products)  # fmt: skip
@@ -130,6 +132,9 @@ class _Program:
         if i.opcode in _FREE or i.opcode == "" or any(a.host for a in (*i.operands, *i.results)):
             return _Work()
         if i.opcode in _MOVES:
+            # A collective may be wrapped so that it is asynchronous.
+            if i.opcode == "async-start" and self._inside(i):
+                return _Work(crossed=self._crossing_within(i))
             return _Work(moved=self._moved(i) / self._rates.bandwidth)
         return self._kernel(i)
 
@@ -139,8 +144,15 @@ class _Program:
         nbytes = self._traffic(i, inner)
         computing = max(flops / self._rates.products, operations / self._rates.vector)
         moving = nbytes / self._rates.bandwidth
-        busy = max(computing, moving)
-        return _Work(busy, busy - moving, flops=flops, products=products)
+        busy, crossed = max(computing, moving), 0.0
+        if i.opcode == "fusion" and (kinds := {kind for _, kind in self._inside(i)}):
+            # A fusion may start a collective, which others carry on with their work and one ends:
+            # it counts at its start. A reduction stands in one alone, and holds the others up.
+            if i.name.startswith("async-collective-start"):
+                crossed = self._crossing_within(i)
+            elif "async-collective" not in i.name and kinds & {"all-reduce", "reduce-scatter"}:
+                busy += self._crossing_within(i) / 2  # all-reduce in a fusion scatters, no more
+        return _Work(busy, max(0.0, busy - moving), crossed=crossed, flops=flops, products=products)
 
     def _arithmetic(self, body: Sequence[Instruction]) -> tuple[int, int, float]:
         """FLOPs and number of the products of a kernel, and operations of all else in it."""
@@ -219,32 +231,31 @@ class _Program:
         """Bytes of a copy that goes on beside kernels: those of the smaller of its ends, since a
         slice of what it reads may be all that moves.
         """
-        ends = [
-            a for a in (*i.operands[:1], *i.results) if a.shape and not a.dtype.startswith("u32")
-        ]
+        ends = [a for a in (*i.operands[:1], *i.results) if a.shape]
         sides = 2 - any(a.on_core for a in ends)
         return sides * min((a.tiled_bytes for a in ends), default=0)
 
     def _crossing(self, i: Instruction, kind: str) -> _Work:
         if i.opcode.endswith("-done") or not self._rates.ring:
             return _Work()
-        arrays = [a for a in (*i.operands, *i.results) if a.shape]
-        nbytes = max((a.tiled_bytes for a in arrays), default=0)
-        seconds = _CROSSING[kind] * nbytes / self._rates.ring
+        seconds = _CROSSING[kind] * _crossed_bytes(i) / self._rates.ring
         return _Work(crossed=seconds) if i.opcode.endswith("-start") else _Work(busy=seconds)
 
-    def _turns(self, loop: Instruction) -> int:
-        """How often a loop turns: the constant that its condition compares its counter with."""
-        if not (found := re.search(r"condition=%?([\w.\-]+)", loop.text)):
-            return loop.trips
-        condition = self._of.get(found[1], [])
-        made = {j.name: j for j in condition}
-        root = condition[-1] if condition else None
-        if root is None or root.opcode != "compare" or "direction=LT" not in root.text:
-            return loop.trips
-        bounds = [made[n] for n in root.operand_names if n in made]
-        counts = [int(m[1]) for j in bounds if (m := _TRIPS.match(j.text))]
-        return counts[0] if counts else loop.trips
+    def _inside(self, i: Instruction) -> list[tuple[Instruction, str]]:
+        """The collectives in what an instruction calls, and in what that calls, with kinds."""
+        found = []
+        for j in (j for name in i.runs for j in self._of.get(name, [])):
+            kind = j.opcode.removesuffix("-start")
+            found += [(j, kind)] if kind in _CROSSING else self._inside(j)
+        return found
+
+    def _crossing_within(self, i: Instruction) -> float:
+        """Seconds of the collectives in a fusion or a wrapped operation, on their way between
+        devices.
+        """
+        ring = self._rates.ring
+        weights = ((_CROSSING[kind], _crossed_bytes(j)) for j, kind in self._inside(i))
+        return sum(w * n / ring for w, n in weights) if ring else 0.0
 
 
 def _total(works: Sequence[_Work]) -> _Work:
@@ -257,6 +268,14 @@ def _total(works: Sequence[_Work]) -> _Work:
         sum(w.flops for w in works),
         sum(w.products for w in works),
     )
+
+
+def _crossed_bytes(i: Instruction) -> int:
+    """Bytes of the larger side of a collective, of all its arrays."""
+    size = lambda arrays: sum(a.tiled_bytes for a in arrays if a.shape)
+    given, made = size(i.operands), size(i.results)
+    # What starts one hands its operands on among its results.
+    return max(given, made - given if i.opcode.endswith("-start") else made)
 
 
 def _flops(i: Instruction) -> int | None:

@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 # A computation's first line: whether it is the entry, and its name.
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -48,7 +48,13 @@ class Array:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * _ITEM_BYTES.get(self.dtype, 1)
+        return self._sized(math.prod(self.shape))
+
+    def _sized(self, count: int) -> int:
+        """Bytes of so many numbers; of 4 bits, two share a byte."""
+        if self.dtype in ("s4", "u4"):
+            return -(-count // 2)
+        return count * _ITEM_BYTES.get(self.dtype, 1)
 
     @property
     def tiled_bytes(self) -> int:
@@ -60,7 +66,7 @@ class Array:
         sides = [self.shape[k] for k in axes] + [1] * len(tile)  # the minor one first
         for k, least in enumerate(reversed(tile)):
             sides[k] = -(-sides[k] // least) * least
-        return math.prod(sides) * _ITEM_BYTES.get(self.dtype, 1)
+        return self._sized(math.prod(sides))
 
     @property
     def space(self) -> int:
@@ -150,6 +156,65 @@ def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
             computations[name].append(instruction)
         entry = name if is_entry else entry
     return computations, entry
+
+
+def turns_of(
+    loop: Instruction,
+    computations: Mapping[str, Sequence[Instruction]],
+    named: Mapping[str, Instruction],
+) -> int:
+    """Returns how often a loop turns whose counter rises to a constant; 1 where that is not to be
+    seen, and XLA's own count where it has one.
+
+    computations: those of the module.
+    named: every instruction by its name.
+    """
+    found = re.search(r"condition=%?([\w.\-]+)", loop.text)
+    condition = computations.get(found[1], ()) if found else ()
+    root = condition[-1] if condition else None
+    if loop.trips > 1 or root is None:
+        return loop.trips
+    if root.opcode in ("or", "and", "select", "fusion"):
+        # Counters of 64 bits are two of 32 on a TPU, and so is what they are compared with.
+        inner = [j for name in root.runs for j in computations.get(name, ())]
+        return max((n for j in (*condition, *inner) if (n := _whole(j)) is not None), default=1)
+    if root.opcode != "compare" or "direction=LT" not in root.text or len(root.operand_names) < 2:
+        return 1
+    counter, bound = (named.get(name) for name in root.operand_names[:2])
+    stop, at = _whole(_source(bound, named)), _index(counter)
+    if stop is None:
+        return 1
+    start, step = 0, 1
+    state = _source(named.get(loop.operand_names[0]), named) if loop.operand_names else None
+    body = computations.get(loop.runs[0], ()) if loop.runs else ()
+    if at is not None and state is not None and state.opcode == "tuple":
+        first = _whole(_source(named.get(state.operand_names[at]), named))
+        start = 0 if first is None else first
+    if at is not None and body and body[-1].opcode == "tuple":
+        rise = _source(named.get(body[-1].operand_names[at]), named)
+        if rise is not None and rise.opcode == "add":
+            parts = (_whole(_source(named.get(name), named)) for name in rise.operand_names)
+            step = next((n for n in parts if n), 1)
+    return max(1, -(-(stop - start) // step))
+
+
+def _whole(i: Instruction | None) -> int | None:
+    """The value of a constant that is one whole number."""
+    found = None if i is None else re.match(r"[su]\d+\[\]\S* constant\((-?\d+)\)", i.text)
+    return int(found[1]) if found else None
+
+
+def _index(i: Instruction | None) -> int | None:
+    """Which element of a tuple an instruction takes."""
+    found = None if i is None else re.search(r"get-tuple-element\(.*?\), index=(\d+)", i.text)
+    return int(found[1]) if found else None
+
+
+def _source(i: Instruction | None, named: Mapping[str, Instruction]) -> Instruction | None:
+    """What an instruction copies, or itself."""
+    while i is not None and i.opcode in ("copy", "bitcast", "convert") and i.operand_names:
+        i = named.get(i.operand_names[0])
+    return i
 
 
 def executed(text: str, opcodes: tuple[str, ...]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 and compiled.
 """
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -172,7 +173,10 @@ class PlacedSteps:
 
     def walked(self, assignment: Assignment | None, places: Places) -> int:
         """Bytes that the step is expected to take on the device, its arguments among them."""
-        _, traced = self.trace(assignment, places)
+        stage, traced = self.trace(assignment, places)
+        if self.backend.assigns:
+            with contextlib.suppress(StepError):  # what XLA refuses is estimated as elsewhere
+                return self.backend.assign(stage, traced).result().compiled.total_bytes
         donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
         on_gpu = self.backend.target.platform == "cuda"
         beside = temporary_bytes(traced.jaxpr, donated, on_gpu=on_gpu)

@@ -144,7 +144,9 @@ def _curve(search: Search, outside: float) -> tuple[Point, ...]:
         one = answer(dataclasses.replace(question, room=room))
         if one is not None and (not found or one.seconds < found[-1].seconds):
             found.append(one)
-    return tuple(Point(a.device_bytes, a.seconds + outside, search.actions(a)) for a in found)
+    # Walks may be off by more than the least answer takes.
+    size = lambda a: max(0, a.device_bytes)
+    return tuple(Point(size(a), a.seconds + outside, search.actions(a)) for a in found)
 
 
 def infeasible(search: Search, limits: Limits, target: Target) -> BudgetError:

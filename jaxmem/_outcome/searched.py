@@ -179,7 +179,7 @@ def _margin(limits: Limits) -> str:
     margin = 1 - limits.room / limits.budget
     if not 1e-3 < margin < 0.5:  # a larger share is the rounding of a budget of a few bytes
         return ""
-    return f"; {margin:.0%} of the budget is left for autotuning on the device"
+    return f"; {margin:.0%} of the budget is left for what the device takes beside a step's buffers"
 
 
 def _parts(trials: Trials, trial: Trial) -> Bytes:

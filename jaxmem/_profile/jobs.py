@@ -40,7 +40,9 @@ class Jobs:
         """Bytes of an array, where it is one of so many that lie in one stack."""
         if not self.tiled or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
             return nbytes(aval)
-        return -(-tiled_bytes((layers, *aval.shape), aval.dtype.itemsize) // layers)
+        size = tiled_bytes((layers, *aval.shape), aval.dtype.itemsize)
+        shared = 2 if aval.dtype.name in ("int4", "uint4") else 1  # numbers in a byte
+        return -(-size // (layers * shared))
 
     def keep(self, size: int, stacked: bool) -> tuple[tuple, ...]:
         """Adds what tells the cost of keeping `size` bytes until the backward, on top of computing

@@ -63,7 +63,9 @@ def search(setting: Setting, arguments: int) -> Found:
     else:
         start.refine()
     polish(setting, trials)
+    failed = False  # whether something took more, compiled whole, than its buffers
     while trials.fitting:
+        fits = setting.limits.allow(trials.baseline)
         clock = clock_of(trials, setting.steps.backend.target)
         best = min(trials.fitting, key=lambda t: (clock.cautious(t), t.total))
         # A step that fits stays as it is unless a plan is faster by what is worth a word. Times
@@ -71,13 +73,15 @@ def search(setting: Setting, arguments: int) -> Found:
         rough = setting.profile.time_source == "roofline"
         if fits and (rough or clock.cautious(best) > (1 - WORTH) * clock.base):
             best = trials.baseline
-        divided, division = (best, None) if fits else start.divide(best, clock)
+        alone = fits or failed
+        divided, division = (best, None) if alone else start.divide(best, clock)
         # Where compiles end before they are done, only what would be returned is compiled whole. It
         # may take more then, and something else is the best.
         for trial, groups in [(divided, division), (best, None)][divided is best :]:
             proven = trials.proven(trial, setting)
             if proven is not None and setting.limits.allow(proven):
                 return Found(trials, proven, groups, start.solve_seconds)
+        failed = True
         start.refine()
     return Found(trials, None, None, start.solve_seconds)
 

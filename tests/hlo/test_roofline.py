@@ -184,3 +184,52 @@ def test_places_that_read_padding_are_no_work(line, flops):
     )
     computations, entry = parse(text)
     assert convolution_flops(computations[entry][-1]) == flops
+
+
+def test_counters_begin_and_rise_as_the_loop_says():
+    """As XLA writes a product that waits for its operands from other devices: by twos, unsigned."""
+    body = LOOP.replace("s32", "u32").replace("constant(12)", "constant(11)")
+    body = body.replace(
+        "ROOT %t = (u32[]{:T(128)}, f32[256,512]" + TILES + ") tuple(%i, %y)",
+        "%two = u32[]{:T(128)} constant(2)\n  %n = u32[]{:T(128)} add(%i, %two)\n"
+        "  ROOT %t = (u32[]{:T(128)}, f32[256,512]" + TILES + ") tuple(%n, %y)",
+    )
+    loop = (
+        "%three = u32[]{:T(128)} constant(3)",
+        "%copied = u32[]{:T(128)} copy(%three)",
+        f"%init = (u32[]{{:T(128)}}, f32[256,512]{TILES}) tuple(%copied, %p)",
+        f"ROOT %r = (u32[]{{:T(128)}}, f32[256,512]{TILES}) while(%init), condition=%condition,"
+        " body=%body",
+    )
+    scalars = 2 * 2 * 512 + 4 * 3 * 512  # bytes of the copy, and of the sums in four turns
+    assert seconds(P, *loop, more=body) == pytest.approx((4 * 2 * MATRIX + scalars) / 1e9, rel=1e-2)
+
+
+def test_a_collective_of_several_arrays_moves_them_all():
+    several = ", ".join([f"f32[256,512]{TILES}"] * 3)
+    line = f"ROOT %g = ({several}) all-reduce(%p, %q, %p), to_apply=%sum"
+    assert seconds(P, Q, line) == pytest.approx(2 * 3 * MATRIX / 1e8)
+
+
+WRAPPED = f"""
+%inner (a: f32[256,512]) -> f32[1024,512] {{
+  %a = f32[256,512]{TILES} parameter(0)
+  ROOT %g = f32[1024,512]{TILES} all-gather(%a), dimensions={{0}}
+}}
+"""
+
+
+def test_collectives_in_wrappers_and_fusions_cross():
+    start = f"%s = ((f32[256,512]{TILES}), f32[1024,512]{TILES}) async-start(%p), calls=%inner"
+    done = f"ROOT %d = f32[1024,512]{TILES} async-done(%s)"
+    assert seconds(P, start, done, more=WRAPPED) == pytest.approx(4 * MATRIX / 1e8)
+    fused = f"%async-collective-start.2 = f32[1024,512]{TILES} fusion(%p), calls=%inner"
+    assert seconds(P, fused, more=WRAPPED) == pytest.approx(4 * MATRIX / 1e8)
+    carried = f"%async-collective-done.2 = f32[1024,512]{TILES} fusion(%p), calls=%inner"
+    assert seconds(P, carried, more=WRAPPED) == pytest.approx(5 * MATRIX / 1e9)
+
+
+def test_two_numbers_of_four_bits_share_a_byte():
+    layout = "{1,0:T(8,128)(8,1)E(4)}"
+    lines = [f"%p = s4[256,512]{layout} parameter(0)", f"ROOT %r = s4[256,512]{layout} copy(%p)"]
+    assert seconds(*lines) == pytest.approx(2 * 256 * 512 / 2 / 1e9)
