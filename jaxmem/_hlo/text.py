@@ -23,7 +23,8 @@ _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
 HOST = 5  # the memory space
 _SPACE = re.compile(r"S\((\d+)\)")
 _TILE = re.compile(r"([\d,]*):T\(([\d,]+)\)")  # axes, and the outermost tile
-_NAME = re.compile(r"%?([A-Za-z_][\w.\-]*)(?:,|$)")  # one of names between commas
+# One of names between commas; newer compilers write an element of a tuple as %name#2.
+_NAME = re.compile(r"%?([A-Za-z_][\w.\-]*)(?:#(\d+))?(?:,|$)")
 _OP = re.compile(r'op_name="([^"]*)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
@@ -138,7 +139,7 @@ class Instruction:
     def called(self) -> list[str]:
         """The computations that it runs, each branch of a conditional among them."""
         branches = [_NAME.findall(g.replace(" ", "")) for g in _BRANCHES.findall(self.text)]
-        return [*self.runs, *(name for group in branches for name in group)]
+        return [*self.runs, *(name for group in branches for name, _ in group)]
 
 
 def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
@@ -146,13 +147,14 @@ def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
     computations: dict[str, list[Instruction]] = {}
     entry = ""
     for is_entry, name, lines in _computations(text):
-        arrays: dict[str, Array] = {}  # results by name, since operands are given by name alone
+        # Results by name, since operands are given by name alone.
+        arrays: dict[str, tuple[Array, ...]] = {}
         computations[name] = []
         for line in lines:
             if not (found := _INSTRUCTION.match(line)):
                 continue
             instruction = _instruction(found[1], found[2], arrays)
-            arrays[found[1]] = instruction.output
+            arrays[found[1]] = instruction.results
             computations[name].append(instruction)
         entry = name if is_entry else entry
     return computations, entry
@@ -181,7 +183,8 @@ def turns_of(
     if root.opcode != "compare" or "direction=LT" not in root.text or len(root.operand_names) < 2:
         return 1
     counter, bound = (named.get(name) for name in root.operand_names[:2])
-    stop, at = _whole(_source(bound, named)), _index(counter)
+    own = re.search(r"compare\(%?[\w.\-]+#(\d+)", root.text)
+    stop, at = _whole(_source(bound, named)), int(own[1]) if own else _index(counter)
     if stop is None:
         return 1
     start, step = 0, 1
@@ -252,7 +255,7 @@ def _computations(text: str) -> Iterator[tuple[bool, str, list[str]]]:
             lines.append(line)
 
 
-def _instruction(name: str, body: str, arrays: dict[str, Array]) -> Instruction:
+def _instruction(name: str, body: str, arrays: dict[str, tuple[Array, ...]]) -> Instruction:
     """Reads what stands after `name = `; `arrays` are the results of the lines above."""
     called = _OPCODE.search(body)
     types = body[: called.start()] if called else body
@@ -264,6 +267,10 @@ def _instruction(name: str, body: str, arrays: dict[str, Array]) -> Instruction:
         return Instruction(name, "", results[:1], (), (), body)
     # The operands' names end at the first closing parenthesis; attributes follow it.
     arguments = body[called.end() :].split(")", 1)[0].replace(" ", "")
-    names = tuple(_NAME.findall(arguments))
-    operands = tuple(arrays.get(given, NOTHING) for given in names)
-    return Instruction(name, called[1], results, operands, names, body)
+    given = _NAME.findall(arguments)
+    operands = tuple(_element(arrays.get(one, ()), int(at or 0)) for one, at in given)
+    return Instruction(name, called[1], results, operands, tuple(one for one, _ in given), body)
+
+
+def _element(results: Sequence[Array], at: int) -> Array:
+    return results[at] if at < len(results) else NOTHING

@@ -233,3 +233,16 @@ def test_two_numbers_of_four_bits_share_a_byte():
     layout = "{1,0:T(8,128)(8,1)E(4)}"
     lines = [f"%p = s4[256,512]{layout} parameter(0)", f"ROOT %r = s4[256,512]{layout} copy(%p)"]
     assert seconds(*lines) == pytest.approx(2 * 256 * 512 / 2 / 1e9)
+
+
+def test_elements_of_tuples_may_be_written_with_their_number():
+    """As libtpu 0.0.48 does, where others take them by instructions of their own."""
+    newer = LOOP.replace("compare(%at, %bound)", "compare(%c#0, %bound)")
+    newer = newer.replace("negate(%x)", "negate(%s#1)")
+    loop = (
+        "%zero = s32[]{:T(128)} constant(0)",
+        f"%init = (s32[]{{:T(128)}}, f32[256,512]{TILES}) tuple(%zero, %p)",
+        f"ROOT %r = (s32[]{{:T(128)}}, f32[256,512]{TILES}) while(%init), condition=%condition,"
+        " body=%body",
+    )
+    assert seconds(P, *loop, more=newer) == pytest.approx(12 * 2 * MATRIX / 1e9)
