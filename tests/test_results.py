@@ -91,6 +91,14 @@ def test_plans_and_their_budgets():
     assert quotes(answer("stay within its budget"), *totals)
 
 
+def test_plans_for_tpus_against_policies_by_hand():
+    page, summary = PAGE["TPUs that are not there"], result("tpu_baselines")["summary"]
+    assert [name.replace(", ", " ") for name in page] == [*summary]
+    for cells, case in zip(page.values(), summary.values(), strict=True):
+        for cell, outcome in zip(cells, ("win", "draw", "loss", "none found"), strict=True):
+            assert quotes(cell, case["counts"][outcome])
+
+
 def test_models_as_they_are():
     summary, auto = result("foreign")["summary"], result("auto_tags")["summary"]
     page = PAGE["Models as they are"] | PAGE["Tags by hand and by auto"]
