@@ -145,47 +145,35 @@ def _unknown(target: str, name: str) -> str:
 
 
 def _named(gpu: Gpu, each: int, hosts: int) -> Target:
-    rates = rates_of(gpu)
     # A ring over hosts crosses between them by the network of all devices of a host together.
     ring = gpu.peers if hosts == 1 else min(gpu.peers, gpu.network * each)
-    return Target(
-        name=gpu.name,
-        kind=gpu.description,
-        platform="cuda",
-        devices=each * hosts,
-        local=False,
-        usable_bytes=int(USABLE_FRACTION * gpu.memory_bytes),
-        bandwidth=rates.bandwidth,
-        matmul_flops=rates.flops_16bit,
-        flops_f32=rates.flops_f32,
-        link=rates.link,
-        host_bytes=gpu.host_bytes,
-        cores=gpu.cores,
-        link_ways=link_ways(gpu),
-        peers=LINK_EFFICIENCY * ring,
-        hosts=hosts,
-    )
+    return _of_chip(gpu, each * hosts, hosts, int(USABLE_FRACTION * gpu.memory_bytes), ring)
 
 
 def _named_tpu(topology: Topology) -> Target:
-    tpu, rates = topology.tpu, rates_of(topology.tpu)
+    tpu, devices, hosts = topology.tpu, topology.devices, topology.hosts
+    target = _of_chip(tpu, devices, hosts, tpu.memory_bytes, topology.ring)
+    return dataclasses.replace(target, shape=topology.shape)
+
+
+def _of_chip(chip: Chip, devices: int, hosts: int, usable: int, ring: float) -> Target:
+    rates = rates_of(chip)
     return Target(
-        name=tpu.name,
-        kind=tpu.description,
-        platform="tpu",
-        devices=topology.devices,
+        name=chip.name,
+        kind=chip.description,
+        platform=chip.platform,
+        devices=devices,
         local=False,
-        usable_bytes=tpu.memory_bytes,
+        usable_bytes=usable,
         bandwidth=rates.bandwidth,
         matmul_flops=rates.flops_16bit,
         flops_f32=rates.flops_f32,
         link=rates.link,
-        host_bytes=tpu.host_bytes,
-        cores=tpu.cores,
-        link_ways=link_ways(tpu),
-        peers=LINK_EFFICIENCY * topology.ring,
-        hosts=topology.hosts,
-        shape=topology.shape,
+        host_bytes=chip.host_bytes,
+        cores=chip.cores,
+        link_ways=link_ways(chip),
+        peers=LINK_EFFICIENCY * ring,
+        hosts=hosts,
     )
 
 

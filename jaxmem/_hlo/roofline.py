@@ -151,7 +151,8 @@ class _Program:
             if i.name.startswith("async-collective-start"):
                 crossed = self._crossing_within(i)
             elif "async-collective" not in i.name and kinds & {"all-reduce", "reduce-scatter"}:
-                busy += self._crossing_within(i) / 2  # all-reduce in a fusion scatters, no more
+                # What is written there as an all-reduce is sliced, so that it scatters and no more.
+                busy += self._crossing_within(i) / (2 if "all-reduce" in kinds else 1)
         return _Work(busy, max(0.0, busy - moving), crossed=crossed, flops=flops, products=products)
 
     def _arithmetic(self, body: Sequence[Instruction]) -> tuple[int, int, float]:

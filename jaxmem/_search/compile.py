@@ -62,7 +62,7 @@ class StepCompiler:
         return self.weigh(*many)
 
     def weigh(self, *many: Actions) -> list[CompiledStep | StepError]:
-        """The same, where buffers alone are assigned, so that nobody calls it a compile."""
+        """The same, not counted among the compiles."""
         start = time.perf_counter()
         futures = [self._begin(actions) for actions in many]  # before the first is waited for
         found: list[CompiledStep | StepError] = []

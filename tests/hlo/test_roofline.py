@@ -246,3 +246,11 @@ def test_elements_of_tuples_may_be_written_with_their_number():
         " body=%body",
     )
     assert seconds(P, *loop, more=newer) == pytest.approx(12 * 2 * MATRIX / 1e9)
+
+
+@pytest.mark.parametrize("kind", ["all-reduce", "reduce-scatter"])
+def test_a_reduction_in_a_fusion_holds_the_others_up(kind):
+    inner = WRAPPED.replace("all-gather(%a), dimensions={0}", f"{kind}(%a)")
+    inner = inner.replace("f32[1024,512]", "f32[256,512]")
+    fused = f"ROOT %r = f32[256,512]{TILES} fusion(%p), kind=kCustom, calls=%inner"
+    assert seconds(P, fused, more=inner) == pytest.approx(MATRIX / 1e8 + 2 * MATRIX / 1e9)
