@@ -16,6 +16,7 @@ import jaxmem_kernels
 from jaxmem._absent.wire import read_message, write_message
 from jaxmem._core.quiet import LIBTPU
 
+_OF_A_TPU = ("TPU_", "CLOUD_TPU_", "MEGASCALE_")  # begins variables that a TPU's machine sets
 _FATAL = re.compile(r"F\d{4} \d\d:\d\d:\d\d")  # how a line of it begins
 
 
@@ -93,7 +94,8 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the child's environment.
 
     It has no accelerator, no XLA flag of the user's but CUDA's place, and the very packages that
-    run here, wherever they were imported from.
+    run here, wherever they were imported from. What a TPU's own machine says of itself (its slice,
+    its neighbours) is left out; where libtpu lies, and the flags for libtpu, stay.
     """
     flags = [
         f
@@ -117,4 +119,9 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
         "XLA_FLAGS": " ".join(flags),
         "PYTHONPATH": os.pathsep.join(path),
     }
-    return dict(environment) | LIBTPU | own
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_OF_A_TPU) or name == "TPU_LIBRARY_PATH"
+    }
+    return kept | LIBTPU | own

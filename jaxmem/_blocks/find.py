@@ -115,7 +115,10 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
         defined = {o: i for i, e in enumerate(jaxpr.eqns) for o in e.outvars}
         first_use: dict[Var, int] = {}
         block_uses = Counter(
-            v for e in jaxpr.eqns if is_block(e) for v in {*e.invars} if not isinstance(v, Literal)
+            v
+            for e in jaxpr.eqns
+            if is_block(e)
+            for v in {v for v in e.invars if not isinstance(v, Literal)}
         )
         for i, eqn in enumerate(jaxpr.eqns):
             for v in eqn.invars:

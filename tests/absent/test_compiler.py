@@ -209,6 +209,24 @@ def parent_environment(**changes):
     } | changes
 
 
+def test_what_a_tpus_machine_says_of_itself_is_not_passed_on():
+    given = {
+        "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1",
+        "TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2",
+        "MEGASCALE_NUM_SLICES": "2",
+        "TPU_LIBRARY_PATH": "/opt/libtpu.so",
+        "LIBTPU_INIT_ARGS": "--a=1",
+    }
+    passed = child_environment(given)
+    assert passed["TPU_WORKER_HOSTNAMES"] == "localhost"
+    assert {name: passed.get(name) for name in given if name != "TPU_WORKER_HOSTNAMES"} == {
+        "TPU_CHIPS_PER_HOST_BOUNDS": None,
+        "MEGASCALE_NUM_SLICES": None,
+        "TPU_LIBRARY_PATH": "/opt/libtpu.so",
+        "LIBTPU_INIT_ARGS": "--a=1",
+    }
+
+
 def test_the_plugins_complaint_about_a_missing_driver_is_dropped():
     script = (
         "from jaxmem._core.quiet import quiet_plugin_noise as q; q(); import jax;"

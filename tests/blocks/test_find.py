@@ -97,6 +97,20 @@ def test_unrolled_layers_share_a_label():
     )
 
 
+def test_a_block_that_ends_in_the_loss():
+    """Its cotangent is a number that JAX writes into the equation, and no variable."""
+
+    def build(plan):
+        def loss(w, x):
+            return jnp.sum(jaxmem.tag(jnp.sin(jaxmem.tag(x @ w, "u")), "h") ** 2)
+
+        loss = jax.checkpoint(loss, policy=jaxmem.remat_policy(plan))
+        return lambda w, x: w - jax.grad(loss)(w, x)
+
+    (block,) = classes(build, *jax.eval_shape(lambda: (jnp.zeros((8, 8)), jnp.zeros((4, 8)))))
+    assert [t.name for t in block.tags] == ["u", "h"]
+
+
 def two_classes(policy_of):
     def loss(p, x):
         first = jax.checkpoint(models.block, policy=policy_of("encoder"), prevent_cse=False)
