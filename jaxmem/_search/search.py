@@ -17,7 +17,7 @@ from jaxmem._search.begin import begin
 from jaxmem._search.clock import Clock, clock_of
 from jaxmem._search.divide import Division, best_division
 from jaxmem._search.polish import polish
-from jaxmem._search.trials import MOST_COMPILES, Setting, Trial, Trials
+from jaxmem._search.trials import Setting, Trial, Trials
 from jaxmem._search.walks import MOST_WALKS
 from jaxmem._solver.memory import Expected
 from jaxmem._solver.problem import Problem
@@ -121,7 +121,7 @@ class _Search:
         best = self._timed(candidates.fastest, Problem(trials.profile, None, limits.host_room))
         least_seconds = best.cautious_seconds if best else 0.0
         hopeless = False
-        while (left := MOST_COMPILES - self.setting.steps.compiles) > 0:
+        while (left := self.setting.compiles_left) > 0:
             within, model = trials.within_budget, trials.model()
             # A plan that an earlier search saw fit is compiled before anything is called enough:
             # else a search with more history could return a slower plan than one with less.
@@ -200,7 +200,7 @@ class _Search:
         # The most seconds that a division may cost, to be worth its compile.
         worth = best.cost.cautious_seconds - WORTH * trials.profile.step_seconds
         chosen, short, seen, slower = None, 0, [], False
-        while self.setting.steps.compiles < MOST_COMPILES:
+        while self.setting.compiles_left > 0:
             model = trials.model()
             # The memory model is of layers alike and is not fitted to divided plans. What their
             # predictions were short by, `short`, of walks or compiles, is added to its reference.

@@ -104,6 +104,14 @@ class Setting:
     limits: Limits
     walks: Walks
 
+    @property
+    def compiles_left(self) -> int:
+        """How many plans this search may still compile. Where that only assigns buffers, the plan
+        that is returned is compiled once more, and whole.
+        """
+        last = 1 if self.steps.backend.assigns else 0
+        return MOST_COMPILES - last - self.steps.compiles
+
     def compile(self, *many: Actions, least: int | None = None) -> list[CompiledStep]:
         """Compiles the step under each of `many` actions, logs that it does, and remembers the
         results. Raises StepError for what XLA does not compile.
