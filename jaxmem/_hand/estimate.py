@@ -31,13 +31,15 @@ class Estimate:
 
 
 def estimate(build, assignment: Decisions, *args, target: str | Target = "local") -> Estimate:
-    """Returns what the step would take under an assignment written by hand, without compiling it.
+    """Returns what the step would take under an assignment written by hand, without compiling it
+    whole.
 
     build, args, target: as for `jaxmem.plan`.
     assignment: as for `jaxmem.plans.price`, which compiles the step and tells its true bytes.
 
     Bytes are from a walk through the traced step, which fuses and orders operations as XLA is
-    expected to: an estimate, and neither an upper bound nor a lower one. Seconds are the cost
+    expected to: an estimate, and neither an upper bound nor a lower one. For a TPU they are those
+    of the buffers that its compiler assigns, after which it is stopped. Seconds are the cost
     model's, from pieces that are measured, or estimated by XLA, where they are not known yet.
 
     Raises TagError, StepError and TargetError as `jaxmem.plans.price`.
