@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxmem_kernels import adapter, capability
+from jaxmem_kernels import capability
+from jaxmem_kernels.gpu import adapter
 from jaxmem_kernels.partition import Rule, needs_devices, partitioned
 
 

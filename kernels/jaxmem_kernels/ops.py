@@ -5,8 +5,9 @@ Names of axes in rules: a0, a1, … are the leading axes, k the groups of a row,
 group, s the slots of exact channels. `GROUPED` is a row's axis of values, k groups of g.
 """
 
-from jaxmem_kernels import bits, choice, int4, launch
+from jaxmem_kernels import bits, int4
 from jaxmem_kernels.dispatch import Kernel, operation
+from jaxmem_kernels.gpu import choice, launch
 from jaxmem_kernels.partition import GROUPED, Axes, Rule
 
 

@@ -11,7 +11,8 @@ import json
 import jax
 import jax.numpy as jnp
 
-from jaxmem_kernels import bits, int4, launch
+from jaxmem_kernels import bits, int4
+from jaxmem_kernels.gpu import launch
 from tests.kernels.values import equal, hard
 
 assert interpreter.call is launch.adapter.call

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from triton.runtime.interpreter import InterpreterBuilder
 
-from jaxmem_kernels import adapter
+from jaxmem_kernels.gpu import adapter
 
 
 class Dtype(str):

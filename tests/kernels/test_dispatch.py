@@ -13,7 +13,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import jaxmem_kernels as jk
-from jaxmem_kernels import adapter, choice, ops
+from jaxmem_kernels import ops
+from jaxmem_kernels.gpu import adapter, choice
 from jaxmem_kernels.partition import GROUPED, partitioned
 
 pytestmark = pytest.mark.core

@@ -1,4 +1,4 @@
-"""Rounds in Triton as `rounding` does, to the last bit."""
+"""Rounds in Triton as `jaxmem_kernels.rounding` does, to the last bit."""
 
 import triton
 import triton.language as tl

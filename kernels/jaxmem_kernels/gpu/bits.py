@@ -1,4 +1,6 @@
-"""Packs and unpacks bits in Triton, as `bits` does. Only `launch` imports this file."""
+"""Packs and unpacks bits in Triton, as `jaxmem_kernels.bits` does. Only `launch` imports this
+file.
+"""
 
 import triton
 import triton.language as tl

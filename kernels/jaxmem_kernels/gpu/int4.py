@@ -1,5 +1,5 @@
-"""INT4 encoding and decoding in Triton: what `int4` computes, to the last bit. Only `launch`
-imports this file.
+"""INT4 encoding and decoding in Triton: what `jaxmem_kernels.int4` computes, to the last bit.
+Only `launch` imports this file.
 
 A program takes R groups of G = 2 H values, powers of two: an (R, H) tile of the first halves, `low`
 in the codes' bytes, and one of the second halves, `high`. So a thread holds neighbours, which it
@@ -13,7 +13,7 @@ within the tensor. Reads beyond it give 0, or in a flat tensor the last value ag
 import triton
 import triton.language as tl
 
-from jaxmem_kernels.triton_rounding import greatest_of, noise, offset_of, scale_beside, scale_of
+from jaxmem_kernels.gpu.rounding import greatest_of, noise, offset_of, scale_beside, scale_of
 
 # 1.5 · 2^23, beside which a float has no fraction: adding it rounds to the nearest integer, which
 # is then in the sum's lowest bits.

@@ -1,4 +1,4 @@
-"""Says which arrays each kernel takes; all others go to the reference, as XLA compiles it.
+"""Says which arrays a GPU's kernels take; all others go to the reference, as XLA compiles it.
 
 Each public function here is the `takes` of a `dispatch.Kernel`: it is asked with the shapes and
 dtypes of an operation's arrays, and with its parameters.

@@ -1,5 +1,5 @@
-"""Launches kernels: for each its grid, the shapes of its results and its constants. Triton's own
-files are imported when a kernel is first launched.
+"""Launches the kernels of GPUs: for each its grid, the shapes of its results and its constants.
+Triton's own files are imported when a kernel is first launched.
 
 Each public function is the `launch` of the operation of its name: it takes the GPU's compute
 capability, then that operation's arrays and parameters.
@@ -10,7 +10,7 @@ import importlib
 import jax
 import jax.numpy as jnp
 
-from jaxmem_kernels import adapter
+from jaxmem_kernels.gpu import adapter
 from jaxmem_kernels.rounding import salt_of
 
 # Values that a program takes, and its warps of 32 threads: 32 values to a thread, loaded 16 bytes
@@ -115,7 +115,7 @@ def dequantize_by(capability, codes, scales, *, width, dtype):
 def pack_bits(capability, x, zero, *, group):
     codes = jax.ShapeDtypeStruct((*x.shape[:-1], -(-x.shape[-1] // group), group // 8), jnp.uint8)
     return _run(
-        "triton_bits",
+        "bits",
         "pack",
         capability,
         (x, zero, x.size),
@@ -129,12 +129,12 @@ def unpack_bits(capability, packed, zero, one, *, width):
     group, x = 8 * packed.shape[-1], _rows(packed, 8, width, zero.dtype)
     ragged = _ragged(x.shape, group)
     return _run(
-        "triton_bits", "unpack", capability, (packed, zero, one, x.size), (x,), group, RAGGED=ragged
+        "bits", "unpack", capability, (packed, zero, one, x.size), (x,), group, RAGGED=ragged
     )
 
 
 def _int4(name, capability, arrays, results, group, **constants):
-    return _run("triton_int4", name, capability, arrays, results, group, **constants)
+    return _run("int4", name, capability, arrays, results, group, **constants)
 
 
 def _decode(name, capability, arrays, width, dtype, **constants):
@@ -153,11 +153,11 @@ def _run(file, name, capability, arrays, results, group, **constants):
     group: values of a group, which the kernel gets as G, beside R, the rows of its tile.
     constants: others that it is compiled for.
     """
-    kernel = getattr(importlib.import_module(f"jaxmem_kernels.{file}"), name)
+    kernel = getattr(importlib.import_module(f"jaxmem_kernels.gpu.{file}"), name)
     (size,) = (a for a in arrays if isinstance(a, int))
     # Rows of a program's tile are groups; with scales by channel they are those of the tensor.
     rows = max(1, TILE // group)
-    if file == "triton_bits":  # a thread's 16 bytes are as many bools
+    if file == "bits":  # a thread's 16 bytes are as many bools
         rows *= 4
     if "W" in constants:  # a program takes one group of columns, and reads their scales once
         rows *= 2
