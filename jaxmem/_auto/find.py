@@ -6,6 +6,7 @@ from jaxmem._auto.branches import branches, with_branches
 from jaxmem._auto.loops import holds_layers_within, is_loop, turn, with_bodies
 from jaxmem._auto.repeats import Repeat, between, part, repeats
 from jaxmem._blocks.named import is_block
+from jaxmem._core.labels import AUTO, auto_label
 from jaxmem._jax.jaxpr import ClosedJaxpr, subjaxprs
 from jaxmem._jax.rewrite import Node, Program, equations, program_of, standing_for
 from jaxmem._jax.source import place_of
@@ -13,8 +14,6 @@ from jaxmem._layer.block import Layer, layer_of, layers_of
 from jaxmem._layer.graph import Graph
 from jaxmem._tags.groups import groups_of
 from jaxmem._tags.policy import Policy
-
-LABEL = "auto"
 
 
 class Finder:
@@ -44,7 +43,7 @@ class Finder:
 
     def _label(self) -> str:
         self.labels += 1
-        return LABEL if self.labels == 1 else f"{LABEL}_{self.labels}"
+        return auto_label(self.labels)
 
     def _loop(self, node: Node, graph: Graph) -> Node:
         """A scan over layers with each turn a block, what holds such scans with them as blocks, and
@@ -106,7 +105,7 @@ def _segment(last: Node, layer: Layer, policy: Policy) -> Node:
     program = layer.program
     outputs = tuple(v for v in program.outputs if isinstance(v, int))
     block = layer.block(policy, prevent_cse=True)
-    return standing_for(last, LABEL, program.inputs, outputs, block)
+    return standing_for(last, AUTO, program.inputs, outputs, block)
 
 
 def read(closed: ClosedJaxpr) -> Program:

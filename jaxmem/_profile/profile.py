@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from jaxmem._blocks.classes import Class, blocks_of, plan_fingerprint
 from jaxmem._blocks.opened import hidden_tags
+from jaxmem._core.labels import is_auto
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.warn import warn
 from jaxmem._profile.doubt import with_doubts
@@ -143,9 +144,11 @@ def _warn_of_loops(drafts: Iterable[Unpriced]) -> None:
 
 
 def _idle_tags(blocks: Sequence[BlockClass], names: set[str]) -> tuple[str, ...]:
-    """Returns names of tags that no block's backward reads, with a warning."""
+    """Returns names of tags that no block's backward reads, with a warning: but for tags that
+    `jaxmem.auto` chose, which the user cannot move.
+    """
     idle = tuple(sorted(names - {t.name for b in blocks for t in b.tags}))
-    if idle:
+    if idle and not all(is_auto(b.name) for b in blocks):
         warn(
             f"jaxmem: no block's backward reads the tags {', '.join(map(repr, idle))}: they stand"
             " outside every block, or only linear operations follow them; what a plan says of them"

@@ -3,13 +3,15 @@
 from collections.abc import Iterator
 
 from jaxmem._core.actions import RECOMPUTE, Actions
+from jaxmem._core.labels import is_auto
 from jaxmem._core.profile import BlockClass, Equation, Profile
 from jaxmem._solver.cost import BlockCost, evaluate, option_of
 
 
 def warnings(profile: Profile, actions: Actions) -> tuple[str, ...]:
     """Sentences for the user about tags that are saved in vain under `actions`, and about products
-    that are repeated although the tag after them is saved.
+    that are repeated although the tag after them is saved. Tags that `jaxmem.auto` chose are left
+    out: the solver does not save what spares nothing, and the user can move none of them.
     """
     in_vain = wasted(profile, actions)
     vain = [
@@ -18,6 +20,7 @@ def warnings(profile: Profile, actions: Actions) -> tuple[str, ...]:
         " last product and the tag; tag that product too, or put the tag inside the operation's"
         " derivative rule, as jaxmem.softmax does"
         for label, tag in in_vain
+        if not is_auto(label)
     ]
     others = [
         f"{count} matrix product{'s' if count > 1 else ''} before tag {tag!r} of block {label!r}"
@@ -25,7 +28,7 @@ def warnings(profile: Profile, actions: Actions) -> tuple[str, ...]:
         " reads a value that is made of"
         f" {'them' if count > 1 else 'it'} and that no tag names; tag that value"
         for (label, tag), count in gaps(profile, actions).items()
-        if (label, tag) not in in_vain
+        if (label, tag) not in in_vain and not is_auto(label)
     ]
     return (*vain, *others)
 

@@ -54,6 +54,23 @@ def test_idle_tags_are_told():
         jaxmem.plan(sum_of, *SHAPES)
 
 
+def test_tags_that_auto_chose_are_not_told():
+    """The same tags, wasted and idle, in a block with a label that `jaxmem.auto` gives: a warning,
+    which would be an error here, would tell the user to move what is not his.
+    """
+
+    def block(x, p, key):
+        x = jaxmem.tag(x, "in")
+        x = x + jaxmem.tag(jax.nn.softmax(x @ p["a"]), "late") @ p["a"]
+        return x + jaxmem.tag(jnp.sin(jaxmem.tag(x @ p["a"], "h")) @ p["a"], "last")
+
+    def build(plan):
+        loss = models.scanned(jaxmem.remat_policy(plan, block="auto"), block)
+        return lambda p, x: jax.tree.map(lambda a, g: a - g, p, jax.grad(loss)(p, x))
+
+    assert jaxmem.plan(build, *SHAPES).keeps_everything
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

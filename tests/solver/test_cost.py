@@ -135,6 +135,12 @@ def test_a_saved_tag_is_wasted_only_if_it_spares_nothing(
     (message,) = warnings(made, {"block": kept})
     assert ("recomputed all the same" in message) is in_vain
     assert ("1 matrix product before tag 'b'" in message) is not in_vain
+    # Of a layer that `jaxmem.auto` found, nobody can move a tag.
+    (own,) = made.blocks
+    for label in ("auto", "auto_12"):
+        found = dataclasses.replace(made, blocks=(dataclasses.replace(own, name=label),))
+        assert wasted(found, {label: kept}) == (((label, "b"),) if in_vain else ())
+        assert warnings(found, {label: kept}) == ()
 
 
 def test_a_tag_that_stands_for_another_is_not_wasted():
