@@ -19,6 +19,7 @@ from jaxmem._search.trials import Setting, Trial, Trials
 
 SECONDS = 60.0  # for all changes of a search
 FASTER = 1e-4  # the share of a step's time by which a change must gain
+NEARLY = 1.02  # of the room: working memory may be less under the change
 
 
 def polish(setting: Setting, trials: Trials) -> None:
@@ -54,11 +55,21 @@ class _Polisher:
         before, width = self.best, self.setting.steps.backend.width
         left = list(_changes(self.trials.profile))
         while left and not self.ended:
-            now, left = left[:width], left[width:]
-            base = self.best.actions
-            self.weigh([_changed(base, *change) for change in now])
+            now, base = [], self.best
+            while left and len(now) < width:
+                actions = _changed(base.actions, *left.pop(0))
+                now += [actions] if self._may_fit(actions, base) else []
+            self.weigh(now)
         gained = self.clock.cautious(before) - self.clock.cautious(self.best)
         return gained > FASTER * self.clock.base
+
+    def _may_fit(self, actions: Actions, base: Trial) -> bool:
+        """Whether what is saved, beside the rest of `base`, is about as much as there is room for:
+        a compile is worth no more where it plainly is not.
+        """
+        cost = candidates.price_of(self.trials.profile, actions)
+        more = 0 if cost is None else cost.saved_bytes - base.cost.saved_bytes
+        return base.total + more <= NEARLY * self.setting.limits.room
 
     def weigh(self, many: list[Actions]) -> None:
         """Weighs assignments that are new and have a price."""
