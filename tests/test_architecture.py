@@ -30,7 +30,7 @@ LIBRARY = {
     "_xla": ("_absent", "_compiled", "_device", "_hlo", "_jax"),
     "_tags": ("_codecs",),
     "_solver": (),
-    "_plan": ("_codecs", "_states"),
+    "_plan": ("_device", "_codecs", "_states"),
     "_states": ("_jax", "_device"),
     "_blocks": ("_jax", "_tags"),
     "_profile": ("_jax", "_device", "_codecs", "_tags", "_blocks"),

@@ -169,7 +169,8 @@ def infeasible(trials: Trials, target: Target, unnamed: str = "", hint: str = ""
 
 def _each(target: Target) -> str:
     """What an error says after bytes; empty for a single device."""
-    return f" on each of {target.devices} devices" if str(target) != target.name else ""
+    several = not target.local and target.devices > 1
+    return f" on each of {target.devices} devices" if several else ""
 
 
 def _margin(limits: Limits) -> str:

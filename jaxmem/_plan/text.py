@@ -3,7 +3,9 @@
 from typing import TYPE_CHECKING
 
 from jaxmem._core.bytes import show_bytes
+from jaxmem._device.target import Target
 from jaxmem._states.places import DIVIDED_WORDS
+from jaxmem.errors import TargetError
 
 if TYPE_CHECKING:
     from jaxmem._plan.plan import Plan
@@ -39,9 +41,13 @@ def cells(plan: "Plan") -> list[tuple[str, ...]]:
 
 def of_each(plan: "Plan") -> str:
     """What is said after bytes of one device where the plan is for several of them, else ""."""
-    _, _, count = plan.target.partition(":")
-    each, _, hosts = count.partition("x")
-    return f", on each of {int(each) * int(hosts or 1)} devices" if count else ""
+    if plan.target == "local":
+        return ""
+    try:
+        devices = Target.parse(plan.target).devices
+    except TargetError:  # a file of another version of jaxmem may name what this one does not know
+        return ""
+    return f", on each of {devices} devices" if devices > 1 else ""
 
 
 # What tells the seconds of the step with everything kept, in words.
