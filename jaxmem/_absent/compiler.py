@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from jaxmem._absent import gpu, tpu
 from jaxmem._absent.process import Process
 from jaxmem._absent.wheels import install_command, require_wheels
+from jaxmem._buffers.held import Peak
 from jaxmem._compiled.compiled import Compiled
 from jaxmem._device.target import Target
-from jaxmem._hlo.held import Peak
 from jaxmem.errors import StepError, TargetError
 
 # What XLA's messages say where it finds no assembler, or not its library.

@@ -13,12 +13,12 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from jaxmem._buffers.peak import peak
 from jaxmem._compiled.compiled import read_compiled
 from jaxmem._compiled.dumped import compile_dumped
 from jaxmem._device.gpus import Gpu, target_config
 from jaxmem._device.rates import Rates, rates_of
 from jaxmem._device.target import Target
-from jaxmem._hlo.buffers import peak
 
 # XLA writes its estimates into the program's text; the program is the same.
 COST_OPTIONS = {"xla_gpu_collect_cost_model_stats": True}

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
+from jaxmem._buffers.memories import on_core
+from jaxmem._buffers.peak import peak
 from jaxmem._compiled.compiled import Compiled
 from jaxmem._compiled.tpu import compile_for_tpu
 from jaxmem._device.rates import LINK_EFFICIENCY, rates_of
 from jaxmem._device.tpus import Topology
-from jaxmem._hlo.buffers import peak
-from jaxmem._hlo.memories import on_core
 from jaxmem._hlo.roofline import TpuRates
 
 _STOP = "jaxmem_stop"  # no operation that anyone knows

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import jax
 
+from jaxmem._buffers.memories import memories
 from jaxmem._compiled.compiled import Compiled
 from jaxmem._compiled.dumped import without_cache
-from jaxmem._hlo.memories import memories
 from jaxmem._hlo.roofline import TpuRates, tpu_costs
 from jaxmem.errors import StepError
 

@@ -11,6 +11,7 @@ import jax
 from jaxmem._blocks.classes import plan_fingerprint
 from jaxmem._blocks.find import find_blocks
 from jaxmem._blocks.unnamed import listed, unnamed
+from jaxmem._buffers.held import Held, Peak
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
@@ -21,7 +22,6 @@ from jaxmem._explain.moved import moved
 from jaxmem._explain.names import Arguments, expected, name_saved, operation, show_array
 from jaxmem._explain.over_time import elsewhere, live
 from jaxmem._explain.rows import Row, added_up, without
-from jaxmem._hlo.held import Held, Peak
 from jaxmem._jax.arguments import shards_of
 from jaxmem._jax.step import trace, with_microbatches
 from jaxmem._memory.explanation import Explanation, Part

@@ -4,9 +4,9 @@ places them.
 
 import dataclasses
 
+from jaxmem._buffers.held import Peak
 from jaxmem._compiled.compiled import Compiled
 from jaxmem._explain.names import Arguments
-from jaxmem._hlo.held import Peak
 from jaxmem._joint.steps import PlacedSteps
 from jaxmem._plan.plan import Plan
 from jaxmem._states.places import Places

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 import jax
 
+from jaxmem._buffers.held import Held, Peak
 from jaxmem._codecs.registry import parse
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions
 from jaxmem._core.profile import BlockClass
-from jaxmem._hlo.held import Held, Peak
 from jaxmem._jax.primitives import RELABELLED
 from jaxmem._states.places import HOST
 

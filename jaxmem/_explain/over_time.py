@@ -3,8 +3,8 @@
 import collections
 from collections.abc import Callable, Mapping
 
+from jaxmem._buffers.held import Held, Peak
 from jaxmem._explain.rows import Row, without
-from jaxmem._hlo.held import Held, Peak
 from jaxmem._memory.live import KINDS, Live, Series, phases
 
 Place = Callable[[Held], tuple[str, str, str]]  # the kind, the part and the item of a buffer

@@ -1,3 +1,3 @@
-"""Reads compiled programs: their matrix products, XLA's estimates of time, what their buffers hold.
-Imports `_core`, `_device`.
+"""Reads the texts of compiled programs: their matrix products, estimates of their time, what they
+move. Imports `_core`, `_device`.
 """

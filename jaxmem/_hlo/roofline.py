@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 
+from jaxmem._hlo.collectives import Collectives, is_collective
 from jaxmem._hlo.convolutions import convolution_flops
 from jaxmem._hlo.costs import HloCosts
 from jaxmem._hlo.products import flops_of
@@ -43,10 +44,6 @@ _SPECIAL = ("exponential", "log", "tanh", "logistic", "rsqrt", "sqrt", "divide")
 _DEAR: dict[str, int] = dict.fromkeys(_SPECIAL, 4)
 _DEAR |= dict.fromkeys(("exponential-minus-one", "log-plus-one", "cosine", "sine", "erf"), 16)
 _DEAR |= {"power": 8, "remainder": 8}
-# Bytes that cross to other devices, as a share of the larger of operand and result: in a ring over
-# n devices (n-1)/n, which is taken as 1, and twice that for a reduction whose result all hold.
-_CROSSING = {"all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "collective-permute": 1}
-_CROSSING |= {"all-reduce": 2, "ragged-all-to-all": 1, "collective-broadcast": 1}
 _IN_PLACE = "output_to_operand_aliasing={{}: (0, {})}"
 
 
@@ -104,8 +101,11 @@ def tpu_costs(text: str, rates: TpuRates) -> HloCosts:
 
 
 class _Program:
+    """A module's computations, each of which is worked out once."""
+
     def __init__(self, computations: dict[str, list[Instruction]], rates: TpuRates):
         self._of, self._rates = computations, rates
+        self._collectives = Collectives(computations, rates.ring)
         self._named = {i.name: i for body in computations.values() for i in body}
         self._known: dict[str, _Work] = {}
 
@@ -126,15 +126,15 @@ class _Program:
             return max(map(self.sequence, i.called), key=lambda w: w.seconds, default=_Work())
         if i.opcode == "call":
             return _total([self.sequence(name) for name in i.runs])
-        kind = i.opcode.removesuffix("-start").removesuffix("-done")
-        if kind in _CROSSING:
-            return self._crossing(i, kind)
+        if is_collective(i):
+            seconds = self._collectives.seconds(i)
+            return _Work(crossed=seconds) if i.opcode.endswith("-start") else _Work(busy=seconds)
         if i.opcode in _FREE or i.opcode == "" or any(a.host for a in (*i.operands, *i.results)):
             return _Work()
         if i.opcode in _MOVES:
             # A collective may be wrapped so that it is asynchronous.
-            if i.opcode == "async-start" and self._inside(i):
-                return _Work(crossed=self._crossing_within(i))
+            if i.opcode == "async-start" and self._collectives.kinds_within(i):
+                return _Work(crossed=self._collectives.seconds_within(i))
             return _Work(moved=self._moved(i) / self._rates.bandwidth)
         return self._kernel(i)
 
@@ -145,14 +145,14 @@ class _Program:
         computing = max(flops / self._rates.products, operations / self._rates.vector)
         moving = nbytes / self._rates.bandwidth
         busy, crossed = max(computing, moving), 0.0
-        if i.opcode == "fusion" and (kinds := {kind for _, kind in self._inside(i)}):
+        if i.opcode == "fusion" and (kinds := self._collectives.kinds_within(i)):
             # A fusion may start a collective, which others carry on with their work and one ends:
             # it counts at its start. A reduction stands in one alone, and holds the others up.
             if i.name.startswith("async-collective-start"):
-                crossed = self._crossing_within(i)
+                crossed = self._collectives.seconds_within(i)
             elif "async-collective" not in i.name and kinds & {"all-reduce", "reduce-scatter"}:
                 # What is written there as an all-reduce is sliced, so that it scatters and no more.
-                busy += self._crossing_within(i) / (2 if "all-reduce" in kinds else 1)
+                busy += self._collectives.seconds_within(i) / (2 if "all-reduce" in kinds else 1)
         return _Work(busy, max(0.0, busy - moving), crossed=crossed, flops=flops, products=products)
 
     def _arithmetic(self, body: Sequence[Instruction]) -> tuple[int, int, float]:
@@ -236,28 +236,6 @@ class _Program:
         sides = 2 - any(a.on_core for a in ends)
         return sides * min((a.tiled_bytes for a in ends), default=0)
 
-    def _crossing(self, i: Instruction, kind: str) -> _Work:
-        if i.opcode.endswith("-done") or not self._rates.ring:
-            return _Work()
-        seconds = _CROSSING[kind] * _crossed_bytes(i) / self._rates.ring
-        return _Work(crossed=seconds) if i.opcode.endswith("-start") else _Work(busy=seconds)
-
-    def _inside(self, i: Instruction) -> list[tuple[Instruction, str]]:
-        """The collectives in what an instruction calls, and in what that calls, with kinds."""
-        found = []
-        for j in (j for name in i.runs for j in self._of.get(name, [])):
-            kind = j.opcode.removesuffix("-start")
-            found += [(j, kind)] if kind in _CROSSING else self._inside(j)
-        return found
-
-    def _crossing_within(self, i: Instruction) -> float:
-        """Seconds of the collectives in a fusion or a wrapped operation, on their way between
-        devices.
-        """
-        ring = self._rates.ring
-        weights = ((_CROSSING[kind], _crossed_bytes(j)) for j, kind in self._inside(i))
-        return sum(w * n / ring for w, n in weights) if ring else 0.0
-
 
 def _total(works: Sequence[_Work]) -> _Work:
     add: Callable[[str], float] = lambda name: math.fsum(getattr(w, name) for w in works)
@@ -269,14 +247,6 @@ def _total(works: Sequence[_Work]) -> _Work:
         sum(w.flops for w in works),
         sum(w.products for w in works),
     )
-
-
-def _crossed_bytes(i: Instruction) -> int:
-    """Bytes of the larger side of a collective, of all its arrays."""
-    size = lambda arrays: sum(a.tiled_bytes for a in arrays if a.shape)
-    given, made = size(i.operands), size(i.results)
-    # What starts one hands its operands on among its results.
-    return max(given, made - given if i.opcode.endswith("-start") else made)
 
 
 def _flops(i: Instruction) -> int | None:

@@ -16,6 +16,9 @@ import jax
 from jax import export
 
 from jaxmem._absent.compiler import Compiler
+from jaxmem._buffers.held import Peak
+from jaxmem._buffers.memories import on_core
+from jaxmem._buffers.peak import peak
 from jaxmem._compiled.compiled import (
     Compiled,
     check_arguments,
@@ -29,9 +32,6 @@ from jaxmem._core.versions import installed
 from jaxmem._core.warn import warn
 from jaxmem._device.rates import rates_of
 from jaxmem._device.target import Target
-from jaxmem._hlo.buffers import peak
-from jaxmem._hlo.held import Peak
-from jaxmem._hlo.memories import on_core
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.job import Job
 from jaxmem._jax.step import described

@@ -8,10 +8,10 @@ from typing import Any, Self
 
 import jax
 
+from jaxmem._buffers.held import Peak
 from jaxmem._compiled.compiled import Compiled
 from jaxmem._core.database import Database
 from jaxmem._device.target import Target
-from jaxmem._hlo.held import Peak
 from jaxmem._xla.pricing import Pricing
 from jaxmem._xla.running import CannotRun
 

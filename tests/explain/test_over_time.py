@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxmem._buffers.held import POINTS, Held, History, Life, Peak
 from jaxmem._core.actions import KEEP, RECOMPUTE
 from jaxmem._explain.explain import explain
 from jaxmem._explain.over_time import elsewhere
-from jaxmem._hlo.held import POINTS, Held, History, Life, Peak
 from jaxmem._memory.explanation import Explanation
 from jaxmem._memory.file import load
 from jaxmem._memory.live import Live

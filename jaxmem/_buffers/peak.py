@@ -11,16 +11,16 @@ import bisect
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from jaxmem._hlo.assignment import (
+from jaxmem._buffers.assignment import (
     Assignment,
     Moment,
     Stay,
     fullest_moments,
     schedule,
 )
-from jaxmem._hlo.held import POINTS, Held, History, Life, Peak
-from jaxmem._hlo.module import Module, Place
-from jaxmem._hlo.proto import Message, read
+from jaxmem._buffers.held import POINTS, Held, History, Life, Peak
+from jaxmem._buffers.module import Module, Place
+from jaxmem._buffers.proto import Message, read
 from jaxmem.errors import StepError
 
 _HOST_SPACE = 5  # xla::Layout::kHostMemorySpace

@@ -8,7 +8,7 @@ xla/service/hlo.proto and xla/xla_data.proto.
 import collections
 import dataclasses
 
-from jaxmem._hlo.proto import Message
+from jaxmem._buffers.proto import Message
 
 _PRIMITIVE_TYPES = (  # xla.PrimitiveType, from 1
     *(

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from jaxmem._hlo.assignment import Assignment
-from jaxmem._hlo.proto import Message, read
+from jaxmem._buffers.assignment import Assignment
+from jaxmem._buffers.proto import Message, read
 from jaxmem.errors import StepError
 
 # Fields of BufferAllocationProto (xla/service/hlo.proto). THREAD_LOCAL: it is on no heap. LIVE_OUT:

@@ -9,8 +9,8 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from jaxmem._hlo.module import Module, Place
-from jaxmem._hlo.proto import Message
+from jaxmem._buffers.module import Module, Place
+from jaxmem._buffers.proto import Message
 
 _ALLOC, _FREE = 0, 1  # of HeapSimulatorTrace.Event.Kind; the third, 2, shares a buffer's memory
 

@@ -8,9 +8,9 @@ import random
 
 import pytest
 
-from jaxmem._hlo.buffers import peak
-from jaxmem._hlo.held import POINTS, Peak
-from jaxmem._hlo.proto import read
+from jaxmem._buffers.held import POINTS, Peak
+from jaxmem._buffers.peak import peak
+from jaxmem._buffers.proto import read
 from jaxmem.errors import StepError
 
 pytestmark = pytest.mark.core
