@@ -21,8 +21,8 @@ from experiments.steps.step import step_over
 from jaxmem._core.actions import ALL, LOSSLESS
 from jaxmem._device.target import Target
 from jaxmem._jax.jaxpr import matmul_flops
-from jaxmem._search.compile import StepCompiler
 from jaxmem._solver.cost import evaluate, everything
+from jaxmem._trials.compile import StepCompiler
 from jaxmem._xla.backend import DEVICELESS_MARGIN, backend_for
 
 CONFIGS, TARGET = ("gpt_117m", "gpt_345m"), "h200"

@@ -24,7 +24,7 @@ import jaxmem
 from benchmarks.shared.case import Case
 from benchmarks.shared.results import Report
 from jaxmem._device.target import Target
-from jaxmem._search.history import History
+from jaxmem._trials.history import History
 from jaxmem._xla.backend import backend_for
 
 CASES = (("gpt_nano", "local"), ("gpt_117m", "h200"), ("gpt_345m", "h200"))

@@ -30,7 +30,7 @@ from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.labels import LABEL
 from jaxmem._device.target import Target
-from jaxmem._search.compile import StepCompiler
+from jaxmem._trials.compile import StepCompiler
 from jaxmem._xla.backend import backend_for
 from tests.shared.foreign import flax_models, libraries, plain
 

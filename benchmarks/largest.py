@@ -50,8 +50,8 @@ from jaxmem._plan.rows import Point
 from jaxmem._planner.boundary import Boundary
 from jaxmem._planner.placed import read_places
 from jaxmem._profile.options import Allowed
-from jaxmem._search.trials import Limits
 from jaxmem._states.places import HOST, Places
+from jaxmem._trials.trial import Limits
 from jaxmem._xla.backend import DEVICELESS_MARGIN, backend_for
 from jaxmem._xla.protocol import Backend
 from jaxmem.errors import BudgetError

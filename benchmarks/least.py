@@ -18,7 +18,7 @@ from benchmarks.shared.case import Case
 from benchmarks.shared.results import Report, say
 from jaxmem._device.target import Target
 from jaxmem._search import descent
-from jaxmem._search.history import History
+from jaxmem._trials.history import History
 from jaxmem._xla.backend import backend_for
 
 CASES = (("gpt_nano", "local"), ("gpt_117m", "h200"), ("gpt_345m", "h200"))

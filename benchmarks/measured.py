@@ -25,8 +25,8 @@ from jaxmem._device.target import Target
 from jaxmem._profile.options import Allowed
 from jaxmem._profile.profile import profile
 from jaxmem._search.candidates import is_among
-from jaxmem._search.compile import StepCompiler
 from jaxmem._search.measure import hand_policies, quartiles
+from jaxmem._trials.compile import StepCompiler
 from jaxmem._xla.backend import backend_for
 from jaxmem._xla.protocol import Backend
 from tests.shared.foreign import flax_models, libraries, plain

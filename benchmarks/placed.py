@@ -41,7 +41,7 @@ from jaxmem._device.target import Target
 from jaxmem._joint.search import Search, with_working
 from jaxmem._planner.placed import Asked, read_places
 from jaxmem._profile.options import Allowed
-from jaxmem._search.trials import Limits
+from jaxmem._trials.trial import Limits
 from jaxmem._xla.backend import backend_for
 
 MICROBATCHES = 2

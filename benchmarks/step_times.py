@@ -32,10 +32,10 @@ from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
 from jaxmem._profile.options import Allowed
 from jaxmem._profile.profile import profile
-from jaxmem._search.compile import StepCompiler
 from jaxmem._solver.cost import effective, evaluate
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solve import solve
+from jaxmem._trials.compile import StepCompiler
 from jaxmem._xla.backend import backend_for
 from tests.shared.foreign import libraries
 

@@ -20,8 +20,8 @@ from jaxmem._device.target import Target
 from jaxmem._jax.step import trace
 from jaxmem._profile.options import Allowed
 from jaxmem._profile.profile import profile
-from jaxmem._search.compile import StepCompiler
 from jaxmem._solver.cost import evaluate
+from jaxmem._trials.compile import StepCompiler
 from jaxmem._xla.backend import Deviceless
 
 CONFIGS = ("gpt_117m", "gpt_345m", "bert_base")

@@ -17,8 +17,8 @@ from benchmarks.shared.results import Report
 from experiments.models.loops import scanned
 from experiments.steps.step import step_over
 from jaxmem._device.target import Target
-from jaxmem._search.compile import CompiledStep, StepCompiler
 from jaxmem._solver.cost import evaluate
+from jaxmem._trials.compile import CompiledStep, StepCompiler
 from jaxmem._xla.backend import backend_for
 
 # Of dropout by threefry, JAX's default, XLA:TPU writes dozens of arrays as large as the mask.

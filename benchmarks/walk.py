@@ -29,9 +29,9 @@ from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
 from jaxmem._profile.options import Allowed
 from jaxmem._profile.profile import profile
-from jaxmem._search.compile import CompiledStep, StepCompiler
-from jaxmem._search.walks import Walks
 from jaxmem._solver.problem import Problem
+from jaxmem._trials.compile import CompiledStep, StepCompiler
+from jaxmem._trials.walks import Walks
 from jaxmem._xla.backend import Deviceless, Local
 from jaxmem._xla.protocol import Backend
 

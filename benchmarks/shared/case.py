@@ -21,7 +21,7 @@ from jaxmem._device.support import allowed_actions
 from jaxmem._device.target import Target
 from jaxmem._profile.options import Allowed
 from jaxmem._profile.profile import profile
-from jaxmem._search.compile import CompiledStep, StepCompiler
+from jaxmem._trials.compile import CompiledStep, StepCompiler
 from jaxmem._xla.backend import Local
 from jaxmem._xla.protocol import Backend
 

@@ -5,8 +5,8 @@ import dataclasses
 from jaxmem._core.assignment import Decisions
 from jaxmem._device.target import Target
 from jaxmem._hand.read import read_by_hand
-from jaxmem._search.walks import Walks
 from jaxmem._solver.cost import everything
+from jaxmem._trials.walks import Walks
 from jaxmem._xla.backend import backend_for
 
 

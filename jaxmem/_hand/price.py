@@ -9,10 +9,11 @@ from jaxmem._outcome.searched import Spent, outcome
 from jaxmem._plan.plan import Plan
 from jaxmem._search.divide import Division, Groups
 from jaxmem._search.search import Found
-from jaxmem._search.trials import Limits, Trial, Trials
 from jaxmem._solver.cost import everything
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solution import priced
+from jaxmem._trials.trial import Limits, Trial
+from jaxmem._trials.trials import Trials
 from jaxmem._xla.backend import backend_for
 
 UNLIMITED = 2**62  # bytes

@@ -20,11 +20,11 @@ from jaxmem._outcome.searched import option_notes
 from jaxmem._outcome.table import rows
 from jaxmem._plan.plan import Plan
 from jaxmem._plan.rows import Bytes, Point
-from jaxmem._search.clock import outside_blocks
-from jaxmem._search.trials import Limits
 from jaxmem._solver.cost import evaluate
 from jaxmem._solver.problem import Problem
 from jaxmem._states.places import DEVICE
+from jaxmem._trials.clock import outside_blocks
+from jaxmem._trials.trial import Limits
 from jaxmem.errors import BudgetError
 
 POINTS = 8  # budgets that the curve is solved for

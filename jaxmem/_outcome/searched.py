@@ -15,10 +15,11 @@ from jaxmem._outcome.pareto import curve, whole_actions
 from jaxmem._outcome.table import rows
 from jaxmem._plan.plan import Plan
 from jaxmem._plan.rows import Bytes, Measured
-from jaxmem._search.clock import clock_of
 from jaxmem._search.measure import Runs, quartiles
 from jaxmem._search.search import Found
-from jaxmem._search.trials import Limits, Trial, Trials
+from jaxmem._trials.clock import clock_of
+from jaxmem._trials.trial import Limits, Trial
+from jaxmem._trials.trials import Trials
 from jaxmem.errors import BudgetError
 
 # What takes a step's bytes, in the order of the fields of `Bytes`, and what to do about it.

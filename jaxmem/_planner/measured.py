@@ -10,10 +10,10 @@ from jaxmem._core.progress import LOG
 from jaxmem._device.target import Target
 from jaxmem._jax.step import trace
 from jaxmem._search.factors import Factors, rescaled
-from jaxmem._search.history import History, Run
 from jaxmem._search.measure import Runs, fastest_measured, learned
 from jaxmem._search.search import Found
-from jaxmem._search.trials import Setting
+from jaxmem._trials.history import History, Run
+from jaxmem._trials.setting import Setting
 from jaxmem._xla.backend import backend_for
 from jaxmem._xla.running import CannotRun
 from jaxmem.errors import StepError, TargetError

@@ -29,10 +29,10 @@ from jaxmem._planner.read import read_step
 from jaxmem._profile.options import Allowed
 from jaxmem._released.direct import Direct
 from jaxmem._search.candidates import fastest
-from jaxmem._search.trials import Limits
 from jaxmem._solver.problem import Problem
 from jaxmem._states.places import DIVIDED, DIVIDED_WORDS
 from jaxmem._states.within import opened
+from jaxmem._trials.trial import Limits
 from jaxmem._xla.protocol import Backend
 from jaxmem.errors import OptimizerError, StepError, TargetError
 

@@ -33,9 +33,10 @@ from jaxmem._profile.times import RETRY_SECONDS
 from jaxmem._search.candidates import price_of
 from jaxmem._search.measure import Runs
 from jaxmem._search.search import search
-from jaxmem._search.trials import Limits, Setting
-from jaxmem._search.walks import Walks
 from jaxmem._solver import waste
+from jaxmem._trials.setting import Setting
+from jaxmem._trials.trial import Limits
+from jaxmem._trials.walks import Walks
 from jaxmem._xla.backend import backend_for
 from jaxmem._xla.protocol import Backend
 from jaxmem.errors import JaxmemWarning

@@ -19,9 +19,9 @@ from jaxmem._outcome.searched import hopeless
 from jaxmem._planner.measured import corrected
 from jaxmem._profile.options import Allowed
 from jaxmem._profile.profile import profile as make_profile
-from jaxmem._search.compile import StepCompiler
-from jaxmem._search.history import History
-from jaxmem._search.trials import Limits
+from jaxmem._trials.compile import StepCompiler
+from jaxmem._trials.history import History
+from jaxmem._trials.trial import Limits
 from jaxmem._xla.protocol import Backend
 
 

@@ -12,10 +12,10 @@ from jaxmem._jax.arguments import argument_bytes, is_function, shards_of, sized
 from jaxmem._joint.steps import PlacedSteps
 from jaxmem._planner.microbatches import checked as checked_numbers
 from jaxmem._planner.placed import Decide
-from jaxmem._search.compile import StepCompiler
-from jaxmem._search.trials import Limits
-from jaxmem._search.walks import beside_arguments
 from jaxmem._states.places import DEVICE, DIVIDED, HOST, Places
+from jaxmem._trials.compile import StepCompiler
+from jaxmem._trials.trial import Limits
+from jaxmem._trials.walks import beside_arguments
 from jaxmem._xla.protocol import Backend
 from jaxmem.errors import JaxmemError, OptimizerError, StepError
 

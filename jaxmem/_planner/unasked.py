@@ -13,8 +13,10 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
 from jaxmem._search.candidates import fastest
 from jaxmem._search.search import WORTH
-from jaxmem._search.trials import Setting, Trial, Trials
 from jaxmem._solver.solution import Solution
+from jaxmem._trials.setting import Setting
+from jaxmem._trials.trial import Trial
+from jaxmem._trials.trials import Trials
 from jaxmem.errors import StepError
 
 ASK = 'it was not asked for: give actions="all"'

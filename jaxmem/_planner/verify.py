@@ -17,7 +17,7 @@ from jaxmem._jax.step import with_microbatches
 from jaxmem._joint.steps import PlacedSteps
 from jaxmem._plan.plan import Plan
 from jaxmem._profile.profile import block_classes
-from jaxmem._search.compile import StepCompiler
+from jaxmem._trials.compile import StepCompiler
 from jaxmem._xla.backend import backend_for
 from jaxmem.errors import BudgetError, PlanFileError
 

@@ -7,15 +7,17 @@ from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._profile.recoded import recoded
 from jaxmem._search import candidates
-from jaxmem._search.compile import CompiledStep
 from jaxmem._search.descent import descended
-from jaxmem._search.trials import Setting, Trial, Trials, fitted
-from jaxmem._search.walks import agreed
 from jaxmem._solver.cost import everything
 from jaxmem._solver.memory import Expected
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solution import Solution, priced
 from jaxmem._solver.solve import least_bytes
+from jaxmem._trials.compile import CompiledStep
+from jaxmem._trials.setting import Setting
+from jaxmem._trials.trial import Trial
+from jaxmem._trials.trials import Trials, fitted
+from jaxmem._trials.walks import agreed
 from jaxmem.errors import BudgetError, StepError
 
 

@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, Action, Actions
 from jaxmem._core.profile import Profile
-from jaxmem._search.compile import CompiledStep
-from jaxmem._search.trials import Trial, Trials
+from jaxmem._search.descent import descended
 from jaxmem._solver.cost import Cost, evaluate
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solution import Solution, priced
 from jaxmem._solver.solve import least_bytes, solve
+from jaxmem._trials.compile import CompiledStep
+from jaxmem._trials.trial import Trial
+from jaxmem._trials.trials import Trials
 from jaxmem.errors import TagError
 
 # Shares of the room that candidates are solved for. A prediction may be too low, and the plan for a
@@ -63,13 +65,25 @@ def nearest(trials: Trials) -> list[Solution]:
     unlike = [s for s in (by_model, nothing) if s is not None]
     smallest = min(trials.compiled, key=lambda t: t.total).actions
     starts = [smallest, *(s.actions for s in unlike)]
-    found = trials.nearest(starts)
+    found = _descended(trials, starts)
     if found is None:
         return unlike
     # What is expected to fit may not; what is not, is the same for every share of the room.
     fits = trials.expected(found) <= trials.limits.room
-    second = trials.nearest(starts, SHARES[1]) if fits else None
+    second = _descended(trials, starts, SHARES[1]) if fits else None
     return [found, *([] if second is None else [second]), *unlike]
+
+
+def _descended(trials: Trials, starts: Sequence[Actions], share: float = 1.0) -> Solution | None:
+    """The fastest plan that walks expect to fit a `share` of the room, found by small changes of
+    `starts`; the one nearest to it where none fits, None where nothing is walked through.
+    """
+    if trials.walks is None:
+        return None
+    known = [(t.actions, t.working) for t in (*trials.compiled, *trials.recalled)]
+    room = trials.limits.room * share - trials.static
+    expected = trials.walks.expecting(known)
+    return descended(starts, trials.problem(trials.model()), expected, room)
 
 
 def recalled(

@@ -7,16 +7,19 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from jaxmem._core.actions import KEEP, Actions
-from jaxmem._core.profile import BlockClass, Profile
+from jaxmem._core.actions import Actions
+from jaxmem._core.profile import Profile
 from jaxmem._profile.recoded import recoded
-from jaxmem._search import candidates, history
-from jaxmem._search.compile import CompiledStep
+from jaxmem._search import candidates
 from jaxmem._search.factors import NOISE, Factors, Observed, fitted, rescaled
+from jaxmem._search.policies import hand_policies
 from jaxmem._search.search import Found
-from jaxmem._search.trials import Setting, Trial
-from jaxmem._solver.cost import evaluate, tag_at
+from jaxmem._solver.cost import evaluate
 from jaxmem._solver.solution import priced
+from jaxmem._trials.compile import CompiledStep
+from jaxmem._trials.history import History, Run
+from jaxmem._trials.setting import Setting
+from jaxmem._trials.trial import Trial
 
 # Prices under which the program is solved again, for plans that are best if the profile errs.
 DOUBTED = (Factors(recompute=0.5), Factors(recompute=2.0), Factors(codec=2.0))
@@ -106,12 +109,10 @@ def _remember(setting: Setting, runs: list[Runs]) -> None:
         apart = [a - b for a, b in zip(run.rounds, first.rounds)]
         lower, median, upper = quartiles(apart)
         noise = NOISE * first.median + (upper - lower) / math.sqrt(len(apart))
-        setting.history.remember_run(
-            history.Run(run.trial.actions, first.trial.actions, median, noise)
-        )
+        setting.history.remember_run(Run(run.trial.actions, first.trial.actions, median, noise))
 
 
-def learned(profile: Profile, earlier: history.History) -> Factors:
+def learned(profile: Profile, earlier: History) -> Factors:
     """The factors by which the prices of a step come nearest to what earlier searches measured."""
     observed = []
     for run in earlier.recall_runs():
@@ -120,42 +121,6 @@ def learned(profile: Profile, earlier: history.History) -> Factors:
         if cost is not None and other is not None:
             observed.append(Observed(cost, other, run.seconds, run.noise))
     return fitted(profile, observed) if observed else Factors()
-
-
-def hand_policies(profile: Profile) -> dict[str, Actions]:
-    """The policies that one would try first, as assignments by name: JAX's `nothing_saveable`, its
-    `dots_saveable` as far as there are tags, and all names.
-    """
-    of_each = {
-        "nothing kept": lambda block: [],
-        "products kept": _products,
-        "every tag kept": lambda block: [tag.name for tag in block.tags],
-    }
-    found: dict[str, Actions] = {}
-    for name, tags_of in of_each.items():
-        # Classes of one label share their decisions: a tag is kept if any of them would keep it.
-        actions = found.setdefault(name, {block.name: {} for block in profile.blocks})
-        for block in profile.blocks:
-            actions[block.name] |= dict.fromkeys(tags_of(block), KEEP)
-    return {n: a for n, a in found.items() if candidates.price_of(profile, a) is not None}
-
-
-def _products(block: BlockClass) -> list[str]:
-    """The tags whose tensor is the result of a matrix product, or what a bias, a cast or a view
-    makes of one.
-    """
-    made = {v: equation for equation in block.equations for v in equation.outputs}
-    found = []
-    for equation in block.equations:
-        if (tag := tag_at(block, equation)) is None:
-            continue
-        maker = made.get(equation.inputs[0])
-        while maker is not None and not maker.matmuls:
-            own = [v for v in maker.inputs if v in made]
-            maker = made[own[0]] if len(own) == 1 else None
-        if maker is not None:
-            found.append(tag.name)
-    return found
 
 
 def _solved_otherwise(setting: Setting, found: Found) -> dict[str, Actions]:

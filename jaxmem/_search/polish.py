@@ -1,11 +1,12 @@
-"""Weighs small changes of a search's best plan by the whole step, where that takes a part of a
-compile.
+"""Weighs changes of a search's best plan by the whole step, where that takes a part of a compile.
 
 A profile prices pieces of a layer, each as a program of its own. In the whole step XLA fuses across
 them: a tensor that is kept may cost nothing to write beside what is written in any case, and one
-that is recomputed may have its weights gathered from other devices once more.
+that is recomputed may have its weights gathered from other devices once more. So prices are
+corrected by every whole step that was weighed, and the program is asked again.
 """
 
+import dataclasses
 import time
 from collections.abc import Iterator
 
@@ -13,26 +14,34 @@ from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._search import candidates
-from jaxmem._search.clock import Clock, clock_of
-from jaxmem._search.compile import CompiledStep
-from jaxmem._search.trials import Setting, Trial, Trials
+from jaxmem._search.policies import hand_policies
+from jaxmem._solver.additive import Additive
+from jaxmem._solver.solution import Solution
+from jaxmem._trials.clock import Clock, clock_of
+from jaxmem._trials.compile import CompiledStep
+from jaxmem._trials.setting import Setting
+from jaxmem._trials.trial import Trial
+from jaxmem._trials.trials import Trials
 
-SECONDS = 60.0  # for all changes of a search
+SECONDS = 60.0  # for all that a search weighs so
 FASTER = 1e-4  # the share of a step's time by which a change must gain
 NEARLY = 1.02  # of the room: working memory may be less under the change
+IN_A_ROW = 3  # answers by corrected prices that gain nothing
 
 
 def polish(setting: Setting, trials: Trials) -> None:
-    """Adds to the trials what is faster than the best of them, by the clock, and fits: every tag
-    kept, then changes of one tag to keep or to recompute, until none gains. Does nothing where a
-    step's costs are known from a whole compile alone.
+    """Adds to the trials what is faster than the best of them, by the clock, and fits: policies
+    that one would try by hand, what the program answers to corrected prices, and changes of one
+    tag to keep or to recompute, until none gains. Does nothing where a step's costs are known from
+    a whole compile alone.
     """
     if not setting.steps.backend.assigns or not trials.fitting:
         return
-    LOG.info("weighing changes of single tags by the whole step")
+    LOG.info("weighing changes by the whole step")
     polisher = _Polisher(setting, trials)
-    polisher.weigh([_all_kept(trials.profile)])
-    while not polisher.ended and polisher.passes():
+    polisher.weigh(list(hand_policies(trials.profile).values()))
+    polisher.solve()
+    while not polisher.ended and (polisher.change() | polisher.solve()):
         pass
 
 
@@ -50,8 +59,8 @@ class _Polisher:
     def best(self) -> Trial:
         return min(self.trials.fitting, key=self.clock.cautious)
 
-    def passes(self) -> bool:
-        """Weighs every change once, of whatever is the best by then; returns whether one gained."""
+    def change(self) -> bool:
+        """Weighs every change of one tag, of whatever is the best by then; whether one gained."""
         before, width = self.best, self.setting.steps.backend.width
         left = list(_changes(self.trials.profile))
         while left and not self.ended:
@@ -60,8 +69,48 @@ class _Polisher:
                 actions = _changed(base.actions, *left.pop(0))
                 now += [actions] if self._may_fit(actions, base) else []
             self.weigh(now)
+        return self._gained(before)
+
+    def solve(self) -> bool:
+        """Weighs what the program answers to corrected prices, which each answer corrects again;
+        whether one gained.
+        """
+        before, missed = self.best, 0
+        while missed < IN_A_ROW and not self.ended:
+            best, weighed = self.best, len(self.trials.tried)
+            if (solution := self._by_corrected_prices(best)) is None:
+                break
+            self.weigh([solution.actions])
+            if len(self.trials.tried) == weighed:
+                break
+            missed = 0 if self._gained(best) else missed + 1
+        return self._gained(before)
+
+    def _gained(self, before: Trial) -> bool:
         gained = self.clock.cautious(before) - self.clock.cautious(self.best)
         return gained > FASTER * self.clock.base
+
+    def _by_corrected_prices(self, best: Trial) -> Solution | None:
+        """The fastest assignment that nobody weighed, by the profile's prices and what whole steps
+        were longer; None where it is not expected to be faster than `best`.
+        """
+        trials = self.trials
+        known = [t for t in (*trials.compiled, *trials.recalled) if t.xla_seconds is not None]
+        longer = lambda t: self.clock.of(t) - t.cost.seconds
+        # The first is what corrections are counted from: they hold nearby.
+        known.sort(key=lambda t: t is not best)
+        model = Additive.fit([(t.actions, longer(t)) for t in known], trials.profile)
+        problem = trials.problem(trials.model())
+        problem = dataclasses.replace(
+            problem,
+            corrections=model.by_choice,
+            excluded=(*problem.excluded, *(t.actions for t in known)),
+        )
+        if (solution := candidates.fastest(problem)) is None:
+            return None
+        expected = solution.cautious_seconds + model.predict(solution.actions)
+        worth = self.clock.cautious(best) - FASTER * self.clock.base
+        return solution if expected < worth else None
 
     def _may_fit(self, actions: Actions, base: Trial) -> bool:
         """Whether what is saved, beside the rest of `base`, is about as much as there is room for:
@@ -90,10 +139,6 @@ class _Polisher:
             self.setting.history.remember(step)
             total = step.compiled.total_bytes
             self.trials.tried.append(Trial(step, cost, total))
-
-
-def _all_kept(profile: Profile) -> Actions:
-    return {b.name: {t.name: KEEP for t in b.tags} for b in profile.blocks}
 
 
 def _changes(profile: Profile) -> Iterator[tuple[str, str]]:

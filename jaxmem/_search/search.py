@@ -14,14 +14,16 @@ import time
 from jaxmem._core.actions import Actions
 from jaxmem._search import candidates
 from jaxmem._search.begin import begin
-from jaxmem._search.clock import Clock, clock_of
 from jaxmem._search.divide import Division, best_division
 from jaxmem._search.polish import polish
-from jaxmem._search.trials import Setting, Trial, Trials
-from jaxmem._search.walks import MOST_WALKS
 from jaxmem._solver.memory import Expected
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solution import Solution
+from jaxmem._trials.clock import Clock, clock_of
+from jaxmem._trials.setting import Setting
+from jaxmem._trials.trial import Trial
+from jaxmem._trials.trials import Trials
+from jaxmem._trials.walks import MOST_WALKS
 from jaxmem.errors import StepError
 
 ENOUGH = 0.98  # the share of the room of which a plan that uses it is not improved on

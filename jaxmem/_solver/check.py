@@ -45,11 +45,16 @@ def _check_limits(problem: Problem) -> None:
     for name, limit in (("room", problem.room), ("host_room", problem.host_room)):
         if limit is not None and not math.isfinite(limit):
             raise SolverError(f"`{name}` is {limit}; expected bytes, or None for no limit")
-    for key, size in problem.working.items():
-        if not math.isfinite(size):
-            raise SolverError(
-                f"`working` of {key} is {size}; expected finite bytes: fit them again"
-            )
+    learned = {
+        "working": (problem.working, "bytes"),
+        "corrections": (problem.corrections, "seconds"),
+    }
+    for name, (by_key, unit) in learned.items():
+        for key, number in by_key.items():
+            if not math.isfinite(number):
+                raise SolverError(
+                    f"`{name}` of {key} is {number}; expected finite {unit}: fit them again"
+                )
 
 
 def _check_graph(block: BlockClass) -> None:

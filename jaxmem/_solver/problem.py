@@ -18,6 +18,9 @@ class Problem:
       less arguments and less that reference. None means no limit.
     host_room: bytes for what is moved to host memory. None means no limit.
     working: by (block, tag, choice), the working memory that the choice adds to the reference.
+    corrections: by (block, tag, choice), the seconds that the choice adds to the step beyond what
+      the profile says; may be negative. The program reckons with them, and a solution's price,
+      which is the profile's, does not.
     refused: choices that may not be taken, RECOMPUTE among them if asked.
     excluded: whole assignments that may not be returned, such as those that compiled and did not
       fit.
@@ -28,6 +31,7 @@ class Problem:
     room: int | None = None
     host_room: int | None = None
     working: Mapping[Key, float] = dataclasses.field(default_factory=dict)
+    corrections: Mapping[Key, float] = dataclasses.field(default_factory=dict)
     refused: frozenset[Key] = frozenset()
     excluded: tuple[Actions, ...] = ()
     time_limit: float = 60.0

@@ -59,6 +59,7 @@ class Scale:
             seconds += b.runs * (recompute + keeping + doubt + sum(b.input_seconds) + transfer)
         for key, open_ in choices.items():
             size += max((abs(problem.working.get((*key, c), 0.0)) for c in open_), default=0)
+            seconds += max((abs(problem.corrections.get((*key, c), 0.0)) for c in open_), default=0)
         return Scale((size or 1.0) / 1e4, (seconds or 1.0) / 1e5)
 
 
@@ -111,7 +112,11 @@ class Program:
                 self._add(stored <= pulp.lpSum(when))
         self._bytes = _sum((size / scale.bytes, v) for size, v in self._saved + self._working)
         self._seconds = _sum([(RECOMPUTE_PRICE * c, v) for c, v in self._recompute] + self._other)
+        corrected = (
+            (s, self._pick[key]) for key, s in problem.corrections.items() if key in self._pick
+        )
         self._cautious = self._seconds + _sum(self._doubt)
+        self._cautious += _sum((s / scale.seconds, v) for s, v in corrected)
 
     def limit(self, room: int | None, host_room: int | None, *, strict: bool = False) -> None:
         """Limits bytes to `room` and `host_room`; None means no limit.

@@ -18,7 +18,7 @@ from jaxmem._memory.explanation import Explanation, Part
 from jaxmem._plan.plan import Plan
 from jaxmem._plan.rows import Bytes
 from jaxmem._profile.profile import block_classes
-from jaxmem._search.compile import StepCompiler
+from jaxmem._trials.compile import StepCompiler
 from jaxmem._xla import backend
 from jaxmem._xla.backend import backend_for
 from jaxmem.errors import PlanFileError, StepError

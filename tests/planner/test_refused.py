@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem._search.history import History
+from jaxmem._trials.history import History
 from jaxmem._xla.backend import Local
 from jaxmem.errors import StepError
 from tests.shared import models

@@ -11,7 +11,8 @@ from jaxmem._core.actions import KEEP, RECOMPUTE, REST
 from jaxmem._core.groups import divided, divisible
 from jaxmem._core.profile import Option
 from jaxmem._search.divide import best_division
-from jaxmem._solver.memory import Expected, MemoryModel
+from jaxmem._solver.additive import Additive
+from jaxmem._solver.memory import Expected
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solve import solve
 from tests.shared.profiles import assignments, block, flat, nested, options, oracle, prices, profile
@@ -26,7 +27,7 @@ def expected(made, working) -> Expected:
     """A model that knows this working memory, and a reference of nothing."""
     first = nested(next(assignments(made)), made)
     assert all(c == RECOMPUTE for tags in first.values() for c in tags.values())
-    return Expected(MemoryModel.fit([(first, 0.0)], made), {k: s for k, s in working.items() if s})
+    return Expected(Additive.fit([(first, 0.0)], made), {k: s for k, s in working.items() if s})
 
 
 @st.composite

@@ -67,6 +67,27 @@ def test_solve_is_the_optimum_of_all_assignments(data):
 
 @few
 @given(st.data())
+def test_corrected_prices_lead_to_their_own_optimum(data):
+    """Corrections of either sign are added to what a choice takes; the price that is told is the
+    profile's.
+    """
+    made = data.draw(profiles.profiles())
+    keys = [(*key, c) for key, open_ in profiles.open_to(made).items() for c in open_]
+    corrections = {key: data.draw(st.integers(-40, 40)) / 10 for key in keys}
+    known = prices(made)
+    corrected = lambda p: p.priced + sum(corrections[*key, c] for key, c in p.effective.items())
+    room = data.draw(st.sampled_from(sorted({p.bytes for p in known})))
+    got = solve(Problem(made, room=room, corrections=corrections))
+    want = best(known, room, key=corrected)
+    again = oracle(made, flat(got.actions))
+    assert got.bytes <= room
+    assert got.seconds == pytest.approx(again.seconds, rel=1e-12, abs=1e-12)
+    most = tolerance(known) + 2e-6 * sum(map(abs, corrections.values()))
+    assert corrected(again) <= corrected(want) + most
+
+
+@few
+@given(st.data())
 def test_more_room_never_costs_time_and_greedy_is_never_better(data):
     made = profiles.doubted(data.draw(profiles.profiles()), *data.draw(DOUBTS))
     known = prices(made)
@@ -317,6 +338,8 @@ def test_limits_that_cannot_be_used_are_named():
         solve(Problem(profile(chain()), room=math.nan))
     with pytest.raises(SolverError, match="`working` of"):
         solve(Problem(profile(chain()), room=9, working={("block", "u", KEEP): math.inf}))
+    with pytest.raises(SolverError, match="`corrections` of .* is nan; expected finite seconds"):
+        solve(Problem(profile(chain()), corrections={("block", "u", KEEP): math.nan}))
     with pytest.raises(SolverError, match="`link_bytes_per_second` is 0"):
         solve(Problem(profile(chain(), link=0.0), room=9))
     problem = Problem(profile(chain()), room=99)

@@ -8,7 +8,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.database import Timing
-from jaxmem._search.history import History
+from jaxmem._trials.history import History
 from jaxmem._xla import backend
 from tests.shared import models
 

@@ -17,7 +17,7 @@ from jaxmem._plan.rows import Point
 from jaxmem._planner.boundary import Boundary, of_size, within
 from jaxmem._planner.placed import Decide
 from jaxmem._planner.sizes import Walked, possible
-from jaxmem._search.trials import Limits
+from jaxmem._trials.trial import Limits
 from jaxmem._xla.backend import backend_for
 from jaxmem.errors import BudgetError, PlanFileError, StepError
 from tests.shared import plans, tiny_lm

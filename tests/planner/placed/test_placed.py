@@ -14,8 +14,8 @@ from jaxmem._core.files import write_json
 from jaxmem._counts.lanes import Link
 from jaxmem._planner.placed import read_places
 from jaxmem._profile.options import Allowed
-from jaxmem._search.trials import Limits
 from jaxmem._states.places import Places
+from jaxmem._trials.trial import Limits
 from jaxmem._xla.backend import backend_for
 from jaxmem.errors import BudgetError, OptimizerError, PlanFileError, StepError, TargetError
 from jaxmem.plans import Target

@@ -16,10 +16,11 @@ from jaxmem._device.target import Target
 from jaxmem._explain.rows import UNSURE, without
 from jaxmem._outcome.searched import Spent, infeasible, outcome
 from jaxmem._plan.rows import Bytes
-from jaxmem._search.compile import CompiledStep
 from jaxmem._search.search import Found
-from jaxmem._search.trials import Limits, Trial, Trials
 from jaxmem._solver.cost import evaluate
+from jaxmem._trials.compile import CompiledStep
+from jaxmem._trials.trial import Limits, Trial
+from jaxmem._trials.trials import Trials
 from tests.shared.profiles import INT4, chain, profile
 
 pytestmark = pytest.mark.core

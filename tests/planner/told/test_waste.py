@@ -14,7 +14,7 @@ from jaxmem._blocks.audit import audit
 from jaxmem._core.actions import KEEP, RECOMPUTE
 from jaxmem._core.assignment import Assignment
 from jaxmem._device.target import Target
-from jaxmem._search.compile import StepCompiler
+from jaxmem._trials.compile import StepCompiler
 from jaxmem._xla.backend import backend_for
 from jaxmem.errors import JaxmemWarning
 from tests.shared import models

@@ -13,10 +13,11 @@ import jax
 from jaxmem._core.actions import RECOMPUTE, REST, Actions
 from jaxmem._core.profile import Profile
 from jaxmem._liveness.walk import runs_references, temporary_bytes
-from jaxmem._search.compile import StepCompiler
+from jaxmem._solver.additive import Additive
 from jaxmem._solver.cost import evaluate
-from jaxmem._solver.memory import Expected, MemoryModel
+from jaxmem._solver.memory import Expected
 from jaxmem._solver.solution import Solution
+from jaxmem._trials.compile import StepCompiler
 from jaxmem._xla.protocol import Backend
 from jaxmem.errors import StepError
 
@@ -133,7 +134,7 @@ class Walks:
         ]
         if not errors:
             return lambda actions: 0.0
-        return MemoryModel.fit(errors, self._profile).predict
+        return Additive.fit(errors, self._profile).predict
 
 
 def beside_arguments(

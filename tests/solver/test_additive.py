@@ -1,4 +1,4 @@
-"""The fit of transient bytes: exact on what was compiled, sane on what was not."""
+"""The fit of what whole steps taught: exact on what was compiled, sane on what was not."""
 
 import hypothesis
 import numpy as np
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST
 from jaxmem._core.profile import Option
-from jaxmem._solver.memory import MemoryModel
+from jaxmem._solver.additive import Additive
 from jaxmem.errors import SolverError, TagError
 from tests.shared.profiles import INT4, block, profile
 
@@ -38,7 +38,7 @@ def plan(*choices):
 
 def additive(model, actions):
     keys = [("block", tag, choice) for tag, choice in actions["block"].items()]
-    return model.reference + sum(model.working.get(k, 0.0) for k in keys)
+    return model.reference + sum(model.by_choice.get(k, 0.0) for k in keys)
 
 
 plans = st.tuples(*[st.sampled_from(CHOICES)] * len(SIZES)).map(lambda c: plan(*c))
@@ -53,7 +53,7 @@ histories = st.lists(
 @hypothesis.settings(max_examples=100, deadline=None)
 @given(histories)
 def test_what_was_compiled_is_predicted_as_it_was_measured(history):
-    model = MemoryModel.fit(history, step())
+    model = Additive.fit(history, step())
     assert model.reference == history[0][1]
     for actions, size in history:
         assert model.predict(actions) == pytest.approx(size, rel=1e-3)
@@ -62,7 +62,7 @@ def test_what_was_compiled_is_predicted_as_it_was_measured(history):
 @hypothesis.settings(max_examples=100, deadline=None)
 @given(histories)
 def test_the_corrections_alone_give_the_history_wherever_a_sum_can(history):
-    model = MemoryModel.fit(history, step())
+    model = Additive.fit(history, step())
     first = history[0][0]["block"]
     keys = [(t, c) for t in SIZES for c in CHOICES if c != first[t]]
     design = np.array(
@@ -74,17 +74,17 @@ def test_the_corrections_alone_give_the_history_wherever_a_sum_can(history):
 
 
 def test_one_observation_is_a_constant():
-    model = MemoryModel.fit([(plan(KEEP, KEEP, KEEP, KEEP), 500 * MiB)], step())
-    assert not model.working
+    model = Additive.fit([(plan(KEEP, KEEP, KEEP, KEEP), 500 * MiB)], step())
+    assert not model.by_choice
     assert model.predict(plan(INT4, RECOMPUTE, KEEP, OFFLOAD)) == 500 * MiB
-    assert MemoryModel.fit([({"block": {REST: KEEP}}, 9)], step()).predict(plan(*[KEEP] * 4)) == 9
+    assert Additive.fit([({"block": {REST: KEEP}}, 9)], step()).predict(plan(*[KEEP] * 4)) == 9
 
 
 @pytest.mark.parametrize("change", [-60 * MiB, 60 * MiB])
 def test_a_change_is_put_down_to_the_largest_tags_first(change):
     base = plan(*[KEEP] * 4)
-    model = MemoryModel.fit([(base, 500 * MiB), (plan(*[INT4] * 4), 500 * MiB + change)], step())
-    shares = [model.working["block", tag, INT4] / change for tag in SIZES]
+    model = Additive.fit([(base, 500 * MiB), (plan(*[INT4] * 4), 500 * MiB + change)], step())
+    shares = [model.by_choice["block", tag, INT4] / change for tag in SIZES]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == pytest.approx(
         100**2 / (100**2 + 40**2 + 4**2), rel=1e-3
@@ -102,14 +102,14 @@ def test_additive_working_sets_are_recovered():
 
     choices = ((KEEP, KEEP, KEEP), (INT4, KEEP, KEEP), (KEEP, INT4, KEEP), (KEEP, INT4, OFFLOAD))
     seen = [plan(*c, KEEP) for c in choices]
-    model = MemoryModel.fit([(p, measure(p)) for p in seen], step())
+    model = Additive.fit([(p, measure(p)) for p in seen], step())
     unseen = plan(INT4, INT4, OFFLOAD, KEEP)
     assert model.predict(unseen) == pytest.approx(measure(unseen), rel=1e-3)
 
 
 def test_plans_without_choices_are_remembered_and_teach_nothing():
     without = {"block": {REST: KEEP}}
-    model = MemoryModel.fit([(without, 7 * MiB), (plan(*[RECOMPUTE] * 4), 90 * MiB)], step())
+    model = Additive.fit([(without, 7 * MiB), (plan(*[RECOMPUTE] * 4), 90 * MiB)], step())
     assert model.reference == 90 * MiB
     assert model.predict(without) == 7 * MiB
     assert model.predict(plan(KEEP, *[RECOMPUTE] * 3)) == 90 * MiB
@@ -117,13 +117,13 @@ def test_plans_without_choices_are_remembered_and_teach_nothing():
 
 def test_of_one_plan_measured_twice_the_larger_counts():
     kept = plan(*[KEEP] * 4)
-    assert MemoryModel.fit([(kept, 5), (kept, 7), (kept, 6)], step()).predict(kept) == 7
+    assert Additive.fit([(kept, 5), (kept, 7), (kept, 6)], step()).predict(kept) == 7
 
 
 def test_histories_that_cannot_be_used():
     with pytest.raises(SolverError, match="`history` is empty"):
-        MemoryModel.fit([], step())
-    with pytest.raises(SolverError, match="working bytes nan"):
-        MemoryModel.fit([(plan(*[KEEP] * 4), float("nan"))], step())
+        Additive.fit([], step())
+    with pytest.raises(SolverError, match="`history` has nan"):
+        Additive.fit([(plan(*[KEEP] * 4), float("nan"))], step())
     with pytest.raises(TagError, match=r"names tags \['z'\]"):
-        MemoryModel.fit([({"block": {"z": KEEP}}, 1)], step())
+        Additive.fit([({"block": {"z": KEEP}}, 1)], step())

@@ -7,10 +7,11 @@ import pytest
 from jaxmem._compiled.compiled import Compiled
 from jaxmem._core.actions import KEEP, OFFLOAD, REST
 from jaxmem._device.target import Target
-from jaxmem._search.clock import clock_of
-from jaxmem._search.compile import CompiledStep
-from jaxmem._search.trials import Limits, Trial, Trials
 from jaxmem._solver.cost import evaluate
+from jaxmem._trials.clock import clock_of
+from jaxmem._trials.compile import CompiledStep
+from jaxmem._trials.trial import Limits, Trial
+from jaxmem._trials.trials import Trials
 from tests.shared.profiles import INT4, chain, profile
 
 pytestmark = pytest.mark.core

@@ -5,8 +5,9 @@ import math
 
 from jaxmem._core.profile import Profile
 from jaxmem._device.target import Target
-from jaxmem._search.trials import Trial, Trials
 from jaxmem._solver.cost import Cost
+from jaxmem._trials.trial import Trial
+from jaxmem._trials.trials import Trials
 
 
 @dataclasses.dataclass(frozen=True)

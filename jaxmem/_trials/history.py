@@ -16,7 +16,7 @@ from jaxmem._core.actions import Action, Actions, Choice
 from jaxmem._core.database import Timing
 from jaxmem._jax.jaxpr import text_of
 from jaxmem._profile.times import due
-from jaxmem._search.compile import CompiledStep
+from jaxmem._trials.compile import CompiledStep
 from jaxmem._xla.protocol import Backend
 
 MOST = 48  # how many of the latest compiles are recalled

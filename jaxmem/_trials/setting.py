@@ -1,0 +1,97 @@
+"""What a search is given: a step and what compiles it, the limits, and what is known already."""
+
+import dataclasses
+
+from jaxmem._core.actions import Actions
+from jaxmem._core.bytes import show_bytes
+from jaxmem._core.profile import Profile
+from jaxmem._core.progress import LOG
+from jaxmem._profile.times import check_goes_on, is_beside_training
+from jaxmem._trials.compile import CompiledStep, StepCompiler, all_compiled
+from jaxmem._trials.history import History
+from jaxmem._trials.trial import Limits, Trial
+from jaxmem._trials.walks import Walks
+from jaxmem._xla.running import CannotRun
+from jaxmem.errors import StepError
+
+MOST_COMPILES = 6
+RUN_SECONDS = 1.0  # for runs of the step with everything kept
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a search is given.
+
+    profile: the step's, with its layers undivided.
+    steps: compiles it, and counts compiles.
+    history: what earlier searches compiled.
+    limits: the bytes that a plan may take.
+    walks: tell what to expect of a plan before it is compiled.
+    """
+
+    profile: Profile
+    steps: StepCompiler
+    history: History
+    limits: Limits
+    walks: Walks
+
+    @property
+    def compiles_left(self) -> int:
+        """How many plans this search may still compile. Where that only assigns buffers, the plan
+        that is returned is compiled once more, and whole.
+        """
+        last = 1 if self.steps.backend.assigns else 0
+        return MOST_COMPILES - last - self.steps.compiles
+
+    def compile(self, *many: Actions, least: int | None = None) -> list[CompiledStep]:
+        """Compiles the step under each of `many` actions, logs that it does, and remembers the
+        results. Raises StepError for what XLA does not compile.
+
+        `least` is the least bytes that compiled so far, for the log.
+        """
+        return all_compiled(self.attempt(*many, least=least))
+
+    def seconds_of(self, baseline: Trial) -> float | None:
+        """Measured seconds of the step with everything kept; None where it does not run here, or
+        not within this device's memory.
+        """
+        if not self.steps.backend.target.local:
+            return None
+        if (known := self.history.recall_seconds()) is not None:
+            return known
+        if is_beside_training():
+            return None
+        LOG.info("running the step with everything kept, to time it")
+        try:
+            (rounds,) = self.steps.run(baseline.step, seconds=RUN_SECONDS)
+        except CannotRun as why:
+            LOG.info("the step with everything kept is not run to be timed: %s", why)
+            return None
+        return self.history.remember_seconds(rounds) if rounds else None
+
+    def attempt(self, *many: Actions, least: int | None = None) -> list[CompiledStep | StepError]:
+        """The same, with the error of each that XLA does not compile in its place: XLA has defects,
+        and one plan that meets them is no reason to have none.
+        """
+        check_goes_on()
+        done = self.steps.compiles
+        most = max(MOST_COMPILES, done + len(many))  # what `measure=` runs comes on top
+        numbers = " and ".join(str(done + i + 1) for i in range(len(many)))
+        so_far = ""
+        if least is not None:
+            budget = show_bytes(self.limits.budget)
+            so_far = f"; least so far {show_bytes(least)}, the budget is {budget}"
+        LOG.info(
+            "compile %s of at most %d%s",
+            numbers,
+            most,
+            so_far,
+            extra={"done": done, "of": most},
+        )
+        found = self.steps.attempt(*many)
+        for step in found:
+            if isinstance(step, CompiledStep):
+                self.history.remember(step)
+            else:
+                LOG.warning("a plan is left out: %s", str(step)[:400])
+        return found
