@@ -16,6 +16,7 @@ from jaxmem._core.progress import LOG
 from jaxmem._search import candidates
 from jaxmem._search.policies import hand_policies
 from jaxmem._solver.additive import Additive
+from jaxmem._solver.cost import Cost
 from jaxmem._solver.solution import Solution
 from jaxmem._trials.clock import Clock, clock_of
 from jaxmem._trials.compile import CompiledStep
@@ -122,19 +123,19 @@ class _Polisher:
 
     def weigh(self, many: list[Actions]) -> None:
         """Weighs assignments that are new and have a price."""
-        known = [*self.trials.compiled, *self.trials.recalled]
-        refused = self.trials.refused
-        fresh = []
+        known = [t.actions for t in (*self.trials.compiled, *self.trials.recalled)]
+        known += self.trials.refused
+        fresh: list[tuple[Actions, Cost]] = []
         for actions in many:
-            new = not candidates.is_among(actions, known)
-            new = new and not any(candidates.alike(actions, other) for other in refused)
-            cost = candidates.price_of(self.trials.profile, actions) if new else None
-            if cost is not None:
+            if any(candidates.alike(actions, other) for other in known):
+                continue
+            if (cost := candidates.price_of(self.trials.profile, actions)) is not None:
                 fresh.append((actions, cost))
+                known.append(actions)
         found = self.setting.steps.weigh(*(actions for actions, _ in fresh))
         for (actions, cost), step in zip(fresh, found):
             if not isinstance(step, CompiledStep):
-                refused.append(actions)
+                self.trials.refused.append(actions)
                 continue
             self.setting.history.remember(step)
             total = step.compiled.total_bytes

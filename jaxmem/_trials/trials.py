@@ -1,4 +1,4 @@
-"""The compiles of one search: plans with their bytes, and the memory model that is fitted to them."""
+"""The compiles of one search: plans with their bytes, and the memory model fitted to them."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

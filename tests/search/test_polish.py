@@ -1,0 +1,138 @@
+"""Changes that are weighed by the whole step: steps are priced here as pieces and a planted error.
+
+No compiler is asked: what weighs a step is told its bytes and seconds by the test.
+"""
+
+import itertools
+import types
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from jaxmem._compiled.compiled import Compiled
+from jaxmem._core.actions import KEEP, RECOMPUTE, REST
+from jaxmem._core.profile import Option
+from jaxmem._device.target import Target
+from jaxmem._search.policies import hand_policies
+from jaxmem._search.polish import polish
+from jaxmem._solver.cost import effective, evaluate
+from jaxmem._trials.compile import CompiledStep
+from jaxmem._trials.trial import Limits, Trial
+from jaxmem._trials.trials import Trials
+from tests.shared import profiles
+from tests.shared.profiles import block, profile
+
+pytestmark = pytest.mark.core
+STATIC, OUTSIDE = 1000, 100.0  # bytes of arguments, and seconds of what no block holds
+
+
+class Steps:
+    """Weighs steps of a profile whose choices take `errors` more seconds than it says."""
+
+    def __init__(self, made, errors):
+        self.made, self.errors, self.weighed = made, errors, []
+        self.backend = types.SimpleNamespace(assigns=True, width=2, target=Target.parse("v5e"))
+
+    def step(self, actions):
+        cost = evaluate(self.made, actions)
+        chosen = effective(self.made, actions, cost)
+        longer = sum(self.errors.get((b, t, c), 0.0) for b in chosen for t, c in chosen[b].items())
+        total = STATIC + cost.saved_bytes
+        seconds = OUTSIDE + cost.seconds + longer - cost.host_seconds
+        told = Compiled(total, STATIC, 0, 0, 0, cost.host_bytes, seconds, 0, 0, 0.0)
+        return CompiledStep(actions, told)
+
+    def weigh(self, *many):
+        self.weighed += many
+        return [self.step(actions) for actions in many]
+
+
+def polished(made, errors, room, start, host_room=10**9):
+    """The trials of a search that found `start`, polished, and what weighed them."""
+    steps = Steps(made, errors)
+    trial = lambda actions: Trial(steps.step(actions), evaluate(made, actions), 0)
+    limits = Limits(room, room, host_room)
+    everything = {b.name: {REST: KEEP} for b in made.blocks}
+    trials = Trials(made, limits, trial(everything), [trial(start)])
+    history = types.SimpleNamespace(remember=lambda step: None)
+    polish(types.SimpleNamespace(steps=steps, limits=limits, history=history), trials)
+    best = min(trials.fitting, key=lambda t: t.xla_seconds + t.cost.doubt_seconds, default=None)
+    return best, trials, steps
+
+
+def pair(**tags):
+    """Two tensors of a layer, each kept for 10 bytes or made again by an operation of its own."""
+    (a, first), (b, second) = tags.items()
+    options = {tag: [Option(KEEP, 10, 0, 0.0)] for tag in tags}
+    equations = [
+        ([0], [1], first, None),
+        ([1], [2], 0.0, a),
+        ([0], [3], second, None),
+        ([3], [4], 0.0, b),
+    ]
+    return profile(block(equations, [2, 4], [0, 10, 10, 10, 10], options))
+
+
+def test_what_is_kept_in_the_place_of_another_is_found():
+    """There is room for one of two tensors. The profile takes the first for dearer to make, and
+    it is the second; no change of one tag alone gets from one to the other.
+    """
+    made = pair(u=2.0, v=1.0)
+    errors = {("block", "v", RECOMPUTE): 3.0}
+    best, _, _ = polished(made, errors, STATIC + 15, {"block": {"u": KEEP}})
+    assert effective(made, best.actions)["block"] == {"u": RECOMPUTE, "v": KEEP}
+
+
+def test_what_was_weighed_is_not_weighed_again_and_nothing_plainly_too_large_is():
+    made = pair(u=2.0, v=1.0)
+    _, trials, steps = polished(made, {}, STATIC + 15, {"block": {"u": KEEP}})
+    stored = [repr(sorted(effective(made, a)["block"].items())) for a in steps.weighed]
+    assert len(stored) == len(set(stored))
+    # Both tensors are kept once, as the policy that keeps every tag, and never as a change.
+    assert sum(evaluate(made, a).saved_bytes == 20 for a in steps.weighed) == 1
+    assert len(trials.tried) == 1 + len(steps.weighed)
+
+
+def test_nothing_is_weighed_where_a_whole_compile_alone_tells():
+    made = pair(u=2.0, v=1.0)
+    steps = Steps(made, {})
+    steps.backend.assigns = False
+    everything = {"block": {REST: KEEP}}
+    start = Trial(steps.step(everything), evaluate(made, everything), 0)
+    trials = Trials(made, Limits(10**6, 10**6, 0), start)
+    polish(types.SimpleNamespace(steps=steps, limits=trials.limits), trials)
+    assert not steps.weighed
+
+
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(profiles.profiles(), st.data())
+def test_the_best_is_no_slower_than_the_start_a_policy_or_a_change_of_one_tag(made, data):
+    open_to = profiles.open_to(made)
+    errors = {
+        (*key, choice): data.draw(st.integers(-20, 40)) / 10
+        for key, choices in open_to.items()
+        for choice in choices
+    }
+    start = {b.name: {} for b in made.blocks}
+    for (label, tag), choices in open_to.items():
+        start[label][tag] = data.draw(st.sampled_from(choices))
+    room = STATIC + evaluate(made, start).saved_bytes + data.draw(st.integers(0, 200))
+    best, trials, steps = polished(made, errors, room, start)
+    assert best.total <= room
+    seconds = lambda actions: (
+        steps.step(actions).compiled.xla_seconds
+        + sum((evaluate(made, actions).host_seconds, evaluate(made, actions).doubt_seconds))
+    )
+    now = seconds(best.actions)
+    assert now <= seconds(start) + 1e-9
+    near = [best.actions, *hand_policies(made).values()]
+    for (label, tag), choice in itertools.product(open_to, (KEEP, RECOMPUTE)):
+        if choice in open_to[label, tag]:
+            near.append(best.actions | {label: best.actions.get(label, {}) | {tag: choice}})
+    gain = 1e-3 * trials.baseline.xla_seconds
+    for other in near:
+        if any(REST in tags for tags in other.values()):
+            continue
+        if STATIC + evaluate(made, other).saved_bytes <= room:
+            assert now <= seconds(other) + gain
