@@ -139,21 +139,25 @@ class _Program:
         return self._kernel(i)
 
     def _kernel(self, i: Instruction) -> _Work:
+        # A fusion may start a collective, which others carry on beside their work and one ends. It
+        # counts at its start, and neither end has work of its own.
+        if i.opcode == "fusion" and i.name.startswith("async-collective-"):
+            started = i.name.startswith("async-collective-start")
+            return _Work(crossed=self._collectives.seconds_within(i) if started else 0.0)
         inner = self._of.get(i.runs[0], []) if i.opcode == "fusion" and i.runs else [i]
+        if _carries(i):
+            inner = [j for j in inner if not is_collective(j)]
         flops, products, operations = self._arithmetic(inner)
         nbytes = self._traffic(i, inner)
         computing = max(flops / self._rates.products, operations / self._rates.vector)
         moving = nbytes / self._rates.bandwidth
-        busy, crossed = max(computing, moving), 0.0
-        if i.opcode == "fusion" and (kinds := self._collectives.kinds_within(i)):
-            # A fusion may start a collective, which others carry on with their work and one ends:
-            # it counts at its start. A reduction stands in one alone, and holds the others up.
-            if i.name.startswith("async-collective-start"):
-                crossed = self._collectives.seconds_within(i)
-            elif "async-collective" not in i.name and kinds & {"all-reduce", "reduce-scatter"}:
-                # What is written there as an all-reduce is sliced, so that it scatters and no more.
-                busy += self._collectives.seconds_within(i) / (2 if "all-reduce" in kinds else 1)
-        return _Work(busy, max(0.0, busy - moving), crossed=crossed, flops=flops, products=products)
+        busy = max(computing, moving)
+        kinds = self._collectives.kinds_within(i) if i.opcode == "fusion" else set()
+        # A reduction stands in a fusion alone, and holds the others up.
+        if not _carries(i) and kinds & {"all-reduce", "reduce-scatter"}:
+            # What is written there as an all-reduce is sliced, so that it scatters and no more.
+            busy += self._collectives.seconds_within(i) / (2 if "all-reduce" in kinds else 1)
+        return _Work(busy, max(0.0, busy - moving), flops=flops, products=products)
 
     def _arithmetic(self, body: Sequence[Instruction]) -> tuple[int, int, float]:
         """FLOPs and number of the products of a kernel, and operations of all else in it."""
@@ -190,9 +194,12 @@ class _Program:
         root = body[-1] if body else i
         made = {j.name: j for j in body}
         parts = [made.get(n) for n in root.operand_names] if root.opcode == "tuple" else [root]
-        written = 0
-        for a, part in zip(i.results, parts):
+        written, in_place = 0, _in_place(i)
+        for k, (a, part) in enumerate(zip(i.results, parts)):
             part = _behind_views(part, made)
+            # What a collective makes beside the kernel, and what the kernel only hands on.
+            if k in in_place and (part is None or part.opcode == "parameter"):
+                continue
             if part is not None and part.opcode in _UPDATES and not a.on_core:
                 written += _padded(part.operands[1])
             else:
@@ -207,6 +214,8 @@ class _Program:
         for j in body:
             used = [k for k, n in enumerate(j.operand_names) if n in names]
             if not used:
+                continue
+            if j.opcode == "tuple":  # handed on
                 continue
             # A loop's stack may be tiled otherwise within a kernel. That takes no more of it than
             # what reads the result, whose memory is the stack's own.
@@ -247,6 +256,17 @@ def _total(works: Sequence[_Work]) -> _Work:
         sum(w.flops for w in works),
         sum(w.products for w in works),
     )
+
+
+def _carries(i: Instruction) -> bool:
+    """Whether a fusion goes on with a collective that another one started."""
+    return "async_collective" in i.text or "async-collective" in i.name
+
+
+def _in_place(i: Instruction) -> set[int]:
+    """The numbers of a fusion's results that lie where operands do."""
+    found = re.search(r"output_to_operand_aliasing=\{(.*?)\}, calls=", i.text)
+    return {int(n or 0) for n in re.findall(r"\{(\d*)\}: \(", found[1])} if found else set()
 
 
 def _flops(i: Instruction) -> int | None:
