@@ -54,9 +54,12 @@ def reference_of(eqn) -> Any:
     )
 
 
-def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., Any]:
+def operation(reference: Callable[..., Any], kernel: Kernel | None) -> Callable[..., Any]:
     """Returns `reference(*arrays, **params)` as an operation of the same name, arguments and
     results. `params` are hashable.
+
+    kernel: what GPUs run; None for a reference that is made of other operations, each with a kernel
+      of its own, and that TPUs run as one. Nothing is shared by the rows of such a one.
 
     The primitive has a parameter beside those: `divided` is `partition.needs_devices()`, or None
     where no GPUs can divide the program. It is there to be found by JAX, and nobody reads it.
@@ -93,7 +96,7 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
     # The same operation again where `vmap` maps exactly the operands with leading axes; else, such
     # as where each example has scales of its own, the mapped reference.
     def mapped(arrays, dims, **params):
-        if all((d is None) == (i in kernel.shared) for i, d in enumerate(dims)):
+        if kernel and all((d is None) == (i in kernel.shared) for i, d in enumerate(dims)):
             front = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(arrays, dims)]
             found = primitive.bind(*front, **params)
         else:
@@ -104,6 +107,8 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
     # divide them (to a partitioner that does not ask, a kernel is opaque), where the kernel takes
     # them, and where Triton is there.
     def on_cuda(ctx, *arrays, divided, **params):
+        if kernel is None:
+            return default(ctx, *arrays, **params)
         at, whole = capability.of(ctx), capability.is_whole(ctx)
         possible = (
             at is not None

@@ -43,6 +43,14 @@ def test_codes_lie_in_memory_as_their_codec_says(one):
     assert [row for row in found if row["kernels"] != 1] == []
 
 
+def test_tensors_are_read_no_more_often_than_channels_ask_for(one):
+    found = {case: row["readings"] for case, row in one.items() if "readings" in row}
+    # A program holds all that a channel has. Which channels are outliers is known after the last.
+    by = {"channelwise_symmetric": 1, "outlier_separated": 2}
+    shapes = "[4096, 1024]", "[2, 1024, 2304]"
+    assert found == {f"readings by {name} of {s}": n for name, n in by.items() for s in shapes}
+
+
 @pytest.mark.parametrize(
     "case",
     ["scan", "vmap", "checkpoint", "shard_map", "shard_map, unchecked", "divided by shard_map"],

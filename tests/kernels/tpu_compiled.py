@@ -7,6 +7,7 @@ program.
 from tests.shared import tpus  # isort: skip  (before any device is asked for)
 
 import json
+import re
 import sys
 
 import jax
@@ -58,6 +59,27 @@ def padding(name: str) -> None:
                 tiled = program.memory_analysis().output_size_in_bytes
                 nbytes = codec.nbytes(shape, x.dtype)
                 report(f"{name} {codec} bytes of {list(shape)}", program, share=tiled / nbytes)
+
+
+def readings(name: str) -> None:
+    """How often encoding reads a tensor by channels: as many of the program's operations do. What
+    is copied between memories beside them is not counted, since that is one of these readings.
+    """
+    for codec in (codecs.ChannelwiseSymmetric(), codecs.OutlierSeparated()):
+        for shape in (WIDE, LONG):
+            program = tpus.compiled(codec.encode, [spec(shape)], name, free=(False, True))
+            body = program.as_text().split("ENTRY", 1)[1]
+            # An operand's shape stands where it is made: views and copies have the tensor's.
+            size = f"bf16[{','.join(map(str, shape))}]"
+            names = re.findall(rf"(%[\w.-]+) = \(?{re.escape(size)}", body)
+            names += re.findall(rf"(%[\w.-]+) = bf16\[1,{','.join(map(str, shape))}\]", body)
+            reads = [
+                line
+                for line in body.splitlines()
+                if not re.search(r" (bitcast|copy-start|copy-done)\(", line)
+                and {*names} & {*re.findall(r"%[\w.-]+", line.split("=", 1)[-1])}
+            ]
+            report(f"readings by {codec.name} of {list(shape)}", program, readings=len(reads))
 
 
 def wrapped(name: str) -> None:
@@ -120,6 +142,7 @@ def main() -> None:
                     both_ways(codec, HEADS, "bfloat16", name)
     if len(names) == 1:
         padding(*names)
+        readings(*names)
         wrapped(*names)
         without()
         divided(*names)
