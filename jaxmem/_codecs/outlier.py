@@ -145,7 +145,8 @@ def _outliers(x):
     """Returns S (C,) relative to its greatest, whose squares cannot overflow, and which channels
     have Z > 3 (bool): none where S is not finite, since no comparison with NaN is true.
     """
-    sums = jnp.abs(x.astype(wide_dtype(x.dtype))).reshape(-1, x.shape[-1]).sum(0)
+    # Summed where they lie: axes that are divided by their types would be gathered to be merged.
+    sums = jnp.abs(x.astype(wide_dtype(x.dtype))).sum(tuple(range(x.ndim - 1)))
     greatest = sums.max()
     sums = sums / jnp.where(greatest > 0, greatest, 1)
     mean = sums.mean()

@@ -67,6 +67,24 @@ def test_everything_else_is_the_reference(one, case):
     assert one[case]["kernels"] == 0
 
 
+def test_tensors_that_types_divide_are_encoded_where_they_lie(one):
+    found = {case: row for case, row in one.items() if case.startswith("typed ")}
+    assert len(found) == 9
+    assert [row for row in found.values() if row["kernels"] != 2] == []
+    alone = [row for case, row in found.items() if "symmetric" in case and "grouped" in case]
+    assert len(alone) == 4
+    assert [row for row in alone if row["collectives"]] == []
+    # Scales, sums and exact values of channels, of which a device's part holds many.
+    most = lambda row: max(row["collectives"], default=0)
+    assert [row for row in found.values() if most(row) > row["shard"] / 30] == []
+    assert any(map(most, found.values())), "the test sees a reduction"
+
+
+def test_what_types_divide_is_exported_with_kernels(one):
+    assert one["typed, exported"]["kernels"] == 1
+    assert one["typed, a part that no kernel takes"]["kernels"] == 0
+
+
 @pytest.mark.slow
 def test_every_tpu_that_pallas_knows():
     found = rows("v4", "v5e", "v5p", "v6e", "tpu7x")

@@ -18,8 +18,10 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem_kernels as jk
 from jaxmem import codecs
+from tests.kernels.partitioned import SHAPE, SPECS, collectives
 
 WIDE, HEADS, LONG = (4096, 1024), (4, 12, 1024, 64), (2, 1024, 2304)
+TWO_EXPLICIT = (AxisType.Explicit, AxisType.Explicit)
 SYMMETRIC = codecs.GroupedSymmetric()
 CODECS = (
     SYMMETRIC,
@@ -130,6 +132,39 @@ def divided(name: str) -> None:
     report("divided by shard_map", jax.jit(mapped).lower(x).compile())
 
 
+def typed(name: str) -> None:
+    """Eight TPUs that share a tensor whose type says how."""
+    mesh = Mesh(
+        np.array(tpus.devices(name, 8)).reshape(2, 4), ("data", "model"), axis_types=TWO_EXPLICIT
+    )
+    cases = {
+        SYMMETRIC: SPECS,
+        codecs.ChannelwiseSymmetric(): ("batch, sequence", "width"),
+        codecs.OutlierSeparated(): ("batch", "batch, sequence"),
+        codecs.BitMask(): ("batch, width",),
+    }
+    for codec, names in cases.items():
+        dtype = jnp.dtype(bool if isinstance(codec, codecs.BitMask) else "bfloat16")
+        there_and_back = lambda x, codec=codec: codec.decode(codec.encode(x), x.shape, x.dtype)
+        jitted = jax.jit(there_and_back)
+        for how in names:
+            x = spec(SHAPE, dtype, NamedSharding(mesh, SPECS[how]))
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                text = jitted.lower(x).compile().as_text()
+            shard = int(np.prod(SHAPE)) * dtype.itemsize // 8
+            report(f"typed {codec.name}, {how}", text, collectives=collectives(text), shard=shard)
+    # What is exported knows no devices, and is divided as its types say all the same.
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        x = spec(SHAPE, sharding=NamedSharding(mesh.abstract_mesh, SPECS["batch, width"]))
+        report("typed, exported", exported(x))
+        report(
+            "typed, a part that no kernel takes",
+            exported(
+                spec((8, 256, 2048), sharding=x.sharding.update(spec=P(None, ("data", "model"))))
+            ),
+        )
+
+
 def main() -> None:
     names = sys.argv[1:]
     for name in names:
@@ -146,6 +181,7 @@ def main() -> None:
         wrapped(*names)
         without()
         divided(*names)
+        typed(*names)
 
 
 if __name__ == "__main__":
