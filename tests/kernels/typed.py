@@ -54,7 +54,9 @@ def one(case: str, reference, rule_of, arrays, params) -> tuple:
         avals = [jax.typeof(a) for a in arrays]
         rule = rule_of(*avals, **params)
         part = lambda *own: several(reference(*own, **params | rule.of_part(params, own)))
-        return divided_as_typed(part, rule, avals)(*arrays)
+        run = divided_as_typed(part, rule, avals)
+        assert run is not None, "all axes are explicit"
+        return run(*arrays)
 
     found = jax.jit(divided)(*arrays)
     whole = [jnp.asarray(jax.device_get(a)) for a in arrays]
