@@ -5,8 +5,9 @@ Encoding and decoding are compiled alone, with codes in whatever order of axes X
 step. `least` is what each way must read and write, the tensor and its codes (`nbytes`). `passes`
 are the bytes that all operations of the compiled program read and write, over `least`, and
 `device_passes` those of them in the device's memory: the rest moves in a core's own memory (VMEM),
-which a tensor of a few MiB fits in if nothing else does. `padded` is what codes take in tiles over
-`nbytes`.
+which a tensor of a few MiB fits in if nothing else does. Where XLA copies a tensor there before a
+kernel reads it, `passes` counts the copy's two ends and the reading. `padded` is what codes take in
+tiles over `nbytes`.
 
 Whole steps: eight layers of two products and a GELU over [4096, 1024] and [4096, 4096] bfloat16,
 with everything kept and with each of their three tags compressed. Bytes are the compiler's buffer
@@ -153,7 +154,20 @@ def summary(report: Report) -> dict:
                 "median encode passes": statistics.median(of("encode", "passes")),
                 "median decode passes": statistics.median(of("decode", "passes")),
                 "most padded": max(of("padded")),
+                "median encode passes by codec": by_codec(report, name, way),
             }
+    return found
+
+
+def by_codec(report: Report, name: str, way: str) -> dict:
+    """For each codec the median passes of its encoding over shapes: all, and those in the device's
+    memory.
+    """
+    found = {}
+    for codec in CODECS:
+        rows = [row for key, row in report.results.items() if key.startswith(f"{name} {codec} ")]
+        encoded = [row[way]["encode"] for row in rows]
+        found[codec] = {what: statistics.median(e[what] for e in encoded) for what in encoded[0]}
     return found
 
 

@@ -28,6 +28,7 @@ from jaxmem_kernels import (
     greatest,
     quantize,
     quantize_by,
+    quantize_channelwise,
     quantize_offset,
     scale_of,
     wide_dtype,
@@ -177,8 +178,10 @@ class _ByRows(_Int4):
         return rows, common if common >= LEAST_PACKED else fitted(rows[-1], 2 * max(rows[-1], 1), 2)
 
     @abc.abstractmethod
-    def greatest(self, x):
-        """Returns max|x| over the values that share a scale; its shape is that of the scales."""
+    def encoded(self, x, how: dict) -> tuple:
+        """Returns the codes of `x`, rows of values, and their scales. `how` has the parameters of
+        the operation that encodes, all but the scales' dtype.
+        """
 
     @abc.abstractmethod
     def spread(self, scales):
@@ -187,11 +190,8 @@ class _ByRows(_Int4):
     def encode(self, x):
         self.check(x.shape, x.dtype)
         rows, group = self.rows(x.shape)
-        x = x.reshape(rows)
-        # Codes are made by the scales that are stored, rounded up, and not by the exact ones.
-        scales = scale_of(self.greatest(x.astype(wide_dtype(x.dtype))), self.scale, self.stochastic)
         how = {"group": group, "stochastic": self.stochastic, "seed": self.seed}
-        return quantize_by(x, self.spread(scales), **how), scales
+        return self.encoded(x.reshape(rows), how)
 
     def decode(self, codes, shape, dtype):
         packed, scales = codes
@@ -219,13 +219,14 @@ class ChannelwiseSymmetric(_ByRows, ChannelwiseSymmetricForm):
     stochastic, seed: unbiased rounding, over what `GroupedSymmetric` says.
 
     So an outlier channel of Q, K or V has a scale of its own and spoils no other, without being
-    moved in memory. There is one scale a channel, however many tokens. The tensor is read twice: a
-    scale is known after the last token. A value that is not finite makes its whole channel NaN.
+    moved in memory. There is one scale a channel, however many tokens. The tensor is read twice,
+    since a scale is known after the last token; a TPU reads it once where all values of some
+    channels fit in a core's memory. A value that is not finite makes its whole channel NaN.
     Bounds and dtypes are those of `GroupedSymmetric`.
     """
 
-    def greatest(self, x):
-        return greatest(x, tuple(range(x.ndim - 1)))
+    def encoded(self, x, how):
+        return quantize_channelwise(x, scale=self.scale, **how)
 
     def spread(self, scales):
         return scales
@@ -245,8 +246,11 @@ class NaivePerToken(_ByRows, NaivePerTokenForm):
     `GroupedSymmetric`.
     """
 
-    def greatest(self, x):
-        return greatest(x, -1)
+    def encoded(self, x, how):
+        # Codes are made by the scales that are stored, rounded up, and not by the exact ones.
+        most = greatest(x.astype(wide_dtype(x.dtype)), -1)
+        scales = scale_of(most, self.scale, self.stochastic)
+        return quantize_by(x, self.spread(scales), **how), scales
 
     def spread(self, scales):
         return scales[..., None]

@@ -12,7 +12,12 @@ from jaxmem._codecs.base import Checked
 from jaxmem._codecs.forms import THRESHOLD, OutlierSeparatedForm
 from jaxmem._codecs.int4 import GroupedSymmetric
 from jaxmem.errors import TagError
-from jaxmem_kernels import dequantize_with, quantize_without, wide_dtype
+from jaxmem_kernels import (
+    dequantize_with,
+    quantize_separated,
+    quantize_without,
+    wide_dtype,
+)
 
 MOST_CHANNELS = 2**31 - 1  # an index is an int32
 
@@ -83,13 +88,13 @@ class OutlierSeparated(Checked, OutlierSeparatedForm):
         # An empty slot has the index `channels`, beyond the last: it takes zeros, and no channel is
         # separated for it.
         index = jnp.where(outliers[top], top, channels).astype(jnp.int32)
-        values = jnp.take(x, index, axis=-1, mode="fill", fill_value=0)
         rows, how = self._rest.encoding(x.shape)
-        return (
-            *quantize_without(x.reshape(rows), _slot_of(index, channels) < slots, **how),
-            values,
-            index,
-        )
+        if rows == x.shape:
+            return *quantize_separated(x, index, **how), index
+        # Several tokens are a row, of which the marks of channels are repeated.
+        values = jnp.take(x, index, axis=-1, mode="fill", fill_value=0)
+        taken = _slot_of(index, channels) < slots
+        return *quantize_without(x.reshape(rows), taken, **how), values, index
 
     def decode(self, codes, shape, dtype):
         if not self.slots(shape):
@@ -140,7 +145,8 @@ def _outliers(x):
     """Returns S (C,) relative to its greatest, whose squares cannot overflow, and which channels
     have Z > 3 (bool): none where S is not finite, since no comparison with NaN is true.
     """
-    sums = jnp.abs(x.astype(wide_dtype(x.dtype))).reshape(-1, x.shape[-1]).sum(0)
+    # Summed where they lie: axes that are divided by their types would be gathered to be merged.
+    sums = jnp.abs(x.astype(wide_dtype(x.dtype))).sum(tuple(range(x.ndim - 1)))
     greatest = sums.max()
     sums = sums / jnp.where(greatest > 0, greatest, 1)
     mean = sums.mean()

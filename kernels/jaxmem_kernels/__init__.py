@@ -5,6 +5,8 @@ in jax.numpy elsewhere.
 from jaxmem_kernels.capability import abstract_devices as abstract_devices
 from jaxmem_kernels.capability import compiling_for as compiling_for
 from jaxmem_kernels.capability import references as references
+from jaxmem_kernels.channels import quantize_channelwise as quantize_channelwise
+from jaxmem_kernels.channels import quantize_separated as quantize_separated
 from jaxmem_kernels.dispatch import reference_of as reference_of
 from jaxmem_kernels.layout import fitted as fitted
 from jaxmem_kernels.layout import folded as folded

@@ -68,3 +68,12 @@ def channels(op: str, name: str, count: int, width: int) -> None:
             f"{op}: `{name}` is of {count} channels, and rows are of {width} values; expected as"
             " many, or a part of them"
         )
+
+
+def slots(op: str, index) -> None:
+    """Raises TypeError unless `index` has the channel of each slot, int32 (slots,)."""
+    if index.ndim != 1 or index.dtype != jnp.int32:
+        raise TypeError(
+            f"{op}: `index` is {index.dtype.name} {tuple(index.shape)}; expected int32 (slots,):"
+            " the channel of each slot, and the number of channels where one is empty"
+        )

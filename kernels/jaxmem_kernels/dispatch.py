@@ -4,8 +4,8 @@ runs is chosen where a program is lowered.
 Each operation is a primitive. For CUDA and for TPUs it lowers to its kernel where that takes these
 arrays, else to its reference; on every other platform it lowers to its reference. Its derivative
 and its type are the reference's. Under `vmap` a mapped `x` is one with another leading axis. Where
-XLA partitions a program, each GPU runs the kernel on its own part (`partition`), and TPUs run the
-reference.
+XLA partitions a program, each GPU runs the kernel on its own part (`partition`). TPUs do where the
+types of arrays tell how they are divided, and else run the reference.
 """
 
 import functools
@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxmem_kernels import capability
 from jaxmem_kernels.gpu import adapter
-from jaxmem_kernels.partition import Rule, needs_devices, partitioned
+from jaxmem_kernels.partition import Rule, divided_as_typed, needs_devices, partitioned
 
 
 class Kernel(NamedTuple):
@@ -54,9 +54,12 @@ def reference_of(eqn) -> Any:
     )
 
 
-def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., Any]:
+def operation(reference: Callable[..., Any], kernel: Kernel | None) -> Callable[..., Any]:
     """Returns `reference(*arrays, **params)` as an operation of the same name, arguments and
     results. `params` are hashable.
+
+    kernel: what GPUs run; None for a reference that is made of other operations, each with a kernel
+      of its own, and that TPUs run as one. Nothing is shared by the rows of such a one.
 
     The primitive has a parameter beside those: `divided` is `partition.needs_devices()`, or None
     where no GPUs can divide the program. It is there to be found by JAX, and nobody reads it.
@@ -93,7 +96,7 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
     # The same operation again where `vmap` maps exactly the operands with leading axes; else, such
     # as where each example has scales of its own, the mapped reference.
     def mapped(arrays, dims, **params):
-        if all((d is None) == (i in kernel.shared) for i, d in enumerate(dims)):
+        if kernel and all((d is None) == (i in kernel.shared) for i, d in enumerate(dims)):
             front = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(arrays, dims)]
             found = primitive.bind(*front, **params)
         else:
@@ -104,6 +107,8 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
     # divide them (to a partitioner that does not ask, a kernel is opaque), where the kernel takes
     # them, and where Triton is there.
     def on_cuda(ctx, *arrays, divided, **params):
+        if kernel is None:
+            return default(ctx, *arrays, **params)
         at, whole = capability.of(ctx), capability.is_whole(ctx)
         possible = (
             at is not None
@@ -119,13 +124,27 @@ def operation(reference: Callable[..., Any], kernel: Kernel) -> Callable[..., An
             )
         return mlir.lower_fun(launch, multiple_results=True)(ctx, *arrays)
 
-    # A TPU's kernel is opaque to XLA's partitioner, and so runs where arrays are whole alone.
-    # Pallas takes a second to import: that is done when a program for a TPU asks for a kernel.
+    # A TPU's kernel is opaque to XLA's partitioner, which asks nobody there (jax issue 38196). It
+    # runs where arrays are whole, and where their types tell how they are divided; each TPU then
+    # sees whether the kernel takes its part. Pallas takes a second to import: that is done when a
+    # program for a TPU asks for a kernel.
     def on_tpu(ctx, *arrays, divided, **params):
+        if not capability.wants_kernels():
+            return default(ctx, *arrays, **params)
+        choice = importlib.import_module("jaxmem_kernels.tpu.choice")
+
+        choose = functools.partial(choice.launcher, reference.__name__)
         launch = None
-        if capability.is_whole(ctx) and capability.wants_kernels():
-            choice = importlib.import_module("jaxmem_kernels.tpu.choice")
-            launch = choice.launcher(reference.__name__, *ctx.avals_in, **params)
+        if capability.is_whole(ctx):
+            launch = choose(*ctx.avals_in, **params)
+        elif kernel is not None:
+            rule = kernel.rule(*ctx.avals_in, **params)
+
+            def part(*arrays):
+                own = params | rule.of_part(params, arrays)
+                return (choose(*arrays, **own) or functools.partial(results, **own))(*arrays)
+
+            launch = divided_as_typed(part, rule, ctx.avals_in)
         if launch is None:
             return default(ctx, *arrays, **params)
         # Pallas computes indices, and would mix integers of 64 bits with those of 32.

@@ -5,12 +5,12 @@ part, and nothing is gathered for it.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 GROUPED = "(k g)"  # an axis of k groups of g values each: divided between groups, never within one
 Axes = tuple[str, ...]
@@ -44,6 +44,14 @@ class Rule(NamedTuple):
             _outer(name) for axes in (*self.operands, *self.results) for name in axes
         )
         return list(found)
+
+    def of_part(self, params: dict[str, Any], arrays: Sequence[Any]) -> dict[str, int]:
+        """Returns the parameters of an operation that are others on a device's part of its arrays:
+        of a decoder, whose first array is codes, the width of a row there.
+        """
+        if "width" not in params:
+            return {}
+        return {"width": min(params["width"], arrays[0].shape[-2] * self.group)}
 
     def with_whole_rows(self) -> "Rule":
         """The same rule with no row divided: a row's values are then one axis, n."""
@@ -91,6 +99,32 @@ def partitioned(
         partition, sharding_rule=str(rule), need_replication_factors=whole, **sizes
     )
     return divisible
+
+
+def divided_as_typed(
+    function: Callable[..., tuple], rule: Rule, avals: Sequence[Any]
+) -> Callable[..., tuple] | None:
+    """Returns `function` as one that every device runs on its own part of the arrays, which `rule`
+    divides, by `shard_map`; None where their types do not tell how they are divided.
+
+    avals: the types of the arrays. They tell it on a mesh whose axes are all explicit.
+    """
+    mesh = avals[0].sharding.mesh
+    explicit = AxisType.Explicit
+    if mesh.empty or any(
+        kind != explicit and mesh.shape[name] > 1
+        for name, kind in zip(mesh.axis_names, mesh.axis_types)
+    ):
+        return None
+    if not _divides(rule.groups, tuple(mesh.shape.values())):
+        rule = rule.with_whole_rows()
+    axes = _divided(mesh, avals, rule)
+    layout = lambda names: PartitionSpec(*(axes.get(_outer(name)) for name in names))
+    specs = tuple(map(layout, rule.operands)), tuple(map(layout, rule.results))
+    # A reference may make constants, of which nobody says that they differ by device.
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False
+    )
 
 
 @functools.cache

@@ -62,6 +62,17 @@ def test_under_scan_vmap_remat_and_shard_map_it_is_the_kernel():
 
 
 @pytest.mark.usefixtures("kernels")
+def test_what_is_made_of_operations_runs_their_kernels_on_a_gpu():
+    x, index = ((512, 256), "bfloat16"), ((4,), "int32")
+    separated = lambda x, index: jk.quantize_separated(x, index, **HOW)
+    channelwise = lambda x: jk.quantize_channelwise(x, **HOW)
+    assert lowered(separated, x, index).count("triton_kernel_call") == 1
+    assert lowered(channelwise, x).count("triton_kernel_call") == 1
+    with jk.references():
+        assert "triton_kernel_call" not in lowered(channelwise, x)
+
+
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(
     ("shape", "dtype", "group"),
     [
@@ -137,6 +148,14 @@ X, CODES = jnp.ones((4, 128), jnp.float32), jnp.zeros((4, 2, 32), jnp.uint8)
         (
             lambda: jk.dequantize(X, X, width=128, dtype="float32"),
             r"`packed` is float32 \(4, 128\); expected uint8",
+        ),
+        (
+            lambda: jk.quantize_channelwise(X, **HOW | {"group": 7}),
+            "quantize_channelwise: `group` is 7; expected a multiple of 2",
+        ),
+        (
+            lambda: jk.quantize_separated(X, jnp.zeros((2, 2), jnp.int32), **HOW),
+            r"quantize_separated: `index` is int32 \(2, 2\); expected int32 \(slots,\)",
         ),
         (
             lambda: jk.quantize_without(X, jnp.zeros(100, bool), **HOW),

@@ -43,6 +43,14 @@ def test_codes_lie_in_memory_as_their_codec_says(one):
     assert [row for row in found if row["kernels"] != 1] == []
 
 
+def test_tensors_are_read_no_more_often_than_channels_ask_for(one):
+    found = {case: row["readings"] for case, row in one.items() if "readings" in row}
+    # A program holds all that a channel has. Which channels are outliers is known after the last.
+    by = {"channelwise_symmetric": 1, "outlier_separated": 2}
+    shapes = "[4096, 1024]", "[2, 1024, 2304]"
+    assert found == {f"readings by {name} of {s}": n for name, n in by.items() for s in shapes}
+
+
 @pytest.mark.parametrize(
     "case",
     ["scan", "vmap", "checkpoint", "shard_map", "shard_map, unchecked", "divided by shard_map"],
@@ -57,6 +65,24 @@ def test_inside_of_transformations_it_is_a_kernel(one, case):
 )
 def test_everything_else_is_the_reference(one, case):
     assert one[case]["kernels"] == 0
+
+
+def test_tensors_that_types_divide_are_encoded_where_they_lie(one):
+    found = {case: row for case, row in one.items() if case.startswith("typed ")}
+    assert len(found) == 9
+    assert [row for row in found.values() if row["kernels"] != 2] == []
+    alone = [row for case, row in found.items() if "symmetric" in case and "grouped" in case]
+    assert len(alone) == 4
+    assert [row for row in alone if row["collectives"]] == []
+    # Scales, sums and exact values of channels, of which a device's part holds many.
+    most = lambda row: max(row["collectives"], default=0)
+    assert [row for row in found.values() if most(row) > row["shard"] / 30] == []
+    assert any(map(most, found.values())), "the test sees a reduction"
+
+
+def test_what_types_divide_is_exported_with_kernels(one):
+    assert one["typed, exported"]["kernels"] == 1
+    assert one["typed, a part that no kernel takes"]["kernels"] == 0
 
 
 @pytest.mark.slow

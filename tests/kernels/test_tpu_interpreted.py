@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import jaxmem_kernels as jk
 from jaxmem_kernels import bits, int4
 from jaxmem_kernels.tpu import blocks, launch
 from tests.kernels.values import equal, hard
@@ -83,6 +84,31 @@ def test_channels_that_are_left_out(case):
     both("dequantize_with", (*codes, values, slots), **back)
 
 
+def test_channels_whose_scales_are_found_as_they_are_encoded(case):
+    x, how, back = case
+    x = x[:200]  # no more than a program holds
+    both("quantize_channelwise", (x,), jk.quantize_channelwise, **how)
+    # Most channels of hard values hold one that is not finite; of these, none does.
+    x = jnp.where(jnp.isfinite(x), x, 1).astype(x.dtype)
+    codes, scales = both("quantize_channelwise", (x,), jk.quantize_channelwise, **how)
+    assert jnp.isfinite(scales).all()
+    both("dequantize_by", (codes, scales), **back)
+
+
+def test_channels_that_are_taken_out(case):
+    x, how, back = case
+    width = x.shape[-1]
+    # The second of five slots is empty; the last is of another block of columns than the first.
+    index = jnp.array([width // 2, width, 0, width - 1, 7], jnp.int32)
+    # What passes through float32, hardware may flush.
+    x = jnp.where(jnp.abs(x) < jnp.finfo(x.dtype).tiny, 0, x)
+    *codes, values = both("quantize_separated", (x, index), jk.quantize_separated, **how)
+    assert equal((values[..., 3],), (x[..., -1],))
+    assert not values[..., 1].any()
+    slots = jnp.full(width, 5, jnp.int32).at[index].set(jnp.arange(5, dtype=jnp.int32), mode="drop")
+    both("dequantize_with", (*codes, values, slots), **back)
+
+
 @pytest.mark.parametrize("dtype", ["bool", "int32", "bfloat16"])
 @pytest.mark.parametrize(
     ("shape", "group"), [((200, 1024), 256), ((2, 130, 768), 256), ((131, 64), 64)]
@@ -97,6 +123,18 @@ def test_bits(shape, group, dtype):
 def test_a_shape_that_no_kernel_takes_is_told():
     with pytest.raises(ValueError, match=r"`x` is \(64, 128\) in groups of 64; expected .* kernel"):
         blocks.of((64, 128), 64, 2)
+
+
+def test_channels_that_no_program_holds_are_told():
+    with pytest.raises(ValueError, match=r"`x` is \(32768, 128\) .* of 2 bytes .* expected"):
+        blocks.of_channels((32768, 128), 64, 2, 2)
+
+
+def test_blocks_of_channels_are_as_small_as_is_worth_it():
+    columns = lambda *shape: blocks.of_channels(shape, 64, 2, 2).tiles.columns
+    assert columns(4096, 1024) == columns(8, 2048, 1024) == 128
+    assert columns(1024, 1024) == 512
+    assert columns(256, 1024) == 1024
 
 
 def test_the_shapes_are_taken_as_they_say():

@@ -7,6 +7,7 @@ program.
 from tests.shared import tpus  # isort: skip  (before any device is asked for)
 
 import json
+import re
 import sys
 
 import jax
@@ -17,8 +18,10 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem_kernels as jk
 from jaxmem import codecs
+from tests.kernels.partitioned import SHAPE, SPECS, collectives
 
 WIDE, HEADS, LONG = (4096, 1024), (4, 12, 1024, 64), (2, 1024, 2304)
+TWO_EXPLICIT = (AxisType.Explicit, AxisType.Explicit)
 SYMMETRIC = codecs.GroupedSymmetric()
 CODECS = (
     SYMMETRIC,
@@ -58,6 +61,27 @@ def padding(name: str) -> None:
                 tiled = program.memory_analysis().output_size_in_bytes
                 nbytes = codec.nbytes(shape, x.dtype)
                 report(f"{name} {codec} bytes of {list(shape)}", program, share=tiled / nbytes)
+
+
+def readings(name: str) -> None:
+    """How often encoding reads a tensor by channels: as many of the program's operations do. What
+    is copied between memories beside them is not counted, since that is one of these readings.
+    """
+    for codec in (codecs.ChannelwiseSymmetric(), codecs.OutlierSeparated()):
+        for shape in (WIDE, LONG):
+            program = tpus.compiled(codec.encode, [spec(shape)], name, free=(False, True))
+            body = program.as_text().split("ENTRY", 1)[1]
+            # An operand's shape stands where it is made: views and copies have the tensor's.
+            size = f"bf16[{','.join(map(str, shape))}]"
+            names = re.findall(rf"(%[\w.-]+) = \(?{re.escape(size)}", body)
+            names += re.findall(rf"(%[\w.-]+) = bf16\[1,{','.join(map(str, shape))}\]", body)
+            reads = [
+                line
+                for line in body.splitlines()
+                if not re.search(r" (bitcast|copy-start|copy-done)\(", line)
+                and {*names} & {*re.findall(r"%[\w.-]+", line.split("=", 1)[-1])}
+            ]
+            report(f"readings by {codec.name} of {list(shape)}", program, readings=len(reads))
 
 
 def wrapped(name: str) -> None:
@@ -108,6 +132,39 @@ def divided(name: str) -> None:
     report("divided by shard_map", jax.jit(mapped).lower(x).compile())
 
 
+def typed(name: str) -> None:
+    """Eight TPUs that share a tensor whose type says how."""
+    mesh = Mesh(
+        np.array(tpus.devices(name, 8)).reshape(2, 4), ("data", "model"), axis_types=TWO_EXPLICIT
+    )
+    cases = {
+        SYMMETRIC: SPECS,
+        codecs.ChannelwiseSymmetric(): ("batch, sequence", "width"),
+        codecs.OutlierSeparated(): ("batch", "batch, sequence"),
+        codecs.BitMask(): ("batch, width",),
+    }
+    for codec, names in cases.items():
+        dtype = jnp.dtype(bool if isinstance(codec, codecs.BitMask) else "bfloat16")
+        there_and_back = lambda x, codec=codec: codec.decode(codec.encode(x), x.shape, x.dtype)
+        jitted = jax.jit(there_and_back)
+        for how in names:
+            x = spec(SHAPE, dtype, NamedSharding(mesh, SPECS[how]))
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                text = jitted.lower(x).compile().as_text()
+            shard = int(np.prod(SHAPE)) * dtype.itemsize // 8
+            report(f"typed {codec.name}, {how}", text, collectives=collectives(text), shard=shard)
+    # What is exported knows no devices, and is divided as its types say all the same.
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        x = spec(SHAPE, sharding=NamedSharding(mesh.abstract_mesh, SPECS["batch, width"]))
+        report("typed, exported", exported(x))
+        report(
+            "typed, a part that no kernel takes",
+            exported(
+                spec((8, 256, 2048), sharding=x.sharding.update(spec=P(None, ("data", "model"))))
+            ),
+        )
+
+
 def main() -> None:
     names = sys.argv[1:]
     for name in names:
@@ -120,9 +177,11 @@ def main() -> None:
                     both_ways(codec, HEADS, "bfloat16", name)
     if len(names) == 1:
         padding(*names)
+        readings(*names)
         wrapped(*names)
         without()
         divided(*names)
+        typed(*names)
 
 
 if __name__ == "__main__":

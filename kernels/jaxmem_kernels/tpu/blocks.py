@@ -17,6 +17,9 @@ from jaxmem_kernels.tpu.tiles import LANES, Tiles
 # Values that a program takes: a megabyte of bfloat16, which memory moves in a few times what it
 # takes to begin a program.
 VALUES = 2**19
+# Bytes of a tensor that a program takes where it must have all tokens of some channels. Beside the
+# next block and two of codes they are less than the least that a kernel gets of a core's memory.
+MOST_HELD = 2**22
 # Columns are gone through by unrolled code.
 MOST_COLUMNS = 4096
 # What rows of a block of bytes, and of scales, must be multiples of, or all of them.
@@ -84,15 +87,15 @@ class Blocks(NamedTuple):
         return self._tokens_last(scales, rows, block)
 
     def slots(self, values) -> Argument:
-        """The values (*lead, T, S) of slots."""
+        """The values (*lead, T, S) of slots; of a shape (S,), those that are written."""
         return self._tokens_last(_swapped(values), values.shape[-1], values.shape[-1], whole=True)
 
     def row(self, row) -> Argument:
         """What stands beside a row's values, (W,)."""
-        size = self.tiles.columns
-        if self.tiles.turned:
-            return Argument(row[:, None], pl.BlockSpec((size, 1), lambda b, i, j, *_: (j, 0)))
-        return Argument(row[None], pl.BlockSpec((1, size), lambda b, i, j, *_: (0, j)))
+        turned = self.tiles.turned
+        row = _reshaped(row, (self.width, 1) if turned else (1, self.width))
+        place = lambda b, i, j, *_: (j, 0) if turned else (0, j)
+        return Argument(row, pl.BlockSpec(self.tiles.row_shape, place))
 
     def decoded(self, dtype) -> Argument:
         """What is decoded, as it is written."""
@@ -107,6 +110,10 @@ class Blocks(NamedTuple):
     def as_scales(self, scales):
         """What was written as scales, as (*lead, T, K)."""
         return _swapped(scales.reshape(*self.lead, -1, self.tokens))
+
+    def as_slots(self, values):
+        """What was written as values of slots, as (*lead, T, S)."""
+        return _swapped(values.reshape(*self.lead, -1, self.tokens))
 
     def as_values(self, x):
         """What was written as values, as (*lead, T, W)."""
@@ -133,32 +140,74 @@ def of(shape: tuple[int, ...], group: int, parts: int) -> Blocks:
     return found
 
 
+def of_channels(shape: tuple[int, ...], group: int, parts: int, itemsize: int) -> Blocks:
+    """As `of`, for blocks of all tokens."""
+    if (found := fitting_channels(shape, group, parts, itemsize)) is None:
+        raise ValueError(
+            f"`x` is {shape} in groups of {group}, of {itemsize} bytes a value; expected a shape"
+            " whose channels a TPU's kernel holds: ask `choice.launcher`, and take"
+            " `quantize_by` where it returns None"
+        )
+    return found
+
+
 def fitting(shape: tuple[int, ...], group: int, parts: int) -> Blocks | None:
     """Returns how a kernel divides an array (*lead, T, W) in groups of `group`, whose `parts` share
     bytes; None where no kernel takes one of this shape.
     """
-    if len(shape) < 2 or not all(isinstance(n, int) for n in shape):
-        return None
-    *lead, tokens, width = shape
-    chunk = _chunk(width, group, parts)
-    if tokens < LANES or chunk is None:
-        return None
-    columns = [
-        n
-        for n in range(chunk, min(width, MOST_COLUMNS) + 1, chunk)
-        if width % n == 0
-        and (n == width or (n // parts % BYTE_ROWS == 0 and n // group % SCALE_ROWS == 0))
-    ]
+    columns = [n for n in _columns(shape, group, parts) if _fills(n // group, shape, n, SCALE_ROWS)]
     if not columns:
         return None
+    *lead, tokens, _ = shape
     least = [n for n in columns if n <= MOST_COLUMNS // 4]
     block = max(least) if least else min(columns)
     rows = min(max(VALUES // block, LANES), tokens + LANES - 1) // LANES * LANES
     most = max(VALUES // (block * rows), 1)
     batch = max(n for n in range(1, most + 1) if math.prod(lead) % n == 0)
+    return _divided(shape, group, parts, (batch, rows, block))
+
+
+def fitting_channels(
+    shape: tuple[int, ...], group: int, parts: int, itemsize: int
+) -> Blocks | None:
+    """As `fitting`, for blocks of all tokens; None where a core's memory does not hold one.
+
+    itemsize: bytes of a value.
+    """
+    if not (columns := _columns(shape, group, parts)):
+        return None
+    *lead, tokens, _ = shape
+    batch, rows = math.prod(lead), -(-tokens // LANES) * LANES
+    held = [n for n in columns if batch * rows * n * itemsize <= MOST_HELD]
+    if not held:
+        return None
+    block = next((n for n in held if batch * rows * n >= VALUES), held[-1])
+    return _divided(shape, group, parts, (batch, rows, block))
+
+
+def _divided(shape, group: int, parts: int, block: tuple[int, int, int]) -> Blocks:
+    """An array in blocks of a batch, tokens and columns."""
+    *lead, tokens, width = shape
+    chunk = _chunk(width, group, parts)
+    assert chunk is not None
     turned = width % max(group, LANES) != 0
-    tiles = Tiles(parts, group, batch, rows, block, chunk, turned)
-    return Blocks(tuple(lead), tokens, width, tiles)
+    return Blocks(tuple(lead), tokens, width, Tiles(parts, group, *block, chunk, turned))
+
+
+def _columns(shape: tuple[int, ...], group: int, parts: int) -> list[int]:
+    """How many columns a block may have, so that those of its bytes fill vectors; in order."""
+    if len(shape) < 2 or not all(isinstance(n, int) for n in shape):
+        return []
+    width, chunk = shape[-1], _chunk(shape[-1], group, parts)
+    if shape[-2] < LANES or chunk is None:
+        return []
+    every = range(chunk, min(width, MOST_COLUMNS) + 1, chunk)
+    return [n for n in every if width % n == 0 and _fills(n // parts, shape, n, BYTE_ROWS)]
+
+
+def _fills(rows: int, shape: tuple[int, ...], columns: int, multiple: int) -> bool:
+    """Whether a block of so many rows and columns is of whole vectors, or of all columns."""
+    return columns == shape[-1] or rows % multiple == 0
 
 
 def _chunk(width: int, group: int, parts: int) -> int | None:

@@ -42,6 +42,16 @@ def quantize_by(x, channels, *, group: int, **_) -> bool:
 quantize_without = quantize_by
 
 
+def quantize_channelwise(x, *, group: int, **_) -> bool:
+    """Whether a program holds all tokens of some channels: else they are read once more before."""
+    held = blocks.fitting_channels(x.shape, group, 2, x.dtype.itemsize)
+    return quantize(x, group=group) and held is not None
+
+
+def quantize_separated(x, index, *, group: int, **_) -> bool:
+    return quantize(x, group=group) and 0 < index.size <= MOST_SLOTS
+
+
 def dequantize(codes, *_, width: int, dtype: str) -> bool:
     return _takes_codes(codes, width, 2) and jnp.dtype(dtype).name in FLOATS
 

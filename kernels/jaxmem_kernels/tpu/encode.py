@@ -11,7 +11,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from jaxmem_kernels.tpu import rounding
-from jaxmem_kernels.tpu.tiles import Tiles
+from jaxmem_kernels.tpu.tiles import LANES, Tiles
 
 # 1.5 · 2^23, beside which a float has no fraction: adding it rounds to the nearest integer, which
 # is then in the sum's lowest bits.
@@ -34,6 +34,36 @@ def encode_without(x, taken, codes, scales, kept, *, tiles: Tiles, scale: str, *
         return tiles.read(x, at, columns, lambda rows: jnp.where(left_out, 0.0, rows))
 
     _encode(read, codes, scales, kept, tiles, scale, how)
+
+
+def encode_separated(
+    channels, x, codes, scales, values, kept, turned, found, *, tiles: Tiles, scale: str, **how
+):
+    """`quantize_separated`.
+
+    channels: the channel of each slot, int32 in scalar memory; in no block where it is empty.
+    values: (slots, tokens), which stay while the blocks of columns come one after the other.
+    turned: room for 128 tokens, float32 (columns, 128).
+    found: room for their values in slots, float32 (slots, 128).
+    """
+    first = pl.program_id(2) * tiles.columns
+
+    def take(at):
+        for _, columns in tiles.each():
+            turned[columns, :] = tiles.tile(x, at, columns)
+        found[...] = jnp.where(first == 0, 0.0, tiles.tokens_of(values, at))
+        for slot in range(found.shape[0]):
+            channel = channels[slot] - first
+
+            @pl.when((channel >= 0) & (channel < tiles.columns))
+            def move(channel=channel, slot=slot):
+                found[slot : slot + 1, :] = turned[pl.ds(channel, 1), :]
+                turned[pl.ds(channel, 1), :] = jnp.zeros((1, LANES), jnp.float32)
+
+        tiles.put(values, at, found[...])
+
+    read = lambda _, columns: tiles.parted(turned[columns, :])
+    _encode(read, codes, scales, kept, tiles, scale, how, take)
 
 
 def encode_offset(x, codes, scales, offsets, kept, beside, *, tiles: Tiles, scale: str, **how):
@@ -62,23 +92,54 @@ def encode_offset(x, codes, scales, offsets, kept, beside, *, tiles: Tiles, scal
 
 def encode_by(x, scales, codes, *, tiles: Tiles, **how):
     """`quantize_by`; scales: float32, one for each value of a row."""
+    by = lambda columns: rounding.inverse(tiles.row(scales, columns))
+    _encode_by(x, by, codes, tiles, how)
+
+
+def encode_channelwise(x, codes, scales, kept, *, tiles: Tiles, known: int, scale: str, **how):
+    """`quantize_channelwise` of a block that has all values of its channels: they are gone through
+    twice, and read from the device's memory once.
+
+    scales: float32, one for each value of a row.
+    kept: the greatest values, and then what values are multiplied by, float32; as `scales`.
+    known: how many tokens there are; a block may have more.
+    """
+    kept[...] = jnp.zeros_like(kept)
+
+    def look(at):
+        for _, columns in tiles.each():
+            most = tiles.greatest(x, at, columns, known)
+            most = jnp.maximum(most, rounding.bits_of(tiles.row(kept, columns)))
+            tiles.put_row(kept, columns, rounding.of_bits(most))
+
+    tiles.loop(look)
+    s = rounding.scale_of(kept[...], scale, how["stochastic"])
+    scales[...] = s
+    kept[...] = rounding.inverse(s)
+    _encode_by(x, lambda columns: tiles.row(kept, columns), codes, tiles, how)
+
+
+def _encode_by(x, by, codes, tiles: Tiles, how: dict) -> None:
+    """Encodes by what `by(columns)` returns, which a tile's values are multiplied by."""
     first = pl.program_id(2) * (tiles.columns // 2)
 
     def tokens(at):
         for _, columns in tiles.each():
-            by = rounding.inverse(tiles.row(scales, columns))
-            pair = tiles.read(x, at, columns, functools.partial(jnp.multiply, by))
+            pair = tiles.read(x, at, columns, functools.partial(jnp.multiply, by(columns)))
             values = tiles.read(x, at, columns) if how["stochastic"] else pair
             tiles.put_bytes(codes, at, columns, _packed(pair, values, first, columns, **how))
 
     tiles.loop(tokens)
 
 
-def _encode(read, codes, scales, kept, tiles: Tiles, scale: str, how: dict) -> None:
-    """Encodes symmetrically what `read(tokens, columns)` returns."""
+def _encode(
+    read, codes, scales, kept, tiles: Tiles, scale: str, how: dict, before=lambda tokens: None
+) -> None:
+    """Encodes symmetrically what `read(tokens, columns)` returns, after `before(tokens)`."""
     first = pl.program_id(2) * (tiles.columns // 2)
 
     def tokens(at):
+        before(at)
         for group, columns in tiles.each():
             low, high = read(at, columns)
             s = rounding.scale_of(rounding.greatest(low, high), scale, how["stochastic"])

@@ -5,6 +5,7 @@ interpret: whether the kernel is run by JAX on whatever device there is, which t
 """
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,43 @@ def quantize_without(x, taken, *, group, scale, stochastic, seed=0, interpret=Fa
     results = b.codes(), b.scales(scale)
     codes, scales = _run(kernel, b, arrays, results, interpret, kept=1)
     return b.as_codes(codes), b.as_scales(scales)
+
+
+def quantize_separated(x, index, *, group, scale, stochastic, seed=0, interpret=False):
+    b = blocks.of(x.shape, group, 2)
+    kernel = functools.partial(
+        encode.encode_separated, scale=scale, stochastic=stochastic, seed=seed
+    )
+    slots = index.size
+    results = b.codes(), b.scales(scale), b.slots(jax.ShapeDtypeStruct((slots,), x.dtype))
+    room = [pltpu.VMEM((rows, 128), jnp.float32) for rows in (b.tiles.columns, slots)]
+    codes, scales, values = _run(
+        kernel,
+        b,
+        (b.values(x),),
+        results,
+        interpret,
+        kept=1,
+        scalars=(index.astype(jnp.int32),),
+        scratch=room,
+        in_turn=True,
+    )
+    return b.as_codes(codes), b.as_scales(scales), b.as_slots(values)
+
+
+def quantize_channelwise(x, *, group, scale, stochastic, seed=0, interpret=False):
+    b = blocks.of_channels(x.shape, group, 2, x.dtype.itemsize)
+    kernel = functools.partial(
+        encode.encode_channelwise,
+        known=b.tokens,
+        scale=scale,
+        stochastic=stochastic,
+        seed=seed,
+    )
+    results = b.codes(), b.row(jax.ShapeDtypeStruct((b.width,), jnp.float32))
+    room = (pltpu.VMEM(b.tiles.row_shape, jnp.float32),)
+    codes, scales = _run(kernel, b, (b.values(x),), results, interpret, scratch=room)
+    return b.as_codes(codes), scales.reshape(-1).astype(scale)
 
 
 def quantize_offset(x, *, group, scale, stochastic, seed=0, interpret=False):
@@ -110,19 +148,22 @@ def _run(
     *,
     kept: int = 0,
     scalars: tuple = (),
-    scratch: tuple = (),
+    scratch: Sequence = (),
+    in_turn: bool = False,
 ) -> tuple:
     """Runs a kernel on the blocks of `arrays`, and returns `results`.
 
     kept: how many arrays of scales a program keeps beside its blocks.
     scalars: arrays that programs read from scalar memory, before `arrays`.
     scratch: what else a program keeps.
+    in_turn: whether a result's block is of all columns, so that theirs are gone through in turn.
     """
     name = getattr(kernel, "func", kernel).__name__  # a partial function has none
     groups = b.tiles.columns // b.tiles.group
     keep = (pltpu.VMEM((groups, 128), jnp.float32),) * kept
     moved = sum(a.array.size * jnp.dtype(a.array.dtype).itemsize for a in (*arrays, *results))
     x = arrays[0].array
+    order = ("parallel", "parallel", "arbitrary" if in_turn else "parallel")
     call = pl.pallas_call(
         functools.partial(kernel, tiles=b.tiles),
         out_shape=[_varying(result.array, x) for result in results],
@@ -133,7 +174,7 @@ def _run(
             out_specs=[result.block for result in results],
             scratch_shapes=[*keep, *scratch],
         ),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",) * 3),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=order),
         cost_estimate=pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=moved),
         interpret=interpret,
         name=f"jaxmem_{name}",

@@ -59,11 +59,17 @@ class Tiles(NamedTuple):
         x: (batch, tokens, columns), or where it is turned (batch, columns, tokens).
         change: what is done to the values, which broadcast as `row` says.
         """
+        return self.parted(self.tile(x, at, columns, change))
+
+    def tile(self, x, at, columns: slice, change=lambda rows: rows) -> jax.Array:
+        """The values (columns, 128) of a tile, of 32 bits; as in `read`."""
         batch, tokens = at
         if self.turned:
-            values = change(_wide(x[batch, columns, tokens]))
-        else:
-            values = change(_wide(x[batch, tokens, columns])).T
+            return change(_wide(x[batch, columns, tokens]))
+        return change(_wide(x[batch, tokens, columns])).T
+
+    def parted(self, values) -> list[jax.Array]:
+        """The parts of the groups of a tile's values (columns, 128)."""
         each = self.group // self.parts
         groups = values.reshape(values.shape[0] // self.group, self.parts, each, LANES)
         return [groups[:, i] for i in range(self.parts)]
@@ -72,11 +78,35 @@ class Tiles(NamedTuple):
         """The values (columns, 128) of a tile whose parts `read` returned."""
         return jnp.stack(parts, 1).reshape(-1, LANES)
 
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """The shape of a row, of a number for each column of the block."""
+        return (self.columns, 1) if self.turned else (1, self.columns)
+
     def row(self, row, columns: slice):
         """What a row (1, columns), turned (columns, 1), holds for a tile's columns; it broadcasts
         to what `change` gets.
         """
-        return row[columns, :] if self.turned else row[:, columns]
+        return row[self._of_row(columns)]
+
+    def put_row(self, row, columns: slice, found) -> None:
+        """Writes what `row` reads."""
+        row[self._of_row(columns)] = found
+
+    def greatest(self, x, at, columns: slice, known: int):
+        """Returns the bits of the greatest |x| of each column of a tile, int32, in the shape that
+        `row` has. NaN's are above all others.
+
+        known: how many tokens the array has; a block's memory behind them holds anything.
+        """
+        batch, tokens = at
+        over = 1 if self.turned else 0
+        rows = x[batch, columns, tokens] if self.turned else x[batch, tokens, columns]
+        bits = lax.bitcast_convert_type(_wide(rows), jnp.int32) & 0x7FFFFFFF
+        if known % LANES:
+            index = lax.broadcasted_iota(jnp.int32, bits.shape, over) + tokens.start
+            bits = jnp.where(index < known, bits, 0)
+        return jnp.max(bits, over, keepdims=True)
 
     def write(self, x, at, columns: slice, values, change=lambda rows: rows) -> None:
         """Writes (columns, 128) where `read` reads them, as `x`'s dtype, and after `change`."""
@@ -106,6 +136,9 @@ class Tiles(NamedTuple):
         """Writes what `tokens_of` reads, as the dtype of `numbers`."""
         batch, tokens = at
         numbers[batch, :, tokens] = found.astype(numbers.dtype)
+
+    def _of_row(self, columns: slice) -> tuple[slice, slice]:
+        return (columns, slice(None)) if self.turned else (slice(None), columns)
 
     def _rows(self, columns: slice) -> slice:
         return slice(columns.start // self.parts, columns.stop // self.parts)
