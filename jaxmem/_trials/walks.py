@@ -72,11 +72,14 @@ class Walks:
 
     def more_by_kernels(self, actions: Actions) -> int | None:
         """By how many bytes the step takes more with the codecs' kernels than with their
-        references; None where it is compiled with the former, has neither, or walks took too long.
+        references; None where the same of the two runs on devices that are there, where it has
+        neither, or where walks took too long.
 
-        XLA divides references itself, and does so where it compiles for devices that are not there.
+        XLA divides references itself, and does so where it compiles for GPUs that are not there. Of
+        a TPU's programs the same divide kernels, whether it is there or not.
         """
-        if self._shards == 1 or self._steps.backend.target.local:
+        target = self._steps.backend.target
+        if self._shards == 1 or target.local or target.platform != "cuda":
             return None
         traced = self._steps.trace(self._steps.plan_of(actions))
         if not runs_references(traced.jaxpr) or (references := self.told(actions)) is None:

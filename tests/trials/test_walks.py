@@ -1,5 +1,6 @@
 """Walks teach the solver: it is asked again until what it answers is expected to fit."""
 
+import types
 from typing import Any
 
 import hypothesis
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxmem._core.actions import KEEP, RECOMPUTE
+from jaxmem._device.target import Target
 from jaxmem._solver.cost import evaluate
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solve import least_bytes, solve
@@ -109,3 +111,14 @@ def test_walks_end_when_they_take_too_long(monkeypatch):
     assert not walks.learn(NOTHING)
     with pytest.raises(SolverError, match="`history` is empty"):
         walks.model([])
+
+
+@pytest.mark.parametrize("target", ["v5e:4", "v5p:2x2x1"])
+def test_of_absent_tpus_the_same_programs_run_kernels_as_of_those_at_hand(target):
+    """No step is traced to ask for a difference, which a plan would then tell of."""
+    backend = types.SimpleNamespace(target=Target.parse(target))
+    walks = Walks(types.SimpleNamespace(backend=backend), MADE, shards=4)
+    assert walks.more_by_kernels(NOTHING) is None
+    backend.target = Target.parse("h200:4")
+    with pytest.raises(AttributeError, match="trace"):
+        walks.more_by_kernels(NOTHING)
