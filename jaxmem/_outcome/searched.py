@@ -73,7 +73,7 @@ def outcome(
     # The table is of what was decided, of divided layers too, within the room that the memory model
     # leaves. The curve is always of undivided layers.
     decided = division.problem if division else problem
-    decided = decided.within(problem.room)
+    decided = dataclasses.replace(decided, room=problem.room, corrections=found.corrections)
     actions = whole_actions(decided.profile, best.actions)
     # Idle blocks follow the others: a plan keeps everything only if every block of it does.
     of_idle_blocks = {REST: KEEP} if keeps_everything(actions) else {}

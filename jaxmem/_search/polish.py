@@ -8,7 +8,7 @@ corrected by every whole step that was weighed, and the program is asked again.
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions
 from jaxmem._core.profile import Profile
@@ -17,6 +17,7 @@ from jaxmem._search import candidates
 from jaxmem._search.policies import hand_policies
 from jaxmem._solver.additive import Additive
 from jaxmem._solver.cost import Cost
+from jaxmem._solver.problem import Key
 from jaxmem._solver.solution import Solution
 from jaxmem._trials.clock import Clock, clock_of
 from jaxmem._trials.compile import CompiledStep
@@ -30,20 +31,22 @@ NEARLY = 1.02  # of the room: working memory may be less under the change
 IN_A_ROW = 3  # answers by corrected prices that gain nothing
 
 
-def polish(setting: Setting, trials: Trials) -> None:
+def polish(setting: Setting, trials: Trials) -> Mapping[Key, float]:
     """Adds to the trials what is faster than the best of them, by the clock, and fits: policies
     that one would try by hand, what the program answers to corrected prices, and changes of one
-    tag to keep or to recompute, until none gains. Does nothing where a step's costs are known from
-    a whole compile alone.
+    tag to keep or to recompute, until none gains. Returns the corrections, as `Problem` has them.
+
+    Does nothing, and corrects nothing, where a step's costs are known from a whole compile alone.
     """
     if not setting.steps.backend.assigns or not trials.fitting:
-        return
+        return {}
     LOG.info("weighing changes by the whole step")
     polisher = _Polisher(setting, trials)
     polisher.weigh(list(hand_policies(trials.profile).values()))
     polisher.solve()
     while not polisher.ended and (polisher.change() | polisher.solve()):
         pass
+    return polisher.longer(polisher.best).by_choice
 
 
 class _Polisher:
@@ -87,6 +90,16 @@ class _Polisher:
             missed = 0 if self._gained(best) else missed + 1
         return self._gained(before)
 
+    def longer(self, best: Trial) -> Additive:
+        """By how many seconds whole steps take longer than the profile says, by choice: counted
+        from `best`, since they hold nearby.
+        """
+        trials = self.trials
+        known = [t for t in (*trials.compiled, *trials.recalled) if t.xla_seconds is not None]
+        known.sort(key=lambda t: t is not best)
+        told = [(t.actions, self.clock.of(t) - t.cost.seconds) for t in known]
+        return Additive.fit(told, trials.profile)
+
     def _gained(self, before: Trial) -> bool:
         gained = self.clock.cautious(before) - self.clock.cautious(self.best)
         return gained > FASTER * self.clock.base
@@ -95,17 +108,11 @@ class _Polisher:
         """The fastest assignment that nobody weighed, by the profile's prices and what whole steps
         were longer; None where it is not expected to be faster than `best`.
         """
-        trials = self.trials
-        known = [t for t in (*trials.compiled, *trials.recalled) if t.xla_seconds is not None]
-        longer = lambda t: self.clock.of(t) - t.cost.seconds
-        # The first is what corrections are counted from: they hold nearby.
-        known.sort(key=lambda t: t is not best)
-        model = Additive.fit([(t.actions, longer(t)) for t in known], trials.profile)
+        trials, model = self.trials, self.longer(best)
         problem = trials.problem(trials.model())
+        known = (t.actions for t in (*trials.compiled, *trials.recalled))
         problem = dataclasses.replace(
-            problem,
-            corrections=model.by_choice,
-            excluded=(*problem.excluded, *(t.actions for t in known)),
+            problem, corrections=model.by_choice, excluded=(*problem.excluded, *known)
         )
         if (solution := candidates.fastest(problem)) is None:
             return None

@@ -10,6 +10,7 @@ that is faster than the step without one).
 import dataclasses
 import math
 import time
+from collections.abc import Mapping
 
 from jaxmem._core.actions import Actions
 from jaxmem._search import candidates
@@ -17,7 +18,7 @@ from jaxmem._search.begin import begin
 from jaxmem._search.divide import Division, best_division
 from jaxmem._search.polish import polish
 from jaxmem._solver.memory import Expected
-from jaxmem._solver.problem import Problem
+from jaxmem._solver.problem import Key, Problem
 from jaxmem._solver.solution import Solution
 from jaxmem._trials.clock import Clock, clock_of
 from jaxmem._trials.setting import Setting
@@ -41,12 +42,15 @@ class Found:
     best: the fastest plan that fits, or None.
     division: how the best plan divides layers into groups; None where it does not.
     solve_seconds: what solving took.
+    corrections: what choices take longer in whole steps than the profile says, as `Problem` has
+      them; empty where a search did not ask.
     """
 
     trials: Trials
     best: Trial | None
     division: Division | None
     solve_seconds: float
+    corrections: Mapping[Key, float] = dataclasses.field(default_factory=dict)
 
 
 def search(setting: Setting, arguments: int) -> Found:
@@ -64,7 +68,7 @@ def search(setting: Setting, arguments: int) -> Found:
         start.hasten()
     else:
         start.refine()
-    polish(setting, trials)
+    corrections = polish(setting, trials)
     failed = False  # whether something took more, compiled whole, than its buffers
     while trials.fitting:
         fits = setting.limits.allow(trials.baseline)
@@ -82,7 +86,7 @@ def search(setting: Setting, arguments: int) -> Found:
         for trial, groups in [(divided, division), (best, None)][divided is best :]:
             proven = trials.proven(trial, setting)
             if proven is not None and setting.limits.allow(proven):
-                return Found(trials, proven, groups, start.solve_seconds)
+                return Found(trials, proven, groups, start.solve_seconds, corrections)
         failed = True
         start.refine()
     return Found(trials, None, None, start.solve_seconds)

@@ -71,6 +71,14 @@ def priced(problem: Problem, actions: Actions, solve_seconds=0.0, gap=0.0) -> So
     return Solution(actions, cost, round(extra), solve_seconds, gap)
 
 
+def corrected_seconds(problem: Problem, solution: Solution) -> float:
+    """Returns the seconds of a solution with what its choices take longer by the problem's
+    corrections.
+    """
+    keys = ((b, t, c) for b, tags in solution.actions.items() for t, c in tags.items())
+    return math.fsum([solution.seconds, *(problem.corrections.get(key, 0.0) for key in keys)])
+
+
 def fits(solution: Solution, problem: Problem) -> bool:
     """Whether the solution is within the problem's `room` and `host_room`."""
     room, host_room = problem.room, problem.host_room

@@ -14,7 +14,7 @@ from jaxmem._solver.check import check_problem
 from jaxmem._solver.cost import effective
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.program import Program, Scale
-from jaxmem._solver.solution import Solution, demanded, fits, priced
+from jaxmem._solver.solution import Solution, corrected_seconds, demanded, fits, priced
 from jaxmem.errors import SolverError, TagError
 
 # How many assignments are refused because the exact count finds them too large, before the limits
@@ -77,7 +77,7 @@ def runner_up(
     other = solve(problem.without(block, tag, solution.actions[block][tag]))
     if other is None:
         return None
-    longer = other.seconds - solution.seconds
+    longer = corrected_seconds(problem, other) - corrected_seconds(problem, solution)
     doubted = other.cost.doubt_seconds > solution.cost.doubt_seconds
     return other.actions[block][tag], longer if doubted else max(0.0, longer)
 

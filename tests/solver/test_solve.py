@@ -84,6 +84,14 @@ def test_corrected_prices_lead_to_their_own_optimum(data):
     assert got.seconds == pytest.approx(again.seconds, rel=1e-12, abs=1e-12)
     most = tolerance(known) + 2e-6 * sum(map(abs, corrections.values()))
     assert corrected(again) <= corrected(want) + most
+    for key in profiles.open_to(made):
+        found = runner_up(Problem(made, room=room, corrections=corrections), got, *key)
+        others = [p for p in known if p.effective[key] != again.effective[key]]
+        second = best(others, room, key=corrected)
+        if found is not None and second is not None:
+            longer = corrected(second) - corrected(again)
+            hair = 1e-3 * max(p.recompute for p in known)  # by which recomputing is priced above
+            assert found[1] == pytest.approx(max(0.0, longer), abs=most + hair)
 
 
 @few
