@@ -2,6 +2,7 @@
 program.
 
     python -m tests.kernels.tpu_compiled TPU...   (such as v5e; of several, more shapes too)
+    python -m tests.kernels.tpu_compiled codes TPU   (what codes alone take, of every codec)
 """
 
 from tests.shared import tpus  # isort: skip  (before any device is asked for)
@@ -44,23 +45,28 @@ def report(case: str, program, **more) -> None:
 
 
 def both_ways(codec, shape, dtype: str, name: str) -> None:
-    """Encodes and decodes in one program."""
-    dtype = "bool" if isinstance(codec, codecs.BitMask) else dtype
-    there_and_back = lambda x: codec.decode(codec.encode(x), shape, jnp.dtype(dtype))
-    program = tpus.compiled(there_and_back, [spec(shape, dtype)], name)
-    report(f"{name} {codec} {dtype}{list(shape)}", program)
+    """Encodes and decodes in one program. Where the codes that it returns lie as a step lets them,
+    how many bytes do they take, beside what the codec says?
+    """
+    x = spec(shape, "bool" if isinstance(codec, codecs.BitMask) else dtype)
+
+    def there_and_back(x):
+        codes = codec.encode(x)
+        return codes, codec.decode(codes, shape, x.dtype)
+
+    program = tpus.compiled(there_and_back, [x], name, free=(False, True))
+    tiled = program.memory_analysis().output_size_in_bytes - x.size * x.dtype.itemsize
+    share = tiled / codec.nbytes(shape, x.dtype)
+    report(f"{name} {codec} {x.dtype}{list(shape)}", program, share=share)
 
 
-def padding(name: str) -> None:
-    """How many bytes codes take where they lie as a step lets them, beside what a codec says."""
-    for codec in CODECS[:-1]:
-        for shape in (WIDE, HEADS, LONG):
-            x = spec(shape)
-            if shape[-1] % codec.group == 0:
-                program = tpus.compiled(codec.encode, [x], name, free=(False, True))
-                tiled = program.memory_analysis().output_size_in_bytes
-                nbytes = codec.nbytes(shape, x.dtype)
-                report(f"{name} {codec} bytes of {list(shape)}", program, share=tiled / nbytes)
+def encoded(name: str, cases) -> None:
+    """How many bytes codes take that are written alone; cases: codecs and shapes."""
+    for codec, shape in cases:
+        x = spec(shape)
+        program = tpus.compiled(codec.encode, [x], name, free=(False, True))
+        share = program.memory_analysis().output_size_in_bytes / codec.nbytes(shape, x.dtype)
+        report(f"{name} {codec} bytes of {list(shape)}", program, share=share)
 
 
 def readings(name: str) -> None:
@@ -167,21 +173,29 @@ def typed(name: str) -> None:
 
 def main() -> None:
     names = sys.argv[1:]
+    grouped = CODECS[:-1]
+    fit = lambda codec, shape: shape[-1] % codec.group == 0
+    if names[0] == "codes":
+        every = [(c, s) for c in grouped for s in (WIDE, HEADS, LONG) if fit(c, s)]
+        return encoded(names[1], every)
     for name in names:
         for codec in CODECS:
             both_ways(codec, WIDE, "bfloat16", name)
-            if len(names) > 1 and codec is not CODECS[-1]:
+            if len(names) > 1 and codec in grouped:
                 for shape, dtype in ((WIDE, "float32"), (LONG, "bfloat16")):
                     both_ways(codec, shape, dtype, name)
-                if HEADS[-1] % codec.group == 0:
+                if fit(codec, HEADS):
                     both_ways(codec, HEADS, "bfloat16", name)
     if len(names) == 1:
-        padding(*names)
+        # That of outliers takes as long to compile as all others.
+        heads = [(c, HEADS) for c in grouped[:-1] if fit(c, HEADS)]
+        encoded(names[0], [(SYMMETRIC, LONG), *heads])
         readings(*names)
         wrapped(*names)
         without()
         divided(*names)
         typed(*names)
+    return None
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 values are those of one device. It needs 8 devices.
 """
 
+import functools
 import json
 import math
 import re
@@ -35,10 +36,19 @@ def run(update, params, grads):
     return updates, state.square
 
 
-def check(shape, spec, kind) -> None:
+def given(shape):
     rng = np.random.default_rng(0)
     params, *grads = (rng.standard_normal(shape).astype(np.float32) for _ in range(5))
-    want = run(jax.jit(tx.update), params, grads)
+    return params, grads
+
+
+@functools.cache
+def of_one_device(shape):
+    return run(jax.jit(tx.update), *given(shape))
+
+
+def check(shape, spec, kind) -> None:
+    (params, grads), want = given(shape), of_one_device(shape)
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind, kind))
     with jax.set_mesh(mesh):
         place = lambda a: jax.device_put(a, NamedSharding(mesh, spec))

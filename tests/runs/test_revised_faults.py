@@ -24,7 +24,11 @@ from tests.shared.rectified import (
     run,
 )
 
-pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
+pytestmark = [
+    pytest.mark.core,
+    pytest.mark.standard_promotion,
+    pytest.mark.usefixtures("quick_compiles"),
+]
 
 
 def with_room(plan, capacity):

@@ -22,7 +22,8 @@ def unfinished(out):
 
 
 def checkpoints(path):
-    return sorted(int(p.parent.name) for p in path.glob("checkpoints/*/manifest.json"))
+    """Numbers of those that are whole; one that is being written has a name of its own."""
+    return sorted(int(p.parent.name) for p in path.glob("checkpoints/[0-9]*/manifest.json"))
 
 
 class Stop(Exception):

@@ -9,7 +9,7 @@ from jaxmem._outliers.decide import rooms_of
 from jaxmem.errors import TagError
 from tests.shared.outlier_layers import batch, build, parameters
 
-pytestmark = [pytest.mark.core]
+pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
 
 
 @pytest.fixture(scope="module")
