@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxmem_kernels import capability
 from jaxmem_kernels.gpu import adapter
-from jaxmem_kernels.partition import Rule, divided_as_typed, needs_devices, partitioned
+from jaxmem_kernels.partition import Rule, as_typed, needs_devices, partitioned
 
 
 class Kernel(NamedTuple):
@@ -59,7 +59,7 @@ def operation(reference: Callable[..., Any], kernel: Kernel | None) -> Callable[
     results. `params` are hashable.
 
     kernel: what GPUs run; None for a reference that is made of other operations, each with a kernel
-      of its own, and that TPUs run as one. Nothing is shared by the rows of such a one.
+      of its own, and that TPUs run as one. `vmap` maps such a reference, and so its operations.
 
     The primitive has a parameter beside those: `divided` is `partition.needs_devices()`, or None
     where no GPUs can divide the program. It is there to be found by JAX, and nobody reads it.
@@ -125,8 +125,8 @@ def operation(reference: Callable[..., Any], kernel: Kernel | None) -> Callable[
         return mlir.lower_fun(launch, multiple_results=True)(ctx, *arrays)
 
     # A TPU's kernel is opaque to XLA's partitioner, which asks nobody there (jax issue 38196). It
-    # runs where arrays are whole, and where their types tell how they are divided; each TPU then
-    # sees whether the kernel takes its part. Pallas takes a second to import: that is done when a
+    # runs where arrays are whole, and where their types tell how they are divided and the kernel
+    # takes a TPU's part. Pallas takes a second to import: that is done when a
     # program for a TPU asks for a kernel.
     def on_tpu(ctx, *arrays, divided, **params):
         if not capability.wants_kernels():
@@ -134,17 +134,13 @@ def operation(reference: Callable[..., Any], kernel: Kernel | None) -> Callable[
         choice = importlib.import_module("jaxmem_kernels.tpu.choice")
 
         choose = functools.partial(choice.launcher, reference.__name__)
-        launch = None
-        if capability.is_whole(ctx):
-            launch = choose(*ctx.avals_in, **params)
-        elif kernel is not None:
-            rule = kernel.rule(*ctx.avals_in, **params)
-
-            def part(*arrays):
-                own = params | rule.of_part(params, arrays)
-                return (choose(*arrays, **own) or functools.partial(results, **own))(*arrays)
-
-            launch = divided_as_typed(part, rule, ctx.avals_in)
+        launch = choose(*ctx.avals_in, **params)
+        if launch is not None and not capability.is_whole(ctx):
+            launch = None
+            rule = kernel.rule(*ctx.avals_in, **params) if kernel else None
+            if rule and (typed := as_typed(rule, ctx.avals_in)) is not None:
+                of_part = choose(*typed.parts, **params | rule.of_part(params, typed.parts))
+                launch = of_part and typed.over(of_part)
         if launch is None:
             return default(ctx, *arrays, **params)
         # Pallas computes indices, and would mix integers of 64 bits with those of 32.

@@ -101,13 +101,45 @@ def partitioned(
     return divisible
 
 
-def divided_as_typed(
-    function: Callable[..., tuple], rule: Rule, avals: Sequence[Any]
-) -> Callable[..., tuple] | None:
-    """Returns `function` as one that every device runs on its own part of the arrays, which `rule`
-    divides, by `shard_map`; None where their types do not tell how they are divided.
+class Typed(NamedTuple):
+    """How devices share arrays whose types say it.
 
-    avals: the types of the arrays. They tell it on a mesh whose axes are all explicit.
+    mesh: the devices, all of whose axes are explicit.
+    operands, results: how each array is divided.
+    parts: the types of one device's parts of the operands.
+    """
+
+    mesh: Any
+    operands: tuple[PartitionSpec, ...]
+    results: tuple[PartitionSpec, ...]
+    parts: tuple[jax.ShapeDtypeStruct, ...]
+
+    def over(self, function: Callable[..., tuple]) -> Callable[..., tuple]:
+        """Returns `function` as one that every device runs on its own part of the arrays."""
+        # The references of a kernel may make constants, of which nobody says that they differ.
+        mapped = jax.shard_map(
+            function,
+            mesh=self.mesh,
+            in_specs=self.operands,
+            out_specs=self.results,
+            check_vma=False,
+        )
+
+        def divided(*arrays):
+            # An array may be divided otherwise than the rule divides it: within a group, or apart
+            # from those that go with it.
+            given = (
+                jax.sharding.reshard(array, NamedSharding(self.mesh, spec))
+                for array, spec in zip(arrays, self.operands)
+            )
+            return mapped(*given)
+
+        return divided
+
+
+def as_typed(rule: Rule, avals: Sequence[Any]) -> Typed | None:
+    """Returns how `rule` divides arrays of these types; None where they do not tell how they are
+    divided. They tell it on a mesh whose axes are all explicit.
     """
     mesh = avals[0].sharding.mesh
     explicit = AxisType.Explicit
@@ -119,12 +151,14 @@ def divided_as_typed(
     if not _divides(rule.groups, tuple(mesh.shape.values())):
         rule = rule.with_whole_rows()
     axes = _divided(mesh, avals, rule)
-    layout = lambda names: PartitionSpec(*(axes.get(_outer(name)) for name in names))
-    specs = tuple(map(layout, rule.operands)), tuple(map(layout, rule.results))
-    # A reference may make constants, of which nobody says that they differ by device.
-    return jax.shard_map(
-        function, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False
+    by = lambda name: axes.get(_outer(name), ())
+    layout = lambda names: PartitionSpec(*(by(name) or None for name in names))
+    part = lambda size, name: size // math.prod(mesh.shape[axis] for axis in by(name))
+    parts = tuple(
+        jax.ShapeDtypeStruct(tuple(map(part, a.shape, names)), a.dtype)
+        for a, names in zip(avals, rule.operands)
     )
+    return Typed(mesh, tuple(map(layout, rule.operands)), tuple(map(layout, rule.results)), parts)
 
 
 @functools.cache
