@@ -57,7 +57,9 @@ WAYS = {"kernels": contextlib.nullcontext, "references": jk.references}
 LAYERS, TOKENS, WIDTH = 8, 4096, 1024
 TAGS = "in", "up", "gelu"
 # Nothing but the device's memory takes time: a second a byte.
-BYTES = TpuRates(bandwidth=1.0, products=math.inf, vector=math.inf, ring=math.inf)
+BYTES = TpuRates(
+    bandwidth=1.0, products=math.inf, vector=math.inf, ring=math.inf, neighbours=math.inf
+)
 
 
 def moved(program) -> tuple[int, int]:

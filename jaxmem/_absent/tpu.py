@@ -43,7 +43,10 @@ def described(topology: Topology) -> dict[str, Any]:
 def rates(topology: Topology) -> TpuRates:
     """Returns what programs for a slice are priced by."""
     found, ring = rates_of(topology.tpu), LINK_EFFICIENCY * topology.ring
-    return TpuRates(found.bandwidth, found.flops_16bit, topology.tpu.vector_ops, ring)
+    # Of a chip alone, whose two devices share one memory, there are no links.
+    neighbours = 2 * LINK_EFFICIENCY * topology.tpu.link if topology.chips > 1 else ring
+    vector = topology.tpu.vector_ops
+    return TpuRates(found.bandwidth, found.flops_16bit, vector, ring, neighbours)
 
 
 def devices(device: Mapping[str, Any]) -> list[Any]:

@@ -50,7 +50,7 @@ def compile_for_tpu(
         proto, text = (_largest(folder, pattern) for pattern in (_PROTO, _TEXT))
     seconds = time.perf_counter() - start
     device, host = memories(proto)
-    costs = tpu_costs(text.decode(), rates or TpuRates(1.0, 1.0, 1.0, 0.0))
+    costs = tpu_costs(text.decode(), rates or TpuRates(1.0, 1.0, 1.0, 0.0, 0.0))
     read = Compiled(
         total_bytes=device.total,
         argument_bytes=device.arguments,

@@ -17,16 +17,23 @@ class Collectives:
 
     computations: the module's, by their names.
     ring: of a ring over the devices, B/s each way; 0 where there is one device.
+    neighbours: of the links to both neighbours along an axis together, B/s.
     """
 
-    def __init__(self, computations: Mapping[str, Sequence[Instruction]], ring: float):
-        self._of, self._ring = computations, ring
+    def __init__(
+        self, computations: Mapping[str, Sequence[Instruction]], ring: float, neighbours: float
+    ):
+        self._of, self._ring, self._neighbours = computations, ring, neighbours
 
     def seconds(self, i: Instruction) -> float:
         """What a collective takes; of one that is started and waited for, its start has all."""
         if i.opcode.endswith("-done") or not self._ring:
             return 0.0
-        return _CROSSING[_kind(i)] * _crossed_bytes(i) / self._ring
+        # Products that are cut along a ring send one way and the other at once, by two permutes,
+        # and use no other axis: of such a pair each takes half of what both links take.
+        permutes = _kind(i) == "collective-permute"
+        rate = self._neighbours if permutes else self._ring
+        return _CROSSING[_kind(i)] * _crossed_bytes(i) / rate
 
     def kinds_within(self, i: Instruction) -> set[str]:
         """The kinds of the collectives in a fusion or a wrapped operation, such as "all-gather"."""

@@ -8,13 +8,14 @@ a copy are several times those of the memory's bandwidth.
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 from jaxmem._hlo.collectives import Collectives, is_collective
 from jaxmem._hlo.convolutions import convolution_flops
 from jaxmem._hlo.costs import HloCosts
 from jaxmem._hlo.products import flops_of
 from jaxmem._hlo.text import Array, Instruction, parse, turns_of
+from jaxmem._hlo.work import Work, total
 
 # Handed on, or made of nothing: no byte of it moves.
 _FREE = frozenset(
@@ -55,36 +56,14 @@ class TpuRates:
     products: of matrix products, FLOP/s.
     vector: of other operations on numbers, 1/s.
     ring: of a ring over the devices, B/s each way; 0 where there is one device.
+    neighbours: of the links to both neighbours along an axis together, B/s; 0 likewise.
     """
 
     bandwidth: float
     products: float
     vector: float
     ring: float
-
-
-@dataclasses.dataclass(frozen=True)
-class _Work:
-    """Seconds of a kernel or of several that run one after the other.
-
-    busy: in which each is at one of its limits.
-    idle: of `busy`, those in which the memory has nothing to do.
-    moved: of copies beside them between the device's memory and its cores'.
-    crossed: of what moves between devices beside them.
-    flops, products: of matrix products, and their number.
-    """
-
-    busy: float = 0.0
-    idle: float = 0.0
-    moved: float = 0.0
-    crossed: float = 0.0
-    flops: int = 0
-    products: int = 0
-
-    @property
-    def seconds(self) -> float:
-        """Copies hide where the memory is idle, and what crosses hides behind all of it."""
-        return max(self.busy + max(0.0, self.moved - self.idle), self.crossed)
+    neighbours: float
 
 
 def tpu_costs(text: str, rates: TpuRates) -> HloCosts:
@@ -105,45 +84,67 @@ class _Program:
 
     def __init__(self, computations: dict[str, list[Instruction]], rates: TpuRates):
         self._of, self._rates = computations, rates
-        self._collectives = Collectives(computations, rates.ring)
+        self._collectives = Collectives(computations, rates.ring, rates.neighbours)
         self._named = {i.name: i for body in computations.values() for i in body}
-        self._known: dict[str, _Work] = {}
+        self._known: dict[str, Work] = {}
 
-    def sequence(self, name: str) -> _Work:
+    def sequence(self, name: str) -> Work:
         """A computation whose instructions run one after the other."""
         if name not in self._known:
-            self._known[name] = _total([self._one(i) for i in self._of.get(name, [])])
+            self._known[name] = total(self._beside_loops(self._of.get(name, [])))
         return self._known[name]
 
-    def _one(self, i: Instruction) -> _Work:
+    def _beside_loops(self, body: Sequence[Instruction]) -> Iterator[Work]:
+        """The work of each instruction. What is copied beside a whole loop, from before it until
+        after it, hides where the loop's turns leave the memory idle.
+        """
+        going: dict[str, float] = {}  # copies that were started and not waited for
+        for i in body:
+            work = self._one(i)
+            if i.opcode == "while":
+                hidden = min(work.idle, sum(going.values()))
+                if hidden:
+                    left = 1 - hidden / sum(going.values())
+                    going = {name: left * seconds for name, seconds in going.items()}
+                work = dataclasses.replace(work, idle=0.0, moved=-hidden)
+            elif work.moved:
+                going[i.name] = work.moved
+            for name in i.operand_names:
+                if i.opcode.endswith("-done"):
+                    going.pop(name, None)
+                elif i.opcode.endswith("-update") and name in going:
+                    going[i.name] = going.pop(name)
+            yield work
+
+    def _one(self, i: Instruction) -> Work:
         if i.opcode == "while":
-            body = _total([self.sequence(name) for name in i.runs])
+            body = total([self.sequence(name) for name in i.runs])
             turns = turns_of(i, self._of, self._named)
             # Turns wait for each other: what does not hide in one is not hidden by the next.
-            return _Work(turns * body.seconds, 0.0, 0.0, 0.0, turns * body.flops,
-                         turns * body.products)  # fmt: skip
+            seconds, idle = turns * body.seconds, turns * body.unused
+            return Work(seconds, idle, flops=turns * body.flops, products=turns * body.products)
         if i.opcode == "conditional":
-            return max(map(self.sequence, i.called), key=lambda w: w.seconds, default=_Work())
+            return max(map(self.sequence, i.called), key=lambda w: w.seconds, default=Work())
         if i.opcode == "call":
-            return _total([self.sequence(name) for name in i.runs])
+            return total([self.sequence(name) for name in i.runs])
         if is_collective(i):
             seconds = self._collectives.seconds(i)
-            return _Work(crossed=seconds) if i.opcode.endswith("-start") else _Work(busy=seconds)
+            return Work(crossed=seconds) if i.opcode.endswith("-start") else Work(busy=seconds)
         if i.opcode in _FREE or i.opcode == "" or any(a.host for a in (*i.operands, *i.results)):
-            return _Work()
+            return Work()
         if i.opcode in _MOVES:
             # A collective may be wrapped so that it is asynchronous.
             if i.opcode == "async-start" and self._collectives.kinds_within(i):
-                return _Work(crossed=self._collectives.seconds_within(i))
-            return _Work(moved=self._moved(i) / self._rates.bandwidth)
+                return Work(crossed=self._collectives.seconds_within(i))
+            return Work(moved=self._moved(i) / self._rates.bandwidth)
         return self._kernel(i)
 
-    def _kernel(self, i: Instruction) -> _Work:
+    def _kernel(self, i: Instruction) -> Work:
         # A fusion may start a collective, which others carry on beside their work and one ends. It
         # counts at its start, and neither end has work of its own.
         if i.opcode == "fusion" and i.name.startswith("async-collective-"):
             started = i.name.startswith("async-collective-start")
-            return _Work(crossed=self._collectives.seconds_within(i) if started else 0.0)
+            return Work(crossed=self._collectives.seconds_within(i) if started else 0.0)
         inner = self._of.get(i.runs[0], []) if i.opcode == "fusion" and i.runs else [i]
         if _carries(i):
             inner = [j for j in inner if not is_collective(j)]
@@ -157,7 +158,7 @@ class _Program:
         if not _carries(i) and kinds & {"all-reduce", "reduce-scatter"}:
             # What is written there as an all-reduce is sliced, so that it scatters and no more.
             busy += self._collectives.seconds_within(i) / (2 if "all-reduce" in kinds else 1)
-        return _Work(busy, max(0.0, busy - moving), flops=flops, products=products)
+        return Work(busy, max(0.0, busy - moving), flops=flops, products=products)
 
     def _arithmetic(self, body: Sequence[Instruction]) -> tuple[int, int, float]:
         """FLOPs and number of the products of a kernel, and operations of all else in it."""
@@ -180,7 +181,7 @@ class _Program:
         """Bytes that a kernel reads from the device's memory and writes to it."""
         if i.opcode != "fusion":
             if i.opcode in _UPDATES:
-                return 2 * sum(_bytes(a) for a in i.operands[1:2])
+                return 2 * sum(map(_bytes, _updates(i)))
             if i.opcode in _SLICES:
                 return 2 * _bytes(i.output)
             if i.opcode == "custom-call" and '"AllocateBuffer"' in i.text:
@@ -193,7 +194,9 @@ class _Program:
         )
         root = body[-1] if body else i
         made = {j.name: j for j in body}
-        parts = [made.get(n) for n in root.operand_names] if root.opcode == "tuple" else [root]
+        parts = [root] * len(i.results)
+        if root.opcode == "tuple":
+            parts = [made.get(n) for n in root.operand_names]
         written, in_place = 0, _in_place(i)
         for k, (a, part) in enumerate(zip(i.results, parts)):
             part = _behind_views(part, made)
@@ -201,7 +204,7 @@ class _Program:
             if k in in_place and (part is None or part.opcode == "parameter"):
                 continue
             if part is not None and part.opcode in _UPDATES and not a.on_core:
-                written += _padded(part.operands[1])
+                written += sum(map(_padded, _updates(part)))
             else:
                 written += _bytes(a)
         return read + written
@@ -246,27 +249,20 @@ class _Program:
         return sides * min((a.tiled_bytes for a in ends), default=0)
 
 
-def _total(works: Sequence[_Work]) -> _Work:
-    add: Callable[[str], float] = lambda name: math.fsum(getattr(w, name) for w in works)
-    return _Work(
-        add("busy"),
-        add("idle"),
-        add("moved"),
-        add("crossed"),
-        sum(w.flops for w in works),
-        sum(w.products for w in works),
-    )
-
-
 def _carries(i: Instruction) -> bool:
     """Whether a fusion goes on with a collective that another one started."""
-    return "async_collective" in i.text or "async-collective" in i.name
+    return any("async_collective" in name for name in (*i.runs, i.name))
 
 
 def _in_place(i: Instruction) -> set[int]:
     """The numbers of a fusion's results that lie where operands do."""
     found = re.search(r"output_to_operand_aliasing=\{(.*?)\}, calls=", i.text)
     return {int(n or 0) for n in re.findall(r"\{(\d*)\}: \(", found[1])} if found else set()
+
+
+def _updates(i: Instruction) -> Sequence[Array]:
+    """What is put into an array: behind the indices where it is scattered."""
+    return i.operands[2:3] if i.opcode == "scatter" else i.operands[1:2]
 
 
 def _flops(i: Instruction) -> int | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
+from jaxmem._profile.times import check_goes_on
 from jaxmem._search import candidates
 from jaxmem._search.policies import hand_policies
 from jaxmem._solver.additive import Additive
@@ -24,6 +25,7 @@ from jaxmem._trials.compile import CompiledStep
 from jaxmem._trials.setting import Setting
 from jaxmem._trials.trial import Trial
 from jaxmem._trials.trials import Trials
+from jaxmem.errors import SolverError
 
 SECONDS = 60.0  # for all that a search weighs so
 FASTER = 1e-4  # the share of a step's time by which a change must gain
@@ -70,7 +72,7 @@ class _Polisher:
         while left and not self.ended:
             now, base = [], self.best
             while left and len(now) < width:
-                actions = _changed(base.actions, *left.pop(0))
+                actions = _changed(self.trials.profile, base.actions, *left.pop(0))
                 now += [actions] if self._may_fit(actions, base) else []
             self.weigh(now)
         return self._gained(before)
@@ -81,12 +83,10 @@ class _Polisher:
         """
         before, missed = self.best, 0
         while missed < IN_A_ROW and not self.ended:
-            best, weighed = self.best, len(self.trials.tried)
+            best = self.best
             if (solution := self._by_corrected_prices(best)) is None:
                 break
-            self.weigh([solution.actions])
-            if len(self.trials.tried) == weighed:
-                break
+            self.weigh([solution.actions], solution.gap)
             missed = 0 if self._gained(best) else missed + 1
         return self._gained(before)
 
@@ -112,9 +112,17 @@ class _Polisher:
         problem = trials.problem(trials.model())
         known = (t.actions for t in (*trials.compiled, *trials.recalled))
         problem = dataclasses.replace(
-            problem, corrections=model.by_choice, excluded=(*problem.excluded, *known)
+            problem,
+            corrections=model.by_choice,
+            excluded=(*problem.excluded, *known),
+            time_limit=max(1.0, min(problem.time_limit, self.until - time.perf_counter())),
         )
-        if (solution := candidates.fastest(problem)) is None:
+        try:
+            solution = candidates.fastest(problem)
+        except SolverError as error:  # something that fits is found already
+            LOG.info("no better plan is looked for: %s", error)
+            return None
+        if solution is None:
             return None
         expected = solution.cautious_seconds + model.predict(solution.actions)
         worth = self.clock.cautious(best) - FASTER * self.clock.base
@@ -128,8 +136,9 @@ class _Polisher:
         more = 0 if cost is None else cost.saved_bytes - base.cost.saved_bytes
         return base.total + more <= NEARLY * self.setting.limits.room
 
-    def weigh(self, many: list[Actions]) -> None:
-        """Weighs assignments that are new and have a price."""
+    def weigh(self, many: list[Actions], gap: float = 0.0) -> None:
+        """Weighs assignments that are new and have a price; `gap` is the trials'."""
+        check_goes_on()
         known = [t.actions for t in (*self.trials.compiled, *self.trials.recalled)]
         known += self.trials.refused
         fresh: list[tuple[Actions, Cost]] = []
@@ -146,7 +155,7 @@ class _Polisher:
                 continue
             self.setting.history.remember(step)
             total = step.compiled.total_bytes
-            self.trials.tried.append(Trial(step, cost, total))
+            self.trials.tried.append(Trial(step, cost, total, gap))
 
 
 def _changes(profile: Profile) -> Iterator[tuple[str, str]]:
@@ -156,10 +165,13 @@ def _changes(profile: Profile) -> Iterator[tuple[str, str]]:
     yield from sorted(tags, key=lambda key: -tags[key])
 
 
-def _changed(actions: Actions, block: str, tag: str) -> Actions:
-    """The same with one tag recomputed that was not, or kept that was."""
+def _changed(profile: Profile, actions: Actions, block: str, tag: str) -> Actions:
+    """The same with one tag recomputed that was not, or kept that was; where everything is kept,
+    every other tag is kept and the rest recomputed.
+    """
     found = {label: dict(choices) for label, choices in actions.items()}
     own = found.setdefault(block, {})
-    own.pop(REST, None)  # of everything kept, every tag is left as it is, and the rest recomputed
+    if own.pop(REST, None) == KEEP:
+        own |= {t.name: KEEP for b in profile.blocks if b.name == block for t in b.tags}
     own[tag] = KEEP if own.get(tag, RECOMPUTE) == RECOMPUTE else RECOMPUTE
     return found

@@ -8,7 +8,7 @@ from jaxmem._hlo.text import parse
 
 pytestmark = pytest.mark.core
 
-RATES = TpuRates(bandwidth=1e9, products=1e12, vector=1e10, ring=1e8)
+RATES = TpuRates(bandwidth=1e9, products=1e12, vector=1e10, ring=1e8, neighbours=5e7)
 TILES = "{1,0:T(8,128)}"
 ON_CORE = "{1,0:T(8,128)S(1)}"
 MATRIX = 4 * 256 * 512  # bytes of f32[256,512]
@@ -56,7 +56,7 @@ def test_products_take_their_flops():
     )
     costs = tpu_costs(module(P, Q, dot[0]), RATES)
     assert (costs.matmul_flops, costs.matmuls) == (dot[1], 1)
-    slow = TpuRates(1e9, 1e9, 1e10, 0.0)
+    slow = TpuRates(1e9, 1e9, 1e10, 0.0, 0.0)
     assert tpu_costs(module(P, Q, dot[0]), slow).seconds == pytest.approx(dot[1] / 1e9)
 
 
@@ -127,13 +127,48 @@ COPY = (
 def test_copies_hide_where_the_memory_is_idle():
     dot = f"%d = f32[256,256]{ON_CORE} convolution(%h, %h), dim_labels=bf_oi->bf"
     here = f"%h = f32[256,512]{ON_CORE} parameter(1)"
-    slow = TpuRates(1e9, 1e11, 1e10, 0.0)
+    slow = TpuRates(1e9, 1e11, 1e10, 0.0, 0.0)
     flops, copied = 2 * 256 * 256 * 512 / 1e11, MATRIX / 1e9
     assert copied < flops
     both = tpu_costs(module(P, here, *COPY, dot), slow).seconds
     assert both == pytest.approx(flops)
     alone = tpu_costs(module(P, *COPY), slow).seconds
     assert alone == pytest.approx(copied)
+
+
+def test_copies_hide_beside_a_loop_that_leaves_the_memory_idle_if_they_last_as_long():
+    inside = LOOP.replace(f"f32[256,512]{TILES}", f"f32[256,512]{ON_CORE}")
+    loop = (
+        "%zero = s32[]{:T(128)} constant(0)",
+        f"%x = f32[256,512]{ON_CORE} parameter(1)",
+        f"%init = (s32[]{{:T(128)}}, f32[256,512]{ON_CORE}) tuple(%zero, %x)",
+        f"%r = (s32[]{{:T(128)}}, f32[256,512]{ON_CORE}) while(%init), condition=%condition,"
+        " body=%body",
+    )
+    slow = TpuRates(1e9, 1e12, 1e8, 0.0, 0.0)
+    turns, copied = 12 * 256 * 512 / 1e8, MATRIX / 1e9
+    assert copied < turns
+    start, done = COPY
+    told = lambda *lines: tpu_costs(module(P, *lines, more=inside), slow).seconds
+    assert told(start, *loop, done) == pytest.approx(turns, rel=1e-3)
+    assert told(start, done, *loop) == pytest.approx(turns + copied, rel=1e-3)
+    # Of a copy that takes longer than the loop, the rest is waited for.
+    quick = TpuRates(1e9, 1e12, 1e10, 0.0, 0.0)
+    assert tpu_costs(module(P, start, *loop, done, more=inside), quick).seconds == pytest.approx(
+        copied, rel=1e-3
+    )
+
+
+def test_permutes_cross_by_the_links_to_neighbours_alone():
+    line = f"ROOT %g = f32[256,512]{TILES} collective-permute(%p), source_target_pairs={{{{0,1}}}}"
+    assert seconds(P, line) == pytest.approx(MATRIX / 5e7)
+
+
+def test_what_is_scattered_stands_behind_its_indices():
+    rows = f"%u = f32[64,512]{TILES} parameter(1)"
+    where = "%i = s32[64]{0:T(128)} parameter(2)"
+    line = f"ROOT %s = f32[256,512]{TILES} scatter(%p, %i, %u), to_apply=%sum"
+    assert seconds(P, rows, where, line) == pytest.approx(2 * MATRIX / 4 / 1e9)
 
 
 def test_what_crosses_hides_if_it_may():

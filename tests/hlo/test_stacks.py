@@ -8,7 +8,9 @@ from jaxmem._hlo.roofline import TpuRates, tpu_costs
 
 pytestmark = pytest.mark.core
 # Nothing but the device's memory takes time: a second a byte.
-BYTES = TpuRates(bandwidth=1.0, products=math.inf, vector=math.inf, ring=math.inf)
+BYTES = TpuRates(
+    bandwidth=1.0, products=math.inf, vector=math.inf, ring=math.inf, neighbours=math.inf
+)
 STACK, LAYER = 8 * 64 * 256, 64 * 256
 SMALL, LARGE = "{2,1,0:T(8,128)(4,1)}", "{2,1,0:T(32,128)(4,1)}"
 # A loop's stack in large tiles, which kernels read and update in small ones.

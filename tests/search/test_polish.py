@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import pytest
 
 from jaxmem._compiled.compiled import Compiled
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST
 from jaxmem._core.profile import Option
 from jaxmem._device.target import Target
 from jaxmem._search.policies import hand_policies
@@ -20,6 +20,7 @@ from jaxmem._solver.cost import effective, evaluate
 from jaxmem._trials.compile import CompiledStep
 from jaxmem._trials.trial import Limits, Trial
 from jaxmem._trials.trials import Trials
+from jaxmem.errors import SolverError, StepError
 from tests.shared import profiles
 from tests.shared.profiles import block, profile
 
@@ -31,7 +32,7 @@ class Steps:
     """Weighs steps of a profile whose choices take `errors` more seconds than it says."""
 
     def __init__(self, made, errors):
-        self.made, self.errors, self.weighed = made, errors, []
+        self.made, self.errors, self.weighed, self.refused = made, errors, [], ()
         self.backend = types.SimpleNamespace(assigns=True, width=2, target=Target.parse("v5e"))
 
     def step(self, actions):
@@ -45,12 +46,14 @@ class Steps:
 
     def weigh(self, *many):
         self.weighed += many
-        return [self.step(actions) for actions in many]
+        refused = lambda actions: effective(self.made, actions) in self.refused
+        return [StepError("no") if refused(a) else self.step(a) for a in many]
 
 
-def polished(made, errors, room, start, host_room=10**9):
+def polished(made, errors, room, start, host_room=10**9, refused=()):
     """The trials of a search that found `start`, polished, and what weighed them."""
     steps = Steps(made, errors)
+    steps.refused = refused
     trial = lambda actions: Trial(steps.step(actions), evaluate(made, actions), 0)
     limits = Limits(room, room, host_room)
     everything = {b.name: {REST: KEEP} for b in made.blocks}
@@ -92,6 +95,51 @@ def test_what_was_weighed_is_not_weighed_again_and_nothing_plainly_too_large_is(
     # Both tensors are kept once, as the policy that keeps every tag, and never as a change.
     assert sum(evaluate(made, a).saved_bytes == 20 for a in steps.weighed) == 1
     assert len(trials.tried) == 1 + len(steps.weighed)
+
+
+def test_what_is_not_compiled_is_left_out_and_others_are_weighed():
+    made = pair(u=2.0, v=1.0)
+    errors = {("block", "v", RECOMPUTE): 3.0}
+    best_one = {"block": {"u": RECOMPUTE, "v": KEEP}}
+    start, room = {"block": {}}, STATIC + 15
+    best, trials, steps = polished(made, errors, room, start, refused=[best_one])
+    assert effective(made, best.actions)["block"] == {"u": KEEP, "v": RECOMPUTE}
+    assert [effective(made, a) for a in trials.refused] == [best_one]
+    assert sum(effective(made, a) == best_one for a in steps.weighed) == 1
+
+
+def test_a_plan_that_was_found_outlives_a_solver_that_finds_none(monkeypatch):
+    def none_in_time(_):
+        raise SolverError("the solver stopped")
+
+    monkeypatch.setattr("jaxmem._search.candidates.fastest", none_in_time)
+    made = pair(u=2.0, v=1.0)
+    best, _, steps = polished(made, {}, STATIC + 15, {"block": {}})
+    assert effective(made, best.actions)["block"] == {"u": KEEP, "v": RECOMPUTE}
+    assert steps.weighed, "changes of one tag are"
+
+
+def test_where_everything_is_kept_every_tag_but_one_is_tried():
+    made = pair(u=2.0, v=1.0)
+    # Whatever is kept by tags is slow: the step as it is remains the best.
+    errors = {("block", tag, KEEP): 50.0 for tag in "uv"}
+    errors |= {("block", tag, RECOMPUTE): 50.0 for tag in "uv"}
+    best, trials, steps = polished(made, errors, STATIC + 100, {"block": {}})
+    assert best is trials.baseline
+    tried = [effective(made, a)["block"] for a in steps.weighed]
+    assert {"u": RECOMPUTE, "v": KEEP} in tried
+    assert {"u": KEEP, "v": RECOMPUTE} in tried
+
+
+def test_nothing_is_moved_beyond_the_room_in_host_memory():
+    options = {"u": [Option(KEEP, 10, 0, 0.0), Option(OFFLOAD, 0, 10, 0.0)]}
+    equations = [([0], [1], 5.0, None), ([1], [2], 0.0, "u")]
+    made = profile(block(equations, [2], [0, 10, 10], options), link=100.0)
+    found = {}
+    for host_room in (0, 10):
+        best, _, _ = polished(made, {}, STATIC + 5, {"block": {}}, host_room)
+        found[host_room] = effective(made, best.actions)["block"]["u"]
+    assert found == {0: RECOMPUTE, 10: OFFLOAD}
 
 
 def test_nothing_is_weighed_where_a_whole_compile_alone_tells():
