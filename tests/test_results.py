@@ -97,6 +97,22 @@ def test_plans_for_tpus_against_policies_by_hand():
     for cells, case in zip(page.values(), summary.values(), strict=True):
         for cell, outcome in zip(cells, ("win", "draw", "loss", "none found"), strict=True):
             assert quotes(cell, case["counts"][outcome])
+    (case,) = summary.values()
+    ratios = [row["time against the baseline's"] for row in case["rows"].values()]
+    assert quotes(answer("by the roofline of a TPU"), min(ratios), max(ratios))
+
+
+def test_plans_for_tpus_over_the_range_of_budgets():
+    page, summary = PAGE["Budgets of TPUs that are not there"], result("tpu_budgets")["summary"]
+    assert [name.replace(", ", " ") for name in page] == [*summary]
+    for cells, case in zip(page.values(), summary.values(), strict=True):
+        keys = ("found", "within", "most compiles", "median share of budget")
+        for cell, key in zip(cells, keys, strict=True):
+            value = case[key] * (100 if "share" in key else 1)
+            assert quotes(cell, value, *([case["budgets"]] if " of " in cell else [])), (key, cell)
+    totals = [sum(case[key] for case in summary.values()) for key in ("found", "budgets")]
+    assert quotes(answer("budget for a TPU"), *totals)
+    assert all(case["within"] == case["found"] for case in summary.values())
 
 
 def test_models_as_they_are():
