@@ -2,9 +2,10 @@
 and solves again.
 
 A compile takes far longer than a solve, so that a search is bounded by its number of compiles. Its
-phases are `begin` (everything kept, and a first guess), `refine` (the best plan that fits) and
-`divide` (two groups of layers, where that is faster); where everything fits, it is `hasten` (a plan
-that is faster than the step without one).
+phases are `begin` (everything kept, and a first guess), `refine` (the best plan that fits),
+`polish` (changes that whole steps are weighed for, where that is quick) and `divide` (two groups of
+layers, where that is faster); where everything fits, `hasten` (a plan that is faster than the step
+without one) takes the place of `refine`.
 """
 
 import dataclasses
