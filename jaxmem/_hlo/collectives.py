@@ -1,5 +1,5 @@
-"""Tells how long what moves between devices takes in an optimized TPU module, over a ring of all of
-them.
+"""Tells how long what moves between devices takes in an optimized TPU module: over a ring of all of
+them, or to neighbours alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

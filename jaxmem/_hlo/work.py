@@ -25,7 +25,7 @@ class Work:
 
     @property
     def unused(self) -> float:
-        """Seconds in which the memory has nothing to do, copies and what crosses included."""
+        """Seconds of `seconds` in which neither kernels nor copies use the memory."""
         return max(0.0, self.seconds - (self.busy - self.idle) - self.moved)
 
     @property

@@ -137,7 +137,7 @@ class _Polisher:
         return base.total + more <= NEARLY * self.setting.limits.room
 
     def weigh(self, many: list[Actions], gap: float = 0.0) -> None:
-        """Weighs assignments that are new and have a price; `gap` is the trials'."""
+        """Weighs assignments that are new and have a price; what they may be off is `gap`."""
         check_goes_on()
         known = [t.actions for t in (*self.trials.compiled, *self.trials.recalled)]
         known += self.trials.refused
