@@ -10,7 +10,7 @@ import dataclasses
 import time
 from collections.abc import Iterator, Mapping
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions
+from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, Choice
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._profile.times import check_goes_on
@@ -66,7 +66,7 @@ class _Polisher:
         return min(self.trials.fitting, key=self.clock.cautious)
 
     def change(self) -> bool:
-        """Weighs every change of one tag, of whatever is the best by then; whether one gained."""
+        """Weighs every change of one tag, of whatever is the best by then; whether another is."""
         before, width = self.best, self.setting.steps.backend.width
         left = list(_changes(self.trials.profile))
         while left and not self.ended:
@@ -75,7 +75,7 @@ class _Polisher:
                 actions = _changed(self.trials.profile, base.actions, *left.pop(0))
                 now += [actions] if self._may_fit(actions, base) else []
             self.weigh(now)
-        return self._gained(before)
+        return self.best is not before  # be it by a hair: then it has neighbours of its own
 
     def solve(self) -> bool:
         """Weighs what the program answers to corrected prices, which each answer corrects again;
@@ -158,20 +158,21 @@ class _Polisher:
             self.trials.tried.append(Trial(step, cost, total, gap))
 
 
-def _changes(profile: Profile) -> Iterator[tuple[str, str]]:
-    """Blocks and tags, those with the most bytes first."""
+def _changes(profile: Profile) -> Iterator[tuple[str, str, Choice]]:
+    """Blocks, tags and choices to take for them, the tags with the most bytes first."""
     size = lambda tag: max((o.device_bytes for o in tag.options), default=0)
     tags = {(b.name, t.name): b.layers * size(t) for b in profile.blocks for t in b.tags}
-    yield from sorted(tags, key=lambda key: -tags[key])
+    for key in sorted(tags, key=lambda key: -tags[key]):
+        yield from ((*key, choice) for choice in (KEEP, RECOMPUTE))
 
 
-def _changed(profile: Profile, actions: Actions, block: str, tag: str) -> Actions:
-    """The same with one tag recomputed that was not, or kept that was; where everything is kept,
-    every other tag is kept and the rest recomputed.
+def _changed(profile: Profile, actions: Actions, block: str, tag: str, choice: Choice) -> Actions:
+    """The same with another choice for one tag; where everything is kept, every other tag is kept
+    and the rest recomputed.
     """
     found = {label: dict(choices) for label, choices in actions.items()}
     own = found.setdefault(block, {})
     if own.pop(REST, None) == KEEP:
         own |= {t.name: KEEP for b in profile.blocks if b.name == block for t in b.tags}
-    own[tag] = KEEP if own.get(tag, RECOMPUTE) == RECOMPUTE else RECOMPUTE
+    own[tag] = choice
     return found
