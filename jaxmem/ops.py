@@ -1,4 +1,4 @@
-"""Operations whose derivative reads their own output, with the tag inside the derivative rule.
+"""Operations whose derivative reads what they compute, with the tag inside the derivative rule.
 
 `jaxmem.tag(jax.nn.softmax(x), name)` saves the output and still recomputes it, because softmax's
 derivative reads the output from before the tag. Here forward and derivative read the tagged one.
@@ -18,6 +18,8 @@ from jaxmem._tags.operations import (
     tanh_tangent,
     wide,
 )
+from jaxmem._tags.saved import named, of_arrays
+from jaxmem._tags.tag import check_name
 
 
 def softmax(x, name: str, *, axis: int = -1, codec=None):
@@ -72,6 +74,31 @@ def exp(x, name: str, *, kind: str | None = None, codec=None):
     Raises TagError as `jaxmem.tag` does.
     """
     return _widened(jnp.exp, exp_tangent, x, name, kind, codec)
+
+
+def name_residuals(f: Callable, name: str) -> Callable:
+    """Returns `f` with one name for all that its derivative saves beside its arguments, so that a
+    plan decides it.
+
+    It is for calls with a derivative rule of their own, such as an attention kernel: the rule saves
+    its result and the sums of its rows, and a tag on the result spares no second run of the kernel.
+    `jaxmem.auto` does this by itself.
+
+    f: any differentiable function, for reverse mode. Its arguments and its result are pytrees; what
+      is no array it gets unchanged.
+    name: what plans call these tensors, of kind `exact`: they are kept, offloaded or recomputed
+      together.
+
+    Raises TagError if `name` is no tag's.
+    """
+    check_name("name_residuals", name)
+
+    @functools.wraps(f)
+    def call(*args, **kwargs):
+        function, arrays, closed_over = of_arrays(f, args, kwargs)
+        return named(function, name)(*arrays, *closed_over)
+
+    return call
 
 
 def _widened(forward: Callable, tangent: Callable, x, name: str, kind: str | None, codec):

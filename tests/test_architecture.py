@@ -35,7 +35,7 @@ LIBRARY = {
     "_states": ("_jax", "_device"),
     "_blocks": ("_jax", "_tags"),
     "_profile": ("_jax", "_device", "_codecs", "_tags", "_blocks"),
-    "_layer": ("_jax", "_tags"),
+    "_layer": ("_jax", "_codecs", "_tags"),
     "_auto": ("_jax", "_tags", "_blocks", "_layer"),
     "_stack": ("_jax", "_tags", "_states"),
     "_adama": ("_jax",),

@@ -18,7 +18,7 @@ from jaxmem._core.profile import Profile
 
 NAIVE = naive_codec(None)
 WITH_NAIVE = {  # the codecs to profile with, by kind
-    kind: [own(kind), NAIVE] for kind in jaxmem.codecs.KINDS if kind != "mask"
+    kind: [own(kind), NAIVE] for kind in jaxmem.codecs.KINDS if kind not in ("mask", "exact")
 }
 DOTS = ("qkv", "mid", "up")  # products without batch dimensions that the backward needs
 

@@ -4,7 +4,7 @@ own.
 
 import concurrent.futures
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jaxmem._absent import gpu, tpu
 from jaxmem._absent.process import Process
@@ -78,6 +78,7 @@ class Compiler:
         donated: tuple[int, ...] = (),
         options: Mapping[str, bool | int | str] | None = None,
         assigned: bool = False,
+        kernels: Sequence[tuple] = (),
     ) -> "concurrent.futures.Future[Compiled]":
         """Compiles what `export_flat` made, and returns a future of what was read from it: for TPUs
         and some GPUs (`Gpu.priced`) an estimate of time too.
@@ -86,6 +87,7 @@ class Compiler:
         donated: the flat indices of the donated arguments.
         options: XLA's own compile options.
         assigned: for a TPU, whether to end once buffers are assigned, and generate no code.
+        kernels: for a TPU, what the step's Pallas kernels compute (`kernel_flops`).
 
         The future raises StepError where XLA refuses the step, or gives up on it with its process;
         TargetError where the process fails otherwise.
@@ -95,6 +97,7 @@ class Compiler:
             "donated": list(donated),
             "options": dict(options or {}),
             "assigned": assigned,
+            "kernels": list(kernels),
         }
         return self._pool.submit(lambda: Compiled(**self._compile(header, exported)["compiled"]))
 

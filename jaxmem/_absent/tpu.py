@@ -90,5 +90,6 @@ def _compiled(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> tuple[C
     ended = f"emitter for {_STOP} not found"
     compile = lambda dumps: lowered.compile(compiler_options=dumps | own)
     rates = TpuRates(**header["device"]["rates"])
-    _, read, dumped = compile_for_tpu(compile, header["options"], rates, ended)
+    kernels = header.get("kernels", ())
+    _, read, dumped = compile_for_tpu(compile, header["options"], rates, ended, kernels)
     return read, dumped

@@ -34,26 +34,28 @@ _BY_KIND: dict[str, Codec] = {
     "residual": OutlierSeparated(),
 }
 _OF_UNKNOWN = GroupedSymmetric()  # assumes nothing about channels
-KINDS = tuple(_BY_KIND)
+EXACT = "exact"
+KINDS = (*_BY_KIND, EXACT)
 """The kinds of tensor that `jaxmem.tag(..., kind=)` takes. The kind decides which codec compresses
-a tensor where neither its tag nor the plan names one (`default_for`).
+a tensor where neither its tag nor the plan names one (`default_for`). A plan
+compresses what is `exact` only where its codecs name that kind.
 """
 
 
-def default_for(kind: str | None) -> Codec:
+def default_for(kind: str | None) -> Codec | None:
     """Returns the codec for tensors of a kind, after Adacc 3.2. For no kind (None) it is grouped
-    symmetric INT4.
+    symmetric INT4, and None for `exact`.
 
     Raises TagError if `kind` is none of `KINDS`.
     """
     if kind is None:
         return _OF_UNKNOWN
-    if not isinstance(kind, str) or kind not in _BY_KIND:
+    if not isinstance(kind, str) or kind not in KINDS:
         near = nearest(str(kind), KINDS)
         raise TagError(
             f"`kind` is {kind!r}; expected None or one of {', '.join(KINDS)}; nearest: {near}"
         )
-    return _BY_KIND[kind]
+    return _BY_KIND.get(kind)
 
 
 def parse(text: str) -> Codec:

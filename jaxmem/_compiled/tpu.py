@@ -8,7 +8,7 @@ the device's memory.
 import pathlib
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -29,6 +29,7 @@ def compile_for_tpu(
     options: Mapping[str, Any],
     rates: TpuRates | None,
     ended: str = _NO_ROOM,
+    kernels: Sequence[Sequence] = (),
 ) -> tuple[T | None, Compiled, bytes]:
     """Compiles a step, and returns what `compile` does, what was read of it, and the `HloProto`
     that it was read from. The first is None where the step takes more than the device has. Its
@@ -38,6 +39,7 @@ def compile_for_tpu(
     options: XLA's compile options beside those for the dump.
     rates: what its time is estimated by; None for no estimate.
     ended: words of another error that stands after the buffers' assignment.
+    kernels: what its Pallas kernels compute, as `_xla.kernels.kernel_flops` tells it.
     """
     start, made = time.perf_counter(), None
     with tempfile.TemporaryDirectory(prefix="jaxmem-") as folder, without_cache():
@@ -50,7 +52,7 @@ def compile_for_tpu(
         proto, text = (_largest(folder, pattern) for pattern in (_PROTO, _TEXT))
     seconds = time.perf_counter() - start
     device, host = memories(proto)
-    costs = tpu_costs(text.decode(), rates or TpuRates(1.0, 1.0, 1.0, 0.0, 0.0))
+    costs = tpu_costs(text.decode(), rates or TpuRates(1.0, 1.0, 1.0, 0.0, 0.0), kernels)
     read = Compiled(
         total_bytes=device.total,
         argument_bytes=device.arguments,

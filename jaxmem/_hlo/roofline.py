@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from jaxmem._hlo.collectives import Collectives, is_collective
 from jaxmem._hlo.convolutions import convolution_flops
 from jaxmem._hlo.costs import HloCosts
+from jaxmem._hlo.kernels import Kernels
 from jaxmem._hlo.products import flops_of
 from jaxmem._hlo.text import Array, Instruction, parse, turns_of
 from jaxmem._hlo.work import Work, total
@@ -66,15 +67,17 @@ class TpuRates:
     neighbours: float
 
 
-def tpu_costs(text: str, rates: TpuRates) -> HloCosts:
+def tpu_costs(text: str, rates: TpuRates, kernels: Sequence[Sequence] = ()) -> HloCosts:
     """Returns the costs of the optimized TPU module in `text`, without copies to host memory and
     back.
 
     A loop counts as often as its condition says, once where that is not a constant; a conditional
     as its dearest branch.
+
+    kernels: what the trace told of Pallas kernels, as `Kernels` takes it.
     """
     computations, entry = parse(text)
-    program = _Program(computations, rates)
+    program = _Program(computations, rates, kernels)
     work = program.sequence(entry)
     return HloCosts(work.flops, work.products, work.seconds)
 
@@ -82,8 +85,9 @@ def tpu_costs(text: str, rates: TpuRates) -> HloCosts:
 class _Program:
     """A module's computations, each of which is worked out once."""
 
-    def __init__(self, computations: dict[str, list[Instruction]], rates: TpuRates):
+    def __init__(self, computations: dict[str, list[Instruction]], rates: TpuRates, kernels):
         self._of, self._rates = computations, rates
+        self._kernels = Kernels(kernels)
         self._collectives = Collectives(computations, rates.ring, rates.neighbours)
         self._named = {i.name: i for body in computations.values() for i in body}
         self._known: dict[str, Work] = {}
@@ -172,6 +176,10 @@ class _Program:
                 )  # fmt: skip
             elif (own := _flops(i)) is not None:
                 flops, products = flops + own, products + 1
+            elif i.opcode == "custom-call":
+                computed, dear = self._kernels.computes(i)
+                flops, products = flops + computed, products + (computed > 0)
+                operations += _DEAR["exponential"] * dear
             elif i.opcode not in _PLACED:
                 arrays = i.operands[:1] if i.opcode.startswith("reduce") else i.results[:1]
                 operations += _DEAR.get(i.opcode, 1) * sum(math.prod(a.shape) for a in arrays)

@@ -245,7 +245,13 @@ def executed(text: str, opcodes: tuple[str, ...]) -> dict[str, int]:
 def _computations(text: str) -> Iterator[tuple[bool, str, list[str]]]:
     """Yields for each computation whether it is the entry, its name, and its lines."""
     head, lines = None, []
-    for line in text.splitlines():
+    rest = iter(text.splitlines())
+    for line in rest:
+        # What a kernel's author adds to it stands on lines of its own, the last of which begins as
+        # a computation ends.
+        if line.endswith("{") and _INSTRUCTION.match(line):
+            while line.count("{") > line.count("}") and (more := next(rest, None)) is not None:
+                line += more
         if found := _COMPUTATION.match(line):
             head, lines = found, []
         elif line.startswith("}") and head:

@@ -97,8 +97,8 @@ def as_loop(eqn: JaxprEqn) -> Scan | None:
 
 def matmul_flops(eqn: JaxprEqn) -> tuple[float, int]:
     """Returns FLOPs and number of matrix products of one equation, those of inner loops times their
-    trip counts. Convolutions count as matrix products. A `while` counts as one turn, and all
-    branches of a `cond` count.
+    trip counts, and those of a Pallas kernel times the steps of its grid. Convolutions count as
+    matrix products. A `while` counts as one turn, and a `cond` as its dearest branch.
     """
     name = eqn.primitive.name
     if name == "dot_general":
@@ -111,8 +111,13 @@ def matmul_flops(eqn: JaxprEqn) -> tuple[float, int]:
         out_channels = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
         return 2.0 * math.prod(_shape(eqn.outvars[0])) * math.prod(kernel) / max(out_channels, 1), 1
     trips = eqn.params.get("length", 1) if name == "scan" else 1
-    inner = [matmul_flops(e) for j in subjaxprs(eqn) for e in j.eqns]
-    return trips * sum(f for f, _ in inner), trips * sum(n for _, n in inner)
+    if name == "pallas_call":  # a side of its grid may be known as it runs alone
+        trips = math.prod(n for n in eqn.params["grid_mapping"].grid if isinstance(n, int))
+    inner = [[matmul_flops(e) for e in j.eqns] for j in subjaxprs(eqn)]
+    sums = [(sum(f for f, _ in each), sum(n for _, n in each)) for each in inner]
+    if name == "cond":
+        return max(sums, default=(0.0, 0))
+    return trips * sum(f for f, _ in sums), trips * sum(n for _, n in sums)
 
 
 @dataclasses.dataclass(frozen=True)

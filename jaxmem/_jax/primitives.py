@@ -7,6 +7,8 @@ CALLS = frozenset({
 })  # fmt: skip
 # Calls that bring a derivative of their own.
 RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
+# They give a value a name: `checkpoint_name`'s, and `jaxmem.tag`'s.
+TAGS = frozenset({"name", "jaxmem_tag"})
 # `jax.checkpoint` under its names over the years.
 REMAT = frozenset({"remat", "remat2", "checkpoint"})
 # They make no new numbers: XLA reads their operand where it lies, or copies it.

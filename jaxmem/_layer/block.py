@@ -7,12 +7,14 @@ from typing import Any
 
 import jax
 
+from jaxmem._codecs.registry import EXACT
 from jaxmem._jax.jaxpr import flatten
 from jaxmem._jax.rewrite import Node, Program
 from jaxmem._jax.vary import axes_of, varying
 from jaxmem._layer.candidates import MOST, Candidate, candidates
 from jaxmem._layer.graph import Graph, is_complex, is_costly, is_inexact
 from jaxmem._layer.names import named
+from jaxmem._layer.rules import Rule, with_rules
 from jaxmem._layer.softmax import Softmax, with_softmaxes
 from jaxmem._tags.operations import (
     exp_tangent,
@@ -32,7 +34,7 @@ class Layer:
     """A layer found in a function.
 
     label: what it is called in a plan.
-    program: what it computes, with each softmax as one node.
+    program: what it computes, with each softmax, and each derivative rule, as one node.
     candidates: its values that get a tag.
     place: the user's file and line of its loop, or of its first operation.
     turns: how often its loop runs it.
@@ -53,8 +55,10 @@ class Layer:
 
 
 def layer_of(program: Program, activations: Sequence[int], label: str) -> Layer:
-    """`program` with its softmaxes folded, and the candidates that its derivative depends on."""
-    graph = Graph(with_softmaxes(program), activations)
+    """`program` with its softmaxes folded, what its rules save numbered, and the candidates that
+    its derivative depends on.
+    """
+    graph = Graph(_folded(program), activations)
     found = _worth_it(graph, candidates(graph))
     # The largest are kept where there are too many, in the order in which they are made.
     largest = sorted(found, key=lambda c: -graph.bytes(c.value))[:MOST]
@@ -77,7 +81,7 @@ def layers_of(
 
 def _like(model: Layer, program: Program) -> Layer | None:
     """A layer with the candidates of `model`; None if its operations are not the same."""
-    folded = with_softmaxes(program)
+    folded = _folded(program)
     operations = lambda p: [(n.primitive, len(n.outputs)) for n in p.nodes]
     if operations(folded) != operations(model.program):
         return None
@@ -89,6 +93,10 @@ def _like(model: Layer, program: Program) -> Layer | None:
     return Layer(model.label, folded, tuple(moved))
 
 
+def _folded(program: Program) -> Program:
+    return with_rules(with_softmaxes(program))
+
+
 def _tagged(program: Program, found: Sequence[Candidate]) -> Callable[..., list]:
     """`program` as a function of its inputs with the tags in it."""
     outside = {c.value: c for c in found}
@@ -97,6 +105,9 @@ def _tagged(program: Program, found: Sequence[Candidate]) -> Callable[..., list]
         tangent = _own_tangent(node)
         if tangent is not None and node.outputs[0] in outside:
             node = _with_tag(node, outside.pop(node.outputs[0]), tangent)
+        elif isinstance(node.call, Rule) and node.call.saved in outside:
+            name = outside.pop(node.call.saved).name
+            node = dataclasses.replace(node, call=node.call.named(name))
         nodes.append(node)
     tagged = dataclasses.replace(program, nodes=tuple(nodes))
 
@@ -143,10 +154,11 @@ def _worth_it(graph: Graph, found: Sequence[Candidate]) -> list[Candidate]:
         return True
 
     given = {*graph.program.inputs}
+    always = ("mask", EXACT)
     return [
         c
         for c in found
-        if c.value in read or c.value in given or c.kind == "mask" or not stood_for(c.value)
+        if c.value in read or c.value in given or c.kind in always or not stood_for(c.value)
     ]
 
 

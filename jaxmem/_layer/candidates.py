@@ -2,9 +2,11 @@
 
 import dataclasses
 
+from jaxmem._codecs.registry import EXACT
 from jaxmem._jax.primitives import POINTWISE_LINEAR, VIEWS
 from jaxmem._layer.graph import SOFTMAX, Graph, is_costly
 from jaxmem._layer.kinds import kind_of, kind_of_product
+from jaxmem._layer.rules import Rule
 
 SMALLEST = 1 / 64  # of the largest activation: what is smaller is not worth a variable
 MOST = 24  # a layer: more make the program slower, and the table longer, than they save
@@ -29,13 +31,16 @@ class Candidate:
 
 
 def candidates(graph: Graph) -> list[Candidate]:
-    """Results and operands of products and convolutions, softmaxes, random masks, residual joins
-    and the layer's input, in the order in which they are made.
+    """Results and operands of products and convolutions, what derivative rules save, softmaxes,
+    random masks, residual joins and the layer's input, in the order in which they are made.
     """
     found: dict[int, Candidate] = {}
     largest = max((graph.bytes(v) for v in graph.activations or graph.live), default=0)
     least = max(SMALLEST * largest, 1)
     tagged = {v for n in graph.tags for v in (*n.reads, *n.outputs)}  # by the user already
+    rules = [n.call for n in graph.program.nodes if isinstance(n.call, Rule)]
+    held = {v for rule in rules for v in rule.held}
+    tagged |= held
 
     def add(value: int, kind: str, why: str, path: tuple[str, ...]) -> None:
         computed = value in graph.live or value in graph.noise
@@ -52,8 +57,11 @@ def candidates(graph: Graph) -> list[Candidate]:
         if node.primitive == SOFTMAX:
             add(node.outputs[0], "softmax", "a softmax", node.path)
         elif is_costly(node):
+            saved = node.call.saved if isinstance(node.call, Rule) else None
             for v in node.outputs:
-                if v in graph.live:
+                if v == saved:
+                    add(v, EXACT, "saved by a derivative rule", node.path)
+                elif v in graph.live and v not in held:
                     last = _cheapest_form(graph, v)
                     # It is named after the product, which is in the module that has the weights.
                     why = f"the result of {node.primitive}"

@@ -14,6 +14,7 @@ from jaxmem._jax.rewrite import Node, Program
 from jaxmem._tags.tag import name_p, tag_p
 
 SOFTMAX = "softmax"  # the primitive of a node that stands for a whole softmax
+RULE = "rule"  # that of a call whose derivative saves more than its operands
 
 
 class Graph:
@@ -89,7 +90,8 @@ class Graph:
 
 def is_costly(node: Node) -> bool:
     """Whether recomputing the node costs a matrix product, a convolution, or as much."""
-    return flops(node) > 0 or (node.call is None and node.primitive in COSTLY)
+    costly = node.primitive == RULE or (node.call is None and node.primitive in COSTLY)
+    return costly or flops(node) > 0
 
 
 def flops(node: Node) -> float:

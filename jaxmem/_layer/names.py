@@ -5,8 +5,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from jaxmem._codecs.registry import EXACT
 from jaxmem._layer.candidates import Candidate
-from jaxmem._layer.graph import Graph
+from jaxmem._layer.graph import RULE, Graph
 
 INPUT = "in"
 
@@ -23,8 +24,10 @@ def named(graph: Graph, found: Sequence[Candidate]) -> list[Candidate]:
     times: Counter[str] = Counter()
     result = []
     for candidate, path in zip(found, paths):
-        own = path[shared:]
-        told = own and candidate.kind in ("linear", "qkv")
+        # A rule is called after the function whose it is, though nothing else has a name.
+        of_rule = candidate.kind == EXACT
+        own = path[shared:] or (path[-1:] or (RULE,) if of_rule else ())
+        told = own and (of_rule or candidate.kind in ("linear", "qkv"))
         base = ".".join(own if told else (*own, candidate.kind))
         if candidate.value in graph.program.inputs:
             base = INPUT

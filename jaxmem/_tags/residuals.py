@@ -15,6 +15,7 @@ import numpy as np
 from jaxmem._codecs.base import FLOATS, Codec
 from jaxmem._codecs.mask import BitMask
 from jaxmem._codecs.registry import parse
+from jaxmem._tags.saved import of_arrays, saving
 from jaxmem._tags.tag import differentiable_once
 from jaxmem.errors import TagError
 
@@ -67,22 +68,11 @@ def compress_residuals(
 
     @functools.wraps(f)
     def compressed(*args, **kwargs):
-        # What is no array stays in the closure of `of_arrays`, and `f` gets it unchanged.
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        traced = [isinstance(a, jax.Array) for a in leaves]
+        leaves = jax.tree.leaves((args, kwargs))
         held = _held(args, keep_args, leaves)
-
-        def of_arrays(*arrays):
-            arrays = iter(arrays)
-            args, kwargs = jax.tree.unflatten(
-                tree, [next(arrays) if t else a for t, a in zip(traced, leaves)]
-            )
-            return f(*args, **kwargs)
-
-        # `jax.custom_vjp` does not track arrays that are closed over, so they become arguments too.
-        arrays = [a for a, t in zip(leaves, traced) if t]
-        function, closed_over = jax.closure_convert(of_arrays, *arrays)
-        raw = [h for h, t in zip(held, traced) if t] + [True] * len(closed_over)
+        function, arrays, closed_over = of_arrays(f, args, kwargs)
+        raw = [h for h, leaf in zip(held, leaves) if isinstance(leaf, jax.Array)]
+        raw += [True] * len(closed_over)
         return _with_codes(function, codec, raw)(*arrays, *closed_over)
 
     return compressed
@@ -93,44 +83,17 @@ def _with_codes(function, codec, raw: list[bool]):
 
     `raw` says for each array whether it is held as it is where it is a residual itself.
     """
-    custom = jax.custom_vjp(function)
 
-    def forward(*arrays):
-        floating = [jnp.issubdtype(a.dtype, jnp.inexact) for a in arrays]
-
-        # `jax.vjp` differentiates floating arrays alone; the others are bound here.
-        def of_floating(*given):
-            given = iter(given)
-            return function(*(next(given) if d else a for a, d in zip(arrays, floating)))
-
-        value, pullback = jax.vjp(of_floating, *(a for a, d in zip(arrays, floating) if d))
-        # The pullback's leaves are its residuals. One that is an argument of `function` is the same
-        # object as that argument, so identity tells which they are.
-        leaves, tree = jax.tree.flatten(pullback)
+    def hold(arrays, value, leaves):
         slots, stored = _store(leaves, {id(a) for a, r in zip(arrays, raw) if r}, codec)
-        # A `Partial` is a tree whose leaves are its arguments: what the backward holds is `stored`.
-        return value, jax.tree_util.Partial(
-            functools.partial(_pull, tree, slots, tuple(floating)), stored
-        )
+        return value, functools.partial(_load, slots), stored
 
-    custom.defvjp(forward, lambda pull, cotangent: pull(cotangent))
-    return custom
+    return saving(function, hold)
 
 
-def _pull(tree, slots, floating: tuple[bool, ...], stored, cotangent):
-    """Decodes the residuals, rebuilds the pullback and calls it. Returns the cotangents of all
-    arrays, None for those that are not floating.
-
-    tree: the structure of the pullback.
-    slots: how each of its leaves is read back.
-    floating: for each array, whether it has a cotangent.
-    stored: what is held for each slot.
-    cotangent: that of the function's value.
-    """
-    gradients = iter(
-        jax.tree.unflatten(tree, [s.load(c) for s, c in zip(slots, stored)])(cotangent)
-    )
-    return tuple(next(gradients) if d else None for d in floating)
+def _load(slots, stored) -> list:
+    """The residuals, decoded from what is held for each slot."""
+    return [slot.load(codes) for slot, codes in zip(slots, stored)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,16 +73,21 @@ def tag(x, name: str, *, kind: str | None = None, codec: str | None = None):
 
     Raises TagError if `name` is not a non-empty string, or `kind` or `codec` is unknown.
     """
-    if not isinstance(name, str) or not name or name == "*":
-        raise TagError(
-            f"tag: `name` is {name!r}; expected a non-empty string other than '*', which plans"
-            " call the tensor"
-        )
+    check_name("tag", name)
     if kind is not None:
         default_for(kind)
     if codec is not None:
         codec = str(parse(str(codec)))
     return tag_p.bind(jnp.asarray(x), name=name, kind=kind, codec=codec)
+
+
+def check_name(what: str, name) -> None:
+    """Raises TagError if `name`, which was given to `what`, cannot be a tag's."""
+    if not isinstance(name, str) or not name or name == "*":
+        raise TagError(
+            f"{what}: `name` is {name!r}; expected a non-empty string other than '*', which plans"
+            " call the tensor"
+        )
 
 
 def _traced(function, avals, name):

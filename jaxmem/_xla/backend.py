@@ -35,6 +35,7 @@ from jaxmem._device.target import Target
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.job import Job
 from jaxmem._jax.step import described
+from jaxmem._xla.kernels import kernel_flops
 from jaxmem._xla.link import measured_link
 from jaxmem._xla.options import options_of
 from jaxmem._xla.protocol import Backend, Built
@@ -46,7 +47,7 @@ T = TypeVar("T")
 DEVICELESS_MARGIN = 0.02  # autotuning picks other matrix kernels there: up to 1.3 % of bytes seen
 PROGRAM_MARGIN = 0.01  # a TPU's program lies in its memory too, beside what buffers are assigned
 LIBTPU_FLAGS = "LIBTPU_INIT_ARGS"
-READING = 5  # of how XLA's estimates are read: times of another number are not found again
+READING = 6  # of how XLA's estimates are read: times of another number are not found again
 
 
 class Local(Backend):
@@ -166,8 +167,9 @@ class Deviceless(Backend):
                 result.set_result(accepted.result())
             self.database.write_compile(device, program, dataclasses.asdict(compiled))
 
+        kernels = kernel_flops(traced.jaxpr.jaxpr)
         submitted = self._compiler.submit(
-            exported, donated=donated, options=options, assigned=assigned
+            exported, donated=donated, options=options, assigned=assigned, kernels=kernels
         )
         submitted.add_done_callback(finish)
         return result
@@ -183,8 +185,12 @@ class Deviceless(Backend):
             return None
         futures = []  # all are handed in before the first is waited for: workers share them
         for job in jobs:
-            exported, donated = self._export(job.trace())
-            futures.append(self._compiler.submit(exported, donated=donated, assigned=self.assigns))
+            traced = job.trace()
+            (exported, donated), kernels = self._export(traced), kernel_flops(traced.jaxpr.jaxpr)
+            submitted = self._compiler.submit(
+                exported, donated=donated, assigned=self.assigns, kernels=kernels
+            )
+            futures.append(submitted)
         found = [future.result().xla_seconds for future in futures]
         times = [Timing(seconds) for seconds in found if seconds is not None]
         # Times of different sources do not compare: all come from XLA, or none does.

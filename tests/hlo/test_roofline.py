@@ -220,3 +220,33 @@ def test_elements_of_tuples_may_be_written_with_their_number():
         " body=%body",
     )
     assert seconds(P, *loop, more=newer) == pytest.approx(12 * 2 * MATRIX / 1e9)
+
+
+KERNEL = f'ROOT %r = f32[256,512]{TILES} custom-call(%p, %q), custom_call_target="tpu_custom_call"'
+SLOW = TpuRates(1e9, 1e9, 1e10, 0.0, 0.0)
+
+
+def test_a_kernel_computes_what_its_author_says():
+    """A Pallas kernel's module does not tell; else its bytes are all that counts."""
+    assert seconds(P, Q, KERNEL) == pytest.approx(3 * MATRIX / 1e9)
+    said = '"cost_estimate":{"flops":"5000000000","transcendentals":"20000000000"}'
+    told = f'{KERNEL}, backend_config={{"custom_call_config":{{"body":"TUxJ",{said}}}}}'
+    costs = tpu_costs(module(P, Q, told), SLOW, [(((256, 512),) * 2, ((256, 512),), 7)])
+    assert (costs.matmul_flops, costs.matmuls) == (5_000_000_000, 1)
+    assert costs.seconds == pytest.approx(4 * 2e10 / 1e10), "an exponential is four operations"
+
+
+def test_what_an_author_adds_to_a_kernel_may_take_lines_of_its_own():
+    """As splash attention's does, the last of which begins as the end of a computation."""
+    added = '{kernel_metadata={\n"sizes":"{\\"q\\": 128}"\n}}, metadata={op_name="a"}'
+    kernel = f"{KERNEL.removeprefix('ROOT ')}, frontend_attributes={added}"
+    after = ADD.replace("%r", "%s").replace("add(%p", "add(%r")
+    assert seconds(P, Q, kernel, after) == pytest.approx(6 * MATRIX / 1e9)
+
+
+@pytest.mark.parametrize(("rows", "flops"), [(256, 3_000_000_000), (128, 0)])
+def test_or_what_the_trace_told_of_one_with_its_shapes(rows, flops):
+    traced = [[[[rows, 512], [256, 512]], [[256, 512]], 3_000_000_000]]  # lists, as JSON has them
+    costs = tpu_costs(module(P, Q, KERNEL), SLOW, traced)
+    assert (costs.matmul_flops, costs.matmuls) == (flops, int(flops > 0))
+    assert costs.seconds == pytest.approx(flops / 1e9 or 3 * MATRIX / 1e9)

@@ -1,0 +1,87 @@
+"""JAX's own attention kernels for TPUs, in a model without a tag: a plan that keeps what a kernel
+saves does not run it again, and its time tells.
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental.pallas.ops.tpu import splash_attention
+from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+
+import jaxmem
+from jaxmem._auto.seen import seen
+from jaxmem._core.actions import KEEP
+from jaxmem._device.target import Target
+from jaxmem._jax.rewrite import equations
+from jaxmem._jax.step import trace
+from jaxmem._xla.backend import backend_for
+from jaxmem._xla.kernels import kernel_flops
+from jaxmem.plans import Assignment
+
+pytestmark = [pytest.mark.jax_defaults, pytest.mark.slow]
+
+LAYERS, BATCH, HEADS, ROWS, DEPTH = 4, 2, 4, 1024, 128
+WIDTH = HEADS * DEPTH
+PARAMS = {n: jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), jnp.bfloat16) for n in "qkvo"}
+X = jax.ShapeDtypeStruct((BATCH, ROWS, WIDTH), jnp.bfloat16)
+QKV = ("linear", "linear_2", "linear_3")
+
+
+def flash(q, k, v):
+    """Its author estimates what it computes."""
+    return flash_attention(q, k, v, causal=True, sm_scale=DEPTH**-0.5)
+
+
+def splash(q, k, v):
+    """Its author estimates nothing."""
+    causal = splash_attention.CausalMask((ROWS, ROWS))
+    mask = splash_attention.MultiHeadMask([causal] * HEADS)
+    kernel = splash_attention.make_splash_mha(mask, head_shards=1, q_seq_shards=1)
+    return jax.vmap(kernel)(q * DEPTH**-0.5, k, v)
+
+
+def step_with(attention):
+    def layer(x, p):
+        q, k, v = ((x @ p[n]).reshape(BATCH, ROWS, HEADS, DEPTH).swapaxes(1, 2) for n in "qkv")
+        mixed = attention(q, k, v).swapaxes(1, 2).reshape(BATCH, ROWS, WIDTH)
+        return x + jnp.tanh(mixed @ p["o"])
+
+    def step(params, x):
+        def loss(params):
+            last, _ = jax.lax.scan(lambda x, p: (layer(x, p), None), x, params)
+            return (last.astype(jnp.float32) ** 2).mean()
+
+        return jax.tree.map(lambda a, g: a - g, params, jax.grad(loss)(params))
+
+    return step
+
+
+def told(jaxpr) -> set[int]:
+    """FLOPs of kernels: what their authors say, and what the trace tells."""
+    said = (e.params.get("cost_estimate") for e in equations(jaxpr))
+    return {s.flops for s in said if s is not None} | {f for *_, f in kernel_flops(jaxpr)}
+
+
+@pytest.mark.parametrize("attention", [flash, splash])
+def test_its_forward_runs_once_where_it_is_kept(attention):
+    step = step_with(attention)
+    (layers,) = seen(step, (PARAMS, X))
+    (name,) = [tag.name for tag in layers.tags if tag.kind == "exact"]
+    built = []
+    with backend_for(Target.parse("v5e"), workers=1) as backend:
+        for kept in (QKV, (*QKV, name)):
+            plan = Assignment({"auto": dict.fromkeys(kept, KEEP)})
+            stage, traced = trace(jaxmem.auto(step), plan, (PARAMS, X))
+            built.append(backend.assign(stage, traced).result(timeout=300).compiled)
+    again, once = built
+    spared = (again.matmul_flops - once.matmul_flops) / LAYERS
+    assert spared in told(traced.jaxpr.jaxpr)
+    assert spared >= 4 * BATCH * HEADS * ROWS * ROWS * DEPTH, "two products, no row left out"
+    rate = Target.parse("v5e").chip.flops_16bit
+    assert again.xla_seconds - once.xla_seconds > 0.8 * LAYERS * spared / rate
+
+
+def test_a_plan_keeps_it():
+    plan = jaxmem.plan(jaxmem.auto(step_with(flash)), PARAMS, X, budget="1GiB", target="v5e")
+    (row,) = [r for r in plan.rows if r.tag == "flash_attention"]
+    assert row.choice == KEEP

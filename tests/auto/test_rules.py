@@ -1,0 +1,203 @@
+"""`jaxmem.auto` decides what derivative rules of the model's own (`jax.custom_vjp`) save: a kernel
+of whose result and row sums all are saved does not run again.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AxisType, PartitionSpec
+
+import jaxmem
+from jaxmem._auto.calls import traced
+from jaxmem._auto.find import Finder, read
+from jaxmem._core.actions import KEEP, OFFLOAD
+from jaxmem._jax.rewrite import equations
+from jaxmem.plans import Assignment
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+LAYERS, ROWS, WIDTH = 3, 16, 8
+
+
+def attention_of(save):
+    """An attention whose rule saves its result and the logarithms of its sums, through `save`."""
+
+    @jax.custom_vjp
+    def flash(q, k, v, allowed):
+        return forward(q, k, v, allowed)[0]
+
+    def forward(q, k, v, allowed):
+        scores = jnp.where(allowed, q @ k.T, -1e9)
+        sums = save(jax.nn.logsumexp(scores, -1))
+        out = save(jnp.exp(scores - sums[:, None]) @ v)
+        return out, (q, k, v, allowed, out, sums)
+
+    def backward(saved, g):
+        q, k, v, allowed, out, sums = saved
+        weights = jnp.exp(jnp.where(allowed, q @ k.T, -1e9) - sums[:, None])
+        scores = weights * (g @ v.T - (g * out).sum(-1, keepdims=True))
+        return scores @ k, scores.T @ q, weights.T @ g, None
+
+    flash.defvjp(lambda *x: forward(*x), backward)
+    return flash
+
+
+PLAIN, NAMED = attention_of(lambda x: x), attention_of(lambda x: checkpoint_name(x, "theirs"))
+FORWARD, BACKWARD = 2, 5  # products of the attention
+
+
+def layer(x, p, attention=PLAIN):
+    allowed = jnp.tril(jnp.ones((ROWS, ROWS), bool))
+    q, k, v = (x @ p[name] for name in "qkv")
+    return x + jnp.tanh(attention(q, k, v, allowed) @ p["o"])
+
+
+def scanned(params, x, layer=layer):
+    return (jax.lax.scan(lambda x, p: (layer(x, p), None), x, params)[0] ** 2).mean()
+
+
+def unrolled(params, x, layer=layer):
+    for i in range(LAYERS):
+        x = layer(x, {name: stack[i] for name, stack in params.items()})
+    return (x**2).mean()
+
+
+def made(seed, *shape):
+    random = np.random.default_rng(seed)
+    return jnp.asarray(random.standard_normal(shape) / shape[-1] ** 0.5, jnp.float32)
+
+
+PARAMS = {name: made(i, LAYERS, WIDTH, WIDTH) for i, name in enumerate("qkvo")}
+X = made(9, ROWS, WIDTH)
+
+
+def candidates(loss, *args):
+    finder, call = Finder(Assignment.nothing()), traced(loss, args, {})
+    jax.eval_shape(lambda *xs: finder.with_blocks(read(call.closed)).run(xs), *call.arrays)
+    return finder.found[0].candidates
+
+
+def rule_of(loss):
+    (rule,) = [c for c in candidates(loss, PARAMS, X) if c.kind == "exact"]
+    return rule.name
+
+
+def products(loss, plan) -> int:
+    """Matrix products of a gradient, those of a scan's body once."""
+    traced = jax.make_jaxpr(jax.grad(jaxmem.auto(loss, plan)))(PARAMS, X)
+    return sum(e.primitive.name == "dot_general" for e in equations(traced.jaxpr))
+
+
+@pytest.mark.parametrize("loss", [scanned, unrolled])
+def test_what_is_kept_of_a_rule_does_not_run_again(loss):
+    """Its forward runs once a layer with all that it saves kept, and twice without."""
+    tags = [c.name for c in candidates(loss, PARAMS, X)]
+    every = dict.fromkeys(tags, KEEP)
+    without = {n: c for n, c in every.items() if n != rule_of(loss)}
+    times = LAYERS if loss is unrolled else 1
+    counts = [products(loss, Assignment({"auto": kept})) for kept in (every, without)]
+    own = FORWARD + BACKWARD + 3 * 4  # each of the other four products has two in the backward
+    # The query's operand of the first layer is an input, whose derivative is not asked for.
+    assert counts[0] in (times * own, times * own - 3)
+    assert counts[1] - counts[0] == times * FORWARD
+
+
+@pytest.mark.parametrize("loss", [scanned, unrolled])
+@pytest.mark.parametrize("choice", ["keep", "recompute", "offload"])
+def test_gradients_are_the_models_own(loss, choice):
+    kept = {} if choice == "recompute" else {rule_of(loss): KEEP if choice == "keep" else OFFLOAD}
+    plan = Assignment({"auto": kept})
+    want = jax.jit(jax.grad(loss, argnums=(0, 1)))(PARAMS, X)
+    got = jax.jit(jax.grad(jaxmem.auto(loss, plan), argnums=(0, 1)))(PARAMS, X)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert jnp.abs(b).max() > 0
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(jaxmem.auto(loss, plan)(PARAMS, X), loss(PARAMS, X), rtol=1e-6)
+
+
+def test_it_is_called_after_the_function_whose_it_is():
+    jitted = functools.partial(layer, attention=jax.jit(PLAIN))
+    assert rule_of(functools.partial(scanned, layer=jitted)) == "flash"
+    assert rule_of(scanned) == "rule", "nothing has a name"
+
+
+def test_what_its_author_named_is_left_to_these_names():
+    loss = functools.partial(scanned, layer=functools.partial(layer, attention=NAMED))
+    assert "exact" not in [c.kind for c in candidates(loss, PARAMS, X)]
+    kept = Assignment({"auto": {"theirs": KEEP}})
+    assert products(loss, Assignment.nothing()) - products(loss, kept) >= FORWARD
+
+
+def test_a_rule_that_saves_its_operands_alone_has_nothing_to_decide():
+    @jax.custom_vjp
+    def product(x, w):
+        return x @ w
+
+    product.defvjp(lambda x, w: (x @ w, (x, w)), lambda r, g: (g @ r[1].T, r[0].T @ g))
+    of = lambda x, p: x + jnp.tanh(product(x, p["q"]))
+    found = candidates(functools.partial(scanned, layer=of), {"q": PARAMS["q"]}, X)
+    assert [c.kind for c in found] == ["residual", "linear"]
+
+
+def test_one_whose_result_is_not_saved_keeps_what_it_saves():
+    """A loss by rows, say: its result is a number a row, and the products are what it saves."""
+
+    @jax.custom_vjp
+    def sums(x, w):
+        return jnp.tanh(x @ w).sum(-1)
+
+    def forward(x, w):
+        y = jnp.tanh(x @ w)
+        return y.sum(-1), (x, w, y > 0, y)
+
+    def backward(saved, g):
+        x, w, positive, y = saved
+        inner = jnp.where(positive, 1 - y * y, 1 - jnp.abs(y) ** 2) * g[:, None]
+        return inner @ w.T, x.T @ inner
+
+    sums.defvjp(forward, backward)
+    of = lambda x, p: x + sums(x, p["q"])[:, None] * p["o"][0]
+    loss = functools.partial(scanned, layer=of)
+    params = {name: PARAMS[name] for name in "qo"}
+    (name,) = [c.name for c in candidates(loss, params, X) if c.kind == "exact"]
+    want = jax.grad(loss)(params, X)
+    got = jax.grad(jaxmem.auto(loss, Assignment({"auto": {name: KEEP}})))(params, X)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert jnp.abs(b).max() > 0
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_inside_a_shard_map(checked):
+    """Where devices' parts have types of their own."""
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+    inside = jax.shard_map(
+        lambda params, x: jax.lax.pmean(scanned(params, x[0]), "data"),
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec("data")),
+        out_specs=PartitionSpec(),
+        check_vma=checked,
+    )
+    x = X[None]
+    want = jax.jit(jax.grad(inside))(PARAMS, x)
+    for plan in (Assignment.nothing(), Assignment.everything()):
+        got = jax.jit(jax.grad(jaxmem.auto(inside, plan)))(PARAMS, x)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            assert jnp.abs(b).max() > 0
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_a_plan_keeps_them_together():
+    """Under one name: the sums are small, and without them the result is of no use."""
+
+    def step(params, x):
+        return jax.tree.map(lambda a, g: a - g, params, jax.grad(scanned)(params, x))
+
+    plan = jaxmem.plan(jaxmem.auto(step), PARAMS, X, budget="1GiB", target="local")
+    name = rule_of(scanned)
+    (row,) = [r for r in plan.rows if r.tag == name]
+    assert row.bytes_before == 4 * ROWS * (WIDTH + 1)
