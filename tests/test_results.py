@@ -97,8 +97,8 @@ def test_plans_for_tpus_against_policies_by_hand():
     for cells, case in zip(page.values(), summary.values(), strict=True):
         for cell, outcome in zip(cells, ("win", "draw", "loss", "none found"), strict=True):
             assert quotes(cell, case["counts"][outcome])
-    (case,) = summary.values()
-    ratios = [row["time against the baseline's"] for row in case["rows"].values()]
+    rows = [row for case in summary.values() for row in case["rows"].values()]
+    ratios = [row["time against the baseline's"] for row in rows if row["outcome"] != "none found"]
     assert quotes(answer("by the roofline of a TPU"), min(ratios), max(ratios))
 
 
@@ -238,7 +238,8 @@ def test_the_planner_itself():
     equal = solver["random solves equal to brute force or infeasible in both"]
     slowest = solver["longest solve on a real profile"]
     seconds, rank = result("plan_seconds"), result("time_rank")
-    longest = seconds["summary"]["longest_seconds"]
+    taken = [case["seconds"] for case in seconds["summary"].values()]
+    compiles = [row["compiles"] for row in seconds["results"].values()]
     spread = result("time_spread")["summary"]
     quiet, busy = spread["before_others"], spread["beside_others"]
     told = result("walk")["summary"]
@@ -255,7 +256,7 @@ def test_the_planner_itself():
         equal,
         [solver["greedy better than the solver"], solver["solves on real profiles"]],
         [slowest],
-        [longest, seconds["results"]["16GiB"]["compiles"]],
+        *([s, n] for s, n in zip(taken, compiles)),
         [rank["spearman"], rank["plans"]],
         [*sizes, *(100 * t for t in middle), *(100 * t for t in most), *ranks],
         [100 * result("time_choices")["summary"][model]["median error"] for model in MODELS],
@@ -271,7 +272,8 @@ def test_the_planner_itself():
     for (question, cells), values in zip(page.items(), expected, strict=True):
         assert quotes(cells[0], *values), question
     assert quotes(answer("solver exact"), *equal, slowest)
-    assert quotes(answer("planning take"), longest)
+    assert quotes(answer("planning take"), *taken)
+    assert all(case["reached"] for case in seconds["summary"].values())
     assert quotes(answer("Are predicted times"), times["all"]["plans"], *(100 * t for t in middle))
     assert quotes(answer("least bytes that a search"), luck["gpt_117m h200"][OF_ALL])
 
