@@ -20,6 +20,7 @@ from jaxmem._codecs.forms import (
     QuantizedForm,
 )
 from jaxmem_kernels import (
+    as_rows,
     dequantize,
     dequantize_by,
     dequantize_offset,
@@ -119,7 +120,7 @@ class GroupedSymmetric(_Grouped, GroupedSymmetricForm):
     def encode(self, x):
         self.check(x.shape, x.dtype)
         rows, how = self.encoding(x.shape)
-        return quantize(x.reshape(rows), **how)
+        return quantize(as_rows(x, rows), **how)
 
     def decode(self, codes, shape, dtype):
         return dequantize(*codes, **self.decoding(shape, dtype)).reshape(shape)
@@ -156,7 +157,7 @@ class GroupedAsymmetric(_Grouped, GroupedAsymmetricForm):
     def encode(self, x):
         self.check(x.shape, x.dtype)
         rows, how = self.encoding(x.shape)
-        return quantize_offset(x.reshape(rows), **how)
+        return quantize_offset(as_rows(x, rows), **how)
 
     def decode(self, codes, shape, dtype):
         return dequantize_offset(*codes, **self.decoding(shape, dtype)).reshape(shape)

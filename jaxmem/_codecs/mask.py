@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxmem._codecs.base import FLOATS, Checked
 from jaxmem._codecs.forms import BitMaskForm
-from jaxmem_kernels import fitted, folded, pack_bits, unpack_bits
+from jaxmem_kernels import as_rows, fitted, folded, pack_bits, unpack_bits
 
 GROUP = 256  # values that share 32 bytes
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
@@ -57,4 +57,4 @@ class BitMask(Checked, BitMaskForm):
 def _pack(x, zero):
     """The bits of `x` != `zero`, in groups along the last axis where they divide it."""
     rows = folded(x.shape, GROUP)
-    return pack_bits(x.reshape(rows), zero, group=fitted(rows[-1], GROUP, 8))
+    return pack_bits(as_rows(x, rows), zero, group=fitted(rows[-1], GROUP, 8))

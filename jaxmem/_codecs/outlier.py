@@ -13,9 +13,12 @@ from jaxmem._codecs.forms import THRESHOLD, OutlierSeparatedForm
 from jaxmem._codecs.int4 import GroupedSymmetric
 from jaxmem.errors import TagError
 from jaxmem_kernels import (
+    as_rows,
+    channels_of,
     dequantize_with,
     quantize_separated,
     quantize_without,
+    undivided,
     wide_dtype,
 )
 
@@ -92,9 +95,9 @@ class OutlierSeparated(Checked, OutlierSeparatedForm):
         if rows == x.shape:
             return *quantize_separated(x, index, **how), index
         # Several tokens are a row, of which the marks of channels are repeated.
-        values = jnp.take(x, index, axis=-1, mode="fill", fill_value=0)
+        values = channels_of(x, index)
         taken = _slot_of(index, channels) < slots
-        return *quantize_without(x.reshape(rows), taken, **how), values, index
+        return *quantize_without(as_rows(x, rows), taken, **how), values, index
 
     def decode(self, codes, shape, dtype):
         if not self.slots(shape):
@@ -147,6 +150,7 @@ def _outliers(x):
     """
     # Summed where they lie: axes that are divided by their types would be gathered to be merged.
     sums = jnp.abs(x.astype(wide_dtype(x.dtype))).sum(tuple(range(x.ndim - 1)))
+    sums = undivided(sums)  # JAX sorts no axis that is divided by its type
     greatest = sums.max()
     sums = sums / jnp.where(greatest > 0, greatest, 1)
     mean = sums.mean()

@@ -15,6 +15,7 @@ from jaxmem._profile.jobs import Jobs
 from jaxmem._profile.options import Allowed
 from jaxmem._profile.price import Unpriced, priced_class, unpriced
 from jaxmem._profile.times import job_times
+from jaxmem._profile.whole import whole
 
 
 def profile(
@@ -37,7 +38,7 @@ def profile(
     different codecs.
     """
     target = backend.target
-    found = blocks_of(jaxpr)
+    found = blocks_of(whole(jaxpr))
     actions = allowed.actions
     looped = [a for a in actions if not (a.offloads and target.platform == "cuda")]
     allowed = dataclasses.replace(allowed, looped=looped)

@@ -17,6 +17,7 @@ from jax.interpreters import partial_eval as pe
 
 from jaxmem._codecs.registry import default_for, parse
 from jaxmem.errors import TagError
+from jaxmem_kernels import shared_as
 
 # An identity everywhere but in partial evaluation. Its derivative tags the value and not the
 # tangent: only the value may become a residual.
@@ -130,7 +131,8 @@ def _partial_eval(policy, unknown_in, inst_in, eqn):
             raise TagError(f"tag {name!r}: {error}") from error
         codes = [Var(v.aval) for v in encode.outvars[1:]]
         decode = _traced(
-            lambda *c: verdict.decode(c, aval.shape, aval.dtype),
+            # On a mesh with types the backward expects the tag's own.
+            lambda *c: shared_as(verdict.decode(c, aval.shape, aval.dtype), aval),
             [c.aval for c in codes],
             f"{name}_decode",
         )

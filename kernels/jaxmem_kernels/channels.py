@@ -13,6 +13,7 @@ from jaxmem_kernels import checks
 from jaxmem_kernels.dispatch import operation
 from jaxmem_kernels.ops import quantize_by, quantize_without
 from jaxmem_kernels.rounding import greatest, scale_of, wide_dtype
+from jaxmem_kernels.typed import channels_of
 
 composed = functools.partial(operation, kernel=None)
 
@@ -54,7 +55,7 @@ def quantize_separated(x, index, *, group: int, scale: str, stochastic: bool, se
     """
     checks.tensor("quantize_separated", x)
     checks.slots("quantize_separated", index)
-    values = jnp.take(x, index, axis=-1, mode="fill", fill_value=0)
+    values = channels_of(x, index)
     taken = jnp.zeros(x.shape[-1], bool).at[index].set(True, mode="drop")
     how = {"group": group, "scale": scale, "stochastic": stochastic, "seed": seed}
     return (*quantize_without(x, taken, **how), values)

@@ -11,6 +11,8 @@ import math
 
 import jax.numpy as jnp
 
+from jaxmem_kernels.typed import whole_groups
+
 
 def folded(shape: tuple[int, ...], group: int) -> tuple[int, ...]:
     """Returns `shape` with its last axes merged, as few of them as make rows of whole groups; flat
@@ -33,6 +35,7 @@ def blocks(x, group: int, parts: int):
     """Returns `x` (*lead, W) as (*lead, K, parts, H). The last group is filled up with the last
     value, which changes neither its greatest nor its least.
     """
+    x = whole_groups(x, group)
     width = x.shape[-1]
     count = -(-width // group)
     if missing := count * group - width:
