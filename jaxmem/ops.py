@@ -18,7 +18,7 @@ from jaxmem._tags.operations import (
     tanh_tangent,
     wide,
 )
-from jaxmem._tags.saved import named, of_arrays
+from jaxmem._tags.saved import of_arrays, tagging
 from jaxmem._tags.tag import check_name
 
 
@@ -96,7 +96,7 @@ def name_residuals(f: Callable, name: str) -> Callable:
     @functools.wraps(f)
     def call(*args, **kwargs):
         function, arrays, closed_over = of_arrays(f, args, kwargs)
-        return named(function, name)(*arrays, *closed_over)
+        return tagging(function, name)(*arrays, *closed_over)
 
     return call
 

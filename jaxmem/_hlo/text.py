@@ -25,6 +25,7 @@ _SPACE = re.compile(r"S\((\d+)\)")
 _TILE = re.compile(r"([\d,]*):T\(([\d,]+)\)")  # axes, and the outermost tile
 # One of names between commas; newer compilers write an element of a tuple as %name#2.
 _NAME = re.compile(r"%?([A-Za-z_][\w.\-]*)(?:#(\d+))?(?:,|$)")
+_QUOTED = re.compile(r'"(?:\\.|[^"\\])*"')
 _OP = re.compile(r'op_name="([^"]*)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
@@ -245,13 +246,7 @@ def executed(text: str, opcodes: tuple[str, ...]) -> dict[str, int]:
 def _computations(text: str) -> Iterator[tuple[bool, str, list[str]]]:
     """Yields for each computation whether it is the entry, its name, and its lines."""
     head, lines = None, []
-    rest = iter(text.splitlines())
-    for line in rest:
-        # What a kernel's author adds to it stands on lines of its own, the last of which begins as
-        # a computation ends.
-        if line.endswith("{") and _INSTRUCTION.match(line):
-            while line.count("{") > line.count("}") and (more := next(rest, None)) is not None:
-                line += more
+    for line in _whole_lines(text):
         if found := _COMPUTATION.match(line):
             head, lines = found, []
         elif line.startswith("}") and head:
@@ -259,6 +254,28 @@ def _computations(text: str) -> Iterator[tuple[bool, str, list[str]]]:
             head = None
         else:
             lines.append(line)
+
+
+def _whole_lines(text: str) -> Iterator[str]:
+    """Yields the lines of a module, an instruction on one. What a kernel's author adds to it, and a
+    constant of several axes, stand on several, the last of which may begin as a computation ends.
+    """
+    rest = iter(text.splitlines())
+    for line in rest:
+        if line.count("{") == line.count("}") or not _INSTRUCTION.match(line):
+            yield line
+            continue
+        parts, depth = [line], _opened(line)
+        while depth > 0 and (more := next(rest, None)) is not None:
+            parts.append(more)
+            depth += _opened(more)
+        yield " ".join(parts)
+
+
+def _opened(line: str) -> int:
+    """How many braces a line opens and does not close; those in quotes are text."""
+    bare = _QUOTED.sub("", line)
+    return bare.count("{") - bare.count("}")
 
 
 def _instruction(name: str, body: str, arrays: dict[str, tuple[Array, ...]]) -> Instruction:

@@ -18,7 +18,7 @@ _CUSTOM_CALLS = (
     "triton_kernel_call_ffi",
     "Sharding",
     "shape_assertion",
-    "ALL",  # a word of JAX's for all that there are, such as Pallas' kernels for GPUs
+    "ALL",  # JAX's own word for every name, those of Pallas' kernels for GPUs among them
 )
 
 

@@ -154,6 +154,7 @@ def _worth_it(graph: Graph, found: Sequence[Candidate]) -> list[Candidate]:
         return True
 
     given = {*graph.program.inputs}
+    # Bits would be drawn again. Of what a rule saves no value of the program tells.
     always = ("mask", EXACT)
     return [
         c

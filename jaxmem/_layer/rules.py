@@ -14,9 +14,7 @@ from jaxmem._jax.primitives import TAGS
 from jaxmem._jax.rewrite import Node, Program, equations
 from jaxmem._jax.vary import axes_of, varying
 from jaxmem._layer.graph import RULE, aval_bytes, uses_references
-from jaxmem._tags.saved import named, saving
-
-_RULE = "custom_vjp_call"
+from jaxmem._tags.saved import saving, tagging
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,14 +35,16 @@ class Rule:
 
     def named(self, name: str) -> Callable[..., Sequence]:
         """The call, with `name` for each tensor that it saves and that is none of its operands."""
-        return named(lambda *operands: list(self.node.bind(operands)), name)
+        return tagging(lambda *operands: list(self.node.bind(operands)), name)
 
 
 def with_rules(program: Program) -> Program:
-    """`program` with one number more for each rule that saves more than its operands."""
+    """`program` with one number more for each rule that saves more than its operands. It stands
+    behind the rule's results, and `Program.run` gives it no value.
+    """
     avals, nodes = list(program.avals), []
     for node in program.nodes:
-        if node.primitive == _RULE and not uses_references(node) and (found := _saved(node)):
+        if _is_rule(node) and (found := _saved(node)):
             held, largest = found
             avals.append(largest)
             rule = Rule(node, held, len(avals) - 1)
@@ -53,6 +53,15 @@ def with_rules(program: Program) -> Program:
             )
         nodes.append(node)
     return dataclasses.replace(program, avals=tuple(avals), nodes=tuple(nodes))
+
+
+def _is_rule(node: Node) -> bool:
+    """Whether it is a rule that may be run through `jax.vjp`: one that asks which of its operands
+    have a derivative (`symbolic_zeros`) would be told that all have.
+    """
+    if node.primitive != "custom_vjp_call" or uses_references(node):
+        return False
+    return not node.eqn.params.get("symbolic_zeros")
 
 
 def _saved(node: Node) -> tuple[tuple[int, ...], jax.ShapeDtypeStruct] | None:

@@ -237,14 +237,14 @@ def _of_place(place: Place, codecs) -> list:
 
 def codecs_for(kind: str | None, own: str | None, dtype, codecs) -> list:
     """The codecs that a tag may take: its own, else those asked for, else its kind's. What is
-    exact has one where its kind is asked for, or where it is booleans, of which none is lost.
+    exact has one where its kind is asked for, or where it is booleans, which lose nothing.
     """
     if own is not None:
         return [registry.parse(own)]
     if isinstance(codecs, Mapping) and kind in codecs:
         chosen = codecs[kind]
-    elif kind == registry.EXACT and dtype != jnp.bool_:
-        return []
+    elif kind == registry.EXACT:
+        return [BitMask()] if dtype == jnp.bool_ else []
     elif codecs is None or isinstance(codecs, Mapping):
         chosen = registry.default_for("mask" if dtype == jnp.bool_ else kind)
     else:

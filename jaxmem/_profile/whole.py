@@ -66,7 +66,7 @@ class _Whole:
         return self._vars[v]
 
     def _param(self, name: str, value):
-        if isinstance(value, tuple | list):
+        if type(value) in (tuple, list):  # others have names, as what describes a random key
             return type(value)(self._param(name, each) for each in value)
         if isinstance(value, NamedSharding) and "sharding" in name:
             return _unspecified() if name in ("in_shardings", "out_shardings") else None

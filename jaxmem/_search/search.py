@@ -70,17 +70,19 @@ def search(setting: Setting, arguments: int) -> Found:
     else:
         start.refine()
     corrections = polish(setting, trials)
-    failed = False  # whether something took more, compiled whole, than its buffers
+    more = 0  # bytes that something which did not fit took, compiled whole, beyond its buffers
     while trials.fitting:
         fits = setting.limits.allow(trials.baseline)
         clock = clock_of(trials, setting.steps.backend.target)
-        best = min(trials.fitting, key=lambda t: (clock.cautious(t), t.total))
+        # Each costs a whole compile, which what is as near to the room would fail in as well.
+        likely = [t for t in trials.fitting if t.total + more <= setting.limits.room]
+        best = min(likely or trials.fitting, key=lambda t: (clock.cautious(t), t.total))
         # A step that fits stays as it is unless a plan is faster by what is worth a word. Times
         # that are computed from a device's rates are too rough to say so.
         rough = setting.profile.time_source == "roofline"
         if fits and (rough or clock.cautious(best) > (1 - WORTH) * clock.base):
             best = trials.baseline
-        alone = fits or failed
+        alone = fits or more > 0
         divided, division = (best, None) if alone else start.divide(best, clock)
         # Where compiles end before they are done, only what would be returned is compiled whole. It
         # may take more then, and something else is the best.
@@ -88,7 +90,7 @@ def search(setting: Setting, arguments: int) -> Found:
             proven = trials.proven(trial, setting)
             if proven is not None and setting.limits.allow(proven):
                 return Found(trials, proven, groups, start.solve_seconds, corrections)
-        failed = True
+            more = max(more, 1, 0 if proven is None else proven.total - trial.total)
         start.refine()
     return Found(trials, None, None, start.solve_seconds)
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxmem._codecs.registry import EXACT
 from jaxmem._tags.tag import tag
@@ -51,7 +53,7 @@ def _pull(tree, load: Callable, floating: tuple[bool, ...], stored, cotangent):
     return tuple(next(gradients) if d else None for d in floating)
 
 
-def named(function: Callable, name: str) -> Callable:
+def tagging(function: Callable, name: str) -> Callable:
     """`function` of arrays, with a tag of this name for each tensor that its derivative saves and
     that is none of them. They are exact, since a rule reads what it saves for what it is: a codec's
     error in the logarithm of a softmax's sum would be an error of the exponent.
@@ -88,5 +90,14 @@ def of_arrays(f: Callable, args: tuple, kwargs: dict) -> tuple[Callable, list, l
         return f(*args, **kwargs)
 
     arrays = [a for a, t in zip(leaves, traced) if t]
-    function, closed_over = jax.closure_convert(call, *arrays)
-    return function, arrays, closed_over
+    closed, shapes = jax.make_jaxpr(call, return_shape=True)(*arrays)
+    # Of any dtype, where `jax.closure_convert` lifts floating ones alone.
+    lifted = [isinstance(c, Tracer) for c in closed.consts]
+
+    def function(*given):
+        own = iter(given[len(arrays) :])
+        consts = [next(own) if is_traced else c for c, is_traced in zip(closed.consts, lifted)]
+        results = jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*given[: len(arrays)])
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return function, arrays, [c for c, is_traced in zip(closed.consts, lifted) if is_traced]

@@ -17,7 +17,6 @@ from jax.interpreters import partial_eval as pe
 
 from jaxmem._codecs.registry import default_for, parse
 from jaxmem.errors import TagError
-from jaxmem_kernels import shared_as
 
 # An identity everywhere but in partial evaluation. Its derivative tags the value and not the
 # tangent: only the value may become a residual.
@@ -100,6 +99,14 @@ def _traced(function, avals, name):
     return equation
 
 
+def _divided_as(aval, x):
+    """`x`, divided over a mesh with explicit axes as its type says that it was before."""
+    typed = getattr(aval, "sharding", None)
+    if typed is None or typed.mesh.empty or jax.typeof(x).sharding == typed:
+        return x
+    return jax.sharding.reshard(x, typed)
+
+
 def _partial_eval(policy, unknown_in, inst_in, eqn):
     """The rule by which `jax.checkpoint` divides a tag between forward and backward.
 
@@ -131,8 +138,7 @@ def _partial_eval(policy, unknown_in, inst_in, eqn):
             raise TagError(f"tag {name!r}: {error}") from error
         codes = [Var(v.aval) for v in encode.outvars[1:]]
         decode = _traced(
-            # On a mesh with types the backward expects the tag's own.
-            lambda *c: shared_as(verdict.decode(c, aval.shape, aval.dtype), aval),
+            lambda *c: _divided_as(aval, verdict.decode(c, aval.shape, aval.dtype)),
             [c.aval for c in codes],
             f"{name}_decode",
         )

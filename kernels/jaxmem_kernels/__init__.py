@@ -25,5 +25,4 @@ from jaxmem_kernels.rounding import scale_of as scale_of
 from jaxmem_kernels.rounding import wide_dtype as wide_dtype
 from jaxmem_kernels.typed import as_rows as as_rows
 from jaxmem_kernels.typed import channels_of as channels_of
-from jaxmem_kernels.typed import shared_as as shared_as
 from jaxmem_kernels.typed import undivided as undivided

@@ -38,14 +38,6 @@ def channels_of(x, index):
     return x.at[..., index].get(mode="fill", fill_value=0, out_sharding=where)
 
 
-def shared_as(x, aval):
-    """`x`, divided as the type `aval` says."""
-    typed = getattr(aval, "sharding", None)
-    if typed is None or typed.mesh.empty or jax.typeof(x).sharding == typed:
-        return x
-    return jax.sharding.reshard(x, typed)
-
-
 def _parts(typed: NamedSharding) -> int:
     """How many devices share the last axis."""
     names = typed.spec[-1]

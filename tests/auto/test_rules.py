@@ -171,6 +171,35 @@ def test_one_whose_result_is_not_saved_keeps_what_it_saves():
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+def test_a_rule_that_asks_which_operands_have_a_derivative_is_left_alone():
+    """It refuses one of its bias, which has none here."""
+
+    @jax.custom_vjp
+    def dense(x, w, b):
+        return jnp.tanh(x @ w + b)
+
+    def forward(x, w, b):
+        if b.perturbed:
+            raise NotImplementedError("the gradient of a bias")
+        y = dense(x.value, w.value, b.value)
+        return y, (x.value, w.value, y)
+
+    def backward(saved, g):
+        x, w, y = saved
+        inner = g * (1 - y * y)
+        return inner @ w.T, x.T @ inner, jnp.zeros_like(y)
+
+    dense.defvjp(forward, backward, symbolic_zeros=True)
+    of = lambda x, p: x + dense(x @ p["q"], p["k"], jnp.full((ROWS, WIDTH), 0.3)) @ p["o"]
+    loss = functools.partial(scanned, layer=of)
+    params = {name: PARAMS[name] for name in "qko"}
+    want = jax.grad(loss)(params, X)
+    got = jax.grad(jaxmem.auto(loss, Assignment.nothing()))(params, X)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert jnp.abs(b).max() > 0
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
 @pytest.mark.parametrize("checked", [True, False])
 def test_inside_a_shard_map(checked):
     """Where devices' parts have types of their own."""

@@ -194,6 +194,7 @@ def test_defaults_are_adaccs():
         "qkv": ChannelwiseSymmetric,
         "softmax": GroupedAsymmetric,
         "mask": BitMask,
+        "exact": type(None),
     }
     assert codecs.default_for(None) == GroupedSymmetric()
     with pytest.raises(TagError, match="expected None or one of linear, .*nearest: linear"):

@@ -236,9 +236,16 @@ def test_a_kernel_computes_what_its_author_says():
     assert costs.seconds == pytest.approx(4 * 2e10 / 1e10), "an exponential is four operations"
 
 
-def test_what_an_author_adds_to_a_kernel_may_take_lines_of_its_own():
+@pytest.mark.parametrize(
+    "added",
+    [
+        '{kernel_metadata={\n"sizes":"{\\"q\\": 128}"\n}}, metadata={op_name="a"}',
+        '{kernel_metadata={\n"sizes":"{", "more":{\n"n":1\n}}}, metadata={op_name="a"}',
+        '{kernel_metadata={"a":1,\n"b":2\n}}, metadata={op_name="a"}',
+    ],
+)
+def test_what_an_author_adds_to_a_kernel_may_take_lines_of_its_own(added):
     """As splash attention's does, the last of which begins as the end of a computation."""
-    added = '{kernel_metadata={\n"sizes":"{\\"q\\": 128}"\n}}, metadata={op_name="a"}'
     kernel = f"{KERNEL.removeprefix('ROOT ')}, frontend_attributes={added}"
     after = ADD.replace("%r", "%s").replace("add(%p", "add(%r")
     assert seconds(P, Q, kernel, after) == pytest.approx(6 * MATRIX / 1e9)
@@ -249,4 +256,6 @@ def test_or_what_the_trace_told_of_one_with_its_shapes(rows, flops):
     traced = [[[[rows, 512], [256, 512]], [[256, 512]], 3_000_000_000]]  # lists, as JSON has them
     costs = tpu_costs(module(P, Q, KERNEL), SLOW, traced)
     assert (costs.matmul_flops, costs.matmuls) == (flops, int(flops > 0))
+    other = KERNEL.replace("tpu_custom_call", "Sharding")
+    assert tpu_costs(module(P, Q, other), SLOW, traced).matmul_flops == 0
     assert costs.seconds == pytest.approx(flops / 1e9 or 3 * MATRIX / 1e9)

@@ -25,6 +25,7 @@ def step(params, x, constrained):
         hidden = constrained(jnp.tanh(x @ p["up"]), P(None, "model"))
         hidden = jnp.where(hidden > 0, hidden, jnp.zeros_like(hidden))
         summed = constrained.product(hidden, p["down"])
+        summed += jax.random.normal(jax.random.fold_in(jax.random.key(0), 1), summed.shape)
         return x + jax.lax.cond(summed.sum() > 0, jnp.sin, jnp.cos, summed)
 
     def loss(params):

@@ -77,7 +77,37 @@ def test_a_planner_makes_no_codes_of_them():
     assert codecs_for("exact", None, float32, None) == []
     assert codecs_for("exact", None, float32, "grouped_symmetric") == []
     assert codecs_for("exact", None, float32, {"exact": "grouped_symmetric"})
-    assert str(codecs_for("exact", None, jnp.dtype(bool), None)[0]).startswith("bit_mask")
+    for asked in (None, "grouped_symmetric"):
+        assert [*map(str, codecs_for("exact", None, jnp.dtype(bool), asked))] == ["bit_mask()"]
+
+
+@pytest.mark.parametrize("makes", ["mask", "index", "key"])
+def test_it_may_close_over_what_is_traced_and_not_floating(makes):
+    """As a kernel that is made inside the layer closes over its mask."""
+
+    def inner(x, call):
+        made = {
+            "mask": jnp.tril(jnp.ones((ROWS, WIDTH), bool)),
+            "index": jnp.cumsum(jnp.ones(ROWS, jnp.int32)) - 1,
+            "key": jax.random.fold_in(jax.random.key(0), jnp.int32(x[0, 0] > 0)),
+        }[makes]
+
+        def f(x):
+            if makes == "mask":
+                return jnp.where(made, jnp.tanh(x), 0.1 * x)
+            if makes == "index":
+                return jnp.tanh(x[made])
+            return jnp.tanh(x) * jax.random.normal(made, x.shape, x.dtype)
+
+        return call(f)(jnp.sin(x))
+
+    def loss(x, call):
+        return (jax.checkpoint(lambda x: inner(x, call))(x) ** 2).sum()
+
+    got = jax.jit(jax.grad(lambda x: loss(x, lambda f: name_residuals(f, "n"))))(Q)
+    want = jax.grad(lambda x: loss(x, lambda f: f))(Q)
+    assert jnp.abs(want).max() > 0
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["", "*", None, 3])

@@ -1,0 +1,79 @@
+"""The end of a search, where what was known by its buffers is compiled whole.
+
+No compiler is asked.
+"""
+
+import dataclasses
+import types
+
+import pytest
+
+import jaxmem._search.search as search_module
+from jaxmem._core.actions import KEEP
+from jaxmem._core.profile import Option
+from jaxmem._solver.cost import evaluate
+from jaxmem._trials.trial import Limits, Trial
+from jaxmem._trials.trials import Trials
+from tests.search.test_polish import STATIC, Steps
+from tests.shared.profiles import block, profile
+
+pytestmark = pytest.mark.core
+
+BYTES = {"u": 40, "v": 39, "w": 10}  # of each tensor, the dearest to make first
+
+
+class Whole(Steps):
+    """Compiled whole, every step takes `more` bytes than its buffers."""
+
+    def __init__(self, made, more):
+        super().__init__(made, {})
+        self.more, self.proved = more, []
+
+    def prove(self, step):
+        self.proved.append([*step.actions["block"]])
+        total = step.compiled.total_bytes + self.more
+        compiled = dataclasses.replace(step.compiled, total_bytes=total)
+        return dataclasses.replace(step, compiled=compiled)
+
+
+def settled(more, room, monkeypatch):
+    """What a search ends with that found how to keep any one of the tensors."""
+    equations, options = [], {}
+    for i, (name, seconds) in enumerate(zip(BYTES, (9.0, 8.0, 1.0))):
+        equations += [([0], [2 * i + 1], seconds, None), ([2 * i + 1], [2 * i + 2], 0.0, name)]
+        options[name] = [Option(KEEP, BYTES[name], 0, 0.0)]
+    sizes = [0, *(size for name in BYTES for size in (BYTES[name],) * 2)]
+    made = profile(block(equations, [2, 4, 6], sizes, options))
+    steps = Whole(made, more)
+    trial = lambda actions: Trial(steps.step(actions), evaluate(made, actions), 0)
+    limits = Limits(room, room, 0)
+    tried = [trial({"block": {name: KEEP}}) for name in BYTES]
+    trials = Trials(made, limits, trial({"block": dict.fromkeys(BYTES, KEEP)}), tried)
+    setting = types.SimpleNamespace(
+        profile=made,
+        steps=steps,
+        limits=limits,
+        history=types.SimpleNamespace(remember=lambda step: None),
+        seconds_of=lambda baseline: None,
+        compiles_left=0,
+    )
+    monkeypatch.setattr(search_module, "begin", lambda setting, arguments: trials)
+    monkeypatch.setattr(search_module, "polish", lambda setting, trials: {})
+    found = search_module.search(setting, STATIC)
+    best = None if found.best is None else [*found.best.actions["block"]]
+    return best, steps.proved
+
+
+def test_what_fits_whole_is_returned_after_one_compile(monkeypatch):
+    assert settled(0, STATIC + 40, monkeypatch) == (["u"], [["u"]])
+
+
+def test_what_is_as_near_to_the_room_as_one_that_did_not_fit_is_not_compiled(monkeypatch):
+    """Each would cost a whole compile. What has room for as much more is, though it is slower."""
+    assert settled(3, STATIC + 41, monkeypatch) == (["w"], [["u"], ["w"]])
+
+
+def test_it_is_compiled_where_nothing_else_is_left(monkeypatch):
+    best, proved = settled(35, STATIC + 41, monkeypatch)
+    assert best is None
+    assert sorted(proved) == [["u"], ["v"], ["w"]]
