@@ -3,9 +3,10 @@
     python -m benchmarks.tpu_baselines
 
 Each baseline of `benchmarks/shared/baselines.py` is compiled until its buffers are assigned (whole,
-where a plan does not win): its bytes, and its time by a roofline of what the compiler fuses, with the planner's price of copies to
-host memory that the layers' work does not hide. Then a plan at its bytes, reckoned in the same way.
-No step ran. A plan wins, or loses, where the times differ by more than 1 % of the baseline's.
+where a plan does not win): its bytes, and its time by a roofline of what the compiler fuses, with
+the planner's price of copies to host memory that the layers' work does not hide. Then a plan at its
+bytes, reckoned in the same way. No step ran. A plan wins, or loses, where the times differ by more
+than 1 % of the baseline's.
 """
 
 import jax
@@ -79,7 +80,7 @@ def compare(report: Report, key: str) -> None:
             if not report.has(beside) and at <= usable:
                 plan = of_plan(case, at)
                 if outcome(plan, report[name]) != "win":
-                    # Compiled whole, as a plan is, a policy may take a little more than its buffers.
+                    # Compiled whole, as a plan is, it may take a little more than its buffers.
                     report.add(name, of_baseline(case, baseline, whole=True))
                     plan = of_plan(case, report[name]["bytes"])
                 report.add(beside, plan)

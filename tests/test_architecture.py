@@ -29,7 +29,7 @@ LIBRARY = {
     "_compiled": ("_device", "_hlo", "_buffers", "_jax"),
     "_absent": ("_compiled", "_device", "_hlo", "_buffers", "_jax"),
     "_xla": ("_absent", "_compiled", "_device", "_buffers", "_jax"),
-    "_tags": ("_codecs",),
+    "_tags": ("_jax", "_codecs"),
     "_solver": (),
     "_plan": ("_device", "_codecs", "_states"),
     "_states": ("_jax", "_device"),

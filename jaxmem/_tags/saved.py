@@ -6,10 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxmem._codecs.registry import EXACT
+from jaxmem._jax.jaxpr import lift
 from jaxmem._tags.tag import tag
 
 
@@ -91,13 +90,11 @@ def of_arrays(f: Callable, args: tuple, kwargs: dict) -> tuple[Callable, list, l
 
     arrays = [a for a, t in zip(leaves, traced) if t]
     closed, shapes = jax.make_jaxpr(call, return_shape=True)(*arrays)
-    # Of any dtype, where `jax.closure_convert` lifts floating ones alone.
-    lifted = [isinstance(c, Tracer) for c in closed.consts]
+    # Of any dtype, where `jax.closure_convert` makes arguments of floating arrays alone.
+    lifted, closed_over = lift(closed)
 
     def function(*given):
-        own = iter(given[len(arrays) :])
-        consts = [next(own) if is_traced else c for c, is_traced in zip(closed.consts, lifted)]
-        results = jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, consts))(*given[: len(arrays)])
+        results = lifted(given[len(arrays) :], *given[: len(arrays)])
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
-    return function, arrays, [c for c, is_traced in zip(closed.consts, lifted) if is_traced]
+    return function, arrays, closed_over
