@@ -80,8 +80,12 @@ class Program:
             values[v] = x if after is None else after(v, x)
         for node in self.nodes:
             operands = [v.val if isinstance(v, Literal) else values[v] for v in node.inputs]
-            for v, x in zip(node.outputs, node.run(operands)):
-                values[v] = x if after is None else after(v, x)
+            results = node.run(operands)
+            if after is not None:
+                # Part of a program may be under another mesh, whose axes are automatic there.
+                with node.eqn.ctx.manager:
+                    results = [after(v, x) for v, x in zip(node.outputs, results)]
+            values.update(zip(node.outputs, results))
         return [v.val if isinstance(v, Literal) else values[v] for v in self.outputs]
 
 
