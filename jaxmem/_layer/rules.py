@@ -7,6 +7,7 @@ not spare the kernel's second run. Here the rule's own tensors are named.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
@@ -77,7 +78,7 @@ def _saved(node: Node) -> tuple[tuple[int, ...], jax.ShapeDtypeStruct] | None:
         sizes.extend(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves if id(x) not in given)
         return results, list, leaves
 
-    types = [v.aval for v in node.eqn.invars]
+    types: list[Any] = [v.aval for v in node.eqn.invars]
     function = saving(lambda *operands: list(node.bind(operands)), hold)
 
     def forward(*arrays):

@@ -57,7 +57,7 @@ class _Whole:
             made = made.replace(ctx=_context())
         return made
 
-    def _read(self, v):
+    def _read(self, v) -> Any:
         if isinstance(v, Literal):
             return Literal(v.val, _plain(v.aval))
         if v not in self._vars:
@@ -70,11 +70,11 @@ class _Whole:
             return type(value)(self._param(name, each) for each in value)
         if isinstance(value, NamedSharding) and "sharding" in name:
             return _unspecified() if name in ("in_shardings", "out_shardings") else None
-        if body(value) is None:
+        if (inside := body(value)) is None:
             return value
         if id(value) not in self._done:
             closed = isinstance(value, ClosedJaxpr)
-            inner = self.jaxpr(value.jaxpr if closed else value)
+            inner = self.jaxpr(inside)
             self._done[id(value)] = ClosedJaxpr(inner, value.consts) if closed else inner
             self._kept.append(value)
         return self._done[id(value)]
