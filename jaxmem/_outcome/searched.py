@@ -8,16 +8,16 @@ from typing import Any
 
 import jax
 
-from jaxmem._core.actions import KEEP, REST, keeps_everything
+from jaxmem._core.actions import AS_WRITTEN, KEEP, REST, keeps_everything
 from jaxmem._core.bytes import show_bytes
 from jaxmem._device.target import Target
 from jaxmem._outcome.pareto import curve, whole_actions
 from jaxmem._outcome.table import rows
 from jaxmem._plan.plan import Plan
-from jaxmem._plan.rows import Bytes, Measured
+from jaxmem._plan.rows import Bytes, Measured, WrittenStep
 from jaxmem._search.measure import Runs, quartiles
 from jaxmem._search.search import Found
-from jaxmem._trials.clock import clock_of
+from jaxmem._trials.clock import Clock, clock_of
 from jaxmem._trials.trial import Limits, Trial
 from jaxmem._trials.trials import Trials
 from jaxmem.errors import BudgetError
@@ -74,11 +74,13 @@ def outcome(
     # leaves. The curve is always of undivided layers.
     decided = division.problem if division else problem
     decided = dataclasses.replace(decided, room=problem.room, corrections=found.corrections)
-    actions = whole_actions(decided.profile, best.actions)
+    own = best is trials.checkpointed
+    actions = AS_WRITTEN if own else whole_actions(decided.profile, best.actions)
     # Idle blocks follow the others: a plan keeps everything only if every block of it does.
     of_idle_blocks = {REST: KEEP} if keeps_everything(actions) else {}
+    idle = () if own else profile.idle_blocks
     return Plan(
-        actions={label: dict(of_idle_blocks) for label in profile.idle_blocks} | actions,
+        actions={label: dict(of_idle_blocks) for label in idle} | actions,
         budget_bytes=trials.limits.budget,
         predicted_bytes=best.predicted_bytes,
         compiled_bytes=best.total,
@@ -98,7 +100,7 @@ def outcome(
         jax_version=jax.__version__,
         parts=_parts(trials, best),
         baseline_parts=_parts(trials, baseline),
-        rows=rows(decided, actions, "the clock says otherwise" if runs else taken),
+        rows=() if own else rows(decided, actions, "the clock says otherwise" if runs else taken),
         points=curve(
             problem,
             lambda size: trials.predicted(int(model.reference) + size),
@@ -109,7 +111,16 @@ def outcome(
         notes=notes + option_notes(best.step.compiled.options),
         compiler_options=best.step.compiled.options,
         measured=tuple(_measured(run, run.trial is best) for run in runs),
+        as_written=best is trials.written,
+        written=_written(trials, clock),
     ).with_step(best.step.executable)
+
+
+def _written(trials: Trials, clock: Clock) -> WrittenStep | None:
+    """The step as written, where it has checkpoints of its own."""
+    if (own := trials.checkpointed) is None:
+        return None
+    return WrittenStep(own.total, own.host_bytes, clock.of(own), _parts(trials, own))
 
 
 def option_notes(options: Mapping[str, Any]) -> tuple[str, ...]:

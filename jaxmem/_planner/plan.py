@@ -187,7 +187,7 @@ def _plan(
     _warn_of_no_tags(profile, jaxpr, step.shards)
     # Search: solve and compile in turns.
     walks = Walks(step.steps, profile, step.shards)
-    setting = Setting(profile, step.steps, step.history, limits, walks)
+    setting = Setting(profile, step.steps, step.history, limits, walks, step.written)
     found = search(setting, step.arguments)
     # What `checkpoint_name` names might have been compressed, had the user asked for it.
     wider = lambda: _silently(step.wider)

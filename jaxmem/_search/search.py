@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from jaxmem._core.actions import Actions
 from jaxmem._search import candidates
-from jaxmem._search.begin import begin
+from jaxmem._search.begin import begin, time_baselines
 from jaxmem._search.divide import Division, best_division
 from jaxmem._search.polish import polish
 from jaxmem._solver.memory import Expected
@@ -63,7 +63,7 @@ def search(setting: Setting, arguments: int) -> Found:
     """
     start = _Search(setting, begin(setting, arguments))
     trials = start.trials
-    trials.measured_seconds = setting.seconds_of(trials.baseline)
+    time_baselines(setting, trials)
     fits = trials.baseline.total <= setting.limits.room
     if fits:
         start.hasten()
@@ -71,22 +71,10 @@ def search(setting: Setting, arguments: int) -> Found:
         start.refine()
     corrections = polish(setting, trials)
     more = 0  # bytes that something which did not fit took, compiled whole, beyond its buffers
-    while trials.fitting:
-        fits = setting.limits.allow(trials.baseline)
-        clock = clock_of(trials, setting.steps.backend.target)
-        # Each costs a whole compile, which what is as near to the room would fail in as well.
-        likely = [t for t in trials.fitting if t.total + more <= setting.limits.room]
-        best = min(likely or trials.fitting, key=lambda t: (clock.cautious(t), t.total))
-        # A step that fits stays as it is unless a plan is faster by what is worth a word. Times
-        # that are computed from a device's rates are too rough to say so.
-        rough = setting.profile.time_source == "roofline"
-        if fits and (rough or clock.cautious(best) > (1 - WORTH) * clock.base):
-            best = trials.baseline
-        alone = fits or more > 0
-        divided, division = (best, None) if alone else start.divide(best, clock)
+    while trials.fitting or trials.checkpointed_fits:
         # Where compiles end before they are done, only what would be returned is compiled whole. It
         # may take more then, and something else is the best.
-        for trial, groups in [(divided, division), (best, None)][divided is best :]:
+        for trial, groups in start.ranked(more):
             proven = trials.proven(trial, setting)
             if proven is not None and setting.limits.allow(proven):
                 return Found(trials, proven, groups, start.solve_seconds, corrections)
@@ -101,6 +89,33 @@ class _Search:
     def __init__(self, setting: Setting, trials: Trials):
         self.setting, self.trials = setting, trials
         self.solve_seconds = 0.0
+
+    def ranked(self, more: int) -> list[tuple[Trial, Division | None]]:
+        """What a search may return, the best first, with how it divides layers.
+
+        more: bytes that something which did not fit took, compiled whole, beyond its buffers.
+        """
+        trials, limits = self.trials, self.setting.limits
+        clock = clock_of(trials, self.setting.steps.backend.target)
+        found: list[tuple[Trial, Division | None]] = []
+        if trials.fitting:
+            fits = limits.allow(trials.baseline)
+            # Each costs a whole compile, which what is as near to the room would fail in as well.
+            likely = [t for t in trials.fitting if t.total + more <= limits.room]
+            best = min(likely or trials.fitting, key=lambda t: (clock.cautious(t), t.total))
+            # A step that fits stays as it is unless a plan is faster by what is worth a word. Times
+            # that are computed from a device's rates are too rough to say so.
+            rough = self.setting.profile.time_source == "roofline"
+            if fits and (rough or clock.cautious(best) > (1 - WORTH) * clock.base):
+                best = trials.baseline
+            alone = fits or more > 0
+            divided, division = (best, None) if alone else self.divide(best, clock)
+            found = [(divided, division), (best, None)][divided is best :]
+        if (own := trials.checkpointed_fits) is not None:
+            worth = (1 - WORTH) * clock.of(own)
+            faster = [each for each in found if clock.cautious(each[0]) <= worth]
+            found = [*faster, (own, None), *(each for each in found if each not in faster)]
+        return found
 
     def hasten(self) -> None:
         """Compiles the fastest plan without a limit on device bytes, if the profile calls it faster

@@ -33,7 +33,11 @@ class Clock:
         return max(0.0, self.base + cost.seconds - self.kept.seconds)
 
     def of(self, trial: Trial) -> float:
-        """Seconds of a compiled step: XLA's estimate of it where `base` is one too."""
+        """Seconds of a compiled step: those of a run, or XLA's estimate of it, where `base` is one
+        too.
+        """
+        if self.source == "measured" and trial.measured_seconds is not None:
+            return trial.measured_seconds
         if self.source == "xla" and trial.xla_seconds is not None:
             return trial.xla_seconds
         return self.seconds(trial.cost)
@@ -64,7 +68,7 @@ def _moving(cost: Cost) -> float:
 def clock_of(trials: Trials, target: Target) -> Clock:
     """The clock of a search, by the best that is known of the step with everything kept."""
     baseline, profile = trials.baseline, trials.profile
-    told = {"measured": trials.measured_seconds, "xla": baseline.xla_seconds}
+    told = {"measured": baseline.measured_seconds, "xla": baseline.xla_seconds}
     told["pieces"] = _sum_of_pieces(profile, baseline, target)
     source, base = next((s, t) for s, t in told.items() if t is not None)
     return Clock(base, source, baseline.cost, profile.uncertainty)

@@ -20,6 +20,7 @@ from jaxmem._trials.compile import CompiledStep
 from jaxmem._xla.protocol import Backend
 
 MOST = 48  # how many of the latest compiles are recalled
+FORM = 2  # of what "everything kept" means: it was the step as written, checkpoints and all, in 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,7 @@ class History:
         # processes that have flags of their own.
         flags = os.environ.get("XLA_FLAGS", "") if backend.target.local else ""
         self._database, self._device = backend.database, f"{backend.target} {backend.device}"
-        self._step = f"{flags}\n{text_of(jaxpr)}"
+        self._step = f"{FORM} {flags}\n{text_of(jaxpr)}"
 
     def recall(self) -> list[CompiledStep]:
         """Earlier compiles, the latest last; what cannot be read is left out."""

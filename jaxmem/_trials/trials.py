@@ -27,8 +27,9 @@ class Trials:
     tried: the other plans that this search compiled.
     recalled: those of earlier searches, which only guide.
     refused: plans that XLA did not compile.
-    measured_seconds: those of the step with everything kept, where it was run.
     walks: as in `Setting`; None where nothing is walked through.
+    written: the step as its author wrote it: the baseline itself where that keeps everything, None
+      where a plan decides the step however it is written.
     """
 
     profile: Profile
@@ -37,18 +38,32 @@ class Trials:
     tried: list[Trial] = dataclasses.field(default_factory=list)
     recalled: list[Trial] = dataclasses.field(default_factory=list)
     refused: list[Actions] = dataclasses.field(default_factory=list)
-    measured_seconds: float | None = None
     walks: Walks | None = None
+    written: Trial | None = None
 
     @property
     def compiled(self) -> list[Trial]:
-        """Everything that this search may return."""
+        """Everything that this search may return, the step as written excepted: its own checkpoints
+        decide it, so that it teaches nothing about choices of tags.
+        """
         return [self.baseline, *self.tried]
+
+    @property
+    def checkpointed(self) -> Trial | None:
+        """The step as written, where it has checkpoints of its own."""
+        return None if self.written is self.baseline else self.written
+
+    @property
+    def checkpointed_fits(self) -> Trial | None:
+        """The same, where it fits too."""
+        own = self.checkpointed
+        return own if own is not None and self.limits.allow(own) else None
 
     @property
     def least(self) -> int:
         """The least bytes that this search compiled to."""
-        return min(t.total for t in self.compiled)
+        own = [] if self.checkpointed is None else [self.checkpointed]
+        return min(t.total for t in (*self.compiled, *own))
 
     @property
     def static(self) -> int:
@@ -83,13 +98,17 @@ class Trials:
             if trial is self.baseline:
                 raise
             LOG.warning("a plan is left out: %s", str(error)[:400])
+            if trial is self.written:
+                self.written = None
+                return None
             self.refused.append(trial.actions)
             self.tried = [t for t in self.tried if t is not trial]
             return None
         if step is trial.step:
             return trial
-        setting.history.remember(step)
+        setting.history_of(step.actions).remember(step)
         made = dataclasses.replace(trial, step=step)
+        self.written = made if trial is self.written else self.written
         self.baseline = made if trial is self.baseline else self.baseline
         self.tried = [made if t is trial else t for t in self.tried]
         return made
