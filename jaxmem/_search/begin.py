@@ -6,6 +6,8 @@ from jaxmem._core.actions import AS_WRITTEN
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
+from jaxmem._core.warn import warn
+from jaxmem._device.support import misreading
 from jaxmem._profile.recoded import recoded
 from jaxmem._search import candidates
 from jaxmem._search.descent import descended
@@ -97,6 +99,14 @@ def _written(setting: Setting, trials: Trials) -> Trial | None:
         LOG.info("compiling the step as written")
         (step,) = setting.attempt(AS_WRITTEN, least=trials.baseline.total)
     if isinstance(step, StepError):
+        return None
+    if step.compiled.host_bytes and (version := misreading(setting.steps.backend.target.platform)):
+        warn(
+            "plan: the step as written offloads tensors by checkpoints of its own, and jaxlib"
+            f" {version} reads offloaded tensors of a loop at wrong offsets on this target (fixed"
+            " in 0.11.1), so that its gradients are wrong; it is left out of the plan: update"
+            " jaxlib, or run the step under the plan"
+        )
         return None
     cost = cost_as_written(setting.profile, trials.baseline, step)
     return Trial(step, cost, step.compiled.total_bytes)
