@@ -27,6 +27,7 @@ class Action(enum.StrEnum):
 
 
 ALL = tuple(Action)
+"""Every action, those that use a codec among them."""
 LOSSLESS = (Action.KEEP, Action.RECOMPUTE, Action.OFFLOAD)
 """The actions that use no codec: the backward reads the forward's values, kept or made again."""
 

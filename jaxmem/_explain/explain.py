@@ -85,9 +85,9 @@ def explain(
 
     build: `build(plan)` returns the step, as for `jaxmem.plan`.
     args: the step's arguments: arrays, modules or `jax.ShapeDtypeStruct`s.
-    plan: the plan to explain the step under; None means the step as written. Where it places states,
-      the state of the arguments may lie anywhere: it is explained at the plan's places, and with
-      everything kept on the device.
+    plan: the plan to explain the step under; None means the step as written. Where it places
+      states, the state of the arguments may lie anywhere: it is explained at the plan's places, and
+      with everything kept on the device.
     target: "local"; or what need not be there: a GPU such as "h200" or "a100-80gb:8", or a TPU
       such as "v5e" or "v5e:8".
     beside: whether to explain the step with everything kept too, as the explanation's `beside`,

@@ -43,7 +43,16 @@ _TEXTS = ("time_source", "target", "fingerprint", "jax_version")
 _CHOSEN = ("microbatches", "batch")  # numbers that are there where the planner chose them
 _PARTS = ("parts", "baseline_parts")
 _LISTS = ("notes", "rows", "points", "measured")
-_OBJECTS = ("actions", "places", "lanes", "divided", "compiler_options", "as_written", "written")
+_OBJECTS = (
+    "actions",
+    "places",
+    "lanes",
+    "divided",
+    "compiler_options",
+    "as_written",
+    "written",
+    "lossy",
+)
 _KNOWN = ("schema", *_NUMBERS, *_TEXTS, *_LATER, *_CHOSEN, *_PARTS, *_LISTS, *_OBJECTS)
 
 
@@ -60,6 +69,8 @@ def write(fields: Mapping[str, Any]) -> dict[str, Any]:
     data |= {name: fields[name] for name in _CHOSEN if fields[name] is not None}
     if fields["as_written"]:
         data["as_written"] = True
+    if fields["lossy"]:
+        data["lossy"] = fields["lossy"]
     if fields["written"] is not None:
         data["written"] = dataclasses.asdict(fields["written"])
     if fields["divided"] is not None:
@@ -151,6 +162,8 @@ def _fields(data: Any) -> dict[str, Any]:
     as_written = data.get("as_written", False)
     if not isinstance(as_written, bool):
         raise Broken("as_written", as_written, "true or false")
+    if not is_text(lossy := data.get("lossy", "")):
+        raise Broken("lossy", lossy, "a text")
     # Of a step that its own checkpoints decide, a plan has no actions.
     decided = data.get("actions") != {} or not as_written
     fields["actions"] = read_actions(data.get("actions")) if decided else {}
@@ -178,6 +191,7 @@ def _fields(data: Any) -> dict[str, Any]:
         "compiler_options": options,
         "divided": divided,
         "as_written": as_written,
+        "lossy": lossy,
         "written": _written(data.get("written")),
         "rows": tuple(_row(row, f"rows[{i}]") for i, row in enumerate(rows)),
         "points": tuple(_point(point, f"points[{i}]") for i, point in enumerate(points)),

@@ -60,6 +60,8 @@ class Plan:
         is `step`.
       written: the step as its author wrote it, under any plan, where it has checkpoints of its own;
         None where it has none.
+      lossy: which tensors are held with a loss, and what the best plan without one would take, as a
+        sentence; empty where the backward reads the forward's own values.
     """
 
     actions: Actions
@@ -94,6 +96,7 @@ class Plan:
     lanes: Timeline | None = None
     as_written: bool = False
     written: WrittenStep | None = None
+    lossy: str = ""
     # the executable; it is not saved, and plans that differ in it alone are equal
     _step: Any = dataclasses.field(default=None, repr=False, compare=False)
     # move a state, and make one, where states are placed; likewise

@@ -120,5 +120,6 @@ def summary(plan: "Plan") -> list[str]:
         *([] if plan.divided is None else [f"over devices: {DIVIDED_WORDS[plan.divided]}"]),
         f"{times(plan)}; {plan.compiles} compile{'' if plan.compiles == 1 else 's'}{chosen}",
         *measured(plan),
+        *([f"lossy: {plan.lossy}"] if plan.lossy else []),
         *(f"note: {note}" for note in plan.notes),
     ]

@@ -70,9 +70,11 @@ def plan(
     host_budget: the same for tensors that are moved to host memory.
     target: "local"; or what need not be there: a GPU such as "h200" or "a100-80gb:8", or a TPU
       such as "v5e", "v5e:8" (chips) or "v5p:4x4x8".
-    actions: those allowed, such as `jaxmem.plans.LOSSLESS`. None means all of them for tags, and
-      those that lose nothing for values that `checkpoint_name` names, which are compressed if
-      `actions` says so.
+    actions: those allowed, such as `jaxmem.plans.LOSSLESS`, or `jaxmem.plans.ALL`. None means all
+      of them for tags, and those that lose nothing for values that `checkpoint_name` names. Then a
+      lossy codec is taken only where no plan without one fits, or where it gains 2 % of the step's
+      time more than times are uncertain. `ALL` asks for codecs: they are taken for any gain beyond
+      that uncertainty, for named values too.
     codecs: a codec or several for every tag that names none, or a dict by kind; None means the
       kind's own (Adacc §3.2).
     outliers: how many outlier channels tensors were seen to have, by block label and tag: codecs
@@ -122,7 +124,8 @@ def plan(
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
     able, notes = allowed_actions(ALL if actions is None else actions, target)
     named = tuple(a for a in able if actions is not None or not a.compresses)
-    allowed = Allowed(able, named, codecs=codecs, outliers=checked_outliers(outliers))
+    counted = checked_outliers(outliers)
+    allowed = Allowed(able, named, codecs=codecs, outliers=counted, careful=actions is None)
     notes += budget_notes(limit, target)
     # A database reads nothing that was written before `since`, and writes in either case.
     database = Database(since=time.time() if fresh else 0.0)
@@ -187,7 +190,8 @@ def _plan(
     _warn_of_no_tags(profile, jaxpr, step.shards)
     # Search: solve and compile in turns.
     walks = Walks(step.steps, profile, step.shards)
-    setting = Setting(profile, step.steps, step.history, limits, walks, step.written)
+    told = step.history, limits, walks, step.written, allowed.careful
+    setting = Setting(profile, step.steps, *told)
     found = search(setting, step.arguments)
     # What `checkpoint_name` names might have been compressed, had the user asked for it.
     wider = lambda: _silently(step.wider)

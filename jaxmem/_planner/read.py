@@ -20,8 +20,9 @@ from jaxmem._core.progress import LOG
 from jaxmem._device.target import Target
 from jaxmem._jax.arguments import argument_bytes, shards_of
 from jaxmem._jax.jaxpr import Jaxpr
-from jaxmem._outcome.searched import hopeless
+from jaxmem._outcome.searched import arguments_exceed
 from jaxmem._planner.measured import corrected
+from jaxmem._planner.remedies import remedies
 from jaxmem._profile.options import Allowed
 from jaxmem._profile.profile import profile as make_profile
 from jaxmem._trials.compile import StepCompiler, Written
@@ -85,9 +86,9 @@ def read_step(
     traced = steps.trace(Assignment.nothing())
     check_arguments(target, traced)
     arguments = argument_bytes(traced, args, target.devices)
-    refusal = None if limits is None else hopeless(arguments, limits, target)
-    if refusal is not None:
-        raise refusal
+    if limits is not None and arguments > limits.room:
+        smaller = remedies(traced, args, target.devices)
+        raise arguments_exceed(arguments, limits, target, smaller)
     as_written = steps.trace(Assignment.unchanged()).jaxpr
     check_plan_is_passed_on(traced.jaxpr.jaxpr, as_written.jaxpr)
     steps.written = written_as(as_written.jaxpr)

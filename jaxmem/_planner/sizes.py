@@ -95,7 +95,9 @@ class Walked:
         for how in reversed(DIVIDED) if self.decide.sharding else [None]:
             try:
                 steps = PlacedSteps(self.build, args, self.backend, how)
-                return steps.walked(plan, _places(steps, None if plan == Assignment.everything() else self.limits))
+                return steps.walked(
+                    plan, _places(steps, None if plan == Assignment.everything() else self.limits)
+                )
             except OptimizerError as error:
                 refused = error
         assert refused is not None

@@ -5,6 +5,7 @@ import math
 
 from jaxmem._core.profile import Profile
 from jaxmem._device.target import Target
+from jaxmem._profile.doubt import WORTH
 from jaxmem._solver.cost import Cost
 from jaxmem._trials.trial import Trial
 from jaxmem._trials.trials import Trials
@@ -46,18 +47,28 @@ class Clock:
         """What compiled steps are ranked by: seconds, with lossy codecs at their longest."""
         return self.of(trial) + trial.cost.doubt_seconds
 
-    def uncertain(self, cost: Cost) -> float:
-        """By how many seconds the difference between a step and the one with everything kept may be
-        off: the times of all that only one of the two does may be, each way.
+    def uncertain(self, cost: Cost, other: Cost | None = None) -> float:
+        """By how many seconds the difference between two steps may be off: the times of all that
+        only one of the two does may be, each way.
+
+        other: of the second step; None for the one with everything kept.
         """
+        other = self.kept if other is None else other
         apart = math.fsum(
             abs(a - b)
             for a, b in (
-                (cost.recompute_seconds, self.kept.recompute_seconds),
-                (_moving(cost), _moving(self.kept)),
+                (cost.recompute_seconds, other.recompute_seconds),
+                (_moving(cost), _moving(other)),
             )
         )
         return self.uncertainty * apart
+
+    def is_worth_losing(self, lossy: Trial, exact: Trial) -> bool:
+        """Whether a plan with lossy codecs gains more over one without than one would notice, and
+        than times are known to.
+        """
+        noticed = WORTH * self.base + self.uncertain(lossy.cost, exact.cost)
+        return self.of(exact) - self.of(lossy) >= noticed
 
 
 def _moving(cost: Cost) -> float:

@@ -29,6 +29,7 @@ class Setting:
     walks: tell what to expect of a plan before it is compiled.
     written: what earlier searches compiled of the step as written, where it has checkpoints of its
       own; else None.
+    careful: whether lossy codecs must gain what one would notice, as `Allowed` has it.
     """
 
     profile: Profile
@@ -37,6 +38,7 @@ class Setting:
     limits: Limits
     walks: Walks
     written: History | None = None
+    careful: bool = False
 
     def history_of(self, actions: Actions) -> History:
         """Where a compile of the step under `actions` is remembered."""

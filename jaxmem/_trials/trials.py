@@ -30,6 +30,7 @@ class Trials:
     walks: as in `Setting`; None where nothing is walked through.
     written: the step as its author wrote it: the baseline itself where that keeps everything, None
       where a plan decides the step however it is written.
+    lossless: whether the solver is asked for plans that lose nothing alone.
     """
 
     profile: Profile
@@ -40,6 +41,7 @@ class Trials:
     refused: list[Actions] = dataclasses.field(default_factory=list)
     walks: Walks | None = None
     written: Trial | None = None
+    lossless: bool = False
 
     @property
     def compiled(self) -> list[Trial]:
@@ -139,7 +141,7 @@ class Trials:
         room beside the arguments and the working memory of the model's reference.
         """
         room = int(self.limits.room * share) - self.static - int(model.reference)
-        return Problem(
+        problem = Problem(
             self.profile,
             room,
             self.limits.host_room,
@@ -147,6 +149,7 @@ class Trials:
             excluded=tuple(self.refused),
             time_limit=SOLVE_SECONDS,
         )
+        return problem.lossless() if self.lossless else problem
 
 
 def fitted(profile: Profile, trials: Sequence[Trial], walks: Walks | None = None) -> Expected:

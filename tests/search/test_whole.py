@@ -56,6 +56,7 @@ def settled(more, room, monkeypatch):
         history_of=lambda actions: types.SimpleNamespace(remember=lambda step: None),
         timed=lambda *trials: [*trials],
         compiles_left=0,
+        careful=False,
     )
     monkeypatch.setattr(search_module, "begin", lambda setting, arguments: trials)
     monkeypatch.setattr(search_module, "polish", lambda setting, trials: {})

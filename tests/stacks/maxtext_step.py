@@ -1,7 +1,6 @@
 """MaxText's own training step, made by its own functions, for a few layers of a small decoder."""
 
 import contextlib
-import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
@@ -31,7 +30,11 @@ class MaxTextStep(NamedTuple):
 
 
 def maxtext_step(
-    policy: str, attention: str = "dot_product", layers: int = 8, width: int = 1024, extra: Sequence = ()
+    policy: str,
+    attention: str = "dot_product",
+    layers: int = 8,
+    width: int = 1024,
+    extra: Sequence = (),
 ) -> MaxTextStep:
     """The step of MaxText's trainer under one of its remat policies, such as "full"."""
     out = tempfile.mkdtemp()
