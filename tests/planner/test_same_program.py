@@ -215,3 +215,18 @@ def test_assignments_that_leave_a_step_and_that_keep_everything_differ_in_checkp
     for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(have)):
         assert np.abs(a).max() > 0
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6 * float(np.abs(a).max()))
+
+
+@pytest.mark.core
+def test_a_plan_that_is_priced_again_is_the_same_program():
+    step, args = step_of("scan", "full"), shapes()
+    for assignment in (Assignment.unchanged(), Assignment.everything(), Assignment.nothing()):
+        priced = jaxmem.plans.price(jaxmem.auto(step), assignment, *args)
+        assert priced.compiled_bytes == total("local", lambda _, a=assignment: jaxmem.auto(step, a))
+        assert priced.as_written == assignment.as_written
+        again = jaxmem.plans.price(jaxmem.auto(step), priced, *args)
+        assert (again.compiled_bytes, again.actions) == (priced.compiled_bytes, priced.actions)
+        assert again.written == priced.written
+        assert again.written.bytes < again.baseline_bytes
+    with pytest.raises(jaxmem.errors.TagError, match="estimate: `assignment` leaves the step as"):
+        jaxmem.plans.estimate(jaxmem.auto(step), Assignment.unchanged(), *args)
