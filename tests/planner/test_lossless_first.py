@@ -75,7 +75,7 @@ def test_codecs_that_are_asked_for_are_taken_however_uncertain_times_are(planned
 
 
 def test_a_codec_that_gains_what_nobody_notices_is_taken_only_where_codecs_are_asked_for(planned):
-    """Encoding and decoding take 1 % less than a recomputation, which is less than 2 % of a step."""
+    """Encoding and decoding take 1 % less than recomputing: far below 2 % of a step."""
     little = 0.495 * PIECE
     usual = planned(0.0, little)
     asked = planned(0.0, little, actions=jaxmem.plans.ALL)
