@@ -26,7 +26,7 @@ INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check -c constraint
 JAX_PLATFORMS ?= $(if $(shell command -v nvidia-smi),,cpu)
 export JAX_PLATFORMS
 
-.PHONY: help setup run test test-core test-slow test-matrix bench lint format typecheck docs wheel present clean
+.PHONY: help setup run test test-core test-slow test-matrix stacks bench lint format typecheck docs wheel present clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
@@ -44,6 +44,20 @@ test-core: $(VENV)/.installed
 
 test-slow: $(VENV)/.installed-docs  ## the slow tests alone
 	XLA_FLAGS="$$XLA_FLAGS" $(PYTEST) -m slow $(ARGS)
+
+# Libraries that train with JAX, as they are, in an environment of their own: each without what it pins,
+# and then what its imports want, at the versions that jaxmem is tested with.
+STACKS = .venv-stacks
+stacks: $(STACKS)/.installed  ## the tests of MaxText's own training step
+	JAX_PLATFORMS=cpu XLA_FLAGS="--xla_force_host_platform_device_count=8" TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 \
+	  $(STACKS)/bin/python -m pytest -m slow -n 0 -s tests/stacks $(ARGS)
+
+$(STACKS)/.installed: constraints/stacks.txt constraints/py312.txt pyproject.toml
+	$(call interpreter,python3.12) -m venv $(STACKS)
+	$(STACKS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/py312.txt -e ".[$(EXTRAS)]"
+	$(STACKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps maxtext==0.2.5
+	$(STACKS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/py312.txt -r constraints/stacks.txt
+	@touch $@
 
 MATRIX = $(foreach python,python3.11 python3.12,$(if $(call interpreter,$(python)),$(python)))
 test-matrix:  ## the core tests on python3.11 and python3.12 where present, and on 3.12 with the newest JAX
