@@ -27,6 +27,7 @@ from jaxmem._planner.placed import check_decide, plan_places
 from jaxmem._planner.random_bits import random_notes
 from jaxmem._planner.read import read_step
 from jaxmem._planner.sizes import Walked, check_batch, possible
+from jaxmem._planner.together import by_the_first
 from jaxmem._planner.unasked import would_fit, would_save
 from jaxmem._profile.options import Allowed, checked_outliers
 from jaxmem._profile.times import RETRY_SECONDS
@@ -42,6 +43,7 @@ from jaxmem._xla.protocol import Backend
 from jaxmem.errors import JaxmemWarning
 
 
+@by_the_first
 def plan(
     build,
     *args,
@@ -102,7 +104,8 @@ def plan(
       read, and is written anew. For a machine that was busy when it was measured, or was changed.
 
     The assignment is the optimum of a mixed-integer program (Adacc eq. 4-8, with five actions on
-    the block's graph), solved again as compiles teach what memory it leaves.
+    the block's graph), solved again as compiles teach what memory it leaves. Where several
+    processes call it alike, the first one plans, and each compiles the plan's step.
 
     Raises BudgetError for a budget that cannot be read or met (with the least bytes that compiled,
     or those of the arguments where they alone exceed it, which is told before any compile; with
