@@ -190,7 +190,7 @@ def test_what_cannot_be_planned_is_refused_in_all_of_them(reports):
     assert first["infeasible"] == second["infeasible"]
     kind, least = first["infeasible"]
     assert kind == "BudgetError"
-    assert 0 < least < first["plan"]["compiled_bytes"]
+    assert 100_000 < least <= first["plan"]["compiled_bytes"]
     assert first["otherwise"] == "RunError"
     assert second["otherwise"] == "PlanFileError", "it was another model there"
     note = "nothing was run for `measure`: it runs on several processes"
