@@ -80,6 +80,7 @@ LIBRARY = {
         "_joint",
         "_plan",
         "_outcome",
+        "_processes",
     ),
     "_hand": (
         "_device",

@@ -1,6 +1,7 @@
 """A call of the user's function as a function of arrays: whatever it takes, returns or changes."""
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxmem._jax.filtered import Tree, is_array
 from jaxmem._jax.jaxpr import ClosedJaxpr
 
 
@@ -28,43 +30,36 @@ class Call:
 def traced(function: Callable, args: tuple, kwargs: dict) -> Call:
     """The call `function(*args, **kwargs)`. What is no array is taken as it is."""
     modules = _Modules.of((args, kwargs))
-    leaves, tree = jax.tree.flatten(modules.state)
-    places = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
-    rest = dict(enumerate(leaves))
-    returned: list = []
+    (args, kwargs), given = Tree.of(modules.state, _arrays)
+    returned: list[Tree] = []
 
-    def pure(*arrays):
-        given = dict(rest) | dict(zip(places, arrays))
-        arguments = modules.merged(jax.tree.unflatten(tree, [given[i] for i in range(len(leaves))]))
-        own, named = arguments
+    def pure(*args, **kwargs):
+        own, named = arguments = modules.merged(given.filled((args, kwargs)))
         result = function(*own, **named)
-        found, shape = jax.tree.flatten((result, modules.changed(arguments)))
-        static = {i: leaf for i, leaf in enumerate(found) if not _is_array(leaf)}
-        returned.append((shape, static, len(found)))
-        return [leaf for i, leaf in enumerate(found) if i not in static]
+        out, rest = Tree.of((result, modules.changed(arguments)), _arrays)
+        returned.append(rest)
+        return out
 
-    arrays = [leaves[i] for i in places]
-    closed = jax.make_jaxpr(pure)(*arrays)
-    shape, static, count = returned[-1]
+    closed = jax.make_jaxpr(modules.called_like(function, pure))(*args, **kwargs)
 
     def rebuilt(results: Sequence):
-        left = iter(results)
-        found = [static[i] if i in static else next(left) for i in range(count)]
-        result, changed = jax.tree.unflatten(shape, found)
+        result, changed = returned[-1].filled(results)
         modules.update(changed)
         return result
 
-    return Call(closed, arrays, rebuilt)
+    return Call(closed, jax.tree.leaves((args, kwargs)), rebuilt)
 
 
-def _is_array(leaf) -> bool:
-    # NumPy's numbers are none: an argument that jit takes as static may be one.
-    return isinstance(leaf, jax.Array | np.ndarray) or hasattr(leaf, "aval")
+def _arrays(tree) -> list[bool]:
+    """For each leaf, whether it is an array. A NumPy scalar is not: it may be a static argument of
+    `jax.jit`.
+    """
+    return [is_array(a) and not isinstance(a, np.generic) for a in jax.tree.leaves(tree)]
 
 
 class _Modules:
-    """Arguments, as a tree of arrays. Flax's NNX modules among them are split into their arrays,
-    since the function may change them; a tree without one is taken as it is.
+    """Arguments and keywords, as a tree of arrays. Flax's NNX modules among them are split into
+    their arrays, since the function may change them; a tree without one is taken as it is.
     """
 
     def __init__(self, state):
@@ -78,6 +73,12 @@ class _Modules:
         if any(map(is_module, leaves)):
             return _NNX(nnx, leaves, [is_module(leaf) for leaf in leaves], tree)
         return _Modules(arguments)
+
+    def called_like(self, function: Callable, pure: Callable) -> Callable:
+        """`pure`, a function of `state`, with the parameters' names of the user's function, so that
+        JAX's errors give an argument's path.
+        """
+        return functools.wraps(function, updated=())(pure)
 
     def merged(self, state):
         """The arguments with the arrays of `state`."""
@@ -97,10 +98,14 @@ class _NNX(_Modules):
         self._modules = [leaf for leaf, one in zip(leaves, is_module) if one]
         # split together, since modules may share arrays
         self._graph, arrays = nnx.split(self._modules)
-        super().__init__((arrays, [leaf for leaf, one in zip(leaves, is_module) if not one]))
+        others = [leaf for leaf, one in zip(leaves, is_module) if not one]
+        super().__init__(((arrays, others), {}))
+
+    def called_like(self, function: Callable, pure: Callable) -> Callable:
+        return lambda modules, others: pure(modules, others)
 
     def merged(self, state):
-        arrays, others = state
+        (arrays, others), _ = state
         modules, others = iter(self._nnx.merge(self._graph, arrays)), iter(others)
         leaves = [next(modules) if one else next(others) for one in self._is_module]
         return jax.tree.unflatten(self._tree, leaves)

@@ -216,7 +216,7 @@ def _local() -> Target:
         name="local",
         kind=device.device_kind,
         platform=platform,
-        devices=len(devices),
+        devices=len(devices) * jax.process_count(),  # a step may run on those of all processes
         local=True,
         usable_bytes=int(usable) // shared,
         bandwidth=bandwidth,
@@ -255,7 +255,7 @@ def free_bytes(target: Target) -> int:
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    shared = target.devices if target.platform == "cpu" else 1
+    shared = len(jax.local_devices()) if target.platform == "cpu" else 1
     return min(target.usable_bytes, free_host_bytes() // shared)
 
 

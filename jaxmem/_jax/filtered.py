@@ -3,6 +3,8 @@ as `jax.jit` takes it: what is no array belongs to the program.
 """
 
 import dataclasses
+import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,33 +22,75 @@ def is_array(leaf) -> bool:
     return isinstance(leaf, arrays) or hasattr(leaf, "aval")
 
 
+def _traced_leaves(tree) -> list[bool]:
+    """For each leaf of an argument, whether it is traced; the others are static.
+
+    Numbers of Python's own are traced, as by `jax.jit`: a learning rate, or the step counter of an
+    optax state or a Flax train state, may change between calls. In an Equinox module they are
+    static, as for `eqx.filter_jit`: there a number may decide what the module computes, as
+    `eqx.nn.Dropout.inference` does, and parameters are arrays.
+    """
+    equinox = sys.modules.get("equinox")  # whoever has a module has imported it
+    is_module = lambda x: equinox is not None and isinstance(x, equinox.Module)
+    return [
+        is_array(leaf) or (isinstance(leaf, _SCALARS) and not is_module(part))
+        for part in jax.tree.leaves(tree, is_leaf=is_module)
+        for leaf in jax.tree.leaves(part)
+    ]
+
+
 def takes_more_than_arrays(args: tuple) -> bool:
-    """Whether `jax.jit` would refuse the arguments."""
-    return not all(is_array(leaf) or isinstance(leaf, _SCALARS) for leaf in jax.tree.leaves(args))
+    """Whether some leaves of the arguments are static, so that `jax.jit` cannot take them."""
+    return not all(_traced_leaves(args))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Tree:
-    """A tree divided into its arrays, as a tree with None elsewhere, and the rest of its leaves.
+class Tree:
+    """A tree without its traced leaves.
 
-    Numbers of Python's own are no arrays here: a module's may decide what it computes.
+    structure: the tree's.
+    static: by position the leaves that are not traced.
     """
 
     structure: Any
-    rest: tuple
+    static: tuple[tuple[int, Any], ...]
 
     @staticmethod
-    def of(tree) -> tuple[Any, "_Tree"]:
+    def of(tree, traced: Callable[[Any], list[bool]] = _traced_leaves) -> tuple[Any, "Tree"]:
+        """The tree with None for its static leaves, and those leaves.
+
+        traced: says for each leaf of a tree whether it is traced.
+        """
         leaves, structure = jax.tree.flatten(tree)
-        arrays = [leaf if is_array(leaf) else None for leaf in leaves]
-        rest = tuple(None if is_array(leaf) else leaf for leaf in leaves)
-        return jax.tree.unflatten(structure, arrays), _Tree(structure, rest)
+        which = traced(tree)
+        arrays = [leaf if one else None for leaf, one in zip(leaves, which)]
+        static = tuple((i, leaf) for i, leaf in enumerate(leaves) if not which[i])
+        return jax.tree.unflatten(structure, arrays), Tree(structure, static)
 
     def filled(self, arrays):
-        """The tree again, of its arrays."""
-        leaves = self.structure.flatten_up_to(arrays)
-        pairs = zip(leaves, self.rest)
-        return jax.tree.unflatten(self.structure, [a if r is None else r for a, r in pairs])
+        """The whole tree.
+
+        arrays: the traced leaves in their order, as a list or as a tree.
+        """
+        left, static = iter(jax.tree.leaves(arrays)), dict(self.static)
+        count = self.structure.num_leaves
+        leaves = [static[i] if i in static else next(left) for i in range(count)]
+        return jax.tree.unflatten(self.structure, leaves)
+
+    def difference(self, before: "Tree", name: str) -> str:
+        """The first static leaf that is not as it was before, with its path, or what else differs.
+
+        name: begins the path.
+        """
+        if self.structure != before.structure:
+            return f"the structure of `{name}`"
+        numbers = jax.tree.unflatten(self.structure, range(self.structure.num_leaves))
+        paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(numbers)]
+        for i, leaf in self.static:
+            was = dict(before.static).get(i, "an array")
+            if leaf != was:
+                return f"`{name}{paths[i]}` is {leaf!r}, and was {was!r}"
+        return f"a leaf of `{name}` is an array"
 
 
 class Filtered:
@@ -58,11 +102,12 @@ class Filtered:
         self._step = step
 
     def trace(self, *args) -> "FilteredStage":
-        arrays, given = _Tree.of(args)
-        returned: list[_Tree] = []
+        arrays, given = Tree.of(args)
+        returned: list[Tree] = []
 
+        @functools.wraps(self._step, updated=())  # JAX's errors then name the user's parameters
         def step(*arrays):
-            out, rest = _Tree.of(self._step(*given.filled(arrays)))
+            out, rest = Tree.of(self._step(*given.filled(arrays)))
             returned.append(rest)
             return out
 
@@ -79,8 +124,8 @@ class FilteredStage:
     """
 
     traced: Any
-    given: _Tree
-    returned: _Tree
+    given: Tree
+    returned: Tree
 
     def lower(self) -> "FilteredLowered":
         return FilteredLowered(self.traced.lower(), self.given, self.returned)
@@ -89,8 +134,8 @@ class FilteredStage:
 @dataclasses.dataclass(frozen=True)
 class FilteredLowered:
     lowered: Any
-    given: _Tree
-    returned: _Tree
+    given: Tree
+    returned: Tree
 
     def compile(self, compiler_options=None) -> "FilteredStep":
         return FilteredStep(self.lowered.compile(compiler_options), self.given, self.returned)
@@ -103,15 +148,16 @@ class FilteredStep:
     """
 
     compiled: Any
-    given: _Tree
-    returned: _Tree
+    given: Tree
+    returned: Tree
 
     def __call__(self, *args):
-        arrays, given = _Tree.of(args)
+        arrays, given = Tree.of(args)
         if given != self.given:
             raise StepError(
                 "Plan.step: an argument differs in something that is no array (a function, a"
-                " number, a module's structure) from what the step was compiled for; make the plan"
-                " anew with these arguments, or give numbers that change as arrays"
+                " number, a module's structure) from what the step was compiled for:"
+                f" {given.difference(self.given, 'args')}; make the plan anew with these arguments,"
+                " or give numbers that change as arrays"
             )
         return self.returned.filled(self.compiled(*arrays))

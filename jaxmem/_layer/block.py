@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem._codecs.registry import EXACT
 from jaxmem._jax.jaxpr import flatten
@@ -19,12 +20,12 @@ from jaxmem._layer.softmax import Softmax, with_softmaxes
 from jaxmem._tags.groups import Group
 from jaxmem._tags.operations import (
     exp_tangent,
-    self_tagged,
     sigmoid_tangent,
     softmax_tangent,
+    tagged_within,
     tanh_tangent,
 )
-from jaxmem._tags.tag import tag, tag_p
+from jaxmem._tags.tag import name_p, tag, tag_p
 
 _NUMBER = "value "  # begins a tag's name where every value is tagged by its number
 _READS_ITSELF = {"tanh": tanh_tangent, "logistic": sigmoid_tangent, "exp": exp_tangent}
@@ -100,8 +101,15 @@ def _like(model: Layer, program: Program) -> Layer | None:
         return None
     values = lambda p: [*p.inputs, *(v for n in p.nodes for v in n.outputs)]
     here = dict(zip(values(model.program), values(folded)))
-    moved = (dataclasses.replace(c, value=here[c.value]) for c in model.candidates)
-    return Layer(model.label, folded, tuple(moved), program)
+    named_by_users = (n for n in folded.nodes if n.primitive == name_p.name)
+    names = {n.outputs[0]: n.eqn.params["name"] for n in named_by_users}
+
+    def moved(c: Candidate) -> Candidate:
+        named = tuple(here[v] for v in c.named)
+        own = names[named[0]] if named else c.name
+        return dataclasses.replace(c, value=here[c.value], named=named, name=own)
+
+    return Layer(model.label, folded, tuple(map(moved, model.candidates)), program)
 
 
 def _folded(program: Program) -> Program:
@@ -111,8 +119,11 @@ def _folded(program: Program) -> Program:
 def _tagged(program: Program, found: Sequence[Candidate]) -> Callable[..., list]:
     """`program` as a function of its inputs with the tags in it."""
     outside = {c.value: c for c in found}
+    replaced = {v for c in found for v in c.named}
     nodes = []
     for node in program.nodes:
+        if not replaced.isdisjoint(node.outputs):
+            node = dataclasses.replace(node, call=lambda x: (x,))
         tangent = _own_tangent(node)
         if tangent is not None and node.outputs[0] in outside:
             node = _with_tag(node, outside.pop(node.outputs[0]), tangent)
@@ -125,7 +136,7 @@ def _tagged(program: Program, found: Sequence[Candidate]) -> Callable[..., list]
     def after(value: int, x):
         if value not in outside:
             return x
-        return tag(x, outside[value].name, kind=outside[value].kind)
+        return _tag(outside[value], x)
 
     return lambda *arguments: tagged.run(arguments, after)
 
@@ -138,9 +149,16 @@ def _own_tangent(node: Node) -> Callable | None:
 
 
 def _with_tag(node: Node, candidate: Candidate, tangent: Callable) -> Node:
-    call = self_tagged(lambda x: node.bind([x])[0], tangent)
-    tagged = lambda x: (call(x, candidate.name, candidate.kind),)
-    return dataclasses.replace(node, call=tagged)
+    tagging = functools.partial(_tag, candidate)
+    call = tagged_within(lambda x: node.bind([x])[0], tangent, tagging)
+    return dataclasses.replace(node, call=lambda x: (call(x),))
+
+
+def _tag(candidate: Candidate, x):
+    """`x` with its tag. What `checkpoint_name` named keeps that, and loses nothing unasked."""
+    if candidate.named:
+        return checkpoint_name(x, candidate.name)
+    return tag(x, candidate.name, kind=candidate.kind)
 
 
 def _worth_it(graph: Graph, found: Sequence[Candidate]) -> list[Candidate]:
@@ -150,7 +168,7 @@ def _worth_it(graph: Graph, found: Sequence[Candidate]) -> list[Candidate]:
     candidates are saved, nothing reads it.
     """
     read = _read_by_the_derivative(graph)
-    tagged = {c.value for c in found}
+    tagged = {c.value for c in found} | {v for node in graph.tags for v in node.outputs}
 
     def stood_for(value: int) -> bool:
         """Whether the candidates after the value stand between it and all that is read."""
@@ -167,11 +185,23 @@ def _worth_it(graph: Graph, found: Sequence[Candidate]) -> list[Candidate]:
     given = {*graph.program.inputs}
     # Bits would be drawn again. Of what a rule saves no value of the program tells.
     always = ("mask", EXACT)
-    return [
-        c
-        for c in found
-        if c.value in read or c.value in given or c.kind in always or not stood_for(c.value)
-    ]
+
+    def worth_it(c: Candidate) -> bool:
+        kept = (c.value in given or c.kind in always) and c.value not in graph.owned
+        return kept or c.value in read or not stood_for(c.value)
+
+    return [_owned(graph, c) for c in found if worth_it(c)]
+
+
+def _owned(graph: Graph, candidate: Candidate) -> Candidate:
+    """The candidate, in the place of the user's `checkpoint_name`s of the same tensor, where these
+    do not suffice: the derivative reads the value from before them.
+    """
+    nodes = graph.owned.get(candidate.value, ())
+    if not nodes:
+        return candidate
+    named = tuple(node.outputs[0] for node in nodes)
+    return dataclasses.replace(candidate, named=named, name=nodes[0].eqn.params["name"])
 
 
 def _read_by_the_derivative(graph: Graph) -> set[int]:

@@ -5,10 +5,12 @@ import dataclasses
 from jaxmem._codecs.registry import EXACT
 from jaxmem._jax.primitives import POINTWISE_LINEAR, VIEWS
 from jaxmem._layer.graph import SOFTMAX, Graph, is_costly
-from jaxmem._layer.kinds import kind_of, kind_of_product
+from jaxmem._layer.kinds import is_score, kind_of, kind_of_product
 from jaxmem._layer.rules import Rule
+from jaxmem._tags.tag import name_p, tag_p
 
 SMALLEST = 1 / 64  # of the largest activation: what is smaller is not worth a variable
+SCORES = "scores"  # the role of an attention's scores
 MOST = 24  # a layer: more make the program slower, and the table longer, than they save
 
 
@@ -20,6 +22,8 @@ class Candidate:
     kind: what it is, of `jaxmem.codecs.KINDS`.
     why: why it was picked.
     path: the modules and functions that it belongs to.
+    role: what the value is to the layer, where that says more than the kind; the name ends in it.
+    named: results of the user's `checkpoint_name`s whose place and name the tag takes.
     name: the tag's.
     """
 
@@ -27,6 +31,8 @@ class Candidate:
     kind: str
     why: str
     path: tuple[str, ...] = ()
+    role: str = ""
+    named: tuple[int, ...] = ()
     name: str = ""
 
 
@@ -37,18 +43,20 @@ def candidates(graph: Graph) -> list[Candidate]:
     found: dict[int, Candidate] = {}
     largest = max((graph.bytes(v) for v in graph.activations or graph.live), default=0)
     least = max(SMALLEST * largest, 1)
-    tagged = {v for n in graph.tags for v in (*n.reads, *n.outputs)}  # by the user already
+    # By the user already. What `checkpoint_name` names may still be the place of the tag.
+    tagged = {v for n in graph.tags for v in n.outputs}
+    tagged |= {v for n in graph.tags if n.primitive == tag_p.name for v in n.reads}
     rules = [n.call for n in graph.program.nodes if isinstance(n.call, Rule)]
     held = {v for rule in rules for v in rule.held}
     tagged |= held
 
-    def add(value: int, kind: str, why: str, path: tuple[str, ...]) -> None:
+    def add(value: int, kind: str, why: str, path: tuple[str, ...], role: str = "") -> None:
         computed = value in graph.live or value in graph.noise
         given = value in graph.program.inputs and value not in graph.activations
         if value in found or value in tagged or given or not computed:
             return
         if value not in graph.program.constants and graph.bytes(value) >= least:
-            found[value] = Candidate(value, kind, why, path)
+            found[value] = Candidate(value, kind, why, path, role)
 
     for value in sorted(graph.activations):
         if graph.inexact(value):
@@ -65,7 +73,8 @@ def candidates(graph: Graph) -> list[Candidate]:
                     last = _cheapest_form(graph, v)
                     # It is named after the product, which is in the module that has the weights.
                     why = f"the result of {node.primitive}"
-                    add(last, kind_of_product(graph, last), why, node.path)
+                    role = SCORES if is_score(graph, node, last) else ""
+                    add(last, kind_of_product(graph, last), why, node.path, role)
             for v in node.reads:
                 if v in graph.live:
                     first = _before_views(graph, v)
@@ -102,9 +111,13 @@ def _cheapest_form(graph: Graph, value: int) -> int:
 
 
 def _before_views(graph: Graph, value: int) -> int:
-    """The value of which `value` is a view: one tag whatever the readers' layouts."""
-    while (node := graph.maker.get(value)) and node.primitive in VIEWS and node.reads:
+    """The value of which `value` is a view, or a name: one tag whatever the readers' layouts."""
+    passed = VIEWS | {name_p.name}
+    while (node := graph.maker.get(value)) and node.primitive in passed and node.reads:
         earlier = node.reads[0]
+        product = graph.maker.get(earlier)
+        if node.primitive == "transpose" and product and product.primitive == "dot_general":
+            break  # an einsum ends in it, and codecs look for channels along the last axis
         given = earlier in graph.program.inputs and earlier not in graph.activations
         if given or graph.bytes(earlier) > graph.bytes(value):
             break

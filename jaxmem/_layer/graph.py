@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.ref import AbstractRef
 
 from jaxmem._jax.jaxpr import Literal, matmul_flops
-from jaxmem._jax.primitives import COSTLY, RANDOM
+from jaxmem._jax.primitives import COSTLY, RANDOM, TAGS, VIEWS
 from jaxmem._jax.rewrite import Node, Program
 from jaxmem._tags.tag import name_p, tag_p
 
@@ -44,7 +44,21 @@ class Graph:
     @functools.cached_property
     def tags(self) -> list[Node]:
         """The user's own tags, and values named by `checkpoint_name`."""
-        return [n for n in self.program.nodes if n.primitive in (tag_p.name, name_p.name)]
+        return [n for n in self.program.nodes if n.primitive in TAGS]
+
+    @functools.cached_property
+    def owned(self) -> dict[int, tuple[Node, ...]]:
+        """By value, the user's `checkpoint_name`s of the same tensor: of the value itself or of a
+        view or cast of it, in order.
+        """
+        found: dict[int, tuple[Node, ...]] = {}
+        for node in self.tags:
+            if node.primitive == tag_p.name or not node.reads:
+                continue
+            _, passed = through(self, node.reads[0], self.renames)
+            for v in (node.reads[0], *(n.reads[0] for n in passed)):
+                found[v] = (*found.get(v, ()), node)
+        return found
 
     @functools.cached_property
     def live(self) -> set[int]:
@@ -74,6 +88,12 @@ class Graph:
     def count(self, value: int) -> int:
         return math.prod(self.program.avals[value].shape)
 
+    def renames(self, node: Node) -> bool:
+        """Whether a node returns the tensor that it reads, in another form or under a name."""
+        if node.primitive not in VIEWS and node.primitive != name_p.name:
+            return False
+        return bool(node.reads) and self.count(node.reads[0]) == self.count(node.outputs[0])
+
     def inexact(self, value: int) -> bool:
         return is_inexact(self.program.avals[value])
 
@@ -90,6 +110,8 @@ class Graph:
 
 def is_costly(node: Node) -> bool:
     """Whether recomputing the node costs a matrix product, a convolution, or as much."""
+    if node.primitive == "dot_general" and not node.eqn.params["dimension_numbers"][0][0]:
+        return False  # it sums nothing: an einsum that scales the channels of a norm, say
     costly = node.primitive == RULE or (node.call is None and node.primitive in COSTLY)
     return costly or flops(node) > 0
 

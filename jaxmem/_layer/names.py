@@ -16,7 +16,8 @@ def named(graph: Graph, found: Sequence[Candidate]) -> list[Candidate]:
     """`found` with names that are unique, and that an edit elsewhere in the layer does not change.
 
     A name is the path below what all candidates share, and the kind where the path does not tell:
-    "attention.query", "mlp.gelu". A second value of one name is "mlp.gelu_2".
+    "attention.query", "mlp.gelu". A second value of one name is "mlp.gelu_2". A tag that stands for
+    `checkpoint_name`s has their name already.
     """
     paths = [_words(c.path) for c in found]
     shared = _shared([path for path in paths if path])
@@ -24,11 +25,14 @@ def named(graph: Graph, found: Sequence[Candidate]) -> list[Candidate]:
     times: Counter[str] = Counter()
     result = []
     for candidate, path in zip(found, paths):
+        if candidate.named:  # the user's own name
+            result.append(candidate)
+            continue
         # A rule is called after the function whose it is, though nothing else has a name.
         of_rule = candidate.kind == EXACT
         own = path[shared:] or (path[-1:] or (RULE,) if of_rule else ())
-        told = own and (of_rule or candidate.kind in ("linear", "qkv"))
-        base = ".".join(own if told else (*own, candidate.kind))
+        told = own and (of_rule or candidate.kind in ("linear", "qkv")) and not candidate.role
+        base = ".".join(own if told else (*own, candidate.role or candidate.kind))
         if candidate.value in graph.program.inputs:
             base = INPUT
         times[base] += 1

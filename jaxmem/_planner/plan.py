@@ -27,6 +27,7 @@ from jaxmem._planner.placed import check_decide, plan_places
 from jaxmem._planner.random_bits import random_notes
 from jaxmem._planner.read import read_step
 from jaxmem._planner.sizes import Walked, check_batch, possible
+from jaxmem._planner.together import by_the_first
 from jaxmem._planner.unasked import would_fit, would_save
 from jaxmem._profile.options import Allowed, checked_outliers
 from jaxmem._profile.times import RETRY_SECONDS
@@ -42,6 +43,7 @@ from jaxmem._xla.protocol import Backend
 from jaxmem.errors import JaxmemWarning
 
 
+@by_the_first
 def plan(
     build,
     *args,
@@ -71,10 +73,9 @@ def plan(
     target: "local"; or what need not be there: a GPU such as "h200" or "a100-80gb:8", or a TPU
       such as "v5e", "v5e:8" (chips) or "v5p:4x4x8".
     actions: those allowed, such as `jaxmem.plans.LOSSLESS`, or `jaxmem.plans.ALL`. None means all
-      of them for tags, and those that lose nothing for values that `checkpoint_name` names. Then a
-      lossy codec is taken only where no plan without one fits, or where it gains 2 % of the step's
-      time more than times are uncertain. `ALL` asks for codecs: they are taken for any gain beyond
-      that uncertainty, for named values too.
+      of them for tags, and lossless ones for values that `checkpoint_name` names. Then a lossy codec
+      is taken where no plan without one fits, or where it gains 2 % of the step's time beyond the
+      uncertainty. `ALL` asks for codecs: any gain beyond the uncertainty takes them.
     codecs: a codec or several for every tag that names none, or a dict by kind; None means the
       kind's own (Adacc §3.2).
     outliers: how many outlier channels tensors were seen to have, by block label and tag: codecs
@@ -86,9 +87,8 @@ def plan(
       that are plain functions are called with sizes, and return arrays, which are not made, or
       shapes: `lambda n: jax.ShapeDtypeStruct((n, 1024), jnp.int32)`. "max" is the largest size
       whose plan fits, "fastest" that of the highest `size / predicted_seconds`. `Plan.batch` is it.
-    sizes: those that may be taken, such as `range(8, 4097, 8)`: which is wanted does not say which
-      are possible. None means multiples of the least power of two that the step is traced for, and
-      that numbers of microbatches and devices divide.
+    sizes: candidates, such as `range(8, 4097, 8)`. None means multiples of the least power of two
+      that the step is traced for, and that numbers of microbatches and devices divide.
     measure: for how many seconds to run what may be fastest, in turns on the device at hand: the
       plan, hand-written policies that fit, and plans that would be best if prices were others. The
       fastest by the clock is returned; `Plan.measured` has all of them. Their compiles take time
@@ -104,7 +104,8 @@ def plan(
       read, and is written anew. For a machine that was busy when it was measured, or was changed.
 
     The assignment is the optimum of a mixed-integer program (Adacc eq. 4-8, with five actions on
-    the block's graph), solved again as compiles teach what memory it leaves.
+    the block's graph), solved again as compiles teach what memory it leaves. Where several
+    processes call it alike, the first one plans, and each compiles the plan's step.
 
     Raises BudgetError for a budget that cannot be read or met (with the least bytes that compiled,
     or those of the arguments where they alone exceed it, which is told before any compile; with
@@ -190,8 +191,8 @@ def _plan(
     _warn_of_no_tags(profile, jaxpr, step.shards)
     # Search: solve and compile in turns.
     walks = Walks(step.steps, profile, step.shards)
-    told = step.history, limits, walks, step.written, allowed.careful
-    setting = Setting(profile, step.steps, *told)
+    known = step.history, limits, walks, step.written, allowed.careful
+    setting = Setting(profile, step.steps, *known)
     found = search(setting, step.arguments)
     # What `checkpoint_name` names might have been compressed, had the user asked for it.
     wider = lambda: _silently(step.wider)
@@ -209,8 +210,7 @@ def _plan(
     if allowed.named != allowed.actions and found.best is not found.trials.baseline:
         notes += would_save(found.trials, found.best, wider)
     notes += _kernel_notes(walks.more_by_kernels(found.best.actions))
-    waited, compiles = step.steps.seconds, step.steps.compiles
-    spent = Spent(step.seconds, found.solve_seconds, waited, compiles)
+    spent = Spent(step.seconds, found.solve_seconds, step.steps.seconds, step.steps.compiles)
     return outcome(found, target, spent, notes, runs)
 
 

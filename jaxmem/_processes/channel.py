@@ -81,6 +81,10 @@ class Channel:
         """
         return self.agreed(work if self.first else lambda: None)[0]
 
+    def wait(self, longest: float) -> None:
+        """Waits as many seconds for another's message from now on."""
+        self._longest = longest
+
     def hurry(self) -> None:
         """Waits less long from now on, since this process or another has failed."""
         self._longest = HURRIED

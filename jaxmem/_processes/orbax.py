@@ -9,7 +9,7 @@ def orbax():
         import orbax.checkpoint
     except ImportError as error:
         raise RunError(
-            f"checkpoints are written by orbax, which cannot be imported ({error}); install it: pip"
-            " install jaxmem[runs]"
+            f"checkpoints are written by orbax, which cannot be imported ({error}), and processes"
+            " reach one another by way of it; install it: pip install jaxmem[runs]"
         ) from error
     return orbax.checkpoint

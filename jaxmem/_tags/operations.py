@@ -25,7 +25,16 @@ def self_tagged(forward: Callable, tangent: Callable) -> Callable:
     """
 
     def call(x, name: str, kind: str | None = None, codec: str | None = None):
-        tagged = lambda x: tag(forward(x), name, kind=kind, codec=codec)
+        return tagged_within(forward, tangent, lambda y: tag(y, name, kind=kind, codec=codec))(x)
+
+    return call
+
+
+def tagged_within(forward: Callable, tangent: Callable, tagging: Callable) -> Callable:
+    """`tagging(forward(x))` as a function of x whose derivative reads the tagged result."""
+
+    def call(x):
+        tagged = lambda x: tagging(forward(x))
         operation = jax.custom_jvp(tagged)
 
         @operation.defjvp

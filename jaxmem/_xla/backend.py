@@ -37,7 +37,7 @@ from jaxmem._jax.job import Job
 from jaxmem._jax.step import described
 from jaxmem._xla.kernels import kernel_flops
 from jaxmem._xla.link import measured_link
-from jaxmem._xla.options import options_of
+from jaxmem._xla.options import options_of, tuned_alone
 from jaxmem._xla.protocol import Backend, Built
 from jaxmem._xla.running import CannotRun, Run, fits, in_turns, obstacle
 from jaxmem._xla.timing import measure_all
@@ -64,7 +64,8 @@ class Local(Backend):
             compile = lambda dumps: stage.lower().compile(compiler_options=dumps)
             executable, compiled, _ = compile_for_tpu(compile, options, None)
             return _done(Built(compiled, executable))
-        executable = stage.lower().compile(compiler_options=options or None)
+        asked = options | tuned_alone(self.target.platform)
+        executable = stage.lower().compile(compiler_options=asked or None)
         inner = getattr(executable, "compiled", executable)  # nnx.jit wraps JAX's executable
         compiled = read_compiled(inner, time.perf_counter() - start, options=options)
         check_transfers(compiled, traced)

@@ -8,6 +8,7 @@ from jaxmem._jax.arguments import on_host
 from jaxmem._jax.jaxpr import subjaxprs
 
 HIDING = "xla_gpu_enable_latency_hiding_scheduler"
+SHARED_TUNING = "xla_gpu_shard_autotuning"
 LOOPS = ("scan", "while")
 
 
@@ -23,6 +24,15 @@ def options_of(platform: str, traced: jax.stages.Traced) -> dict[str, Any]:
     jaxpr = traced.jaxpr.jaxpr
     crosses = platform == "cuda" and (_copies(jaxpr, in_loop=False) or _gathers(jaxpr))
     return {HIDING: True} if crosses else {}
+
+
+def tuned_alone(platform: str) -> dict[str, Any]:
+    """XLA's compile options with which one of several processes compiles a step of all of them.
+
+    XLA:GPU divides the tuning of such a step's kernels among the processes, and each waits for the
+    others' results. While the first process plans, the others compile nothing.
+    """
+    return {SHARED_TUNING: False} if platform == "cuda" and jax.process_count() > 1 else {}
 
 
 def _gathers(jaxpr) -> bool:

@@ -16,7 +16,7 @@ from jaxmem._auto.find import Finder, read
 from jaxmem._core.labels import ungrouped
 from jaxmem.errors import StepError, TagError
 from jaxmem.plans import Assignment
-from tests.shared.foreign import flax_models
+from tests.shared.foreign import flax_models, maxtext
 from tests.shared.foreign import plain as models
 from tests.shared.foreign.size import SMALL, normal, tokens
 from tests.shared.marks import slow
@@ -31,6 +31,7 @@ MODELS = {
     "microbatches, a chunked loss": models.microbatches_with_a_chunked_loss,
     "mixture of experts": models.mixture_of_experts,
     "names twice in a layer": models.names_twice_in_a_layer,
+    "MaxText's names and softmax": maxtext.decoder,
     "encoder and decoder": models.encoder_and_decoder,
     "recurrent over time": models.recurrent_over_time,
     "cond": models.under_cond,
@@ -78,7 +79,7 @@ def farthest(got, want) -> float:
 
 
 QUICK = {
-    "gemma, a Python loop", "recurrent over time",
+    "gemma, a Python loop", "recurrent over time", "MaxText's names and softmax",
 }  # fmt: skip
 
 

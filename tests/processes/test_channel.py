@@ -2,54 +2,19 @@
 
 import concurrent.futures
 import functools
-import threading
 import time
 
-import jax
 import pytest
 
 from jaxmem._processes import channel as module
-from jaxmem._processes.channel import Channel, joined
+from jaxmem._processes.channel import joined
 from jaxmem._processes.pace import Pace
 from jaxmem._processes.signals import Asked
 from jaxmem._runs.positions import Data
 from jaxmem.errors import RunError
+from tests.shared.processes import Coordinator, together
 
 pytestmark = pytest.mark.core
-
-
-class Coordinator:
-    """Holds values by keys, as jax.distributed's does."""
-
-    def __init__(self):
-        self.values, self.changed = {}, threading.Condition()
-
-    def key_value_set(self, key, value):
-        with self.changed:
-            if key in self.values:
-                raise RuntimeError(f"ALREADY_EXISTS: {key}")
-            self.values[key] = value
-            self.changed.notify_all()
-
-    def blocking_key_value_get(self, key, milliseconds):
-        with self.changed:
-            if not self.changed.wait_for(lambda: key in self.values, milliseconds / 1000):
-                raise jax.errors.JaxRuntimeError(f"DEADLINE_EXCEEDED: {key}")
-            return self.values[key]
-
-    def key_value_delete(self, key):
-        with self.changed:
-            for one in [k for k in self.values if k == key or k.startswith(f"{key}/")]:
-                del self.values[one]
-
-
-def together(count, work, coordinator=None):
-    """What `work(channel)` returned or raised in each of as many processes."""
-    coordinator = coordinator or Coordinator()
-    channels = [Channel(count, number, "a run", coordinator) for number in range(count)]
-    with concurrent.futures.ThreadPoolExecutor(count) as pool:
-        futures = [pool.submit(work, one) for one in channels]
-    return [one.exception() or one.result() for one in futures]
 
 
 def test_all_get_what_each_found():

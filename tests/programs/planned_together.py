@@ -1,0 +1,84 @@
+"""Plans that several processes make of one step:
+python -m tests.programs.planned_together NUMBER COUNT PORT CACHE.
+
+Each process prints, as JSON, the plan that it got and what it compiled to, how often it searched,
+the loss of a step over all devices, and what became of plans that cannot be made.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxmem
+from jaxmem._device.target import Target
+from jaxmem._planner import plan as planner
+from tests.shared import models
+
+
+def placed(mesh, array, *axes):
+    place = NamedSharding(mesh, P(*axes))
+    return jax.make_array_from_callback(array.shape, place, lambda index: np.asarray(array)[index])
+
+
+def arguments(mesh):
+    """Parameters that all devices hold, and a batch that is divided over them."""
+    parameters = models.parameters(3, 32, jnp.float32)
+    parameters = jax.tree.map(lambda a: placed(mesh, a), parameters)
+    return parameters, placed(mesh, models.batch(8, 64, 32, jnp.float32), "data")
+
+
+def refused(build, *args, **asked) -> tuple[str, int | None]:
+    """The type of the error, and its least bytes."""
+    try:
+        jaxmem.plan(build, *args, **asked)
+    except jaxmem.errors.JaxmemError as error:
+        return type(error).__name__, getattr(error, "least_bytes", None)
+    return "", None
+
+
+def main(number: int) -> dict:
+    searches = []
+    search = planner.search
+    planner.search = lambda *args: searches.append(1) or search(*args)
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    build = models.build_with(functools.partial(models.scanned, block=models.narrow))
+    wide = models.build_with(models.scanned)
+    args = arguments(mesh)
+    infeasible = refused(build, *args, budget=100_000)
+    budget = int(1.1 * (infeasible[1] or 0))
+    plan = jaxmem.plan(build, *args, budget=budget, measure=0.1)
+    otherwise, _ = refused(wide if number else build, *args)
+    _, want = build(None)(*arguments(mesh))
+    text = plan.step.as_text()
+    memory = plan.step.memory_analysis()
+    _, loss = plan.step(*args)
+    return {
+        "plan": plan.to_json(),
+        "program": hashlib.sha256(text.encode()).hexdigest(),
+        "bytes": memory.temp_size_in_bytes
+        + memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes,
+        "searches": len(searches),
+        "loss": float(loss),
+        "want": float(want),
+        "infeasible": infeasible,
+        "otherwise": otherwise,
+        "measured": plan.notes,
+        "devices": Target.parse("local").devices,
+    }
+
+
+if __name__ == "__main__":
+    number, count, port = map(int, sys.argv[1:4])
+    os.environ["XDG_CACHE_HOME"] = sys.argv[4]  # jaxmem's database lies there
+    jax.distributed.initialize(f"localhost:{port}", count, number)
+    print(json.dumps(main(number)))
