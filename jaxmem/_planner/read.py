@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._device.target import Target
-from jaxmem._jax.arguments import argument_bytes, shards_of
+from jaxmem._jax.arguments import argument_bytes, batch_axes
 from jaxmem._outcome.searched import hopeless
 from jaxmem._planner.measured import corrected
 from jaxmem._profile.options import Allowed
@@ -82,12 +83,13 @@ def read_step(
     if refusal is not None:
         raise refusal
     check_plan_is_passed_on(traced.jaxpr.jaxpr, steps.trace(None).jaxpr.jaxpr)
-    shards = shards_of(traced, args, target.devices)
+    axes = batch_axes(traced, args, target.devices)
+    shards = math.prod(axes.values())
     price = functools.partial(
         make_profile,
         traced.jaxpr,
         backend,
-        shards=shards,
+        axes=axes,
         database=backend.database,
     )
     history = History(backend, traced.jaxpr)
