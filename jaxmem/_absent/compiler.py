@@ -79,6 +79,7 @@ class Compiler:
         options: Mapping[str, bool | int | str] | None = None,
         assigned: bool = False,
         kernels: Sequence[tuple] = (),
+        free: bool = False,
     ) -> "concurrent.futures.Future[Compiled]":
         """Compiles what `export_flat` made, and returns a future of what was read from it: for TPUs
         and some GPUs (`Gpu.priced`) an estimate of time too.
@@ -88,6 +89,8 @@ class Compiler:
         options: XLA's own compile options.
         assigned: for a TPU, whether to end once buffers are assigned, and generate no code.
         kernels: for a TPU, what the step's Pallas kernels compute (`kernel_flops`).
+        free: whether XLA divides the arguments without a sharding as it likes; else they are whole
+          on every device.
 
         The future raises StepError where XLA refuses the step, or gives up on it with its process;
         TargetError where the process fails otherwise.
@@ -98,6 +101,7 @@ class Compiler:
             "options": dict(options or {}),
             "assigned": assigned,
             "kernels": list(kernels),
+            "free": free,
         }
         return self._pool.submit(lambda: Compiled(**self._compile(header, exported)["compiled"]))
 

@@ -22,15 +22,15 @@ KINDS: dict[str, Any] = {"cuda": gpu, "tpu": tpu}
 
 
 def deviceless_mesh(devices: list[Any], exported: jax.export.Exported) -> Mesh:
-    """Returns the mesh that `exported` was sharded over, made of `devices`; a mesh of one device
-    where it was not sharded.
+    """Returns the mesh that `exported` was sharded over, made of `devices`; a mesh of as many
+    devices as it runs on where no argument was sharded.
     """
     no_mesh: Any = None  # shardings then keep the mesh that they were exported with
     named = [s for s in exported.in_shardings_jax(no_mesh) if isinstance(s, NamedSharding)]
     # What lies on a single device has a mesh without axes, beside others that have some.
     like = next((s.mesh for s in named if s.mesh.axis_names), None)
     if like is None:
-        return Mesh(np.array(devices[:1]), ("data",))
+        return Mesh(np.array(devices[: exported.nr_devices]), ("data",))
     return Mesh(
         np.array(devices).reshape(like.axis_sizes), like.axis_names, axis_types=like.axis_types
     )
@@ -54,16 +54,20 @@ def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) ->
     kind, mesh = KINDS[header["device"]["platform"]], deviceless_mesh(devices, exported)
     call = tpu.with_stop(exported.call) if header.get("assigned") else exported.call
     step = jax.jit(call, donate_argnums=tuple(header["donated"]))
-    lowered = step.trace(*_arguments(exported, mesh)).lower()
+    lowered = step.trace(*_arguments(exported, mesh, header.get("free", False))).lower()
     return (kind.explained if header.get("explain") else kind.compiled)(lowered, header)
 
 
-def _arguments(exported: jax.export.Exported, mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
-    """The step's arguments on `mesh`; those without a sharding are whole on every device."""
+def _arguments(exported: jax.export.Exported, mesh: Mesh, free: bool) -> list[jax.ShapeDtypeStruct]:
+    """The step's arguments on `mesh`; those without a sharding are whole on every device, or
+    divided as XLA likes where they are `free`.
+    """
     no_mesh: Any = None  # shardings then keep the mesh that they were exported with
 
     def one(aval, exported_sharding) -> jax.ShapeDtypeStruct:
         named = isinstance(exported_sharding, NamedSharding) and exported_sharding.mesh.axis_names
+        if free and not named:
+            return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
         spec = exported_sharding.spec if named else PartitionSpec()
         sharding = NamedSharding(mesh, spec)
         # Devices that are not there list no memories, so that a sharding on them drops the kind of

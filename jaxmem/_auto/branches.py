@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from jaxmem._jax.jaxpr import ClosedJaxpr, body
+from jaxmem._jax.jaxpr import ClosedJaxpr
 from jaxmem._jax.rewrite import Node
+from jaxmem._jax.vary import as_mapped
 
 
 def branches(node: Node) -> list[ClosedJaxpr]:
@@ -18,9 +19,8 @@ def branches(node: Node) -> list[ClosedJaxpr]:
     params = node.eqn.params
     if node.primitive == "cond":
         return list(params["branches"])
-    if node.primitive == "shard_map":
-        inner = body(params["jaxpr"])
-        return [ClosedJaxpr(inner, ())] if inner is not None else []
+    if (mapped := as_mapped(node.eqn)) is not None:
+        return [ClosedJaxpr(mapped.jaxpr, ())]
     return [params["jaxpr"]] if node.primitive in ("jit", "pjit") else []
 
 
@@ -32,13 +32,13 @@ def with_branches(node: Node, functions: Sequence[Callable[..., Sequence]]) -> N
         # A conditional's first operand is the number of its branch.
         cases = [lambda *operands, f=f: tuple(f(*operands)) for f in functions]
         call = lambda index, *operands: jax.lax.switch(index, cases, *operands)
-    elif node.primitive == "shard_map":
+    elif (mapped := as_mapped(node.eqn)) is not None:
         call = jax.shard_map(
             whole,
-            mesh=params["mesh"],
+            mesh=mapped.mesh,
             in_specs=tuple(params["in_specs"]),
             out_specs=tuple(params["out_specs"]),
-            axis_names=frozenset(_manual_axes(params)),
+            axis_names=frozenset(mapped.manual),
             check_vma=params["check_vma"],
         )
     else:
@@ -48,12 +48,6 @@ def with_branches(node: Node, functions: Sequence[Callable[..., Sequence]]) -> N
             out_shardings=tuple(map(_said, params["out_shardings"])),
         )
     return dataclasses.replace(node, call=call)
-
-
-def _manual_axes(params):
-    """The mesh axes of a shard_map, whose name differs between versions of JAX."""
-    names = ("newly_manual_axes", "manual_axes")
-    return next(params[name] for name in names if name in params)
 
 
 def _said(sharding):

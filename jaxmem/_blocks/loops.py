@@ -1,6 +1,9 @@
-"""A block's forward as operations of one graph, those inside loops that hold tags among them.
+"""A block's forward as operations of one graph, those inside loops and `jax.shard_map` that hold
+tags among them.
 
-A value that a loop makes stands for those of all turns. Where a turn reads what the one before it
+A value that a loop makes stands for those of all turns. A value inside a `jax.shard_map` stands for
+those of all devices, as every value outside does: its bytes are one device's times the number of
+devices. Where a turn reads what the one before it
 made, the graph has a cycle, and solvers want none: `mark` and `cycles` take it out without changing
 what is demanded.
 """
@@ -8,10 +11,12 @@ what is demanded.
 import dataclasses
 import graphlib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxmem._blocks.named import holds_tag, is_tag
+from jaxmem._blocks.operations import Operation, Value
 from jaxmem._blocks.segments import Graph, weight_of
 from jaxmem._jax.jaxpr import (
     ClosedJaxpr,
@@ -20,71 +25,41 @@ from jaxmem._jax.jaxpr import (
     as_scan,
     call_body,
     matmul_flops,
+    subjaxprs,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Operation:
-    """An operation of a block's forward: an equation of the block, or one of a loop in it.
-
-    primitive: JAX's name of it; "turn" is what a turn of a loop takes over from the one before.
-    reads, outputs: numbers of values: those of the block's flat jaxpr, and further ones for what is
-      inside loops.
-    whole: the index in `Graph.equations` of what it is, or is part of.
-    share: its part of the time of that.
-    flops, matmuls: of matrix products, those of all turns.
-    eqn: JAX's equation; None for what has none of its own.
-    turns: how many tensors of that shape its result is.
-    looped: whether it is inside a loop.
-    """
-
-    primitive: str
-    reads: tuple[int, ...]
-    outputs: tuple[int, ...]
-    whole: int
-    share: float = 1.0
-    flops: float = 0.0
-    matmuls: int = 0
-    eqn: JaxprEqn | None = None
-    turns: int = 1
-    looped: bool = False
-
-    @property
-    def tag(self) -> JaxprEqn | None:
-        """The equation, where it is a tag."""
-        return self.eqn if self.eqn is not None and is_tag(self.eqn) else None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Value:
-    """A value inside a loop: its number, and the loops that it differs in the turns of, each by a
-    number of its own.
-    """
-
-    number: int
-    loops: frozenset[int] = frozenset()
+from jaxmem._jax.vary import Mapped, as_mapped
 
 
 class Builder:
     """Collects the operations of a graph; loops in `closed`, by index, stay as they are.
 
     size_of: bytes of a value.
+    axes: size by name of the mesh axes that divide the block's tensors.
     again: by index of a "turn" operation, the value that the turn before made.
     """
 
-    def __init__(self, graph: Graph, closed: set[int], size_of: Callable[[Any], int]):
+    def __init__(
+        self,
+        graph: Graph,
+        closed: set[int],
+        size_of: Callable[[Any], int],
+        axes: Mapping[str, int],
+    ):
         avals = graph.instance.flat.avals
-        self.needed, self._size_of = graph.needed, size_of
+        self.needed, self._size_of, self._axes = graph.needed, size_of, axes
         self.sizes = {v: size_of(aval) for v, aval in enumerate(avals)}
         self.operations: list[Operation] = []
         self.again: dict[int, int] = {}
         self.constants: set[int] = set()
         self._lengths: list[int] = []
+        self._mapped: dict[int, int] = {}  # by number of a `shard_map`: the devices that run it
+        self._scans = 0  # loops round what is being added
         for i, e in enumerate(graph.equations):
+            self.sizes |= zip(e.outputs, self._results(e.eqn))
             if i not in closed and _opens(e.eqn):
                 start = len(self.operations)
-                operands = [v if isinstance(v, Literal) else _Value(v) for v in e.inputs]
-                self._scan(e.eqn, operands, e.outputs, frozenset(), 1, i)
+                operands = [v if isinstance(v, Literal) else Value(v) for v in e.inputs]
+                self._open(e.eqn, operands, e.outputs, frozenset(), 1, i)
                 self._share(start)
                 continue
             flops, matmuls = matmul_flops(e.eqn)
@@ -95,40 +70,78 @@ class Builder:
         self.operations.append(operation)
         return len(self.operations) - 1
 
-    def _new(self, aval, loops: Iterable[int]) -> _Value:
+    def _new(self, size: int, loops: Iterable[int]) -> Value:
+        """A value of `size` bytes in each turn of the loops."""
         number = len(self.sizes)
-        self.sizes[number] = self._size_of(aval) * self._turns(loops)
-        return _Value(number, frozenset(loops))
+        self.sizes[number] = size * self._turns(loops)
+        return Value(number, frozenset(loops))
+
+    def _results(self, eqn: JaxprEqn) -> list[int]:
+        """Bytes of what an equation returns. Devices may return equal parts from a `shard_map`, and
+        hold them all.
+        """
+        if (mapped := as_mapped(eqn)) is None:
+            return [self._size_of(v.aval) for v in eqn.outvars]
+        return [self._devices(mapped) * self._size_of(v.aval) for v in mapped.jaxpr.outvars]
 
     def _turns(self, loops: Iterable[int]) -> int:
         return math.prod(self._lengths[k] for k in loops)
 
-    def _scan(self, eqn, operands, outputs, loops: frozenset[int], trips: int, whole: int) -> None:
-        """Adds the operations of a loop.
+    def tag_bytes(self, eqn: JaxprEqn) -> Counter[str]:
+        """Bytes of the tags inside an equation, by name. Branches share theirs."""
+        if is_tag(eqn):
+            return Counter({eqn.params["name"]: self._size_of(eqn.outvars[0].aval)})
+        found: Counter[str] = Counter()
+        for inner in subjaxprs(eqn):
+            sizes = sum((self.tag_bytes(e) for e in inner.eqns), Counter())
+            found = found | sizes if eqn.primitive.name == "cond" else found + sizes
+        scan, mapped = as_scan(eqn), as_mapped(eqn)
+        times = scan.length if scan else self._devices(mapped) if mapped else 1
+        return Counter({name: times * size for name, size in found.items()})
+
+    def _devices(self, mapped: Mapped) -> int:
+        return math.prod(n for axis, n in self._axes.items() if axis in mapped.manual)
+
+    def _open(self, eqn, operands, outputs, loops: frozenset[int], trips: int, whole: int) -> None:
+        """Adds the operations of a loop or of a `jax.shard_map`.
 
         operands: its values and literals; `outputs`: numbers of its results.
         loops, trips: the loops round it, and the product of their trip counts.
         whole: the index of the equation of the graph that it is in.
         """
+        this, mapped = len(self._lengths), as_mapped(eqn)
+        within = lambda v: v if isinstance(v, Literal) else Value(v.number, v.loops | {this})
+        if mapped is not None:
+            self._lengths.append(self._devices(mapped))
+            self._mapped[this] = math.prod(mapped.manual.values())
+            made = self._body(mapped.jaxpr, [within(v) for v in operands], trips, whole)
+            self._return(outputs, made, whole)
+            return
         scan = as_scan(eqn)
         assert scan is not None
         self._lengths.append(scan.length)
-        this, trips = len(self._lengths) - 1, trips * scan.length
-        within = lambda v: v if isinstance(v, Literal) else _Value(v.number, v.loops | {this})
+        trips *= scan.length
         first, stop = scan.consts, scan.consts + scan.carry
         carried, turns = [], []
         for k in range(first, stop):
             init = operands[k]
             # What is carried may differ in every turn, and by whatever the body reads.
-            value = self._new(scan.jaxpr.invars[k].aval, loops | {this} | _loops(operands))
+            size = self._size_of(scan.jaxpr.invars[k].aval)
+            value = self._new(size, loops | {this} | _loops(operands))
             reads = () if isinstance(init, Literal) else (init.number,)
             turns.append(self._add(Operation("turn", reads, (value.number,), whole, 0.0)))
             carried.append(value)
         sliced = [within(v) for v in operands[stop:]]
+        self._scans += 1
         made = self._body(eqn.params["jaxpr"], [*operands[:first], *carried, *sliced], trips, whole)
+        self._scans -= 1
         for index, value in zip(turns, made):
             if not isinstance(value, Literal):
                 self.again[index] = value.number
+        self._return(outputs, made, whole)
+
+    def _return(self, outputs: Sequence[int], made: Sequence, whole: int) -> None:
+        """Adds what hands on the results of a body as those of its equation."""
         for number, value in zip(outputs, made):
             reads = () if isinstance(value, Literal) else (value.number,)
             self._add(Operation("stack", reads, (number,), whole, 0.0))
@@ -140,7 +153,7 @@ class Builder:
         )
         env = dict(zip(inner.invars, arguments))
         for v, _ in zip(inner.constvars, consts):
-            env[v] = self._new(v.aval, ())
+            env[v] = self._new(self._size_of(v.aval), ())
             self.constants.add(env[v].number)
         read = lambda v: v if isinstance(v, Literal) else env[v]
         for eqn in inner.eqns:
@@ -149,10 +162,10 @@ class Builder:
             if (called := call_body(eqn)) is not None:
                 results = self._body(called, operands, trips, whole)
             else:
-                results = [self._new(v.aval, loops) for v in eqn.outvars]
+                results = [self._new(size, loops) for size in self._results(eqn)]
                 numbers = tuple(v.number for v in results)
                 if _opens(eqn):
-                    self._scan(eqn, operands, numbers, loops, trips, whole)
+                    self._open(eqn, operands, numbers, loops, trips, whole)
                 else:
                     self._one(eqn, operands, numbers, loops, trips, whole)
             env.update(zip(eqn.outvars, results))
@@ -162,10 +175,14 @@ class Builder:
         flops, matmuls = matmul_flops(eqn)
         # Its weight in the loop's time, until `_share` divides by that of the whole loop.
         weight = trips * weight_of(eqn)
-        name, turns = eqn.primitive.name, self._turns(loops)
+        mapped = loops & self._mapped.keys()
+        turns, devices = self._turns(loops - mapped), self._turns(mapped)
         reads = tuple(v.number for v in operands if not isinstance(v, Literal))
-        counts = trips * flops, trips * matmuls
-        self._add(Operation(name, reads, outputs, whole, weight, *counts, eqn, turns, True))
+        flops *= trips * math.prod(self._mapped[k] for k in mapped)
+        counts, name, looped = (flops, trips * matmuls), eqn.primitive.name, self._scans > 0
+        self._add(
+            Operation(name, reads, outputs, whole, weight, *counts, eqn, turns, looped, devices)
+        )
 
     def prune(self) -> None:
         """Leaves out of the loops what leads to nothing that the backward needs."""
@@ -268,8 +285,8 @@ def _loops(values: Iterable) -> frozenset[int]:
 
 
 def _opens(eqn: JaxprEqn) -> bool:
-    """Whether the equation is a loop with a tag that the loop's own forward runs."""
-    return eqn.primitive.name == "scan" and holds_tag(eqn)
+    """Whether the equation is a loop or a `jax.shard_map` with a tag that its own forward runs."""
+    return eqn.primitive.name in ("scan", "shard_map") and holds_tag(eqn)
 
 
 def _reached(start: int, edges: Mapping[int, Iterable[int]]) -> frozenset[int]:

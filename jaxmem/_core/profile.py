@@ -42,6 +42,8 @@ class Tag:
     options: the choices open to it, beside recomputation.
     turns: how many such tensors are saved, side by side: the trip counts of the loops of the block
       that it is made in.
+    shards: over how many devices a tensor of that shape is divided; 1 inside `jax.shard_map`, where
+      the shape is one device's.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Tag:
     value: int
     options: tuple[Option, ...]
     turns: int = 1
+    shards: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

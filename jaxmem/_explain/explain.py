@@ -4,6 +4,7 @@ program's own buffer assignment.
 
 import collections
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 
 import jax
@@ -24,7 +25,7 @@ from jaxmem._explain.moved import moved
 from jaxmem._explain.names import Arguments, expected, name_saved, operation, show_array
 from jaxmem._explain.over_time import elsewhere, live
 from jaxmem._explain.rows import Row, added_up, without
-from jaxmem._jax.arguments import shards_of
+from jaxmem._jax.arguments import batch_axes
 from jaxmem._jax.step import trace, with_microbatches
 from jaxmem._memory.explanation import Explanation, Part
 from jaxmem._plan.plan import Plan
@@ -110,8 +111,8 @@ def explain(
         planned, whole = given(plan, build, args, backend)
         build = planned.steps.build if planned.steps is not None else build
         found = trace(build, Assignment.nothing(), planned.args)[1]  # as `plan` finds blocks
-        jaxpr, shards = found.jaxpr, shards_of(found, planned.args, target.devices)
-        blocks = block_classes(jaxpr, shards) if find_blocks(jaxpr.jaxpr).instances else []
+        jaxpr, axes = found.jaxpr, batch_axes(found, planned.args, target.devices)
+        blocks = block_classes(jaxpr, axes) if find_blocks(jaxpr.jaxpr).instances else []
         # Another model's plan would name tags and blocks that this step lacks.
         if plan is not None and plan.fingerprint != (found := plan_fingerprint(blocks)):
             raise PlanFileError(
@@ -126,7 +127,7 @@ def explain(
             found = _explained(backend, traced, own, actions, name, blocks)
             if _largest(found.parts)[0] != "untagged":
                 return found
-            tensors = listed(unnamed(jaxpr, shards))
+            tensors = listed(unnamed(jaxpr, math.prod(axes.values())))
             advice = f"{found.advice}. The largest: {tensors}" if tensors else found.advice
             return dataclasses.replace(found, advice=advice)
 

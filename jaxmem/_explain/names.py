@@ -79,7 +79,7 @@ def expected(blocks: Sequence[BlockClass], actions: Actions | None) -> list[Save
                 primitive, name = f"jit({tag.name}_encode)", f"codes of {name}"
             host, asked = choice.action.offloads, chosen.get(REST) != KEEP
             for a in arrays:
-                size = -(-tag.turns * a.size * a.dtype.itemsize // block.shards)
+                size = -(-tag.turns * a.size * a.dtype.itemsize // tag.shards)
                 found.append(
                     Saved(
                         name, True, _xla_dtype(a.dtype), size, block.layers, primitive, host, asked

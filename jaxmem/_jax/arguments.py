@@ -5,7 +5,7 @@ makes those that are functions of a size.
 import functools
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -47,6 +47,12 @@ def divisors(traced: jax.stages.Traced, args: tuple) -> list[int | None]:
     On a mesh with automatic axes the argument or the jit says so, on one with explicit axes the
     type.
     """
+    each = _axes_of_arguments(traced, args)
+    return [None if axes is None else math.prod(axes.values()) for axes in each]
+
+
+def _axes_of_arguments(traced: jax.stages.Traced, args: tuple) -> list[Mapping[str, int] | None]:
+    """The mesh axes that divide each argument, with their sizes; None as in `divisors`."""
     avals, leaves = traced.jaxpr.in_avals, jax.tree.leaves(args)
     same = len(leaves) == len(avals) and all(
         getattr(leaf, "shape", None) == aval.shape for leaf, aval in zip(leaves, avals)
@@ -57,26 +63,32 @@ def divisors(traced: jax.stages.Traced, args: tuple) -> list[int | None]:
     declared = getattr(traced, "_params", {}).get("in_shardings", ())
     if len(declared) != len(avals):
         declared = [None] * len(avals)
-    return [_parts(leaf, said, aval) for leaf, said, aval in zip(leaves, declared, avals)]
+    return [_axes(leaf, said, aval) for leaf, said, aval in zip(leaves, declared, avals)]
 
 
 def shards_of(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
-    """Returns over how many devices a block's tensors are divided: as many as the most divided
-    argument that is not donated.
+    """Returns over how many devices a block's tensors are divided."""
+    return math.prod(batch_axes(traced, args, devices).values())
+
+
+def batch_axes(traced: jax.stages.Traced, args: tuple, devices: int) -> Mapping[str, int]:
+    """Returns the mesh axes that divide a block's tensors, with their sizes: the axes of the most
+    divided argument that is not donated.
 
     Data-parallel and fully sharded steps divide activations as their batch, which is not donated.
     Model states are donated, and may be divided further.
     """
     if devices == 1:
-        return 1
+        return {}
     infos = jax.tree.leaves(traced.args_info)
-    parts = zip(infos, divisors(traced, args))
-    return max((number or 1 for info, number in parts if not info.donated), default=1)
+    each = zip(infos, _axes_of_arguments(traced, args))
+    found = [axes for info, axes in each if not info.donated and axes is not None]
+    return max(found, key=lambda axes: math.prod(axes.values()), default={})
 
 
-def _parts(leaf, declared, aval) -> int | None:
-    """Over how many devices one argument is divided: as the argument says, else as its jit does,
-    else as its type does.
+def _axes(leaf, declared, aval) -> Mapping[str, int] | None:
+    """The mesh axes that divide one argument, with their sizes: as the argument says, else as its
+    jit does, else as its type does.
 
     leaf: the argument, or None where it cannot be told which it is.
     declared: its entry of the jit's `in_shardings`; no sharding where these do not say.
@@ -91,7 +103,7 @@ def _parts(leaf, declared, aval) -> int | None:
             # A type that names no axis may be divided over automatic axes, which types do not tell;
             # an argument whose own sharding names none is whole on each device.
             if names or sharding is not typed:
-                return math.prod(sharding.mesh.shape[name] for name in names)
+                return {name: sharding.mesh.shape[name] for name in names}
     return None
 
 

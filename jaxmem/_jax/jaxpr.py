@@ -18,6 +18,7 @@ from jax.extend.core import Var as Var
 from jax.extend.core import jaxpr_as_fun as as_function
 
 from jaxmem._jax.primitives import CALLS, REMAT
+from jaxmem._jax.vary import as_mapped
 
 
 def nbytes(aval) -> int:
@@ -97,8 +98,8 @@ def as_loop(eqn: JaxprEqn) -> Scan | None:
 
 def matmul_flops(eqn: JaxprEqn) -> tuple[float, int]:
     """Returns FLOPs and number of matrix products of one equation, those of inner loops times their
-    trip counts, and those of a Pallas kernel times the steps of its grid. Convolutions count as
-    matrix products. A `while` counts as one turn, and a `cond` as its dearest branch.
+    trip counts, of a Pallas kernel times the steps of its grid, FLOPs inside `shard_map` times its
+    devices. Convolutions count as products, a `while` as one turn, a `cond` as its dearest branch.
     """
     name = eqn.primitive.name
     if name == "dot_general":
@@ -117,7 +118,8 @@ def matmul_flops(eqn: JaxprEqn) -> tuple[float, int]:
     sums = [(sum(f for f, _ in each), sum(n for _, n in each)) for each in inner]
     if name == "cond":
         return max(sums, default=(0.0, 0))
-    return trips * sum(f for f, _ in sums), trips * sum(n for _, n in sums)
+    devices = 1 if (mapped := as_mapped(eqn)) is None else math.prod(mapped.manual.values())
+    return devices * trips * sum(f for f, _ in sums), trips * sum(n for _, n in sums)
 
 
 @dataclasses.dataclass(frozen=True)

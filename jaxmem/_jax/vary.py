@@ -1,11 +1,41 @@
-"""Tells over which mesh axes an array varies inside `jax.shard_map`, and makes arrays vary.
+"""Reads the equations of `jax.shard_map`, tells over which mesh axes an array varies inside, and
+makes arrays vary.
 
 Types say so where `shard_map` checks it (`check_vma`). Elsewhere no axis is told.
 """
 
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.core import AbstractValue
+from jax.extend.core import Jaxpr, JaxprEqn
+
+
+@dataclasses.dataclass(frozen=True)
+class Mapped:
+    """The parts of a `jax.shard_map` equation.
+
+    mesh: the mesh, with or without devices.
+    jaxpr: the program of one device, with that device's shapes.
+    manual: size by name of the mesh axes that divide arrays inside; XLA divides by the others.
+    """
+
+    mesh: Any
+    jaxpr: Jaxpr
+    manual: Mapping[str, int]
+
+
+def as_mapped(eqn: JaxprEqn) -> Mapped | None:
+    """Reads the parts of a `jax.shard_map`; None for every other primitive."""
+    if eqn.primitive.name != "shard_map":
+        return None
+    # The parameter's name differs between versions of JAX.
+    axes = next(eqn.params[k] for k in ("newly_manual_axes", "manual_axes") if k in eqn.params)
+    mesh = eqn.params["mesh"]
+    return Mapped(mesh, eqn.params["jaxpr"], {axis: mesh.shape[axis] for axis in sorted(axes)})
 
 
 def axes_of(a) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._device.target import Target
-from jaxmem._jax.arguments import argument_bytes, shards_of
+from jaxmem._jax.arguments import argument_bytes, batch_axes
 from jaxmem._jax.jaxpr import Jaxpr
 from jaxmem._outcome.searched import arguments_exceed
 from jaxmem._planner.measured import corrected
@@ -92,12 +93,13 @@ def read_step(
     as_written = steps.trace(Assignment.unchanged()).jaxpr
     check_plan_is_passed_on(traced.jaxpr.jaxpr, as_written.jaxpr)
     steps.written = written_as(as_written.jaxpr)
-    shards = shards_of(traced, args, target.devices)
+    axes = batch_axes(traced, args, target.devices)
+    shards = math.prod(axes.values())
     price = functools.partial(
         make_profile,
         traced.jaxpr,
         backend,
-        shards=shards,
+        axes=axes,
         database=backend.database,
     )
     history = History(backend, traced.jaxpr)

@@ -4,6 +4,7 @@ All classes of a step are drafted first, so that equal jobs are timed once.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from jaxmem._blocks.classes import at_once, graph_key
@@ -26,6 +27,7 @@ class UnpricedTag:
     value: the number of its tensor among the class's values.
     options: the choices open to it.
     turns: how many such tensors one layer saves.
+    shards: over how many devices its tensor is divided.
     """
 
     name: str
@@ -35,6 +37,7 @@ class UnpricedTag:
     value: int
     options: tuple[UnpricedOption, ...]
     turns: int
+    shards: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Unpriced:
     inputs: the inputs that cost memory, each with the job keys of keeping it.
     forward: the job key of the forward that keeps everything.
     backward: the job key of the derivative alone.
+    shards: over how many devices the block's tensors, and so bytes and seconds, are divided.
     """
 
     graph: Graph
@@ -59,22 +63,28 @@ class Unpriced:
     inputs: tuple[tuple[int, tuple], ...]
     forward: tuple
     backward: tuple
+    shards: int
 
 
-def unpriced(graph: Graph, index: int, allowed: Allowed, jobs: Jobs) -> Unpriced:
+def unpriced(
+    graph: Graph, index: int, allowed: Allowed, jobs: Jobs, axes: Mapping[str, int]
+) -> Unpriced:
     """Drafts the class number `index` of a step.
 
     graph: the equations and values of its blocks.
     index: keeps the keys of its jobs apart from those of other classes.
     allowed: what may be chosen from.
     jobs: all the work that its prices need is added to it.
+    axes: size by name of the mesh axes that divide the step's batch.
 
     Raises TagError for a name whose places ask for different codecs.
     """
+    # Inside `jax.shard_map` shapes are one device's already, so that nothing is divided again.
+    axes = {} if graph.instance.sharded else axes
     stacked = graph.instance.repeats.loops > 0
     stack = graph.instance.layers if stacked else 0
     stored = lambda aval: jobs.stored(aval, max(1, stack))
-    avals, inside = graph.instance.flat.avals, opened(graph, stored)
+    avals, inside = graph.instance.flat.avals, opened(graph, stored, axes)
     read_or_made = {v for o in inside.operations for v in (*o.reads, *o.outputs)}
     # The flat jaxpr also numbers the derivative's values; the class numbers its own from 0.
     number = {v: i for i, v in enumerate(sorted(read_or_made | set(inside.needed)))}
@@ -85,16 +95,17 @@ def unpriced(graph: Graph, index: int, allowed: Allowed, jobs: Jobs) -> Unpriced
         # A constant is folded into what reads it, and views take no time: neither can be timed.
         if not segment.avals or not any(segment.weights):
             continue
-        jobs.add((index, "segment", k), Job(segment.function, segment.avals))
+        jobs.add((index, "segment", k), Job(segment.function, segment.avals, axes))
         for i, weight in zip(segment.equations, segment.weights):
             shares[i] = ((index, "segment", k), weight)
-    tags = _tags(inside, number, index, graph.instance.label, allowed, jobs, stack)
+    shards = math.prod(axes.values())
+    tags = _tags(inside, number, index, graph.instance.label, allowed, jobs, stack, shards)
     charged = [v for v in graph.instance.charged if v in number]
     inputs = tuple((v, jobs.keep(stored(avals[v]), stacked)) for v in charged)
-    jobs.add((index, "forward"), Job(*forward(graph)))
-    jobs.add((index, "backward"), Job(*backward(graph)))
+    jobs.add((index, "forward"), Job(*forward(graph), axes))
+    jobs.add((index, "backward"), Job(*backward(graph), axes))
     ends = (index, "forward"), (index, "backward")
-    return Unpriced(graph, inside, number, shares, tags, inputs, *ends)
+    return Unpriced(graph, inside, number, shares, tags, inputs, *ends, shards)
 
 
 def _tags(
@@ -105,35 +116,36 @@ def _tags(
     allowed: Allowed,
     jobs: Jobs,
     stack: int,
+    shards: int,
 ) -> tuple[UnpricedTag, ...]:
     """The tags of a class, one for each place, those of a name together."""
-    by_name: dict[str, list[tuple[Place, int]]] = {}
+    by_name: dict[str, list[tuple[Place, int, int]]] = {}
     for o in inside.operations:
         if o.tag is not None:
             place = Place(o.tag, o.turns, o.looped, stack)
-            by_name.setdefault(o.tag.params["name"], []).append((place, number[o.outputs[0]]))
+            one = place, number[o.outputs[0]], shards // o.devices
+            by_name.setdefault(o.tag.params["name"], []).append(one)
     found = []
     for name, places in by_name.items():
         outliers = allowed.outliers.get(label, {}).get(name)
-        options = options_of([p for p, _ in places], (index, name), allowed, jobs, outliers)
-        for (place, value), choices in zip(places, options):
+        options = options_of([p for p, *_ in places], (index, name), allowed, jobs, outliers)
+        for (place, value, parts), choices in zip(places, options):
             kind, aval = place.eqn.params.get("kind"), place.aval
-            shape, dtype = tuple(aval.shape), str(aval.dtype)
-            found.append(UnpricedTag(name, kind, shape, dtype, value, choices, place.turns))
+            tensor = kind, tuple(aval.shape), str(aval.dtype), value
+            found.append(UnpricedTag(name, *tensor, choices, place.turns, parts))
     return tuple(found)
 
 
 def priced_class(
-    made: Unpriced, instances: Sequence[Instance], price: Mapping[tuple, float], shards: int
+    made: Unpriced, instances: Sequence[Instance], price: Mapping[tuple, float]
 ) -> BlockClass:
     """Returns the class with its prices, for one device.
 
     made: its draft.
     instances: the class's blocks.
     price: seconds by job key, of work that is not divided.
-    shards: over how many devices the block's tensors, and so bytes and seconds, are divided.
     """
-    number, inside = made.number, made.opened
+    number, inside, shards = made.number, made.opened, made.shards
     instance = made.graph.instance
     charged = [v for v, _ in made.inputs]
     # What depends on no input is free: a loop over layers holds it once, as it does parameters.
@@ -150,7 +162,7 @@ def priced_class(
         free=tuple(n for v, n in number.items() if v not in produced and v not in charged),
         needed=tuple(number[v] for v in inside.needed),
         equations=_equations(made, price, shards),
-        tags=tuple(_tag(tag, price, shards) for tag in made.tags),
+        tags=tuple(_tag(tag, price) for tag in made.tags),
         forward_seconds=price[made.forward] / shards,
         backward_seconds=price[made.backward] / shards,
         flops=flops / shards,
@@ -193,17 +205,18 @@ def _equations(made: Unpriced, price: Mapping, shards: int) -> tuple[Equation, .
     return tuple(found)
 
 
-def _tag(tag: UnpricedTag, price: Mapping, shards: int) -> Tag:
+def _tag(tag: UnpricedTag, price: Mapping) -> Tag:
     options = (
         Option(
             choice=o.choice,
-            device_bytes=_of_device(o.device_bytes, shards),
-            host_bytes=_of_device(o.host_bytes, shards),
-            seconds=_seconds(o, tag.turns, price) / shards,
+            device_bytes=_of_device(o.device_bytes, tag.shards),
+            host_bytes=_of_device(o.host_bytes, tag.shards),
+            seconds=_seconds(o, tag.turns, price) / tag.shards,
         )
         for o in tag.options
     )
-    return Tag(tag.name, tag.kind, tag.shape, tag.dtype, tag.value, tuple(options), tag.turns)
+    tensor = tag.name, tag.kind, tag.shape, tag.dtype, tag.value
+    return Tag(*tensor, tuple(options), tag.turns, tag.shards)
 
 
 def _seconds(option: UnpricedOption, turns: int, price: Mapping) -> float:

@@ -3,7 +3,8 @@ the target.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from jaxmem._blocks.classes import Class, blocks_of, plan_fingerprint
 from jaxmem._blocks.opened import hidden_tags
@@ -23,7 +24,7 @@ def profile(
     backend,
     allowed: Allowed,
     *,
-    shards: int = 1,
+    axes: Mapping[str, int] = MappingProxyType({}),
     database=None,
 ) -> Profile:
     """Returns what is learned of a step from its jaxpr, and from timing its pieces.
@@ -31,7 +32,7 @@ def profile(
     jaxpr: the step's, traced with every tag recomputed.
     backend: a `jaxmem._xla.backend.Pricing`, which knows the target and tells times.
     allowed: the actions and codecs that are given prices.
-    shards: over how many devices each block's tensors are divided.
+    axes: size by name of the mesh axes that divide the step's batch.
     database: where times are remembered; None means the user's own.
 
     Raises StepError where no block is found, TagError for a name whose places in a block ask for
@@ -53,16 +54,15 @@ def profile(
     for number, (graph, instances) in enumerate(found.classes):
         left_out = offloads and instances[0].label in (*unrolled, *nested)
         here = allowed.without_offload() if left_out else allowed
-        drafts.append(unpriced(graph, number, here, jobs))
+        drafts.append(unpriced(graph, number, here, jobs, axes))
     if len(looped) < len(actions):
         left_out = {*unrolled, *nested}
         _warn_of_loops(d for d in drafts if d.graph.instance.label not in left_out)
-    hidden = hidden_tags((d.graph.instance.label, d.opened) for d in drafts)
+    hidden = hidden_tags((d.graph.instance.label, d.opened, d.shards) for d in drafts)
     times = job_times(jobs.jobs, backend, database)
     price = jobs.prices(times.seconds)
-    # Inside shard_map shapes are one device's already, so that nothing is divided again.
     blocks = [
-        priced_class(draft, instances, price, 1 if instances[0].sharded else shards)
+        priced_class(draft, instances, price)
         for draft, (_, instances) in zip(drafts, found.classes)
     ]
     step_seconds = sum(b.runs * (b.forward_seconds + b.backward_seconds) for b in blocks)
@@ -83,17 +83,16 @@ def profile(
     )
 
 
-def block_classes(jaxpr, shards: int = 1) -> list[BlockClass]:
+def block_classes(jaxpr, axes: Mapping[str, int] = MappingProxyType({})) -> list[BlockClass]:
     """Returns the blocks and tags of a traced step, without options and with every price 0. Bytes
-    are those of one of `shards` devices.
+    are those of one of the devices along `axes`, the mesh axes that divide the step's batch.
     """
     classes, jobs = blocks_of(jaxpr).classes, Jobs(False)
-    drafts = [unpriced(graph, number, Allowed(), jobs) for number, (graph, _) in enumerate(classes)]
-    free = jobs.prices([0.0] * len(jobs.keys))
-    return [
-        priced_class(draft, instances, free, 1 if instances[0].sharded else shards)
-        for draft, (_, instances) in zip(drafts, classes)
+    drafts = [
+        unpriced(graph, number, Allowed(), jobs, axes) for number, (graph, _) in enumerate(classes)
     ]
+    free = jobs.prices([0.0] * len(jobs.keys))
+    return [priced_class(draft, instances, free) for draft, (_, instances) in zip(drafts, classes)]
 
 
 def _unrolled(classes: Sequence[Class]) -> tuple[str, ...]:

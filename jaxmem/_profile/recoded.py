@@ -20,7 +20,7 @@ def recoded(profile: Profile, actions: Actions) -> tuple[Actions, int]:
             if not option.choice.action.offloads:
                 assert choice.codec is not None
                 was = tag.turns * parse(choice.codec).nbytes(tag.shape, tag.dtype)
-                more += block.layers * (option.device_bytes - was // block.shards)
+                more += block.layers * (option.device_bytes - was // tag.shards)
     return found, more
 
 

@@ -74,7 +74,8 @@ class Times:
 
 
 def job_times(jobs: Sequence[Job], backend, database: Database | None = None) -> Times:
-    """Returns the seconds of each job, as the backend tells them, or else by a roofline.
+    """Returns the seconds of each job's whole work, as the backend tells them, or else by a
+    roofline.
 
     jobs: pieces of work; equal ones are timed once.
     backend: a `jaxmem._xla.backend.Backend`: it measures or estimates, or knows no times.
@@ -82,7 +83,8 @@ def job_times(jobs: Sequence[Job], backend, database: Database | None = None) ->
 
     A time is taken from the database, unless it was measured on a busy machine or long ago: then it
     is measured again. One source serves for all jobs, since times of different sources do not
-    compare. A mesh that is set (`jax.set_mesh`) would divide the pieces, which are priced whole.
+    compare. A mesh that is set (`jax.set_mesh`) would divide the pieces, which are priced whole
+    unless they hold a `jax.shard_map`.
     """
     with jax.set_mesh(None):
         return _job_times(jobs, backend, database)
@@ -90,8 +92,7 @@ def job_times(jobs: Sequence[Job], backend, database: Database | None = None) ->
 
 def _job_times(jobs: Sequence[Job], backend, database: Database | None) -> Times:
     target, source, database = backend.target, backend.source, database or Database()
-    traced = [jax.make_jaxpr(job.function)(*job.specs) for job in jobs]
-    texts = [text_of(t) for t in traced]
+    texts = [text_of(job.jaxpr) for job in jobs]
     codec = rates_of(target.chip).codec if target.chip else target.bandwidth
     if source != "roofline":
         unique = dict(zip(texts, jobs))
@@ -108,8 +109,10 @@ def _job_times(jobs: Sequence[Job], backend, database: Database | None) -> Times
             spreads = [timing.spread for timing in times.values()] or [0.0]
             busy = sum(spread > BUSY for spread in spreads) / len(spreads)
             uncertainty = statistics.median(spreads) if source == "measured" else ESTIMATED
-            return Times([times[t].seconds for t in texts], source, busy, uncertainty)
-    return Times([_roofline(t, target, codec) for t in traced], "roofline")
+            # A job on a mesh runs on all of its devices: each takes the time of its part.
+            seconds = [job.shards * times[text].seconds for job, text in zip(jobs, texts)]
+            return Times(seconds, source, busy, uncertainty)
+    return Times([_roofline(job.jaxpr, target, codec) for job in jobs], "roofline")
 
 
 def due(timing: Timing, now: float) -> bool:

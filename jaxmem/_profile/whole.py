@@ -3,32 +3,45 @@
 Pieces of a step are priced whole, and their prices are divided by the number of devices. A sharding
 in a piece would divide it before that. One that is part of an array's type (on a mesh whose axes
 are explicit, as those of `jax.make_mesh` are) could not be left out of a piece's arguments alone.
+
+A `jax.shard_map` runs on several devices only, and stays. Its mesh loses its devices, which may not
+be the target's, and its axes become automatic: XLA then divides what surrounds it in the piece.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxmem._jax.jaxpr import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, body
+from jaxmem._jax.vary import Mapped, as_mapped
 
 # They return their operand, divided otherwise.
 _DIVIDE = frozenset({"sharding_constraint", "reshard", "mesh_cast"})
+_NOT = PartitionSpec()
 
 
 def whole(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """`closed` without shardings, those in types too. What is inside `jax.shard_map` stays: it is
-    one device's already.
-    """
+    """`closed` without shardings, those in types too, also inside `jax.shard_map`."""
     return ClosedJaxpr(_Whole().jaxpr(closed.jaxpr), closed.consts)
 
 
 class _Whole:
-    """Programs made anew, each variable and each inner program once."""
+    """Programs made anew, each variable and each inner program once.
 
-    def __init__(self):
+    mapped: the `jax.shard_map` whose body the programs are, on a mesh without devices; None for a
+      program outside.
+    """
+
+    def __init__(self, mapped: Mapped | None = None):
+        self._mesh, self._context = None, _bare().ctx
+        if mapped is not None:
+            self._context = _inside(mapped.mesh, frozenset(mapped.manual))
+            self._mesh = self._context.cur_abstract_mesh
         self._vars: dict[Var, Any] = {}
         self._done: dict[int, Any] = {}
         self._kept: list = []  # whose ids are keys, so that none is used again
@@ -46,22 +59,24 @@ class _Whole:
         if eqn.primitive.name in _DIVIDE:
             self._vars[eqn.outvars[0]] = self._read(eqn.invars[0])
             return None
-        inside = eqn.primitive.name == "shard_map"
-        params = eqn.params if inside else {k: self._param(k, v) for k, v in eqn.params.items()}
+        params = eqn.params
+        if (mapped := as_mapped(eqn)) is not None:
+            mapped = dataclasses.replace(mapped, mesh=_automatic(mapped.mesh))
+            params = params | {"mesh": mapped.mesh, "jaxpr": _Whole(mapped).jaxpr(mapped.jaxpr)}
         made = eqn.replace(
             invars=[self._read(v) for v in eqn.invars],
             outvars=[self._read(v) for v in eqn.outvars],
-            params=params,
+            params={k: self._param(k, v) for k, v in params.items()} if mapped is None else params,
         )
-        if not inside and not eqn.ctx.cur_abstract_mesh.empty:
-            made = made.replace(ctx=_context())
-        return made
+        return made if eqn.ctx.cur_abstract_mesh.empty else made.replace(ctx=self._context)
 
     def _read(self, v) -> Any:
         if isinstance(v, Literal):
-            return Literal(v.val, _plain(v.aval))
+            # A number of JAX's own type remembers the mesh of the trace in which it was made.
+            number = np.asarray(v.val) if hasattr(v.val, "aval") else v.val
+            return Literal(number, self._plain(v.aval))
         if v not in self._vars:
-            aval = _plain(v.aval)
+            aval = self._plain(v.aval)
             self._vars[v] = v if aval is v.aval else type(v)(aval)
         return self._vars[v]
 
@@ -79,13 +94,20 @@ class _Whole:
             self._kept.append(value)
         return self._done[id(value)]
 
+    def _plain(self, aval):
+        """A type that names no axis that divides it."""
+        typed = getattr(aval, "sharding", None)
+        if not isinstance(typed, NamedSharding) or typed.mesh.empty:
+            return aval
+        if self._mesh is None:
+            return aval.update(sharding=None)
+        return aval.update(sharding=NamedSharding(self._mesh, PartitionSpec(*[None] * aval.ndim)))
 
-def _plain(aval):
-    """A type without a sharding."""
-    typed = getattr(aval, "sharding", None)
-    if not isinstance(typed, NamedSharding) or typed.mesh.empty:
-        return aval
-    return aval.update(sharding=None)
+
+def _automatic(mesh) -> AbstractMesh:
+    """The mesh without devices, with its explicit axes made automatic."""
+    kinds = [AxisType.Auto if k is AxisType.Explicit else k for k in mesh.axis_types]
+    return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=tuple(kinds))
 
 
 @functools.cache
@@ -95,8 +117,15 @@ def _bare() -> JaxprEqn:
         return jax.make_jaxpr(jax.jit(jnp.negative))(0.0).eqns[0]
 
 
-def _context():
-    return _bare().ctx
+@functools.cache
+def _inside(mesh: AbstractMesh, manual: frozenset[str]):
+    """The context of an equation inside a `jax.shard_map`."""
+    mapped = jax.shard_map(
+        jnp.negative, mesh=mesh, in_specs=_NOT, out_specs=_NOT, axis_names=manual
+    )
+    with jax.sharding.use_abstract_mesh(mesh):
+        body_of = jax.make_jaxpr(mapped)(0.0).eqns[0].params["jaxpr"]
+    return body_of.eqns[0].ctx
 
 
 def _unspecified():

@@ -82,7 +82,10 @@ class Local(Backend):
         executable, dumped = compile_dumped(traced.lower(), options)
         return read_compiled(executable, time.perf_counter() - start), peak(dumped)
 
-    def times(self, jobs: Sequence[Job]) -> list[Timing]:
+    def times(self, jobs: Sequence[Job]) -> list[Timing] | None:
+        # Processes would have to run a piece on all of their devices equally often.
+        if jax.process_count() > 1 and any(job.mesh is not None for job in jobs):
+            return None
         return measure_all(jobs)
 
     @property
@@ -189,7 +192,11 @@ class Deviceless(Backend):
             traced = job.trace()
             (exported, donated), kernels = self._export(traced), kernel_flops(traced.jaxpr.jaxpr)
             submitted = self._compiler.submit(
-                exported, donated=donated, assigned=self.assigns, kernels=kernels
+                exported,
+                donated=donated,
+                assigned=self.assigns,
+                kernels=kernels,
+                free=job.mesh is not None,
             )
             futures.append(submitted)
         found = [future.result().xla_seconds for future in futures]

@@ -29,8 +29,13 @@ def measure(job: Job, least_seconds: float = 0.02) -> list[float]:
 
     There are 7 runs, and more until they add up to `least_seconds`, but at most 50.
     """
-    arguments = [sample(a) for a in job.avals]
-    run = jax.jit(job.function).lower(*job.specs).compile()
+    traced = job.trace(jax.devices())
+    run = traced.lower().compile()
+    places = run.input_shardings[0]  # None for an argument that the program does not read
+    arguments = [
+        sample(a) if place is None else jax.device_put(sample(a), place)
+        for a, place in zip(traced.jaxpr.in_avals, places)
+    ]
     jax.block_until_ready(run(*arguments))  # the run that is not counted
     rounds: list[float] = []
     while len(rounds) < 7 or (sum(rounds) < least_seconds and len(rounds) < 50):

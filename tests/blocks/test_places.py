@@ -217,15 +217,16 @@ def entangled(x, p, key):
 
 
 @pytest.mark.parametrize(
-    ("block", "said"),
+    ("block", "size", "said"),
     [
-        (conditional, "inside a branch of a conditional"),
-        (endless, "inside a while loop, of which JAX saves nothing"),
-        (entangled, "inside a loop of which each turn reads what the tag decides about"),
+        (conditional, "2.0", "inside a branch of a conditional"),
+        (endless, "1.0", "inside a while loop, of which JAX saves nothing"),
+        (entangled, "2.0", "inside a loop of which each turn reads what the tag decides about"),
     ],
 )
-def test_where_nothing_is_decided_the_warning_says_so(block, said):
-    with pytest.warns(JaxmemWarning, match=f"the tags 'h' of block 'block' stand {said}"):
+def test_where_nothing_is_decided_the_warning_says_so(block, size, said):
+    told = rf"the tags 'h' \({size} KiB a layer\) of block 'block' stand {said}"
+    with pytest.warns(JaxmemWarning, match=told):
         made = profiled.__wrapped__(block)
     assert [t.name for t in made.blocks[0].tags] == ["ln"]
     assert made.idle_tags == ()

@@ -31,7 +31,7 @@ class Answers:
     def __init__(self, target, workers):
         self.target = target
 
-    def submit(self, exported, *, donated=(), options=None, assigned=False, kernels=()):
+    def submit(self, exported, *, donated=(), options=None, assigned=False, kernels=(), free=False):
         self.asked.append(str(self.target))
         future = concurrent.futures.Future()
         future.set_result(ANSWER)

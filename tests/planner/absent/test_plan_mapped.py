@@ -1,0 +1,116 @@
+"""Layers whose attention runs inside `jax.shard_map` are planned for eight devices that are not
+there: pieces are compiled on the mesh, and saved tensors have the bytes that XLA assigned.
+"""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh
+
+import jaxmem
+from jaxmem._absent import tpu
+from jaxmem._absent.compiler import Compiler
+from jaxmem._device.target import Target
+from jaxmem._jax.export import export_flat
+from jaxmem._jax.job import Job
+from jaxmem._xla.backend import Deviceless
+from jaxmem.errors import JaxmemWarning
+from tests.shared import mapped
+
+pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
+TARGETS = "h200:8", "v5e:8"
+PLATFORM = {"h200:8": "cuda", "v5e:8": "tpu"}
+BATCH, SEQUENCE, WIDTH = 64, 1024, 128  # of a piece that takes longer than a launch
+X = BATCH, SEQUENCE, WIDTH
+
+
+def job(kind=mapped.wholly):
+    """A product that XLA divides as what follows it: a row of heads inside a `jax.shard_map`."""
+    inner = kind(mapped.mesh(), mapped.untagged, False)
+    w = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
+    function = lambda x, w: jnp.tanh(inner(x @ w))
+    return Job(function, (jax.ShapeDtypeStruct(X, jnp.float32), w), {"data": 2, "fsdp": 2})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_piece_is_compiled_for_all_devices(target):
+    """XLA divides its arguments as the `jax.shard_map` reads what is made of them."""
+    exported, _ = export_flat(job().trace(), PLATFORM[target], 90)
+    with Compiler(target, workers=1) as compiler:
+        made, whole = (
+            compiler.submit(exported, free=free).result().argument_bytes for free in (True, False)
+        )
+    rows, weights = 4 * BATCH * SEQUENCE * WIDTH, 4 * WIDTH * WIDTH
+    assert 0 <= whole - (rows + weights) < 2**12, "whole on each device"
+    assert 0 <= made - (rows // 4 + weights // 2) < 2**12, "four parts of the batch, two of heads"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_time_of_a_piece_is_one_devices(target):
+    parts = job()
+    one = Job(lambda x, w: jnp.tanh(mapped.attention(x @ w, mapped.untagged)), parts.avals)
+    with Deviceless(Target.parse(target), workers=1) as backend:
+        divided, alone = (timing.seconds for timing in backend.times([parts, one]))
+    assert alone / 16 < divided < alone / 3
+
+
+def topology():
+    """A mesh of a TPU's topology, as programs make one that compile ahead of time."""
+    described = Target.parse("v5e:8").topology
+    assert described is not None
+    devices = np.array(tpu.devices(tpu.described(described))).reshape(mapped.SIZES)
+    return Mesh(devices, mapped.AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def plan(target, build, mesh, **how):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", JaxmemWarning)
+        return jaxmem.plan(build, *mapped.shapes(mesh), target=target, **how)
+
+
+def test_saved_tensors_have_the_bytes_that_are_compiled():
+    mesh = mapped.mesh()
+    build = mapped.build_with(mapped.wholly, mesh)
+    made = plan("h200:8", build, mesh, actions=["keep"])
+    rows = {row.tag: row for row in made.rows}
+    assert {rows[name].choice.action.value for name in ("probs", "ctx")} == {"keep"}
+    # Two of four rows of the batch of each device, or half of its features.
+    probs, ctx = (mapped.LAYERS * rows[name].bytes_before for name in ("probs", "ctx"))
+    assert (probs, ctx) == (3 * 2 * 16 * 16 * 4, 3 * 2 * 16 * 32 * 4)
+    parts = jaxmem.explain(build, *mapped.shapes(mesh), target="h200:8", plan=made).parts
+    saved = {part.name: part.bytes for part in parts if part.kind == "saved"}
+    assert saved["saved: probs"] == probs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [mapped.wholly, mapped.partly, mapped.summed, mapped.ring])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_step_under_a_topologys_mesh_is_planned(kind, own):
+    mesh = topology()
+    step = mapped.build_with(kind, mesh, tag=mapped.untagged, own=own)(None)
+    with jax.set_mesh(mesh):
+        made = plan("v5e:8", jaxmem.auto(step), mesh)
+        tagged = plan("v5e:8", mapped.build_with(kind, mesh), mesh)
+    for one in (made, tagged):
+        assert one.time_source == "xla"
+        assert one.compiled_bytes <= one.budget_bytes
+    assert {"probs", "ctx"} <= {row.tag for row in tagged.rows}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("kind", [mapped.by_tensor, mapped.ruled])
+@pytest.mark.parametrize("looped", [False, True])
+def test_a_step_is_planned_within_a_budget(axes, kind, looped):
+    mesh = mapped.mesh(axes)
+    build = mapped.build_with(kind, mesh, looped=looped)
+    step = mapped.build_with(kind, mesh, looped=looped, tag=mapped.untagged)(None)
+    with jax.sharding.use_abstract_mesh(mesh):
+        for one in (build, jaxmem.auto(step)):
+            kept = plan("h200:8", one, mesh, actions=["keep"])
+            budget = int(0.99 * kept.baseline_bytes)
+            made = plan("h200:8", one, mesh, budget=budget)
+            assert made.compiled_bytes <= budget
