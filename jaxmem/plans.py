@@ -4,6 +4,7 @@ targets, pages about plans, and the progress of planning.
 
 from jaxmem._cli.progress import progress as progress
 from jaxmem._compiled.compiled import compiled_bytes as compiled_bytes
+from jaxmem._core.actions import ALL as ALL
 from jaxmem._core.actions import LOSSLESS as LOSSLESS
 from jaxmem._core.actions import Action as Action
 from jaxmem._core.actions import Choice as Choice

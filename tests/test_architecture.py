@@ -42,7 +42,7 @@ LIBRARY = {
     "_released": ("_jax", "_states", "_stack", "_adama"),
     "_liveness": ("_jax",),
     "_trials": ("_compiled", "_jax", "_device", "_xla", "_liveness", "_profile", "_solver"),
-    "_search": ("_profile", "_solver", "_trials", "_xla"),
+    "_search": ("_device", "_profile", "_solver", "_trials", "_xla"),
     "_counts": ("_solver", "_states"),
     "_joint": (
         "_compiled",

@@ -56,14 +56,14 @@ class Case:
 
     @property
     def keep_everything(self) -> Actions:
-        """What `build(None)` does."""
+        """Nothing under a checkpoint."""
         return {b.name: {t.name: KEEP for t in b.tags} | {REST: KEEP} for b in self.profile.blocks}
 
     def trace(self, actions: Actions | None):
-        return self.steps.trace(None if actions is None else Assignment(actions))
+        return self.steps.trace(Assignment.everything() if actions is None else Assignment(actions))
 
     def compile(self, *many: Actions | None) -> list[CompiledStep]:
-        """The step under each, None being what `build(None)` does."""
+        """The step under each, None being everything kept."""
         return self.steps.compile(*(self.keep_everything if a is None else a for a in many))
 
 

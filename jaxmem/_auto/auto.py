@@ -9,6 +9,7 @@ from jaxmem._auto.calls import Call, traced
 from jaxmem._auto.rewriter import Rewriter
 from jaxmem._auto.step import JittedStep, build_of, planned_step
 from jaxmem._auto.unseen import made_before
+from jaxmem._core.assignment import leaves_as_written
 from jaxmem._core.warn import warn
 from jaxmem._jax.rewrite import is_differentiated
 from jaxmem._layer.graph import is_inexact
@@ -33,9 +34,9 @@ def auto(function: Callable, plan=_BUILD) -> Callable:
 
     function: a loss, or one that returns more beside it, or a step; of arrays, modules and anything
       else. It may change Flax NNX modules. A step may be one of `jax.jit`, and keeps its options.
-    plan: a `jaxmem.Plan` or `jaxmem.plans.Assignment`; None returns `function` as it is, so that a
-      plan's step is compared with the step as the user wrote it. Left out, the result is a `build`
-      for `jaxmem.plan`, of the step that `function` is.
+    plan: a `jaxmem.Plan` or `jaxmem.plans.Assignment`. None, or a plan that leaves the step as it
+      is written, returns `function` itself, with the checkpoints that it has of its own. Left out,
+      the result is a `build` for `jaxmem.plan`, of the step that `function` is.
 
     Raises TagError if `plan` is no plan; when the function is called, StepError if no layer is
     found in it, with what was looked at, or if a step differentiates nothing that can be seen, and
@@ -49,7 +50,7 @@ def auto(function: Callable, plan=_BUILD) -> Callable:
     if plan is _BUILD:
         return build_of(function)
     decided = decisions(plan)
-    if plan is None:
+    if leaves_as_written(plan):
         return function
     rewriter, step = Rewriter(decided), planned_step(function, decided)
 

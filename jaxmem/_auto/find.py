@@ -1,6 +1,7 @@
 """Finds the layers of a program, wherever they are in it, and makes them blocks."""
 
 import dataclasses
+from collections.abc import Callable
 
 from jaxmem._auto.branches import branches, with_branches
 from jaxmem._auto.loops import holds_layers_within, is_loop, turn, with_bodies
@@ -13,7 +14,6 @@ from jaxmem._jax.source import place_of
 from jaxmem._layer.block import Layer, layer_of, layers_of
 from jaxmem._layer.graph import Graph
 from jaxmem._tags.groups import groups_of
-from jaxmem._tags.policy import Policy
 
 
 class Finder:
@@ -65,8 +65,8 @@ class Finder:
         layer = dataclasses.replace(found, place=place_of(node.eqn), turns=turns)
         self.found.append(layer)
         groups = groups_of(self.plan, layer.label, turns)
-        blocks = [(g.start, g.stop, layer.block(g.policy, prevent_cse=False)) for g in groups]
-        return with_bodies(node, blocks)
+        blocks = zip(groups, layer.blocks(groups, prevent_cse=False))
+        return with_bodies(node, [(g.start, g.stop, block) for g, block in blocks])
 
     def _unrolled(self, program: Program, stretches: list[Repeat]) -> Program:
         """The layers of Python loops as blocks: those of one stretch share their decisions."""
@@ -83,8 +83,9 @@ class Finder:
             ]
             ends = [program.nodes[high - 1] for _, high in layers]
             groups = groups_of(self.plan, label, len(layers))
-            policies = [g.policy for g in groups for _ in range(g.start, g.stop)]
-            nodes += [_segment(*each) for each in zip(ends, alike, policies)]
+            group_of = [i for i, g in enumerate(groups) for _ in range(g.start, g.stop)]
+            for end, layer, i in zip(ends, alike, group_of):
+                nodes.append(_segment(end, layer, layer.blocks(groups, prevent_cse=True)[i]))
             done = layers[-1][1]
         return dataclasses.replace(program, nodes=(*nodes, *program.nodes[done:]))
 
@@ -100,11 +101,12 @@ class Finder:
         return results
 
 
-def _segment(last: Node, layer: Layer, policy: Policy) -> Node:
-    """One node that runs a layer in the place of its nodes, of which `last` is the last."""
+def _segment(last: Node, layer: Layer, block: Callable) -> Node:
+    """One node that runs a layer as `block` in the place of its nodes, of which `last` is the
+    last.
+    """
     program = layer.program
     outputs = tuple(v for v in program.outputs if isinstance(v, int))
-    block = layer.block(policy, prevent_cse=True)
     return standing_for(last, AUTO, program.inputs, outputs, block)
 
 

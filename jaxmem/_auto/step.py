@@ -6,19 +6,19 @@ from collections.abc import Callable
 from jaxmem._auto.gradients import NAMES, differentiating
 from jaxmem._auto.rewriter import Rewriter
 from jaxmem._auto.unseen import innermost, made_before
-from jaxmem._core.assignment import Decisions
+from jaxmem._core.assignment import Decisions, leaves_as_written
 from jaxmem._layer.block import Layer
 from jaxmem._tags.policy import decisions
 from jaxmem.errors import StepError
 
 
 def build_of(step: Callable) -> Callable:
-    """The function that `jaxmem.plan` takes: from a plan to the step under it, and from None to the
-    step as it is.
+    """The function that `jaxmem.plan` takes: from a plan to the step under it, and from None, or a
+    plan that leaves the step as it is written, to the step itself.
     """
 
     def auto(plan, *others):
-        if plan is None and not others:
+        if leaves_as_written(plan) and not others:
             return step
         if others or not isinstance(plan, Decisions):
             raise StepError(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from jaxmem._jax.jaxpr import Jaxpr
 from jaxmem._jax.primitives import REMAT
 from jaxmem._jax.rewrite import equations
+from jaxmem._jax.source import place_of
 from jaxmem._tags.policy import Policy
 from jaxmem.errors import StepError, TagError
 
@@ -15,10 +16,11 @@ from jaxmem.errors import StepError, TagError
 def check_plan_is_passed_on(recomputed: Jaxpr, kept: Jaxpr) -> None:
     """Raises StepError if a block has the same policy under two plans that differ for every block.
 
-    A step of which `build(None)` has no policy at all, such as that of `jaxmem.auto`, passes.
+    A step that has no policy at all as it is written, such as that of `jaxmem.auto`, passes.
 
     recomputed: the step traced with every tag recomputed, by `Assignment.nothing()`.
-    kept: the step traced with everything kept, by None.
+    kept: the step traced as it is written, by `Assignment.unchanged()`, where blocks under policies
+      keep everything.
     """
     same = _policies(recomputed) & _policies(kept)
     if not same:
@@ -26,11 +28,26 @@ def check_plan_is_passed_on(recomputed: Jaxpr, kept: Jaxpr) -> None:
     names = ", ".join(map(repr, sorted({policy.block for policy in same})))
     raise StepError(
         "plan: `build` does not pass its plan on to every block: it was called with a plan that"
-        " recomputes every tag and with None, which keeps everything, and blocks of label"
+        " recomputes every tag and with one that keeps everything, and blocks of label"
         f" {names} have the same policy in both steps: {_cause(same)}. Expected"
         " policy=jaxmem.remat_policy(plan) with the plan that `build` is given, in a step that is"
         " made anew in each call; a block that is not to be planned takes no jaxmem policy"
     )
+
+
+def has_policies(jaxpr: Jaxpr) -> bool:
+    """Whether a checkpoint has a policy of jaxmem."""
+    return bool(_policies(jaxpr))
+
+
+def own_checkpoints(jaxpr: Jaxpr) -> list[str]:
+    """The user's files and lines of the checkpoints that have no policy of jaxmem."""
+    found = (
+        place_of(e)
+        for e in equations(jaxpr)
+        if e.primitive.name in REMAT and not isinstance(e.params.get("policy"), Policy)
+    )
+    return list(dict.fromkeys(found))
 
 
 def refuse_combined(jaxpr: Jaxpr) -> None:

@@ -140,7 +140,9 @@ def _of_a_step(command) -> None:
     one.add_argument(
         "--auto", action="store_true", help=f"{AUTO}; and print what it finds, with its lines"
     )
-    one.add_argument("--plan", metavar="FILE", help="under this plan (default: everything kept)")
+    one.add_argument(
+        "--plan", metavar="FILE", help="under this plan (default: the step as written)"
+    )
     one.add_argument(
         "--beside", action="store_true", help="explain everything kept too, beside the plan"
     )

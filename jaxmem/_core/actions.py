@@ -27,6 +27,7 @@ class Action(enum.StrEnum):
 
 
 ALL = tuple(Action)
+"""Every action, those that use a codec among them."""
 LOSSLESS = (Action.KEEP, Action.RECOMPUTE, Action.OFFLOAD)
 """The actions that use no codec: the backward reads the forward's values, kept or made again."""
 
@@ -68,7 +69,10 @@ OFFLOAD = Choice(Action.OFFLOAD)
 Actions = dict[str, dict[str, Choice]]
 REST = "*"
 
+# Decides no block: the step runs as its author wrote it, with the checkpoints of its own.
+AS_WRITTEN: Actions = {}
+
 
 def keeps_everything(actions: Actions) -> bool:
     """Whether every block is as it is without a checkpoint."""
-    return all(choices.get(REST) == KEEP for choices in actions.values())
+    return bool(actions) and all(choices.get(REST) == KEEP for choices in actions.values())

@@ -46,12 +46,15 @@ class Assignment:
       tag that is absent is recomputed; the tag "*" stands for what no tag names: kept, the block is
       as it is without a checkpoint. A label may be of a group of layers, as `block[0:6]`.
     others: choices for every block that `actions` does not name; None makes such a block an error.
+    as_written: whether `jaxmem.auto` leaves the step, or the loss, as its author wrote it, with the
+      checkpoints of its own. Blocks under `jaxmem.remat_policy` read `actions` and `others`.
 
     Raises TagError for anything else.
     """
 
     actions: Mapping[str, Mapping[str, Choice]] = dataclasses.field(default_factory=dict)
     others: Mapping[str, Choice] | None = None
+    as_written: bool = False
 
     def __post_init__(self):
         if not isinstance(self.actions, Mapping):
@@ -64,8 +67,15 @@ class Assignment:
 
     @staticmethod
     def everything() -> "Assignment":
-        """Every block as it is without a checkpoint; the same as `plan=None`."""
+        """Every block as it is without a checkpoint. `jaxmem.auto` takes away the checkpoints that
+        the step has of its own.
+        """
         return Assignment(others={REST: KEEP})
+
+    @staticmethod
+    def unchanged() -> "Assignment":
+        """The step as its author wrote it; `plan=None` means the same."""
+        return Assignment(others={REST: KEEP}, as_written=True)
 
     @staticmethod
     def nothing() -> "Assignment":
@@ -79,6 +89,11 @@ class Assignment:
     def groups(self, block: str) -> tuple[tuple[int, int], ...]:
         """The groups of the block's layers that are decided apart: (start, stop), in order."""
         return ranges(self.actions, block)
+
+
+def leaves_as_written(plan: Decisions | None) -> bool:
+    """Whether `jaxmem.auto` makes no block under this plan."""
+    return plan is None or bool(getattr(plan, "as_written", False))
 
 
 def choices_of(

@@ -19,6 +19,7 @@ class Option:
     host_bytes: what crosses the host link once each way, and lies in host memory meanwhile.
     seconds: the device's time for writing, reading, encoding and decoding.
     doubt: by how many seconds a choice that loses accuracy must be faster, to be taken.
+    lossy: whether it loses accuracy, where a choice that does not is open too.
     """
 
     choice: Choice
@@ -26,6 +27,7 @@ class Option:
     host_bytes: int
     seconds: float
     doubt: float = 0.0
+    lossy: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,9 +10,11 @@ import jax
 
 from jaxmem._blocks.classes import plan_fingerprint
 from jaxmem._blocks.find import find_blocks
+from jaxmem._blocks.policies import has_policies, own_checkpoints
 from jaxmem._blocks.unnamed import listed, unnamed
 from jaxmem._buffers.held import Held, Peak
-from jaxmem._core.assignment import Assignment
+from jaxmem._core.actions import Actions
+from jaxmem._core.assignment import Assignment, Decisions
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
 from jaxmem._core.profile import BlockClass
@@ -31,6 +33,7 @@ from jaxmem._xla.backend import backend_for
 from jaxmem._xla.protocol import Backend
 from jaxmem.errors import PlanFileError
 
+KEPT = "everything kept"
 _ADVICE = {  # for each kind of part, how a sentence names it, and what to do if it holds most
     "saved": ("tagged tensors", "`jaxmem plan --budget B` recomputes, compresses or offloads them"),
     "untagged": (
@@ -82,9 +85,9 @@ def explain(
 
     build: `build(plan)` returns the step, as for `jaxmem.plan`.
     args: the step's arguments: arrays, modules or `jax.ShapeDtypeStruct`s.
-    plan: the plan to explain the step under; None means everything kept. Where it places states,
-      the state of the arguments may lie anywhere: it is explained at the plan's places, and with
-      everything kept on the device.
+    plan: the plan to explain the step under; None means the step as written. Where it places
+      states, the state of the arguments may lie anywhere: it is explained at the plan's places, and
+      with everything kept on the device.
     target: "local"; or what need not be there: a GPU such as "h200" or "a100-80gb:8", or a TPU
       such as "v5e" or "v5e:8".
     beside: whether to explain the step with everything kept too, as the explanation's `beside`,
@@ -117,18 +120,25 @@ def explain(
                 " it has other layers, shapes, dtypes or tags; plan this model anew"
             )
 
-        def of(plan: Plan | None) -> Explanation:
-            own = whole if plan is None else planned
-            found = _explained(backend, trace(build, plan, own.args)[1], own, plan, blocks)
+        def of(decided: Decisions, actions: Actions | None, name: str) -> Explanation:
+            own = planned if decided is plan else whole
+            traced = trace(build, decided, own.args)[1]
+            found = _explained(backend, traced, own, actions, name, blocks)
             if _largest(found.parts)[0] != "untagged":
                 return found
             tensors = listed(unnamed(jaxpr, shards))
             advice = f"{found.advice}. The largest: {tensors}" if tensors else found.advice
             return dataclasses.replace(found, advice=advice)
 
-        found = of(plan)
-        if beside and plan is not None and not plan.keeps_everything:
-            found = dataclasses.replace(found, beside=of(None))
+        if plan is None or plan.as_written:
+            unchanged = Assignment.unchanged()
+            as_written = trace(build, unchanged, whole.args)[1].jaxpr.jaxpr
+            own = own_checkpoints(as_written) and not has_policies(as_written)
+            found = of(unchanged, None, "as written" if own else KEPT)
+        else:
+            found = of(plan, plan.actions, KEPT if plan.keeps_everything else "under the plan")
+        if beside and plan is not None and found.plan != KEPT:
+            found = dataclasses.replace(found, beside=of(Assignment.everything(), None, KEPT))
     return found
 
 
@@ -136,25 +146,26 @@ def _explained(
     backend: Backend,
     traced: jax.stages.Traced,
     given: Given,
-    plan: Plan | None,
+    actions: Actions | None,
+    name: str,
     blocks: Sequence[BlockClass],
 ) -> Explanation:
     """Compiles a step, and explains it.
 
-    traced, given: the step under the plan, as `jaxmem._jax.step.trace` returns it, and its
-      arguments.
+    traced, given: the step, as `jaxmem._jax.step.trace` returns it, and its arguments.
+    actions: those of its plan; None for a step without one, of which any tensor may be saved.
+    name: what it is, beside its plan.
     blocks: those that it has under every plan.
     """
     # What the compiled program holds, and what its blocks should save under the plan.
     compiled, full = backend.explain(traced)
     arguments = Arguments(traced, given.args)
     full = given.apart(full, arguments)
-    actions = None if plan is None else plan.actions
     decided = as_decided(blocks, actions or ())
     saved, layers = expected(decided, actions), {block.layers for block in decided}
     names = name_saved(elsewhere(full), saved, layers) | name_saved(full, saved, layers)
     sizes = given.sizes(compiled)
-    found = _explanation(full, sizes, names, arguments, str(backend.target), plan)
+    found = _explanation(full, sizes, names, arguments, str(backend.target), name)
     return dataclasses.replace(found, transfers=moved(compiled.transfers, arguments, saved))
 
 
@@ -164,7 +175,7 @@ def _explanation(
     names: dict[Held, tuple[str, str]],
     arguments: Arguments,
     target: str,
-    plan: Plan | None,
+    name: str,
 ) -> Explanation:
     """Gives every buffer its class, and adds classes up.
 
@@ -172,7 +183,7 @@ def _explanation(
     sizes: its bytes on the device, and in host memory.
     names: kind and part of the buffers that are saved for the backward.
     arguments: names of its arguments and results.
-    target, plan: what it was compiled for, and under which plan.
+    target, name: what it was compiled for, and what it is, beside its plan.
     """
     # The loops over layers, known by the stacks of saved tensors that they hand on.
     handed_on = [(h, h.handed_on) for h in names]
@@ -192,7 +203,7 @@ def _explanation(
     parts, host_parts = added_up(rows[False]), added_up(rows[True])
     return Explanation(
         target=target,
-        plan="everything kept" if plan is None or plan.keeps_everything else "under the plan",
+        plan=name,
         total_bytes=sizes[0],
         host_bytes=sizes[1],
         peak_at=_where(full, layers),

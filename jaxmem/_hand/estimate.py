@@ -2,12 +2,13 @@
 
 import dataclasses
 
-from jaxmem._core.assignment import Decisions
+from jaxmem._core.assignment import Decisions, leaves_as_written
 from jaxmem._device.target import Target
 from jaxmem._hand.read import read_by_hand
 from jaxmem._solver.cost import everything
 from jaxmem._trials.walks import Walks
 from jaxmem._xla.backend import backend_for
+from jaxmem.errors import TagError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +49,12 @@ def estimate(build, assignment: Decisions, *args, target: str | Target = "local"
     with backend_for(target) as backend:
         by_hand = read_by_hand(build, assignment, args, backend, "estimate")
         step, whole = by_hand.step, by_hand.whole
+        if leaves_as_written(assignment) and step.written is not None:
+            raise TagError(
+                "estimate: `assignment` leaves the step as written, whose own checkpoints have no"
+                " price without a compile; expected actions for its blocks, or use"
+                " jaxmem.plans.price, which compiles it"
+            )
         walks = Walks(step.steps, whole, step.shards)
         return Estimate(
             bytes=step.arguments + walks.beside_arguments(by_hand.actions),

@@ -1,7 +1,7 @@
 """price(): what an assignment that was written by hand takes, in bytes and time, as a plan."""
 
-from jaxmem._core.actions import Actions, keeps_everything
-from jaxmem._core.assignment import Decisions
+from jaxmem._core.actions import AS_WRITTEN, Actions, keeps_everything
+from jaxmem._core.assignment import Decisions, leaves_as_written
 from jaxmem._core.profile import Profile
 from jaxmem._device.target import Target
 from jaxmem._hand.read import read_by_hand
@@ -12,8 +12,10 @@ from jaxmem._search.search import Found
 from jaxmem._solver.cost import everything
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solution import priced
+from jaxmem._trials.compile import Written
 from jaxmem._trials.trial import Limits, Trial
 from jaxmem._trials.trials import Trials
+from jaxmem._trials.written import cost_as_written
 from jaxmem._xla.backend import backend_for
 
 UNLIMITED = 2**62  # bytes
@@ -37,17 +39,25 @@ def price(build, assignment: Decisions, *args, target: str | Target = "local") -
     with backend_for(target) as backend:
         by_hand = read_by_hand(build, assignment, args, backend, "price")
         step, whole, actions = by_hand.step, by_hand.whole, by_hand.actions
-        wanted = [whole.everything_kept, *([] if keeps_everything(actions) else [actions])]
-        kept, *others = step.steps.compile(*wanted)
-        for compiled in (kept, *others):  # a plan for so many bytes finds it again
-            step.history.remember(compiled)
-    own = others[0] if others else kept
-    total = own.compiled.total_bytes
-    trial = Trial(own, by_hand.cost, total)
+        checkpointed = step.written is not None
+        as_written = leaves_as_written(assignment)
+        wanted = [whole.everything_kept, *([AS_WRITTEN] if checkpointed else [])]
+        is_new = not keeps_everything(actions) and not as_written
+        compiled = step.steps.compile(*wanted, *([actions] if is_new else []))
+        for one in compiled:  # a plan for so many bytes finds it again
+            (step.written if one.actions == AS_WRITTEN else step.history).remember(one)
+    kept, *others = compiled
     baseline = Trial(kept, everything(whole), kept.compiled.total_bytes)
-    limits = Limits(total, UNLIMITED, UNLIMITED)
+    written = baseline if step.steps.written is Written.KEPT else None
+    if checkpointed:
+        cost = cost_as_written(whole, baseline, others[0])
+        written = Trial(others[0], cost, others[0].compiled.total_bytes)
+    own = Trial(compiled[-1], by_hand.cost, compiled[-1].compiled.total_bytes)
+    trial = own if is_new else (written if as_written and written else baseline)
+    limits = Limits(trial.total, UNLIMITED, UNLIMITED)
     # The memory model is of layers alike.
-    trials = Trials(whole, limits, baseline, [] if by_hand.is_divided else [trial])
+    tried = [trial] if is_new and not by_hand.is_divided else []
+    trials = Trials(whole, limits, baseline, tried, written=written)
     division = _division(by_hand.profile, actions) if by_hand.is_divided else None
     spent = Spent(step.seconds, 0.0, step.steps.seconds, step.steps.compiles)
     found = Found(trials, trial, division, 0.0)

@@ -3,7 +3,7 @@
 import dataclasses
 
 from jaxmem._core.actions import ALL, Actions, Choice
-from jaxmem._core.assignment import Decisions
+from jaxmem._core.assignment import Assignment, Decisions, leaves_as_written
 from jaxmem._core.groups import as_decided
 from jaxmem._core.labels import group_label, ungrouped
 from jaxmem._core.profile import BlockClass, Profile, Tag
@@ -55,7 +55,9 @@ def read_by_hand(build, assignment: Decisions, args: tuple, backend: Backend, wh
     step = read_step(
         build, args, backend, None, Allowed(allowed, allowed, codecs=_codecs(assignment))
     )
-    actions = _decided(step.profile, assignment, what)
+    # What leaves the step as written decides no block; it is told from everything kept by callers.
+    kept = Assignment.everything() if leaves_as_written(assignment) else assignment
+    actions = _decided(step.profile, kept, what)
     whole = _only_chosen(step.profile, actions)
     profile = dataclasses.replace(whole, blocks=as_decided(whole.blocks, actions))
     return ByHand(step, whole, profile, actions, evaluate(profile, actions))

@@ -17,6 +17,7 @@ from jaxmem._layer.graph import Graph, is_complex, is_costly, is_inexact
 from jaxmem._layer.names import named
 from jaxmem._layer.rules import Rule, with_rules
 from jaxmem._layer.softmax import Softmax, with_softmaxes
+from jaxmem._tags.groups import Group
 from jaxmem._tags.operations import (
     exp_tangent,
     sigmoid_tangent,
@@ -37,6 +38,7 @@ class Layer:
     label: what it is called in a plan.
     program: what it computes, with each softmax, and each derivative rule, as one node.
     candidates: its values that get a tag.
+    plain: what it computes, as the user wrote it, but for checkpoints.
     place: the user's file and line of its loop, or of its first operation.
     turns: how often its loop runs it.
     """
@@ -44,8 +46,17 @@ class Layer:
     label: str
     program: Program
     candidates: tuple[Candidate, ...]
+    plain: Program
     place: str = ""
     turns: int = 1
+
+    def blocks(self, groups: Sequence[Group], prevent_cse: bool) -> list[Callable[..., list]]:
+        """The layer as a function of its inputs, for each group of layers. A plan that keeps all of
+        every layer makes no block: the layer is what it is without any checkpoint.
+        """
+        if len(groups) == 1 and groups[0].policy.choices is None:
+            return [lambda *arguments: self.plain.run(arguments)]
+        return [self.block(group.policy, prevent_cse) for group in groups]
 
     def block(self, policy: Any, prevent_cse: bool) -> Callable[..., list]:
         """The layer as a function of its inputs, under a policy of `_tags`."""
@@ -64,7 +75,7 @@ def layer_of(program: Program, activations: Sequence[int], label: str) -> Layer:
     # The largest are kept where there are too many, in the order in which they are made.
     largest = sorted(found, key=lambda c: -graph.bytes(c.value))[:MOST]
     kept = [c for c in found if c in largest]
-    return Layer(label, graph.program, tuple(named(graph, kept)))
+    return Layer(label, graph.program, tuple(named(graph, kept)), program)
 
 
 def layers_of(
@@ -98,7 +109,7 @@ def _like(model: Layer, program: Program) -> Layer | None:
         own = names[named[0]] if named else c.name
         return dataclasses.replace(c, value=here[c.value], named=named, name=own)
 
-    return Layer(model.label, folded, tuple(map(moved, model.candidates)))
+    return Layer(model.label, folded, tuple(map(moved, model.candidates)), program)
 
 
 def _folded(program: Program) -> Program:

@@ -48,7 +48,7 @@ class Explanation:
     """What holds a compiled step's memory on one device when it is fullest.
 
     target: what the step was compiled for.
-    plan: "everything kept" or "under the plan".
+    plan: "everything kept", "as written" or "under the plan".
     total_bytes: temp + arguments + outputs - aliased, in device memory.
     host_bytes: the same in host memory.
     peak_at: the phase of the step and the JAX operation that runs at the peak; "" if unknown.

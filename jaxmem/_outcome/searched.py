@@ -8,16 +8,18 @@ from typing import Any
 
 import jax
 
-from jaxmem._core.actions import KEEP, REST, keeps_everything
+from jaxmem._core.actions import AS_WRITTEN, KEEP, REST, keeps_everything
 from jaxmem._core.bytes import show_bytes
 from jaxmem._device.target import Target
 from jaxmem._outcome.pareto import curve, whole_actions
 from jaxmem._outcome.table import rows
 from jaxmem._plan.plan import Plan
-from jaxmem._plan.rows import Bytes, Measured
+from jaxmem._plan.rows import Bytes, Measured, WrittenStep
+from jaxmem._search.candidates import fastest
 from jaxmem._search.measure import Runs, quartiles
 from jaxmem._search.search import Found
-from jaxmem._trials.clock import clock_of
+from jaxmem._solver.problem import Problem
+from jaxmem._trials.clock import Clock, clock_of
 from jaxmem._trials.trial import Limits, Trial
 from jaxmem._trials.trials import Trials
 from jaxmem.errors import BudgetError
@@ -27,8 +29,8 @@ SAVED = "tensors saved for the backward"
 ADVICE = {
     "arguments and model states": "use a smaller model, lower-precision states, or more devices",
     SAVED: "allow more actions, or tag more tensors",
-    "working memory of the head and one block": "chunk the loss, or use a smaller batch: no action"
-    " in a block makes it smaller",
+    "working memory of the head and one block": "chunk the loss, or use a smaller batch, or more"
+    " microbatches",
 }
 
 
@@ -74,11 +76,13 @@ def outcome(
     # leaves. The curve is always of undivided layers.
     decided = division.problem if division else problem
     decided = dataclasses.replace(decided, room=problem.room, corrections=found.corrections)
-    actions = whole_actions(decided.profile, best.actions)
+    own = best is trials.checkpointed
+    actions = AS_WRITTEN if own else whole_actions(decided.profile, best.actions)
     # Idle blocks follow the others: a plan keeps everything only if every block of it does.
     of_idle_blocks = {REST: KEEP} if keeps_everything(actions) else {}
+    idle = () if own else profile.idle_blocks
     return Plan(
-        actions={label: dict(of_idle_blocks) for label in profile.idle_blocks} | actions,
+        actions={label: dict(of_idle_blocks) for label in idle} | actions,
         budget_bytes=trials.limits.budget,
         predicted_bytes=best.predicted_bytes,
         compiled_bytes=best.total,
@@ -98,7 +102,7 @@ def outcome(
         jax_version=jax.__version__,
         parts=_parts(trials, best),
         baseline_parts=_parts(trials, baseline),
-        rows=rows(decided, actions, "the clock says otherwise" if runs else taken),
+        rows=() if own else rows(decided, actions, "the clock says otherwise" if runs else taken),
         points=curve(
             problem,
             lambda size: trials.predicted(int(model.reference) + size),
@@ -109,7 +113,44 @@ def outcome(
         notes=notes + option_notes(best.step.compiled.options),
         compiler_options=best.step.compiled.options,
         measured=tuple(_measured(run, run.trial is best) for run in runs),
+        as_written=best is trials.written,
+        written=_written(trials, clock),
+        lossy=_lossy(trials, best, clock, problem),
     ).with_step(best.step.executable)
+
+
+def _lossy(trials: Trials, best: Trial, clock: Clock, problem: Problem) -> str:
+    """Which tensors the plan holds with a loss, and what the best plan without one would take;
+    empty where it loses nothing.
+    """
+    names = [
+        f"{b.name}/{n}" if len(best.cost.blocks) > 1 else n
+        for b in best.cost.blocks
+        for n in b.lossy
+    ]
+    if not names:
+        return ""
+    named = ", ".join(dict.fromkeys(names))
+    exact = [t for t in trials.fitting if not t.cost.is_lossy]
+    if exact:
+        other = min(exact, key=clock.of)
+        more, off = clock.of(other) - clock.of(best), clock.uncertain(best.cost, other.cost)
+        said = f"the fastest plan without loss, compiled to {show_bytes(other.total)}, takes"
+    else:
+        solution = fastest(problem.lossless())
+        if solution is None:
+            return f"{named}; no plan without loss is predicted to fit"
+        more = clock.seconds(solution.cost) - clock.of(best)
+        off = clock.uncertain(best.cost, solution.cost)
+        said = "the fastest plan without loss is predicted to take"
+    return f"{named}; {said} {1e3 * more:.2f} ms more, ± {1e3 * off:.2f} ms"
+
+
+def _written(trials: Trials, clock: Clock) -> WrittenStep | None:
+    """The step as written, where it has checkpoints of its own."""
+    if (own := trials.checkpointed) is None:
+        return None
+    return WrittenStep(own.total, own.host_bytes, clock.of(own), _parts(trials, own))
 
 
 def option_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -127,20 +168,20 @@ def _measured(run: Runs, chosen: bool) -> Measured:
     return Measured(run.name, size, *quartiles(run.rounds), len(run.rounds), chosen)
 
 
-def hopeless(arguments: int, limits: Limits, target: Target) -> BudgetError | None:
+def arguments_exceed(arguments: int, limits: Limits, target: Target, remedies: str) -> BudgetError:
     """Returns the error of a budget that the step's arguments alone exceed, before anything is
-    compiled, or None where they fit.
+    compiled.
 
     arguments: their bytes on one device.
+    remedies: what would make them smaller, as the end of a sentence.
     """
-    if arguments <= limits.room:
-        return None
     each = _each(target)
     return BudgetError(
         f"plan: `budget` is {show_bytes(limits.budget)}, and the step's arguments alone take"
         f" {show_bytes(arguments)} ({arguments} bytes){each} for target {str(target)!r}. Every plan"
         " takes more, so none was compiled: give a larger budget, or"
-        f" {ADVICE['arguments and model states']}{_margin(limits)}",
+        f" {ADVICE['arguments and model states']}{_margin(limits)}"
+        + (f". {remedies[0].upper()}{remedies[1:]}" if remedies else ""),
         least_bytes=arguments,
     )
 
@@ -157,7 +198,7 @@ def infeasible(trials: Trials, target: Target, unnamed: str = "", hint: str = ""
     message = (
         f"plan: `budget` is {show_bytes(trials.limits.budget)}, and the least that compiled is"
         f" {show_bytes(least.total)} ({least.total} bytes){_each(target)} for target"
-        f" {str(target)!r}: "
+        f" {str(target)!r}, of {len(trials.compiled)} assignments: "
         + ", ".join(f"{show_bytes(v)} {k}" for k, v in parts.items())
         + f"; the largest part is {holder}: {ADVICE[holder]}{_margin(trials.limits)}"
     )

@@ -5,7 +5,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxmem._codecs.forms import nearest
+from jaxmem._codecs.forms import nearest, parse
+from jaxmem._core.actions import Action, Actions, Choice
+from jaxmem.errors import TagError
 
 WHOLE, FINITE = "a whole number of at least 0", "a finite number of at least 0"
 
@@ -56,3 +58,49 @@ def is_size(value: Any) -> bool:
 def is_text(value: Any) -> bool:
     """Whether a value is a text that can be printed: JSON can write half of a character."""
     return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def read_actions(value: Any, field: str = "actions") -> dict[str, dict[str, Choice]]:
+    """Undoes `plain_actions`. Raises Broken."""
+    is_nested = isinstance(value, dict) and all(isinstance(v, dict) for v in value.values())
+    labels = [*value, *(tag for tags in value.values() for tag in tags)] if is_nested else []
+    if not labels or not all(map(is_text, labels)):
+        raise Broken(field, value, "an object: block -> tag -> action")
+    return {
+        block: {tag: read_choice(choice, f"{field}.{block}.{tag}") for tag, choice in tags.items()}
+        for block, tags in value.items()
+    }
+
+
+def plain_actions(actions: Actions) -> dict[str, Any]:
+    """Actions as dicts and texts."""
+    return {
+        block: {tag: plain_choice(choice) for tag, choice in tags.items()}
+        for block, tags in actions.items()
+    }
+
+
+def plain_choice(choice: Choice) -> dict[str, str]:
+    """A choice as texts."""
+    codec = {"codec": choice.codec} if choice.codec else {}
+    return {"action": choice.action.value} | codec
+
+
+def read_choice(value: Any, field: str) -> Choice:
+    """Undoes `plain_choice`. A codec is parsed and written again: equal codecs have equal texts.
+    Raises Broken.
+    """
+    if not isinstance(value, dict):
+        raise Broken(field, value, "an object with `action`, and `codec` where it compresses")
+    if value.get("action") not in list(Action):
+        raise Broken(f"{field}.action", value.get("action"), f"one of {', '.join(Action)}")
+    refuse_unknown(value, field, ("action", "codec"))
+    codec = value.get("codec")
+    try:
+        codec = None if codec is None else str(parse(codec))
+    except (TagError, TypeError, AttributeError) as error:
+        raise Broken(f"{field}.codec", codec, f"a codec ({error})") from error
+    try:
+        return Choice(Action(value["action"]), codec)
+    except ValueError as error:
+        raise Broken(field, value, str(error)) from error

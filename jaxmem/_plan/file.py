@@ -9,8 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxmem._codecs.forms import parse
-from jaxmem._core.actions import Action, Actions, Choice
+from jaxmem._core.actions import Choice
 from jaxmem._plan import timeline
 from jaxmem._plan.checked import (
     FINITE,
@@ -20,11 +19,15 @@ from jaxmem._plan.checked import (
     is_number,
     is_size,
     is_text,
+    plain_actions,
+    plain_choice,
+    read_actions,
+    read_choice,
     refuse_unknown,
 )
-from jaxmem._plan.rows import Bytes, Measured, Point, Row
+from jaxmem._plan.rows import Bytes, Measured, Point, Row, WrittenStep
 from jaxmem._states.places import DEVICE, DIVIDED, HOST, Places
-from jaxmem.errors import PlanFileError, TagError
+from jaxmem.errors import PlanFileError
 
 SCHEMA = 1  # a file of another number is refused
 
@@ -40,7 +43,16 @@ _TEXTS = ("time_source", "target", "fingerprint", "jax_version")
 _CHOSEN = ("microbatches", "batch")  # numbers that are there where the planner chose them
 _PARTS = ("parts", "baseline_parts")
 _LISTS = ("notes", "rows", "points", "measured")
-_OBJECTS = ("actions", "places", "lanes", "divided", "compiler_options")
+_OBJECTS = (
+    "actions",
+    "places",
+    "lanes",
+    "divided",
+    "compiler_options",
+    "as_written",
+    "written",
+    "lossy",
+)
 _KNOWN = ("schema", *_NUMBERS, *_TEXTS, *_LATER, *_CHOSEN, *_PARTS, *_LISTS, *_OBJECTS)
 
 
@@ -48,27 +60,33 @@ def write(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a plan's file holds, from the plan's fields by name."""
     named = (*_NUMBERS, *_TEXTS, *_LATER)
     data: dict[str, Any] = {"schema": SCHEMA} | {name: fields[name] for name in named}
-    data["actions"] = _plain_actions(fields["actions"])
+    data["actions"] = plain_actions(fields["actions"])
     data |= {name: dataclasses.asdict(fields[name]) for name in _PARTS}
     if fields["places"] is not None:
         data["places"] = dataclasses.asdict(fields["places"])
     if fields["lanes"] is not None:
         data["lanes"] = timeline.write(fields["lanes"])
     data |= {name: fields[name] for name in _CHOSEN if fields[name] is not None}
+    if fields["as_written"]:
+        data["as_written"] = True
+    if fields["lossy"]:
+        data["lossy"] = fields["lossy"]
+    if fields["written"] is not None:
+        data["written"] = dataclasses.asdict(fields["written"])
     if fields["divided"] is not None:
         data["divided"] = fields["divided"]
     if fields["compiler_options"]:
         data["compiler_options"] = dict(fields["compiler_options"])
     data["notes"] = list(fields["notes"])
     data["rows"] = [
-        dataclasses.asdict(row) | {"choice": _plain(row.choice)} for row in fields["rows"]
+        dataclasses.asdict(row) | {"choice": plain_choice(row.choice)} for row in fields["rows"]
     ]
     for row in data["rows"]:
         if row["count"] == 1:  # as most are, and all were when the schema was made
             del row["count"]
     data["points"] = [
         {"bytes": point.bytes, "seconds": point.seconds}
-        | ({"actions": _plain_actions(point.actions)} if point.actions else {})
+        | ({"actions": plain_actions(point.actions)} if point.actions else {})
         | ({"uncertain_seconds": u} if (u := point.uncertain_seconds) else {})
         for point in fields["points"]
     ]
@@ -108,7 +126,7 @@ def read_assignment(data: Any, path: str) -> dict[str, dict[str, Choice]]:
             for block, tags in data.items()
         }
     try:
-        return _actions(data)
+        return read_actions(data)
     except Broken as broken:
         raise PlanFileError(
             f"policy {path!r}, field `{broken.field}`: got {broken.got}, expected"
@@ -141,7 +159,14 @@ def _fields(data: Any) -> dict[str, Any]:
         if isinstance(usual, float) and not is_number(value):
             raise Broken(name, value, FINITE)
         fields[name] = type(usual)(value)
-    fields["actions"] = _actions(data.get("actions"))
+    as_written = data.get("as_written", False)
+    if not isinstance(as_written, bool):
+        raise Broken("as_written", as_written, "true or false")
+    if not is_text(lossy := data.get("lossy", "")):
+        raise Broken("lossy", lossy, "a text")
+    # Of a step that its own checkpoints decide, a plan has no actions.
+    decided = data.get("actions") != {} or not as_written
+    fields["actions"] = read_actions(data.get("actions")) if decided else {}
     for name in _PARTS:
         fields[name] = _bytes(data.get(name), name)
     notes = _list(data, "notes", "a list of texts")
@@ -165,6 +190,9 @@ def _fields(data: Any) -> dict[str, Any]:
         "notes": tuple(notes),
         "compiler_options": options,
         "divided": divided,
+        "as_written": as_written,
+        "lossy": lossy,
+        "written": _written(data.get("written")),
         "rows": tuple(_row(row, f"rows[{i}]") for i, row in enumerate(rows)),
         "points": tuple(_point(point, f"points[{i}]") for i, point in enumerate(points)),
         **chosen,
@@ -180,47 +208,6 @@ def _list(data: dict, name: str, expected: str) -> list:
     if not isinstance(value, list):
         raise Broken(name, value, expected)
     return value
-
-
-def _actions(value: Any, field: str = "actions") -> dict[str, dict[str, Choice]]:
-    is_nested = isinstance(value, dict) and all(isinstance(v, dict) for v in value.values())
-    labels = [*value, *(tag for tags in value.values() for tag in tags)] if is_nested else []
-    if not labels or not all(map(is_text, labels)):
-        raise Broken(field, value, "an object: block -> tag -> action")
-    return {
-        block: {tag: _choice(choice, f"{field}.{block}.{tag}") for tag, choice in tags.items()}
-        for block, tags in value.items()
-    }
-
-
-def _plain_actions(actions: Actions) -> dict[str, Any]:
-    return {
-        block: {tag: _plain(choice) for tag, choice in tags.items()}
-        for block, tags in actions.items()
-    }
-
-
-def _plain(choice: Choice) -> dict[str, str]:
-    codec = {"codec": choice.codec} if choice.codec else {}
-    return {"action": choice.action.value} | codec
-
-
-def _choice(value: Any, field: str) -> Choice:
-    """Undoes `_plain`. A codec is parsed and written again: equal codecs have equal texts."""
-    if not isinstance(value, dict):
-        raise Broken(field, value, "an object with `action`, and `codec` where it compresses")
-    if value.get("action") not in list(Action):
-        raise Broken(f"{field}.action", value.get("action"), f"one of {', '.join(Action)}")
-    refuse_unknown(value, field, ("action", "codec"))
-    codec = value.get("codec")
-    try:
-        codec = None if codec is None else str(parse(codec))
-    except (TagError, TypeError, AttributeError) as error:
-        raise Broken(f"{field}.codec", codec, f"a codec ({error})") from error
-    try:
-        return Choice(Action(value["action"]), codec)
-    except ValueError as error:
-        raise Broken(field, value, str(error)) from error
 
 
 # The fields of Row beside its choice, in words and as a test.
@@ -245,7 +232,7 @@ def _row(value: Any, field: str) -> Row:
     if not isinstance(value, dict) or "choice" not in value:
         raise Broken(field, value, f"an object with choice, {', '.join(_ROW)}")
     others = checked({k: v for k, v in value.items() if k != "choice"}, field, _ROW)
-    choice = _choice(value["choice"], f"{field}.choice")
+    choice = read_choice(value["choice"], f"{field}.choice")
     return Row(**(others | {"choice": choice, "shape": tuple(others["shape"])}))
 
 
@@ -261,6 +248,16 @@ _MEASURED = {
 
 def _measured(value: Any, field: str) -> Measured:
     return Measured(**checked(value, field, _MEASURED))
+
+
+def _written(value: Any) -> WrittenStep | None:
+    """The step as written; None where nothing is said."""
+    if value is None:
+        return None
+    sizes = {"bytes": (WHOLE, is_size), "host_bytes": (WHOLE, is_size)}
+    fields = sizes | {"seconds": (FINITE, is_number), "parts": ("an object", lambda v: True)}
+    found = checked(value, "written", fields)
+    return WrittenStep(**(found | {"parts": _bytes(found["parts"], "written.parts")}))
 
 
 def _places(value: Any) -> Places | None:
@@ -296,5 +293,5 @@ def _point(value: Any, field: str) -> Point:
     actions, uncertain = value.get("actions"), value.get("uncertain_seconds", 0.0)
     if not is_number(uncertain):
         raise Broken(f"{field}.uncertain_seconds", uncertain, "a finite number of at least 0")
-    found = {} if actions is None else _actions(actions, f"{field}.actions")
+    found = {} if actions is None else read_actions(actions, f"{field}.actions")
     return Point(value["bytes"], float(value["seconds"]), found, float(uncertain))

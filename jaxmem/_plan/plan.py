@@ -10,7 +10,7 @@ from jaxmem._core.actions import Actions, Choice, keeps_everything
 from jaxmem._core.files import read_json, write_json
 from jaxmem._core.labels import ranges
 from jaxmem._plan import file, html, text
-from jaxmem._plan.rows import Bytes, Measured, Point, Row
+from jaxmem._plan.rows import Bytes, Measured, Point, Row, WrittenStep
 from jaxmem._plan.timeline import Timeline
 from jaxmem._states.places import Places
 from jaxmem.errors import PlanFileError, StepError
@@ -26,11 +26,11 @@ class Plan:
 
     Attributes:
       actions: block label -> tag name -> choice; layers that are decided apart stand under labels
-        such as `block[0:6]`.
+        such as `block[0:6]`. Empty where the checkpoints of the step itself decide it.
       budget_bytes: what was asked for.
       predicted_bytes: what was predicted before the compile that gave `compiled_bytes`.
       compiled_bytes: what the verified step takes, by XLA's memory analysis.
-      baseline_bytes: what the step takes with everything kept, as it is without a plan.
+      baseline_bytes: what the step takes with everything kept, without any checkpoint.
       host_bytes: what lies in host memory.
       predicted_seconds, baseline_seconds: of the step under the plan, and with everything kept.
       uncertain_seconds: by how much the difference of the two may be off.
@@ -56,6 +56,12 @@ class Plan:
       compiler_options: XLA's options that the step was compiled with, for `jax.jit`; empty where
         nothing crosses to host memory in a loop.
       lanes: what `timeline` returns; None where states were not placed, or by an older jaxmem.
+      as_written: whether the plan leaves the step as its author wrote it: `jaxmem.auto(step, plan)`
+        is `step`.
+      written: the step as its author wrote it, under any plan, where it has checkpoints of its own;
+        None where it has none.
+      lossy: which tensors are held with a loss, and what the best plan without one would take, as a
+        sentence; empty where the backward reads the forward's own values.
     """
 
     actions: Actions
@@ -88,6 +94,9 @@ class Plan:
     compiler_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     divided: str | None = None
     lanes: Timeline | None = None
+    as_written: bool = False
+    written: WrittenStep | None = None
+    lossy: str = ""
     # the executable; it is not saved, and plans that differ in it alone are equal
     _step: Any = dataclasses.field(default=None, repr=False, compare=False)
     # move a state, and make one, where states are placed; likewise
@@ -164,7 +173,7 @@ class Plan:
 
     @property
     def keeps_everything(self) -> bool:
-        """Whether the step is as it is without a plan."""
+        """Whether nothing is under a checkpoint, and no state moved."""
         return keeps_everything(self.actions) and (self.places is None or self.places.resident)
 
     def choices_for(self, block: str) -> dict[str, Choice]:

@@ -68,6 +68,21 @@ class Bytes:
 
 
 @dataclasses.dataclass(frozen=True)
+class WrittenStep:
+    """The step as its author wrote it, where it has checkpoints of its own.
+
+    bytes, host_bytes: what it takes on one device and in host memory, as compiled.
+    seconds: those of one step, from the source that `Plan.baseline_source` names.
+    parts: its bytes by what they hold; what it saves is estimated.
+    """
+
+    bytes: int
+    host_bytes: int
+    seconds: float
+    parts: Bytes
+
+
+@dataclasses.dataclass(frozen=True)
 class Measured:
     """A step that was run beside others, in turns, on the device at hand.
 

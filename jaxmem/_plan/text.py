@@ -13,8 +13,13 @@ if TYPE_CHECKING:
 HEAD = ("tensor", "kind", "action", "codec", "before", "after", "ms", "why")
 
 
+AS_WRITTEN = "the step is left as it is written: the checkpoints of its own decide it"
+
+
 def table(plan: "Plan") -> str:
     """The plan as lines of plain text, as wide as they are."""
+    if not plan.actions:
+        return "\n".join([AS_WRITTEN, *summary(plan)])
     lines = [HEAD, *cells(plan)]
     # the last column is the longest and is not padded
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD) - 1)]
@@ -63,12 +68,16 @@ def times(plan: "Plan") -> str:
     whole = SOURCES.get(plan.baseline_source, plan.baseline_source)
     kept = f"everything kept {ms(plan.baseline_seconds)} ({whole})"
     if plan.keeps_everything:
-        return f"step with {kept}"
+        step = f"step with {kept}"
+        return step if plan.written is None else f"{step}, as written {ms(plan.written.seconds)}"
     if abs(longer) <= doubt:
         difference = f"equal as far as is known, ± {ms(doubt)}"
     else:
         difference = f"{ms(abs(longer))} {'more' if longer > 0 else 'less'}, ± {ms(doubt)}"
-    step = f"step {ms(plan.predicted_seconds)} as predicted, {kept}: {difference}"
+    own = "" if plan.written is None else f", as written {ms(plan.written.seconds)}"
+    if plan.as_written:
+        return f"step as written {ms(plan.predicted_seconds)}, {kept}: {difference}"
+    step = f"step {ms(plan.predicted_seconds)} as predicted{own}, {kept}: {difference}"
     return f"{step} (times of pieces: {plan.time_source})"
 
 
@@ -101,14 +110,16 @@ def summary(plan: "Plan") -> list[str]:
     host = f"; in host memory: {show_bytes(plan.host_bytes)}" if plan.host_bytes else ""
     numbers = {"microbatches": plan.microbatches, "batch": plan.batch}
     chosen = "".join(f"; {name}: {number}" for name, number in numbers.items() if number)
+    own = "" if plan.written is None else f"; as written: {show_bytes(plan.written.bytes)}"
     return [
-        f"(bytes and ms of one layer{of_each(plan)})",
+        *([f"(bytes and ms of one layer{of_each(plan)})"] if plan.rows else []),
         f"predicted {show_bytes(plan.predicted_bytes)}, compiled {show_bytes(plan.compiled_bytes)}"
         f" of a budget of {show_bytes(plan.budget_bytes)} ({share:.1f} %) on {plan.target};"
-        f" everything kept: {show_bytes(plan.baseline_bytes)}{host}",
+        f" everything kept: {show_bytes(plan.baseline_bytes)}{own}{host}",
         *([] if plan.places is None else [f"states: {plan.places}"]),
         *([] if plan.divided is None else [f"over devices: {DIVIDED_WORDS[plan.divided]}"]),
         f"{times(plan)}; {plan.compiles} compile{'' if plan.compiles == 1 else 's'}{chosen}",
         *measured(plan),
+        *([f"lossy: {plan.lossy}"] if plan.lossy else []),
         *(f"note: {note}" for note in plan.notes),
     ]

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 import time
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 
 from jaxmem._blocks.unnamed import listed, unnamed
@@ -12,7 +11,7 @@ from jaxmem._core.actions import ALL, KEEP, Action
 from jaxmem._core.bytes import parse_budget, show_bytes
 from jaxmem._core.database import Database
 from jaxmem._core.profile import Profile
-from jaxmem._core.warn import warn
+from jaxmem._core.warn import silently, warn
 from jaxmem._device.support import allowed_actions, budget_notes, unrolled_obstacle
 from jaxmem._device.target import Target
 from jaxmem._jax.arguments import sized
@@ -40,7 +39,6 @@ from jaxmem._trials.trial import Limits
 from jaxmem._trials.walks import Walks
 from jaxmem._xla.backend import backend_for
 from jaxmem._xla.protocol import Backend
-from jaxmem.errors import JaxmemWarning
 
 
 @by_the_first
@@ -72,9 +70,11 @@ def plan(
     host_budget: the same for tensors that are moved to host memory.
     target: "local"; or what need not be there: a GPU such as "h200" or "a100-80gb:8", or a TPU
       such as "v5e", "v5e:8" (chips) or "v5p:4x4x8".
-    actions: those allowed, such as `jaxmem.plans.LOSSLESS`. None means all of them for tags, and
-      those that lose nothing for values that `checkpoint_name` names, which are compressed if
-      `actions` says so.
+    actions: those allowed, such as `jaxmem.plans.LOSSLESS`, or `jaxmem.plans.ALL`. None means all
+      of them for tags, and those that lose nothing for values that `checkpoint_name` names. Then a
+      lossy codec is taken only where no plan without one fits, or where it gains 2 % of the step's
+      time more than times are uncertain. `ALL` asks for codecs: they are taken for any gain beyond
+      that uncertainty, for named values too.
     codecs: a codec or several for every tag that names none, or a dict by kind; None means the
       kind's own (Adacc §3.2).
     outliers: how many outlier channels tensors were seen to have, by block label and tag: codecs
@@ -109,10 +109,10 @@ def plan(
 
     Raises BudgetError for a budget that cannot be read or met (with the least bytes that compiled,
     or those of the arguments where they alone exceed it, which is told before any compile; with
-    `batch`, the least size and its least bytes),
-    StepError for a step without a block, or whose blocks have the same policy whatever plan `build`
-    is given, TargetError for a target that is unknown or cannot be compiled for, or is not the
-    device at hand where `measure` is given, TagError for tags that cannot be planned.
+    `batch`, the least size and its least bytes), StepError for a step without a block, or whose
+    blocks have the same policy whatever plan `build` is given, TargetError for a target that is
+    unknown or cannot be compiled for, or is not the device at hand where `measure` is given,
+    TagError for tags that cannot be planned.
     """
     target = Target.parse(target)
     if measure is not None:
@@ -125,7 +125,8 @@ def plan(
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
     able, notes = allowed_actions(ALL if actions is None else actions, target)
     named = tuple(a for a in able if actions is not None or not a.compresses)
-    allowed = Allowed(able, named, codecs=codecs, outliers=checked_outliers(outliers))
+    counted = checked_outliers(outliers)
+    allowed = Allowed(able, named, codecs=codecs, outliers=counted, careful=actions is None)
     notes += budget_notes(limit, target)
     # A database reads nothing that was written before `since`, and writes in either case.
     database = Database(since=time.time() if fresh else 0.0)
@@ -190,10 +191,11 @@ def _plan(
     _warn_of_no_tags(profile, jaxpr, step.shards)
     # Search: solve and compile in turns.
     walks = Walks(step.steps, profile, step.shards)
-    setting = Setting(profile, step.steps, step.history, limits, walks)
+    told = step.history, limits, walks, step.written, allowed.careful
+    setting = Setting(profile, step.steps, *told)
     found = search(setting, step.arguments)
     # What `checkpoint_name` names might have been compressed, had the user asked for it.
-    wider = lambda: _silently(step.wider)
+    wider = lambda: silently(step.wider)
     if found.best is None:
         hint = would_fit(found.trials, setting, wider) if allowed.named != allowed.actions else ""
         largest = listed(unnamed(jaxpr, step.shards))
@@ -211,13 +213,6 @@ def _plan(
     waited, compiles = step.steps.seconds, step.steps.compiles
     spent = Spent(step.seconds, found.solve_seconds, waited, compiles)
     return outcome(found, target, spent, notes, runs)
-
-
-def _silently(call):
-    """What `call` returns, without warnings: it says nothing that was not said before."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", JaxmemWarning)
-        return call()
 
 
 def _time_notes(profile: Profile) -> tuple[str, ...]:

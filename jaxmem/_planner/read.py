@@ -8,18 +8,24 @@ from typing import Any
 
 import jax
 
-from jaxmem._blocks.policies import check_plan_is_passed_on
+from jaxmem._blocks.policies import (
+    check_plan_is_passed_on,
+    has_policies,
+    own_checkpoints,
+)
 from jaxmem._compiled.compiled import check_arguments
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._device.target import Target
 from jaxmem._jax.arguments import argument_bytes, shards_of
-from jaxmem._outcome.searched import hopeless
+from jaxmem._jax.jaxpr import Jaxpr
+from jaxmem._outcome.searched import arguments_exceed
 from jaxmem._planner.measured import corrected
+from jaxmem._planner.remedies import remedies
 from jaxmem._profile.options import Allowed
 from jaxmem._profile.profile import profile as make_profile
-from jaxmem._trials.compile import StepCompiler
+from jaxmem._trials.compile import StepCompiler, Written
 from jaxmem._trials.history import History
 from jaxmem._trials.trial import Limits
 from jaxmem._xla.protocol import Backend
@@ -38,6 +44,7 @@ class Read:
     profile: what was learned of it.
     wider: makes the profile in which values that `checkpoint_name` names may be compressed too.
     history: what earlier searches compiled and ran.
+    written: the same of the step as written, where it has checkpoints of its own; else None.
     notes: sentences for the user.
     seconds: what reading took.
     """
@@ -49,6 +56,7 @@ class Read:
     profile: Profile
     wider: Callable[[], Profile]
     history: History
+    written: History | None
     notes: tuple[str, ...]
     seconds: float
 
@@ -78,10 +86,12 @@ def read_step(
     traced = steps.trace(Assignment.nothing())
     check_arguments(target, traced)
     arguments = argument_bytes(traced, args, target.devices)
-    refusal = None if limits is None else hopeless(arguments, limits, target)
-    if refusal is not None:
-        raise refusal
-    check_plan_is_passed_on(traced.jaxpr.jaxpr, steps.trace(None).jaxpr.jaxpr)
+    if limits is not None and arguments > limits.room:
+        smaller = remedies(traced, args, target.devices)
+        raise arguments_exceed(arguments, limits, target, smaller)
+    as_written = steps.trace(Assignment.unchanged()).jaxpr
+    check_plan_is_passed_on(traced.jaxpr.jaxpr, as_written.jaxpr)
+    steps.written = written_as(as_written.jaxpr)
     shards = shards_of(traced, args, target.devices)
     price = functools.partial(
         make_profile,
@@ -91,9 +101,17 @@ def read_step(
         database=backend.database,
     )
     history = History(backend, traced.jaxpr)
+    own = History(backend, as_written) if steps.written is Written.CHECKPOINTED else None
     profile, notes = corrected(price(allowed=allowed), history)
     steps.idle_blocks = profile.idle_blocks  # they are known only from the profile
     for_all = dataclasses.replace(allowed, named=allowed.actions)
     wider = lambda: corrected(price(allowed=for_all), history)[0]
     seconds = time.perf_counter() - start
-    return Read(steps, traced, arguments, shards, profile, wider, history, notes, seconds)
+    return Read(steps, traced, arguments, shards, profile, wider, history, own, notes, seconds)
+
+
+def written_as(jaxpr: Jaxpr) -> Written:
+    """What a step is as its author wrote it, of which `jaxpr` is the trace."""
+    if has_policies(jaxpr):
+        return Written.PLANNED
+    return Written.CHECKPOINTED if own_checkpoints(jaxpr) else Written.KEPT

@@ -78,9 +78,9 @@ class Walked:
 
     def kept(self, size: int) -> int:
         """Bytes with everything kept on the device."""
-        return self._bytes(size, None)
+        return self._bytes(size, Assignment.everything())
 
-    def _bytes(self, size: int, plan: Assignment | None) -> int:
+    def _bytes(self, size: int, plan: Assignment) -> int:
         args = sized(self.args, size)
         if self.decide.states:
             return self._of_placed(args, plan)
@@ -89,13 +89,15 @@ class Walked:
         beside = beside_arguments(traced, self.backend, shards_of(traced, args, devices))
         return argument_bytes(traced, args, devices) + beside
 
-    def _of_placed(self, args: tuple, plan: Assignment | None) -> int:
+    def _of_placed(self, args: tuple, plan: Assignment) -> int:
         """The same where states are placed; of the ways to divide it, that which divides most."""
         refused = None
         for how in reversed(DIVIDED) if self.decide.sharding else [None]:
             try:
                 steps = PlacedSteps(self.build, args, self.backend, how)
-                return steps.walked(plan, _places(steps, None if plan is None else self.limits))
+                return steps.walked(
+                    plan, _places(steps, None if plan == Assignment.everything() else self.limits)
+                )
             except OptimizerError as error:
                 refused = error
         assert refused is not None

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
 from jaxmem._search.candidates import fastest
-from jaxmem._search.search import WORTH
+from jaxmem._search.rounds import WORTH
 from jaxmem._solver.solution import Solution
 from jaxmem._trials.setting import Setting
 from jaxmem._trials.trial import Trial

@@ -7,7 +7,7 @@ import jax
 from jaxmem._blocks.classes import plan_fingerprint
 from jaxmem._blocks.find import find_blocks
 from jaxmem._blocks.policies import check_plan_is_passed_on
-from jaxmem._core.actions import REST
+from jaxmem._core.actions import AS_WRITTEN, REST
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.labels import ungrouped
@@ -48,11 +48,12 @@ def verify(plan: Plan, build, *args) -> Plan:
         # A plan that places states is made for the model as it is with all of them on the device.
         steps = StepCompiler(build, args, backend)
         jaxpr = steps.trace(Assignment.nothing()).jaxpr
-        check_plan_is_passed_on(jaxpr.jaxpr, steps.trace(None).jaxpr.jaxpr)
+        check_plan_is_passed_on(jaxpr.jaxpr, steps.trace(Assignment.unchanged()).jaxpr.jaxpr)
         _check_model(plan, block_classes(jaxpr), find_blocks(jaxpr.jaxpr).plain_labels)
         if placed is not None and plan.places is not None:
             steps = StepCompiler(build, placed.args_at(plan.places), backend)
-        compiled = steps.prove(*steps.compile(plan.actions))
+        actions = AS_WRITTEN if plan.as_written else plan.actions
+        compiled = steps.prove(*steps.compile(actions))
     total, host = compiled.compiled.total_bytes, compiled.compiled.host_bytes
     if placed is not None and plan.places is not None:
         total, host = placed.in_memories(compiled.compiled, plan.places)

@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from jaxmem._codecs.forms import parse
 from jaxmem._core.profile import BlockClass, Option, Tag
 
-# The share of a step's time that each lossy tag must gain in any case. After 25 rounds of
-# benchmarks/time_rank a step's own time is known to about 1 %, so that less is not seen by anyone.
+# The share of a step's time that each lossy tag must gain in any case, where the user asked for
+# codecs: a step's own time is known to about 1 % after 25 rounds of benchmarks/time_rank.
 SEEN = 0.002
+# The same where the user asked for nothing: exact gradients are given up for what one would notice.
+WORTH = 0.02
 
 
 def with_doubts(
-    blocks: Sequence[BlockClass], uncertainty: float, step_seconds: float
+    blocks: Sequence[BlockClass], uncertainty: float, step_seconds: float, share: float = SEEN
 ) -> list[BlockClass]:
     """Returns the classes with the `doubt` of each lossy option: its own seconds times their
-    uncertainty, and a share of the step.
+    uncertainty, and a `share` of the step.
 
     So a codec is taken only where it gains more than the times are known to. A tag whose every
     stored form is a codec's, because the actions allowed leave out keep and offload, is compressed
@@ -33,7 +35,7 @@ def with_doubts(
         dataclasses.replace(
             b,
             tags=tuple(
-                _doubted(tag, uncertainty, SEEN * step_seconds / max(1, runs[b.name]))
+                _doubted(tag, uncertainty, share * step_seconds / max(1, runs[b.name]))
                 for tag in b.tags
             ),
         )
@@ -46,7 +48,7 @@ def _doubted(tag: Tag, uncertainty: float, seen: float) -> Tag:
     if all(o.choice.action.compresses for o in tag.options):
         return tag
     options = (
-        dataclasses.replace(o, doubt=uncertainty * o.seconds + seen) if _loses(o) else o
+        dataclasses.replace(o, doubt=uncertainty * o.seconds + seen, lossy=True) if _loses(o) else o
         for o in tag.options
     )
     return dataclasses.replace(tag, options=tuple(options))

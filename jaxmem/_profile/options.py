@@ -49,6 +49,8 @@ class Allowed:
     codecs: one codec, several, a dict by kind, or None for the kinds' own.
     outliers: how many outlier channels were counted, by block and tag; codecs that separate them
       have room for so many.
+    careful: whether a lossy codec is taken only for a gain that one would notice, since the user
+      did not ask for codecs.
     """
 
     actions: Sequence[Action] = ()
@@ -56,6 +58,7 @@ class Allowed:
     looped: Sequence[Action] = ()
     codecs: Any = None
     outliers: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
+    careful: bool = False
 
     def without_offload(self) -> "Allowed":
         """The same without the actions that offload."""

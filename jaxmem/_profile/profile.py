@@ -10,7 +10,7 @@ from jaxmem._blocks.opened import hidden_tags
 from jaxmem._core.labels import is_auto
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.warn import warn
-from jaxmem._profile.doubt import with_doubts
+from jaxmem._profile.doubt import SEEN, WORTH, with_doubts
 from jaxmem._profile.jobs import Jobs
 from jaxmem._profile.options import Allowed
 from jaxmem._profile.price import Unpriced, priced_class, unpriced
@@ -66,7 +66,8 @@ def profile(
         for draft, (_, instances) in zip(drafts, found.classes)
     ]
     step_seconds = sum(b.runs * (b.forward_seconds + b.backward_seconds) for b in blocks)
-    blocks = with_doubts(blocks, times.uncertainty, step_seconds)
+    share = WORTH if allowed.careful else SEEN
+    blocks = with_doubts(blocks, times.uncertainty, step_seconds, share)
     return Profile(
         fingerprint=plan_fingerprint(blocks),
         blocks=tuple(blocks),

@@ -37,24 +37,31 @@ def chip(action: Action) -> str:
 
 
 def memory_figure(plan: Plan) -> str:
-    """Three bars on one scale with the budget: everything kept, the plan as compiled, and the plan
-    as predicted. A table of the first two, by what holds the bytes, stands below.
+    """Bars on one scale with the budget: everything kept, the step as written where it has
+    checkpoints of its own, the plan as compiled, and the plan as predicted. A table of all but the
+    last, by what holds the bytes, stands below.
     """
+    known = {"everything kept": (plan.baseline_bytes, plan.baseline_parts)}
+    if plan.written is not None:
+        known["as written"] = plan.written.bytes, plan.written.parts
     bars = [
-        ("everything kept", plan.baseline_bytes, _classes(plan.baseline_parts)),
+        *((name, size, _classes(parts)) for name, (size, parts) in known.items()),
         ("plan, compiled", plan.compiled_bytes, _classes(plan.parts)),
         ("plan, predicted", plan.predicted_bytes, [("hollow", plan.predicted_bytes, "predicted")]),
     ]
-    sizes = lambda parts, name: f"<td>{show_bytes(getattr(parts, name))}</td>"
+    columns = {name: parts for name, (_, parts) in known.items()} | {"plan": plan.parts}
+    sizes = lambda name: "".join(
+        f"<td>{show_bytes(getattr(parts, name))}</td>" for parts in columns.values()
+    )
     lines = [
         f'<tr><th scope="row"><i class="key block c-{name}"></i>{escape(text)}</th>'
-        f"{sizes(plan.baseline_parts, name)}{sizes(plan.parts, name)}</tr>"
+        f"{sizes(name)}</tr>"
         for name, text in CLASSES.items()
     ]
     return _bars(bars, plan.budget_bytes) + (
-        '<table class="small"><thead><tr><th scope="col">what holds it</th><th'
-        ' scope="col">everything kept</th>'
-        f'<th scope="col">plan</th></tr></thead><tbody>{"".join(lines)}</tbody></table>'
+        '<table class="small"><thead><tr><th scope="col">what holds it</th>'
+        + "".join(f'<th scope="col">{name}</th>' for name in columns)
+        + f"</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     )
 
 

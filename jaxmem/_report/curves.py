@@ -20,8 +20,8 @@ from jaxmem._report.svg import (
 
 
 def time_figure(plan: Plan) -> str:
-    """The least predicted step time at each budget, with the plan, everything kept and the budget
-    marked.
+    """The least predicted step time at each budget, with the plan, everything kept, the step as
+    written and the budget marked.
     """
     points = sorted(plan.pareto(), key=lambda p: p.bytes)
     if not points:
@@ -30,6 +30,8 @@ def time_figure(plan: Plan) -> str:
         (plan.compiled_bytes, plan.predicted_seconds, "chosen", "this plan, as compiled"),
         (plan.baseline_bytes, plan.baseline_seconds, "hollow", "everything kept"),
     ]
+    if plan.written is not None and not plan.as_written:
+        marked.append((plan.written.bytes, plan.written.seconds, "hollow", "as written"))
     sizes = [p.bytes for p in points] + [size for size, *_ in marked]
     near = plan.budget_bytes <= 1.5 * max(sizes)
     x = bytes_axis(*padded([*sizes, *([plan.budget_bytes] if near else [])]))

@@ -163,7 +163,8 @@ def _rest(run: Run) -> Iterable[str]:
         yield "<p>This run has no plan and no steps.</p>"
     yield _section("Outliers", outlier_maps(run), OUTLIERS)
     yield _section("Decisions", decided(run), DECIDED)
-    if notes := plan.notes if plan else ():
+    lossy = [f"lossy: {plan.lossy}"] if plan and plan.lossy else []
+    if notes := [*lossy, *(plan.notes if plan else ())]:
         yield _section(
             "Notes", "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>"
         )

@@ -58,10 +58,14 @@ def _bytes(run: Run) -> list[Tile]:
     """What the step takes, and would take without a plan."""
     if (p := run.plan) is not None:
         share = f"{_share(p.compiled_bytes, p.budget_bytes)} of the budget"
-        return [
+        found = [
             ("Compiled", show_bytes(p.compiled_bytes), share),
-            ("Everything kept", show_bytes(p.baseline_bytes), "compiled without a plan"),
+            ("Everything kept", show_bytes(p.baseline_bytes), "compiled without a checkpoint"),
         ]
+        if p.written is not None:
+            text = "under the checkpoints of its own"
+            found.append(("As written", show_bytes(p.written.bytes), text))
+        return found
     if size := run.number("compiled_bytes"):
         return [("Compiled", show_bytes(size), without_a_plan(run))]
     return []
@@ -94,6 +98,8 @@ def _times(run: Run) -> list[Tile]:
             ("Step, predicted", show_ms(1e3 * p.predicted_seconds), doubt),
             (KEPT, show_ms(1e3 * p.baseline_seconds), told),
         ]
+        if p.written is not None:
+            found.append(("Step, as written", show_ms(1e3 * p.written.seconds), told))
     return found
 
 

@@ -2,9 +2,12 @@
 
 import dataclasses
 
+from jaxmem._core.actions import AS_WRITTEN
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
+from jaxmem._core.warn import warn
+from jaxmem._device.support import misreading
 from jaxmem._profile.recoded import recoded
 from jaxmem._search import candidates
 from jaxmem._search.descent import descended
@@ -13,11 +16,12 @@ from jaxmem._solver.memory import Expected
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solution import Solution, priced
 from jaxmem._solver.solve import least_bytes
-from jaxmem._trials.compile import CompiledStep
+from jaxmem._trials.compile import CompiledStep, Written
 from jaxmem._trials.setting import Setting
 from jaxmem._trials.trial import Trial
 from jaxmem._trials.trials import Trials, fitted
 from jaxmem._trials.walks import agreed
+from jaxmem._trials.written import cost_as_written
 from jaxmem.errors import BudgetError, StepError
 
 
@@ -44,6 +48,8 @@ def begin(setting: Setting, arguments: int) -> Trials:
     if setting.steps.backend.width > 1:
         LOG.info("compiling the step with everything kept, beside a first guess")
         setting.steps.begin(kept)
+        if setting.written is not None:
+            setting.steps.begin(AS_WRITTEN)
         guess = _first_guess(setting, recalled, arguments)
         step, guessed = setting.attempt(kept, guess.actions)
         if isinstance(step, StepError):
@@ -54,6 +60,7 @@ def begin(setting: Setting, arguments: int) -> Trials:
     else:
         (step,) = setting.compile(kept)
         trials = Trials(profile, limits, whole(step), [], recalled, walks=setting.walks)
+    trials.written = _written(setting, trials)
     fits = trials.baseline.total <= limits.room
     if fits and (guess is None or guessed is None or isinstance(guessed, StepError)):
         return trials
@@ -68,6 +75,41 @@ def begin(setting: Setting, arguments: int) -> Trials:
         (guessed,) = setting.compile(guess.actions, least=trials.baseline.total)
     trials.tried.append(Trial(guessed, guess.cost, trials.expected(guess), guess.gap))
     return trials
+
+
+def time_baselines(setting: Setting, trials: Trials) -> None:
+    """Measures the step with everything kept, and as written, where they run here."""
+    own = trials.checkpointed
+    kept, *others = setting.timed(trials.baseline, *([] if own is None else [own]))
+    if trials.written is not None:
+        trials.written = others[0] if others else kept
+    trials.baseline = kept
+
+
+def _written(setting: Setting, trials: Trials) -> Trial | None:
+    """The step as written: the baseline where that keeps everything. Where it has checkpoints of
+    its own it is compiled, unless an earlier search saw that it does not fit; None where XLA does
+    not compile it.
+    """
+    if setting.written is None:
+        return trials.baseline if setting.steps.written is Written.KEPT else None
+    step: CompiledStep | StepError
+    *_, step = setting.written.recall() or [None]
+    if step is None or step.compiled.total_bytes <= setting.limits.room:
+        LOG.info("compiling the step as written")
+        (step,) = setting.attempt(AS_WRITTEN, least=trials.baseline.total)
+    if isinstance(step, StepError):
+        return None
+    if step.compiled.host_bytes and (version := misreading(setting.steps.backend.target.platform)):
+        warn(
+            "plan: the step as written offloads tensors by checkpoints of its own, and jaxlib"
+            f" {version} reads offloaded tensors of a loop at wrong offsets on this target (fixed"
+            " in 0.11.1), so that its gradients are wrong; it is left out of the plan: update"
+            " jaxlib, or run the step under the plan"
+        )
+        return None
+    cost = cost_as_written(setting.profile, trials.baseline, step)
+    return Trial(step, cost, step.compiled.total_bytes)
 
 
 def _as_here(profile: Profile, step: CompiledStep) -> CompiledStep:

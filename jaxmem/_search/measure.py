@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from jaxmem._core.actions import Actions
+from jaxmem._core.actions import AS_WRITTEN, Actions
 from jaxmem._core.profile import Profile
 from jaxmem._profile.recoded import recoded
 from jaxmem._search import candidates
@@ -64,6 +64,9 @@ def fastest_measured(setting: Setting, found: Found, seconds: float) -> tuple[Fo
     named = {"the plan": found.best}
     if trials.baseline in trials.fitting and found.best is not trials.baseline:
         named["everything kept"] = trials.baseline
+    own = trials.checkpointed_fits
+    if own is not None and found.best is not own:
+        named["the step as written"] = own
     wanted = hand_policies(setting.profile) | _solved_otherwise(setting, found)
     for name, actions in wanted.items():
         if candidates.is_among(actions, list(named.values())):
@@ -103,8 +106,11 @@ def _run(setting: Setting, named: dict[str, Trial], seconds: float) -> list[Runs
 
 
 def _remember(setting: Setting, runs: list[Runs]) -> None:
-    """Writes down by how much each step took longer than the first, round by round."""
-    first, *others = runs
+    """Writes down by how much each step took longer than the first, round by round. The step as
+    written is left out: no choices of tags stand for its own checkpoints.
+    """
+    runs = [run for run in runs if run.trial.actions != AS_WRITTEN]
+    first, *others = runs or [None]
     for run in others:
         apart = [a - b for a, b in zip(run.rounds, first.rounds)]
         lower, median, upper = quartiles(apart)

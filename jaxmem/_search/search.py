@@ -2,37 +2,25 @@
 and solves again.
 
 A compile takes far longer than a solve, so that a search is bounded by its number of compiles. Its
-phases are `begin` (everything kept, and a first guess), `refine` (the best plan that fits),
-`polish` (changes that whole steps are weighed for, where that is quick) and `divide` (two groups of
-layers, where that is faster); where everything fits, `hasten` (a plan that is faster than the step
-without one) takes the place of `refine`.
+phases are `begin` (everything kept, the step as written, and a first guess), `refine` (the best
+plan that fits), `without_loss` (the best that uses no lossy codec), `polish` (changes that whole
+steps are compiled for, where that is quick) and `divide` (two groups of layers, where that is
+faster). Where everything fits, `hasten` (a plan that is faster than the step without one) takes the
+place of `refine`; where nothing does, `least` compiles what takes the least bytes.
 """
 
 import dataclasses
-import math
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from jaxmem._core.actions import Actions
-from jaxmem._search import candidates
-from jaxmem._search.begin import begin
-from jaxmem._search.divide import Division, best_division
+from jaxmem._search.begin import begin, time_baselines
+from jaxmem._search.divide import Division
 from jaxmem._search.polish import polish
-from jaxmem._solver.memory import Expected
-from jaxmem._solver.problem import Key, Problem
-from jaxmem._solver.solution import Solution
+from jaxmem._search.rounds import WORTH, Rounds
+from jaxmem._solver.problem import Key
 from jaxmem._trials.clock import Clock, clock_of
 from jaxmem._trials.setting import Setting
 from jaxmem._trials.trial import Trial
 from jaxmem._trials.trials import Trials
-from jaxmem._trials.walks import MOST_WALKS
-from jaxmem.errors import StepError
-
-ENOUGH = 0.98  # the share of the room of which a plan that uses it is not improved on
-# A budget is refused once walks, compiles and plans unlike each other agree that it is exceeded by
-# this share of the room beside arguments.
-HOPELESS = 0.1
-WORTH = 0.002  # the share of a step's time that dividing the layers must gain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,213 +49,74 @@ def search(setting: Setting, arguments: int) -> Found:
 
     Raises BudgetError if no assignment needs as little host memory as `host_room`.
     """
-    start = _Search(setting, begin(setting, arguments))
-    trials = start.trials
-    trials.measured_seconds = setting.seconds_of(trials.baseline)
+    rounds = Rounds(setting, begin(setting, arguments))
+    trials = rounds.trials
+    time_baselines(setting, trials)
     fits = trials.baseline.total <= setting.limits.room
     if fits:
-        start.hasten()
+        rounds.hasten()
     else:
-        start.refine()
+        rounds.refine()
+    if not trials.fitting and not trials.checkpointed_fits:
+        rounds.least()
+    if setting.careful:
+        rounds.without_loss()
     corrections = polish(setting, trials)
     more = 0  # bytes that something which did not fit took, compiled whole, beyond its buffers
-    while trials.fitting:
-        fits = setting.limits.allow(trials.baseline)
-        clock = clock_of(trials, setting.steps.backend.target)
+    while trials.fitting or trials.checkpointed_fits:
+        # Where compiles end before they are done, only what would be returned is compiled whole. It
+        # may take more then, and something else is the best.
+        for trial, groups in _ranked(rounds, more):
+            proven = trials.proven(trial, setting)
+            if proven is not None and setting.limits.allow(proven):
+                return Found(trials, proven, groups, rounds.solve_seconds, corrections)
+            more = max(more, 1, 0 if proven is None else proven.total - trial.total)
+        rounds.refine()
+    return Found(trials, None, None, rounds.solve_seconds)
+
+
+def _ranked(rounds: Rounds, more: int) -> list[tuple[Trial, Division | None]]:
+    """What a search may return, the best first, with how it divides layers.
+
+    more: bytes that something which did not fit took, compiled whole, beyond its buffers.
+    """
+    setting, trials = rounds.setting, rounds.trials
+    limits, clock = setting.limits, clock_of(trials, setting.steps.backend.target)
+    found: list[tuple[Trial, Division | None]] = []
+    if trials.fitting:
+        fits = limits.allow(trials.baseline)
         # Each costs a whole compile, which what is as near to the room would fail in as well.
-        likely = [t for t in trials.fitting if t.total + more <= setting.limits.room]
+        likely = [t for t in trials.fitting if t.total + more <= limits.room]
         best = min(likely or trials.fitting, key=lambda t: (clock.cautious(t), t.total))
         # A step that fits stays as it is unless a plan is faster by what is worth a word. Times
         # that are computed from a device's rates are too rough to say so.
         rough = setting.profile.time_source == "roofline"
         if fits and (rough or clock.cautious(best) > (1 - WORTH) * clock.base):
             best = trials.baseline
+        best = _worth_its_loss(setting, clock, best, likely or trials.fitting)
         alone = fits or more > 0
-        divided, division = (best, None) if alone else start.divide(best, clock)
-        # Where compiles end before they are done, only what would be returned is compiled whole. It
-        # may take more then, and something else is the best.
-        for trial, groups in [(divided, division), (best, None)][divided is best :]:
-            proven = trials.proven(trial, setting)
-            if proven is not None and setting.limits.allow(proven):
-                return Found(trials, proven, groups, start.solve_seconds, corrections)
-            more = max(more, 1, 0 if proven is None else proven.total - trial.total)
-        start.refine()
-    return Found(trials, None, None, start.solve_seconds)
+        divided, division = (best, None) if alone else rounds.divide(best, clock)
+        if _worth_its_loss(setting, clock, divided, [best]) is best:
+            divided, division = best, None
+        found = [(divided, division), (best, None)][divided is best :]
+    if (own := trials.checkpointed_fits) is not None:
+        worth = (1 - WORTH) * clock.of(own)
+        faster = [
+            each
+            for each in found
+            if clock.cautious(each[0]) <= worth
+            and _worth_its_loss(setting, clock, each[0], [own]) is not own
+        ]
+        found = [*faster, (own, None), *(each for each in found if each not in faster)]
+    return found
 
 
-class _Search:
-    """The part of a search that goes round: solve, compile, learn."""
-
-    def __init__(self, setting: Setting, trials: Trials):
-        self.setting, self.trials = setting, trials
-        self.solve_seconds = 0.0
-
-    def hasten(self) -> None:
-        """Compiles the fastest plan without a limit on device bytes, if the profile calls it faster
-        than the step as it is, which fits.
-        """
-        trials = self.trials
-        problem = Problem(trials.profile, None, self.setting.limits.host_room)
-        best = self._timed(candidates.fastest, problem)
-        most = trials.baseline.cost.seconds - WORTH * trials.profile.step_seconds
-        if best is None or best.cautious_seconds >= most:
-            return
-        if trials.profile.time_source == "roofline":
-            return
-        if candidates.is_among(best.actions, trials.compiled):
-            return
-        (step,) = self.setting.attempt(best.actions, least=trials.baseline.total)
-        if not isinstance(step, StepError):
-            trials.tried.append(Trial(step, best.cost, trials.expected(best), best.gap))
-
-    def refine(self) -> None:
-        """Solves for the room left by what was learned, compiles, and learns, until nothing is left
-        to gain. What it compiles is added to the trials.
-        """
-        trials, limits = self.trials, self.setting.limits
-        width = self.setting.steps.backend.width
-        # No assignment of tags is faster than the best one without a limit on device bytes.
-        best = self._timed(candidates.fastest, Problem(trials.profile, None, limits.host_room))
-        least_seconds = best.cautious_seconds if best else 0.0
-        hopeless = False
-        while (left := self.setting.compiles_left) > 0:
-            within, model = trials.within_budget, trials.model()
-            # A plan that an earlier search saw fit is compiled before anything is called enough:
-            # else a search with more history could return a slower plan than one with less.
-            clock = clock_of(trials, self.setting.steps.backend.target)
-            earlier = candidates.recalled(trials, trials.problem(model), clock.cautious)
-            # A plan that fills the room, or is as fast as one without a limit, ends the search. One
-            # of unknown worth, found by small changes, does not by filling it.
-            done = any(
-                (t.total >= ENOUGH * limits.room and t.gap < math.inf)
-                or t.cost.cautious_seconds <= least_seconds
-                for t in within
-            )
-            if done and earlier is None:
-                return
-            # Candidates in the order in which they are worth a compile. One more is solved for than
-            # compiles go side by side, since some may have been compiled before.
-            picks = [] if earlier is None else [earlier]
-            picks += self._timed(candidates.within_budget, trials, width + 1)
-            fresh = self._fresh(picks)
-            # Nothing fits yet, and of the solver's answers none is expected to: try what is nearest
-            # to the room. Before it is believed that this exceeds the room by far, compile what is
-            # unlike it.
-            if not within and not fresh:
-                if hopeless and self._exceeds_by_far(trials.least):
-                    return
-                picks = self._timed(candidates.nearest, trials)
-                hopeless = self._exceeds_by_far(trials.expected(picks[0]))
-                fresh = self._fresh(picks[::-1] if hopeless else picks)
-            if not (fresh := fresh[: min(width, left)]):
-                return
-            # Each trial keeps what the model said before it learned of the trial.
-            told = [trials.expected(pick) for pick in fresh]
-            steps = self.setting.attempt(*(p.actions for p in fresh), least=trials.least)
-            for step, pick, predicted in zip(steps, fresh, told):
-                if isinstance(step, StepError):
-                    trials.refused.append(pick.actions)
-                    continue
-                trials.tried.append(Trial(step, pick.cost, predicted, pick.gap))
-
-    def _exceeds_by_far(self, total: int) -> bool:
-        """Whether so many bytes are over the room by much."""
-        room = self.setting.limits.room
-        return total > room + HOPELESS * (room - self.trials.static)
-
-    def _fresh(self, picks: list[Solution]) -> list[Solution]:
-        """Those that were neither compiled nor refused by XLA."""
-        fresh: list[Solution] = []
-        for pick in picks:
-            known = [t.actions for t in self.trials.compiled] + self.trials.refused
-            known += [other.actions for other in fresh]
-            if not any(candidates.alike(pick.actions, actions) for actions in known):
-                fresh.append(pick)
-        return fresh
-
-    def divide(self, best: Trial, clock: Clock) -> tuple[Trial, Division | None]:
-        """Returns the best plan that decides two groups of layers apart, with its division, if it
-        is faster than `best` by `WORTH` and compiles within the limits; else `best` and None.
-
-        A profile prices the pieces of a layer under a checkpoint. Of layers under none it knows the
-        bytes alone, and may be wrong: where the clock calls such a plan slower, one without such
-        layers is looked for.
-        """
-        divided, division, slower = self._divide(best, clock, whole=True)
-        if division is None and slower:
-            divided, division, _ = self._divide(best, clock, whole=False)
-        return divided, division
-
-    def _divide(
-        self, best: Trial, clock: Clock, whole: bool
-    ) -> tuple[Trial, Division | None, bool]:
-        """The best plan of two groups of layers; `whole` allows that the last group is under no
-        checkpoint. The third of what is returned says whether one with such layers fits, and the
-        clock called it slower.
-        """
-        trials, limits = self.trials, self.setting.limits
-        # The most seconds that a division may cost, to be worth its compile.
-        worth = best.cost.cautious_seconds - WORTH * trials.profile.step_seconds
-        chosen, short, seen, slower = None, 0, [], False
-        while self.setting.compiles_left > 0:
-            model = trials.model()
-            # The memory model is of layers alike and is not fitted to divided plans. What their
-            # predictions were short by, `short`, of walks or compiles, is added to its reference.
-            base = trials.static + int(model.reference) + short
-            problem = trials.problem(model)
-            stored = _share_stored(trials, model) if whole else None
-            division = self._timed(best_division, problem.within(limits.room - base), stored)
-            if division is None or division.solution.actions in seen:
-                break
-            if division.solution.cautious_seconds > worth:
-                break
-            seen.append(division.solution.actions)
-            predicted = base + division.bytes
-            walked = self._walked(division.solution.actions, best)
-            if walked is not None and walked > limits.room:
-                if len(seen) >= MOST_WALKS:
-                    break
-                short += walked - predicted  # no compile is spent on what is not expected to fit
-                continue
-            (step,) = self.setting.attempt(division.solution.actions, least=best.total)
-            if isinstance(step, StepError):
-                break
-            told = predicted if walked is None else walked
-            solution, told = division.solution, max(trials.static, told)
-            tried = Trial(step, solution.cost, told, solution.gap)
-            short += tried.total - predicted
-            if tried.total > limits.room or tried.host_bytes > limits.host_room:
-                continue
-            if clock.cautious(tried) >= clock.cautious(best):
-                slower = bool(division.groups.whole)
-                break
-            best, chosen = tried, division
-            worth = best.cost.cautious_seconds - WORTH * trials.profile.step_seconds
-        return best, chosen, slower
-
-    def _walked(self, actions: Actions, best: Trial) -> int | None:
-        """Bytes of the step under actions of divided layers: what `best` compiled to, and what a
-        walk says that they take more; None where nothing is walked through.
-        """
-        walks = self.trials.walks
-        if walks is None:
-            return None
-        own, of_best = walks.told(actions), walks.told(best.actions)
-        return None if own is None or of_best is None else best.total + own - of_best
-
-    def _timed(self, solver, *arguments):
-        """Calls `solver`, and adds the time that it takes to `solve_seconds`."""
-        start = time.perf_counter()
-        found = solver(*arguments)
-        self.solve_seconds += time.perf_counter() - start
-        return found
-
-
-def _share_stored(trials: Trials, model: Expected) -> float | None:
-    """Returns the share that XLA stores of the bytes that a trace counts for layers under no
-    checkpoint: it stores fewer than every tensor that the backward reads. It is that of all blocks
-    in the step with everything kept; None where that does not tell.
+def _worth_its_loss(setting: Setting, clock: Clock, best: Trial, others: Sequence[Trial]) -> Trial:
+    """`best`, or where that loses accuracy for less than is noticed, the fastest of `others` that
+    does not.
     """
-    counted = sum(b.layers * b.everything_bytes for b in trials.profile.blocks)
-    stored = trials.baseline.total - trials.static - model.reference
-    return min(1.0, stored / counted) if counted and stored > 0 else None
+    exact = [t for t in others if not t.cost.is_lossy]
+    if not (setting.careful and best.cost.is_lossy and exact):
+        return best
+    other = min(exact, key=lambda t: (clock.of(t), t.total))
+    return best if clock.is_worth_losing(best, other) else other

@@ -27,6 +27,7 @@ class BlockCost:
     keep_seconds: what writing, reading, encoding and decoding takes of what is saved.
     exposed_seconds: the part of the transfers that the block's own work does not hide.
     matmuls, flops: matrix products that are recomputed, and their FLOPs.
+    lossy: names of the tags that are saved with a loss.
     host_seconds: the part of `seconds` that moves tensors to host memory and back, with what is
       exposed of it.
     """
@@ -44,6 +45,7 @@ class BlockCost:
     flops: float
     doubt_seconds: float = 0.0
     host_seconds: float = 0.0
+    lossy: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -81,6 +83,11 @@ class Cost:
         times are equal as far as they are known, the one that loses nothing ranks first.
         """
         return self.seconds + self.doubt_seconds
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether the backward reads other numbers than the forward made, without need."""
+        return any(block.lossy for block in self.blocks)
 
 
 def evaluate(profile: Profile, actions: Actions) -> Cost:
@@ -236,6 +243,7 @@ def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> B
         matmuls=sum(block.equations[i].matmuls for i in recomputed),
         flops=sum(block.equations[i].flops for i in recomputed),
         doubt_seconds=sum(o.doubt for _, o in saved),
+        lossy=tuple(dict.fromkeys(t.name for t, o in saved if o.lossy)),
         host_seconds=exposed + sum(o.seconds for _, o in saved if o.choice == OFFLOAD),
     )
 

@@ -44,6 +44,17 @@ class Problem:
         """The same with one choice refused."""
         return dataclasses.replace(self, refused=self.refused | {(block, tag, choice)})
 
+    def lossless(self) -> "Problem":
+        """The same with every choice refused that loses accuracy without need."""
+        lossy = {
+            (block.name, tag.name, option.choice)
+            for block in self.profile.blocks
+            for tag in block.tags
+            for option in tag.options
+            if option.lossy
+        }
+        return dataclasses.replace(self, refused=self.refused | lossy)
+
     def excluding(self, actions: Actions) -> "Problem":
         """The same with one assignment excluded."""
         return dataclasses.replace(self, excluded=(*self.excluded, actions))

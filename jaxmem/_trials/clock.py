@@ -5,6 +5,7 @@ import math
 
 from jaxmem._core.profile import Profile
 from jaxmem._device.target import Target
+from jaxmem._profile.doubt import WORTH
 from jaxmem._solver.cost import Cost
 from jaxmem._trials.trial import Trial
 from jaxmem._trials.trials import Trials
@@ -33,7 +34,11 @@ class Clock:
         return max(0.0, self.base + cost.seconds - self.kept.seconds)
 
     def of(self, trial: Trial) -> float:
-        """Seconds of a compiled step: XLA's estimate of it where `base` is one too."""
+        """Seconds of a compiled step: those of a run, or XLA's estimate of it, where `base` is one
+        too.
+        """
+        if self.source == "measured" and trial.measured_seconds is not None:
+            return trial.measured_seconds
         if self.source == "xla" and trial.xla_seconds is not None:
             return trial.xla_seconds
         return self.seconds(trial.cost)
@@ -42,18 +47,28 @@ class Clock:
         """What compiled steps are ranked by: seconds, with lossy codecs at their longest."""
         return self.of(trial) + trial.cost.doubt_seconds
 
-    def uncertain(self, cost: Cost) -> float:
-        """By how many seconds the difference between a step and the one with everything kept may be
-        off: the times of all that only one of the two does may be, each way.
+    def uncertain(self, cost: Cost, other: Cost | None = None) -> float:
+        """By how many seconds the difference between two steps may be off: the times of all that
+        only one of the two does may be, each way.
+
+        other: of the second step; None for the one with everything kept.
         """
+        other = self.kept if other is None else other
         apart = math.fsum(
             abs(a - b)
             for a, b in (
-                (cost.recompute_seconds, self.kept.recompute_seconds),
-                (_moving(cost), _moving(self.kept)),
+                (cost.recompute_seconds, other.recompute_seconds),
+                (_moving(cost), _moving(other)),
             )
         )
         return self.uncertainty * apart
+
+    def is_worth_losing(self, lossy: Trial, exact: Trial) -> bool:
+        """Whether a plan with lossy codecs gains more over one without than one would notice, and
+        than times are known to.
+        """
+        noticed = WORTH * self.base + self.uncertain(lossy.cost, exact.cost)
+        return self.of(exact) - self.of(lossy) >= noticed
 
 
 def _moving(cost: Cost) -> float:
@@ -64,7 +79,7 @@ def _moving(cost: Cost) -> float:
 def clock_of(trials: Trials, target: Target) -> Clock:
     """The clock of a search, by the best that is known of the step with everything kept."""
     baseline, profile = trials.baseline, trials.profile
-    told = {"measured": trials.measured_seconds, "xla": baseline.xla_seconds}
+    told = {"measured": baseline.measured_seconds, "xla": baseline.xla_seconds}
     told["pieces"] = _sum_of_pieces(profile, baseline, target)
     source, base = next((s, t) for s, t in told.items() if t is not None)
     return Clock(base, source, baseline.cost, profile.uncertainty)

@@ -1,7 +1,7 @@
 """Compiles a step under given actions for the target, and counts what that takes."""
 
 import dataclasses
-import functools
+import enum
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 from jaxmem._compiled.compiled import Compiled
-from jaxmem._core.actions import Actions, keeps_everything
-from jaxmem._core.assignment import Assignment, Decisions
+from jaxmem._core.actions import AS_WRITTEN, Actions, keeps_everything
+from jaxmem._core.assignment import Assignment, Decisions, leaves_as_written
 from jaxmem._jax.step import trace
 from jaxmem._xla.protocol import Backend, Built
 from jaxmem.errors import StepError
@@ -31,24 +31,43 @@ class CompiledStep:
     executable: Any = None
 
 
+class Written(enum.Enum):
+    """What the step is as its author wrote it, before a plan.
+
+    PLANNED: its blocks have policies of jaxmem, so that a plan decides it however it is written.
+    KEPT: no block has a policy, and nothing is under a checkpoint: everything is kept.
+    CHECKPOINTED: no block has a policy of jaxmem, and some are under checkpoints of the author's.
+    """
+
+    PLANNED = enum.auto()
+    KEPT = enum.auto()
+    CHECKPOINTED = enum.auto()
+
+
 class StepCompiler:
     """Compiles steps of one `build`; counts compiles, and the seconds spent waiting for them.
 
-    build: takes a plan, or None for everything kept, and returns the step.
+    What is compiled is always `build(plan)` for what a user would give as `plan`, so that the
+    program that was compiled is the program that runs.
+
+    build: takes a plan and returns the step.
     args: the step's arguments, as arrays or shapes.
     backend: where it is compiled.
+    written: what the step is as its author wrote it.
     idle_blocks: labels of blocks that no gradient runs through. Actions do not name them, and
       `build` asks what is decided for them too, so they are recomputed.
     """
 
-    def __init__(self, build, args: tuple, backend: Backend, idle_blocks: tuple[str, ...] = ()):
-        self.build, self.args, self.backend = build, args, backend
-        self.idle_blocks = idle_blocks
+    def __init__(self, build, args: tuple, backend: Backend, written: Written = Written.PLANNED):
+        self.build, self.args, self.backend, self.written = build, args, backend, written
+        self.idle_blocks: tuple[str, ...] = ()
         self.compiles = 0
         self.seconds = 0.0
         self._begun: list[tuple[Actions, Future[Built]]] = []
+        # The step as written, and with everything kept: each is checked, and compiled later.
+        self._traced: dict[bool, tuple[Any, jax.stages.Traced]] = {}
 
-    def trace(self, plan: Decisions | None) -> jax.stages.Traced:
+    def trace(self, plan: Decisions) -> jax.stages.Traced:
         """The step under a plan, traced and not compiled."""
         return self._stages(plan)[1]
 
@@ -107,21 +126,24 @@ class StepCompiler:
         them.
         """
         built = [Built(step.compiled, step.executable) for step in many]
-        return self.backend.run(built, self.trace(None), self.args, seconds)
+        return self.backend.run(built, self.trace(Assignment.unchanged()), self.args, seconds)
 
-    def _stages(self, plan: Decisions | None) -> tuple[Any, jax.stages.Traced]:
+    def _stages(self, plan: Decisions) -> tuple[Any, jax.stages.Traced]:
         """The step's own traced stage under a plan, and JAX's."""
-        return self._kept if plan is None else trace(self.build, plan, self.args)
+        if plan not in (Assignment.unchanged(), Assignment.everything()):
+            return trace(self.build, plan, self.args)
+        key = leaves_as_written(plan)
+        if key not in self._traced:
+            self._traced[key] = trace(self.build, plan, self.args)
+        return self._traced[key]
 
-    @functools.cached_property
-    def _kept(self) -> tuple[Any, jax.stages.Traced]:
-        """The step with everything kept, traced once: it is checked, and compiled later."""
-        return trace(self.build, None, self.args)
-
-    def plan_of(self, actions: Actions) -> Assignment | None:
-        """What `build` is given; None is how a user says that everything is kept."""
-        if keeps_everything(actions):
-            return None
+    def plan_of(self, actions: Actions) -> Assignment:
+        """What `build` is given for the step under `actions`."""
+        kept = keeps_everything(actions)
+        if actions == AS_WRITTEN or (kept and self.written is Written.KEPT):
+            return Assignment.unchanged()
+        if kept:
+            return Assignment.everything()
         return Assignment({label: {} for label in self.idle_blocks} | actions)
 
 

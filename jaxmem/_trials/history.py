@@ -4,6 +4,7 @@ step starts.
 They guide; they prove nothing. A plan that is returned was compiled by the search that returns it.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -20,6 +21,7 @@ from jaxmem._trials.compile import CompiledStep
 from jaxmem._xla.protocol import Backend
 
 MOST = 48  # how many of the latest compiles are recalled
+FORM = 2  # of what "everything kept" means: it was the step as written, checkpoints and all, in 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +53,7 @@ class History:
         # processes that have flags of their own.
         flags = os.environ.get("XLA_FLAGS", "") if backend.target.local else ""
         self._database, self._device = backend.database, f"{backend.target} {backend.device}"
-        self._step = f"{flags}\n{text_of(jaxpr)}"
+        self._step = f"{FORM} {flags}\n{text_of(jaxpr)}"
 
     def recall(self) -> list[CompiledStep]:
         """Earlier compiles, the latest last; what cannot be read is left out."""
@@ -94,6 +96,23 @@ class History:
         """Writes down by how much one step took longer than another."""
         told = json.dumps([_text(run.other), run.seconds, run.noise])
         self._database.write_tried(f"{self._device} runs", self._step, _text(run.actions), told)
+
+    def recall_least(self, key: str) -> Actions | None:
+        """The assignment of least bytes among choices that `key` tells, as an earlier search found
+        it; None where none did.
+        """
+        for actions, _ in self._database.read_tried(f"{self._device} least", self._under(key), 1):
+            with contextlib.suppress(ValueError, TypeError, AttributeError):
+                return _parse(actions)
+        return None
+
+    def remember_least(self, key: str, actions: Actions) -> None:
+        """Writes down the assignment of least bytes."""
+        device = f"{self._device} least"
+        self._database.write_tried(device, self._under(key), _text(actions), "")
+
+    def _under(self, key: str) -> str:
+        return f"{self._step}\n{key}"
 
     def remember(self, step: CompiledStep) -> None:
         """Writes a compile down for later searches."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxmem._core.actions import Actions
+from jaxmem._core.actions import AS_WRITTEN, Actions
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
@@ -15,7 +15,7 @@ from jaxmem._xla.running import CannotRun
 from jaxmem.errors import StepError
 
 MOST_COMPILES = 6
-RUN_SECONDS = 1.0  # for runs of the step with everything kept
+RUN_SECONDS = 1.0  # for runs of the step with everything kept, and as written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,9 @@ class Setting:
     history: what earlier searches compiled.
     limits: the bytes that a plan may take.
     walks: tell what to expect of a plan before it is compiled.
+    written: what earlier searches compiled of the step as written, where it has checkpoints of its
+      own; else None.
+    careful: whether lossy codecs must gain what one would notice, as `Allowed` has it.
     """
 
     profile: Profile
@@ -34,14 +37,20 @@ class Setting:
     history: History
     limits: Limits
     walks: Walks
+    written: History | None = None
+    careful: bool = False
+
+    def history_of(self, actions: Actions) -> History:
+        """Where a compile of the step under `actions` is remembered."""
+        return self.written if self.written and actions == AS_WRITTEN else self.history
 
     @property
     def compiles_left(self) -> int:
         """How many plans this search may still compile. Where that only assigns buffers, the plan
-        that is returned is compiled once more, and whole.
+        that is returned is compiled once more, and whole. The step as written comes on top.
         """
         last = 1 if self.steps.backend.assigns else 0
-        return MOST_COMPILES - last - self.steps.compiles
+        return MOST_COMPILES + (self.written is not None) - last - self.steps.compiles
 
     def compile(self, *many: Actions, least: int | None = None) -> list[CompiledStep]:
         """Compiles the step under each of `many` actions, logs that it does, and remembers the
@@ -51,23 +60,27 @@ class Setting:
         """
         return all_compiled(self.attempt(*many, least=least))
 
-    def seconds_of(self, baseline: Trial) -> float | None:
-        """Measured seconds of the step with everything kept; None where it does not run here, or
-        not within this device's memory.
+    def timed(self, *trials: Trial) -> list[Trial]:
+        """The trials with measured seconds, those aside that do not run here, or not within this
+        device's memory. Where one was not run before, all are run, in turns: seconds of another
+        minute tell nothing of which is faster.
         """
         if not self.steps.backend.target.local:
-            return None
-        if (known := self.history.recall_seconds()) is not None:
-            return known
-        if is_beside_training():
-            return None
-        LOG.info("running the step with everything kept, to time it")
-        try:
-            (rounds,) = self.steps.run(baseline.step, seconds=RUN_SECONDS)
-        except CannotRun as why:
-            LOG.info("the step with everything kept is not run to be timed: %s", why)
-            return None
-        return self.history.remember_seconds(rounds) if rounds else None
+            return [*trials]
+        known = [self.history_of(t.actions).recall_seconds() for t in trials]
+        # What earlier searches compiled is only remembered, and cannot be run.
+        ready = [i for i, t in enumerate(trials) if t.step.executable is not None]
+        if None in known and ready and not is_beside_training():
+            LOG.info("running the step as it is, to time it")
+            try:
+                rounds = self.steps.run(*(trials[i].step for i in ready), seconds=RUN_SECONDS)
+            except CannotRun as why:
+                LOG.info("the step as it is is not run to be timed: %s", why)
+                rounds = []
+            for i, own in zip(ready, rounds):
+                if own:
+                    known[i] = self.history_of(trials[i].actions).remember_seconds(own)
+        return [dataclasses.replace(t, measured_seconds=s) for t, s in zip(trials, known)]
 
     def attempt(self, *many: Actions, least: int | None = None) -> list[CompiledStep | StepError]:
         """The same, with the error of each that XLA does not compile in its place: XLA has defects,
@@ -91,7 +104,7 @@ class Setting:
         found = self.steps.attempt(*many)
         for step in found:
             if isinstance(step, CompiledStep):
-                self.history.remember(step)
+                self.history_of(step.actions).remember(step)
             else:
                 LOG.warning("a plan is left out: %s", str(step)[:400])
         return found

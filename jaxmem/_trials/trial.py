@@ -15,12 +15,14 @@ class Trial:
     cost: its price by the profile.
     predicted_bytes: what was said of its total before the compile.
     gap: by what share the optimum may be faster, where the solver's time ran out (`Solution.gap`).
+    measured_seconds: those of the step where it was run; None where it was not.
     """
 
     step: CompiledStep
     cost: Cost
     predicted_bytes: int
     gap: float = 0.0
+    measured_seconds: float | None = None
 
     @property
     def actions(self) -> Actions:

@@ -27,8 +27,10 @@ class Trials:
     tried: the other plans that this search compiled.
     recalled: those of earlier searches, which only guide.
     refused: plans that XLA did not compile.
-    measured_seconds: those of the step with everything kept, where it was run.
     walks: as in `Setting`; None where nothing is walked through.
+    written: the step as its author wrote it: the baseline itself where that keeps everything, None
+      where a plan decides the step however it is written.
+    lossless: whether the solver is asked for plans that lose nothing alone.
     """
 
     profile: Profile
@@ -37,18 +39,33 @@ class Trials:
     tried: list[Trial] = dataclasses.field(default_factory=list)
     recalled: list[Trial] = dataclasses.field(default_factory=list)
     refused: list[Actions] = dataclasses.field(default_factory=list)
-    measured_seconds: float | None = None
     walks: Walks | None = None
+    written: Trial | None = None
+    lossless: bool = False
 
     @property
     def compiled(self) -> list[Trial]:
-        """Everything that this search may return."""
+        """Everything that this search may return, the step as written excepted: its own checkpoints
+        decide it, so that it teaches nothing about choices of tags.
+        """
         return [self.baseline, *self.tried]
+
+    @property
+    def checkpointed(self) -> Trial | None:
+        """The step as written, where it has checkpoints of its own."""
+        return None if self.written is self.baseline else self.written
+
+    @property
+    def checkpointed_fits(self) -> Trial | None:
+        """The same, where it fits too."""
+        own = self.checkpointed
+        return own if own is not None and self.limits.allow(own) else None
 
     @property
     def least(self) -> int:
         """The least bytes that this search compiled to."""
-        return min(t.total for t in self.compiled)
+        own = [] if self.checkpointed is None else [self.checkpointed]
+        return min(t.total for t in (*self.compiled, *own))
 
     @property
     def static(self) -> int:
@@ -83,13 +100,17 @@ class Trials:
             if trial is self.baseline:
                 raise
             LOG.warning("a plan is left out: %s", str(error)[:400])
+            if trial is self.written:
+                self.written = None
+                return None
             self.refused.append(trial.actions)
             self.tried = [t for t in self.tried if t is not trial]
             return None
         if step is trial.step:
             return trial
-        setting.history.remember(step)
+        setting.history_of(step.actions).remember(step)
         made = dataclasses.replace(trial, step=step)
+        self.written = made if trial is self.written else self.written
         self.baseline = made if trial is self.baseline else self.baseline
         self.tried = [made if t is trial else t for t in self.tried]
         return made
@@ -120,7 +141,7 @@ class Trials:
         room beside the arguments and the working memory of the model's reference.
         """
         room = int(self.limits.room * share) - self.static - int(model.reference)
-        return Problem(
+        problem = Problem(
             self.profile,
             room,
             self.limits.host_room,
@@ -128,6 +149,7 @@ class Trials:
             excluded=tuple(self.refused),
             time_limit=SOLVE_SECONDS,
         )
+        return problem.lossless() if self.lossless else problem
 
 
 def fitted(profile: Profile, trials: Sequence[Trial], walks: Walks | None = None) -> Expected:

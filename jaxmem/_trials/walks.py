@@ -27,6 +27,7 @@ RECALLED = 3  # plans of earlier searches that are walked through
 # whose layers a Python loop repeats take so long.
 MOST_SECONDS = 20.0
 MOST_SECONDS_OF_OTHERS = 40.0
+MOST_SECONDS_OF_LEAST = 120.0
 
 
 class Walks:
@@ -38,7 +39,7 @@ class Walks:
         self._told: dict[str, int] = {}  # bytes beside the arguments, by what is stored
         # What the solver is taught: working bytes of the assignments that it answered with.
         self._known: dict[str, tuple[Actions, int]] = {}
-        self._seconds = {"taught": 0.0, "told": 0.0}
+        self._seconds = {"taught": 0.0, "told": 0.0, "least": 0.0}
 
     def learn(self, actions: Actions) -> bool:
         """Walks through the step under `actions`; False where that is known, or walks took too
@@ -58,6 +59,12 @@ class Walks:
         walks took too long already.
         """
         return self._walked(actions, "told", MOST_SECONDS_OF_OTHERS)
+
+    def least(self, actions: Actions) -> int | None:
+        """The same for the assignment of least bytes, which a budget is refused by: what was asked
+        before takes no time from it.
+        """
+        return self._walked(actions, "least", MOST_SECONDS_OF_LEAST)
 
     def _walked(self, actions: Actions, why: str, most: float) -> int | None:
         """The same, where walks for one purpose may take `most` seconds."""

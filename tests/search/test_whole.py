@@ -53,9 +53,10 @@ def settled(more, room, monkeypatch):
         profile=made,
         steps=steps,
         limits=limits,
-        history=types.SimpleNamespace(remember=lambda step: None),
-        seconds_of=lambda baseline: None,
+        history_of=lambda actions: types.SimpleNamespace(remember=lambda step: None),
+        timed=lambda *trials: [*trials],
         compiles_left=0,
+        careful=False,
     )
     monkeypatch.setattr(search_module, "begin", lambda setting, arguments: trials)
     monkeypatch.setattr(search_module, "polish", lambda setting, trials: {})

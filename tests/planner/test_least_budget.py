@@ -1,0 +1,128 @@
+"""The least budget that a plan is found for is the step's own: neither measured times nor what was
+planned before decide whether a budget is refused.
+"""
+
+import dataclasses
+import functools
+import itertools
+import random
+
+import jax
+import pytest
+
+import jaxmem
+from jaxmem._profile import profile as profile_module
+from jaxmem.errors import BudgetError
+from tests.shared.foreign import flax_models, libraries, plain
+from tests.shared.foreign.size import Size
+
+pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles")]
+
+SIZE = Size(width=64, heads=4, layers=6, batch=8, sequence=96, vocab=256)
+MODELS = {
+    "gemma, a Python loop": plain.gemma_in_a_loop,
+    "gemma, a scan": plain.gemma_in_a_scan,
+    "gemma, a scan of checkpoints": plain.gemma_in_a_scan_of_checkpoints,
+    "microbatches, a chunked loss": plain.microbatches_with_a_chunked_loss,
+    "names twice in a layer": plain.names_twice_in_a_layer,
+    "mixture of experts": plain.mixture_of_experts,
+    "encoder and decoder": plain.encoder_and_decoder,
+    "Linen, nn.scan": functools.partial(flax_models.linen_transformer, scanned=True),
+    "Equinox, a scan": functools.partial(libraries.equinox_transformer, scanned=True),
+    "GPT-2": functools.partial(libraries.gpt2, dropout=False),
+}
+# What was planned before, as shares of the bytes with everything kept, and with which actions.
+HISTORIES = {
+    "nothing": (),
+    "a plan for much": ((0.9, None),),
+    "plans for less and less": ((0.8, None), (0.6, None), (0.5, None)),
+    "lossless plans": ((0.7, jaxmem.plans.LOSSLESS), (0.5, jaxmem.plans.LOSSLESS)),
+}
+NEARLY = 0.01
+
+
+def step_of(make):
+    loss, params, rest = make(SIZE)
+
+    def step(params, *rest):
+        first = lambda params: jax.tree.leaves(loss(params, *rest))[0]
+        value, gradients = jax.value_and_grad(first, allow_int=True)(params)
+        return jax.tree.map(
+            lambda p, g: p - 0.1 * g if p.dtype == g.dtype else p, params, gradients
+        ), value
+
+    shape = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype) if hasattr(a, "shape") else a
+    return step, jax.tree.map(shape, (params, *rest))
+
+
+def planned(step, args, budget, actions=None):
+    return jaxmem.plan(jaxmem.auto(step), *args, budget=int(budget), actions=actions)
+
+
+def refused(step, args, budget, actions=None) -> int | None:
+    """The least bytes that a refusal names; None where a plan is found."""
+    try:
+        plan = planned(step, args, budget, actions)
+    except BudgetError as error:
+        return error.least_bytes
+    assert plan.compiled_bytes <= budget
+    return None
+
+
+def least_budget(step, args) -> int:
+    """Asks for what the refusal of an impossible budget names, and for less until it is refused."""
+    arguments = refused(step, args, 1)
+    assert arguments is not None
+    least = refused(step, args, 1.01 * arguments)
+    assert least is not None, "next to nothing beside the arguments"
+    assert refused(step, args, least) is None, "what compiled is found again"
+    while (named := refused(step, args, (1 - NEARLY) * least)) is None:
+        least = int((1 - NEARLY) * least)
+    assert named > (1 - NEARLY) * least
+    return least
+
+
+def scaled(monkeypatch, seed: int) -> None:
+    """Times of pieces are multiplied by 0.5 to 2, each otherwise."""
+    draw, own = random.Random(seed), profile_module.job_times
+
+    def job_times(*args):
+        times = own(*args)
+        seconds = [s * 2 ** draw.uniform(-1, 1) for s in times.seconds]
+        return dataclasses.replace(times, seconds=seconds)
+
+    monkeypatch.setattr(profile_module, "job_times", job_times)
+
+
+def found(make, history, factor, tmp_path, monkeypatch) -> int:
+    """The least budget after a history, in a cache of its own."""
+    step, args = step_of(make)
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        if factor is not None:
+            scaled(patch, factor)
+        kept = 0
+        for share, actions in HISTORIES[history]:
+            kept = kept or planned(step, args, 2**40).baseline_bytes
+            refused(step, args, share * kept, actions)
+        return least_budget(step, args)
+
+
+def check(make, cases, tmp_path, monkeypatch) -> None:
+    all_found = {
+        case: found(make, *case, tmp_path / str(i), monkeypatch) for i, case in enumerate(cases)
+    }
+    assert max(all_found.values()) <= (1 + NEARLY) * min(all_found.values()), all_found
+
+
+@pytest.mark.core
+def test_other_times_and_an_earlier_plan_refuse_the_same_budgets(tmp_path, monkeypatch):
+    cases = [("nothing", None), ("a plan for much", 1)]
+    check(plain.gemma_in_a_scan, cases, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_the_least_budget_is_the_steps_own(name, tmp_path, monkeypatch):
+    cases = [*itertools.product(HISTORIES, [None]), ("nothing", 1), ("plans for less and less", 2)]
+    check(MODELS[name], cases, tmp_path, monkeypatch)
