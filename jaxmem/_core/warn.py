@@ -2,8 +2,12 @@
 
 import sys
 import warnings
+from collections.abc import Callable
+from typing import TypeVar
 
 from jaxmem.errors import JaxmemWarning
+
+T = TypeVar("T")
 
 
 def warn(message: str) -> None:
@@ -18,3 +22,10 @@ def warn(message: str) -> None:
 def _is_ours(module: str) -> bool:
     """Whether a frame of this module is skipped: our own, or one that runs our context managers."""
     return module.partition(".")[0] in ("jaxmem", "jaxmem_kernels", "contextlib")
+
+
+def silently(call: Callable[[], T]) -> T:
+    """What `call` returns, without jaxmem's warnings: it says nothing that was not said before."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", JaxmemWarning)
+        return call()

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 import time
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 
 from jaxmem._blocks.unnamed import listed, unnamed
@@ -12,7 +11,7 @@ from jaxmem._core.actions import ALL, KEEP, Action
 from jaxmem._core.bytes import parse_budget, show_bytes
 from jaxmem._core.database import Database
 from jaxmem._core.profile import Profile
-from jaxmem._core.warn import warn
+from jaxmem._core.warn import silently, warn
 from jaxmem._device.support import allowed_actions, budget_notes, unrolled_obstacle
 from jaxmem._device.target import Target
 from jaxmem._jax.arguments import sized
@@ -40,7 +39,6 @@ from jaxmem._trials.trial import Limits
 from jaxmem._trials.walks import Walks
 from jaxmem._xla.backend import backend_for
 from jaxmem._xla.protocol import Backend
-from jaxmem.errors import JaxmemWarning
 
 
 @by_the_first
@@ -109,10 +107,10 @@ def plan(
 
     Raises BudgetError for a budget that cannot be read or met (with the least bytes that compiled,
     or those of the arguments where they alone exceed it, which is told before any compile; with
-    `batch`, the least size and its least bytes),
-    StepError for a step without a block, or whose blocks have the same policy whatever plan `build`
-    is given, TargetError for a target that is unknown or cannot be compiled for, or is not the
-    device at hand where `measure` is given, TagError for tags that cannot be planned.
+    `batch`, the least size and its least bytes), StepError for a step without a block, or whose
+    blocks have the same policy whatever plan `build` is given, TargetError for a target that is
+    unknown or cannot be compiled for, or is not the device at hand where `measure` is given,
+    TagError for tags that cannot be planned.
     """
     target = Target.parse(target)
     if measure is not None:
@@ -195,7 +193,7 @@ def _plan(
     setting = Setting(profile, step.steps, *known)
     found = search(setting, step.arguments)
     # What `checkpoint_name` names might have been compressed, had the user asked for it.
-    wider = lambda: _silently(step.wider)
+    wider = lambda: silently(step.wider)
     if found.best is None:
         hint = would_fit(found.trials, setting, wider) if allowed.named != allowed.actions else ""
         largest = listed(unnamed(jaxpr, step.shards))
@@ -212,13 +210,6 @@ def _plan(
     notes += _kernel_notes(walks.more_by_kernels(found.best.actions))
     spent = Spent(step.seconds, found.solve_seconds, step.steps.seconds, step.steps.compiles)
     return outcome(found, target, spent, notes, runs)
-
-
-def _silently(call):
-    """What `call` returns, without warnings: it says nothing that was not said before."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", JaxmemWarning)
-        return call()
 
 
 def _time_notes(profile: Profile) -> tuple[str, ...]:
