@@ -4,7 +4,7 @@ its layers are decided apart. A policy and the layer stack ask nothing else of i
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from jaxmem._core.actions import KEEP, REST, Action, Choice
 from jaxmem._core.labels import group_label, ranges, ungrouped
@@ -91,7 +91,7 @@ class Assignment:
         return ranges(self.actions, block)
 
 
-def leaves_as_written(plan: Decisions | None) -> bool:
+def leaves_as_written(plan: Any) -> bool:
     """Whether `jaxmem.auto` makes no block under this plan."""
     return plan is None or bool(getattr(plan, "as_written", False))
 

@@ -45,7 +45,8 @@ def price(build, assignment: Decisions, *args, target: str | Target = "local") -
         is_new = not keeps_everything(actions) and not as_written
         compiled = step.steps.compile(*wanted, *([actions] if is_new else []))
         for one in compiled:  # a plan for so many bytes finds it again
-            (step.written if one.actions == AS_WRITTEN else step.history).remember(one)
+            own_history = step.written if one.actions == AS_WRITTEN else None
+            (own_history or step.history).remember(one)
     kept, *others = compiled
     baseline = Trial(kept, everything(whole), kept.compiled.total_bytes)
     written = baseline if step.steps.written is Written.KEPT else None

@@ -257,7 +257,8 @@ def _written(value: Any) -> WrittenStep | None:
     sizes = {"bytes": (WHOLE, is_size), "host_bytes": (WHOLE, is_size)}
     fields = sizes | {"seconds": (FINITE, is_number), "parts": ("an object", lambda v: True)}
     found = checked(value, "written", fields)
-    return WrittenStep(**(found | {"parts": _bytes(found["parts"], "written.parts")}))
+    parts = _bytes(found["parts"], "written.parts")
+    return WrittenStep(found["bytes"], found["host_bytes"], float(found["seconds"]), parts)
 
 
 def _places(value: Any) -> Places | None:

@@ -93,9 +93,10 @@ def _written(setting: Setting, trials: Trials) -> Trial | None:
     """
     if setting.written is None:
         return trials.baseline if setting.steps.written is Written.KEPT else None
-    step: CompiledStep | StepError
-    *_, step = setting.written.recall() or [None]
-    if step is None or step.compiled.total_bytes <= setting.limits.room:
+    known = setting.written.recall()
+    if known and known[-1].compiled.total_bytes > setting.limits.room:
+        step = known[-1]
+    else:
         LOG.info("compiling the step as written")
         (step,) = setting.attempt(AS_WRITTEN, least=trials.baseline.total)
     if isinstance(step, StepError):

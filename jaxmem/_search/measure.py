@@ -110,7 +110,9 @@ def _remember(setting: Setting, runs: list[Runs]) -> None:
     written is left out: no choices of tags stand for its own checkpoints.
     """
     runs = [run for run in runs if run.trial.actions != AS_WRITTEN]
-    first, *others = runs or [None]
+    if not runs:
+        return
+    first, *others = runs
     for run in others:
         apart = [a - b for a, b in zip(run.rounds, first.rounds)]
         lower, median, upper = quartiles(apart)
