@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import AbstractValue
+from jax.ref import AbstractRef
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxmem._jax.jaxpr import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, body
@@ -63,10 +65,14 @@ class _Whole:
         if (mapped := as_mapped(eqn)) is not None:
             mapped = dataclasses.replace(mapped, mesh=_automatic(mapped.mesh))
             params = params | {"mesh": mapped.mesh, "jaxpr": _Whole(mapped).jaxpr(mapped.jaxpr)}
+        else:
+            kernel = eqn.primitive.name == "pallas_call"  # whose program knows no mesh
+            own = lambda k, v: v if kernel and body(v) is not None else self._param(k, v)
+            params = {k: own(k, v) for k, v in params.items()}
         made = eqn.replace(
             invars=[self._read(v) for v in eqn.invars],
             outvars=[self._read(v) for v in eqn.outvars],
-            params={k: self._param(k, v) for k, v in params.items()} if mapped is None else params,
+            params=params,
         )
         return made if eqn.ctx.cur_abstract_mesh.empty else made.replace(ctx=self._context)
 
@@ -85,6 +91,8 @@ class _Whole:
             return type(value)(self._param(name, each) for each in value)
         if isinstance(value, NamedSharding) and "sharding" in name:
             return _unspecified() if name in ("in_shardings", "out_shardings") else None
+        if isinstance(value, AbstractValue):  # such as the types of what a kernel returns
+            return self._plain(value)
         if (inside := body(value)) is None:
             return value
         if id(value) not in self._done:
@@ -97,17 +105,24 @@ class _Whole:
     def _plain(self, aval):
         """A type that names no axis that divides it."""
         typed = getattr(aval, "sharding", None)
-        if not isinstance(typed, NamedSharding) or typed.mesh.empty:
+        if not isinstance(typed, NamedSharding) or typed.mesh.empty or _is_reference(aval):
             return aval
         if self._mesh is None:
             return aval.update(sharding=None)
         return aval.update(sharding=NamedSharding(self._mesh, PartitionSpec(*[None] * aval.ndim)))
 
 
+def _is_reference(aval) -> bool:
+    """Whether it is the type of a `jax.Ref`, which has the sharding of what it refers to."""
+    return isinstance(aval, AbstractRef)
+
+
 def _automatic(mesh) -> AbstractMesh:
     """The mesh without devices, with its explicit axes made automatic."""
-    kinds = [AxisType.Auto if k is AxisType.Explicit else k for k in mesh.axis_types]
-    return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=tuple(kinds))
+    # It remembers the kind of its devices, as types inside kernels do.
+    kinds = zip(mesh.axis_names, mesh.axis_types)
+    changed = {name: AxisType.Auto for name, kind in kinds if kind is AxisType.Explicit}
+    return mesh.abstract_mesh.update_axis_types(changed)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -131,10 +132,25 @@ def test_a_piece_needs_no_context_and_no_explicit_mesh(kind):
 
 
 def test_a_mesh_loses_its_devices():
+    """The piece is traced again where no mesh is set, the kernels inside too."""
     mesh = Mesh(np.array(jax.devices()[:1]), ("data",), axis_types=(AxisType.Auto,))
-    inner = lambda x: jax.lax.psum(jnp.where(x > 0, x, 0.5), "data")
-    one = jax.shard_map(inner, mesh=mesh, in_specs=P("data"), out_specs=P())
+    x = jax.ShapeDtypeStruct((8, 128), jnp.float32)
+
+    def doubled(x_ref, o_ref):
+        o_ref[...] = 2 * x_ref[...]
+
+    def inner(x):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        twice = pl.pallas_call(doubled, out_shape=shape, interpret=True)(x)
+        return jax.nn.softmax(jnp.maximum(twice, 0.5))
+
+    one = jax.shard_map(inner, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False)
     with jax.set_mesh(mesh):
-        traced = jax.make_jaxpr(one)(jax.ShapeDtypeStruct((4, 4), jnp.float32))
-    (eqn,) = [e for e in whole(traced).jaxpr.eqns if as_mapped(e) is not None]
-    assert as_mapped(eqn).mesh == AbstractMesh((1,), ("data",), axis_types=(AxisType.Auto,))
+        made = whole(jax.make_jaxpr(one)(x))
+    (eqn,) = [e for e in made.jaxpr.eqns if as_mapped(e) is not None]
+    assert as_mapped(eqn).mesh == mesh.abstract_mesh
+    with jax.set_mesh(None):
+        traced = Job(as_function(made), (x,)).jaxpr
+        assert [e.primitive.name for e in equations(traced.jaxpr)].count("pallas_call") == 1
+        got = jax.jit(as_function(traced))(jnp.ones(x.shape))
+    np.testing.assert_allclose(got[0], np.full(x.shape, 1 / 128), rtol=1e-6)

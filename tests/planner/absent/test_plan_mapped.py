@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh
 import jaxmem
 from jaxmem._absent import tpu
 from jaxmem._absent.compiler import Compiler
+from jaxmem._core.quiet import LIBTPU
 from jaxmem._device.target import Target
 from jaxmem._jax.export import export_flat
 from jaxmem._jax.job import Job
@@ -57,8 +58,12 @@ def test_the_time_of_a_piece_is_one_devices(target):
     assert alone / 16 < divided < alone / 3
 
 
-def topology():
+@pytest.fixture
+def topology(monkeypatch):
     """A mesh of a TPU's topology, as programs make one that compile ahead of time."""
+    alone = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_LOG_DIR": "disabled"}
+    for name, value in (LIBTPU | alone).items():
+        monkeypatch.setenv(name, value)
     described = Target.parse("v5e:8").topology
     assert described is not None
     devices = np.array(tpu.devices(tpu.described(described))).reshape(mapped.SIZES)
@@ -88,8 +93,8 @@ def test_saved_tensors_have_the_bytes_that_are_compiled():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [mapped.wholly, mapped.partly, mapped.summed, mapped.ring])
 @pytest.mark.parametrize("own", [False, True])
-def test_a_step_under_a_topologys_mesh_is_planned(kind, own):
-    mesh = topology()
+def test_a_step_under_a_topologys_mesh_is_planned(kind, own, topology):
+    mesh = topology
     step = mapped.build_with(kind, mesh, tag=mapped.untagged, own=own)(None)
     with jax.set_mesh(mesh):
         made = plan("v5e:8", jaxmem.auto(step), mesh)
@@ -104,13 +109,12 @@ def test_a_step_under_a_topologys_mesh_is_planned(kind, own):
 @pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("kind", [mapped.by_tensor, mapped.ruled])
 @pytest.mark.parametrize("looped", [False, True])
-def test_a_step_is_planned_within_a_budget(axes, kind, looped):
+def test_a_gpus_step_is_planned(axes, kind, looped):
     mesh = mapped.mesh(axes)
     build = mapped.build_with(kind, mesh, looped=looped)
     step = mapped.build_with(kind, mesh, looped=looped, tag=mapped.untagged)(None)
     with jax.sharding.use_abstract_mesh(mesh):
         for one in (build, jaxmem.auto(step)):
-            kept = plan("h200:8", one, mesh, actions=["keep"])
-            budget = int(0.99 * kept.baseline_bytes)
-            made = plan("h200:8", one, mesh, budget=budget)
-            assert made.compiled_bytes <= budget
+            made = plan("h200:8", one, mesh)
+            assert made.time_source == "xla"
+            assert made.compiled_bytes <= made.baseline_bytes
