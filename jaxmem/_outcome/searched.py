@@ -192,7 +192,7 @@ def infeasible(trials: Trials, target: Target, unnamed: str = "", hint: str = ""
     unnamed: the largest tensors that no tag names, as a text; empty where there is none.
     hint: what else the end of its sentence says.
     """
-    least = min(trials.compiled, key=lambda t: t.total)
+    least = trials.smallest
     parts = dict(zip(ADVICE, dataclasses.astuple(_parts(trials, least))))
     holder = max(parts, key=lambda k: parts[k])
     message = (

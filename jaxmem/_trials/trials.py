@@ -64,8 +64,13 @@ class Trials:
     @property
     def least(self) -> int:
         """The least bytes that this search compiled to."""
+        return self.smallest.total
+
+    @property
+    def smallest(self) -> Trial:
+        """What compiled to the least bytes, be it the step as written."""
         own = [] if self.checkpointed is None else [self.checkpointed]
-        return min(t.total for t in (*self.compiled, *own))
+        return min((*self.compiled, *own), key=lambda t: t.total)
 
     @property
     def static(self) -> int:
