@@ -6,6 +6,7 @@ from jaxmem._core.actions import Action
 from jaxmem._core.bytes import show_bytes
 from jaxmem._plan.plan import Plan
 from jaxmem._plan.rows import Bytes, Row
+from jaxmem._plan.text import AS_WRITTEN
 from jaxmem._report.svg import box, breakable, escape, legend, separators, upright
 from jaxmem._runs.read import Run
 
@@ -87,6 +88,8 @@ def strip_figure(plan: Plan) -> str:
     """A strip for each block, with a line for each tensor: its action over the layers, and the
     bytes that it holds in all of them before and after.
     """
+    if plan.as_written and not plan.rows:
+        return f"<p>{AS_WRITTEN[0].upper()}{AS_WRITTEN[1:]}.</p>"
     if not plan.rows:
         return "<p>The plan's file holds no table.</p>"
     blocks = list(dict.fromkeys(row.block for row in plan.rows))

@@ -46,6 +46,9 @@ def curve_grid(plan: Plan) -> str:
         for i, point in enumerate(points)
     ]
     tensors = dict.fromkeys((ungrouped(row.block), row.tag) for row in plan.rows)
+    if not tensors:  # the step as written, of which the plan has no table
+        named = [(ungrouped(b), t) for p in points for b, tags in p.actions.items() for t in tags]
+        tensors = dict.fromkeys(tensor for tensor in named if tensor[1] != REST)
     return _grid(columns, list(tensors), "bytes<br>step, predicted")
 
 

@@ -156,7 +156,7 @@ def _rest(run: Run) -> Iterable[str]:
             f"Bytes and milliseconds of one layer{of_each(plan)}. Why: what the best other plan"
             " would do with the tensor, and its cost."
         )
-        yield _section("Why", why(plan.rows), text)
+        yield _section("Why", why(plan.rows) if plan.rows else "", text)
         text = "Steps that were run in turns on the device at hand; the fastest is the plan."
         yield _section("Measured", measured(plan), text)
     elif not run.losses:
