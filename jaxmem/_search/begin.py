@@ -11,6 +11,7 @@ from jaxmem._device.support import misreading
 from jaxmem._profile.recoded import recoded
 from jaxmem._search import candidates
 from jaxmem._search.descent import descended
+from jaxmem._search.least import least
 from jaxmem._solver.cost import everything
 from jaxmem._solver.memory import Expected
 from jaxmem._solver.problem import Problem
@@ -157,8 +158,12 @@ def _first_guess(setting: Setting, known: list[Trial], static: int) -> Solution:
         faster = fits and solution.cautious_seconds < best.cost.cautious_seconds
         return solution if faster else priced(Problem(profile), best.actions)
     if not fits:
-        problem = Problem(profile, None, limits.host_room)
         expected = walks.expecting([(t.actions, t.working) for t in known])
-        nearest = descended([solution.actions, nothing], problem, expected, beside)
-        solution = solution if nearest is None else nearest
+        smallest, *_ = least(setting)
+        size = expected(smallest.actions)
+        if size is not None and size > beside:  # nothing is nearer to the room
+            return smallest
+        problem = Problem(profile, None, limits.host_room)
+        starts = [solution.actions, nothing, smallest.actions]
+        solution = descended(starts, problem, expected, beside) or solution
     return solution

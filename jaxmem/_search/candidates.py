@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from jaxmem._core.actions import KEEP, RECOMPUTE, Action, Actions
 from jaxmem._core.profile import Profile
 from jaxmem._search.descent import descended
-from jaxmem._search.factors import Factors, rescaled
 from jaxmem._solver.cost import Cost, evaluate
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solution import Solution, priced
@@ -74,35 +73,6 @@ def nearest(trials: Trials) -> list[Solution]:
     fits = trials.expected(found) <= trials.limits.room
     second = _descended(trials, starts, SHARES[1]) if fits else None
     return [found, *([] if second is None else [second]), *unlike]
-
-
-def least_known(trials: Trials, known: Sequence[Trial] = ()) -> Solution | None:
-    """Returns the assignment that takes the least bytes as far as liveness estimates tell, with no
-    price and no budget taking part; None where nothing is estimated.
-
-    known: compiles that correct the estimates.
-    """
-    if trials.walks is None:
-        return None
-    problem = _timeless(trials)
-    starts = [{block.name: {} for block in problem.profile.blocks}]
-    if (saved := least_saved(trials)) is not None:
-        starts.append(saved)
-    told = trials.walks.expecting([(t.actions, t.working) for t in known])
-    found = descended(starts, problem, told if known else trials.walks.least, 0.0)
-    return None if found is None else priced(Problem(trials.profile), found.actions)
-
-
-def least_saved(trials: Trials) -> Actions | None:
-    """Returns the assignment of fewest saved bytes, whatever its time."""
-    found = least_bytes(_timeless(trials))
-    return None if found is None else found.actions
-
-
-def _timeless(trials: Trials) -> Problem:
-    """The problem without limits on device bytes, in which nothing takes time."""
-    profile = rescaled(trials.profile, Factors(0.0, 0.0, 0.0))
-    return Problem(profile, None, trials.limits.host_room, excluded=tuple(trials.refused))
 
 
 def _descended(trials: Trials, starts: Sequence[Actions], share: float = 1.0) -> Solution | None:

@@ -7,9 +7,10 @@ import time
 from jaxmem._core.actions import Actions
 from jaxmem._search import candidates
 from jaxmem._search.divide import Division, best_division
+from jaxmem._search.least import corrected, least
 from jaxmem._solver.memory import Expected
 from jaxmem._solver.problem import Problem
-from jaxmem._solver.solution import Solution, priced
+from jaxmem._solver.solution import Solution
 from jaxmem._trials.clock import Clock, clock_of
 from jaxmem._trials.setting import Setting
 from jaxmem._trials.trial import Trial
@@ -68,11 +69,9 @@ class Rounds:
             trials.tried.append(Trial(step, pick.cost, predicted, pick.gap))
 
     def least(self) -> None:
-        """Compiles what is known to take the least bytes, before a budget is refused. It depends on
-        the step and on the choices that are open: on no budget, no times, and no earlier plan.
-        """
+        """Compiles what takes the least bytes, before a budget is refused."""
         trials, limits = self.trials, self.setting.limits
-        every = self._timed(self._least)
+        every = self._timed(least, self.setting, trials.refused)
         first = every[:2]  # unlike each other, since liveness estimates may be wrong about one
         self._compile(self._fresh(first))
         of = lambda picks: [t for t in trials.compiled if candidates.is_among(t.actions, picks)]
@@ -81,26 +80,8 @@ class Rounds:
         self._compile(self._fresh(every[2:]))
         if not any(limits.allow(t) for t in trials.tried):
             # What liveness estimates were off for these corrects them for assignments nearby.
-            found = self._timed(candidates.least_known, trials, of(every))
-            self._compile(self._fresh([found] if found is not None else []))
-
-    def _least(self) -> list[Solution]:
-        """Assignments of the least bytes: by liveness estimates, which are remembered, full
-        recomputation, and by the saved bytes.
-        """
-        trials, history = self.trials, self.setting.history
-        choices = repr(sorted(Problem(trials.profile).open_choices().items()))
-        key = f"{choices} {trials.limits.host_room} {trials.refused}"
-        known = history.recall_least(key)
-        found = candidates.least_known(trials) if known is None else None
-        if found is not None:
-            known = found.actions
-            history.remember_least(key, known)
-        nothing = {block.name: {} for block in trials.profile.blocks}
-        saved = candidates.least_saved(trials)
-        every = [each for each in (known, nothing, saved) if each is not None]
-        own = [priced(Problem(trials.profile), actions) for actions in every]
-        return [s for i, s in enumerate(own) if not candidates.is_among(s.actions, own[:i])]
+            nearby = self._timed(corrected, self.setting, of(every), trials.refused)
+            self._compile(self._fresh(nearby))
 
     def hasten(self) -> None:
         """Compiles the fastest plan without a limit on device bytes, if the profile calls it faster
@@ -152,10 +133,10 @@ class Rounds:
             # Nothing fits yet, and of the solver's answers none is expected to: try what is nearest
             # to the room.
             if not within and not fresh:
-                picks = self._timed(candidates.nearest, trials)
-                if self._exceeds_by_far(trials.expected(picks[0])):
-                    return  # `least` shows that it does
-                fresh = self._fresh(picks)
+                smallest, *_ = self._timed(least, self.setting, trials.refused)
+                if self._exceeds_by_far(trials.expected(smallest)):
+                    return  # compiles show whether it does: `least`
+                fresh = self._fresh(self._timed(candidates.nearest, trials))
             if not (fresh := fresh[: min(width, left)]):
                 return
             self._compile(fresh)

@@ -51,12 +51,14 @@ def step_under(policy: str, case: str) -> MaxTextStep:
 
 
 def compiled(step: MaxTextStep, target: str, plan=None) -> Compiled | None:
-    """The step as MaxText jits it, compiled for the target; None where XLA refuses it."""
+    """The step as MaxText jits it, compiled for the target, for a TPU up to its buffers; None where
+    XLA refuses it.
+    """
     own = step.step if plan is None else jaxmem.auto(step.step, plan)
     with step.entered(), backend_for(Target.parse(target), workers=1) as backend:
         try:
             stages = trace(lambda _: step.jitted(own), None, step.args)
-            return backend.compile(*stages).result().compiled
+            return backend.assign(*stages).result().compiled
         except StepError as error:
             print(f"{target}: {str(error)[:200]}")
             return None
