@@ -197,7 +197,8 @@ def test_a_rule_that_asks_which_operands_have_a_derivative_is_left_alone():
     got = jax.grad(jaxmem.auto(loss, Assignment.nothing()))(params, X)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert jnp.abs(b).max() > 0
-        np.testing.assert_allclose(a, b, rtol=1e-5)
+        # Of a sum that nearly vanishes the rounding of its largest terms is left.
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6 * float(jnp.abs(b).max()))
 
 
 @pytest.mark.parametrize("checked", [True, False])
