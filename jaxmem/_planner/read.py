@@ -32,6 +32,9 @@ from jaxmem._trials.trial import Limits
 from jaxmem._xla.protocol import Backend
 
 
+SHOWN = 3  # places of checkpoints
+
+
 @dataclasses.dataclass(frozen=True)
 class Read:
     """A step that was read.
@@ -105,6 +108,7 @@ def read_step(
     history = History(backend, traced.jaxpr)
     own = History(backend, as_written) if steps.written is Written.CHECKPOINTED else None
     profile, notes = corrected(price(allowed=allowed), history)
+    notes += _undecided(steps)
     steps.idle_blocks = profile.idle_blocks  # they are known only from the profile
     for_all = dataclasses.replace(allowed, named=allowed.actions)
     wider = lambda: corrected(price(allowed=for_all), history)[0]
@@ -117,3 +121,19 @@ def written_as(jaxpr: Jaxpr) -> Written:
     if has_policies(jaxpr):
         return Written.PLANNED
     return Written.CHECKPOINTED if own_checkpoints(jaxpr) else Written.KEPT
+
+
+def _undecided(steps: StepCompiler) -> tuple[str, ...]:
+    """What to tell the user of checkpoints that stay under every plan, if anything: everything kept
+    has them too.
+    """
+    if steps.written is Written.KEPT:
+        return ()
+    places = own_checkpoints(steps.trace(Assignment.everything()).jaxpr.jaxpr)
+    if not places:
+        return ()
+    more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+    return (
+        "under every plan, and with everything kept, the step has checkpoints that no plan decides:"
+        f" {', '.join(places[:SHOWN])}{more}",
+    )

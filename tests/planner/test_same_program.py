@@ -230,3 +230,23 @@ def test_a_plan_that_is_priced_again_is_the_same_program():
         assert again.written.bytes < again.baseline_bytes
     with pytest.raises(jaxmem.errors.TagError, match="estimate: `assignment` leaves the step as"):
         jaxmem.plans.estimate(jaxmem.auto(step), Assignment.unchanged(), *args)
+
+
+@pytest.mark.core
+def test_checkpoints_that_no_plan_decides_are_named():
+    """Those of a model with policies of jaxmem, beside its blocks."""
+
+    def build(plan):
+        one = lambda x, w: (x + jnp.sin(jaxmem.tag(x @ w["up"], "up")) @ w["down"], None)
+        block = jax.checkpoint(one, policy=jaxmem.remat_policy(plan), prevent_cse=False)
+        head = jax.checkpoint(lambda x: (jnp.tanh(x) ** 2).mean())
+        loss = lambda w, x: head(jax.lax.scan(block, x, w)[0])
+        return lambda w, x: jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w, x))
+
+    plan = jaxmem.plan(build, *shapes())
+    (note,) = [note for note in plan.notes if "no plan decides" in note]
+    assert "test_same_program.py" in note
+    assert plan.written is None, "its blocks are decided however it is written"
+    assert not plan.as_written
+    without = jaxmem.plan(jaxmem.auto(step_of("scan", "full")), *shapes())
+    assert not any("no plan decides" in note for note in without.notes)
