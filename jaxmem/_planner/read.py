@@ -31,7 +31,6 @@ from jaxmem._trials.history import History
 from jaxmem._trials.trial import Limits
 from jaxmem._xla.protocol import Backend
 
-
 SHOWN = 3  # places of checkpoints
 
 
