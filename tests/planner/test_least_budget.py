@@ -3,7 +3,6 @@ planned before decide whether a budget is refused.
 """
 
 import dataclasses
-import functools
 import itertools
 import random
 
@@ -12,26 +11,20 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
+from benchmarks.foreign import MODELS
+from benchmarks.shared.steps import shapes, step_of
 from jaxmem._profile import profile as profile_module
 from jaxmem.errors import BudgetError
-from tests.shared.foreign import flax_models, libraries, plain
 from tests.shared.foreign.size import Size
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles")]
 
 SIZE = Size(width=64, heads=4, layers=6, batch=8, sequence=96, vocab=256)
-MODELS = {
-    "gemma, a Python loop": plain.gemma_in_a_loop,
-    "gemma, a scan": plain.gemma_in_a_scan,
-    "gemma, a scan of checkpoints": plain.gemma_in_a_scan_of_checkpoints,
-    "microbatches, a chunked loss": plain.microbatches_with_a_chunked_loss,
-    "names twice in a layer": plain.names_twice_in_a_layer,
-    "mixture of experts": plain.mixture_of_experts,
-    "encoder and decoder": plain.encoder_and_decoder,
-    "Linen, nn.scan": functools.partial(flax_models.linen_transformer, scanned=True),
-    "Equinox, a scan": functools.partial(libraries.equinox_transformer, scanned=True),
-    "GPT-2": functools.partial(libraries.gpt2, dropout=False),
-}
+NAMES = (
+    "gemma, a Python loop", "gemma, a scan", "gemma, a scan of checkpoints",
+    "microbatches, a chunked loss", "names twice in a layer", "mixture of experts",
+    "encoder and decoder", "Linen, nn.scan", "Equinox, a scan", "Transformers, GPT-2",
+)  # fmt: skip
 # What was planned before, as shares of the bytes with everything kept, and with which actions.
 HISTORIES = {
     "nothing": (),
@@ -51,20 +44,6 @@ def small(s: Size):
 
     up, down = jnp.ones((s.layers, 64, 256)), jnp.ones((s.layers, 256, 64))
     return loss, {"up": up, "down": down}, (jnp.ones((512, 64)),)
-
-
-def step_of(make):
-    loss, params, rest = make(SIZE)
-
-    def step(params, *rest):
-        first = lambda params: jax.tree.leaves(loss(params, *rest))[0]
-        value, gradients = jax.value_and_grad(first, allow_int=True)(params)
-        return jax.tree.map(
-            lambda p, g: p - 0.1 * g if p.dtype == g.dtype else p, params, gradients
-        ), value
-
-    shape = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype) if hasattr(a, "shape") else a
-    return step, jax.tree.map(shape, (params, *rest))
 
 
 def planned(step, args, budget, actions=None):
@@ -108,7 +87,8 @@ def scaled(monkeypatch, seed: int) -> None:
 
 def found(make, history, factor, tmp_path, monkeypatch) -> int:
     """The least budget after a history, in a cache of its own."""
-    step, args = step_of(make)
+    loss, params, rest = make(SIZE)
+    step, args = step_of(loss), shapes((params, *rest))
     with monkeypatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path))
         if factor is not None:
@@ -134,7 +114,7 @@ def test_other_times_and_an_earlier_plan_refuse_the_same_budgets(tmp_path, monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_least_budget_is_the_steps_own(name, tmp_path, monkeypatch):
     histories = ("nothing", "plans for less and less", "lossless plans")
     cases = [*itertools.product(histories, [None]), ("nothing", 1), ("a plan for much", 2)]
