@@ -92,18 +92,20 @@ def fastest_measured(setting: Setting, found: Found, seconds: float) -> tuple[Fo
         # Seconds wander: those of another minute count as many times the fastest one's.
         pace = fastest.median / beside.median
         runs.append(dataclasses.replace(new, rounds=tuple(pace * s for s in new.rounds)))
-    best = _fastest(setting, runs).trial
+    best = fastest_of(setting.careful, runs).trial
     division = found.division if best is found.best else None
     return dataclasses.replace(found, best=best, division=division), runs
 
 
-def _fastest(setting: Setting, runs: Sequence[Runs]) -> Runs:
+def fastest_of(careful: bool, runs: Sequence[Runs]) -> Runs:
     """The fastest by the clock; where that loses accuracy, and by less than one would notice beyond
     the spread of rounds, the fastest that does not.
+
+    careful: whether a loss must be noticed, as `Setting` has it.
     """
     best = min(runs, key=lambda run: run.median)
     exact = [run for run in runs if not run.trial.cost.is_lossy]
-    if not (setting.careful and best.trial.cost.is_lossy and exact):
+    if not (careful and best.trial.cost.is_lossy and exact):
         return best
     other = min(exact, key=lambda run: run.median)
     spread = sum(upper - lower for lower, _, upper in (quartiles(r.rounds) for r in (best, other)))
