@@ -109,7 +109,8 @@ def read_step(
     profile, notes = corrected(price(allowed=allowed), history)
     notes += _undecided(steps)
     steps.idle_blocks = profile.idle_blocks  # they are known only from the profile
-    for_all = dataclasses.replace(allowed, named=allowed.actions)
+    # as where the user asks for codecs
+    for_all = dataclasses.replace(allowed, named=allowed.actions, careful=False)
     wider = lambda: corrected(price(allowed=for_all), history)[0]
     seconds = time.perf_counter() - start
     return Read(steps, traced, arguments, shards, profile, wider, history, own, notes, seconds)

@@ -15,6 +15,7 @@ pytestmark = [
     pytest.mark.jax_defaults,
     pytest.mark.slow,
     pytest.mark.usefixtures("own_database"),
+    pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="jaxlib reads such arrays wrongly"),
 ]
 LAYERS, WIDTH, VOCAB = 12, 512, 512
 BOTH = ("actions", "states")
