@@ -4,10 +4,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import jaxmem
 from jaxmem._core.actions import Action
+from jaxmem._core.bytes import show_bytes
 from jaxmem.errors import BudgetError
 from tests.shared import models
 
@@ -131,3 +133,30 @@ def test_a_budget_beyond_the_machine_is_noted():
 def test_wrong_steps(builder, message):
     with pytest.raises(jaxmem.errors.StepError, match=message):
         jaxmem.plan(builder, *SHAPES)
+
+
+def test_arguments_that_exceed_a_budget_are_told_with_what_would_spare_bytes():
+    """Adam's moments are twice the parameters: halved, they spare as much as these take."""
+    tx = optax.adam(1e-3)
+    params = {"w": jax.ShapeDtypeStruct((4, 256, 256), jnp.float32)}
+    size = 4 * 4 * 256 * 256
+    state = params, jax.eval_shape(tx.init, params)
+
+    def step(state, x):
+        params, moments = state
+        loss = lambda p: (jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, p["w"])[0]).mean()
+        updates, moments = tx.update(jax.grad(loss)(params), moments)
+        return optax.apply_updates(params, updates), moments
+
+    batch = jax.ShapeDtypeStruct((8, 256), jnp.float32)
+    with pytest.raises(BudgetError, match="arguments alone take") as caught:
+        jaxmem.plan(jaxmem.auto(step), state, batch, budget=size, target="h200")
+    assert caught.value.least_bytes == pytest.approx(3 * size, rel=0.01)
+    message = str(caught.value)
+    for what, spared in {
+        "decide=('actions', 'states') keeps states of layers in host memory: up to": 3 * size,
+        "data_parallel divides states over 8 devices: up to": 3 * size - 3 * size // 8,
+        "moments in bfloat16:": size,
+        "more microbatches:": 0,
+    }.items():
+        assert f"{what} {show_bytes(spared)} less" in message
