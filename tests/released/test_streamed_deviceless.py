@@ -39,7 +39,9 @@ def h200():
 def compiled(compiler, function, *args, donated=0, options=None):
     traced = jax.jit(function, donate_argnums=donated).trace(*args)
     exported, donated = export_flat(traced, "cuda", 90)
-    return compiler.submit(exported, donated=donated, options=options or {}).result()
+    found = compiler.submit(exported, donated=donated, options=options or {}).result()
+    assert found.misplaced == (), "each result stays in the memory of the argument it replaces"
+    return found
 
 
 def in_host_memory(tree) -> int:
@@ -272,6 +274,21 @@ def test_an_index_that_is_read_as_data_makes_kernels_of_copies_and_is_refused(h2
         stage = jax.jit(by_arange, donate_argnums=0).trace(STACK, X)
         for _ in range(2):  # the second is found in the database
             with pytest.raises(StepError, match="not moved by copies alone: XLA reads .* kernels"):
+                backend.compile(stage, stage).result()
+
+
+def metric_first(stack, x):
+    """A result on the device that looks like the stack, before the stack."""
+    stack, y = by_a_counter(stack, x)
+    return jnp.ones_like(x, shape=stack.shape) * y.sum(), stack
+
+
+def test_a_result_that_takes_the_buffer_of_an_argument_elsewhere_is_refused(monkeypatch):
+    monkeypatch.setattr("jaxmem._device.support.installed", lambda _: "0.11.1")
+    stage = jax.jit(metric_first, donate_argnums=0).trace(STACK, X)
+    with Deviceless(Target.parse("h200"), workers=1) as backend:
+        for _ in range(2):  # the second is found in the database
+            with pytest.raises(StepError, match=r"f32\[8,256,256\] is in host memory on one side"):
                 backend.compile(stage, stage).result()
 
 
