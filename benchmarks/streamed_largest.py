@@ -24,6 +24,7 @@ from jaxmem._compiled.compiled import Compiled
 from jaxmem._core.assignment import Assignment
 from jaxmem._hlo.transfers import fault
 from jaxmem._jax.export import export_flat
+from jaxmem._xla.options import options_of
 
 # config -> the GPU, its compute capability, and the bytes of device and host memory to stay within
 MODELS: dict[str, tuple[str, int, int, int]] = {
@@ -51,7 +52,8 @@ def compiled(name: str, compiler: Compiler, persist: int) -> Compiled:
     key = jax.eval_shape(lambda: jax.random.key(0))
     traced = jax.jit(step, donate_argnums=0).trace(*args, key)
     exported, donated = export_flat(traced, "cuda", MODELS[name][1])
-    return compiler.submit(exported, donated=donated).result()
+    options = options_of("cuda", traced)  # those that experiments compile such a step with
+    return compiler.submit(exported, donated=donated, options=options).result()
 
 
 def run(report: Report, name: str) -> None:

@@ -18,3 +18,4 @@ from jaxmem._plan.difference import difference as difference
 from jaxmem._plan.plan import Plan as Plan
 from jaxmem._plan.timeline import Timeline as Timeline
 from jaxmem._report.report import report as report
+from jaxmem._xla.options import compiler_options as compiler_options

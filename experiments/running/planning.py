@@ -17,7 +17,15 @@ from experiments.errors import InputError, nearest
 from experiments.models.loops import scanned
 from experiments.running.policies import Candidate, candidates
 from experiments.steps.step import abstract, make_step, step_over
-from jaxmem.plans import LOSSLESS, Plan, Target, compiled_bytes, parse_budget, progress
+from jaxmem.plans import (
+    LOSSLESS,
+    Plan,
+    Target,
+    compiled_bytes,
+    compiler_options,
+    parse_budget,
+    progress,
+)
 
 UNPLANNED, KEPT = "none", "keep_everything"
 
@@ -171,8 +179,8 @@ def explain(config: Config, plan: Plan):
 
 
 def unplanned(step: Callable[..., Any], *shapes: Any) -> Ready:
-    """A step as it is, compiled with its first argument donated."""
-    compiled = jax.jit(step, donate_argnums=0).lower(*shapes).compile()
+    """A step as it is, compiled."""
+    compiled = _compiled(step, *shapes)
     return Ready(compiled, None, compiled_bytes(compiled), KEPT)
 
 
@@ -199,7 +207,15 @@ def named(config: Config) -> Ready:
 def compile_candidate(config: Config, candidate: Candidate):
     """The step under a candidate's policy, its first argument donated."""
     step = step_over(config, scanned(candidate.policy, candidate.every))
-    return jax.jit(step, donate_argnums=0).lower(*abstract(config)).compile()
+    return _compiled(step, *abstract(config))
+
+
+def _compiled(step: Callable[..., Any], *shapes: Any) -> jax.stages.Compiled:
+    """A step compiled on this device without a plan, with its first argument donated, and with the
+    options that a plan of it would have.
+    """
+    options = compiler_options(step, *shapes)
+    return jax.jit(step, donate_argnums=0, compiler_options=options).lower(*shapes).compile()
 
 
 def plan_into(config: Config, out: pathlib.Path, overwrite: bool = False) -> None:

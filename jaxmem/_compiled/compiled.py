@@ -11,6 +11,7 @@ import jax
 from jaxmem._device.rates import Rates
 from jaxmem._device.support import misreading
 from jaxmem._device.target import Target
+from jaxmem._hlo.aliases import misplaced
 from jaxmem._hlo.costs import hlo_costs
 from jaxmem._hlo.transfers import Transfer, fault, transfers
 from jaxmem._jax.arguments import on_host
@@ -34,6 +35,7 @@ class Compiled:
     compile_seconds: what compiling took.
     transfers: what moves data to host memory and back, on a GPU.
     options: XLA's compile options that it was asked for with.
+    misplaced: the types of results that share a buffer with an argument in another memory.
     """
 
     total_bytes: int
@@ -48,11 +50,13 @@ class Compiled:
     compile_seconds: float
     transfers: tuple[Transfer, ...] = ()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    misplaced: tuple[str, ...] = ()
 
     def __post_init__(self):
         # What was written as JSON, and is read again, are dicts.
         made = [Transfer(**t) if isinstance(t, dict) else t for t in self.transfers]
         object.__setattr__(self, "transfers", tuple(made))
+        object.__setattr__(self, "misplaced", tuple(self.misplaced))
 
 
 def compiled_bytes(compiled: jax.stages.Compiled) -> int:
@@ -112,6 +116,7 @@ def read_compiled(
         compile_seconds=seconds,
         transfers=transfers(text),
         options=dict(options or {}),
+        misplaced=misplaced(text),
     )
 
 
@@ -131,10 +136,18 @@ def check_arguments(target: Target, traced: jax.stages.Traced) -> None:
 
 def check_transfers(compiled: Compiled, traced: jax.stages.Traced) -> None:
     """Raises StepError if a step with arguments in host memory moves them in a way that takes many
-    times as long as a copy.
+    times as long as a copy, or if a result takes the buffer of an argument in another memory.
     """
     if not any(map(on_host, traced.jaxpr.in_avals)):
         return
+    if compiled.misplaced:
+        raise StepError(
+            "the step's results do not stay in the memory of the arguments whose buffers they take:"
+            f" {', '.join(compiled.misplaced)} is in host memory on one side and in device memory"
+            " on the other; JAX pairs donated arguments with results of one shape and dtype in"
+            " order, whatever their memory; expected the state's arrays first and in the order of"
+            " the arguments: return (state, metrics), with no metric before the state"
+        )
     if (what := fault(compiled.transfers)) is not None:
         raise StepError(
             f"the step's arguments in host memory are not moved by copies alone: {what}; expected"

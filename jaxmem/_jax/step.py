@@ -35,10 +35,8 @@ def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
             f"plan: `build` returned {type(step).__name__}; expected the training step: a function,"
             " jax.jit or nnx.jit of one"
         )
-    jitted = step if hasattr(step, "trace") else _jitted(step, args)
     try:
-        with abstract_devices() if _is_abstract(args) else contextlib.nullcontext():
-            stage: Any = jitted.trace(*args)
+        return trace_step(step, args)
     except JaxmemError:
         raise
     except Exception as error:
@@ -46,6 +44,13 @@ def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
             "plan: the step that `build` returned cannot be traced for the arguments given"
             f" ({_shapes(args)}): {described(error)}"
         ) from error
+
+
+def trace_step(step, args: tuple) -> tuple[Any, jax.stages.Traced]:
+    """Traces a step as `trace` does, and raises what tracing raises."""
+    jitted = step if hasattr(step, "trace") else _jitted(step, args)
+    with abstract_devices() if _is_abstract(args) else contextlib.nullcontext():
+        stage: Any = jitted.trace(*args)
     return stage, getattr(stage, "traced", stage)  # nnx.jit and `Filtered` wrap JAX's stage
 
 

@@ -52,7 +52,6 @@ class Replanner:
         self.args, self._asked, self._wrap = jax.tree.map(_shape, args), asked, wrap
         self._first = plan
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
-        self._same = _as_here()
         self._ends = threading.Event()
 
     def begin(self, budget: int, outliers) -> Made:
@@ -60,8 +59,11 @@ class Replanner:
         return self._beside(self.now, budget, outliers)
 
     def _beside(self, function: Callable, *given) -> concurrent.futures.Future:
+        # Read here and not once: a rectifier may be made before the training sets its mesh.
+        as_in_training = _as_here()
+
         def work():
-            with self._same(), beside_training(self._ends.is_set):
+            with as_in_training(), beside_training(self._ends.is_set):
                 return function(*given)
 
         if self._thread is None:

@@ -47,7 +47,7 @@ T = TypeVar("T")
 DEVICELESS_MARGIN = 0.02  # autotuning picks other matrix kernels there: up to 1.3 % of bytes seen
 PROGRAM_MARGIN = 0.01  # a TPU's program lies in its memory too, beside what buffers are assigned
 LIBTPU_FLAGS = "LIBTPU_INIT_ARGS"
-READING = 6  # of how XLA's estimates are read: times of another number are not found again
+READING = 7  # of how XLA's estimates are read: times of another number are not found again
 
 
 class Local(Backend):

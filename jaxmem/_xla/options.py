@@ -1,15 +1,48 @@
-"""What XLA is asked for beside a step: to hide what crosses in its loops behind their work."""
+"""XLA's compile options for a step: the scheduler that overlaps copies and collectives of its loops
+with compute.
+"""
 
 from typing import Any
 
 import jax
 
+from jaxmem._device.target import Target
 from jaxmem._jax.arguments import on_host
 from jaxmem._jax.jaxpr import subjaxprs
+from jaxmem._jax.step import trace_step
+from jaxmem.errors import StepError
 
 HIDING = "xla_gpu_enable_latency_hiding_scheduler"
 SHARED_TUNING = "xla_gpu_shard_autotuning"
 LOOPS = ("scan", "while")
+
+
+def compiler_options(step, *args, target: str | Target = "local") -> dict[str, Any]:
+    """Returns XLA's compile options for a training step that is compiled without a plan.
+
+        options = jaxmem.plans.compiler_options(step, state, batch)
+        jax.jit(step, donate_argnums=0, compiler_options=options)
+
+    The options request XLA's latency-hiding scheduler for a step whose loops copy arrays between
+    host memory and a GPU, such as a released step after `split`, or gather arrays between GPUs.
+    Without the options, GPUs before Hopper wait for each of these copies. The dict is empty for
+    other steps, and for CPUs and TPUs. JAX reads the options of the outermost `jax.jit` only. The
+    step of a plan has the same options as `Plan.compiler_options`.
+
+    step: the training step, a function or a `jax.jit` of one; it is traced and not compiled.
+    args: the step's arguments: arrays, modules or `jax.ShapeDtypeStruct`s, where they will be
+      stored when the step is called.
+    target: the device that the step is compiled for, as for `jaxmem.plan`.
+
+    Raises StepError if `step` is not callable, TargetError for an unknown target, and what the
+    step itself raises for these arguments.
+    """
+    if not callable(step):
+        raise StepError(
+            f"compiler_options: `step` is {type(step).__name__}; expected the training step: a"
+            " function, jax.jit or nnx.jit of one; pass the step that `build(None)` returns"
+        )
+    return options_of(Target.parse(target).platform, trace_step(step, args)[1])
 
 
 def options_of(platform: str, traced: jax.stages.Traced) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from jaxmem._jax.export import export_flat
 from jaxmem._states.store import counted, fetch, put
 from jaxmem._xla.backend import Deviceless
 from jaxmem.errors import StepError
+from jaxmem.plans import compiler_options
 from tests.shared import tiny_lm
 from tests.shared.marks import slow
 
@@ -35,10 +36,12 @@ def h200():
         yield compiler
 
 
-def compiled(compiler, function, *args, donated=0):
+def compiled(compiler, function, *args, donated=0, options=None):
     traced = jax.jit(function, donate_argnums=donated).trace(*args)
     exported, donated = export_flat(traced, "cuda", 90)
-    return compiler.submit(exported, donated=donated).result()
+    found = compiler.submit(exported, donated=donated, options=options or {}).result()
+    assert found.misplaced == (), "each result stays in the memory of the argument it replaces"
+    return found
 
 
 def in_host_memory(tree) -> int:
@@ -93,6 +96,33 @@ def test_host_memory_holds_the_placed_states_alone_and_copies_run_beside_product
         assert total(beside) >= BESIDE * total(moved(False))
         before = [t for t in found.transfers if not t.in_loop]
         assert total(before) == layer // 3
+
+
+@pytest.mark.parametrize(("target", "without"), [("rtx4090", False), slow("a100-80gb", True)])
+def test_the_options_of_a_step_without_a_plan_overlap_its_copies_before_hopper(target, without):
+    step, *args = streamed(1, 2)
+    resident = streamed(1, LAYERS)[1:]
+    asked = compiler_options(step, *args, target=target)
+    assert asked == compiler_options(jax.jit(step, donate_argnums=0), *args, target=target)
+    assert compiler_options(step, *args) == {}, "a CPU has no such scheduler"
+    assert compiler_options(step, *resident, target=target) == {}
+
+    def overlapped(options):
+        found = compiled(compiler, step, *args, options=options)
+        assert found.options == options
+        fetched = [t for t in found.transfers if t.in_loop and not t.to_host]
+        total = lambda chosen: sum(t.nbytes * t.runs for t in chosen)
+        assert total(fetched) > 0
+        return total(t for t in fetched if t.products) / total(fetched)
+
+    with Compiler(target, workers=1) as compiler:
+        assert overlapped(asked) >= BESIDE
+        assert not without or overlapped({}) == 0
+
+
+def test_options_of_what_is_no_step_are_refused():
+    with pytest.raises(StepError, match=r"`step` is int; expected the training step"):
+        compiler_options(3)
 
 
 @pytest.mark.parametrize(
@@ -244,6 +274,21 @@ def test_an_index_that_is_read_as_data_makes_kernels_of_copies_and_is_refused(h2
         stage = jax.jit(by_arange, donate_argnums=0).trace(STACK, X)
         for _ in range(2):  # the second is found in the database
             with pytest.raises(StepError, match="not moved by copies alone: XLA reads .* kernels"):
+                backend.compile(stage, stage).result()
+
+
+def metric_first(stack, x):
+    """A result on the device that looks like the stack, before the stack."""
+    stack, y = by_a_counter(stack, x)
+    return jnp.ones_like(x, shape=stack.shape) * y.sum(), stack
+
+
+def test_a_result_that_takes_the_buffer_of_an_argument_elsewhere_is_refused(monkeypatch):
+    monkeypatch.setattr("jaxmem._device.support.installed", lambda _: "0.11.1")
+    stage = jax.jit(metric_first, donate_argnums=0).trace(STACK, X)
+    with Deviceless(Target.parse("h200"), workers=1) as backend:
+        for _ in range(2):  # the second is found in the database
+            with pytest.raises(StepError, match=r"f32\[8,256,256\] is in host memory on one side"):
                 backend.compile(stage, stage).result()
 
 

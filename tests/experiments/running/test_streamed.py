@@ -13,6 +13,7 @@ import pytest
 
 from experiments import train
 from experiments.command.load import load
+from experiments.running import planning
 from experiments.running.planning import new_plan, prepare
 from experiments.running.text import TEXT
 from experiments.steps.step import abstract, first_state, init_state, joined, placed
@@ -196,3 +197,25 @@ def test_activations_are_planned_beside_states_that_stream(
     got = losses(tmp_path / "out", *settings, model=model)
     np.testing.assert_allclose(got, want, rtol=1e-6)
     check_plan(Plan.load(tmp_path / "out" / "plan.json"), config_of(model, *settings))
+
+
+RELEASED = ("optimizer.accumulation=released", "optimizer.clip=component", "model.loop=stack")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [(*RELEASED, "plan.budget=none", "states.persist=1"), ("remat.policy=nothing_saveable",)],
+)
+def test_a_step_without_a_plan_is_compiled_with_the_options_of_its_copies(how, text, monkeypatch):
+    asked = []
+
+    def options(step, *shapes):
+        asked.append(shapes)
+        return {"no_such_option": True}
+
+    monkeypatch.setattr(planning, "compiler_options", options)
+    small = "model.layers=2", "model.width=32", "train.batch=8", "train.sequence=64"
+    config = load("gpt_nano", [*small, *MODELS["gpt"][1:], *how, text])
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
+        prepare(config)
+    assert asked == [abstract(config)]

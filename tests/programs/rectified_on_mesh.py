@@ -1,0 +1,77 @@
+"""Run by test_revised_on_mesh.py: a rectifier that was made before `jax.set_mesh`, whose step needs
+the mesh to be traced, on four CPUs. A line of JSON: the budget, the bytes of the plan that the
+planning thread makes, and how far the parameters after its step differ from those after the step of
+the plan before.
+
+    python -m tests.programs.rectified_on_mesh Explicit
+"""
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import jaxmem
+from jaxmem.runs import Rectifier
+from tests.shared.outlier_layers import batch, parameters
+from tests.shared.rectified import ASKED
+
+P = PartitionSpec
+LAYERS = 2
+
+
+def builder(explicit: bool):
+    divided = jax.sharding.reshard if explicit else jax.lax.with_sharding_constraint
+
+    def build(plan):
+        policy = jaxmem.remat_policy(plan)
+
+        def block(x, p):
+            hidden = divided(x @ p["up"], P("d"))  # a spec alone, which the mesh that is set reads
+            up = jaxmem.tag(hidden, "up", kind="linear")
+            return x + jnp.tanh(up) * up @ p["down"]
+
+        def loss(p, x):
+            layer = jax.checkpoint(block, policy=policy, prevent_cse=False)
+            return (jax.lax.scan(lambda x, q: (layer(x, q), None), x, p)[0] ** 2).mean()
+
+        def step(p, x):
+            value, gradient = jax.value_and_grad(loss)(p, x)
+            return jax.tree.map(lambda a, g: a - 0.01 * g, p, gradient), {"loss": value}
+
+        return step
+
+    return build
+
+
+def main(kind: str) -> None:
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType[kind],))
+    build = builder(kind == "Explicit")
+    put = lambda tree, spec: jax.device_put(
+        jax.tree.map(lambda a: a.astype(jnp.float32), tree), NamedSharding(mesh, spec)
+    )
+
+    def first():  # made anew, since a step takes its memory over
+        params = parameters((), layers=LAYERS)
+        return put({"up": params["up"], "down": params["down"]}, P())
+
+    x = put(batch(64), P("d"))
+    with jax.set_mesh(mesh):
+        kept = jaxmem.plan(build, first(), x)
+        plan = jaxmem.plan(build, first(), x, budget=int(0.8 * kept.baseline_bytes), **ASKED)
+    rectifier = Rectifier(plan, build, first(), x, **ASKED)
+    with jax.set_mesh(mesh):
+        planning = rectifier._again.begin(plan.budget_bytes, {"block": {"up": 4}})
+        again, step = planning.result()
+        states = [f(first(), x)[0] for f in (plan.step, step)]
+    rectifier._again.close()
+    far = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max()), *states)
+    found = {"budget": plan.budget_bytes, "bytes": again.compiled_bytes, "far": max(far.values())}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
