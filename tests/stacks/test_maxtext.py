@@ -90,6 +90,9 @@ def test_plans_of_maxtexts_step(case, policy):
     budgets = [0.95 * least, 1.05 * least, 1.3 * least, 2 * least, 0.5 * (least + most), 1.1 * most]
     seconds: dict[int, float] = {}
     refused: list[int] = []
+    # For a TPU buffers alone are assigned here, and a plan that is returned was compiled whole: with
+    # MaxText's attention kernel that takes 3.3 % more.
+    near = 0.01 if target.startswith("h200") else 0.05
     for budget in map(int, sorted(budgets)):
         with step.entered():
             try:
@@ -100,12 +103,12 @@ def test_plans_of_maxtexts_step(case, policy):
                 refused.append(budget)
                 continue
         assert plan.compiled_bytes <= budget
-        assert plan.baseline_bytes == pytest.approx(most, rel=0.01)
+        assert plan.baseline_bytes == pytest.approx(most, rel=near)
         assert plan.written is not None
-        assert plan.written.bytes == pytest.approx(own[policy].total_bytes, rel=0.01)
+        assert plan.written.bytes == pytest.approx(own[policy].total_bytes, rel=near)
         again = compiled(step, target, plan)
         assert again is not None
-        assert again.total_bytes == pytest.approx(plan.compiled_bytes, rel=0.01)
+        assert again.total_bytes == pytest.approx(plan.compiled_bytes, rel=near)
         margin = 0.98 if target.startswith("h200") else 0.99
         best = best_that_fits(case, int(margin * budget))
         print(case, policy, budget, plan.compiled_bytes, plan.predicted_seconds, best, flush=True)
