@@ -90,7 +90,7 @@ def test_plans_of_maxtexts_step(case, policy):
     budgets = [0.95 * least, 1.05 * least, 1.3 * least, 2 * least, 0.5 * (least + most), 1.1 * most]
     seconds: dict[int, float] = {}
     refused: list[int] = []
-    # For a TPU buffers alone are assigned here, and a plan that is returned was compiled whole: with
+    # For a TPU buffers alone are assigned here, and a returned plan was compiled whole: with
     # MaxText's attention kernel that takes 3.3 % more.
     near = 0.01 if target.startswith("h200") else 0.05
     for budget in map(int, sorted(budgets)):
