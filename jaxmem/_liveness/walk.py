@@ -12,6 +12,7 @@ from jaxmem._jax.jaxpr import Flat, Jaxpr, Scan, as_loop, call_body, flatten, su
 from jaxmem._jax.primitives import RENAMED
 from jaxmem._liveness.kernels import Body, Kernel, device_bytes, kernels_of
 from jaxmem._liveness.order import ORDERS, as_written, with_fetches_first
+from jaxmem._liveness.partial import partial_sums
 from jaxmem_kernels import reference_of
 
 INSIDE = ("cond", "shard_map")  # whose bodies hold values, beside loops
@@ -177,9 +178,11 @@ class _Walk:
         return most
 
     def _within(self, kernel: Kernel, loop: Scan | None, shards: int) -> int:
-        """Bytes that a loop's body takes while it runs."""
+        """Bytes that a kernel takes while it runs, or a loop's body."""
         if loop is not None:
             return self._inside(loop.jaxpr, loop, shards)
+        if kernel.primitive == "dot_general" and self._on_gpu and shards == 1:
+            return partial_sums(kernel.eqn)
         if kernel.primitive not in INSIDE:
             return 0
         shards = 1 if kernel.primitive == "shard_map" else shards
