@@ -49,7 +49,7 @@ def begin(setting: Setting, arguments: int) -> Trials:
     if setting.steps.backend.width > 1:
         LOG.info("compiling the step with everything kept, beside a first guess")
         setting.steps.begin(kept)
-        if setting.written is not None:
+        if setting.written is not None and _too_large(setting) is None:
             setting.steps.begin(AS_WRITTEN)
         guess = _first_guess(setting, recalled, arguments)
         step, guessed = setting.attempt(kept, guess.actions)
@@ -87,6 +87,12 @@ def time_baselines(setting: Setting, trials: Trials) -> None:
     trials.baseline = kept
 
 
+def _too_large(setting: Setting) -> CompiledStep | None:
+    """The step as written, where an earlier search saw that it does not fit."""
+    *_, known = [None, *(setting.written.recall() if setting.written else [])]
+    return known if known and known.compiled.total_bytes > setting.limits.room else None
+
+
 def _written(setting: Setting, trials: Trials) -> Trial | None:
     """The step as written: the baseline where that keeps everything. Where it has checkpoints of
     its own it is compiled, unless an earlier search saw that it does not fit; None where XLA does
@@ -94,10 +100,8 @@ def _written(setting: Setting, trials: Trials) -> Trial | None:
     """
     if setting.written is None:
         return trials.baseline if setting.steps.written is Written.KEPT else None
-    known = setting.written.recall()
-    if known and known[-1].compiled.total_bytes > setting.limits.room:
-        step = known[-1]
-    else:
+    step: CompiledStep | StepError | None = _too_large(setting)
+    if step is None:
         LOG.info("compiling the step as written")
         (step,) = setting.attempt(AS_WRITTEN, least=trials.baseline.total)
     if isinstance(step, StepError):

@@ -57,8 +57,10 @@ class Rounds:
             self._compile(fresh[:1])
 
     def _compile(self, picks: list[Solution]) -> None:
-        """Compiles solutions, and adds them to the trials."""
+        """Compiles solutions, if there are any, and adds them to the trials."""
         trials = self.trials
+        if not picks:
+            return
         # Each trial keeps what the model said before it learned of the trial.
         expected = [trials.expected(pick) for pick in picks]
         steps = self.setting.attempt(*(p.actions for p in picks), least=trials.least)
