@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 
 import jax
@@ -113,8 +114,13 @@ def test_more_budget_is_never_slower(unplanned, halved):
     plans = [
         jaxmem.plan(build, *SHAPES, budget=int(f * unplanned.baseline_bytes)) for f in (0.36, 0.6)
     ]
-    seconds = [p.predicted_seconds for p in (plans[0], halved, plans[1], unplanned)]
-    assert seconds == sorted(seconds, reverse=True)
+    ordered = (plans[0], halved, plans[1], unplanned)
+    for less, more in itertools.pairwise(ordered):
+        # With more budget lossy codecs are dropped, for what times are uncertain by.
+        dropped = bool(less.lossy) and not more.lossy
+        assert more.predicted_seconds <= less.predicted_seconds or dropped
+    exact = [p.predicted_seconds for p in ordered if not p.lossy]
+    assert exact == sorted(exact, reverse=True)
 
 
 def test_the_curve_goes_from_the_least_bytes_to_everything(halved, unplanned):
