@@ -102,8 +102,10 @@ class Finder:
 
 
 def _segment(last: Node, layer: Layer, block: Callable) -> Node:
-    """One node that runs a layer as `block` in the place of its nodes, of which `last` is the
-    last.
+    """One node that runs `block` in the place of a layer's nodes.
+
+    last: the last node of the layer.
+    block: the layer as a function of its inputs.
     """
     program = layer.program
     outputs = tuple(v for v in program.outputs if isinstance(v, int))

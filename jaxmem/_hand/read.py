@@ -55,7 +55,7 @@ def read_by_hand(build, assignment: Decisions, args: tuple, backend: Backend, wh
     step = read_step(
         build, args, backend, None, Allowed(allowed, allowed, codecs=_codecs(assignment))
     )
-    # What leaves the step as written decides no block; it is told from everything kept by callers.
+    # An assignment that leaves the step as written decides no block: callers compile that step.
     kept = Assignment.everything() if leaves_as_written(assignment) else assignment
     actions = _decided(step.profile, kept, what)
     whole = _only_chosen(step.profile, actions)

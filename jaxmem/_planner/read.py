@@ -47,7 +47,8 @@ class Read:
     profile: what was learned of it.
     wider: makes the profile in which values that `checkpoint_name` names may be compressed too.
     history: what earlier searches compiled and ran.
-    written: the same of the step as written, where it has checkpoints of its own; else None.
+    written: earlier compiles of the step as written, where it has checkpoints of its own; else
+      None.
     notes: sentences for the user.
     seconds: what reading took.
     """

@@ -57,7 +57,7 @@ class Trials:
 
     @property
     def checkpointed_fits(self) -> Trial | None:
-        """The same, where it fits too."""
+        """The step as written, where it has checkpoints of its own and fits."""
         own = self.checkpointed
         return own if own is not None and self.limits.allow(own) else None
 

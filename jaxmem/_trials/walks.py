@@ -61,8 +61,8 @@ class Walks:
         return self._walked(actions, "told", MOST_SECONDS_OF_OTHERS)
 
     def least(self, actions: Actions) -> int | None:
-        """The same for the assignment of least bytes, which a budget is refused by: what was asked
-        before takes no time from it.
+        """Estimated bytes beside the arguments, for the search for the least bytes; None once its
+        own seconds are spent.
         """
         return self._walked(actions, "least", MOST_SECONDS_OF_LEAST)
 
