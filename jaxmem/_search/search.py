@@ -22,6 +22,9 @@ from jaxmem._trials.setting import Setting
 from jaxmem._trials.trial import Trial
 from jaxmem._trials.trials import Trials
 
+# By what share at most a whole compile is known to take less than the buffers that were assigned.
+BUFFERS_DIFFER = 0.05
+
 
 @dataclasses.dataclass(frozen=True)
 class Found:
@@ -59,6 +62,8 @@ def search(setting: Setting, arguments: int) -> Found:
         rounds.refine()
     if not trials.fitting and not trials.checkpointed_fits:
         rounds.least()
+        if (proven := _proven_least(setting, trials)) is not None:
+            return Found(trials, proven, None, rounds.solve_seconds)
     if setting.careful:
         rounds.without_loss()
     corrections = polish(setting, trials)
@@ -73,6 +78,16 @@ def search(setting: Setting, arguments: int) -> Found:
             more = max(more, 1, 0 if proven is None else proven.total - trial.total)
         rounds.refine()
     return Found(trials, None, None, rounds.solve_seconds)
+
+
+def _proven_least(setting: Setting, trials: Trials) -> Trial | None:
+    """The trial of least bytes, where it fits once it is compiled whole, and its buffers do not."""
+    least, limits = trials.smallest, setting.limits
+    near = dataclasses.replace(limits, room=int((1 + BUFFERS_DIFFER) * limits.room))
+    if not setting.steps.backend.assigns or limits.allow(least) or not near.allow(least):
+        return None
+    proven = trials.proven(least, setting)
+    return proven if proven is not None and limits.allow(proven) else None
 
 
 def _ranked(rounds: Rounds, more: int) -> list[tuple[Trial, Division | None]]:

@@ -102,9 +102,15 @@ class Setting:
             extra={"done": done, "of": most},
         )
         found = self.steps.attempt(*many)
-        for step in found:
+        for actions, step in zip(many, found):
             if isinstance(step, CompiledStep):
                 self.history_of(step.actions).remember(step)
             else:
-                LOG.warning("a plan is left out: %s", str(step)[:400])
+                warn_left_out(actions, step)
         return found
+
+
+def warn_left_out(actions: Actions, error: StepError) -> None:
+    """Logs that XLA does not compile the step under `actions`, which the search goes on without."""
+    what = "the step as written" if actions == AS_WRITTEN else "a plan"
+    LOG.warning("%s is left out: %s", what, str(error)[:400])

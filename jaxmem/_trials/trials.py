@@ -5,11 +5,10 @@ from collections.abc import Callable, Sequence
 
 from jaxmem._core.actions import Actions
 from jaxmem._core.profile import Profile
-from jaxmem._core.progress import LOG
 from jaxmem._solver.memory import Expected
 from jaxmem._solver.problem import Problem
 from jaxmem._solver.solution import Solution
-from jaxmem._trials.setting import Setting
+from jaxmem._trials.setting import Setting, warn_left_out
 from jaxmem._trials.trial import Limits, Trial
 from jaxmem._trials.walks import Walks, agreed
 from jaxmem.errors import StepError
@@ -104,7 +103,7 @@ class Trials:
         except StepError as error:
             if trial is self.baseline:
                 raise
-            LOG.warning("a plan is left out: %s", str(error)[:400])
+            warn_left_out(trial.actions, error)
             if trial is self.written:
                 self.written = None
                 return None

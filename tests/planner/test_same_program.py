@@ -100,14 +100,21 @@ def program(compiled) -> str:
 
 
 @functools.cache
-def own_bytes(layout: str, policy: str, target: str) -> tuple[int, int]:
-    """Of the step as written, and without any checkpoint."""
-    written = total(target, lambda plan: step_of(layout, policy))
-    return written, total(target, lambda plan: step_of(layout, "no checkpoint"))
+def own_bytes(layout: str, policy: str, target: str) -> tuple[int | None, int]:
+    """Of the step as written, None where XLA does not compile it, and without any checkpoint."""
+    kept = total(target, lambda plan: step_of(layout, "no checkpoint"))
+    try:
+        return total(target, lambda plan: step_of(layout, policy)), kept
+    except jaxmem.errors.StepError as error:
+        # XLA meets the space of offloaded tensors with what takes none where two loops are nested.
+        assert (layout, policy) == ("nested scan", OFFLOADS), error
+        assert target != "local", error
+        return None, kept
 
 
 def budget(layout: str, policy: str, target: str, which: str) -> int:
     written, kept = own_bytes(layout, policy, target)
+    written = written or kept // 2
     if which == "between":
         return (written + kept) // 2
     return int(SHARES[which] * (kept if which == "everything" else written))
@@ -123,7 +130,7 @@ def check_ways(layout: str, policy: str, target: str, which: str, tmp_path) -> j
     else:
         error = None
     if error is not None:
-        assert which == "below", "what is written fits"
+        assert which == "below", "a step with checkpoints, or without, fits"
         assert error.least_bytes > limit
         return None
     written, kept = own_bytes(layout, policy, target)
@@ -141,6 +148,8 @@ def check_ways(layout: str, policy: str, target: str, which: str, tmp_path) -> j
     assert max(ways.values()) <= limit, ways
     assert max(ways.values()) <= 1.01 * min(ways.values()), ways
     assert plan.baseline_bytes == pytest.approx(kept, rel=0.01)
+    if written is None:
+        assert plan.written is None
     if policy == "no checkpoint":
         assert plan.written is None
         assert plan.as_written == plan.keeps_everything
@@ -174,12 +183,16 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "policy", "which", "target"), CASES)
-def test_every_way_takes_the_same_bytes(layout, policy, which, target, tmp_path, recwarn):
+def test_every_way_takes_the_same_bytes(
+    layout, policy, which, target, tmp_path, recwarn, caplog
+):
     old = target == "h200" and release(installed("jaxlib") or "0") < HOST_OFFSETS_SINCE
     plan = check_ways(layout, policy, target, which, tmp_path)
     if plan is None:
         return
-    if policy == OFFLOADS and old:  # its gradients are wrong there
+    if own_bytes(layout, policy, target)[0] is None:
+        assert "the step as written is left out" in caplog.text
+    elif policy == OFFLOADS and old:  # its gradients are wrong there
         assert plan.written is None
         assert any("wrong offsets" in str(w.message) for w in recwarn)
     elif policy != "no checkpoint":

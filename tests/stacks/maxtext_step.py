@@ -51,7 +51,8 @@ def maxtext_step(
     if config.compile_topology:
         mesh = train_compile.get_topology_mesh(config)
     else:
-        mesh = maxtext_utils.get_mesh_from_config(config)
+        devices = jax.devices()[: config.num_target_devices]
+        mesh = maxtext_utils.get_mesh_from_config(config, devices)
 
     @contextlib.contextmanager
     def entered():

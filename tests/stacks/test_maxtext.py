@@ -35,8 +35,9 @@ SIZE = (
     "max_target_length=2048",
 )  # fmt: skip
 TOPOLOGY = ("compile_topology=v5e-8", "compile_topology_num_slices=1", "hardware=tpu")
+ONE_DEVICE = ("internal_compile=True", "internal_compile_num_devices=1")
 CASES = {
-    "dot product, h200": ("dot_product", "h200", ()),
+    "dot product, h200": ("dot_product", "h200", ONE_DEVICE),
     "dot product, h200:8": ("dot_product", "h200:8", ()),
     "dot product, v5e:8": ("dot_product", "v5e:8", TOPOLOGY),
     "flash, v5e:8": ("flash", "v5e:8", TOPOLOGY),
