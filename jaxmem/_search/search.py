@@ -22,8 +22,10 @@ from jaxmem._trials.setting import Setting
 from jaxmem._trials.trial import Trial
 from jaxmem._trials.trials import Trials
 
-# By what share at most a whole compile is known to take less than the buffers that were assigned.
+# By what share at most a whole compile is known to take less than the buffers that were assigned,
+# and of how many a whole compile may find out, before a budget is refused.
 BUFFERS_DIFFER = 0.05
+MOST_PROVEN = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,13 +83,18 @@ def search(setting: Setting, arguments: int) -> Found:
 
 
 def _proven_least(setting: Setting, trials: Trials) -> Trial | None:
-    """The trial of least bytes, where it fits once it is compiled whole, and its buffers do not."""
-    least, limits = trials.smallest, setting.limits
+    """What fits once it is compiled whole, of what takes the least buffers, which do not fit."""
+    limits = setting.limits
     near = dataclasses.replace(limits, room=int((1 + BUFFERS_DIFFER) * limits.room))
-    if not setting.steps.backend.assigns or limits.allow(least) or not near.allow(least):
+    if not setting.steps.backend.assigns or trials.fitting or trials.checkpointed_fits:
         return None
-    proven = trials.proven(least, setting)
-    return proven if proven is not None and limits.allow(proven) else None
+    own = [] if trials.checkpointed is None else [trials.checkpointed]
+    likely = [t for t in (*trials.compiled, *own) if near.allow(t)]
+    for trial in sorted(likely, key=lambda t: t.total)[:MOST_PROVEN]:
+        proven = trials.proven(trial, setting)
+        if proven is not None and limits.allow(proven):
+            return proven
+    return None
 
 
 def _ranked(rounds: Rounds, more: int) -> list[tuple[Trial, Division | None]]:

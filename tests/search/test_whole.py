@@ -78,3 +78,17 @@ def test_it_is_compiled_where_nothing_else_is_left(monkeypatch):
     best, proved = settled(35, STATIC + 41, monkeypatch)
     assert best is None
     assert sorted(proved) == [["u"], ["v"], ["w"]]
+
+
+def test_what_takes_less_compiled_whole_than_its_buffers_is_not_refused(monkeypatch):
+    """The nearest to the room is asked first, and nothing that exceeds it by far."""
+    monkeypatch.setattr(search_module.Rounds, "least", lambda self: None)
+    smallest = STATIC + BYTES["w"]
+    assert settled(-1, smallest - 1, monkeypatch) == (["w"], [["w"]])
+    best, proved = settled(-30, smallest - 2, monkeypatch)
+    assert (best, proved) == (["w"], [["w"]])
+    best, proved = settled(-1, smallest - 2, monkeypatch)
+    assert best is None
+    assert proved == [["w"], ["v"], ["u"]]
+    best, proved = settled(0, int(0.94 * smallest), monkeypatch)
+    assert (best, proved) == (None, [])
