@@ -105,11 +105,11 @@ def own_bytes(layout: str, policy: str, target: str) -> tuple[int | None, int]:
     kept = total(target, lambda plan: step_of(layout, "no checkpoint"))
     try:
         return total(target, lambda plan: step_of(layout, policy)), kept
-    except jaxmem.errors.StepError as error:
-        # XLA meets the space of offloaded tensors with what takes none where two loops are nested.
-        assert (layout, policy) == ("nested scan", OFFLOADS), error
-        assert target != "local", error
-        return None, kept
+    except jaxmem.errors.StepError:
+        # XLA loses the memory space of what nested loops offload.
+        if (layout, policy) == ("nested scan", OFFLOADS) and target != "local":
+            return None, kept
+        raise
 
 
 def budget(layout: str, policy: str, target: str, which: str) -> int:
@@ -183,9 +183,7 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "policy", "which", "target"), CASES)
-def test_every_way_takes_the_same_bytes(
-    layout, policy, which, target, tmp_path, recwarn, caplog
-):
+def test_every_way_takes_the_same_bytes(layout, policy, which, target, tmp_path, recwarn, caplog):
     old = target == "h200" and release(installed("jaxlib") or "0") < HOST_OFFSETS_SINCE
     plan = check_ways(layout, policy, target, which, tmp_path)
     if plan is None:
