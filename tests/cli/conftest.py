@@ -35,6 +35,11 @@ def untagged_loss(params, x):
     return (jax.lax.scan(untagged, x, params)[0] ** 2).mean()
 def whole(params, x):
     return params - jax.grad(untagged_loss)(params, x)
+def checkpointed(params, x):
+    def loss(params):
+        return (jax.lax.scan(jax.checkpoint(untagged), x, params)[0] ** 2).mean()
+    return params - jax.grad(loss)(params)
+def own(): return checkpointed, shape(4, 32, 32), shape(256, 32)
 def a_step(): return whole, shape(4, 32, 32), shape(256, 32)
 def a_loss(): return untagged_loss, shape(4, 32, 32), shape(256, 32)
 def small(): return build, shape(4, 32, 32), shape(256, 32)
