@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxmem._jax.rewrite import equations
 from jaxmem._jax.vary import as_mapped
@@ -71,13 +71,27 @@ class Job:
         """
         if (mesh := self.mesh) is None:
             return jax.jit(self.function).trace(*self.specs)
+        function, manual = self.function, {*mesh.manual_axes}
+        if manual:  # of a shard_map around the layer: each of its devices has the piece's arguments
+            mesh = mesh.update(axis_types=tuple(_freed(kind) for kind in mesh.axis_types))
         if devices is not None:
             mesh = Mesh(
                 np.array(devices[: mesh.size]).reshape(mesh.axis_sizes),
                 mesh.axis_names,
                 axis_types=mesh.axis_types,
             )
+        if manual:
+            every = PartitionSpec()
+            function = jax.shard_map(
+                function, mesh=mesh, in_specs=every, out_specs=every, axis_names=manual,
+                check_vma=False,
+            )  # fmt: skip
         place = NamedSharding(mesh, PartitionSpec())
         number = jax.ShapeDtypeStruct((), jnp.float32, sharding=place)
-        placed = lambda number, *arguments: (number, self.function(*arguments))
+        placed = lambda number, *arguments: (number, function(*arguments))
         return jax.jit(placed).trace(number, *self.specs)
+
+
+def _freed(kind: AxisType) -> AxisType:
+    """What an axis is outside of the shard_map that divides by it."""
+    return AxisType.Auto if kind == AxisType.Manual else kind

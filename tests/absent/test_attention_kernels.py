@@ -2,11 +2,15 @@
 saves does not run it again, and its time tells.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas.ops.tpu import splash_attention
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem._auto.seen import seen
@@ -42,8 +46,8 @@ def splash(q, k, v):
 
 def step_with(attention):
     def layer(x, p):
-        q, k, v = ((x @ p[n]).reshape(BATCH, ROWS, HEADS, DEPTH).swapaxes(1, 2) for n in "qkv")
-        mixed = attention(q, k, v).swapaxes(1, 2).reshape(BATCH, ROWS, WIDTH)
+        q, k, v = ((x @ p[n]).reshape(-1, ROWS, HEADS, DEPTH).swapaxes(1, 2) for n in "qkv")
+        mixed = attention(q, k, v).swapaxes(1, 2).reshape(x.shape)
         return x + jnp.tanh(mixed @ p["o"])
 
     def step(params, x):
@@ -79,6 +83,35 @@ def test_its_forward_runs_once_where_it_is_kept(attention):
     assert spared >= 4 * BATCH * HEADS * ROWS * ROWS * DEPTH, "two products, no row left out"
     rate = Target.parse("v5e").chip.flops_16bit
     assert again.xla_seconds - once.xla_seconds > 0.8 * LAYERS * spared / rate
+
+
+def mapped(attention):
+    """On two chips, each with half of the heads."""
+    spec = P(None, "tensor")
+    mesh = AbstractMesh((2,), ("tensor",), axis_types=(AxisType.Auto,))
+    return jax.shard_map(
+        attention, mesh=mesh, in_specs=spec, out_specs=spec, axis_names={"tensor"}, check_vma=False
+    )
+
+
+def halved_splash(q, k, v):
+    causal = splash_attention.CausalMask((ROWS, ROWS))
+    mask = splash_attention.MultiHeadMask([causal] * (HEADS // 2))
+    kernel = splash_attention.make_splash_mha(mask, head_shards=1, q_seq_shards=1)
+    return jax.vmap(kernel)(q * DEPTH**-0.5, k, v)
+
+
+@pytest.mark.parametrize("attention", [flash, halved_splash])
+def test_a_plan_of_kernels_inside_a_shard_map(attention):
+    mesh = AbstractMesh((2,), ("tensor",), axis_types=(AxisType.Auto,))
+    placed = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, P()))
+    args = jax.tree.map(placed, (PARAMS, jax.ShapeDtypeStruct((16, ROWS, WIDTH), X.dtype)))
+    step = jaxmem.auto(step_with(mapped(attention)))
+    plan = functools.partial(jaxmem.plan, step, *args, target="v5e:2x1")
+    kept = plan()
+    less = plan(budget=int(0.7 * kept.baseline_bytes))
+    assert kept.time_source == less.time_source == "xla"
+    assert less.compiled_bytes <= 0.7 * kept.baseline_bytes
 
 
 def test_a_plan_keeps_it():

@@ -51,6 +51,23 @@ def test_a_job_tells_the_mesh_that_it_needs():
     assert (one.mesh, one.shards) == (None, 1), "a mesh of one device is no mesh"
 
 
+def test_a_job_from_inside_a_shard_map_is_run_inside_one_too():
+    """Its arguments are those of one device of the mesh axes that are divided around it."""
+    build = mapped.mapped_loss(mapped.mesh(), mapped.untagged)
+    with jax.sharding.use_abstract_mesh(mapped.mesh()):
+        step = whole(jax.make_jaxpr(build(None))(*mapped.shapes(mapped.mesh())))
+    loops = [e.params["jaxpr"] for e in equations(step.jaxpr) if e.primitive.name == "scan"]
+    assert len(loops) == 2, "forward and backward"
+    for layer in loops:
+        part = Job(as_function(layer), tuple(v.aval for v in layer.jaxpr.invars), {"fsdp": 2})
+        assert part.mesh is not None
+        assert part.mesh.manual_axes == ("data",)
+        (around,) = [m for e in part.trace().jaxpr.jaxpr.eqns if (m := as_mapped(e))]
+        assert {*around.manual} == {"data"}
+        exported, _ = export_flat(part.trace(), "cuda", 90)
+        assert jax.export.deserialize(bytearray(exported)).nr_devices == 8
+
+
 def test_flops_inside_are_those_of_all_devices():
     (eqn,) = job(mapped.wholly).jaxpr.jaxpr.eqns
     batch, sequence, width = mapped.X

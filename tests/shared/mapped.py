@@ -103,6 +103,37 @@ def ruled(mesh, tag, check):
     return inside(mesh, own, tag, PARTS, check)
 
 
+def mapped_loss(mesh, tag):
+    """A `build` whose loss is in a `shard_map` over data, and its attention in another there."""
+
+    def build(plan):
+        own = functools.partial(attention, tag=tag)
+        heads = P(None, None, "tensor")
+        over = {"in_specs": heads, "out_specs": heads, "axis_names": {"tensor"}}
+
+        def layer(x, w):
+            x = x + jax.shard_map(own, check_vma=False, **over)(tag(x @ w["q"], "q", kind="linear"))
+            return x + jax.nn.gelu(tag(x @ w["up"], "up", kind="linear")) @ w["down"], None
+
+        policy = jaxmem.remat_policy(plan)
+        planned = jax.checkpoint(layer, policy=policy, prevent_cse=False)
+        block = planned if tag is jaxmem.tag else layer
+
+        def loss(w, x):
+            return jax.lax.pmean((jax.lax.scan(block, x, w)[0] ** 2).mean(), "data")
+
+        over_data = {"in_specs": (P(), P("data")), "out_specs": P(), "axis_names": {"data"}}
+        mapped = jax.shard_map(loss, mesh=mesh, check_vma=False, **over_data)
+
+        def step(w, x):
+            value, gradient = jax.value_and_grad(mapped)(w, x)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, w, gradient), value
+
+        return step
+
+    return build
+
+
 def inside(mesh, function, tag, spec, check, **axes):
     """`function` of an array and `tag`, under a `shard_map`."""
     own = functools.partial(function, tag=tag)

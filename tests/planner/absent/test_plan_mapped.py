@@ -118,3 +118,20 @@ def test_a_gpus_step_is_planned(axes, kind, looped):
             made = plan("h200:8", one, mesh)
             assert made.time_source == "xla"
             assert made.compiled_bytes <= made.baseline_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tag", [jaxmem.tag, mapped.untagged])
+def test_layers_with_a_shard_map_inside_another_are_planned(tag):
+    mesh = mapped.mesh()
+    build = mapped.mapped_loss(mesh, tag)
+    one = build if tag is jaxmem.tag else jaxmem.auto(build(None))
+    with jax.sharding.use_abstract_mesh(mesh):
+        made = plan("h200:8", one, mesh)
+        least = plan("h200:8", one, mesh, budget=int(0.9 * made.baseline_bytes))
+    assert made.time_source == least.time_source == "xla"
+    assert least.compiled_bytes <= 0.9 * made.baseline_bytes
+    if tag is jaxmem.tag:
+        # A device has half of the batch, and half of the features of the attention.
+        rows = {row.tag: row.bytes_before for row in made.rows}
+        assert (rows["q"], rows["ctx"]) == (4 * 16 * 64 * 4, 4 * 16 * 32 * 4)
