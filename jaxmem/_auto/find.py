@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Callable
 
-from jaxmem._auto.branches import branches, with_branches
 from jaxmem._auto.loops import holds_layers_within, is_loop, turn, with_bodies
 from jaxmem._auto.repeats import Repeat, between, part, repeats
 from jaxmem._blocks.named import is_block
 from jaxmem._core.labels import AUTO, auto_label
+from jaxmem._jax.branches import branches, with_branches
 from jaxmem._jax.jaxpr import ClosedJaxpr, subjaxprs
 from jaxmem._jax.rewrite import Node, Program, equations, program_of, standing_for
 from jaxmem._jax.source import place_of

@@ -2,20 +2,29 @@
 
 Such a rule saves tensors from within its forward: an attention kernel its result and the sums of
 its rows. A tag behind it is on a copy that the rule does not read, so that keeping the tag would
-not spare the kernel's second run. Here the rule's own tensors are named.
+not spare the kernel's second run. Here the rule's own tensors are named. A `jax.shard_map` that
+calls such rules is as one of them: attention kernels run inside one, since XLA does not divide
+them.
 """
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
+from jaxmem._jax.branches import with_branches
+from jaxmem._jax.jaxpr import ClosedJaxpr
 from jaxmem._jax.primitives import TAGS
-from jaxmem._jax.rewrite import Node, Program, equations
-from jaxmem._jax.vary import axes_of, varying
+from jaxmem._jax.rewrite import Node, Program, equations, program_of
+from jaxmem._jax.vary import as_mapped, axes_of, varying
 from jaxmem._layer.graph import RULE, aval_bytes, uses_references
 from jaxmem._tags.saved import saving, tagging
+
+# The results that a rule saves, and the shape of the largest tensor that it saves.
+Saved = tuple[tuple[int, ...], jax.ShapeDtypeStruct]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,18 +34,34 @@ class Rule:
     node: the user's.
     held: the results that it saves.
     saved: the number that stands for all that it saves, of which the program makes no value.
+    inside: the program of a `jax.shard_map` that calls rules; None where the node is the rule.
     """
 
     node: Node
     held: tuple[int, ...]
     saved: int
+    inside: Program | None = None
 
     def __call__(self, *operands) -> Sequence:
         return self.node.bind(operands)
 
     def named(self, name: str) -> Callable[..., Sequence]:
         """The call, with `name` for each tensor that it saves and that is none of its operands."""
-        return tagging(lambda *operands: list(self.node.bind(operands)), name)
+        if self.inside is None:
+            return tagging(lambda *operands: list(self.node.bind(operands)), name)
+        made = with_branches(self.node, [functools.partial(_named_inside, self.inside, name)]).call
+        assert made is not None
+        return made
+
+
+def _named_inside(program: Program, name: str, *operands) -> list:
+    """The results of a program inside a `jax.shard_map`, with `name` for what its rules save. The
+    rules are looked through where the mesh axes have a meaning: while it is traced.
+    """
+    called = lambda node: node.call.named(name) if isinstance(node.call, Rule) else node.call
+    ruled = with_rules(program)
+    nodes = tuple(dataclasses.replace(node, call=called(node)) for node in ruled.nodes)
+    return dataclasses.replace(ruled, nodes=nodes).run(operands)
 
 
 def with_rules(program: Program) -> Program:
@@ -45,13 +70,17 @@ def with_rules(program: Program) -> Program:
     """
     avals, nodes = list(program.avals), []
     for node in program.nodes:
-        if _is_rule(node) and (found := _saved(node)):
+        path, inside = node.path, None
+        if _is_rule(node):
+            found = _saved(node)
+        else:
+            inside, path, found = _of_mapped(node)
+        if found is not None:
             held, largest = found
             avals.append(largest)
-            rule = Rule(node, held, len(avals) - 1)
-            node = dataclasses.replace(
-                node, primitive=RULE, outputs=(*node.outputs, rule.saved), call=rule
-            )
+            rule = Rule(node, held, len(avals) - 1, inside)
+            outputs = (*node.outputs, rule.saved)
+            node = dataclasses.replace(node, primitive=RULE, outputs=outputs, path=path, call=rule)
         nodes.append(node)
     return dataclasses.replace(program, avals=tuple(avals), nodes=tuple(nodes))
 
@@ -65,7 +94,48 @@ def _is_rule(node: Node) -> bool:
     return not node.eqn.params.get("symbolic_zeros")
 
 
-def _saved(node: Node) -> tuple[tuple[int, ...], jax.ShapeDtypeStruct] | None:
+def _of_mapped(node: Node) -> tuple[Program | None, tuple[str, ...], Saved | None]:
+    """The program inside a `jax.shard_map` that calls rules, the path of the first of them, and
+    what they save; nothing for any other node.
+    """
+    nothing = None, node.path, None
+    if (mapped := as_mapped(node.eqn)) is None or uses_references(node):
+        return nothing
+    program = program_of(ClosedJaxpr(mapped.jaxpr, ()), lambda eqn: False)
+    if not any(map(_is_rule, program.nodes)):
+        return nothing
+    rules: list[Rule] = []
+    sizes: list[Any] = []
+
+    def look(*operands):
+        ruled = with_rules(program)
+        for each in ruled.nodes:
+            if isinstance(each.call, Rule):
+                rules.append(each.call)
+                sizes.append(ruled.avals[each.call.saved])
+        return ruled.run(operands)
+
+    jax.make_jaxpr(with_branches(node, [look]).call)(*map(_shape_of, node.eqn.invars))
+    if not rules:
+        return nothing
+    inside = {v for rule in rules for v in rule.held}
+    held = tuple(v for v, inner in zip(node.outputs, program.outputs) if inner in inside)
+    largest = max(sizes, key=aval_bytes)
+    parts = math.prod(mapped.manual.values())  # of the whole tensor, one is on each device
+    whole = jax.ShapeDtypeStruct((parts, *largest.shape), largest.dtype)
+    return program, (*node.path, *rules[0].node.path), (held, whole)
+
+
+def _shape_of(value) -> jax.ShapeDtypeStruct:
+    """The type of an operand, with its division where an explicit mesh makes it a part of it."""
+    sharding = getattr(value.aval, "sharding", None)
+    explicit = sharding is not None and any(sharding.spec)
+    return jax.ShapeDtypeStruct(
+        value.aval.shape, value.aval.dtype, sharding=sharding if explicit else None
+    )
+
+
+def _saved(node: Node) -> Saved | None:
     """Which results a rule saves, and the largest that it saves; None where these are operands
     alone, or where its author has named them.
     """

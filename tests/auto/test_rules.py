@@ -221,6 +221,41 @@ def test_inside_a_shard_map(checked):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
+def mapped_in(checked: bool):
+    """A loss whose attention is inside a `jax.shard_map`, as those that XLA does not divide are."""
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+    whole = PartitionSpec()
+    own = lambda *x: PLAIN(*x) * jax.lax.axis_size("data")
+    attention = jax.shard_map(own, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=checked)
+    return functools.partial(scanned, layer=functools.partial(layer, attention=attention))
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_what_is_kept_of_a_rule_inside_a_shard_map_does_not_run_again(checked):
+    loss = mapped_in(checked)
+    name = rule_of(loss)
+    every = dict.fromkeys([c.name for c in candidates(loss, PARAMS, X)], KEEP)
+    without = {n: c for n, c in every.items() if n != name}
+    counts = [products(loss, Assignment({"auto": kept})) for kept in (every, without)]
+    assert counts == [FORWARD + BACKWARD + 12, FORWARD + BACKWARD + 12 + FORWARD]
+    want = jax.jit(jax.grad(loss))(PARAMS, X)
+    for kept in (every, without, {name: OFFLOAD}, {}):
+        plan = Assignment({"auto": kept})
+        got = jax.jit(jax.grad(jaxmem.auto(loss, plan)))(PARAMS, X)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            assert jnp.abs(b).max() > 0
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_a_plan_tells_of_a_rule_inside_a_shard_map():
+    def step(params, x):
+        return jax.tree.map(lambda a, g: a - g, params, jax.grad(mapped_in(False))(params, x))
+
+    plan = jaxmem.plan(jaxmem.auto(step), PARAMS, X, budget="1GiB", target="local")
+    (row,) = [r for r in plan.rows if r.tag == rule_of(mapped_in(False))]
+    assert row.bytes_before == 4 * ROWS * (WIDTH + 1), "its result, and its sums"
+
+
 def test_a_plan_keeps_them_together():
     """Under one name: the sums are small, and without them the result is of no use."""
 
