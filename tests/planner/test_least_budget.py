@@ -17,7 +17,13 @@ from jaxmem._profile import profile as profile_module
 from jaxmem.errors import BudgetError
 from tests.shared.foreign.size import Size
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = [
+    pytest.mark.jax_defaults,
+    pytest.mark.usefixtures("quick_compiles"),
+    pytest.mark.timeout(3600),
+    # Layers of a Python loop, of which jaxlib 0.10.2 warns, have a least budget too.
+    pytest.mark.filterwarnings("default::jaxmem.errors.JaxmemWarning"),
+]
 
 SIZE = Size(width=64, heads=4, layers=6, batch=8, sequence=96, vocab=256)
 NAMES = (
