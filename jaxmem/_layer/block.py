@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -167,7 +168,7 @@ def _worth_it(graph: Graph, found: Sequence[Candidate]) -> list[Candidate]:
     A product's result that only a bias and a next product follow is one of neither: where the next
     candidates are saved, nothing reads it.
     """
-    read = _read_by_the_derivative(graph)
+    read = _read(graph)
     tagged = {c.value for c in found} | {v for node in graph.tags for v in node.outputs}
 
     def stood_for(value: int) -> bool:
@@ -202,6 +203,31 @@ def _owned(graph: Graph, candidate: Candidate) -> Candidate:
         return candidate
     named = tuple(node.outputs[0] for node in nodes)
     return dataclasses.replace(candidate, named=named, name=nodes[0].eqn.params["name"])
+
+
+# What the derivative of a program reads. A search traces one step a hundred times, each time under
+# another assignment, and the layers that it finds are the same.
+_KNOWN: dict[tuple, set[int]] = {}
+_MOST_KNOWN = 64
+
+
+def _read(graph: Graph) -> set[int]:
+    """The same as `_read_by_the_derivative`, which is asked once for equal programs."""
+    program = graph.program
+    inputs = tuple(v if isinstance(v, int) else str(v) for n in program.nodes for v in n.inputs)
+    operations = tuple((n.primitive, n.outputs, *_said(n)) for n in program.nodes)
+    key = (tuple(map(str, program.avals)), operations, inputs, program.inputs, graph.activations)
+    if key not in _KNOWN:
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[key] = _read_by_the_derivative(graph)
+    return _KNOWN[key]
+
+
+def _said(node: Node) -> tuple:
+    """What a node does, in words: functions in it are other ones each time that it is traced."""
+    params = re.sub(r" at 0x[0-9a-f]+", "", str(node.eqn.params))
+    return params, getattr(node.call, "axes", ()), getattr(node.call, "held", ())
 
 
 def _read_by_the_derivative(graph: Graph) -> set[int]:

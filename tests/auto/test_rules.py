@@ -16,6 +16,7 @@ from jaxmem._auto.calls import traced
 from jaxmem._auto.find import Finder, read
 from jaxmem._core.actions import KEEP, OFFLOAD
 from jaxmem._jax.rewrite import equations
+from jaxmem._layer import block
 from jaxmem.plans import Assignment
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -266,3 +267,18 @@ def test_a_plan_keeps_them_together():
     name = rule_of(scanned)
     (row,) = [r for r in plan.rows if r.tag == name]
     assert row.bytes_before == 4 * ROWS * (WIDTH + 1)
+
+
+def test_what_the_derivative_reads_is_asked_once_for_equal_layers(monkeypatch):
+    """And for each layer with another operation."""
+    asked = []
+    own = block._read_by_the_derivative
+    monkeypatch.setattr(block, "_read_by_the_derivative", lambda g: asked.append(g) or own(g))
+    monkeypatch.setattr(block, "_KNOWN", {})
+    every = [candidates(scanned, PARAMS, X) for _ in range(3)]
+    assert every[0] == every[1] == every[2]
+    assert len(asked) == 1
+    for axis in (0, 1):  # of as many values, and the same operations before
+        other = lambda x, p, a=axis: x + jax.nn.softmax(x @ p["q"], a) @ p["o"]
+        candidates(functools.partial(scanned, layer=other), PARAMS, made(9, WIDTH, WIDTH))
+    assert len(asked) == 3
