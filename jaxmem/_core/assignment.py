@@ -15,7 +15,8 @@ from jaxmem.errors import TagError
 class Decisions(Protocol):
     """What may be given as `plan`, beside None for everything kept: an object of these two methods.
 
-    `jaxmem.plans.Plan` and `jaxmem.plans.Assignment` are such objects.
+    An object may also have `as_written`, true where `jaxmem.auto` is to leave the step as its
+    author wrote it. `jaxmem.plans.Plan` and `jaxmem.plans.Assignment` have all three.
     """
 
     def choices_for(self, block: str) -> Mapping[str, Choice]:

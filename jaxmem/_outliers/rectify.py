@@ -288,7 +288,7 @@ class Rectifier:
         row = self._row(number, True, why, event="swap", **numbers)
         row["changed"] = changed(self.plan.actions, plan.actions)
         step_before = self._step
-        if step_before is None and self.plan._step is not None:
+        if step_before is None and self.plan.is_compiled:
             step_before = self._again.executable(self.plan)
         self._before = Before(self.plan, step_before, self._pace, for_speed)
         self.plan, self._step, self._pace = plan, step, Pace()

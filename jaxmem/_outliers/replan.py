@@ -95,7 +95,7 @@ class Replanner:
 
     def executable(self, plan: Plan) -> Any:
         """The step under a plan, compiled for this device: a plan may be for another."""
-        if plan.target == "local" and plan._step is not None:
+        if plan.target == "local" and plan.is_compiled:
             return self._wrap(plan.step)
         # A plan for this device binds its budget here; one for another does not.
         budget = plan.budget_bytes if plan.target == "local" else sys.maxsize

@@ -117,6 +117,11 @@ class Plan:
             )
         return self._step
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `step` is there to run: the plan was made or verified on this device."""
+        return self._step is not None
+
     def with_step(self, executable, split=None, create=None) -> "Plan":
         """The same plan with the executable that was compiled under it.
 

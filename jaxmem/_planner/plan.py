@@ -48,7 +48,7 @@ def plan(
     budget=None,
     host_budget=None,
     target: str | Target = "local",
-    actions: Sequence[Action] | None = None,
+    actions: Sequence[Action | str] | str | None = None,
     codecs=None,
     outliers: Mapping[str, Mapping[str, int]] | None = None,
     microbatches: Sequence[int] | None = None,
@@ -70,9 +70,9 @@ def plan(
     host_budget: the same for tensors that are moved to host memory.
     target: "local"; or what need not be there: a GPU such as "h200" or "a100-80gb:8", or a TPU
       such as "v5e", "v5e:8" (chips) or "v5p:4x4x8".
-    actions: those allowed, such as `jaxmem.plans.LOSSLESS`, or `jaxmem.plans.ALL`. None means all
-      of them for tags, and those that lose nothing for values that `checkpoint_name` names. Then a
-      lossy codec is taken where no plan without one fits, or where it gains 2 % of the step's time
+    actions: those allowed: `jaxmem.plans.LOSSLESS`, `jaxmem.plans.ALL`, some of them as actions or
+      by name, or a text such as "all", "lossless" or "keep,recompute". None means all of them for
+      tags, and those that lose nothing for values that `checkpoint_name` names. Then a lossy codec is taken where no plan without one fits, or where it gains 2 % of the step's time
       beyond the uncertainty. `ALL` asks for codecs: any gain beyond the uncertainty takes them, for
       named values too.
     codecs: a codec or several for every tag that names none, or a dict by kind; None means the

@@ -3,9 +3,7 @@ and a plan that was saved and loaded, for steps with and without checkpoints of 
 """
 
 import functools
-import hashlib
 import itertools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +17,7 @@ from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
 from jaxmem._device.target import Target
 from jaxmem._jax.step import trace
 from jaxmem._xla.backend import backend_for
+from tests.shared.programs import program
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles")]
 
@@ -88,15 +87,6 @@ def built(target: str, build):
 
 def total(target: str, build) -> int:
     return built(target, build).compiled.total_bytes
-
-
-def program(compiled) -> str:
-    """A hash of a program's instructions: without their names and order in the text, which follow
-    where in the source they are from, and without the tables of that, whose lines are numbered.
-    """
-    text = re.sub(r", metadata=\{[^}]*\}|HloModule [^,]*|%[\w.-]+", "", compiled.as_text())
-    lines = (line for line in text.splitlines() if line and not re.match(r"\d+ ", line))
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
 @functools.cache
