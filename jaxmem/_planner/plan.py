@@ -72,9 +72,10 @@ def plan(
       such as "v5e", "v5e:8" (chips) or "v5p:4x4x8".
     actions: those allowed: `jaxmem.plans.LOSSLESS`, `jaxmem.plans.ALL`, some of them as actions or
       by name, or a text such as "all", "lossless" or "keep,recompute". None means all of them for
-      tags, and those that lose nothing for values that `checkpoint_name` names. Then a lossy codec is taken where no plan without one fits, or where it gains 2 % of the step's time
-      beyond the uncertainty. `ALL` asks for codecs: any gain beyond the uncertainty takes them, for
-      named values too.
+      tags, and those that lose nothing for values that `checkpoint_name` names. Then a lossy codec
+      is taken where no plan without one fits, or where it gains 2 % of the step's time beyond the
+      uncertainty. `ALL` asks for codecs: any gain beyond the uncertainty takes them, for named
+      values too.
     codecs: a codec or several for every tag that names none, or a dict by kind; None means the
       kind's own (Adacc §3.2).
     outliers: how many outlier channels tensors were seen to have, by block label and tag: codecs
