@@ -1,0 +1,36 @@
+"""Writes what the library answers: `python -m tests.golden.record`, in a quarter of an hour."""
+
+import json
+import sys
+
+from tests.golden import golden
+
+
+def write(name: str, data) -> None:
+    (golden.HERE / f"{name}.json").write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
+    print(name, flush=True)
+
+
+def main(*wanted: str) -> None:
+    parts = {"profiles": profiles, "plans": plans, "public": golden.public}
+    for name in wanted or parts:
+        write(name, parts[name]())
+        if name == "profiles":
+            made = json.loads((golden.HERE / "profiles.json").read_text())
+            write("solved", {each: golden.solved(data) for each, data in made.items()})
+
+
+def profiles() -> dict:
+    return {name: golden.profiled(golden.STEPS[name]) for name in golden.PROFILED}
+
+
+def plans() -> dict:
+    made = {}
+    for name, case in golden.STEPS.items():
+        made[name] = golden.planned(case)
+        print(" ", name, flush=True)
+    return made
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
