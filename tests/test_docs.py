@@ -37,9 +37,11 @@ def run(name: str) -> dict:
 
 @pytest.mark.jax_defaults
 def test_a_policy_of_ones_own_is_priced(capsys):
-    """The example of plans.md, with the model that the README begins with, for this machine."""
+    """The example of plans.md, with the model of the README that has tags, for this machine."""
     readme = (DOCS.parent / "README.md").read_text("utf-8")
-    model, _, _ = re.findall(r"```python\n(.*?)```", readme, re.S)[0].partition("plan = ")
+    first, *others = re.findall(r"```python\n(.*?)```", readme, re.S)
+    (tagged,) = (block for block in others if "def build(plan)" in block)
+    model = "".join(block.partition("plan = ")[0] for block in (first, tagged))
     examples = re.findall(r"```python\n(.*?)```", (DOCS / "plans.md").read_text("utf-8"), re.S)
     found: dict = {}
     exec(compile(model, "README.md", "exec"), found)
