@@ -27,7 +27,8 @@ from jaxmem._trials.trial import Trial
 from jaxmem._trials.trials import Trials
 from jaxmem.errors import SolverError
 
-SECONDS = 60.0  # for all that a search weighs so
+SECONDS = 60.0  # for all that a search weighs so, or
+FIRSTS = 6  # times what the policies by hand take, which is longer for a large step
 FASTER = 1e-4  # the share of a step's time by which a change must gain
 NEARLY = 1.02  # of the room: working memory may be less under the change
 IN_A_ROW = 3  # answers by corrected prices that gain nothing
@@ -44,7 +45,7 @@ def polish(setting: Setting, trials: Trials) -> Mapping[Key, float]:
         return {}
     LOG.info("weighing changes by the whole step")
     polisher = _Polisher(setting, trials)
-    polisher.weigh(list(hand_policies(trials.profile).values()))
+    polisher.begin(list(hand_policies(trials.profile).values()))
     polisher.solve()
     while not polisher.ended and (polisher.change() | polisher.solve()):
         pass
@@ -55,7 +56,14 @@ class _Polisher:
     def __init__(self, setting: Setting, trials: Trials):
         self.setting, self.trials = setting, trials
         self.clock: Clock = clock_of(trials, setting.steps.backend.target)
-        self.until = time.perf_counter() + SECONDS
+        self.started = time.perf_counter()
+        self.until = self.started + SECONDS
+
+    def begin(self, many: list[Actions]) -> None:
+        """Weighs the first assignments. What they take says how long the rest may."""
+        self.weigh(many)
+        took = time.perf_counter() - self.started
+        self.until = self.started + max(SECONDS, FIRSTS * took)
 
     @property
     def ended(self) -> bool:
