@@ -151,7 +151,7 @@ def in_package(package: str) -> list[str]:
 
 
 def ours(name: str) -> str | None:
-    """The file of an imported name: `jaxmem._result.plan.rows` of `jaxmem._result.plan.rows.Row`."""
+    """The file of an imported name: `jaxmem._core.actions` of `jaxmem._core.actions.Choice`."""
     while name and name not in PATHS:
         name = name.rpartition(".")[0]
     return name or None
