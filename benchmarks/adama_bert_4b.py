@@ -13,7 +13,7 @@ from benchmarks.shared.devices import accumulation, adama, compiled, count
 from benchmarks.shared.results import Report
 from experiments.command.load import load
 from experiments.config.text import Config
-from jaxmem._absent.compiler import Compiler
+from jaxmem._target.deviceless.compiler import Compiler
 
 CASES = {
     "accumulation, 1": (1, accumulation, ("nothing",)),

@@ -24,9 +24,9 @@ from experiments.models import registry as models
 from experiments.models.loops import stacked
 from experiments.steps.accumulate import microbatches
 from experiments.steps.step import abstract, make_step
-from jaxmem._absent.compiler import Compiler
 from jaxmem._core.assignment import Assignment
-from jaxmem._jax.export import export_flat
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._trace.export import export_flat
 
 CONFIG, TARGET = "gpt_345m", "h200"
 INPUT = "by the input alone"

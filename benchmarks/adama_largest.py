@@ -20,7 +20,7 @@ from benchmarks.shared.devices import accumulation, adama, compiled, count
 from benchmarks.shared.results import Report
 from experiments.command.load import load
 from experiments.config.text import Config
-from jaxmem._absent.compiler import Compiler
+from jaxmem._target.deviceless.compiler import Compiler
 
 GB, DEVICES = 10**9, 8
 CAPS = (16 * GB, 32 * GB, 80 * GB)

@@ -24,8 +24,8 @@ from experiments.data import images as image_data
 from experiments.models import resnet
 from experiments.running.images import read
 from experiments.steps import images as image_step
-from jaxmem._adama import ratio
 from jaxmem._core.files import write_whole
+from jaxmem._optim.adama import ratio
 
 WAYS = ("squares", "row")
 COUNTS, SEED, COLOURS = (2, 4, 8), 0, ("#1f77b4", "#d62728", "#2ca02c")

@@ -20,8 +20,8 @@ from experiments.command.load import load
 from experiments.config.text import Config
 from experiments.models.loops import stacked
 from experiments.steps.step import State, abstract, make_loss, make_step
-from jaxmem._absent.compiler import Compiler
-from jaxmem._jax.export import export_flat
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._trace.export import export_flat
 
 OPTIMIZERS = {
     "Adam": optax.adam(1e-4),

@@ -25,9 +25,9 @@ from experiments.command.load import load
 from experiments.steps.step import abstract, make_step, step_over
 from jaxmem._core.actions import keeps_everything
 from jaxmem._core.assignment import Assignment
-from jaxmem._device.target import Target
-from jaxmem._jax.step import trace
-from jaxmem._xla.backend import Deviceless
+from jaxmem._target.compile.backend import Deviceless
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.step import trace
 
 CONFIGS = ("gpt_117m", "bert_base", "gpt_345m")
 BUDGETS = 8

@@ -19,7 +19,7 @@ from experiments.config.text import Config
 from experiments.gpu_check.measure import quartiles
 from experiments.steps.step import abstract, make_step
 from jaxmem._core.actions import ALL, LOSSLESS, REST
-from jaxmem._solver.cost import evaluate, everything
+from jaxmem._planner.solve.cost import evaluate, everything
 from jaxmem.plans import compiled_bytes
 
 LEFT_OUT = ("keep_everything",)  # a plan at its bytes is the same program

@@ -20,9 +20,9 @@ import numpy as np
 import optax
 
 from benchmarks.shared.results import Report
-from jaxmem._checkpoints import manifest, stored
-from jaxmem._checkpoints.checkpoints import Checkpoints
-from jaxmem._processes.orbax import orbax
+from jaxmem._target.processes.orbax import orbax
+from jaxmem._train.checkpoints import manifest, stored
+from jaxmem._train.checkpoints.checkpoints import Checkpoints
 from jaxmem.errors import JaxmemWarning
 
 STEPS = (10, 20, 30)

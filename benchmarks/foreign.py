@@ -25,13 +25,13 @@ import jax.numpy as jnp
 import jaxmem
 from benchmarks.shared.results import Report
 from benchmarks.shared.steps import SIZES, shapes, step_of
-from jaxmem._auto.step import planned_step
 from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.labels import LABEL
-from jaxmem._device.target import Target
-from jaxmem._trials.compile import StepCompiler
-from jaxmem._xla.backend import backend_for
+from jaxmem._model.auto.step import planned_step
+from jaxmem._planner.trials.compile import StepCompiler
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.target import Target
 from tests.shared.foreign import flax_models, libraries, plain
 
 SHARES = (0.9, 0.6, 0.4)

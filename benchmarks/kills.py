@@ -27,7 +27,7 @@ import warnings
 
 from benchmarks.shared.results import Report
 from jaxmem import runs
-from jaxmem._checkpoints.checkpoints import Checkpoints, steps_in
+from jaxmem._train.checkpoints.checkpoints import Checkpoints, steps_in
 from jaxmem.errors import RunError
 
 SETTINGS = (

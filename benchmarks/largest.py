@@ -39,21 +39,21 @@ from experiments.steps.accumulate import released_step
 from jaxmem._core.actions import ALL
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database
-from jaxmem._counts.front import way_of
-from jaxmem._counts.layer import RESIDENT, Way
-from jaxmem._counts.program import Answer, Question, answer
-from jaxmem._device.support import allowed_actions
-from jaxmem._device.target import Target
-from jaxmem._joint.search import Search, Trial, with_working
-from jaxmem._joint.steps import PlacedSteps
-from jaxmem._plan.rows import Point
+from jaxmem._cost.profile.options import Allowed
+from jaxmem._model.states.places import HOST, Places
 from jaxmem._planner.boundary import Boundary
+from jaxmem._planner.joint.search import Search, Trial, with_working
+from jaxmem._planner.joint.steps import PlacedSteps
 from jaxmem._planner.placed import read_places
-from jaxmem._profile.options import Allowed
-from jaxmem._states.places import HOST, Places
-from jaxmem._trials.trial import Limits
-from jaxmem._xla.backend import DEVICELESS_MARGIN, backend_for
-from jaxmem._xla.protocol import Backend
+from jaxmem._planner.placement.front import way_of
+from jaxmem._planner.placement.layer import RESIDENT, Way
+from jaxmem._planner.placement.program import Answer, Question, answer
+from jaxmem._planner.trials.trial import Limits
+from jaxmem._result.plan.rows import Point
+from jaxmem._target.compile.backend import DEVICELESS_MARGIN, backend_for
+from jaxmem._target.compile.protocol import Backend
+from jaxmem._target.devices.support import allowed_actions
+from jaxmem._target.devices.target import Target
 from jaxmem.errors import BudgetError
 
 DEVICES = {"rtx4090": 24 * 10**9, "a100-80gb": 80 * 10**9, "h200": 141 * 10**9}

@@ -16,10 +16,10 @@ from unittest import mock
 import jaxmem
 from benchmarks.shared.case import Case
 from benchmarks.shared.results import Report, say
-from jaxmem._device.target import Target
-from jaxmem._search import descent
-from jaxmem._trials.history import History
-from jaxmem._xla.backend import backend_for
+from jaxmem._planner.search import descent
+from jaxmem._planner.trials.history import History
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.target import Target
 
 CASES = (("gpt_nano", "local"), ("gpt_117m", "h200"), ("gpt_345m", "h200"))
 SEEDS = range(10)

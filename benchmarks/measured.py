@@ -21,14 +21,14 @@ from benchmarks.shared.results import Report, say
 from benchmarks.shared.steps import of_config, of_others
 from jaxmem._core.actions import KEEP, LOSSLESS, REST
 from jaxmem._core.assignment import Assignment
-from jaxmem._device.target import Target
-from jaxmem._profile.options import Allowed
-from jaxmem._profile.profile import profile
-from jaxmem._search.candidates import is_among
-from jaxmem._search.measure import hand_policies, quartiles
-from jaxmem._trials.compile import StepCompiler
-from jaxmem._xla.backend import backend_for
-from jaxmem._xla.protocol import Backend
+from jaxmem._cost.profile.options import Allowed
+from jaxmem._cost.profile.profile import profile
+from jaxmem._planner.search.candidates import is_among
+from jaxmem._planner.search.measure import hand_policies, quartiles
+from jaxmem._planner.trials.compile import StepCompiler
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.compile.protocol import Backend
+from jaxmem._target.devices.target import Target
 from tests.shared.foreign import flax_models, libraries, plain
 
 SHARES = {"everything": None, "0.6": 0.6, "0.4": 0.4}

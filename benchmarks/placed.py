@@ -33,16 +33,16 @@ from experiments.models import registry
 from experiments.steps.accumulate import released_step
 from jaxmem._core.actions import ALL, KEEP, LOSSLESS, OFFLOAD, REST
 from jaxmem._core.database import Database
-from jaxmem._counts.front import way_of
-from jaxmem._counts.layer import BUFFERED, RESIDENT, STREAMED
-from jaxmem._counts.program import Question, answer
-from jaxmem._device.support import allowed_actions
-from jaxmem._device.target import Target
-from jaxmem._joint.search import Search, with_working
+from jaxmem._cost.profile.options import Allowed
+from jaxmem._planner.joint.search import Search, with_working
 from jaxmem._planner.placed import Asked, read_places
-from jaxmem._profile.options import Allowed
-from jaxmem._trials.trial import Limits
-from jaxmem._xla.backend import backend_for
+from jaxmem._planner.placement.front import way_of
+from jaxmem._planner.placement.layer import BUFFERED, RESIDENT, STREAMED
+from jaxmem._planner.placement.program import Question, answer
+from jaxmem._planner.trials.trial import Limits
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.support import allowed_actions
+from jaxmem._target.devices.target import Target
 
 MICROBATCHES = 2
 TARGETS = ("h200", "rtx4090", "a100-80gb")

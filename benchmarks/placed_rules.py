@@ -27,10 +27,10 @@ from typing import Any
 from benchmarks import placed, streamed_bytes
 from benchmarks.shared.results import Report
 from jaxmem._core.database import Database
-from jaxmem._counts.layer import RESIDENT, STREAMED, Kind
-from jaxmem._counts.program import Answer, Question, answer, priced
-from jaxmem._device.target import Target
-from jaxmem._xla.backend import backend_for
+from jaxmem._planner.placement.layer import RESIDENT, STREAMED, Kind
+from jaxmem._planner.placement.program import Answer, Question, answer, priced
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.target import Target
 
 BUDGETS = 12
 LEAST = 1.05

@@ -3,9 +3,9 @@
     python -m benchmarks.product_times
 
 XLA's estimates of products in Triton's fusions mean nothing before they are tuned, so that
-`jaxmem._hlo.products` prices them by rates. XLA has a table of products that its authors measured
-on an H100, which it reads for library calls. Here bfloat16 products of transformers' shapes are
-compiled for an H200 as both. `ratio` is the formula's time over the table's.
+`jaxmem._target.hlo.products` prices them by rates. XLA has a table of products that its authors
+measured on an H100, which it reads for library calls. Here bfloat16 products of transformers'
+shapes are compiled for an H200 as both. `ratio` is the formula's time over the table's.
 """
 
 import statistics
@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.shared.results import Report
-from jaxmem._absent.compiler import Compiler
-from jaxmem._jax.export import export_flat
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._trace.export import export_flat
 
 TARGET, CAPABILITY = "h200", 90
 LIBRARY = {"xla_gpu_enable_triton_gemm": False}

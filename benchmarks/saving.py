@@ -27,9 +27,9 @@ from experiments.command.load import load
 from experiments.running.planning import prepare
 from experiments.running.text import TEXT
 from jaxmem import runs
-from jaxmem._checkpoints.checkpoints import Checkpoints
-from jaxmem._processes.pace import Pace
-from jaxmem._runs import train as training
+from jaxmem._target.processes.pace import Pace
+from jaxmem._train.checkpoints.checkpoints import Checkpoints
+from jaxmem._train.runs import train as training
 
 STEPS = 8  # of each half of a round
 EVERY = 60.0  # seconds between two saves, by the clock of the loop and by that of the result

@@ -23,12 +23,12 @@ from benchmarks.shared.results import Report
 from experiments.command.load import load
 from experiments.models import registry
 from experiments.steps.accumulate import released_step
-from jaxmem._absent.compiler import Compiler
 from jaxmem._core.assignment import Assignment
-from jaxmem._hlo.products import flops_of
-from jaxmem._hlo.text import Instruction, parse
-from jaxmem._jax.export import export_flat
-from jaxmem._xla.options import HIDING
+from jaxmem._target.compile.options import HIDING
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._target.hlo.products import flops_of
+from jaxmem._target.hlo.text import Instruction, parse
+from jaxmem._trace.export import export_flat
 
 DEVICES, LAYERS, PERSIST, MICROBATCHES = 8, 8, 2, 2
 TARGETS = {"h200:8": 90, "a100-80gb:8": 80}

@@ -14,8 +14,8 @@ from benchmarks.shared.plans import plans
 from benchmarks.shared.results import Report
 from jaxmem._core.actions import Actions
 from jaxmem._core.labels import group_label
-from jaxmem._device.target import Target
-from jaxmem._xla.backend import backend_for
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.target import Target
 
 CONFIGS, TARGETS = ("gpt_117m", "gpt_345m"), ("h200", "local")
 CHOSEN = ("keep everything", "keep", "recompute", "compress", "offload", "solved 0.2")

@@ -19,9 +19,9 @@ from experiments.gpu_check.measure import quartiles
 from experiments.steps.step import abstract, make_step
 from jaxmem._core.actions import KEEP, Action, Actions
 from jaxmem._core.assignment import Assignment
-from jaxmem._solver.cost import evaluate
-from jaxmem._solver.problem import Problem
-from jaxmem._solver.solve import solve
+from jaxmem._planner.solve.cost import evaluate
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.solve import solve
 
 
 def plans(config: Config) -> dict[str, Actions | None]:

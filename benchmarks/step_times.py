@@ -28,15 +28,15 @@ from benchmarks.shared.steps import of_config, of_others
 from jaxmem._core.actions import ALL, RECOMPUTE, Action, Actions
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
-from jaxmem._device.support import allowed_actions
-from jaxmem._device.target import Target
-from jaxmem._profile.options import Allowed
-from jaxmem._profile.profile import profile
-from jaxmem._solver.cost import effective, evaluate
-from jaxmem._solver.problem import Problem
-from jaxmem._solver.solve import solve
-from jaxmem._trials.compile import StepCompiler
-from jaxmem._xla.backend import backend_for
+from jaxmem._cost.profile.options import Allowed
+from jaxmem._cost.profile.profile import profile
+from jaxmem._planner.solve.cost import effective, evaluate
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.solve import solve
+from jaxmem._planner.trials.compile import StepCompiler
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.support import allowed_actions
+from jaxmem._target.devices.target import Target
 from tests.shared.foreign import libraries
 
 SHARES = (0.9, 0.7, 0.5, 0.35, 0.2, 0.1, 0.05)  # of the bytes of all tags

@@ -19,12 +19,12 @@ from benchmarks.shared.results import Report
 from experiments.command.load import load
 from experiments.models import registry
 from experiments.steps.accumulate import released_step
-from jaxmem._absent.compiler import Compiler
-from jaxmem._compiled.compiled import Compiled
 from jaxmem._core.assignment import Assignment
-from jaxmem._hlo.transfers import fault
-from jaxmem._jax.export import export_flat
-from jaxmem._xla.options import options_of
+from jaxmem._target.compile.options import options_of
+from jaxmem._target.compiled.compiled import Compiled
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._target.hlo.transfers import fault
+from jaxmem._trace.export import export_flat
 
 # config -> the GPU, its compute capability, and the bytes of device and host memory to stay within
 MODELS: dict[str, tuple[str, int, int, int]] = {

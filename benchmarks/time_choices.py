@@ -16,13 +16,13 @@ from experiments.command.load import load
 from experiments.steps.step import abstract, make_step
 from jaxmem._core.actions import KEEP, LOSSLESS, REST
 from jaxmem._core.assignment import Assignment
-from jaxmem._device.target import Target
-from jaxmem._jax.step import trace
-from jaxmem._profile.options import Allowed
-from jaxmem._profile.profile import profile
-from jaxmem._solver.cost import evaluate
-from jaxmem._trials.compile import StepCompiler
-from jaxmem._xla.backend import Deviceless
+from jaxmem._cost.profile.options import Allowed
+from jaxmem._cost.profile.profile import profile
+from jaxmem._planner.solve.cost import evaluate
+from jaxmem._planner.trials.compile import StepCompiler
+from jaxmem._target.compile.backend import Deviceless
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.step import trace
 
 CONFIGS = ("gpt_117m", "gpt_345m", "bert_base")
 OVERRIDES = ("optimizer.accumulation=scan", "optimizer.clip=norm")

@@ -27,10 +27,10 @@ from experiments.gpu_check.measure import quartiles
 from jaxmem._core.actions import Actions
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
-from jaxmem._solver.cost import effective, evaluate
-from jaxmem._solver.greedy import greedy
-from jaxmem._solver.problem import Problem
-from jaxmem._solver.solve import least_bytes, solve
+from jaxmem._planner.solve.cost import effective, evaluate
+from jaxmem._planner.solve.greedy import greedy
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.solve import least_bytes, solve
 from jaxmem.plans import compiled_bytes
 
 BUDGETS, GREEDY, RANDOM = 10, 3, 8

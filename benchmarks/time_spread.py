@@ -15,11 +15,11 @@ import tempfile
 from benchmarks.shared.case import Case
 from benchmarks.shared.results import Report
 from jaxmem._core.database import Database, Timing
-from jaxmem._device.target import Target
-from jaxmem._jax.job import Job
-from jaxmem._profile.times import BUSY
-from jaxmem._xla.backend import Local
-from jaxmem._xla.timing import measure
+from jaxmem._cost.profile.times import BUSY
+from jaxmem._target.compile.backend import Local
+from jaxmem._target.compile.timing import measure
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.job import Job
 
 
 class Pieces(Local):

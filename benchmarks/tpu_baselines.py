@@ -17,10 +17,10 @@ from benchmarks.shared.case import Case, show
 from benchmarks.shared.results import Report
 from experiments.models.loops import scanned
 from experiments.steps.step import step_over
-from jaxmem._device.target import Target
-from jaxmem._solver.cost import evaluate
-from jaxmem._trials.compile import CompiledStep, StepCompiler
-from jaxmem._xla.backend import backend_for
+from jaxmem._planner.solve.cost import evaluate
+from jaxmem._planner.trials.compile import CompiledStep, StepCompiler
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.target import Target
 
 # Of dropout by threefry, JAX's default, XLA:TPU writes dozens of arrays as large as the mask.
 jax.config.update("jax_default_prng_impl", "rbg")

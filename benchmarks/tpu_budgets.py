@@ -19,9 +19,9 @@ import jaxmem
 from benchmarks.shared import sharded_llama
 from benchmarks.shared.results import Report
 from benchmarks.shared.steps import of_config, shapes, step_of
-from jaxmem._device.target import Target
-from jaxmem._jax.step import trace
-from jaxmem._xla.backend import backend_for
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.step import trace
 from tests.shared.foreign import libraries
 from tests.shared.foreign.size import Size
 

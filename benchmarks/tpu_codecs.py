@@ -31,11 +31,11 @@ import jaxmem
 import jaxmem_kernels as jk
 from benchmarks.shared.results import Report
 from jaxmem import codecs
-from jaxmem._absent.compiler import Compiler
 from jaxmem._core.actions import Action, Choice
 from jaxmem._core.assignment import Assignment
-from jaxmem._hlo.roofline import TpuRates, tpu_costs
-from jaxmem._jax.export import export_flat
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._target.hlo.roofline import TpuRates, tpu_costs
+from jaxmem._trace.export import export_flat
 
 TPUS = ("v5e", "v5p", "v6e")
 SHAPES = (

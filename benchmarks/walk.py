@@ -25,15 +25,15 @@ from benchmarks.shared.steps import SIZES, shapes, step_of
 from jaxmem._core.actions import ALL, RECOMPUTE, Actions
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
-from jaxmem._device.support import allowed_actions
-from jaxmem._device.target import Target
-from jaxmem._profile.options import Allowed
-from jaxmem._profile.profile import profile
-from jaxmem._solver.problem import Problem
-from jaxmem._trials.compile import CompiledStep, StepCompiler
-from jaxmem._trials.walks import Walks
-from jaxmem._xla.backend import Deviceless, Local
-from jaxmem._xla.protocol import Backend
+from jaxmem._cost.profile.options import Allowed
+from jaxmem._cost.profile.profile import profile
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.trials.compile import CompiledStep, StepCompiler
+from jaxmem._planner.trials.walks import Walks
+from jaxmem._target.compile.backend import Deviceless, Local
+from jaxmem._target.compile.protocol import Backend
+from jaxmem._target.devices.support import allowed_actions
+from jaxmem._target.devices.target import Target
 
 TARGETS = ("local", "h200")
 LOOPS = ("scan", "microbatches", "names twice", "mixture", "encoder", "recurrent")

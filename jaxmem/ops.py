@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxmem._tags.operations import (
+from jaxmem._model.tags.operations import (
     exp_tangent,
     self_tagged,
     sigmoid_tangent,
@@ -18,8 +18,8 @@ from jaxmem._tags.operations import (
     tanh_tangent,
     wide,
 )
-from jaxmem._tags.saved import of_arrays, tagging
-from jaxmem._tags.tag import check_name
+from jaxmem._model.tags.saved import of_arrays, tagging
+from jaxmem._model.tags.tag import check_name
 
 
 def softmax(x, name: str, *, axis: int = -1, codec=None):

@@ -7,14 +7,14 @@ results, `newest` and `best` a checkpoint; `jaxmem report` draws them. `Rectifie
 while its model trains.
 """
 
-from jaxmem._checkpoints.checkpoints import Checkpoint as Checkpoint
 from jaxmem._core.files import write_whole as write_whole
-from jaxmem._outliers.rectify import Rectifier as Rectifier
-from jaxmem._processes.signals import Interrupted as Interrupted
-from jaxmem._runs.folder import best as best
-from jaxmem._runs.folder import newest as newest
-from jaxmem._runs.folder import record as record
-from jaxmem._runs.read import Run as Run
-from jaxmem._runs.read import read as read
-from jaxmem._runs.record import Record as Record
-from jaxmem._runs.train import train as train
+from jaxmem._target.processes.signals import Interrupted as Interrupted
+from jaxmem._train.checkpoints.checkpoints import Checkpoint as Checkpoint
+from jaxmem._train.rectifier.rectify import Rectifier as Rectifier
+from jaxmem._train.runs.folder import best as best
+from jaxmem._train.runs.folder import newest as newest
+from jaxmem._train.runs.folder import record as record
+from jaxmem._train.runs.read import Run as Run
+from jaxmem._train.runs.read import read as read
+from jaxmem._train.runs.record import Record as Record
+from jaxmem._train.runs.train import train as train

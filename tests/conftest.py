@@ -29,9 +29,9 @@ import hypothesis
 import jax
 import pytest
 
-from jaxmem._xla.backend import Local
-from jaxmem._xla.pricing import Pricing
-from jaxmem._xla.protocol import Backend
+from jaxmem._target.compile.backend import Local
+from jaxmem._target.compile.pricing import Pricing
+from jaxmem._target.compile.protocol import Backend
 from tests.shared import compilers
 
 hypothesis.settings.register_profile(

@@ -1,12 +1,11 @@
-"""Who may import whom, read from the sources without importing them: the table that CONTRIBUTING.md
-shows, over all imports, those inside functions too.
+"""Who may import whom, read from the sources without importing them: the tables of CONTRIBUTING.md,
+over all imports, those inside functions too.
 """
 
 import ast
-import collections
 import functools
 import pathlib
-import statistics
+import re
 from typing import NamedTuple
 
 import pytest
@@ -17,126 +16,41 @@ ROOT = pathlib.Path(__file__).parent.parent
 FOLDERS = ("jaxmem", "kernels", "experiments", "benchmarks", "tests")
 FIRST_PARTY = ("jaxmem", "jaxmem_kernels", "experiments", "benchmarks", "tests")
 
-# What each package of jaxmem may import of the others, beside itself, `errors` and `_core`.
-LIBRARY = {
-    "errors": (),
-    "_core": (),
-    "_jax": (),
-    "_device": (),
-    "_codecs": (),
-    "_hlo": ("_device",),
-    "_buffers": (),
-    "_compiled": ("_device", "_hlo", "_buffers", "_jax"),
-    "_absent": ("_compiled", "_device", "_hlo", "_buffers", "_jax"),
-    "_xla": ("_absent", "_compiled", "_device", "_buffers", "_jax"),
-    "_tags": ("_jax", "_codecs"),
-    "_solver": (),
-    "_plan": ("_device", "_codecs", "_states"),
-    "_states": ("_jax", "_device"),
-    "_blocks": ("_jax", "_tags"),
-    "_profile": ("_jax", "_device", "_codecs", "_tags", "_blocks"),
-    "_layer": ("_jax", "_codecs", "_tags"),
-    "_auto": ("_jax", "_tags", "_blocks", "_layer"),
-    "_stack": ("_jax", "_tags", "_states"),
-    "_adama": ("_jax",),
-    "_released": ("_jax", "_states", "_stack", "_adama"),
-    "_liveness": ("_jax",),
-    "_trials": ("_compiled", "_jax", "_device", "_xla", "_liveness", "_profile", "_solver"),
-    "_search": ("_device", "_profile", "_solver", "_trials", "_xla"),
-    "_counts": ("_solver", "_states"),
-    "_joint": (
-        "_compiled",
-        "_jax",
-        "_device",
-        "_xla",
-        "_liveness",
-        "_states",
-        "_released",
-        "_counts",
-    ),
-    "_outcome": (
-        "_device",
-        "_solver",
-        "_trials",
-        "_search",
-        "_states",
-        "_counts",
-        "_joint",
-        "_plan",
-    ),
-    "_planner": (
-        "_compiled",
-        "_jax",
-        "_device",
-        "_xla",
-        "_blocks",
-        "_profile",
-        "_solver",
-        "_trials",
-        "_search",
-        "_states",
-        "_released",
-        "_counts",
-        "_joint",
-        "_plan",
-        "_outcome",
-        "_processes",
-    ),
-    "_hand": (
-        "_device",
-        "_profile",
-        "_xla",
-        "_solver",
-        "_trials",
-        "_search",
-        "_plan",
-        "_outcome",
-        "_planner",
-    ),
-    "_memory": (),
-    "_explain": (
-        "_compiled",
-        "_jax",
-        "_device",
-        "_hlo",
-        "_buffers",
-        "_xla",
-        "_blocks",
-        "_profile",
-        "_codecs",
-        "_states",
-        "_joint",
-        "_plan",
-        "_memory",
-    ),
-    "_outliers": ("_jax", "_xla", "_codecs", "_tags", "_profile", "_plan", "_planner", "_explain"),
-    "_processes": (),
-    "_checkpoints": ("_processes",),
-    "_runs": ("_plan", "_memory", "_outliers", "_processes", "_checkpoints"),
-    "_report": ("_plan", "_runs", "_memory", "_outliers"),
-}
+
+def table(head: str) -> dict[str, tuple[str, ...]]:
+    """What each row of a table of CONTRIBUTING.md may import: the names in its last cell."""
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    rows = re.findall(
+        r"^\| `(\w+)` \|[^|]*\|([^|]*)\|$", text[text.index(head) :].split("\n\n")[0], re.M
+    )
+    return {name: tuple(re.findall(r"`(\w+)`", cell)) for name, cell in rows}
+
+
+# What each room of jaxmem may import of the others.
+LIBRARY = table("| Room")
 # Public modules, which only users, `_public`, `_cli` and the package itself import.
 FACES = ("codecs", "layers", "ops", "plans", "runs", "cli", "_public", "__main__")
 ABOVE = ("_cli", *FACES)  # may import everything of the library
-KERNELS = {"_jax", "_codecs", "_absent", "_device", "_liveness"}  # packages that use jaxmem_kernels
+KERNELS = {"_trace", "_model", "_target"}  # rooms that use jaxmem_kernels
 
-EXPERIMENTS = {
-    "errors": (),
-    "config": (),
-    "command": ("config",),
-    "data": ("config",),
-    "models": ("data", "config"),
-    "steps": ("models", "data", "config"),
-    "running": ("steps", "models", "data", "config", "command"),
-    "gpu_check": ("running", "steps", "models", "data", "config", "command"),
-}
+EXPERIMENTS = table("| Package of `experiments/`")
 
-NO_JAX = {"_core", "_solver", "_counts", "_memory", "errors"}
+NO_JAX = (
+    "jaxmem.errors",
+    "jaxmem._core",
+    "jaxmem._planner.solve",
+    "jaxmem._planner.placement",
+    "jaxmem._result.memory",
+)
 # Packages that are imported inside functions alone: optional, or slow to import.
-LAZY = {"flax": {"layers"}, "orbax": {"_processes"}, "rich": {"_cli"}, "tensorboardX": {"_runs"}}
-OPTAX = {"_adama", "_released"}
+LAZY = {"flax": {"layers"}, "orbax": {"_target"}, "rich": {"_cli"}, "tensorboardX": {"_train"}}
+OPTAX = {"_optim"}
 # The few files that know how JAX is built.
-JAX_INTERNALS = {"jaxmem._tags.tag", "jaxmem._outliers.mark", "jaxmem_kernels.dispatch"}
+JAX_INTERNALS = {
+    "jaxmem._model.tags.tag",
+    "jaxmem._train.rectifier.mark",
+    "jaxmem_kernels.dispatch",
+}
 
 
 class Import(NamedTuple):
@@ -237,7 +151,7 @@ def in_package(package: str) -> list[str]:
 
 
 def ours(name: str) -> str | None:
-    """The file that an imported name lives in: jaxmem._plan.rows.Row lives in jaxmem._plan.rows."""
+    """The file of an imported name: `jaxmem._core.actions` of `jaxmem._core.actions.Choice`."""
     while name and name not in PATHS:
         name = name.rpartition(".")[0]
     return name or None
@@ -292,7 +206,8 @@ def circles(graph: dict[str, set[str]]) -> list[str]:
 
 
 def test_every_package_has_a_row():
-    known = {*LIBRARY, *ABOVE, ""}
+    known = {*LIBRARY, *FACES, "errors", ""}
+    assert len(LIBRARY) <= 10
     assert {room(m) for m in in_package("jaxmem")} <= known
     assert set(LIBRARY) <= {room(m) for m in in_package("jaxmem")}
     mains = {"", "train", "train_glue", "train_images", "plan"}
@@ -310,9 +225,7 @@ def test_no_arrow_goes_against_the_table():
         here = room(module)
         if here in ABOVE or module == "jaxmem":
             continue
-        allowed = {here, "errors", "_core", *LIBRARY[here]} - (
-            {"_core"} if here == "errors" else set()
-        )
+        allowed = {here, "errors", *LIBRARY.get(here, ())}
         wrong += [
             f"{module} imports {file}"
             for file in sorted(dependencies(module))
@@ -362,7 +275,7 @@ def test_a_private_name_never_crosses_a_file():
 
 
 def test_the_words_and_the_solver_are_free_of_jax():
-    modules = [m for m in in_package("jaxmem") if room(m) in NO_JAX]
+    modules = [m for m in in_package("jaxmem") if within(m, *NO_JAX)]
     assert len(modules) > 15
     assert violations(modules, lambda name: within(name, "jax", "jaxlib", "flax", "optax")) == []
 
@@ -409,7 +322,7 @@ def test_benchmarks_import_of_the_tests_only_what_they_share():
 
 
 def test_few_files_touch_jax_internals():
-    others = [m for m in PATHS if room(m) != "_jax" and m not in JAX_INTERNALS]
+    others = [m for m in PATHS if room(m) != "_trace" and m not in JAX_INTERNALS]
     others = [m for m in others if not within(m, "tests")]
     assert violations(others, lambda name: within(name, "jax.extend", "jax.interpreters")) == []
     assert violations(PATHS, lambda name: within(name, "jax._src", "jaxlib")) == []
@@ -419,16 +332,9 @@ SOURCES = in_package("jaxmem") + in_package("jaxmem_kernels") + in_package("expe
 
 
 def test_files_are_short():
-    long = {"jaxmem_kernels.gpu.int4"}  # four kernels of one format, which share their parts
+    """A file of one idea may have 500 lines."""
     lengths = {m: len(PATHS[m].read_text().splitlines()) for m in SOURCES}
-    assert {m: n for m, n in lengths.items() if n > 300 and m not in long} == {}
-    assert statistics.median(lengths.values()) <= 150
-
-
-def test_folders_are_small():
-    counts = collections.Counter(PATHS[m].parent for m in SOURCES)
-    crowded = {str(folder.relative_to(ROOT)): n for folder, n in counts.items() if n > 14}
-    assert crowded == {}, "13 files and an __init__"
+    assert {m: n for m, n in lengths.items() if n > 500} == {}
 
 
 def test_an_init_is_a_line_that_says_what_lives_there():
@@ -458,8 +364,16 @@ def test_no_package_bears_the_name_of_a_public_function():
         ("import jax._src.core", "jax._src.core", True),
         ("from jax import extend as e", "jax.extend", True),
         ("import jax as j\nj.extend.core.Var", "jax.extend.core.Var", True),
-        ("import jaxmem\ndef f(): return jaxmem._plan.plan.x", "jaxmem._plan.plan.x", False),
-        ("def f():\n from jaxmem._plan.plan import plan", "jaxmem._plan.plan.plan", False),
+        (
+            "import jaxmem\ndef f(): return jaxmem._result.plan.plan.x",
+            "jaxmem._result.plan.plan.x",
+            False,
+        ),
+        (
+            "def f():\n from jaxmem._result.plan.plan import plan",
+            "jaxmem._result.plan.plan.plan",
+            False,
+        ),
         ("class A:\n import jax", "jax", True),
         ("if TYPE_CHECKING:\n import jax\nelse:\n import numpy", "jax", None),
         ("if TYPE_CHECKING:\n import jax\nelse:\n import numpy", "numpy", True),
@@ -475,10 +389,10 @@ def test_imports_are_found(source, name, top):
         ("jaxmem", False),
         ("jaxmem.plan", False),
         ("jaxmem.codecs.parse", False),
-        ("jaxmem._plan.plan", True),
+        ("jaxmem._result.plan.plan", True),
     ]
     + [
-        ("jaxmem._plan.plan.plan", True),
+        ("jaxmem._result.plan.plan.plan", True),
         ("jaxmem.codecs._table", True),
         ("jaxmem.secret", True),
         ("jax._src", False),

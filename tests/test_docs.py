@@ -259,26 +259,3 @@ def test_a_plan_of_the_laptop_runs_elsewhere_as_shown(train, tmp_path):
     assert np.isfinite(found["w"]["up"]).all()
     with pytest.raises(jaxmem.errors.StepError, match="this plan holds no executable"):
         found["plan"].step  # noqa: B018
-
-
-def test_contributing_shows_the_import_tables_that_are_asserted():
-    """Those of tests/test_architecture.py, read from its source."""
-    tree = ast.parse((DOCS.parent / "tests" / "test_architecture.py").read_text("utf-8"))
-    asserted = {
-        node.targets[0].id: ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        and ast.unparse(node.targets[0]) in ("LIBRARY", "EXPERIMENTS")
-    }
-    text = (DOCS.parent / "CONTRIBUTING.md").read_text("utf-8")
-    for name, table in asserted.items():
-        known = "|".join(table)
-        rows = dict(re.findall(rf"^\| `({known})` \|[^|]*\|([^|]*)\|$", _after(text, name), re.M))
-        shown = {row: set(re.findall(rf"`({known})`", cell)) for row, cell in rows.items()}
-        assert shown == {package: set(may) for package, may in table.items()}, name
-
-
-def _after(text: str, table: str) -> str:
-    """CONTRIBUTING from the head of one of the two tables to the next empty line."""
-    head = "| Package | What it does" if table == "LIBRARY" else "| Package of `experiments/`"
-    return text[text.index(head) :].split("\n\n")[0]

@@ -17,13 +17,13 @@ from jaxmem._core.actions import ALL, KEEP, REST, Actions
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database, Timing
 from jaxmem._core.profile import Profile
-from jaxmem._device.support import allowed_actions
-from jaxmem._device.target import Target
-from jaxmem._profile.options import Allowed
-from jaxmem._profile.profile import profile
-from jaxmem._trials.compile import CompiledStep, StepCompiler
-from jaxmem._xla.backend import Local
-from jaxmem._xla.protocol import Backend
+from jaxmem._cost.profile.options import Allowed
+from jaxmem._cost.profile.profile import profile
+from jaxmem._planner.trials.compile import CompiledStep, StepCompiler
+from jaxmem._target.compile.backend import Local
+from jaxmem._target.compile.protocol import Backend
+from jaxmem._target.devices.support import allowed_actions
+from jaxmem._target.devices.target import Target
 
 # A compiled program is remembered whoever traced it.
 jax.config.update("jax_traceback_in_locations_limit", 0)

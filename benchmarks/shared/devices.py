@@ -20,12 +20,12 @@ from experiments.config.text import Config
 from experiments.models import registry as models
 from experiments.models.split import whole
 from experiments.steps.accumulate import microbatches, released_step
-from jaxmem._absent.compiler import Compiler
-from jaxmem._compiled.compiled import Compiled
 from jaxmem._core.assignment import Assignment
-from jaxmem._jax.export import export_flat
-from jaxmem._states.shards import assembled, gathered, part_of, refilled, scattered, shards
-from jaxmem._states.store import fetch, put
+from jaxmem._model.states.shards import assembled, gathered, part_of, refilled, scattered, shards
+from jaxmem._model.states.store import fetch, put
+from jaxmem._target.compiled.compiled import Compiled
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._trace.export import export_flat
 
 PLAN = Assignment({"block": {}})
 AXIS = "data"

@@ -4,9 +4,9 @@ import random
 
 from benchmarks.shared.case import Case
 from jaxmem._core.actions import RECOMPUTE, Action, Actions
-from jaxmem._solver.cost import evaluate
-from jaxmem._solver.problem import Problem
-from jaxmem._solver.solve import solve
+from jaxmem._planner.solve.cost import evaluate
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.solve import solve
 
 ROOMS = (0.5, 0.2, 0.08)  # of the bytes of all tags
 

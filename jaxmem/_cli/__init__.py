@@ -1,1 +1,1 @@
-"""What each command of `jaxmem` does. May import every other package."""
+"""The `jaxmem` command."""

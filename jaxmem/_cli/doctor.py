@@ -6,16 +6,16 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 
-from jaxmem._absent.wheels import (
+from jaxmem._core.bytes import show_bytes
+from jaxmem._core.database import check, default_path, usage
+from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
+from jaxmem._target.deviceless.wheels import (
     install_command,
     libtpu_command,
     plugin_command,
     require_wheels,
 )
-from jaxmem._core.bytes import show_bytes
-from jaxmem._core.database import check, default_path, usage
-from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
-from jaxmem._device.target import Target
+from jaxmem._target.devices.target import Target
 from jaxmem.errors import TargetError
 
 PACKAGES = (

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 
-from jaxmem._jax.step import described
+from jaxmem._trace.step import described
 from jaxmem.errors import JaxmemError, StepError
 
 EXPECTED = (

@@ -9,9 +9,9 @@ import pathlib
 from jaxmem._cli.output import check_outputs, print_json, say
 from jaxmem._core import database
 from jaxmem._core.bytes import show_bytes
-from jaxmem._device.calibrate import calibrate as write_rates
-from jaxmem._device.chips import CHIPS
-from jaxmem._device.target import Target
+from jaxmem._target.devices.calibrate import calibrate as write_rates
+from jaxmem._target.devices.chips import CHIPS
+from jaxmem._target.devices.target import Target
 
 
 def targets(args: argparse.Namespace) -> int:

@@ -11,27 +11,27 @@ import pathlib
 import sys
 from collections.abc import Callable
 
-from jaxmem._auto.auto import auto
-from jaxmem._auto.seen import seen
 from jaxmem._cli.entry import load_entry
 from jaxmem._cli.output import check_outputs, deliver, print_json, say
 from jaxmem._cli.progress import progress
 from jaxmem._cli.tables import show_plan
-from jaxmem._codecs.forms import parse
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.files import read_json, write_json
 from jaxmem._core.progress import LOG
-from jaxmem._explain.explain import explain as make_explanation
-from jaxmem._hand.estimate import estimate as make_estimate
-from jaxmem._hand.price import price
-from jaxmem._memory.explanation import Explanation
-from jaxmem._plan.file import read_assignment
-from jaxmem._plan.plan import Plan
+from jaxmem._model.auto.auto import auto
+from jaxmem._model.auto.seen import seen
+from jaxmem._model.codecs.forms import parse
+from jaxmem._planner.explain.explain import explain as make_explanation
+from jaxmem._planner.hand.estimate import estimate as make_estimate
+from jaxmem._planner.hand.price import price
 from jaxmem._planner.plan import plan as make_plan
 from jaxmem._planner.verify import verify as verify_plan
-from jaxmem._report.report import report as write_report
-from jaxmem._report.tiles import SOURCES
+from jaxmem._result.memory.explanation import Explanation
+from jaxmem._result.plan.file import read_assignment
+from jaxmem._result.plan.plan import Plan
+from jaxmem._train.report.report import report as write_report
+from jaxmem._train.report.tiles import SOURCES
 from jaxmem.errors import JaxmemError
 
 

@@ -4,8 +4,8 @@ rich is installed; as plain text elsewhere.
 
 import sys
 
-from jaxmem._plan.plan import Plan
-from jaxmem._plan.text import HEAD, cells, summary
+from jaxmem._result.plan.plan import Plan
+from jaxmem._result.plan.text import HEAD, cells, summary
 
 _COLOURS = {
     "keep": "green",

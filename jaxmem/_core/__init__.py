@@ -1,3 +1,3 @@
-"""Words and small tools that every other package may import. Free of JAX; imports `jaxmem.errors`
-alone.
+"""The vocabulary of the library: actions, choices, assignments, the profile of a step, byte sizes,
+and the cache on disk. This room imports no JAX.
 """

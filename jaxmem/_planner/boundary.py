@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.progress import LOG
-from jaxmem._plan.plan import Plan
+from jaxmem._result.plan.plan import Plan
 from jaxmem.errors import BudgetError
 
 SPREAD = 5  # sizes of which the fastest is taken

@@ -7,15 +7,15 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
-from jaxmem._device.target import Target
-from jaxmem._jax.step import trace
-from jaxmem._search.factors import Factors, rescaled
-from jaxmem._search.measure import Runs, fastest_measured, learned
-from jaxmem._search.search import Found
-from jaxmem._trials.history import History, Run
-from jaxmem._trials.setting import Setting
-from jaxmem._xla.backend import backend_for
-from jaxmem._xla.running import CannotRun
+from jaxmem._planner.search.factors import Factors, rescaled
+from jaxmem._planner.search.measure import Runs, fastest_measured, learned
+from jaxmem._planner.search.search import Found
+from jaxmem._planner.trials.history import History, Run
+from jaxmem._planner.trials.setting import Setting
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.compile.running import CannotRun
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.step import trace
 from jaxmem.errors import StepError, TargetError
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from jaxmem._core.bytes import show_bytes
-from jaxmem._plan.plan import Plan
+from jaxmem._result.plan.plan import Plan
 from jaxmem.errors import BudgetError, StepError
 
 

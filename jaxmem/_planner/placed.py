@@ -8,11 +8,18 @@ from collections.abc import Collection
 from jaxmem._core.actions import Actions
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.progress import LOG
-from jaxmem._counts.front import front
-from jaxmem._counts.lanes import Link
-from jaxmem._counts.layer import PLACES, RESIDENT
-from jaxmem._counts.program import Question, answer
-from jaxmem._counts.sharding import (
+from jaxmem._cost.profile.options import Allowed
+from jaxmem._model.states.places import DIVIDED, DIVIDED_WORDS
+from jaxmem._model.states.within import opened
+from jaxmem._optim.released.direct import Direct
+from jaxmem._planner.joint.search import Search, Trial, with_working
+from jaxmem._planner.joint.steps import PlacedSteps
+from jaxmem._planner.outcome.placed import Asked, infeasible, outcome
+from jaxmem._planner.placement.front import front
+from jaxmem._planner.placement.lanes import Link
+from jaxmem._planner.placement.layer import PLACES, RESIDENT
+from jaxmem._planner.placement.program import Question, answer
+from jaxmem._planner.placement.sharding import (
     GATHERED_BESIDE,
     LAYERS,
     LESS_BESIDE,
@@ -20,20 +27,13 @@ from jaxmem._counts.sharding import (
     ONE_DEVICE,
     Sharding,
 )
-from jaxmem._device.target import Target
-from jaxmem._joint.search import Search, Trial, with_working
-from jaxmem._joint.steps import PlacedSteps
-from jaxmem._outcome.placed import Asked, infeasible, outcome
-from jaxmem._plan.plan import Plan
 from jaxmem._planner.read import read_step
-from jaxmem._profile.options import Allowed
-from jaxmem._released.direct import Direct
-from jaxmem._search.candidates import fastest
-from jaxmem._solver.problem import Problem
-from jaxmem._states.places import DIVIDED, DIVIDED_WORDS
-from jaxmem._states.within import opened
-from jaxmem._trials.trial import Limits
-from jaxmem._xla.protocol import Backend
+from jaxmem._planner.search.candidates import fastest
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.trials.trial import Limits
+from jaxmem._result.plan.plan import Plan
+from jaxmem._target.compile.protocol import Backend
+from jaxmem._target.devices.target import Target
 from jaxmem.errors import OptimizerError, StepError, TargetError
 
 ACTIONS, STATES_TOO, SHARDING, NUMBER = DECIDED = "actions", "states", "sharding", "microbatches"

@@ -6,39 +6,39 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from jaxmem._blocks.unnamed import listed, unnamed
 from jaxmem._core.actions import ALL, KEEP, Action
 from jaxmem._core.bytes import parse_budget, show_bytes
 from jaxmem._core.database import Database
 from jaxmem._core.profile import Profile
 from jaxmem._core.warn import silently, warn
-from jaxmem._device.support import allowed_actions, budget_notes, unrolled_obstacle
-from jaxmem._device.target import Target
-from jaxmem._jax.arguments import sized
-from jaxmem._jax.donation import warn_of_copies
-from jaxmem._jax.step import with_microbatches
-from jaxmem._outcome.searched import Spent, infeasible, outcome
-from jaxmem._plan.plan import Plan
+from jaxmem._cost.blocks.unnamed import listed, unnamed
+from jaxmem._cost.profile.options import Allowed, checked_outliers
+from jaxmem._cost.profile.times import RETRY_SECONDS
 from jaxmem._planner.boundary import Boundary, of_size
 from jaxmem._planner.measured import check_measure, measured
 from jaxmem._planner.microbatches import checked, fastest, numbers_for
+from jaxmem._planner.outcome.searched import Spent, infeasible, outcome
 from jaxmem._planner.placed import check_decide, plan_places
 from jaxmem._planner.random_bits import random_notes
 from jaxmem._planner.read import read_step
+from jaxmem._planner.search.candidates import price_of
+from jaxmem._planner.search.measure import Runs
+from jaxmem._planner.search.search import search
 from jaxmem._planner.sizes import Walked, check_batch, possible
+from jaxmem._planner.solve import waste
 from jaxmem._planner.together import by_the_first
+from jaxmem._planner.trials.setting import Setting
+from jaxmem._planner.trials.trial import Limits
+from jaxmem._planner.trials.walks import Walks
 from jaxmem._planner.unasked import would_fit, would_save
-from jaxmem._profile.options import Allowed, checked_outliers
-from jaxmem._profile.times import RETRY_SECONDS
-from jaxmem._search.candidates import price_of
-from jaxmem._search.measure import Runs
-from jaxmem._search.search import search
-from jaxmem._solver import waste
-from jaxmem._trials.setting import Setting
-from jaxmem._trials.trial import Limits
-from jaxmem._trials.walks import Walks
-from jaxmem._xla.backend import backend_for
-from jaxmem._xla.protocol import Backend
+from jaxmem._result.plan.plan import Plan
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.compile.protocol import Backend
+from jaxmem._target.devices.support import allowed_actions, budget_notes, unrolled_obstacle
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.arguments import sized
+from jaxmem._trace.donation import warn_of_copies
+from jaxmem._trace.step import with_microbatches
 
 
 @by_the_first

@@ -9,27 +9,27 @@ from typing import Any
 
 import jax
 
-from jaxmem._blocks.policies import (
+from jaxmem._core.assignment import Assignment
+from jaxmem._core.profile import Profile
+from jaxmem._core.progress import LOG
+from jaxmem._cost.blocks.policies import (
     check_plan_is_passed_on,
     has_policies,
     own_checkpoints,
 )
-from jaxmem._compiled.compiled import check_arguments
-from jaxmem._core.assignment import Assignment
-from jaxmem._core.profile import Profile
-from jaxmem._core.progress import LOG
-from jaxmem._device.target import Target
-from jaxmem._jax.arguments import argument_bytes, batch_axes
-from jaxmem._jax.jaxpr import Jaxpr
-from jaxmem._outcome.searched import arguments_exceed
+from jaxmem._cost.profile.options import Allowed
+from jaxmem._cost.profile.profile import profile as make_profile
 from jaxmem._planner.measured import corrected
+from jaxmem._planner.outcome.searched import arguments_exceed
 from jaxmem._planner.remedies import remedies
-from jaxmem._profile.options import Allowed
-from jaxmem._profile.profile import profile as make_profile
-from jaxmem._trials.compile import StepCompiler, Written
-from jaxmem._trials.history import History
-from jaxmem._trials.trial import Limits
-from jaxmem._xla.protocol import Backend
+from jaxmem._planner.trials.compile import StepCompiler, Written
+from jaxmem._planner.trials.history import History
+from jaxmem._planner.trials.trial import Limits
+from jaxmem._target.compile.protocol import Backend
+from jaxmem._target.compiled.compiled import check_arguments
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.arguments import argument_bytes, batch_axes
+from jaxmem._trace.jaxpr import Jaxpr
 
 SHOWN = 3  # places of checkpoints
 

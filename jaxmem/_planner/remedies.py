@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._core.bytes import show_bytes
-from jaxmem._jax.arguments import divisors, on_host
-from jaxmem._jax.jaxpr import nbytes
+from jaxmem._trace.arguments import divisors, on_host
+from jaxmem._trace.jaxpr import nbytes
 
 DEVICES = 8  # that states are divided over in the example, where the target is one device
 # How optimizers call their moments, as attributes or keys of their states.

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxmem._core.assignment import Assignment
-from jaxmem._jax.arguments import argument_bytes, is_function, shards_of, sized
-from jaxmem._joint.steps import PlacedSteps
+from jaxmem._model.states.places import DEVICE, DIVIDED, HOST, Places
+from jaxmem._planner.joint.steps import PlacedSteps
 from jaxmem._planner.microbatches import checked as checked_numbers
 from jaxmem._planner.placed import Decide
-from jaxmem._states.places import DEVICE, DIVIDED, HOST, Places
-from jaxmem._trials.compile import StepCompiler
-from jaxmem._trials.trial import Limits
-from jaxmem._trials.walks import beside_arguments
-from jaxmem._xla.protocol import Backend
+from jaxmem._planner.trials.compile import StepCompiler
+from jaxmem._planner.trials.trial import Limits
+from jaxmem._planner.trials.walks import beside_arguments
+from jaxmem._target.compile.protocol import Backend
+from jaxmem._trace.arguments import argument_bytes, is_function, shards_of, sized
 from jaxmem.errors import JaxmemError, OptimizerError, StepError
 
 GOALS = ("max", "fastest")

@@ -7,12 +7,12 @@ from typing import Any, ParamSpec
 
 from jaxmem import errors
 from jaxmem._core.progress import LOG
-from jaxmem._device.target import Target
-from jaxmem._jax.arguments import sized
-from jaxmem._plan import file
-from jaxmem._plan.plan import Plan
 from jaxmem._planner.verify import verify
-from jaxmem._processes.channel import joined
+from jaxmem._result.plan import file
+from jaxmem._result.plan.plan import Plan
+from jaxmem._target.devices.target import Target
+from jaxmem._target.processes.channel import joined
+from jaxmem._trace.arguments import sized
 from jaxmem.errors import JaxmemError
 
 P = ParamSpec("P")

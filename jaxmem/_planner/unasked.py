@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
-from jaxmem._search.candidates import fastest
-from jaxmem._search.rounds import WORTH
-from jaxmem._solver.solution import Solution
-from jaxmem._trials.setting import Setting
-from jaxmem._trials.trial import Trial
-from jaxmem._trials.trials import Trials
+from jaxmem._planner.search.candidates import fastest
+from jaxmem._planner.search.rounds import WORTH
+from jaxmem._planner.solve.solution import Solution
+from jaxmem._planner.trials.setting import Setting
+from jaxmem._planner.trials.trial import Trial
+from jaxmem._planner.trials.trials import Trials
 from jaxmem.errors import StepError
 
 ASK = 'it was not asked for: give actions="all"'

@@ -4,21 +4,21 @@ import dataclasses
 
 import jax
 
-from jaxmem._blocks.classes import plan_fingerprint
-from jaxmem._blocks.find import find_blocks
-from jaxmem._blocks.policies import check_plan_is_passed_on
 from jaxmem._core.actions import AS_WRITTEN, REST
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.labels import ungrouped
 from jaxmem._core.profile import BlockClass
-from jaxmem._device.target import Target
-from jaxmem._jax.step import with_microbatches
-from jaxmem._joint.steps import PlacedSteps
-from jaxmem._plan.plan import Plan
-from jaxmem._profile.profile import block_classes
-from jaxmem._trials.compile import StepCompiler
-from jaxmem._xla.backend import backend_for
+from jaxmem._cost.blocks.classes import plan_fingerprint
+from jaxmem._cost.blocks.find import find_blocks
+from jaxmem._cost.blocks.policies import check_plan_is_passed_on
+from jaxmem._cost.profile.profile import block_classes
+from jaxmem._planner.joint.steps import PlacedSteps
+from jaxmem._planner.trials.compile import StepCompiler
+from jaxmem._result.plan.plan import Plan
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.step import with_microbatches
 from jaxmem.errors import BudgetError, PlanFileError
 
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from jaxmem._absent.compiler import Compiler
-from jaxmem._jax.export import export_flat
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._trace.export import export_flat
 from jaxmem.errors import StepError
 from tests.shared.deviceless import D, M, result, spec
 

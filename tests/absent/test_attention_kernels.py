@@ -13,13 +13,13 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem._auto.seen import seen
 from jaxmem._core.actions import KEEP
-from jaxmem._device.target import Target
-from jaxmem._jax.rewrite import equations
-from jaxmem._jax.step import trace
-from jaxmem._xla.backend import backend_for
-from jaxmem._xla.kernels import kernel_flops
+from jaxmem._model.auto.seen import seen
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.compile.kernels import kernel_flops
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.rewrite import equations
+from jaxmem._trace.step import trace
 from jaxmem.plans import Assignment
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.slow]

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxmem._absent import wheels
-from jaxmem._absent.compiler import Compiler
-from jaxmem._absent.process import child_environment
-from jaxmem._absent.wheels import install_command, require_wheels
-from jaxmem._compiled.compiled import read_compiled
-from jaxmem._device.target import Target
+from jaxmem._target.compiled.compiled import read_compiled
+from jaxmem._target.deviceless import wheels
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._target.deviceless.process import child_environment
+from jaxmem._target.deviceless.wheels import install_command, require_wheels
+from jaxmem._target.devices.target import Target
 from jaxmem.errors import StepError, TargetError
 from tests.shared.deviceless import D, M, result, spec, submit
 
@@ -180,7 +180,7 @@ def alive(pid: int) -> bool:
 def test_a_parent_that_dies_takes_its_processes_along():
     script = """
 import os, time
-from jaxmem._absent.compiler import Compiler
+from jaxmem._target.deviceless.compiler import Compiler
 compiler = Compiler("h200", workers=1)
 compiler.submit(b"nothing").exception()
 print(next(iter(compiler._children)).pid, flush=True)

@@ -9,14 +9,14 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem._absent.compiler import Compiler
-from jaxmem._absent.wheels import libtpu_command, require_wheels
 from jaxmem._core.actions import Action, Choice
 from jaxmem._core.assignment import Assignment
-from jaxmem._device.target import Target
-from jaxmem._device.tiles import tiled_bytes
-from jaxmem._jax.export import export_flat
-from jaxmem._jax.step import trace
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._target.deviceless.wheels import libtpu_command, require_wheels
+from jaxmem._target.devices.target import Target
+from jaxmem._target.devices.tiles import tiled_bytes
+from jaxmem._trace.export import export_flat
+from jaxmem._trace.step import trace
 from jaxmem.errors import StepError, TargetError
 
 pytestmark = pytest.mark.jax_defaults  # 64-bit counters of loops are two numbers on a TPU
@@ -192,7 +192,7 @@ def test_memory_is_what_the_compiler_lets_a_program_take(name):
 def test_a_missing_libtpu_names_the_command(monkeypatch):
     target = Target.parse("v6e:4x4")
     require_wheels(target)
-    from jaxmem._absent import wheels
+    from jaxmem._target.deviceless import wheels
 
     for found, got in ((None, "none"), ("0.0.1", "0.0.1")):
         monkeypatch.setattr(

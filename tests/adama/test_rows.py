@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import jaxmem
-from jaxmem._adama import rows
+from jaxmem._optim.adama import rows
 from jaxmem.errors import OptimizerError
 from tests.shared import row_oracle
 

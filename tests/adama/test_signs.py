@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmem._adama import rows
+from jaxmem._optim.adama import rows
 from tests.shared import children, row_oracle
 
 pytestmark = [

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import jaxmem
-from jaxmem._adama.transform import AdamAState
+from jaxmem._optim.adama.transform import AdamAState
 from jaxmem.errors import OptimizerError
 from tests.shared import adama_oracle
 

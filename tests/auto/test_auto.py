@@ -11,9 +11,9 @@ import pytest
 from flax import nnx
 
 import jaxmem
-from jaxmem._auto.calls import traced
-from jaxmem._auto.find import Finder, read
 from jaxmem._core.labels import ungrouped
+from jaxmem._model.auto.calls import traced
+from jaxmem._model.auto.find import Finder, read
 from jaxmem.errors import StepError, TagError
 from jaxmem.plans import Assignment
 from tests.shared.foreign import flax_models, maxtext

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 import jaxmem
-from jaxmem._auto.seen import seen
+from jaxmem._model.auto.seen import seen
 from jaxmem.errors import JaxmemWarning, StepError
 from tests.auto.steps import ARGS, LOSS, NOTHING, PARAMS, blocks_in, farthest, update
 

@@ -12,11 +12,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxmem
-from jaxmem._auto.calls import traced
-from jaxmem._auto.find import Finder, read
 from jaxmem._core.actions import KEEP, OFFLOAD
-from jaxmem._jax.rewrite import equations
-from jaxmem._layer import block
+from jaxmem._model.auto.calls import traced
+from jaxmem._model.auto.find import Finder, read
+from jaxmem._model.layer import block
+from jaxmem._trace.rewrite import equations
 from jaxmem.plans import Assignment
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._jax.rewrite import Program
+from jaxmem._trace.rewrite import Program
 from jaxmem.plans import Assignment
 from tests.auto.steps import ARGS, LOSS, NOTHING, PARAMS, blocks_in, farthest, update
 

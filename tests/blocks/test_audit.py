@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._blocks.audit import audit
-from jaxmem._blocks.classes import plan_fingerprint
 from jaxmem._core.actions import ALL, KEEP, OFFLOAD, REST
 from jaxmem._core.assignment import Assignment
-from jaxmem._device.target import Target
-from jaxmem._jax.step import trace
-from jaxmem._profile.options import Allowed
-from jaxmem._profile.profile import block_classes, profile
-from jaxmem._solver.cost import evaluate
-from jaxmem._xla.pricing import Pricing
+from jaxmem._cost.blocks.audit import audit
+from jaxmem._cost.blocks.classes import plan_fingerprint
+from jaxmem._cost.profile.options import Allowed
+from jaxmem._cost.profile.profile import block_classes, profile
+from jaxmem._planner.solve.cost import evaluate
+from jaxmem._target.compile.pricing import Pricing
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.step import trace
 from jaxmem.errors import StepError
 from tests.shared import models, tiny_lm
 

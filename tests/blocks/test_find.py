@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem._blocks.classes import plan_fingerprint
-from jaxmem._blocks.find import find_blocks
 from jaxmem._core.assignment import Assignment
-from jaxmem._profile.profile import block_classes
+from jaxmem._cost.blocks.classes import plan_fingerprint
+from jaxmem._cost.blocks.find import find_blocks
+from jaxmem._cost.profile.profile import block_classes
 from tests.shared import models
 
 pytestmark = pytest.mark.core

@@ -9,20 +9,20 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType
 
-from jaxmem._blocks.audit import audit
-from jaxmem._blocks.classes import plan_fingerprint
-from jaxmem._blocks.find import find_blocks
-from jaxmem._blocks.opened import opened
-from jaxmem._blocks.segments import graph_of
 from jaxmem._core.actions import ALL, REST, Action
 from jaxmem._core.assignment import Assignment
-from jaxmem._device.target import Target
-from jaxmem._jax.arguments import batch_axes
-from jaxmem._jax.step import trace
-from jaxmem._profile.options import Allowed
-from jaxmem._profile.profile import block_classes, profile
-from jaxmem._solver.cost import evaluate
-from jaxmem._xla.pricing import Pricing
+from jaxmem._cost.blocks.audit import audit
+from jaxmem._cost.blocks.classes import plan_fingerprint
+from jaxmem._cost.blocks.find import find_blocks
+from jaxmem._cost.blocks.opened import opened
+from jaxmem._cost.blocks.segments import graph_of
+from jaxmem._cost.profile.options import Allowed
+from jaxmem._cost.profile.profile import block_classes, profile
+from jaxmem._planner.solve.cost import evaluate
+from jaxmem._target.compile.pricing import Pricing
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.arguments import batch_axes
+from jaxmem._trace.step import trace
 from jaxmem.errors import JaxmemWarning
 from tests.shared import mapped, places
 

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._blocks.audit import audit
-from jaxmem._blocks.classes import plan_fingerprint
 from jaxmem._core.actions import ALL, KEEP, RECOMPUTE, REST, Action
 from jaxmem._core.assignment import Assignment
-from jaxmem._device.target import Target
-from jaxmem._jax.step import trace
-from jaxmem._profile.options import Allowed
-from jaxmem._profile.profile import block_classes, profile
-from jaxmem._solver.cost import evaluate
-from jaxmem._solver.problem import Problem
-from jaxmem._solver.solve import solve
-from jaxmem._xla.pricing import Pricing
+from jaxmem._cost.blocks.audit import audit
+from jaxmem._cost.blocks.classes import plan_fingerprint
+from jaxmem._cost.profile.options import Allowed
+from jaxmem._cost.profile.profile import block_classes, profile
+from jaxmem._planner.solve.cost import evaluate
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.solve import solve
+from jaxmem._target.compile.pricing import Pricing
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.step import trace
 from jaxmem.errors import JaxmemWarning, TagError
 from tests.shared import models, places
 from tests.shared.marks import slow

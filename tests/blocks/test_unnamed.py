@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._blocks.unnamed import MOST, listed, unnamed
 from jaxmem._core.assignment import Assignment
-from jaxmem._jax.step import trace
-from jaxmem._profile.profile import block_classes
+from jaxmem._cost.blocks.unnamed import MOST, listed, unnamed
+from jaxmem._cost.profile.profile import block_classes
+from jaxmem._trace.step import trace
 from jaxmem.errors import JaxmemWarning
 from tests.shared import models
 

@@ -8,9 +8,9 @@ import random
 
 import pytest
 
-from jaxmem._buffers.held import POINTS, Peak
-from jaxmem._buffers.peak import peak
-from jaxmem._buffers.proto import read
+from jaxmem._target.buffers.held import POINTS, Peak
+from jaxmem._target.buffers.peak import peak
+from jaxmem._target.buffers.proto import read
 from jaxmem.errors import StepError
 
 pytestmark = pytest.mark.core

@@ -12,8 +12,8 @@ import pytest
 
 import jaxmem
 from jaxmem._core.database import TABLES, Database, Timing, default_path
-from jaxmem._device.tpus import TPUS
-from jaxmem._memory.file import load
+from jaxmem._result.memory.file import load
+from jaxmem._target.devices.tpus import TPUS
 from tests.shared.command import run
 from tests.shared.plans import other, plan
 

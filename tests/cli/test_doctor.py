@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from jaxmem._absent import wheels
 from jaxmem._cli.doctor import absent, combinations, kernels, release, settings, terminal
+from jaxmem._target.deviceless import wheels
 from tests.shared.command import run
 
 pytestmark = pytest.mark.core

@@ -110,7 +110,7 @@ def test_a_report_that_cannot_be_written_takes_no_plan_with_it(planned, capsys, 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("jaxmem._report.report.write_whole", full)
+    monkeypatch.setattr("jaxmem._train.report.report.write_whole", full)
     assert run("plan steps:tiny --report a.html --out a.json") == 2
     assert "--report: 'a.html' could not be written" in capsys.readouterr().err
     assert jaxmem.Plan.load("a.json") == plan()

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from jaxmem import codecs
-from jaxmem._codecs import forms
-from jaxmem._codecs.registry import CODECS
+from jaxmem._model.codecs import forms
+from jaxmem._model.codecs.registry import CODECS
 from jaxmem.errors import TagError
 
 pytestmark = pytest.mark.core

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxmem._counts.lanes import Link
-from jaxmem._counts.layer import PLACES, RESIDENT, Kind, States, Way
-from jaxmem._counts.program import Question, answer, priced
-from jaxmem._counts.sharding import ONE_DEVICE, Sharding
-from jaxmem._states.places import DEVICE, DIVIDED, HOST
+from jaxmem._model.states.places import DEVICE, DIVIDED, HOST
+from jaxmem._planner.placement.lanes import Link
+from jaxmem._planner.placement.layer import PLACES, RESIDENT, Kind, States, Way
+from jaxmem._planner.placement.program import Question, answer, priced
+from jaxmem._planner.placement.sharding import ONE_DEVICE, Sharding
 
 pytestmark = pytest.mark.core
 MB = 1_000_000

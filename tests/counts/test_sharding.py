@@ -2,11 +2,11 @@
 
 import pytest
 
-from jaxmem._counts.lanes import Link, passes
-from jaxmem._counts.layer import RESIDENT, STREAMED, Kind, States, Way
-from jaxmem._counts.program import Question, priced
-from jaxmem._counts.sharding import GATHERED_BESIDE, ONE_DEVICE, Sharding
-from jaxmem._states.places import DEVICE
+from jaxmem._model.states.places import DEVICE
+from jaxmem._planner.placement.lanes import Link, passes
+from jaxmem._planner.placement.layer import RESIDENT, STREAMED, Kind, States, Way
+from jaxmem._planner.placement.program import Question, priced
+from jaxmem._planner.placement.sharding import GATHERED_BESIDE, ONE_DEVICE, Sharding
 
 pytestmark = pytest.mark.core
 MB = 1_000_000

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from jaxmem._device import calibrate as _calibrate
-from jaxmem._device import rates as _rates
-from jaxmem._device.calibrate import calibrate
-from jaxmem._device.gpus import GPUS
-from jaxmem._device.target import Target
-from jaxmem._device.tpus import TPUS
+from jaxmem._target.devices import calibrate as _calibrate
+from jaxmem._target.devices import rates as _rates
+from jaxmem._target.devices.calibrate import calibrate
+from jaxmem._target.devices.gpus import GPUS
+from jaxmem._target.devices.target import Target
+from jaxmem._target.devices.tpus import TPUS
 from jaxmem.errors import TargetError
 
 pytestmark = pytest.mark.core

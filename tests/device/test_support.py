@@ -6,8 +6,8 @@ import pytest
 
 from jaxmem._core.actions import ALL, LOSSLESS, Action
 from jaxmem._core.bytes import show_bytes
-from jaxmem._device import support
-from jaxmem._device.target import Target
+from jaxmem._target.devices import support
+from jaxmem._target.devices.target import Target
 from jaxmem.errors import TagError, TargetError
 
 pytestmark = pytest.mark.core

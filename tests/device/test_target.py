@@ -3,10 +3,10 @@ import dataclasses
 import jax
 import pytest
 
-from jaxmem._absent.process import child_environment
-from jaxmem._device.chips import chip_of_kind
-from jaxmem._device.gpus import GPUS, target_config
-from jaxmem._device.target import Target, host_memory_bytes
+from jaxmem._target.deviceless.process import child_environment
+from jaxmem._target.devices.chips import chip_of_kind
+from jaxmem._target.devices.gpus import GPUS, target_config
+from jaxmem._target.devices.target import Target, host_memory_bytes
 from jaxmem.errors import TargetError
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmem._device.chips import CHIPS, chip_of_kind
-from jaxmem._device.target import Target
-from jaxmem._device.tiles import tiled_bytes
-from jaxmem._device.tpus import TPUS
+from jaxmem._target.devices.chips import CHIPS, chip_of_kind
+from jaxmem._target.devices.target import Target
+from jaxmem._target.devices.tiles import tiled_bytes
+from jaxmem._target.devices.tpus import TPUS
 from jaxmem.errors import TargetError
 
 pytestmark = pytest.mark.core

@@ -7,20 +7,20 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem._blocks.classes import plan_fingerprint
 from jaxmem._core.actions import KEEP, RECOMPUTE, Action, Choice
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
-from jaxmem._device.target import Target
-from jaxmem._explain.explain import explain
-from jaxmem._jax.step import trace
-from jaxmem._memory.explanation import Explanation, Part
-from jaxmem._plan.plan import Plan
-from jaxmem._plan.rows import Bytes
-from jaxmem._profile.profile import block_classes
-from jaxmem._trials.compile import StepCompiler
-from jaxmem._xla import backend
-from jaxmem._xla.backend import backend_for
+from jaxmem._cost.blocks.classes import plan_fingerprint
+from jaxmem._cost.profile.profile import block_classes
+from jaxmem._planner.explain.explain import explain
+from jaxmem._planner.trials.compile import StepCompiler
+from jaxmem._result.memory.explanation import Explanation, Part
+from jaxmem._result.plan.plan import Plan
+from jaxmem._result.plan.rows import Bytes
+from jaxmem._target.compile import backend
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.step import trace
 from jaxmem.errors import PlanFileError, StepError
 from tests.shared import models
 

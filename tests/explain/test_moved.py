@@ -13,10 +13,10 @@ import pytest
 import jaxmem
 from jaxmem._core.actions import OFFLOAD, RECOMPUTE
 from jaxmem._core.assignment import Assignment
-from jaxmem._explain.explain import explain
-from jaxmem._explain.moved import ROWS, moved
-from jaxmem._explain.names import Arguments, Saved
-from jaxmem._hlo.transfers import Transfer
+from jaxmem._planner.explain.explain import explain
+from jaxmem._planner.explain.moved import ROWS, moved
+from jaxmem._planner.explain.names import Arguments, Saved
+from jaxmem._target.hlo.transfers import Transfer
 from tests.explain.test_explain import STEP, UP_BYTES, plan_of
 from tests.shared import tiny_lm
 from tests.shared.marks import slow
@@ -120,7 +120,7 @@ def test_streamed_states_are_told_by_the_names_of_parameters_and_moments(n, monk
     build = lambda plan: jax.jit(update, donate_argnums=(0, 1))
     batch = jax.ShapeDtypeStruct((8 * n, 65), jnp.int32)
     # Older releases are refused, since they read at wrong offsets; names are the same there.
-    monkeypatch.setattr("jaxmem._device.support.installed", lambda _: "0.11.1")
+    monkeypatch.setattr("jaxmem._target.devices.support.installed", lambda _: "0.11.1")
     found = explain(build, params, moments, batch, target="h200")
     told = collections.Counter()
     for m in found.transfers:

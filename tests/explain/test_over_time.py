@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem._buffers.held import POINTS, Held, History, Life, Peak
 from jaxmem._core.actions import KEEP, RECOMPUTE
-from jaxmem._explain.explain import explain
-from jaxmem._explain.over_time import elsewhere
-from jaxmem._memory.explanation import Explanation
-from jaxmem._memory.file import load
-from jaxmem._memory.live import Live
-from jaxmem._xla import backend
+from jaxmem._planner.explain.explain import explain
+from jaxmem._planner.explain.over_time import elsewhere
+from jaxmem._result.memory.explanation import Explanation
+from jaxmem._result.memory.file import load
+from jaxmem._result.memory.live import Live
+from jaxmem._target.buffers.held import POINTS, Held, History, Life, Peak
+from jaxmem._target.compile import backend
 from tests.explain.test_explain import (
     BATCH,
     LAYERS,

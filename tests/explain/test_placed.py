@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._blocks.classes import plan_fingerprint
 from jaxmem._core.actions import KEEP, RECOMPUTE
 from jaxmem._core.assignment import Assignment
-from jaxmem._jax.step import trace
-from jaxmem._joint.steps import PlacedSteps
-from jaxmem._profile.profile import block_classes
-from jaxmem._states.places import HOST, Places
-from jaxmem._xla.backend import backend_for
+from jaxmem._cost.blocks.classes import plan_fingerprint
+from jaxmem._cost.profile.profile import block_classes
+from jaxmem._model.states.places import HOST, Places
+from jaxmem._planner.joint.steps import PlacedSteps
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._trace.step import trace
 from jaxmem.errors import PlanFileError, StepError, TargetError
 from jaxmem.plans import Target
 from tests.shared import plans, tiny_lm

@@ -20,12 +20,12 @@ from benchmarks.foreign import MODELS
 from benchmarks.shared.steps import of_config, shapes, step_of
 from jaxmem._core.actions import ALL, Action, Choice
 from jaxmem._core.profile import BlockClass, Equation, Option, Profile, Tag
-from jaxmem._device.target import Target
+from jaxmem._cost.profile.options import Allowed
 from jaxmem._planner.read import read_step
-from jaxmem._profile.options import Allowed
-from jaxmem._solver.problem import Problem
-from jaxmem._solver.solve import least_bytes, solve
-from jaxmem._xla.backend import backend_for
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.solve import least_bytes, solve
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.target import Target
 from tests.shared.foreign.size import Size
 from tests.shared.programs import program
 

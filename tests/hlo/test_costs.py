@@ -2,9 +2,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem._device.rates import Rates
-from jaxmem._hlo.costs import HloCosts, hlo_costs
-from jaxmem._hlo.text import executed
+from jaxmem._target.devices.rates import Rates
+from jaxmem._target.hlo.costs import HloCosts, hlo_costs
+from jaxmem._target.hlo.text import executed
 
 M, D, L = 16, 32, 5
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from jaxmem._hlo.convolutions import convolution_flops
-from jaxmem._hlo.roofline import TpuRates, tpu_costs
-from jaxmem._hlo.text import parse
+from jaxmem._target.hlo.convolutions import convolution_flops
+from jaxmem._target.hlo.roofline import TpuRates, tpu_costs
+from jaxmem._target.hlo.text import parse
 from tests.shared.tpu_modules import MATRIX, ON_CORE, RATES, TILES, P, Q, module, seconds
 
 pytestmark = pytest.mark.core

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from jaxmem._hlo.roofline import TpuRates, tpu_costs
+from jaxmem._target.hlo.roofline import TpuRates, tpu_costs
 
 pytestmark = pytest.mark.core
 # Nothing but the device's memory takes time: a second a byte.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxmem._hlo.transfers import fault, transfers
+from jaxmem._target.hlo.transfers import fault, transfers
 
 pytestmark = pytest.mark.core
 

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxmem._jax.alone import Alone
+from jaxmem._trace.alone import Alone
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 

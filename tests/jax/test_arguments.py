@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from jaxmem._jax.arguments import argument_bytes, divisors, shards_of
-from jaxmem._jax.step import trace
+from jaxmem._trace.arguments import argument_bytes, divisors, shards_of
+from jaxmem._trace.step import trace
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 S, P = jax.ShapeDtypeStruct, PartitionSpec

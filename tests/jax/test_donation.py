@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem._jax.donation import held_twice
+from jaxmem._trace.donation import held_twice
 from jaxmem.errors import JaxmemWarning
 from tests.shared import models, tiny_lm
 

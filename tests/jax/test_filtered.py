@@ -11,8 +11,8 @@ from flax import nnx
 
 import jaxmem
 from jaxmem._core.assignment import Assignment
-from jaxmem._jax.filtered import Filtered, takes_more_than_arrays
-from jaxmem._jax.step import trace
+from jaxmem._trace.filtered import Filtered, takes_more_than_arrays
+from jaxmem._trace.step import trace
 from jaxmem.errors import StepError
 from tests.shared.foreign.size import normal
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 
-from jaxmem._jax.jaxpr import matmul_flops
+from jaxmem._trace.jaxpr import matmul_flops
 
 pytestmark = pytest.mark.core
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem._jax.step import trace
+from jaxmem._trace.step import trace
 from jaxmem.errors import StepError
 
 pytestmark = pytest.mark.core

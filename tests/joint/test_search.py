@@ -6,10 +6,10 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from jaxmem._counts.lanes import Link
-from jaxmem._counts.layer import States, Way
-from jaxmem._counts.program import Question
-from jaxmem._joint.search import Search
+from jaxmem._planner.joint.search import Search
+from jaxmem._planner.placement.lanes import Link
+from jaxmem._planner.placement.layer import States, Way
+from jaxmem._planner.placement.program import Question
 from jaxmem.errors import StepError
 
 pytestmark = pytest.mark.core

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem_kernels as jk
 from jaxmem import codecs
-from jaxmem._absent.gpu import devices as devices_of
-from jaxmem._device.gpus import GPUS, target_config
+from jaxmem._target.deviceless.gpu import devices as devices_of
+from jaxmem._target.devices.gpus import GPUS, target_config
 
 SHAPE = (8, 512, 2048)
 SPECS = {

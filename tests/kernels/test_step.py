@@ -8,9 +8,9 @@ import pytest
 from benchmarks.shared.case import Case
 from jaxmem import codecs
 from jaxmem._core.actions import Action, Choice
-from jaxmem._device.target import Target
-from jaxmem._jax.export import export_flat
-from jaxmem._xla.backend import backend_for
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.export import export_flat
 
 pytest.importorskip("jax_triton", reason="kernels")
 pytestmark = [pytest.mark.slow, pytest.mark.jax_defaults]

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from jaxmem._absent.process import child_environment
+from jaxmem._target.deviceless.process import child_environment
 from tests.shared import children
 
 pytest.importorskip("libtpu", reason="XLA's compiler for TPUs")

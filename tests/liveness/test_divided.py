@@ -6,9 +6,9 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import jaxmem_kernels
-from jaxmem._device.target import Target
-from jaxmem._liveness.walk import runs_references, temporary_bytes
-from jaxmem._xla.backend import backend_for
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.liveness.walk import runs_references, temporary_bytes
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 X = jax.ShapeDtypeStruct((512, 1024), jnp.float32)

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem._jax.jaxpr import flatten
-from jaxmem._liveness.kernels import SLICED, kernels_of
+from jaxmem._trace.jaxpr import flatten
+from jaxmem._trace.liveness.kernels import SLICED, kernels_of
 
 pytestmark = pytest.mark.core
 X, W = jnp.ones((8, 8), jnp.float32), jnp.ones((8, 8), jnp.float32)

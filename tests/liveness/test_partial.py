@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem._absent.compiler import Compiler
-from jaxmem._liveness.partial import partial_sums
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._trace.liveness.partial import partial_sums
 from tests.shared.deviceless import result, spec
 
 pytestmark = pytest.mark.jax_defaults

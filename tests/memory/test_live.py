@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from jaxmem._memory.chart import COLUMNS, KEY, ROWS, chart
-from jaxmem._memory.live import Live, Phase, Series, phases
+from jaxmem._result.memory.chart import COLUMNS, KEY, ROWS, chart
+from jaxmem._result.memory.live import Live, Phase, Series, phases
 from tests.shared.explanations import MIB, made_explanation, made_live
 
 pytestmark = pytest.mark.core

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxmem._memory.moved import table
+from jaxmem._result.memory.moved import table
 from tests.shared.explanations import MOVED, made_explanation
 
 pytestmark = pytest.mark.core

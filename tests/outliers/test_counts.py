@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmem._codecs.outlier import OutlierSeparated, z_scores
 from jaxmem._core.actions import KEEP, Choice
-from jaxmem._outliers.counts import Outliers, counted, greatest
-from jaxmem._outliers.decide import Room, overflows, rooms, rooms_of, without_room
-from jaxmem._outliers.track import outliers_of
+from jaxmem._model.codecs.outlier import OutlierSeparated, z_scores
+from jaxmem._train.rectifier.counts import Outliers, counted, greatest
+from jaxmem._train.rectifier.decide import Room, overflows, rooms, rooms_of, without_room
+from jaxmem._train.rectifier.track import outliers_of
 
 pytestmark = [pytest.mark.core]
 

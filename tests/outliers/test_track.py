@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._jax.step import trace
-from jaxmem._outliers.mark import Marking
-from jaxmem._outliers.track import Tracker
+from jaxmem._trace.step import trace
+from jaxmem._train.rectifier.mark import Marking
+from jaxmem._train.rectifier.track import Tracker
 from jaxmem.errors import StepError
 from tests.shared import outlier_layers as layers
 from tests.shared.outlier_layers import batch, build, loss_of, oracle, parameters, same, tracked

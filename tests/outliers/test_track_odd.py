@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._outliers.track import Tracker
+from jaxmem._train.rectifier.track import Tracker
 from jaxmem.errors import StepError
 from tests.shared import outlier_layers as layers
 from tests.shared.outlier_layers import batch, build, loss_of, oracle, parameters, tracked

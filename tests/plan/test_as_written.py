@@ -8,7 +8,7 @@ import json
 import pytest
 
 import jaxmem
-from jaxmem._plan.rows import Bytes, WrittenStep
+from jaxmem._result.plan.rows import Bytes, WrittenStep
 from jaxmem.errors import PlanFileError
 from tests.shared import plans
 

@@ -7,9 +7,9 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import KEEP, Action, Choice
-from jaxmem._plan.file import read_assignment
-from jaxmem._plan.plan import Plan
-from jaxmem._plan.rows import Bytes, Point
+from jaxmem._result.plan.file import read_assignment
+from jaxmem._result.plan.plan import Plan
+from jaxmem._result.plan.rows import Bytes, Point
 from jaxmem.errors import PlanFileError
 from tests.shared import plans
 

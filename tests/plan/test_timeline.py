@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxmem
-from jaxmem._counts.lanes import Lanes, Link, passes
-from jaxmem._counts.layer import PLACES, Kind, States, Way
-from jaxmem._counts.program import Question, priced
-from jaxmem._counts.sharding import ONE_DEVICE, Sharding
-from jaxmem._outcome.lanes import timeline_of
-from jaxmem._plan.lanes import LANES, PLACED, WORK, Pass
-from jaxmem._plan.timeline_figure import CELLS, EXPOSED, panels, places
-from jaxmem._plan.timeline_text import COLUMNS
-from jaxmem._states.places import DEVICE, DIVIDED, HOST, Places
+from jaxmem._model.states.places import DEVICE, DIVIDED, HOST, Places
+from jaxmem._planner.outcome.lanes import timeline_of
+from jaxmem._planner.placement.lanes import Lanes, Link, passes
+from jaxmem._planner.placement.layer import PLACES, Kind, States, Way
+from jaxmem._planner.placement.program import Question, priced
+from jaxmem._planner.placement.sharding import ONE_DEVICE, Sharding
+from jaxmem._result.plan.lanes import LANES, PLACED, WORK, Pass
+from jaxmem._result.plan.timeline_figure import CELLS, EXPOSED, panels, places
+from jaxmem._result.plan.timeline_text import COLUMNS
 from jaxmem.errors import PlanFileError, StepError
 from tests.shared import plans
 from tests.shared.timelines import OUTSIDE, question, timeline

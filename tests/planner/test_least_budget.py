@@ -13,7 +13,7 @@ import pytest
 import jaxmem
 from benchmarks.foreign import MODELS
 from benchmarks.shared.steps import shapes, step_of
-from jaxmem._profile import profile as profile_module
+from jaxmem._cost.profile import profile as profile_module
 from jaxmem.errors import BudgetError
 from tests.shared.foreign.size import Size
 

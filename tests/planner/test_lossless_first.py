@@ -11,8 +11,8 @@ import pytest
 
 import jaxmem
 from jaxmem._core.database import Timing
-from jaxmem._xla.backend import Local
-from jaxmem._xla.protocol import Backend
+from jaxmem._target.compile.backend import Local
+from jaxmem._target.compile.protocol import Backend
 from tests.shared import models
 
 pytestmark = [
@@ -43,7 +43,7 @@ def told(spread: float, codec: float = CODEC):
 def planned(monkeypatch, tmp_path):
     def plan(spread: float, codec: float = CODEC, budget="7MiB", **how):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"{spread} {codec}"))
-        monkeypatch.setattr("jaxmem._xla.backend.measure_all", told(spread, codec))
+        monkeypatch.setattr("jaxmem._target.compile.backend.measure_all", told(spread, codec))
         monkeypatch.setattr(Local, "run", Backend.run)  # the step itself is not run
         return jaxmem.plan(BUILD, *SHAPES, budget=budget, **how)
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem._trials.history import History
-from jaxmem._xla.backend import Local
+from jaxmem._planner.trials.history import History
+from jaxmem._target.compile.backend import Local
 from jaxmem.errors import StepError
 from tests.shared import models
 from tests.shared.marks import slow

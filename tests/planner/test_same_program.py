@@ -14,9 +14,9 @@ from jax.ad_checkpoint import checkpoint_name
 import jaxmem
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
-from jaxmem._device.target import Target
-from jaxmem._jax.step import trace
-from jaxmem._xla.backend import backend_for
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.step import trace
 from tests.shared.programs import program
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles")]

@@ -12,9 +12,9 @@ import pytest
 
 from jaxmem._planner import together as module
 from jaxmem._planner.together import by_the_first
-from jaxmem._processes import channel as channel_module
-from jaxmem._processes.channel import Channel
-from jaxmem._xla.options import SHARED_TUNING, tuned_alone
+from jaxmem._target.compile.options import SHARED_TUNING, tuned_alone
+from jaxmem._target.processes import channel as channel_module
+from jaxmem._target.processes.channel import Channel
 from jaxmem.errors import BudgetError, PlanFileError, RunError, TagError
 from tests.shared import children, plans
 from tests.shared.processes import together

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem._blocks.classes import blocks_of
 from jaxmem._core.versions import installed, release
-from jaxmem._device.support import UNROLLED_SINCE, unrolled_obstacle
-from jaxmem._device.target import Target
-from jaxmem._jax.step import trace
-from jaxmem._profile.profile import block_classes
+from jaxmem._cost.blocks.classes import blocks_of
+from jaxmem._cost.profile.profile import block_classes
+from jaxmem._target.devices.support import UNROLLED_SINCE, unrolled_obstacle
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.step import trace
 from jaxmem.errors import BudgetError, JaxmemWarning, TagError
 from jaxmem.plans import Assignment
 from tests.auto.test_auto import farthest

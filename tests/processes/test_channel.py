@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from jaxmem._processes import channel as module
-from jaxmem._processes.channel import joined
-from jaxmem._processes.pace import Pace
-from jaxmem._processes.signals import Asked
-from jaxmem._runs.positions import Data
+from jaxmem._target.processes import channel as module
+from jaxmem._target.processes.channel import joined
+from jaxmem._target.processes.pace import Pace
+from jaxmem._target.processes.signals import Asked
+from jaxmem._train.runs.positions import Data
 from jaxmem.errors import RunError
 from tests.shared.processes import Coordinator, together
 

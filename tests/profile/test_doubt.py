@@ -11,14 +11,14 @@ from jaxmem._core.actions import ALL, KEEP, Action, Choice
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database, Timing
 from jaxmem._core.profile import Option
-from jaxmem._device.target import Target
-from jaxmem._jax.job import Job
-from jaxmem._jax.step import trace
-from jaxmem._profile.doubt import SEEN, with_doubts
-from jaxmem._profile.options import Allowed
-from jaxmem._profile.profile import profile
-from jaxmem._profile.times import CEILING, ESTIMATED, job_times
-from jaxmem._xla.pricing import Pricing
+from jaxmem._cost.profile.doubt import SEEN, with_doubts
+from jaxmem._cost.profile.options import Allowed
+from jaxmem._cost.profile.profile import profile
+from jaxmem._cost.profile.times import CEILING, ESTIMATED, job_times
+from jaxmem._target.compile.pricing import Pricing
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.job import Job
+from jaxmem._trace.step import trace
 from tests.shared import models
 from tests.shared.profiles import block
 

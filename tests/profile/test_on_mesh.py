@@ -15,18 +15,18 @@ from jax.sharding import PartitionSpec as P
 from jaxmem._core.actions import ALL
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database, Timing
-from jaxmem._device.target import Target
-from jaxmem._jax.export import export_flat
-from jaxmem._jax.jaxpr import as_function, matmul_flops
-from jaxmem._jax.job import Job
-from jaxmem._jax.rewrite import equations
-from jaxmem._jax.step import trace
-from jaxmem._jax.vary import as_mapped
-from jaxmem._profile.options import Allowed
-from jaxmem._profile.profile import profile
-from jaxmem._profile.times import job_times
-from jaxmem._profile.whole import whole
-from jaxmem._xla.pricing import Pricing
+from jaxmem._cost.profile.options import Allowed
+from jaxmem._cost.profile.profile import profile
+from jaxmem._cost.profile.times import job_times
+from jaxmem._cost.profile.whole import whole
+from jaxmem._target.compile.pricing import Pricing
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.export import export_flat
+from jaxmem._trace.jaxpr import as_function, matmul_flops
+from jaxmem._trace.job import Job
+from jaxmem._trace.rewrite import equations
+from jaxmem._trace.step import trace
+from jaxmem._trace.vary import as_mapped
 from jaxmem.errors import JaxmemWarning
 from tests.shared import mapped
 

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import pytest
 
 from jaxmem._core.database import Database, Timing
-from jaxmem._device.target import Target
-from jaxmem._jax.job import Job
-from jaxmem._profile.times import BUSY, OLD_SECONDS, RETRY_SECONDS, job_times
-from jaxmem._xla.backend import Local
-from jaxmem._xla.pricing import Pricing
-from jaxmem._xla.timing import measure_all
+from jaxmem._cost.profile.times import BUSY, OLD_SECONDS, RETRY_SECONDS, job_times
+from jaxmem._target.compile.backend import Local
+from jaxmem._target.compile.pricing import Pricing
+from jaxmem._target.compile.timing import measure_all
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.job import Job
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 QUIET, DISTURBED = BUSY / 2, 2 * BUSY
@@ -110,7 +110,7 @@ def test_estimates_do_not_age(measured, monkeypatch):
 
 def test_a_machine_is_measured_with_the_spread_of_most_jobs(monkeypatch):
     rounds = iter([[2.0, 2.0, 2.2], [1.0, 1.3, 1.6], [4.0, 8.0, 9.0]])
-    monkeypatch.setattr("jaxmem._xla.timing.measure", lambda _: next(rounds))
+    monkeypatch.setattr("jaxmem._target.compile.timing.measure", lambda _: next(rounds))
     found = measure_all([job(3), job(4), job(5)])
     assert [timing.seconds for timing in found] == [2.0, 1.0, 4.0]
     assert [timing.spread for timing in found] == pytest.approx([0.3, 0.3, 0.3])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from jaxmem._jax.jaxpr import as_function
-from jaxmem._jax.rewrite import equations
-from jaxmem._profile.whole import whole
+from jaxmem._cost.profile.whole import whole
+from jaxmem._trace.jaxpr import as_function
+from jaxmem._trace.rewrite import equations
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 

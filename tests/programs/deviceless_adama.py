@@ -14,10 +14,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem._absent.gpu import devices as devices_of
-from jaxmem._device.gpus import target_config
-from jaxmem._device.target import Target
-from jaxmem._hlo.text import executed
+from jaxmem._target.deviceless.gpu import devices as devices_of
+from jaxmem._target.devices.gpus import target_config
+from jaxmem._target.devices.target import Target
+from jaxmem._target.hlo.text import executed
 from tests.shared import tiny_lm
 
 OPCODES = (

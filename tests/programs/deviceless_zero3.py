@@ -18,13 +18,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem._absent.gpu import devices as devices_of
-from jaxmem._compiled.compiled import read_compiled
 from jaxmem._core.assignment import Assignment
-from jaxmem._device.gpus import target_config
-from jaxmem._device.target import Target
-from jaxmem._hlo.text import parse
-from jaxmem._hlo.transfers import fault
+from jaxmem._target.compiled.compiled import read_compiled
+from jaxmem._target.deviceless.gpu import devices as devices_of
+from jaxmem._target.devices.gpus import target_config
+from jaxmem._target.devices.target import Target
+from jaxmem._target.hlo.text import parse
+from jaxmem._target.hlo.transfers import fault
 from tests.shared import tiny_lm
 
 LAYERS, WIDTH, VOCAB = 6, 256, 512

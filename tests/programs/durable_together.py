@@ -23,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem._runs import folder
+from jaxmem._train.runs import folder
 
 ROWS, COLUMNS = 64, 32
 

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxmem
-from jaxmem._absent.gpu import devices as devices_of
 from jaxmem._core.assignment import Assignment
-from jaxmem._device.gpus import target_config
-from jaxmem._device.target import Target
+from jaxmem._target.deviceless.gpu import devices as devices_of
+from jaxmem._target.devices.gpus import target_config
+from jaxmem._target.devices.target import Target
 from tests.shared import models
 
 LAYERS, BATCH, SEQUENCE, WIDTH = 6, 16, 128, 64

@@ -18,8 +18,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem._device.target import Target
 from jaxmem._planner import plan as planner
+from jaxmem._target.devices.target import Target
 from tests.shared import models
 
 

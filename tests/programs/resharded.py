@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxmem._checkpoints.checkpoints import Checkpoints
-from jaxmem._checkpoints.stored import shape
+from jaxmem._train.checkpoints.checkpoints import Checkpoints
+from jaxmem._train.checkpoints.stored import shape
 
 VALUES = {
     "float": np.random.default_rng(0).standard_normal((8, 12)).astype(np.float32),

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem._adama.transform import with_moments
+from jaxmem._optim.adama.transform import with_moments
 from tests.shared import tiny_lm
 
 jax.config.update("jax_enable_x64", True)

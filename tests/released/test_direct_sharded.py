@@ -12,10 +12,10 @@ import optax
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from jaxmem._absent.compiler import Compiler
 from jaxmem._core.assignment import Assignment
-from jaxmem._hlo.transfers import fault
-from jaxmem._jax.export import export_flat
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._target.hlo.transfers import fault
+from jaxmem._trace.export import export_flat
 from tests.shared import children, tiny_lm
 
 

@@ -10,9 +10,9 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 import jaxmem
-from jaxmem._device import support
-from jaxmem._states import room
-from jaxmem._states.stacks import Stacks
+from jaxmem._model.states import room
+from jaxmem._model.states.stacks import Stacks
+from jaxmem._target.devices import support
 from jaxmem.errors import OptimizerError, StackError, TargetError
 from tests.shared import tiny_lm
 

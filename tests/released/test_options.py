@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jaxmem
-from jaxmem._xla.options import HIDING
+from jaxmem._target.compile.options import HIDING
 from jaxmem.plans import Assignment, compiler_options
 from tests.shared import tiny_lm
 

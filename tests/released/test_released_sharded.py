@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from jaxmem._absent.process import child_environment
+from jaxmem._target.deviceless.process import child_environment
 from tests.shared import children, tiny_lm
 
 

@@ -11,13 +11,13 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jaxmem
-from jaxmem._absent.compiler import Compiler
 from jaxmem._core.assignment import Assignment
-from jaxmem._device.target import Target
-from jaxmem._hlo.transfers import fault
-from jaxmem._jax.export import export_flat
-from jaxmem._states.store import counted, fetch, put
-from jaxmem._xla.backend import Deviceless
+from jaxmem._model.states.store import counted, fetch, put
+from jaxmem._target.compile.backend import Deviceless
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._target.devices.target import Target
+from jaxmem._target.hlo.transfers import fault
+from jaxmem._trace.export import export_flat
 from jaxmem.errors import StepError
 from jaxmem.plans import compiler_options
 from tests.shared import tiny_lm
@@ -267,7 +267,7 @@ def by_arange(stack, x):
 
 def test_an_index_that_is_read_as_data_makes_kernels_of_copies_and_is_refused(h200, monkeypatch):
     # Older releases refuse every step with arguments in host memory, before it is compiled.
-    monkeypatch.setattr("jaxmem._device.support.installed", lambda _: "0.11.1")
+    monkeypatch.setattr("jaxmem._target.devices.support.installed", lambda _: "0.11.1")
     assert fault(compiled(h200, by_a_counter, STACK, X).transfers) is None
     assert "reads host memory by 1 kernels" in fault(compiled(h200, by_arange, STACK, X).transfers)
     with Deviceless(Target.parse("h200"), workers=1) as backend:
@@ -284,7 +284,7 @@ def metric_first(stack, x):
 
 
 def test_a_result_that_takes_the_buffer_of_an_argument_elsewhere_is_refused(monkeypatch):
-    monkeypatch.setattr("jaxmem._device.support.installed", lambda _: "0.11.1")
+    monkeypatch.setattr("jaxmem._target.devices.support.installed", lambda _: "0.11.1")
     stage = jax.jit(metric_first, donate_argnums=0).trace(STACK, X)
     with Deviceless(Target.parse("h200"), workers=1) as backend:
         for _ in range(2):  # the second is found in the database

@@ -10,8 +10,8 @@ import pytest
 
 from jaxmem import plans
 from jaxmem._core.actions import KEEP
-from jaxmem._plan.rows import Bytes, Point
-from jaxmem._report.report import report_runs as report
+from jaxmem._result.plan.rows import Bytes, Point
+from jaxmem._train.report.report import report_runs as report
 from jaxmem.errors import PlanFileError
 from tests.shared.report_pages import made, page_of, row, write_run
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from jaxmem._plan.rows import Point
-from jaxmem._report.curves import time_figure
+from jaxmem._result.plan.rows import Point
+from jaxmem._train.report.curves import time_figure
 from tests.shared.report_pages import MIB, made
 
 pytestmark = pytest.mark.core

@@ -9,8 +9,8 @@ import re
 import pytest
 
 from jaxmem import plans
-from jaxmem._memory.live import Live
-from jaxmem._report.live import TAGS, live_figure
+from jaxmem._result.memory.live import Live
+from jaxmem._train.report.live import TAGS, live_figure
 from jaxmem.errors import PlanFileError
 from tests.shared.explanations import MIB, made_explanation, made_live
 from tests.shared.report_pages import HOSTILE, check, made, page_of, write_run

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from jaxmem._core.bytes import show_bytes
-from jaxmem._plan.lanes import LANES
-from jaxmem._report.timeline import lanes_figure, places_figure
-from jaxmem._states.places import HOST, Places
+from jaxmem._model.states.places import HOST, Places
+from jaxmem._result.plan.lanes import LANES
+from jaxmem._train.report.timeline import lanes_figure, places_figure
 from tests.shared.report_pages import check, made, page_of, write_run
 from tests.shared.timelines import timeline
 

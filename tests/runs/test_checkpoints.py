@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import jaxmem
-from jaxmem._checkpoints.checkpoints import Checkpoints
+from jaxmem._train.checkpoints.checkpoints import Checkpoints
 from jaxmem.errors import JaxmemWarning, RunError
 
 pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]

@@ -16,7 +16,7 @@ import pytest
 
 import jaxmem
 from jaxmem import runs
-from jaxmem._runs import folder as run_folder
+from jaxmem._train.runs import folder as run_folder
 from jaxmem.errors import JaxmemWarning, RunError
 from tests.shared.report_pages import made
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._outliers.counts import Outliers, counted
-from jaxmem._outliers.pace import SETTLED
+from jaxmem._train.rectifier.counts import Outliers, counted
+from jaxmem._train.rectifier.pace import SETTLED
 from jaxmem.errors import BudgetError, JaxmemWarning, StepError
 from jaxmem.runs import Rectifier
 from tests.shared.rectified import (

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem._runs.rows import Measured
+from jaxmem._train.runs.rows import Measured
 from jaxmem.errors import RunError
 from jaxmem.runs import record, train
 

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from jaxmem._absent.process import child_environment
+from jaxmem._target.deviceless.process import child_environment
 from jaxmem.runs import Interrupted
 from tests.programs import durable_run
 from tests.shared import children

@@ -14,7 +14,7 @@ import time
 import jax
 import pytest
 
-from jaxmem._absent.process import child_environment
+from jaxmem._target.deviceless.process import child_environment
 from jaxmem.errors import RunError
 from jaxmem.runs import record, train
 from tests.programs import durable_together

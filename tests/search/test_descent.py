@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST
-from jaxmem._search.descent import PATIENCE, descended
-from jaxmem._solver.problem import Problem
-from jaxmem._solver.solution import priced
+from jaxmem._planner.search.descent import PATIENCE, descended
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.solution import priced
 from tests.shared.profiles import chain, profile
 
 pytestmark = pytest.mark.core

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST
 from jaxmem._core.groups import divided, divisible
 from jaxmem._core.profile import Option
-from jaxmem._search.divide import best_division
-from jaxmem._solver.additive import Additive
-from jaxmem._solver.memory import Expected
-from jaxmem._solver.problem import Problem
-from jaxmem._solver.solve import solve
+from jaxmem._planner.search.divide import best_division
+from jaxmem._planner.solve.additive import Additive
+from jaxmem._planner.solve.memory import Expected
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.solve import solve
 from tests.shared.profiles import assignments, block, flat, nested, options, oracle, prices, profile
 
 pytestmark = pytest.mark.core

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from jaxmem._search.measure import Runs, fastest_of
+from jaxmem._planner.search.measure import Runs, fastest_of
 
 pytestmark = pytest.mark.core
 

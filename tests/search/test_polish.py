@@ -10,16 +10,16 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from jaxmem._compiled.compiled import Compiled
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST
 from jaxmem._core.profile import Option
-from jaxmem._device.target import Target
-from jaxmem._search.policies import hand_policies
-from jaxmem._search.polish import polish
-from jaxmem._solver.cost import effective, evaluate
-from jaxmem._trials.compile import CompiledStep
-from jaxmem._trials.trial import Limits, Trial
-from jaxmem._trials.trials import Trials
+from jaxmem._planner.search.policies import hand_policies
+from jaxmem._planner.search.polish import polish
+from jaxmem._planner.solve.cost import effective, evaluate
+from jaxmem._planner.trials.compile import CompiledStep
+from jaxmem._planner.trials.trial import Limits, Trial
+from jaxmem._planner.trials.trials import Trials
+from jaxmem._target.compiled.compiled import Compiled
+from jaxmem._target.devices.target import Target
 from jaxmem.errors import SolverError, StepError
 from tests.shared import profiles
 from tests.shared.profiles import block, profile
@@ -112,7 +112,7 @@ def test_a_plan_that_was_found_outlives_a_solver_that_finds_none(monkeypatch):
     def none_in_time(_):
         raise SolverError("the solver stopped")
 
-    monkeypatch.setattr("jaxmem._search.candidates.fastest", none_in_time)
+    monkeypatch.setattr("jaxmem._planner.search.candidates.fastest", none_in_time)
     made = pair(u=2.0, v=1.0)
     best, _, steps = polished(made, {}, STATIC + 15, {"block": {}})
     assert effective(made, best.actions)["block"] == {"u": KEEP, "v": RECOMPUTE}

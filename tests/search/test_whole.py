@@ -8,12 +8,12 @@ import types
 
 import pytest
 
-import jaxmem._search.search as search_module
+import jaxmem._planner.search.search as search_module
 from jaxmem._core.actions import KEEP
 from jaxmem._core.profile import Option
-from jaxmem._solver.cost import evaluate
-from jaxmem._trials.trial import Limits, Trial
-from jaxmem._trials.trials import Trials
+from jaxmem._planner.solve.cost import evaluate
+from jaxmem._planner.trials.trial import Limits, Trial
+from jaxmem._planner.trials.trials import Trials
 from tests.search.test_polish import STATIC, Steps
 from tests.shared.profiles import block, profile
 

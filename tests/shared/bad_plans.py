@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxmem._core.actions import OFFLOAD
-from jaxmem._plan.plan import Plan
-from jaxmem._plan.rows import Measured
-from jaxmem._states.places import HOST, Places
+from jaxmem._model.states.places import HOST, Places
+from jaxmem._result.plan.plan import Plan
+from jaxmem._result.plan.rows import Measured
 from tests.shared import plans, timelines
 from tests.shared.bad import Bad, unreadable
 

@@ -13,8 +13,8 @@ import threading
 
 import pytest
 
-from jaxmem._absent import compiler as deviceless
-from jaxmem._absent import process
+from jaxmem._target.deviceless import compiler as deviceless
+from jaxmem._target.deviceless import process
 
 Process, child_environment = process.Process, process.child_environment
 MOST = 3  # of those that wait; the others are ended

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from jaxmem._compiled.compiled import Compiled
-from jaxmem._jax.export import export_flat
+from jaxmem._target.compiled.compiled import Compiled
+from jaxmem._trace.export import export_flat
 
 M, D = 256, 128  # rows, and features
 

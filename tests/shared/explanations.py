@@ -1,8 +1,8 @@
 """Explanations that tests of files, charts and pages make."""
 
-from jaxmem._memory.explanation import Explanation, Item, Part
-from jaxmem._memory.live import Live, Phase, Series
-from jaxmem._memory.moved import Moved
+from jaxmem._result.memory.explanation import Explanation, Item, Part
+from jaxmem._result.memory.live import Live, Phase, Series
+from jaxmem._result.memory.moved import Moved
 
 MIB = 2**20
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxmem
-from jaxmem._outliers.track import Tracker
+from jaxmem._train.rectifier.track import Tracker
 
 WIDTH, HIDDEN, LAYERS = 40, 80, 3
 TAGS = ("in", "ln", "up", "act")  # those with outliers to count

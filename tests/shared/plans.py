@@ -3,8 +3,8 @@
 import dataclasses
 
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Choice
-from jaxmem._plan.plan import Plan
-from jaxmem._plan.rows import Bytes, Point, Row
+from jaxmem._result.plan.plan import Plan
+from jaxmem._result.plan.rows import Bytes, Point, Row
 
 CODEC = "grouped_symmetric(group=64,scale=bfloat16)"
 UP = Choice("compress", CODEC)

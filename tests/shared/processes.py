@@ -5,7 +5,7 @@ import threading
 
 import jax
 
-from jaxmem._processes.channel import Channel
+from jaxmem._target.processes.channel import Channel
 
 
 class Coordinator:

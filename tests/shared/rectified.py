@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxmem
-from jaxmem._outliers.decide import rooms_of
+from jaxmem._train.rectifier.decide import rooms_of
 from jaxmem.runs import Rectifier, record, train
 from tests.shared.outlier_layers import HIDDEN, batch, parameters
 

@@ -7,9 +7,9 @@ import json
 import re
 
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Action, Choice
-from jaxmem._plan.plan import Plan
-from jaxmem._plan.rows import Bytes, Point, Row
-from jaxmem._report.report import report_runs
+from jaxmem._result.plan.plan import Plan
+from jaxmem._result.plan.rows import Bytes, Point, Row
+from jaxmem._train.report.report import report_runs
 
 CODEC = "bit_mask()"
 CHOICES = (

@@ -1,12 +1,12 @@
 """Timelines of counts that a program of made-up layers was asked for."""
 
 from jaxmem._core.actions import OFFLOAD
-from jaxmem._counts.lanes import Link
-from jaxmem._counts.layer import PLACES, Kind, States, Way
-from jaxmem._counts.program import Question, priced
-from jaxmem._outcome.lanes import timeline_of
-from jaxmem._plan.timeline import Timeline
-from jaxmem._states.places import HOST
+from jaxmem._model.states.places import HOST
+from jaxmem._planner.outcome.lanes import timeline_of
+from jaxmem._planner.placement.lanes import Link
+from jaxmem._planner.placement.layer import PLACES, Kind, States, Way
+from jaxmem._planner.placement.program import Question, priced
+from jaxmem._result.plan.timeline import Timeline
 
 MB = 1_000_000
 OUTSIDE = 0.03  # seconds of the work outside the layers

@@ -1,6 +1,6 @@
 """TPU modules that tests write by hand, and what they are reckoned by."""
 
-from jaxmem._hlo.roofline import TpuRates, tpu_costs
+from jaxmem._target.hlo.roofline import TpuRates, tpu_costs
 
 RATES = TpuRates(bandwidth=1e9, products=1e12, vector=1e10, ring=1e8, neighbours=5e7)
 TILES = "{1,0:T(8,128)}"

@@ -19,9 +19,9 @@ from jax import export
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxmem._absent.tpu import described
-from jaxmem._absent.tpu import devices as devices_of
-from jaxmem._device.tpus import TPUS, topology_of
+from jaxmem._target.deviceless.tpu import described
+from jaxmem._target.deviceless.tpu import devices as devices_of
+from jaxmem._target.devices.tpus import TPUS, topology_of
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST
 from jaxmem._core.profile import Option
-from jaxmem._solver.additive import Additive
+from jaxmem._planner.solve.additive import Additive
 from jaxmem.errors import SolverError, TagError
 from tests.shared.profiles import INT4, block, profile
 

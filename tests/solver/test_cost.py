@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST
 from jaxmem._core.profile import Option
-from jaxmem._solver.cost import effective, evaluate, everything
-from jaxmem._solver.problem import Problem
-from jaxmem._solver.solve import solve
-from jaxmem._solver.waste import gaps, warnings, wasted
+from jaxmem._planner.solve.cost import effective, evaluate, everything
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.solve import solve
+from jaxmem._planner.solve.waste import gaps, warnings, wasted
 from jaxmem.errors import SolverError, TagError
 from tests.shared import profiles
 from tests.shared.profiles import INT4, INT8, block, chain, flat, nested, oracle, profile

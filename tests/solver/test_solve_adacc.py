@@ -7,8 +7,8 @@ import pytest
 
 from jaxmem._core.actions import KEEP, RECOMPUTE
 from jaxmem._core.profile import Option
-from jaxmem._solver.problem import Problem
-from jaxmem._solver.solve import solve
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.solve import solve
 from tests.shared.profiles import INT4, block, profile
 
 pytestmark = pytest.mark.core

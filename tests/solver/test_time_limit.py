@@ -9,8 +9,8 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import ALL
-from jaxmem._solver.problem import Problem
-from jaxmem._solver.solve import least_bytes, solve
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.solve import least_bytes, solve
 from jaxmem.errors import SolverError
 from tests.shared import models, profiles
 from tests.shared.profiles import profile

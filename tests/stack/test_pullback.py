@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._absent.compiler import Compiler
-from jaxmem._jax.export import export_flat
-from jaxmem._stack.pullback import pulled
+from jaxmem._model.loop.pullback import pulled
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._trace.export import export_flat
 from tests.shared import tiny_lm
 
 pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem._absent.compiler import Compiler
-from jaxmem._absent.process import child_environment
-from jaxmem._buffers.peak import peak
-from jaxmem._compiled.dumped import compile_dumped
 from jaxmem._core.labels import ranges
-from jaxmem._jax.export import export_flat
+from jaxmem._target.buffers.peak import peak
+from jaxmem._target.compiled.dumped import compile_dumped
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._target.deviceless.process import child_environment
+from jaxmem._trace.export import export_flat
 from tests.programs.offloaded_stack import BATCH, LAYERS, SEQUENCE, WIDTH
 from tests.shared import children, models
 

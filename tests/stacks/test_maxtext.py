@@ -10,11 +10,11 @@ import jax
 import pytest
 
 import jaxmem
-from jaxmem._compiled.compiled import Compiled
 from jaxmem._core.assignment import Assignment
-from jaxmem._device.target import Target
-from jaxmem._jax.step import trace
-from jaxmem._xla.backend import backend_for
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.compiled.compiled import Compiled
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.step import trace
 from jaxmem.errors import BudgetError, StepError
 
 sys.path.insert(0, os.path.dirname(__file__))  # a package of MaxText's is called `tests` too

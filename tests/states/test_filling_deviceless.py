@@ -11,9 +11,9 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from experiments.command.load import load
 from experiments.models import registry as models
-from jaxmem._absent.compiler import Compiler
-from jaxmem._states.layout import filling
-from jaxmem._states.shards import shards
+from jaxmem._model.states.layout import filling
+from jaxmem._model.states.shards import shards
+from jaxmem._target.deviceless.compiler import Compiler
 from tests.shared.deviceless import result
 
 pytestmark = pytest.mark.jax_defaults

@@ -19,11 +19,11 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from jaxmem._absent.compiler import Compiler
-from jaxmem._hlo.transfers import fault
-from jaxmem._jax.arguments import on_host
-from jaxmem._jax.export import export_flat
-from jaxmem._states.store import after, counted, fetch, put
+from jaxmem._model.states.store import after, counted, fetch, put
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._target.hlo.transfers import fault
+from jaxmem._trace.arguments import on_host
+from jaxmem._trace.export import export_flat
 from jaxmem.errors import StepError
 from tests.shared import children
 
@@ -77,7 +77,7 @@ def test_what_is_updated_is_held_twice_unless_it_is_read_from_the_carry(h200):
     outside = h200(replacing(False), STACK, X)
     assert outside.host_bytes >= 2 * LAYERS * LAYER, (
         "XLA no longer holds twice what a loop reads from outside and replaces: `backward` of"
-        " jaxmem/_released/backward.py need not read parameters from the carry"
+        " jaxmem/_optim/released/backward.py need not read parameters from the carry"
     )
     assert "within host memory" in fault(outside.transfers)
 
@@ -109,8 +109,8 @@ def test_an_index_behind_the_gradients_barrier_is_no_counter(h200):
     assert all(t.products for t in fetches)
     of_both = h200(folding(True), STACK, W, X)
     assert "kernels in loops" in (fault(of_both.transfers) or ""), (
-        "XLA knows a loop's index behind a barrier: `folded_at` of jaxmem/_stack/stack.py may bar"
-        " the whole fold"
+        "XLA knows a loop's index behind a barrier: `folded_at` of jaxmem/_model/loop/stack.py may"
+        " bar the whole fold"
     )
     assert not any(t.products for t in of_both.transfers if t.in_loop)
 
@@ -159,7 +159,7 @@ if jax.__version_info__ >= (0, 11, 1):
         say = (
             "XLA runs `compute_on('device_host')` otherwise than it did on 0.11.2: streamed states"
             " could be updated on the host, where a layer's gradient would cross alone; measure"
-            " that in place of the update of jaxmem/_released/streamed.py"
+            " that in place of the update of jaxmem/_optim/released/streamed.py"
         )
         states = STACK, STACK, STACK
         with pytest.raises(StepError, match="expects the async shape at index"):
@@ -177,7 +177,7 @@ if jax.__version_info__ >= (0, 11, 1):
 UNPINNED = """
 import jax, jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxmem._states.store import counted, fetch, put
+from jaxmem._model.states.store import counted, fetch, put
 import sys
 mesh = Mesh(jax.devices(), ("data",))
 there = NamedSharding(mesh, PartitionSpec(), memory_kind=sys.argv[1])
@@ -222,5 +222,5 @@ def test_a_sharding_of_a_single_device_forgets_its_memory_in_a_trace():
     assert traced_on_host(named)
     assert not traced_on_host(single), (
         "JAX traces a shape with a SingleDeviceSharding in host memory as it lies:"
-        " jaxmem/_states/layout.py need not give arrays of one device a mesh"
+        " jaxmem/_model/states/layout.py need not give arrays of one device a mesh"
     )

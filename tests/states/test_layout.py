@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._states import layout
-from jaxmem._states.stacks import Copied, Stacks, buffers_of, parts_of
+from jaxmem._model.states import layout
+from jaxmem._model.states.stacks import Copied, Stacks, buffers_of, parts_of
 from jaxmem.errors import OptimizerError
 from tests.shared import tiny_lm
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxmem._device import support
-from jaxmem._states import room
+from jaxmem._model.states import room
+from jaxmem._target.devices import support
 from jaxmem.errors import TargetError
 
 pytestmark = pytest.mark.core

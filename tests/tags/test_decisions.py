@@ -7,7 +7,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Choice
-from jaxmem._tags.groups import groups_of
+from jaxmem._model.tags.groups import groups_of
 from jaxmem.errors import TagError
 from jaxmem.plans import Assignment
 

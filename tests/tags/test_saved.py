@@ -7,8 +7,8 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import Action, Choice
-from jaxmem._jax.rewrite import equations
-from jaxmem._profile.options import codecs_for
+from jaxmem._cost.profile.options import codecs_for
+from jaxmem._trace.rewrite import equations
 from jaxmem.errors import TagError
 from jaxmem.ops import name_residuals
 from jaxmem.plans import Assignment

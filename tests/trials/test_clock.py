@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 
-from jaxmem._compiled.compiled import Compiled
 from jaxmem._core.actions import KEEP, OFFLOAD, REST
-from jaxmem._device.target import Target
-from jaxmem._solver.cost import evaluate
-from jaxmem._trials.clock import clock_of
-from jaxmem._trials.compile import CompiledStep
-from jaxmem._trials.trial import Limits, Trial
-from jaxmem._trials.trials import Trials
+from jaxmem._planner.solve.cost import evaluate
+from jaxmem._planner.trials.clock import clock_of
+from jaxmem._planner.trials.compile import CompiledStep
+from jaxmem._planner.trials.trial import Limits, Trial
+from jaxmem._planner.trials.trials import Trials
+from jaxmem._target.compiled.compiled import Compiled
+from jaxmem._target.devices.target import Target
 from tests.shared.profiles import INT4, chain, profile
 
 pytestmark = pytest.mark.core

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxmem._absent.compiler import Compiler
+from jaxmem._target.deviceless.compiler import Compiler
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jaxmem
-from jaxmem._compiled.compiled import Compiled
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database
-from jaxmem._device.target import Target
-from jaxmem._jax.job import Job
-from jaxmem._jax.step import trace
-from jaxmem._xla.backend import Deviceless
+from jaxmem._target.compile.backend import Deviceless
+from jaxmem._target.compiled.compiled import Compiled
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.job import Job
+from jaxmem._trace.step import trace
 from jaxmem.errors import JaxmemWarning, TargetError
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
@@ -43,7 +43,7 @@ class Answers:
 
 @pytest.fixture
 def backend(monkeypatch):
-    monkeypatch.setattr("jaxmem._xla.backend.Compiler", Answers)
+    monkeypatch.setattr("jaxmem._target.compile.backend.Compiler", Answers)
     monkeypatch.setattr(Answers, "asked", [])
     return lambda name: Deviceless(Target.parse(name))
 
@@ -81,7 +81,7 @@ def test_arguments_in_host_memory_want_a_jaxlib_that_reads_them(backend, monkeyp
     stage, traced = trace(lambda _: lambda x: x, None, args)
     h200 = backend("h200")
     wants = r"host memory, and jaxlib 0.11.0 reads .* target 'h200' .* expected 0.11.1 or later"
-    monkeypatch.setattr("jaxmem._device.support.installed", lambda _: "0.11.0")
+    monkeypatch.setattr("jaxmem._target.devices.support.installed", lambda _: "0.11.0")
     with pytest.raises(TargetError, match=wants):
         h200.compile(stage, traced)
     with pytest.raises(TargetError, match=wants):
@@ -96,7 +96,7 @@ def test_arguments_in_host_memory_want_a_jaxlib_that_reads_them(backend, monkeyp
         with pytest.raises(TargetError, match=wants):
             ask()
     h200.compile(*step(16)).result()  # without such arguments any release will do
-    monkeypatch.setattr("jaxmem._device.support.installed", lambda _: "0.11.1")
+    monkeypatch.setattr("jaxmem._target.devices.support.installed", lambda _: "0.11.1")
     h200.compile(stage, traced).result()
 
 

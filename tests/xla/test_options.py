@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType
 
-from jaxmem._absent.compiler import Compiler
-from jaxmem._jax.export import export_flat
-from jaxmem._states.store import counted, fetch
-from jaxmem._xla.options import HIDING, options_of
+from jaxmem._model.states.store import counted, fetch
+from jaxmem._target.compile.options import HIDING, options_of
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._trace.export import export_flat
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 LAYERS, WIDTH = 6, 1024

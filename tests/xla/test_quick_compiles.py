@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import pytest
 
-from jaxmem._absent.compiler import Compiler
+from jaxmem._target.deviceless.compiler import Compiler
 from tests.shared import compilers, models
 from tests.shared.deviceless import result
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxmem._device.target import Target
-from jaxmem._jax.step import trace
-from jaxmem._xla import running
-from jaxmem._xla.backend import Local
-from jaxmem._xla.running import CannotRun, Run, in_turns, obstacle
+from jaxmem._target.compile import running
+from jaxmem._target.compile.backend import Local
+from jaxmem._target.compile.running import CannotRun, Run, in_turns, obstacle
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.step import trace
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 SHAPE = jax.ShapeDtypeStruct((8, 8), jnp.float32)
@@ -113,7 +113,7 @@ def test_a_backend_runs_what_fits_and_says_nothing_of_the_rest(measured_times, m
     quick, nothing = backend.run([built, type(built)(built.compiled, None)], told, args, 0.01)
     assert len(quick) >= running.LEAST
     assert nothing == []
-    monkeypatch.setattr("jaxmem._xla.running.free_bytes", lambda target: 100)
+    monkeypatch.setattr("jaxmem._target.compile.running.free_bytes", lambda target: 100)
     assert backend.run([built], told, args, 0.01) == [[]]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._xla.timing import sample
+from jaxmem._target.compile.timing import sample
 
 pytestmark = pytest.mark.core
 

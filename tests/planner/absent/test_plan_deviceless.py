@@ -96,7 +96,7 @@ def test_offload_moves_bytes_to_the_host(wanted):
 
 def test_planning_again_costs_no_compile(unplanned, monkeypatch):
     monkeypatch.setattr(
-        "jaxmem._absent.compiler.Compiler.submit",
+        "jaxmem._target.deviceless.compiler.Compiler.submit",
         lambda *_, **__: pytest.fail("a compile was asked for"),
     )
     again = jaxmem.plan(build, *SHAPES, target="h200")

@@ -11,13 +11,13 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 import jaxmem
-from jaxmem._absent import tpu
-from jaxmem._absent.compiler import Compiler
 from jaxmem._core.quiet import LIBTPU
-from jaxmem._device.target import Target
-from jaxmem._jax.export import export_flat
-from jaxmem._jax.job import Job
-from jaxmem._xla.backend import Deviceless
+from jaxmem._target.compile.backend import Deviceless
+from jaxmem._target.deviceless import tpu
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.export import export_flat
+from jaxmem._trace.job import Job
 from jaxmem.errors import JaxmemWarning
 from tests.shared import mapped
 

@@ -9,12 +9,12 @@ import pytest
 import jaxmem
 from jaxmem._core.actions import ALL, KEEP, REST, Action, Choice
 from jaxmem._core.assignment import Assignment
-from jaxmem._device.target import Target
-from jaxmem._jax.step import trace
-from jaxmem._profile.options import Allowed
-from jaxmem._profile.profile import profile
-from jaxmem._xla.backend import backend_for
-from jaxmem._xla.pricing import Pricing
+from jaxmem._cost.profile.options import Allowed
+from jaxmem._cost.profile.profile import profile
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.compile.pricing import Pricing
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.step import trace
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.slow]
 

@@ -2,8 +2,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem._device.target import Target
 from jaxmem._planner.random_bits import MANY, random_notes
+from jaxmem._target.devices.target import Target
 
 
 def step(impl: str, count: int):

@@ -8,8 +8,8 @@ import pytest
 
 import jaxmem
 from jaxmem._core.database import Timing
-from jaxmem._trials.history import History
-from jaxmem._xla import backend
+from jaxmem._planner.trials.history import History
+from jaxmem._target.compile import backend
 from tests.shared import models
 
 pytestmark = [
@@ -23,7 +23,7 @@ build = models.build_with(functools.partial(models.scanned, block=models.narrow)
 @pytest.fixture
 def shapes(monkeypatch):
     """Of the arguments; with 8 MiB in place of 128 where a loop is timed that keeps its values."""
-    monkeypatch.setattr("jaxmem._profile.jobs.LAYER_BYTES", 2**18)
+    monkeypatch.setattr("jaxmem._cost.profile.jobs.LAYER_BYTES", 2**18)
     return jax.eval_shape(
         lambda: (models.parameters(2, 16, jnp.float32), models.batch(4, 32, 16, jnp.float32))
     )

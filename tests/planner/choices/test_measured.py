@@ -10,12 +10,12 @@ import pytest
 import jaxmem
 from jaxmem._core.actions import KEEP, LOSSLESS, REST
 from jaxmem._core.assignment import Assignment
-from jaxmem._device.target import Target
-from jaxmem._jax.step import trace
-from jaxmem._profile.options import Allowed
-from jaxmem._profile.profile import profile
-from jaxmem._search.measure import hand_policies
-from jaxmem._xla.backend import Local
+from jaxmem._cost.profile.options import Allowed
+from jaxmem._cost.profile.profile import profile
+from jaxmem._planner.search.measure import hand_policies
+from jaxmem._target.compile.backend import Local
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.step import trace
 from tests.shared import models
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles")]

@@ -3,9 +3,9 @@
 import pytest
 
 import jaxmem
-from jaxmem._codecs.registry import parse
 from jaxmem._core.actions import Action
-from jaxmem._outliers.decide import rooms_of
+from jaxmem._model.codecs.registry import parse
+from jaxmem._train.rectifier.decide import rooms_of
 from jaxmem.errors import TagError
 from tests.shared.outlier_layers import batch, build, parameters
 

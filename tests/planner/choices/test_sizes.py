@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._device.target import Target
-from jaxmem._jax.arguments import is_function, sized
-from jaxmem._plan.rows import Point
 from jaxmem._planner.boundary import Boundary, of_size, within
 from jaxmem._planner.placed import Decide
 from jaxmem._planner.sizes import Walked, possible
-from jaxmem._trials.trial import Limits
-from jaxmem._xla.backend import backend_for
+from jaxmem._planner.trials.trial import Limits
+from jaxmem._result.plan.rows import Point
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.arguments import is_function, sized
 from jaxmem.errors import BudgetError, PlanFileError, StepError
 from tests.shared import plans, tiny_lm
 

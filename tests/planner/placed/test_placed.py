@@ -11,12 +11,12 @@ import pytest
 import jaxmem
 from jaxmem._core.actions import Action
 from jaxmem._core.files import write_json
-from jaxmem._counts.lanes import Link
+from jaxmem._cost.profile.options import Allowed
+from jaxmem._model.states.places import Places
 from jaxmem._planner.placed import read_places
-from jaxmem._profile.options import Allowed
-from jaxmem._states.places import Places
-from jaxmem._trials.trial import Limits
-from jaxmem._xla.backend import backend_for
+from jaxmem._planner.placement.lanes import Link
+from jaxmem._planner.trials.trial import Limits
+from jaxmem._target.compile.backend import backend_for
 from jaxmem.errors import BudgetError, OptimizerError, PlanFileError, StepError, TargetError
 from jaxmem.plans import Target
 from tests.shared import tiny_lm
@@ -144,7 +144,7 @@ def test_states_are_priced_by_what_was_measured_of_each_way(ways):
 
 
 def test_on_a_cpu_copies_are_measured_and_run_beside_no_work(monkeypatch):
-    monkeypatch.setattr("jaxmem._xla.backend.measured_link", lambda: (4e9, 3e9))
+    monkeypatch.setattr("jaxmem._target.compile.backend.measured_link", lambda: (4e9, 3e9))
     target = Target.parse("local")
     limits = Limits(target.usable_bytes, target.usable_bytes, target.host_bytes)
     kept = (Action.KEEP,)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._joint.steps import PlacedSteps
-from jaxmem._states.places import DIVIDED
+from jaxmem._model.states.places import DIVIDED
+from jaxmem._planner.joint.steps import PlacedSteps
 from jaxmem.errors import OptimizerError, StepError, TargetError
 from tests.shared import children, tiny_lm
 

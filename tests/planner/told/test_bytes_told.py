@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmem._compiled.compiled import Compiled
 from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.bytes import show_bytes
-from jaxmem._device.target import Target
-from jaxmem._explain.rows import UNSURE, without
-from jaxmem._outcome.searched import Spent, infeasible, outcome
-from jaxmem._plan.rows import Bytes
-from jaxmem._search.search import Found
-from jaxmem._solver.cost import evaluate
-from jaxmem._trials.compile import CompiledStep
-from jaxmem._trials.trial import Limits, Trial
-from jaxmem._trials.trials import Trials
+from jaxmem._planner.explain.rows import UNSURE, without
+from jaxmem._planner.outcome.searched import Spent, infeasible, outcome
+from jaxmem._planner.search.search import Found
+from jaxmem._planner.solve.cost import evaluate
+from jaxmem._planner.trials.compile import CompiledStep
+from jaxmem._planner.trials.trial import Limits, Trial
+from jaxmem._planner.trials.trials import Trials
+from jaxmem._result.plan.rows import Bytes
+from jaxmem._target.compiled.compiled import Compiled
+from jaxmem._target.devices.target import Target
 from tests.shared.profiles import INT4, chain, profile
 
 pytestmark = pytest.mark.core

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from jaxmem._core.actions import REST, keeps_everything
-from jaxmem._outcome.pareto import POINTS, curve
-from jaxmem._solver.cost import everything
-from jaxmem._solver.problem import Problem
-from jaxmem._solver.solution import priced
+from jaxmem._planner.outcome.pareto import POINTS, curve
+from jaxmem._planner.solve.cost import everything
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.solution import priced
 from tests.shared.profiles import chain, deep, profile
 
 pytestmark = pytest.mark.core

@@ -7,9 +7,9 @@ import pytest
 
 from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.profile import Option
-from jaxmem._outcome.table import rows
-from jaxmem._solver.problem import Problem
-from jaxmem._solver.solve import solve
+from jaxmem._planner.outcome.table import rows
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.solve import solve
 from tests.shared import profiles
 from tests.shared.profiles import INT4, block, chain, flat, oracle, profile
 

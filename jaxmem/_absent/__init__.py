@@ -1,1 +1,0 @@
-"""Compiles steps for devices that are not there, in processes of their own."""

@@ -1,1 +1,0 @@
-"""Holds states on the disk: what is whole is known to be, and goes on wherever arrays lie."""

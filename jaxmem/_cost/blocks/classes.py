@@ -1,0 +1,114 @@
+"""Takes equal blocks of a traced step together as classes, and makes the fingerprint that tells
+models apart.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from jaxmem._core.profile import BlockClass
+from jaxmem._cost.blocks.find import Instance, find_blocks
+from jaxmem._cost.blocks.segments import Graph, graph_of
+from jaxmem._model.tags.named import is_tag
+from jaxmem._trace.jaxpr import describe
+from jaxmem.errors import StepError
+
+NO_BLOCK = (
+    "profile: the step has no block: no jax.checkpoint region with a jaxmem policy {why}. Wrap each"
+    " layer: jax.checkpoint(layer, policy=jaxmem.remat_policy(plan)), nn.remat(Layer, policy=...)"
+    " or nnx.remat(layer, policy=...), with the plan that `build` is given"
+)
+
+
+class Class(NamedTuple):
+    """Blocks of one label whose graphs are equal.
+
+    graph: that of the first of them.
+    instances: all of them, such as the layers of an unrolled loop.
+    """
+
+    graph: Graph
+    instances: list[Instance]
+
+
+class Blocks(NamedTuple):
+    """The blocks of a traced step.
+
+    classes: equal blocks together, in the order in which they are found.
+    tag_names: those of every tag of the step, inside blocks or not.
+    idle: labels of blocks that no gradient runs through.
+    """
+
+    classes: list[Class]
+    tag_names: set[str]
+    idle: tuple[str, ...]
+
+
+def blocks_of(jaxpr) -> Blocks:
+    """Finds the blocks of a traced step. Raises StepError where there is none."""
+    found = find_blocks(jaxpr.jaxpr)
+    if not found.instances:
+        undifferentiated = (
+            "is differentiated: the blocks are there, but no gradient is taken through them"
+        )
+        why = undifferentiated if found.plain_labels else "is in it"
+        raise StepError(NO_BLOCK.format(why=why))
+    classes: dict[tuple, Class] = {}
+    for instance in found.instances:
+        graph = graph_of(instance)
+        # Inputs that are charged belong to the key: the first layer of an unrolled loop reads the
+        # step's own argument, which is in memory anyhow, where the others read a saved tensor.
+        key = (instance.label, graph_key(graph), instance.charged)
+        classes.setdefault(key, Class(graph, [])).instances.append(instance)
+    labels = {instance.label for instance in found.instances}
+    idle = tuple(sorted(found.plain_labels - labels))
+    return Blocks(list(classes.values()), found.tag_names, idle)
+
+
+def at_once(sizes: Iterable[tuple[Instance, int]]) -> int:
+    """The sum of sizes, each of a block, of which those in bodies of loops that run one after the
+    other, such as microbatches, are never there at once.
+    """
+    of: dict[int | None, int] = {None: 0}
+    for instance, size in sizes:
+        of[instance.repeats.home] = of.get(instance.repeats.home, 0) + size
+    return of.pop(None) + max(of.values(), default=0)
+
+
+def graph_key(graph: Graph) -> str:
+    """Returns a text that is equal for equal graphs: operations, shapes, tags, and what is needed.
+
+    Values are numbered anew in the order in which they are met, since equal graphs may stand in
+    jaxprs that number them otherwise.
+    """
+    avals = graph.instance.flat.avals
+    order = itertools.count()
+    number: dict[int, int] = {}
+    lines = []
+    for e in graph.equations:
+        for v in (*e.reads, *e.outputs):
+            if v not in number:
+                number[v] = next(order)
+        name = e.eqn.params["name"] if is_tag(e.eqn) else ""
+        reads, outputs = ([number[v] for v in side] for side in (e.reads, e.outputs))
+        lines.append(f"{name} {describe(e, avals)} {reads} {outputs}")
+    lines.append(f"{sorted(number.get(v, -1) for v in graph.needed)}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def plan_fingerprint(blocks: Iterable[BlockClass]) -> str:
+    """Returns what a plan is tied to: labels, layers, and each tag's name, shape and dtype.
+
+    It leaves out operations, and so is the same on every version of JAX.
+    """
+    blocks = list(blocks)
+    turns = lambda t: f" x {t.turns}" if t.turns > 1 else ""
+    lines = sorted(
+        f"{b.name} {b.layers} {t.name} {t.shape} {t.dtype}{turns(t)}"
+        for b in blocks
+        for t in b.tags
+    )
+    # A block without tags has no line yet.
+    lines += sorted(f"{b.name} {b.layers}" for b in blocks)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

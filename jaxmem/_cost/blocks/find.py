@@ -1,0 +1,240 @@
+"""Finds the blocks of a traced step: `jax.checkpoint` regions under our policy, in the backward
+pass.
+
+The step is traced with every tag recomputed. Then a block's backward equation reads the block's
+inputs and the cotangents of its outputs (last), repeats the forward, and goes on to the derivative:
+its jaxpr is the whole graph.
+"""
+
+import dataclasses
+import math
+from collections import Counter
+
+import jax.numpy as jnp
+
+from jaxmem._cost.blocks.policies import refuse_combined
+from jaxmem._cost.blocks.repeats import Repeats, repeats
+from jaxmem._cost.blocks.states import carried_states
+from jaxmem._model.tags.named import forward_names, holds_tag, is_block, is_tag, names_in
+from jaxmem._trace.jaxpr import (
+    Flat,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    as_scan,
+    call_body,
+    flatten,
+    subjaxprs,
+)
+from jaxmem._trace.primitives import INDICES, VIEWS
+
+# What these make of what is in memory anyhow is not saved: the backward makes it again, as a device
+# gathers a layer's parameters of which it has a part.
+FREELY = VIEWS | {"all_gather", "all_gather_invariant"}
+MOST_INDICES = 4096  # elements up to which an array may be a loop's counters or its layers' keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Instance:
+    """One block equation of the backward pass. Values are numbers of `flat`.
+
+    label: the policy's block label.
+    flat: the equation's jaxpr with its calls inlined: the forward, then the derivative.
+    cotangents: the inputs that are cotangents of the block's outputs.
+    boundary: the index of the first equation of the derivative; those before repeat the forward.
+    charged: the inputs that cost memory if the backward reads them raw.
+    repeats: how often the equation runs.
+    sharded: whether shapes are those of one device already, as inside `jax.shard_map`.
+    divisible: of how many layers a plan may divide it is one; 0 where a plan may not.
+    """
+
+    label: str
+    flat: Flat
+    cotangents: frozenset[int]
+    boundary: int
+    charged: tuple[int, ...]
+    repeats: Repeats
+    sharded: bool
+    divisible: int
+
+    @property
+    def layers(self) -> int:
+        return self.repeats.layers
+
+    @property
+    def runs(self) -> int:
+        return self.repeats.runs
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The blocks of a step's jaxpr.
+
+    instances: the block equations of the backward, in the order of the walk.
+    tag_names: every tag and checkpoint_name of the step, inside blocks or not.
+    plain_labels: labels of blocks outside the backward: their forward, or no gradient at all.
+    """
+
+    instances: list[Instance]
+    tag_names: set[str]
+    plain_labels: set[str]
+
+
+def _small(eqn: JaxprEqn) -> bool:
+    """Whether the equation makes only arrays as small as those that count layers."""
+    return all(math.prod(getattr(v.aval, "shape", ())) <= MOST_INDICES for v in eqn.outvars)
+
+
+def find_blocks(jaxpr: Jaxpr) -> Found:
+    """Walks a step's jaxpr, its loops and calls included, and collects its blocks.
+
+    What costs memory is told by where an input of a block's backward comes from: "free" is in
+    memory anyhow (arguments, constants, and views of these), "stacked" was saved by a loop over
+    layers, "carry" is handed on by a loop, "local" is anything else.
+
+    Raises TagError for a checkpoint whose policy combines ours with another.
+    """
+    refuse_combined(jaxpr)
+    instances: list[Instance] = []
+    plain_labels: set[str] = set()
+    names = forward_names(jaxpr)
+
+    def walk(jaxpr: Jaxpr, origin: dict[Var, str], frames: tuple, sharded: bool) -> list[str]:
+        """Collects the instances in `jaxpr`; returns where its outputs come from.
+
+        origin: where the inputs of `jaxpr` come from.
+        frames: the jaxprs round this one, outermost first, each with the trip count of the loop
+          that leads on from it (1 where it is no loop).
+        sharded: whether a `shard_map` is among them.
+        """
+        origin = dict.fromkeys(jaxpr.constvars, "free") | origin
+        here = lambda v: "free" if isinstance(v, Literal) else origin.get(v, "local")
+        # By variable: the equation that makes it, the first one that reads it, and how many blocks
+        # read it.
+        defined = {o: i for i, e in enumerate(jaxpr.eqns) for o in e.outvars}
+        first_use: dict[Var, int] = {}
+        block_uses = Counter(
+            v
+            for e in jaxpr.eqns
+            if is_block(e)
+            for v in {v for v in e.invars if not isinstance(v, Literal)}
+        )
+        for i, eqn in enumerate(jaxpr.eqns):
+            for v in eqn.invars:
+                if not isinstance(v, Literal):
+                    first_use.setdefault(v, i)
+        for i, eqn in enumerate(jaxpr.eqns):
+            # A slice is a view of what it slices, whatever its indices come from.
+            viewed = eqn.invars[:1] if eqn.primitive.name == "dynamic_slice" else eqn.invars
+            cheap = eqn.primitive.name in FREELY or (eqn.primitive.name in INDICES and _small(eqn))
+            if cheap and all(here(v) == "free" for v in viewed):
+                origin.update(dict.fromkeys(eqn.outvars, "free"))
+            if is_block(eqn):
+                if not eqn.params.get("differentiated"):  # a forward: its backward comes later
+                    plain_labels.add(eqn.params["policy"].block)
+                    continue
+                # Cotangents are the last inputs. What was read before the last one was born belongs
+                # to the forward; what several blocks read from it is shared, such as a mask.
+                last = eqn.invars[-1]
+                born = len(jaxpr.eqns) if isinstance(last, Literal) else defined.get(last, -1)
+                early = {
+                    v
+                    for v in eqn.invars
+                    if not isinstance(v, Literal) and first_use[v] < min(born, i)
+                }
+                shared = {v for v in early if block_uses[v] > 1}
+                kinds = [
+                    "free" if not isinstance(v, Literal) and v in shared else here(v)
+                    for v in eqn.invars
+                ]
+                # What is known is surely a residual; `_instance` tells what the others are.
+                known = [k in ("free", "stacked") or v in early for v, k in zip(eqn.invars, kinds)]
+                instance = _instance(eqn, kinds, known, frames + ((jaxpr, 1),), sharded)
+                if instance is not None:
+                    instances.append(instance)
+            elif (scan := as_scan(eqn)) is not None:
+                # What another loop made and this one slices, a turn at a time, is a stack of what
+                # layers saved; what it merely reads whole is not. Among a scan's operands stands
+                # first what it reads whole, then what it carries, then what it slices.
+                stacked = lambda v: v in defined and jaxpr.eqns[defined[v]].primitive.name == "scan"
+                inner, states = {}, carried_states(scan)
+                for k, (outer, v) in enumerate(zip(eqn.invars, scan.jaxpr.invars)):
+                    if scan.consts <= k < scan.consts + scan.carry:
+                        inner[v] = "free" if k - scan.consts in states else "carry"
+                    elif (
+                        k >= scan.consts
+                        and here(outer) != "free"
+                        and (here(outer) == "stacked" or stacked(outer))
+                    ):
+                        inner[v] = "stacked"
+                    else:  # read by an earlier equation too: it is in memory whatever the plan
+                        early = not isinstance(outer, Literal) and first_use[outer] < i
+                        inner[v] = "free" if early else here(outer)
+                walk(scan.jaxpr, inner, frames + ((jaxpr, scan.length),), sharded)
+            else:
+                for inner in subjaxprs(eqn):
+                    # A call's operands are its body's inputs; a conditional has one more, first.
+                    operands = eqn.invars[-len(inner.invars) :] if inner.invars else []
+                    # A while loop's trip count is not known: its frame counts one turn.
+                    loop = eqn.primitive.name == "while"
+                    kinds = ["carry" if loop else here(v) for v in operands]
+                    known = dict(zip(inner.invars, kinds))
+                    kinds = walk(
+                        inner,
+                        known,
+                        frames + ((jaxpr, 1),),
+                        sharded or eqn.primitive.name == "shard_map",
+                    )
+                    # Of these equations, only a call's outputs are exactly those of its body.
+                    if call_body(eqn) is not None:
+                        origin.update(
+                            {o: "free" for o, kind in zip(eqn.outvars, kinds) if kind == "free"}
+                        )
+        return [here(v) for v in jaxpr.outvars]
+
+    walk(jaxpr, dict.fromkeys(jaxpr.invars, "free"), (), False)
+    return Found(instances, names, plain_labels)
+
+
+def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
+    """Reads one block equation of the backward; None where no cotangent reaches it.
+
+    kinds, known: by input of the equation: where it comes from, and whether it is surely a
+      residual.
+    frames, sharded: those of the walk, the equation's own jaxpr last.
+    """
+    flat = flatten(eqn.params["jaxpr"])
+    tag_ancestors = _ancestors(
+        flat, [e for e in flat.equations if is_tag(e.eqn) or holds_tag(e.eqn)]
+    )
+    # From the last input backward: cotangents end where an input feeds a tag, has no derivative, or
+    # is surely a residual.
+    cotangents = set()
+    for number, sure in reversed(list(zip(flat.inputs, known))):
+        inexact = jnp.issubdtype(flat.avals[number].dtype, jnp.inexact)
+        if number in tag_ancestors or not inexact or (sure and cotangents):
+            break
+        cotangents.add(number)
+    boundary = next((i for i, e in enumerate(flat.equations) if cotangents & set(e.reads)), None)
+    if not cotangents or boundary is None:
+        return None
+    charged = tuple(n for n, k in zip(flat.inputs, kinds) if k != "free" and n not in cotangents)
+    names = set().union(*(names_in(e.eqn) for e in flat.equations[:boundary]))
+    alive = repeats(names, frames)
+    policy, cotangents = eqn.params["policy"], frozenset(cotangents)
+    return Instance(
+        policy.block, flat, cotangents, boundary, charged, alive, sharded, policy.layers
+    )
+
+
+def _ancestors(flat: Flat, equations) -> set[int]:
+    """The values that the equations read, and all that these are made from."""
+    made_by = {o: e for e in flat.equations for o in e.outputs}
+    found, todo = set(), [v for e in equations for v in e.reads]
+    while todo:
+        v = todo.pop()
+        if v not in found:
+            found.add(v)
+            todo += made_by[v].reads if v in made_by else ()
+    return found

@@ -1,0 +1,300 @@
+"""A block's forward as operations of one graph, those inside loops and `jax.shard_map` that hold
+tags among them.
+
+A value that a loop makes stands for those of all turns. A value inside a `jax.shard_map` stands for
+those of all devices, as every value outside does: its bytes are one device's times the number of
+devices. Where a turn reads what the one before it
+made, the graph has a cycle, and solvers want none: `mark` and `cycles` take it out without changing
+what is demanded.
+"""
+
+import dataclasses
+import graphlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxmem._cost.blocks.operations import Operation, Value
+from jaxmem._cost.blocks.segments import Graph, weight_of
+from jaxmem._model.tags.named import holds_tag, is_tag
+from jaxmem._trace.jaxpr import (
+    ClosedJaxpr,
+    JaxprEqn,
+    Literal,
+    as_scan,
+    call_body,
+    matmul_flops,
+    subjaxprs,
+)
+from jaxmem._trace.vary import Mapped, as_mapped
+
+
+class Builder:
+    """Collects the operations of a graph; loops in `closed`, by index, stay as they are.
+
+    size_of: bytes of a value.
+    axes: size by name of the mesh axes that divide the block's tensors.
+    again: by index of a "turn" operation, the value that the turn before made.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        closed: set[int],
+        size_of: Callable[[Any], int],
+        axes: Mapping[str, int],
+    ):
+        avals = graph.instance.flat.avals
+        self.needed, self._size_of, self._axes = graph.needed, size_of, axes
+        self.sizes = {v: size_of(aval) for v, aval in enumerate(avals)}
+        self.operations: list[Operation] = []
+        self.again: dict[int, int] = {}
+        self.constants: set[int] = set()
+        self._lengths: list[int] = []
+        self._mapped: dict[int, int] = {}  # by number of a `shard_map`: the devices that run it
+        self._scans = 0  # loops round what is being added
+        for i, e in enumerate(graph.equations):
+            self.sizes |= zip(e.outputs, self._results(e.eqn))
+            if i not in closed and _opens(e.eqn):
+                start = len(self.operations)
+                operands = [v if isinstance(v, Literal) else Value(v) for v in e.inputs]
+                self._open(e.eqn, operands, e.outputs, frozenset(), 1, i)
+                self._share(start)
+                continue
+            flops, matmuls = matmul_flops(e.eqn)
+            name = e.eqn.primitive.name
+            self._add(Operation(name, e.reads, e.outputs, i, 1.0, flops, matmuls, e.eqn))
+
+    def _add(self, operation: Operation) -> int:
+        self.operations.append(operation)
+        return len(self.operations) - 1
+
+    def _new(self, size: int, loops: Iterable[int]) -> Value:
+        """A value of `size` bytes in each turn of the loops."""
+        number = len(self.sizes)
+        self.sizes[number] = size * self._turns(loops)
+        return Value(number, frozenset(loops))
+
+    def _results(self, eqn: JaxprEqn) -> list[int]:
+        """Bytes of what an equation returns. Devices may return equal parts from a `shard_map`, and
+        hold them all.
+        """
+        if (mapped := as_mapped(eqn)) is None:
+            return [self._size_of(v.aval) for v in eqn.outvars]
+        return [self._devices(mapped) * self._size_of(v.aval) for v in mapped.jaxpr.outvars]
+
+    def _turns(self, loops: Iterable[int]) -> int:
+        return math.prod(self._lengths[k] for k in loops)
+
+    def tag_bytes(self, eqn: JaxprEqn) -> Counter[str]:
+        """Bytes of the tags inside an equation, by name. Branches share theirs."""
+        if is_tag(eqn):
+            return Counter({eqn.params["name"]: self._size_of(eqn.outvars[0].aval)})
+        found: Counter[str] = Counter()
+        for inner in subjaxprs(eqn):
+            sizes = sum((self.tag_bytes(e) for e in inner.eqns), Counter())
+            found = found | sizes if eqn.primitive.name == "cond" else found + sizes
+        scan, mapped = as_scan(eqn), as_mapped(eqn)
+        times = scan.length if scan else self._devices(mapped) if mapped else 1
+        return Counter({name: times * size for name, size in found.items()})
+
+    def _devices(self, mapped: Mapped) -> int:
+        return math.prod(n for axis, n in self._axes.items() if axis in mapped.manual)
+
+    def _open(self, eqn, operands, outputs, loops: frozenset[int], trips: int, whole: int) -> None:
+        """Adds the operations of a loop or of a `jax.shard_map`.
+
+        operands: its values and literals; `outputs`: numbers of its results.
+        loops, trips: the loops round it, and the product of their trip counts.
+        whole: the index of the equation of the graph that it is in.
+        """
+        this, mapped = len(self._lengths), as_mapped(eqn)
+        within = lambda v: v if isinstance(v, Literal) else Value(v.number, v.loops | {this})
+        if mapped is not None:
+            self._lengths.append(self._devices(mapped))
+            self._mapped[this] = math.prod(mapped.manual.values())
+            made = self._body(mapped.jaxpr, [within(v) for v in operands], trips, whole)
+            self._return(outputs, made, whole)
+            return
+        scan = as_scan(eqn)
+        assert scan is not None
+        self._lengths.append(scan.length)
+        trips *= scan.length
+        first, stop = scan.consts, scan.consts + scan.carry
+        carried, turns = [], []
+        for k in range(first, stop):
+            init = operands[k]
+            # What is carried may differ in every turn, and by whatever the body reads.
+            size = self._size_of(scan.jaxpr.invars[k].aval)
+            value = self._new(size, loops | {this} | _loops(operands))
+            reads = () if isinstance(init, Literal) else (init.number,)
+            turns.append(self._add(Operation("turn", reads, (value.number,), whole, 0.0)))
+            carried.append(value)
+        sliced = [within(v) for v in operands[stop:]]
+        self._scans += 1
+        made = self._body(eqn.params["jaxpr"], [*operands[:first], *carried, *sliced], trips, whole)
+        self._scans -= 1
+        for index, value in zip(turns, made):
+            if not isinstance(value, Literal):
+                self.again[index] = value.number
+        self._return(outputs, made, whole)
+
+    def _return(self, outputs: Sequence[int], made: Sequence, whole: int) -> None:
+        """Adds what hands on the results of a body as those of its equation."""
+        for number, value in zip(outputs, made):
+            reads = () if isinstance(value, Literal) else (value.number,)
+            self._add(Operation("stack", reads, (number,), whole, 0.0))
+
+    def _body(self, jaxpr, arguments, trips: int, whole: int) -> list:
+        """Adds the operations of a jaxpr that runs `trips` times; returns its outputs."""
+        inner, consts = (
+            (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, ClosedJaxpr) else (jaxpr, ())
+        )
+        env = dict(zip(inner.invars, arguments))
+        for v, _ in zip(inner.constvars, consts):
+            env[v] = self._new(self._size_of(v.aval), ())
+            self.constants.add(env[v].number)
+        read = lambda v: v if isinstance(v, Literal) else env[v]
+        for eqn in inner.eqns:
+            operands = [read(v) for v in eqn.invars]
+            loops = _loops(operands)
+            if (called := call_body(eqn)) is not None:
+                results = self._body(called, operands, trips, whole)
+            else:
+                results = [self._new(size, loops) for size in self._results(eqn)]
+                numbers = tuple(v.number for v in results)
+                if _opens(eqn):
+                    self._open(eqn, operands, numbers, loops, trips, whole)
+                else:
+                    self._one(eqn, operands, numbers, loops, trips, whole)
+            env.update(zip(eqn.outvars, results))
+        return [read(v) for v in inner.outvars]
+
+    def _one(self, eqn, operands, outputs, loops, trips, whole) -> None:
+        flops, matmuls = matmul_flops(eqn)
+        # Its weight in the loop's time, until `_share` divides by that of the whole loop.
+        weight = trips * weight_of(eqn)
+        mapped = loops & self._mapped.keys()
+        turns, devices = self._turns(loops - mapped), self._turns(mapped)
+        reads = tuple(v.number for v in operands if not isinstance(v, Literal))
+        flops *= trips * math.prod(self._mapped[k] for k in mapped)
+        counts, name, looped = (flops, trips * matmuls), eqn.primitive.name, self._scans > 0
+        self._add(
+            Operation(name, reads, outputs, whole, weight, *counts, eqn, turns, looped, devices)
+        )
+
+    def prune(self) -> None:
+        """Leaves out of the loops what leads to nothing that the backward needs."""
+        made, live, todo = self._made(), set(), list(self.needed)
+        while todo:
+            k = made.get(todo.pop())
+            if k is not None and k not in live:
+                live.add(k)
+                todo += self._reads(k)
+        place = {k: i for i, k in enumerate(sorted(live))}
+        self.operations = [self.operations[k] for k in place]
+        self.again = {place[k]: v for k, v in self.again.items() if k in live}
+
+    def mark(self) -> list[int]:
+        """Cuts the cycles of turns that the backward needs whatever is decided, and returns further
+        values that it needs for their sake.
+
+        Where no choice can spare what a turn hands on, it need not be demanded through the loop:
+        the backward demands it at once.
+        """
+        made = self._made()
+        always, todo = set(), list(self.needed)
+        while todo:
+            k = made.get(todo.pop())
+            if k is not None and k not in always:
+                always.add(k)
+                todo += () if self.operations[k].tag else self._reads(k)
+        marks = []
+        for k in [k for k, v in self.again.items() if made.get(v) in always]:
+            number = len(self.sizes)
+            self.sizes[number] = 0
+            marks.append(number)
+            whole = self.operations[k].whole
+            self._add(Operation("turn", (self.again.pop(k),), (number,), whole, 0.0))
+        return marks
+
+    def cycles(self) -> list[frozenset[int]]:
+        """Indices of operations that lead to each other, in sets."""
+        made = self._made()
+        before = {
+            k: {made[v] for v in self._reads(k) if v in made} for k in range(len(self.operations))
+        }
+        after: dict[int, set[int]] = {k: set() for k in before}
+        for k, makers in before.items():
+            for m in makers:
+                after[m].add(k)
+        found = {_reached(k, after) & _reached(k, before) for k in self.again}
+        return sorted((c for c in found if c), key=min)
+
+    def ordered(self, cycles: Sequence[frozenset[int]]) -> list[Operation]:
+        """The operations, each after those whose results it reads; each of the cycles is one, since
+        what demands one of its operations demands them all.
+        """
+        if not self._lengths:  # nothing was opened
+            return self.operations
+        group = {k: min(c) for c in cycles for k in c}
+        parts: dict[int, list[int]] = {}
+        for k in range(len(self.operations)):
+            parts.setdefault(group.get(k, k), []).append(k)
+        of_value = {v: group.get(k, k) for v, k in self._made().items()}
+        before = {
+            head: {of_value[v] for k in part for v in self._reads(k) if v in of_value} - {head}
+            for head, part in parts.items()
+        }
+        order = graphlib.TopologicalSorter(before).static_order()
+        return [self._joined(parts[head]) for head in order]
+
+    def _joined(self, part: Sequence[int]) -> Operation:
+        """Operations as one."""
+        if len(part) == 1:
+            (k,) = part
+            return dataclasses.replace(self.operations[k], reads=tuple(self._reads(k)))
+        several = [self.operations[k] for k in part]
+        outputs = tuple(v for o in several for v in o.outputs)
+        reads = tuple(dict.fromkeys(v for k in part for v in self._reads(k) if v not in outputs))
+        total = lambda what: sum(getattr(o, what) for o in several)
+        sums = total("share"), total("flops"), total("matmuls")
+        return Operation("turns", reads, outputs, several[0].whole, *sums)
+
+    def _made(self) -> dict[int, int]:
+        """By number of a value, the index of the operation that makes it."""
+        return {v: k for k, o in enumerate(self.operations) for v in o.outputs}
+
+    def _reads(self, k: int) -> list[int]:
+        """What operation `k` reads, of the turn before too."""
+        own = [*self.operations[k].reads]
+        return [*own, self.again[k]] if k in self.again else own
+
+    def _share(self, start: int) -> None:
+        """Makes weights of the operations from `start` on into shares."""
+        total = sum(o.share for o in self.operations[start:]) or 1.0
+        for k in range(start, len(self.operations)):
+            o = self.operations[k]
+            self.operations[k] = dataclasses.replace(o, share=o.share / total)
+
+
+def _loops(values: Iterable) -> frozenset[int]:
+    """The loops that any of the values differs in the turns of."""
+    return frozenset().union(*(v.loops for v in values if not isinstance(v, Literal)))
+
+
+def _opens(eqn: JaxprEqn) -> bool:
+    """Whether the equation is a loop or a `jax.shard_map` with a tag that its own forward runs."""
+    return eqn.primitive.name in ("scan", "shard_map") and holds_tag(eqn)
+
+
+def _reached(start: int, edges: Mapping[int, Iterable[int]]) -> frozenset[int]:
+    """What lies one or more edges from `start`."""
+    found, todo = set(), list(edges[start])
+    while todo:
+        k = todo.pop()
+        if k not in found:
+            found.add(k)
+            todo += edges[k]
+    return frozenset(found)

@@ -1,0 +1,138 @@
+"""Opens the loops and the `jax.shard_map` of a block's forward that hold tags, so that what is in
+them is decided like the rest of the block.
+
+`jax.checkpoint` asks its policy inside a `lax.scan` too: it stacks what is saved there, a turn on
+top of the other, runs the loop again in the backward, and leaves out of it what nothing reads. So
+an operation of the loop's body is an operation of the block, whose result has the bytes of all
+turns. It asks the policy inside a `jax.shard_map` in the same way, and returns what is saved from
+there, each device its part.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from jaxmem._core.bytes import show_bytes
+from jaxmem._core.warn import warn
+from jaxmem._cost.blocks.loops import Builder
+from jaxmem._cost.blocks.operations import Operation
+from jaxmem._cost.blocks.segments import Graph
+from jaxmem._trace.jaxpr import JaxprEqn, nbytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A graph whose loops and `jax.shard_map` with tags are opened.
+
+    operations: in topological order.
+    sizes: bytes by number of a value, those of all turns, before a mesh divides them.
+    needed: what the backward reads; of a value without bytes, that the backward's own run of the
+      loop reads it.
+    fixed: values that depend on no input.
+    hidden: by tag that stands inside an equation that is not opened, the primitive of that and the
+      tag's bytes; the primitive is "" where it stands in the backward alone.
+    """
+
+    operations: tuple[Operation, ...]
+    sizes: Mapping[int, int]
+    needed: tuple[int, ...]
+    fixed: frozenset[int]
+    hidden: Mapping[str, tuple[str, int]]
+
+
+def opened(
+    graph: Graph,
+    size_of: Callable[[Any], int] = nbytes,
+    axes: Mapping[str, int] = MappingProxyType({}),
+) -> Opened:
+    """Opens every loop and `jax.shard_map` of the graph that holds a tag, those loops aside whose
+    turns cannot be told apart.
+
+    size_of: bytes of a value.
+    axes: size by name of the mesh axes that divide the block's tensors.
+    """
+    closed: set[int] = set()
+    while True:
+        builder = Builder(graph, closed, size_of, axes)
+        builder.prune()
+        marks = builder.mark()
+        cycles = builder.cycles()
+        if tagged := [c for c in cycles if any(builder.operations[k].tag for k in c)]:
+            closed.update(builder.operations[k].whole for c in tagged for k in c)
+            continue
+        operations = builder.ordered(cycles)
+        fixed = set(graph.instance.flat.constants) | builder.constants
+        for o in operations:
+            if fixed.issuperset(o.reads):
+                fixed.update(o.outputs)
+        return Opened(
+            tuple(operations),
+            builder.sizes,
+            (*graph.needed, *marks),
+            frozenset(fixed),
+            _hidden(graph, operations, builder.tag_bytes),
+        )
+
+
+# By primitive: where a tag stands that nothing is decided about, and what to do.
+_PLACES = {
+    "scan": (
+        "inside a loop of which each turn reads what the tag decides about in the turn before",
+        "tag what the loop returns, or what it reads",
+    ),
+    "while": (
+        "inside a while loop, of which JAX saves nothing",
+        "write the loop as a jax.lax.scan, or tag what it returns",
+    ),
+    "cond": (
+        "inside a branch of a conditional, whose branches share the memory of what they save",
+        "tag what the conditional returns, or choose with jnp.where",
+    ),
+    "": (
+        "where the block's backward alone runs it, such as in the backward of a custom derivative",
+        "tag what the block's forward computes",
+    ),
+}
+
+
+def hidden_tags(blocks: Iterable[tuple[str, Opened, int]]) -> set[str]:
+    """Names of tags that stand where nothing is decided about them, with a warning for each kind of
+    such a place.
+
+    blocks: the label of each block class, its graph, and the number of devices that divide it.
+    """
+    places: dict[tuple[str, str], dict[str, int]] = {}
+    for label, inside, shards in blocks:
+        for name, (primitive, size) in inside.hidden.items():
+            places.setdefault((label, primitive), {})[name] = -(-size // shards)
+    for (label, primitive), names in sorted(places.items()):
+        other = f"inside {primitive}", "tag what it returns, or what it reads"
+        where, remedy = _PLACES.get(primitive, other)
+        sizes = (f"{name!r} ({show_bytes(size)} a layer)" for name, size in sorted(names.items()))
+        warn(
+            f"jaxmem: the tags {', '.join(sizes)} of block {label!r} stand"
+            f" {where}: nothing is decided there. They are recomputed, unless a plan stores a"
+            f" tensor of their name elsewhere in the block; {remedy}"
+        )
+    return set().union(*places.values())
+
+
+def _hidden(
+    graph: Graph,
+    operations: Iterable[Operation],
+    tag_bytes: Callable[[JaxprEqn], Mapping[str, int]],
+) -> dict[str, tuple[str, int]]:
+    """Names of tags that stand where nothing is decided: see `Opened.hidden`."""
+    flat, boundary = graph.instance.flat, graph.instance.boundary
+    decided = {o.tag.params["name"] for o in operations if o.tag is not None}
+    found = {}
+    for e in flat.equations[boundary:]:
+        sizes = tag_bytes(e.eqn)
+        found |= {name: ("", size) for name, size in sizes.items() if name not in decided}
+    for o in operations:
+        if o.eqn is not None and o.tag is None:
+            times = o.turns * o.devices
+            sizes = tag_bytes(o.eqn)
+            found |= {name: (o.primitive, times * size) for name, size in sizes.items()}
+    return found

@@ -1,0 +1,122 @@
+"""Checks the policies of a traced step: whether they are those of the plan that `build` was given,
+and whether any was combined with another.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+
+from jaxmem._model.tags.policy import Policy
+from jaxmem._trace.jaxpr import Jaxpr
+from jaxmem._trace.primitives import REMAT
+from jaxmem._trace.rewrite import equations
+from jaxmem._trace.source import place_of
+from jaxmem.errors import StepError, TagError
+
+
+def check_plan_is_passed_on(recomputed: Jaxpr, kept: Jaxpr) -> None:
+    """Raises StepError if a block has the same policy under two plans that differ for every block.
+
+    A step that has no policy at all as it is written, such as that of `jaxmem.auto`, passes.
+
+    recomputed: the step traced with every tag recomputed, by `Assignment.nothing()`.
+    kept: the step traced as it is written, by `Assignment.unchanged()`, where blocks under policies
+      keep everything.
+    """
+    same = _policies(recomputed) & _policies(kept)
+    if not same:
+        return
+    names = ", ".join(map(repr, sorted({policy.block for policy in same})))
+    raise StepError(
+        "plan: `build` does not pass its plan on to every block: it was called with a plan that"
+        " recomputes every tag and with one that keeps everything, and blocks of label"
+        f" {names} have the same policy in both steps: {_cause(same)}. Expected"
+        " policy=jaxmem.remat_policy(plan) with the plan that `build` is given, in a step that is"
+        " made anew in each call; a block that is not to be planned takes no jaxmem policy"
+    )
+
+
+def has_policies(jaxpr: Jaxpr) -> bool:
+    """Whether a checkpoint has a policy of jaxmem."""
+    return bool(_policies(jaxpr))
+
+
+def own_checkpoints(jaxpr: Jaxpr) -> list[str]:
+    """The user's files and lines of the checkpoints that have no policy of jaxmem."""
+    found = (
+        place_of(e)
+        for e in equations(jaxpr)
+        if e.primitive.name in REMAT and not isinstance(e.params.get("policy"), Policy)
+    )
+    return list(dict.fromkeys(found))
+
+
+def refuse_combined(jaxpr: Jaxpr) -> None:
+    """Raises TagError for a checkpoint whose policy is a function of a jaxmem policy, such as
+    `jax.checkpoint_policies.save_from_both_policies` makes: blocks are found by their policy.
+    """
+    for policy in _checkpoints(jaxpr):
+        if not isinstance(policy, Policy) and _holds_ours(policy, set()):
+            name = getattr(policy, "__qualname__", type(policy).__name__)
+            raise TagError(
+                f"profile: the policy of a checkpoint is {name}, a function that combines"
+                " jaxmem.remat_policy(plan) with another policy, as"
+                " jax.checkpoint_policies.save_from_both_policies does; then no plan can decide"
+                " the block, and codes are lost. Expected jaxmem.remat_policy(plan) itself; name"
+                " what the other policy saves by jaxmem.tag, or jax.ad_checkpoint.checkpoint_name,"
+                " so that the plan decides it too"
+            )
+
+
+def _cause(policies: set[Policy]) -> str:
+    """What probably makes a policy the same under every plan."""
+    choices = next(iter(sorted(policies, key=lambda p: p.block))).choices
+    if choices is None:
+        return (
+            "it keeps everything, as remat_policy(None) does, or a step that an earlier"
+            " build(None) made and that is cached"
+        )
+    if not choices:
+        return (
+            "it is the first call's, unless a fixed plan recomputes everything: the model or the"
+            " step is cached, by functools.cache, or by a jax.jit function made outside `build`,"
+            " which keeps what it traced first although a global that it closes over changed"
+        )
+    told = ", ".join(f"{tag}: {choice}" for tag, choice in choices[:3])
+    return f"it is of another plan ({told}{', ...' if len(choices) > 3 else ''})"
+
+
+def _policies(jaxpr: Jaxpr) -> set[Policy]:
+    return {policy for policy in _checkpoints(jaxpr) if isinstance(policy, Policy)}
+
+
+def _checkpoints(jaxpr: Jaxpr) -> Iterator:
+    """The policy of each checkpoint, None where it has none."""
+    return (e.params.get("policy") for e in equations(jaxpr) if e.primitive.name in REMAT)
+
+
+def _holds_ours(value, seen: set[int]) -> bool:
+    """Whether a function is made of a jaxmem policy: in its closure, its defaults, or what a
+    `functools.partial` binds.
+    """
+    if isinstance(value, Policy):
+        return True
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    return any(_holds_ours(part, seen) for part in _parts(value))
+
+
+def _parts(value) -> Iterator:
+    if isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, list | tuple):
+        yield from value
+    elif isinstance(value, Callable):
+        yield getattr(value, "__self__", None)
+        yield from getattr(value, "__defaults__", None) or ()
+        yield from (getattr(value, "__kwdefaults__", None) or {}).values()
+        for cell in getattr(value, "__closure__", None) or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # a variable that was never assigned
+                continue

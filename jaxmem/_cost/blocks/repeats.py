@@ -1,0 +1,66 @@
+"""Counts how often a block's backward runs in a step, and for how many of its runs what is saved is
+alive at once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from jaxmem._model.tags.named import forward_names
+from jaxmem._trace.jaxpr import Jaxpr, JaxprEqn, subjaxprs
+
+
+class Repeats(NamedTuple):
+    """How often a block's backward equation runs.
+
+    layers: for how many runs of the equation saved tensors are alive at once.
+    home: the loop's body that all of these begin and end in, by its id; None outside of loops.
+      Bodies run one after the other, such as those of microbatches.
+    loops: how many loops, one in another, make so many.
+    runs: how often the equation runs in a step.
+    """
+
+    layers: int
+    home: int | None
+    loops: int
+    runs: int
+
+
+def repeats(names: set[str], frames: Sequence[tuple[Jaxpr, int]]) -> Repeats:
+    """Counts from the innermost loop outwards.
+
+    `runs` takes every trip count, `layers` those of loops that only the backward is in: the forward
+    ran before them in a loop of its own, so that all of its saved tensors are alive. A block
+    without tags has no name by which to find its forward, and its loop over layers is told by
+    running backward.
+
+    names: the block's tags.
+    frames: the jaxprs round the equation, outermost first, each with the trip count of the loop
+      that leads on from it (1 where it is no loop).
+    """
+    layers, loops, runs, inside, home = 1, 0, 1, True, None
+    jaxprs = [jaxpr for jaxpr, _ in frames]
+    for depth in range(len(frames) - 1, -1, -1):
+        length = frames[depth - 1][1] if depth else 1  # of the loop whose body this jaxpr is
+        runs *= length
+        if inside and (
+            names & forward_names(jaxprs[depth]) or (not names and not _reversed(jaxprs, depth))
+        ):
+            inside = False  # the forward is in here too: outer loops do not multiply what is alive
+        if inside:
+            layers, loops = layers * length, loops + (length > 1)
+        elif home is None and _in_loop(jaxprs, depth, lambda _: True):
+            home = id(jaxprs[depth])
+    return Repeats(layers, home, loops, runs)
+
+
+def _reversed(jaxprs: Sequence[Jaxpr], depth: int) -> bool:
+    """Whether the jaxpr at `depth` is the body of a scan that runs backward."""
+    return _in_loop(jaxprs, depth, lambda e: bool(e.params.get("reverse")))
+
+
+def _in_loop(jaxprs: Sequence[Jaxpr], depth: int, which: Callable[[JaxprEqn], bool]) -> bool:
+    """Whether the jaxpr at `depth` is the body of such a loop."""
+    loops = [e for e in jaxprs[depth - 1].eqns if e.primitive.name in ("scan", "while")]
+    return depth > 0 and any(
+        which(e) and any(inner is jaxprs[depth] for inner in subjaxprs(e)) for e in loops
+    )

@@ -1,0 +1,199 @@
+"""Cuts a block's forward into segments that can be timed alone, and shares a segment's time among
+its equations.
+
+XLA fuses operations, so that the time of an equation by itself means little. A segment holds what
+leads to one tag from the tags before it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+from jaxmem._cost.blocks.find import Instance
+from jaxmem._model.tags.named import is_tag
+from jaxmem._trace.jaxpr import FlatEquation, JaxprEqn, Literal, matmul_flops, nbytes, run
+from jaxmem._trace.primitives import VIEWS
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """What the backward of one block may need. Values are numbers of the instance's flat jaxpr.
+
+    instance: the block equation that it was read from.
+    equations: the forward's equations that lead to what the backward reads, in order.
+    needed: the values of the forward that the backward reads, inputs included.
+    materialized: those of them that a matrix product or a loop reads, which reads from memory.
+    """
+
+    instance: Instance
+    equations: tuple[FlatEquation, ...]
+    needed: tuple[int, ...]
+    materialized: frozenset[int]
+
+    @functools.cached_property
+    def fixed(self) -> frozenset[int]:
+        """Values that depend on no input, such as a causal mask: a loop holds them once, not once a
+        layer.
+        """
+        found = set(self.instance.flat.constants)
+        for e in self.equations:
+            if found.issuperset(e.reads):
+                found.update(e.outputs)
+        return frozenset(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Equations that run together, as a function to time.
+
+    equations: indices into `Graph.equations`.
+    function: takes arrays shaped like `avals`.
+    avals: the segment's inputs.
+    weights: by equation, its share of the segment's time.
+    """
+
+    equations: tuple[int, ...]
+    function: Callable
+    avals: tuple
+    weights: tuple[float, ...]
+
+
+def graph_of(instance: Instance) -> Graph:
+    """Reads from a block equation what its backward needs of its forward."""
+    flat = instance.flat
+    forward, backward = flat.equations[: instance.boundary], flat.equations[instance.boundary :]
+    made = {o for e in forward for o in e.outputs}
+    inputs = set(flat.inputs) - instance.cotangents
+    readable = made | inputs
+    needed = {v for e in backward for v in e.reads if v in readable}
+    # A value of the forward may also be returned as a gradient, with no equation between.
+    needed |= {v for v in flat.outputs if isinstance(v, int) and v in made}
+    # These read operands from memory. Other readers fuse with what makes their operands.
+    big = ("dot_general", "conv_general_dilated", "scan", "while", "cond")
+    materialized = {
+        v for e in backward if e.eqn.primitive.name in big for v in e.reads if v in needed
+    }
+    # Of the forward, keep what leads to a needed value.
+    live, kept = set(needed), []
+    for e in reversed(forward):
+        if live & set(e.outputs):
+            kept.append(e)
+            live |= set(e.reads)
+    return Graph(instance, tuple(reversed(kept)), tuple(sorted(needed)), frozenset(materialized))
+
+
+def partition(graph: Graph) -> list[list[int]]:
+    """Puts every equation but the tags into one segment, given as its indices.
+
+    First come those that lead to a tag, tag by tag, then those that lead to each value that the
+    backward needs. An equation that leads to several belongs to the first.
+    """
+    made_by = {o: i for i, e in enumerate(graph.equations) for o in e.outputs}
+    owner: dict[int, int] = {}
+    groups: list[list[int]] = []
+
+    def claim(roots):
+        """Makes a segment of all that leads to `roots`, up to tags and to other segments."""
+        members, todo = [], list(roots)
+        while todo:
+            i = made_by.get(todo.pop())
+            if i is None or i in owner or is_tag(graph.equations[i].eqn):
+                continue
+            owner[i] = len(groups)
+            members.append(i)
+            todo += graph.equations[i].reads
+        if members:
+            groups.append(sorted(members))
+
+    for e in graph.equations:
+        if is_tag(e.eqn):
+            claim(e.reads)
+    for v in graph.needed:
+        claim([v])
+    return groups
+
+
+def segments(graph: Graph) -> list[Segment]:
+    """Returns the segments of a graph with the functions that are timed for them."""
+    flat = graph.instance.flat
+    constants = flat.constants
+    result = []
+    for members in partition(graph):
+        equations = [graph.equations[i] for i in members]
+        inside = {o for e in equations for o in e.outputs}
+        others = [e for i, e in enumerate(graph.equations) if i not in set(members)]
+        # Values are written to memory for readers in other segments, and for those of the backward
+        # that need them there; the backward's other readers fuse with this segment (`fused`).
+        read_outside = {v for e in others for v in e.reads} | graph.materialized
+        outputs = [v for v in sorted(inside) if v in read_outside]
+        fused = [v for v in sorted(inside) if v in graph.needed and v not in outputs]
+        inputs = sorted({v for e in equations for v in e.reads} - inside - set(constants))
+
+        # The loop's variables are bound as defaults: the function runs when they have changed.
+        def function(*arrays, equations=equations, inputs=inputs, outputs=outputs, fused=fused):
+            values = run(equations, dict(zip(inputs, arrays)) | constants)
+            # What the backward fuses into its own loops is computed, and reduced instead of
+            # written.
+            return [values[v] for v in outputs], [_reduced(values[v]) for v in fused]
+
+        weights = [
+            0.0 if graph.fixed.issuperset(e.outputs) else weight_of(e.eqn) for e in equations
+        ]
+        total = sum(weights) or 1.0  # a segment of views alone weighs nothing
+        avals = tuple(flat.avals[v] for v in inputs)
+        result.append(Segment(tuple(members), function, avals, tuple(w / total for w in weights)))
+    return result
+
+
+def forward(graph: Graph) -> tuple[Callable, tuple]:
+    """Returns the whole forward of a block that keeps everything its backward needs, and the avals
+    of its arguments.
+    """
+    return _piece(graph, graph.equations, [v for v in graph.needed if v not in graph.fixed])
+
+
+def backward(graph: Graph) -> tuple[Callable, tuple]:
+    """Returns the derivative alone, a function of what was kept and of cotangents, and the avals of
+    its arguments.
+    """
+    flat = graph.instance.flat
+    equations = flat.equations[graph.instance.boundary :]
+    made = {o for e in equations for o in e.outputs}
+    return _piece(graph, equations, [v for v in flat.outputs if v in made])
+
+
+def _piece(
+    graph: Graph, equations: Sequence[FlatEquation], outputs: list[int]
+) -> tuple[Callable, tuple]:
+    """Returns equations as a function of the values that they read and do not make, and the avals
+    of these. The function returns those of `outputs` that they make.
+    """
+    flat = graph.instance.flat
+    made = {o for e in equations for o in e.outputs}
+    inputs = sorted({v for e in equations for v in e.reads} - made - set(flat.constants))
+
+    def function(*arrays):
+        values = run(equations, dict(zip(inputs, arrays)) | flat.constants)
+        return [values[v] for v in outputs if v in made]
+
+    return function, tuple(flat.avals[v] for v in inputs)
+
+
+def _reduced(x):
+    """The sum of a numeric array, so that all of it is computed and little is written."""
+    # bfloat16 is none of NumPy's kinds. What is no number, such as a random key, stays as it is.
+    return (
+        x.sum()
+        if (hasattr(x, "sum") and x.dtype.kind in "fiubc") or str(x.dtype) == "bfloat16"
+        else x
+    )
+
+
+def weight_of(eqn: JaxprEqn) -> float:
+    """A rough time, in bytes of traffic: 100 FLOPs of matrix products count as a byte, which is
+    between a CPU's and a GPU's balance.
+    """
+    if eqn.primitive.name in VIEWS:
+        return 0.0
+    values = [v for v in eqn.invars if not isinstance(v, Literal)] + [*eqn.outvars]
+    return sum(nbytes(v.aval) for v in values) + matmul_flops(eqn)[0] / 100

@@ -1,0 +1,1 @@
+"""Prices the blocks of a traced step in bytes and seconds: the profile."""

@@ -1,0 +1,94 @@
+"""The pieces of work whose times a profile needs, by key.
+
+A profile is drafted before any time is known: whatever has a price holds the key of a job. When all
+jobs were timed together, the keys are looked up.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem._target.devices.tiles import tiled_bytes
+from jaxmem._trace.jaxpr import nbytes
+from jaxmem._trace.job import Job
+
+# The size of the loop that tells what keeping costs: more than any cache, or allocator, holds.
+LAYERS, LAYER_BYTES = 32, 2**22
+
+
+class Jobs:
+    """Collects jobs in the order in which they are added.
+
+    local: whether they will run here, so that keeping a tensor can be timed as a loop does it.
+    tiled: whether arrays take the bytes that they do in a TPU's tiles.
+    """
+
+    def __init__(self, local: bool, tiled: bool = False):
+        self.local, self.tiled = local, tiled
+        self.keys: list[tuple] = []
+        self.jobs: list[Job] = []
+        self._kept: set[tuple] = set()
+
+    def add(self, key: tuple, job: Job) -> None:
+        """Adds a job under a key that no other job has."""
+        self.keys.append(key)
+        self.jobs.append(job)
+
+    def stored(self, aval, layers: int = 1) -> int:
+        """Bytes of an array, where it is one of so many that lie in one stack."""
+        if not self.tiled or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+            return nbytes(aval)
+        size = tiled_bytes((layers, *aval.shape), aval.dtype.itemsize)
+        shared = 2 if aval.dtype.name in ("int4", "uint4") else 1  # numbers in a byte
+        return -(-size // (layers * shared))
+
+    def keep(self, size: int, stacked: bool) -> tuple[tuple, ...]:
+        """Adds what tells the cost of keeping `size` bytes until the backward, on top of computing
+        them, and returns the keys whose costs add up to it.
+
+        Here: their share of a loop over layers that keeps what it computes for its backward, less
+        one that does not. A step's saved tensors are one large piece of fresh memory, of which
+        every page costs more than its bytes' writing, however small the single tensor.
+
+        Elsewhere: passes that read and write. Where a loop over layers stacks what it saves, there
+        are two, since XLA copies a tensor into the stack and out of it again; else one, of the
+        writing and the reading themselves. (`python -m benchmarks.time_choices` compares both with
+        XLA's estimates of whole steps.)
+        """
+        key = ("keep", size)
+        if self.local:
+            if not self._kept:  # one pair of loops tells the price of every size
+                aval = jax.ShapeDtypeStruct((LAYER_BYTES // 4,), jnp.float32)
+                for kept in (True, False):
+                    self.add(("loop", kept), Job(functools.partial(_loop, kept), (aval,)))
+            self._kept.add(key)
+            return (key,)
+        if key not in self.keys:  # `size` rounded up to whole float32 numbers
+            self.add(key, Job(lambda x: -x, (jax.ShapeDtypeStruct((-(-size // 4),), jnp.float32),)))
+        return (key, key) if stacked else (key,)
+
+    def prices(self, seconds: Sequence[float]) -> dict[tuple, float]:
+        """Returns seconds by key, from those of the jobs in order."""
+        price = dict(zip(self.keys, seconds))
+        if self._kept:
+            of_byte = max(0.0, price["loop", True] - price["loop", False]) / (LAYERS * LAYER_BYTES)
+            price |= {key: of_byte * key[1] for key in self._kept}
+        return price
+
+
+def _loop(kept: bool, x):
+    """A forward and a backward loop that hand `x` from layer to layer, and keep it for the
+    backward, or do not.
+    """
+
+    def forward(c, _):
+        y = c * 0.5 + 1.0
+        return y, y if kept else None
+
+    def backward(c, y):
+        return c * 0.9 + (y if kept else 0.1), None
+
+    last, stack = jax.lax.scan(forward, x, None, length=LAYERS)
+    return jax.lax.scan(backward, last, stack, length=LAYERS, reverse=True)[0]

@@ -1,0 +1,256 @@
+"""Lists the choices that are open to a tag, with the pieces of work whose times make up the price
+of each.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem._core.actions import KEEP, LOSSLESS, OFFLOAD, Action, Choice
+from jaxmem._cost.profile.jobs import Jobs
+from jaxmem._model.codecs import registry
+from jaxmem._model.codecs.mask import BitMask
+from jaxmem._model.codecs.outlier import OutlierSeparated
+from jaxmem._model.tags.policy import is_moved
+from jaxmem._model.tags.tag import tag_p
+from jaxmem._trace.jaxpr import JaxprEqn, nbytes
+from jaxmem._trace.job import Job
+from jaxmem.errors import TagError
+
+
+@dataclasses.dataclass(frozen=True)
+class UnpricedOption:
+    """A choice whose time is not known yet.
+
+    choice: the action and its codec.
+    device_bytes, host_bytes: those of one layer, before a mesh divides them.
+    jobs: keys of the jobs whose times add up to its price.
+    each: keys of those that run once for every tensor of the place.
+    """
+
+    choice: Choice
+    device_bytes: int
+    host_bytes: int
+    jobs: tuple[tuple, ...]
+    each: tuple[tuple, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Allowed:
+    """What a user lets a planner choose from.
+
+    actions: those open to tags.
+    named: those of them that are open to values that `checkpoint_name` names, whose authors may
+      know of no codec.
+    looped: those of them that are open inside loops of a block; the profile sets them.
+    codecs: one codec, several, a dict by kind, or None for the kinds' own.
+    outliers: how many outlier channels were counted, by block and tag; codecs that separate them
+      have room for so many.
+    careful: whether a lossy codec is taken only for a gain that one would notice, since the user
+      did not ask for codecs.
+    """
+
+    actions: Sequence[Action] = ()
+    named: Sequence[Action] = LOSSLESS
+    looped: Sequence[Action] = ()
+    codecs: Any = None
+    outliers: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
+    careful: bool = False
+
+    def without_offload(self) -> "Allowed":
+        """The same without the actions that offload."""
+        return dataclasses.replace(self, actions=[a for a in self.actions if not a.offloads])
+
+    def open_to(self, places: "Sequence[Place]") -> list[Action]:
+        """The actions that are open at each of the places."""
+        named = any(place.eqn.primitive is not tag_p for place in places)
+        looped = any(place.looped for place in places)
+        return [
+            a
+            for a in self.actions
+            if (a in self.named or not named) and (a in self.looped or not looped)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A point of a block where a name stands.
+
+    eqn: the tag, of `jaxmem.tag` or `checkpoint_name`.
+    turns: how many of its tensors one layer saves.
+    looped: whether it is inside a loop of the block.
+    stack: of how many layers a loop stacks what is saved of it; 0 where none does.
+    """
+
+    eqn: JaxprEqn
+    turns: int
+    looped: bool
+    stack: int
+
+    @property
+    def stacked(self) -> bool:
+        return self.stack > 0
+
+    @property
+    def aval(self) -> Any:
+        """One tensor's shape and dtype."""
+        return self.eqn.outvars[0].aval
+
+
+def options_of(
+    places: Sequence[Place], key: tuple, allowed: Allowed, jobs: Jobs, outliers: int | None = None
+) -> list[tuple[UnpricedOption, ...]]:
+    """Returns the choices open to the name that stands at all of `places`, for each of them. A
+    choice is open to it if every place can take it.
+
+    key: what keeps the keys of its jobs apart from those of other names.
+    allowed: what may be chosen from.
+    jobs: each choice's jobs are added to it.
+    outliers: how many outlier channels were counted, or None.
+
+    Raises TagError if two places ask for different codecs.
+    """
+    actions = allowed.open_to(places)
+    compressing = [a for a in actions if a.compresses]
+    chosen = codecs_of(places, allowed.codecs) if compressing else ()
+    fitted = {c: with_room(c, outliers) for c in chosen}
+    takes = {
+        c: fits
+        for c, fits in fitted.items()
+        if all(_encoded(fits, place) is not None for place in places)
+    }
+    return [
+        _options(place, (*key, k), actions, compressing, takes, jobs)
+        for k, place in enumerate(places)
+    ]
+
+
+def _options(
+    place: Place, key: tuple, actions: Sequence[Action], compressing, codecs: Mapping, jobs: Jobs
+) -> tuple[UnpricedOption, ...]:
+    """The choices open to one place: those of `actions`, of which `compressing` with `codecs`: what
+    was asked for, and what it is with room for the outliers that were counted. The first is timed,
+    so that another count takes no new measurements.
+    """
+    aval, turns = place.aval, place.turns
+    stored = lambda aval: turns * jobs.stored(aval, max(1, place.stack))
+    size, found = stored(aval), []
+    if Action.KEEP in actions:
+        found.append(UnpricedOption(KEEP, size, 0, jobs.keep(size, place.stacked)))
+    if Action.OFFLOAD in actions:
+        found.append(UnpricedOption(OFFLOAD, 0, size, moved(jobs.keep(size, place.stacked))))
+    for codec, fitted in codecs.items():
+        spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+        parts = jax.eval_shape(fitted.encode, spec)
+        codes = sum(map(stored, parts))
+        stays = sum(stored(part) for part in parts if not is_moved(part))
+        encoded = jax.eval_shape(codec.encode, spec)
+        keys = tuple((*key, str(codec), way) for way in ("encode", "decode"))
+        # Default arguments, since the loop's variables are others when the job runs.
+        decode = lambda *c, codec=codec: codec.decode(c, aval.shape, aval.dtype)
+        jobs.add(keys[0], Job(codec.encode, (aval,)))
+        jobs.add(keys[1], Job(decode, tuple(encoded)))
+        for action in compressing:
+            choice, kept = Choice(action, str(fitted)), jobs.keep(codes, place.stacked)
+            if action.offloads:
+                found.append(UnpricedOption(choice, stays, codes - stays, moved(kept), keys))
+            else:
+                found.append(UnpricedOption(choice, codes, 0, kept, keys))
+    return tuple(found)
+
+
+def moved(kept: tuple) -> tuple:
+    """The keys of moving to host memory and back what `kept` keeps: a pass more, since it is also
+    written for the transfer, and read after it.
+    """
+    return (*kept, kept[0])
+
+
+def checked_outliers(outliers) -> dict[str, dict[str, int]]:
+    """Counts of outlier channels as they were given to `jaxmem.plan`; none for None.
+
+    Raises TagError for anything but whole numbers by block and tag.
+    """
+    whole = lambda n: isinstance(n, int) and not isinstance(n, bool) and n >= 0
+    if outliers is None:
+        return {}
+    if isinstance(outliers, Mapping) and all(
+        isinstance(tags, Mapping) and all(map(whole, tags.values())) for tags in outliers.values()
+    ):
+        return {str(block): dict(tags) for block, tags in outliers.items()}
+    raise TagError(
+        f"plan: `outliers` is {outliers!r}; expected numbers of channels by block label and tag,"
+        ' such as {"block": {"ln1": 3}}'
+    )
+
+
+def with_room(codec, outliers: int | None):
+    """A codec that separates outliers, with room for those that were counted; another as it is."""
+    if outliers is None or not isinstance(codec, OutlierSeparated):
+        return codec
+    return codec.with_room_for(outliers)
+
+
+def _encoded(codec, place: Place) -> tuple | None:
+    """Shapes of the codes of one tensor; None where the codec does not take it, or takes as much
+    room as the tensor itself.
+    """
+    aval = place.aval
+    try:
+        codes = codec.nbytes(aval.shape, aval.dtype)
+        encoded = jax.eval_shape(codec.encode, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+    except TagError:
+        return None
+    return None if codes >= nbytes(aval) else encoded
+
+
+def codecs_of(places: Sequence[Place], codecs) -> Iterable:
+    """Returns the codecs that may compress a name, one of which then serves for all of its places:
+    those that any of the places asks for.
+
+    codecs: what `jaxmem.plan` was given: one codec, several, a dict by kind, or None.
+
+    Raises TagError if two places ask for different codecs.
+    """
+    own = {str(c) for place in places if (c := place.eqn.params.get("codec")) is not None}
+    if len(own) > 1:
+        name = places[0].eqn.params["name"]
+        raise TagError(
+            f"profile: tag {name!r} stands at {len(places)} places of a block, with codecs"
+            f" {' and '.join(sorted(own))}; one decision holds for all places of a name: give them"
+            " one codec, or names of their own"
+        )
+    each = [_of_place(place, codecs) for place in places]
+    # A codec of two values is of no use to a tensor of more: every place must ask for it.
+    return [
+        c
+        for c in dict.fromkeys(c for several in each for c in several)
+        if not isinstance(c, BitMask) or all(c in several for several in each)
+    ]
+
+
+def _of_place(place: Place, codecs) -> list:
+    """The codecs that one place may take."""
+    params = place.eqn.params
+    return codecs_for(params.get("kind"), params.get("codec"), place.aval.dtype, codecs)
+
+
+def codecs_for(kind: str | None, own: str | None, dtype, codecs) -> list:
+    """The codecs that a tag may take: its own, else those asked for, else its kind's. What is
+    exact has one where its kind is asked for, or where it is booleans, which lose nothing.
+    """
+    if own is not None:
+        return [registry.parse(own)]
+    if isinstance(codecs, Mapping) and kind in codecs:
+        chosen = codecs[kind]
+    elif kind == registry.EXACT:
+        return [BitMask()] if dtype == jnp.bool_ else []
+    elif codecs is None or isinstance(codecs, Mapping):
+        chosen = registry.default_for("mask" if dtype == jnp.bool_ else kind)
+    else:
+        chosen = codecs
+    several: Any = [chosen] if isinstance(chosen, str) or hasattr(chosen, "encode") else chosen
+    return [registry.parse(str(c)) for c in several]

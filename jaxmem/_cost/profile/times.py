@@ -1,0 +1,157 @@
+"""Tells how long pieces of work take on a target: as its backend says, else by a roofline."""
+
+import contextlib
+import contextvars
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+
+from jaxmem._core.database import Database, Timing
+from jaxmem._target.devices.rates import rates_of
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.jaxpr import matmul_flops, nbytes, text_of
+from jaxmem._trace.job import Job
+from jaxmem.errors import StepError
+
+# Spreads above it are a busy machine's: `python -m benchmarks.time_spread` saw 0.08 to 0.12 where
+# nothing came between, and 0.27 to 0.66 beside other work, where times were 1.7 times too long.
+BUSY = 0.2
+RETRY_SECONDS = 600  # busy times are measured again, but not by each plan of the same busy minutes
+# By how much work may take longer than an estimate of its time, as a share of it. Estimates take
+# codecs' kernels to run at 0.8 of the memory's rate (`_device.rates`), which is not measured: a
+# kernel at 0.55 of it takes half as much again. A roofline leaves out launches and caches too.
+ESTIMATED, CEILING = 0.5, 1.0
+OLD_SECONDS = 30 * 86400  # drivers, clocks and coolers change, and measuring takes seconds a month
+
+
+# Says whether a training that planning goes on beside has ended; None where there is none.
+_ENDED: contextvars.ContextVar[Callable[[], bool] | None] = contextvars.ContextVar(
+    "beside training", default=None
+)
+
+
+@contextlib.contextmanager
+def beside_training(ended: Callable[[], bool]) -> Iterator[None]:
+    """While the statement runs, in this thread, the device is a training's: what was measured
+    before is taken as it is, however old, and whole steps are not run. Nothing more is compiled
+    once `ended()`.
+    """
+    before = _ENDED.set(ended)
+    try:
+        yield
+    finally:
+        _ENDED.reset(before)
+
+
+def is_beside_training() -> bool:
+    return _ENDED.get() is not None
+
+
+def check_goes_on() -> None:
+    """Raises StepError where the training that a plan is made beside has ended."""
+    ended = _ENDED.get()
+    if ended is not None and ended():
+        raise StepError("plan: the training that the plan was made beside has ended")
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """Seconds of jobs in their order, and what is known of them.
+
+    source: "measured", "xla" or "roofline", of all of them.
+    disturbed: the share of different jobs whose times were measured while the machine was busy.
+    uncertainty: by how much a job may take longer, as a share of its seconds: for measured ones how
+      far the median of the runs lay above the least, which is the time.
+    """
+
+    seconds: list[float]
+    source: str
+    disturbed: float = 0.0
+    uncertainty: float = CEILING
+
+
+def job_times(jobs: Sequence[Job], backend, database: Database | None = None) -> Times:
+    """Returns the seconds of each job's whole work, as the backend tells them, or else by a
+    roofline.
+
+    jobs: pieces of work; equal ones are timed once.
+    backend: measures or estimates times, or knows none.
+    database: where times stand that are known, and new ones are written; None means the default.
+
+    A time is taken from the database, unless it was measured on a busy machine or long ago: then it
+    is measured again. One source serves for all jobs, since times of different sources do not
+    compare. A mesh that is set (`jax.set_mesh`) would divide the pieces, which are priced whole
+    unless they hold a `jax.shard_map`.
+    """
+    with jax.set_mesh(None):
+        return _job_times(jobs, backend, database)
+
+
+def _job_times(jobs: Sequence[Job], backend, database: Database | None) -> Times:
+    target, source, database = backend.target, backend.source, database or Database()
+    texts = [text_of(job.jaxpr) for job in jobs]
+    codec = rates_of(target.chip).codec if target.chip else target.bandwidth
+    if source != "roofline":
+        unique = dict(zip(texts, jobs))
+        times, now = database.read_times(backend.device, source, list(unique)), time.time()
+        wanted = [
+            t for t in unique if t not in times or (source == "measured" and due(times[t], now))
+        ]
+        # None where the backend cannot tell all of them: then the roofline serves for every job.
+        found = backend.times([unique[text] for text in wanted])
+        if found is not None:
+            new = {text: _better(times.get(text), one) for text, one in zip(wanted, found)}
+            database.write_times(backend.device, source, new)
+            times |= new
+            spreads = [timing.spread for timing in times.values()] or [0.0]
+            busy = sum(spread > BUSY for spread in spreads) / len(spreads)
+            uncertainty = statistics.median(spreads) if source == "measured" else ESTIMATED
+            # A job on a mesh runs on all of its devices: each takes the time of its part.
+            seconds = [job.shards * times[text].seconds for job, text in zip(jobs, texts)]
+            return Times(seconds, source, busy, uncertainty)
+    return Times([_roofline(job.jaxpr, target, codec) for job in jobs], "roofline")
+
+
+def due(timing: Timing, now: float) -> bool:
+    """Whether a measured time is worth measuring again, and the device is free."""
+    if is_beside_training():
+        return False
+    age = abs(now - timing.written)  # a clock that was set back makes a time old, not eternal
+    return age > OLD_SECONDS or (age > RETRY_SECONDS and timing.spread > BUSY)
+
+
+def _better(old: Timing | None, new: Timing) -> Timing:
+    """Returns what to remember of an earlier measurement and a new one.
+
+    A quiet new one stands by itself. Of others the least counts, since disturbance only adds; it
+    stays as doubtful as the new one.
+    """
+    if old is None or new.spread <= BUSY:
+        return new
+    return dataclasses.replace(new, seconds=min(old.seconds, new.seconds))
+
+
+# Names of the primitives of codecs' kernels begin so.
+_CODEC = tuple(f"jaxmem_{verb}" for verb in ("quantize", "dequantize", "pack_bits", "unpack_bits"))
+
+
+def _roofline(jaxpr, target: Target, codec: float) -> float:
+    """Seconds by the target's ceilings: each matrix product takes the slower of its rate and its
+    traffic; everything else reads the program's inputs and writes its outputs once.
+
+    `codec` is the rate of that traffic, in B/s, where the program holds a codec's kernel.
+    """
+    traffic = sum(
+        nbytes(v.aval) for v in (*jaxpr.jaxpr.invars, *jaxpr.jaxpr.outvars) if hasattr(v, "aval")
+    )
+    products = 0.0  # seconds
+    for eqn in jaxpr.jaxpr.eqns:
+        flops = matmul_flops(eqn)[0]
+        if flops:
+            moved = sum(nbytes(v.aval) for v in (*eqn.invars, *eqn.outvars))
+            products += max(flops / target.matmul_flops, moved / target.bandwidth)
+    is_codec = any(eqn.primitive.name.startswith(_CODEC) for eqn in jaxpr.jaxpr.eqns)
+    return max(products, traffic / (codec if is_codec else target.bandwidth))

@@ -1,0 +1,147 @@
+"""A step's program as a single device would run it: without what says how a mesh divides arrays.
+
+Pieces of a step are priced whole, and their prices are divided by the number of devices. A sharding
+in a piece would divide it before that. One that is part of an array's type (on a mesh whose axes
+are explicit, as those of `jax.make_mesh` are) could not be left out of a piece's arguments alone.
+
+A `jax.shard_map` runs on several devices only, and stays. Its mesh loses its devices, which may not
+be the target's, and its axes become automatic: XLA then divides what surrounds it in the piece.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import AbstractValue
+from jax.ref import AbstractRef
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from jaxmem._trace.jaxpr import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, body
+from jaxmem._trace.vary import Mapped, as_mapped
+
+# They return their operand, divided otherwise.
+_DIVIDE = frozenset({"sharding_constraint", "reshard", "mesh_cast"})
+_NOT = PartitionSpec()
+
+
+def whole(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """`closed` without shardings, those in types too, also inside `jax.shard_map`."""
+    return ClosedJaxpr(_Whole().jaxpr(closed.jaxpr), closed.consts)
+
+
+class _Whole:
+    """Programs made anew, each variable and each inner program once.
+
+    mapped: the `jax.shard_map` whose body the programs are, on a mesh without devices; None for a
+      program outside.
+    """
+
+    def __init__(self, mapped: Mapped | None = None):
+        self._mesh, self._context = None, _bare().ctx
+        if mapped is not None:
+            self._context = _inside(mapped.mesh, frozenset(mapped.manual))
+            self._mesh = self._context.cur_abstract_mesh
+        self._vars: dict[Var, Any] = {}
+        self._done: dict[int, Any] = {}
+        self._kept: list = []  # whose ids are keys, so that none is used again
+
+    def jaxpr(self, jaxpr: Jaxpr) -> Jaxpr:
+        variables = lambda vs: [self._read(v) for v in vs]
+        return jaxpr.replace(
+            constvars=variables(jaxpr.constvars),
+            invars=variables(jaxpr.invars),
+            eqns=[new for eqn in jaxpr.eqns if (new := self._equation(eqn)) is not None],
+            outvars=variables(jaxpr.outvars),
+        )
+
+    def _equation(self, eqn: JaxprEqn) -> JaxprEqn | None:
+        if eqn.primitive.name in _DIVIDE:
+            self._vars[eqn.outvars[0]] = self._read(eqn.invars[0])
+            return None
+        params = eqn.params
+        if (mapped := as_mapped(eqn)) is not None:
+            mapped = dataclasses.replace(mapped, mesh=_automatic(mapped.mesh))
+            params = params | {"mesh": mapped.mesh, "jaxpr": _Whole(mapped).jaxpr(mapped.jaxpr)}
+        else:
+            kernel = eqn.primitive.name == "pallas_call"  # whose program knows no mesh
+            own = lambda k, v: v if kernel and body(v) is not None else self._param(k, v)
+            params = {k: own(k, v) for k, v in params.items()}
+        made = eqn.replace(
+            invars=[self._read(v) for v in eqn.invars],
+            outvars=[self._read(v) for v in eqn.outvars],
+            params=params,
+        )
+        return made if eqn.ctx.cur_abstract_mesh.empty else made.replace(ctx=self._context)
+
+    def _read(self, v) -> Any:
+        if isinstance(v, Literal):
+            # A number of JAX's own type remembers the mesh of the trace in which it was made.
+            number = np.asarray(v.val) if hasattr(v.val, "aval") else v.val
+            return Literal(number, self._plain(v.aval))
+        if v not in self._vars:
+            aval = self._plain(v.aval)
+            self._vars[v] = v if aval is v.aval else type(v)(aval)
+        return self._vars[v]
+
+    def _param(self, name: str, value):
+        if type(value) in (tuple, list):  # others have names, as what describes a random key
+            return type(value)(self._param(name, each) for each in value)
+        if isinstance(value, NamedSharding) and "sharding" in name:
+            return _unspecified() if name in ("in_shardings", "out_shardings") else None
+        if isinstance(value, AbstractValue):  # such as the types of what a kernel returns
+            return self._plain(value)
+        if (inside := body(value)) is None:
+            return value
+        if id(value) not in self._done:
+            closed = isinstance(value, ClosedJaxpr)
+            inner = self.jaxpr(inside)
+            self._done[id(value)] = ClosedJaxpr(inner, value.consts) if closed else inner
+            self._kept.append(value)
+        return self._done[id(value)]
+
+    def _plain(self, aval):
+        """A type that names no axis that divides it."""
+        typed = getattr(aval, "sharding", None)
+        if not isinstance(typed, NamedSharding) or typed.mesh.empty or _is_reference(aval):
+            return aval
+        if self._mesh is None:
+            return aval.update(sharding=None)
+        return aval.update(sharding=NamedSharding(self._mesh, PartitionSpec(*[None] * aval.ndim)))
+
+
+def _is_reference(aval) -> bool:
+    """Whether it is the type of a `jax.Ref`, which has the sharding of what it refers to."""
+    return isinstance(aval, AbstractRef)
+
+
+def _automatic(mesh) -> AbstractMesh:
+    """The mesh without devices, with its explicit axes made automatic."""
+    # It remembers the kind of its devices, as types inside kernels do.
+    kinds = zip(mesh.axis_names, mesh.axis_types)
+    changed = {name: AxisType.Auto for name, kind in kinds if kind is AxisType.Explicit}
+    return mesh.abstract_mesh.update_axis_types(changed)
+
+
+@functools.cache
+def _bare() -> JaxprEqn:
+    """A call as JAX traces it where no mesh is."""
+    with jax.set_mesh(None):
+        return jax.make_jaxpr(jax.jit(jnp.negative))(0.0).eqns[0]
+
+
+@functools.cache
+def _inside(mesh: AbstractMesh, manual: frozenset[str]):
+    """The context of an equation inside a `jax.shard_map`."""
+    mapped = jax.shard_map(
+        jnp.negative, mesh=mesh, in_specs=_NOT, out_specs=_NOT, axis_names=manual
+    )
+    with jax.sharding.use_abstract_mesh(mesh):
+        body_of = jax.make_jaxpr(mapped)(0.0).eqns[0].params["jaxpr"]
+    return body_of.eqns[0].ctx
+
+
+def _unspecified():
+    return _bare().params["in_shardings"][0]

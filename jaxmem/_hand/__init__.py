@@ -1,1 +1,0 @@
-"""Prices actions that were written by hand."""

@@ -1,0 +1,119 @@
+"""A call of the user's function as a function of arrays: whatever it takes, returns or changes."""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxmem._trace.filtered import Tree, is_array
+from jaxmem._trace.jaxpr import ClosedJaxpr
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A traced call: `closed` from the arrays among its arguments to those that it returns.
+
+    arrays: the arrays among the arguments.
+    returned: from the results of `closed` to what the function returns; modules that it changes
+      (batch statistics, counts of random keys) are changed by it.
+    """
+
+    closed: ClosedJaxpr
+    arrays: list
+    returned: Callable[[Sequence], Any]
+
+
+def traced(function: Callable, args: tuple, kwargs: dict) -> Call:
+    """The call `function(*args, **kwargs)`. What is no array is taken as it is."""
+    modules = _Modules.of((args, kwargs))
+    (args, kwargs), given = Tree.of(modules.state, _arrays)
+    returned: list[Tree] = []
+
+    def pure(*args, **kwargs):
+        own, named = arguments = modules.merged(given.filled((args, kwargs)))
+        result = function(*own, **named)
+        out, rest = Tree.of((result, modules.changed(arguments)), _arrays)
+        returned.append(rest)
+        return out
+
+    closed = jax.make_jaxpr(modules.called_like(function, pure))(*args, **kwargs)
+
+    def rebuilt(results: Sequence):
+        result, changed = returned[-1].filled(results)
+        modules.update(changed)
+        return result
+
+    return Call(closed, jax.tree.leaves((args, kwargs)), rebuilt)
+
+
+def _arrays(tree) -> list[bool]:
+    """For each leaf, whether it is an array. A NumPy scalar is not: it may be a static argument of
+    `jax.jit`.
+    """
+    return [is_array(a) and not isinstance(a, np.generic) for a in jax.tree.leaves(tree)]
+
+
+class _Modules:
+    """Arguments and keywords, as a tree of arrays. Flax's NNX modules among them are split into
+    their arrays, since the function may change them; a tree without one is taken as it is.
+    """
+
+    def __init__(self, state):
+        self.state = state
+
+    @staticmethod
+    def of(arguments) -> "_Modules":
+        nnx = sys.modules.get("flax.nnx")  # who has a module has imported it
+        is_module = lambda x: nnx is not None and isinstance(x, nnx.Module)
+        leaves, tree = jax.tree.flatten(arguments, is_leaf=is_module)
+        if any(map(is_module, leaves)):
+            return _NNX(nnx, leaves, [is_module(leaf) for leaf in leaves], tree)
+        return _Modules(arguments)
+
+    def called_like(self, function: Callable, pure: Callable) -> Callable:
+        """`pure`, a function of `state`, with the parameters' names of the user's function, so that
+        JAX's errors give an argument's path.
+        """
+        return functools.wraps(function, updated=())(pure)
+
+    def merged(self, state):
+        """The arguments with the arrays of `state`."""
+        return state
+
+    def changed(self, arguments):
+        """The arrays of modules, after the function had `arguments`."""
+        return None
+
+    def update(self, changed) -> None:
+        """Puts what the function changed into the user's own modules."""
+
+
+class _NNX(_Modules):
+    def __init__(self, nnx, leaves: list, is_module: list[bool], tree):
+        self._nnx, self._is_module, self._tree = nnx, is_module, tree
+        self._modules = [leaf for leaf, one in zip(leaves, is_module) if one]
+        # split together, since modules may share arrays
+        self._graph, arrays = nnx.split(self._modules)
+        others = [leaf for leaf, one in zip(leaves, is_module) if not one]
+        super().__init__(((arrays, others), {}))
+
+    def called_like(self, function: Callable, pure: Callable) -> Callable:
+        return lambda modules, others: pure(modules, others)
+
+    def merged(self, state):
+        (arrays, others), _ = state
+        modules, others = iter(self._nnx.merge(self._graph, arrays)), iter(others)
+        leaves = [next(modules) if one else next(others) for one in self._is_module]
+        return jax.tree.unflatten(self._tree, leaves)
+
+    def changed(self, arguments):
+        is_module = lambda x: isinstance(x, self._nnx.Module)
+        leaves = jax.tree.leaves(arguments, is_leaf=is_module)
+        return self._nnx.state([leaf for leaf in leaves if is_module(leaf)])
+
+    def update(self, changed) -> None:
+        self._nnx.update(self._modules, changed)

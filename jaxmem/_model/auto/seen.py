@@ -1,0 +1,97 @@
+"""What `auto` sees in a step, to be shown: its layers, and the tensors in them that get a tag."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from jaxmem._core.assignment import Assignment
+from jaxmem._core.bytes import show_bytes
+from jaxmem._model.auto.step import planned_step
+from jaxmem._model.layer.block import Layer
+from jaxmem._model.layer.graph import Graph
+from jaxmem._trace.source import place_of
+from jaxmem._trace.step import trace
+
+
+@dataclasses.dataclass(frozen=True)
+class SeenTag:
+    """A tensor that `auto` tags.
+
+    name, kind, shape, dtype: those of the tag.
+    bytes: those of the tensor in one layer.
+    why: why it was picked.
+    place: the user's file and line that computes it; "" for the layer's input.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    why: str
+    place: str
+
+
+@dataclasses.dataclass(frozen=True)
+class SeenLayers:
+    """Layers that share their decisions.
+
+    label: the block's, in a plan.
+    count: how many layers there are.
+    place: the user's file and line of the first one, or of the loop over them.
+    tags: those of a layer.
+    """
+
+    label: str
+    count: int
+    place: str
+    tags: tuple[SeenTag, ...]
+
+    def __str__(self) -> str:
+        plural = "s" if self.count > 1 else ""
+        head = f"{self.label}: {self.count} layer{plural}, {self.place}"
+        rows = [("tag", "kind", "shape", "dtype", "bytes", "why", "line")]
+        rows += [
+            (t.name, t.kind, str(t.shape), t.dtype, show_bytes(t.bytes), t.why, t.place)
+            for t in self.tags
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        line = lambda row: "  ".join(cell.ljust(width) for cell, width in zip(row, widths))
+        return "\n".join([head, *(f"  {line(row)}".rstrip() for row in rows)])
+
+
+def seen(step: Callable, args: tuple) -> tuple[SeenLayers, ...]:
+    """Returns what `auto` finds in a step for these arguments, of which shapes and dtypes are
+    enough. Raises StepError where it finds nothing.
+    """
+    nothing = Assignment.nothing()
+    layers: list[Layer] = []
+    planned = planned_step(step, nothing, layers)
+    trace(lambda plan: planned, nothing, args)
+    by_label: dict[str, dict[int, Layer]] = {}
+    for layer in layers:
+        # A layer in a conditional or a shard_map is found again when that is traced again.
+        number = id(layer.program.nodes[0].eqn)
+        by_label.setdefault(layer.label, {}).setdefault(number, layer)
+    return tuple(_together([*layers.values()]) for layers in by_label.values())
+
+
+def _together(layers: Sequence[Layer]) -> SeenLayers:
+    first = layers[0]
+    graph = Graph(first.program, ())
+    tags = []
+    for candidate in first.candidates:
+        aval = first.program.avals[candidate.value]
+        maker = graph.maker.get(candidate.value)
+        tags.append(
+            SeenTag(
+                name=candidate.name,
+                kind=candidate.kind,
+                shape=tuple(aval.shape),
+                dtype=str(aval.dtype),
+                bytes=graph.bytes(candidate.value),
+                why=candidate.why,
+                place=place_of(maker.eqn) if maker else "",
+            )
+        )
+    count = sum(layer.turns for layer in layers)
+    return SeenLayers(first.label, count, first.place, tuple(tags))

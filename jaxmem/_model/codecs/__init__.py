@@ -1,0 +1,1 @@
+"""Codecs: how a tensor is stored in fewer bytes."""

@@ -1,0 +1,60 @@
+"""The codec of one bit a value, for dropout masks and other tensors of two values (Adacc 3.2)."""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from jaxmem._model.codecs.base import FLOATS, Checked
+from jaxmem._model.codecs.forms import BitMaskForm
+from jaxmem_kernels import as_rows, fitted, folded, pack_bits, unpack_bits
+
+GROUP = 256  # values that share 32 bytes
+INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+
+
+@dataclasses.dataclass(frozen=True)
+class BitMask(Checked, BitMaskForm):
+    """A bit a value. Lossless, up to the sign of zero, for bool and for tensors that hold at most
+    two values. It has no fields.
+
+    Takes bool, and tensors of two values, such as {0, 1}, {0, 1/0.9} or {-inf, 0}, in bfloat16,
+    float16, float32, float64 and (u)int8 to 64: the two values are stored beside the bits. Where a
+    floating tensor holds more values, all but the least decode to NaN; where an integer one does,
+    all but the least decode to the greatest. Keep such a tensor.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("bool", *INTEGERS, *FLOATS)
+
+    def encode(self, x):
+        self.check(x.shape, x.dtype)
+        if x.dtype == jnp.bool_:
+            return (_pack(x, jnp.zeros((), bool)),)
+        if not x.size:  # no least and no greatest
+            return _pack(x, jnp.zeros((), x.dtype)), jnp.zeros(2, x.dtype)
+        low, high = x.min(), x.max()
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            # A third value, or a NaN, must not decode to a finite one.
+            high = jnp.where(((x == low) | (x == high)).all(), high, jnp.nan)
+        return _pack(x, low), jnp.stack([low, high])
+
+    def decode(self, codes, shape, dtype):
+        # Beside the bits of a bool tensor no values are stored.
+        zero, one = codes[1] if len(codes) > 1 else (jnp.zeros((), bool), jnp.ones((), bool))
+        return unpack_bits(codes[0], zero, one, width=folded(tuple(shape), GROUP)[-1]).reshape(
+            shape
+        )
+
+    def nbytes(self, shape, dtype) -> int:
+        self.check(shape, dtype)
+        rows = folded(tuple(shape), GROUP)
+        group = fitted(rows[-1], GROUP, 8)
+        codes = math.prod(rows[:-1]) * -(-rows[-1] // group) * (group // 8)
+        return codes + (0 if jnp.dtype(dtype) == jnp.bool_ else 2 * jnp.dtype(dtype).itemsize)
+
+
+def _pack(x, zero):
+    """The bits of `x` != `zero`, in groups along the last axis where they divide it."""
+    rows = folded(x.shape, GROUP)
+    return pack_bits(as_rows(x, rows), zero, group=fitted(rows[-1], GROUP, 8))

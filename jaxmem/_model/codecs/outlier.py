@@ -1,0 +1,168 @@
+"""The outlier-separated codec of Adacc 3.2, which stores outlier channels exactly and the rest as
+grouped INT4.
+"""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from jaxmem._model.codecs.base import Checked
+from jaxmem._model.codecs.forms import THRESHOLD, OutlierSeparatedForm
+from jaxmem._model.codecs.int4 import GroupedSymmetric
+from jaxmem.errors import TagError
+from jaxmem_kernels import (
+    as_rows,
+    channels_of,
+    dequantize_with,
+    quantize_separated,
+    quantize_without,
+    undivided,
+    wide_dtype,
+)
+
+MOST_CHANNELS = 2**31 - 1  # an index is an int32
+
+
+@dataclasses.dataclass(frozen=True)
+class OutlierSeparated(Checked, OutlierSeparatedForm):
+    """Outlier channels (of the last axis) stored exactly, the rest as by `GroupedSymmetric` (Adacc
+    3.2).
+
+    group: how many values (an even number) of the rest share a scale.
+    scale: dtype of the stored scales, bfloat16 or float32; they are rounded up.
+    capacity: how many outlier channels there is room for, filled by greatest S_i. Room that is left
+      holds zeros, and outliers beyond it are quantized with the rest.
+    stochastic, seed: unbiased rounding of the rest, over what `GroupedSymmetric` says.
+
+    S_i = Σ|x| over channel i, Z_i = (S_i − μ)/σ over channels; an outlier has Z_i > 3, and `count`
+    tells how many there are. By Cantelli's inequality fewer than a tenth of the channels can be
+    outliers, so no more room than that is made. Dtypes and the bound on the rest are those of
+    `GroupedSymmetric`. Nothing is separated from a tensor with values that are not finite. A tensor
+    of more than 2^31 − 1 channels is refused.
+    """
+
+    @property
+    def _rest(self) -> GroupedSymmetric:
+        """The codec of what is not separated."""
+        return _Rest(self.group, self.scale, self.stochastic, self.seed)
+
+    def check(self, shape: tuple[int, ...], dtype) -> None:
+        super().check(shape, dtype)
+        channels = shape[-1] if shape else 1
+        # A dimension is no int where a program is exported for any batch.
+        if isinstance(channels, int) and channels > MOST_CHANNELS and self.capacity:
+            raise TagError(
+                f"{self.name}: `x` has {channels} channels, the last axis of its shape"
+                f" {tuple(shape)}; expected at most {MOST_CHANNELS}, whose index is an int32: give"
+                " the tensor an axis of channels, or take grouped_symmetric"
+            )
+
+    def with_room_for(self, count: int) -> "OutlierSeparated":
+        """The codec with room for so many outlier channels: a power of two of them, or one and a
+        half times one, so that counts which differ little have one codec.
+        """
+        least = 1 << max(count - 1, 0).bit_length()
+        fits = next(room for room in (least // 4 * 3, least) if room >= count) if count else 0
+        return dataclasses.replace(self, capacity=fits)
+
+    def slots(self, shape: tuple[int, ...]) -> int:
+        """Returns how many channels of a tensor of this shape there is room for."""
+        return min(self.capacity, _most_outliers(shape))
+
+    def count(self, x):
+        """Returns how many channels of `x` have Z > 3, as int32 (). Those beyond `slots(x.shape)`
+        are not separated.
+        """
+        self.check(x.shape, x.dtype)
+        most = _most_outliers(x.shape)
+        return jnp.minimum(_outliers(x)[1].sum(dtype=jnp.int32), most) if most else jnp.int32(0)
+
+    def encode(self, x):
+        self.check(x.shape, x.dtype)
+        slots = self.slots(x.shape)
+        if not slots:
+            return self._rest.encode(x)
+        channels = x.shape[-1]
+        sums, outliers = _outliers(x)
+        # A sort, since lax.top_k of divided channels crashes XLA:GPU's compiler (jax 0.11.2).
+        top = jnp.argsort(-sums, stable=True)[:slots]
+        # An empty slot has the index `channels`, beyond the last: it takes zeros, and no channel is
+        # separated for it.
+        index = jnp.where(outliers[top], top, channels).astype(jnp.int32)
+        rows, how = self._rest.encoding(x.shape)
+        if rows == x.shape:
+            return *quantize_separated(x, index, **how), index
+        # Several tokens are a row, of which the marks of channels are repeated.
+        values = channels_of(x, index)
+        taken = _slot_of(index, channels) < slots
+        return *quantize_without(as_rows(x, rows), taken, **how), values, index
+
+    def decode(self, codes, shape, dtype):
+        if not self.slots(shape):
+            return self._rest.decode(codes, shape, dtype)
+        packed, scales, values, index = codes
+        slots = _slot_of(index, shape[-1])
+        return dequantize_with(
+            packed, scales, values, slots, **self._rest.decoding(shape, dtype)
+        ).reshape(shape)
+
+    def nbytes(self, shape, dtype) -> int:
+        self.check(shape, dtype)
+        slots = self.slots(shape)
+        tokens = math.prod(shape[:-1])
+        # A slot has a value for each token, and the int32 index of its channel.
+        return self._rest.nbytes(shape, dtype) + slots * (tokens * jnp.dtype(dtype).itemsize + 4)
+
+
+class _Rest(GroupedSymmetric):
+    """The codec of the rest, whose errors name the codec that the user gave."""
+
+    name: ClassVar[str] = OutlierSeparated.name
+
+
+def _most_outliers(shape: tuple[int, ...]) -> int:
+    """Returns the greatest n that Cantelli's inequality allows: n of C channels have Z > 3 only if
+    n/C < 1/(1 + 3²).
+    """
+    return max(shape[-1] - 1, 0) // (1 + THRESHOLD**2) if shape and math.prod(shape) else 0
+
+
+def z_scores(x):
+    """Returns Z (C,) of the channels of `x`, float32: 0 where all are alike or `x` is empty, NaN
+    where a value is not finite.
+    """
+    x = x[None] if x.ndim == 0 else x
+    if not x.size:
+        return jnp.zeros(x.shape[-1], jnp.float32)
+    # Summed where they lie: a mesh with types may not know where a flat array would.
+    sums = jnp.abs(x.astype(wide_dtype(x.dtype))).sum(tuple(range(x.ndim - 1)))
+    sums = sums / jnp.where(sums.max() > 0, sums.max(), 1)
+    apart = sums - sums.mean()
+    deviation = jnp.sqrt(jnp.square(apart).mean())
+    return (apart / jnp.where(deviation == 0, 1, deviation)).astype(jnp.float32)
+
+
+def _outliers(x):
+    """Returns S (C,) relative to its greatest, whose squares cannot overflow, and which channels
+    have Z > 3 (bool): none where S is not finite, since no comparison with NaN is true.
+    """
+    # Summed where they lie: axes that are divided by their types would be gathered to be merged.
+    sums = jnp.abs(x.astype(wide_dtype(x.dtype))).sum(tuple(range(x.ndim - 1)))
+    sums = undivided(sums)  # JAX sorts no axis that is divided by its type
+    greatest = sums.max()
+    sums = sums / jnp.where(greatest > 0, greatest, 1)
+    mean = sums.mean()
+    deviation = jnp.sqrt(jnp.square(sums - mean).mean())
+    return sums, sums - mean > THRESHOLD * deviation
+
+
+def _slot_of(index, channels: int):
+    """Returns each channel's slot, or the number of slots if it has none: int32 (C,)."""
+    slots = index.shape[0]
+    return (
+        jnp.full(channels, slots, jnp.int32)
+        .at[index]
+        .set(jnp.arange(slots, dtype=jnp.int32), mode="drop")
+    )

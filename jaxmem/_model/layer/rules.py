@@ -1,0 +1,161 @@
+"""What a derivative rule of the user's (`jax.custom_vjp`) saves, under one name.
+
+Such a rule saves tensors from within its forward: an attention kernel its result and the sums of
+its rows. A tag behind it is on a copy that the rule does not read, so that keeping the tag would
+not spare the kernel's second run. Here the rule's own tensors are named. A `jax.shard_map` that
+calls such rules is as one of them: attention kernels run inside one, since XLA does not divide
+them.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxmem._model.layer.graph import RULE, aval_bytes, uses_references
+from jaxmem._model.tags.saved import saving, tagging
+from jaxmem._trace.branches import with_branches
+from jaxmem._trace.jaxpr import ClosedJaxpr
+from jaxmem._trace.primitives import TAGS
+from jaxmem._trace.rewrite import Node, Program, equations, program_of
+from jaxmem._trace.vary import as_mapped, axes_of, varying
+
+# The results that a rule saves, and the shape of the largest tensor that it saves.
+Saved = tuple[tuple[int, ...], jax.ShapeDtypeStruct]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A call with a derivative of its own, which saves more than its operands.
+
+    node: the user's.
+    held: the results that it saves.
+    saved: the number that stands for all that it saves, of which the program makes no value.
+    inside: the program of a `jax.shard_map` that calls rules; None where the node is the rule.
+    """
+
+    node: Node
+    held: tuple[int, ...]
+    saved: int
+    inside: Program | None = None
+
+    def __call__(self, *operands) -> Sequence:
+        return self.node.bind(operands)
+
+    def named(self, name: str) -> Callable[..., Sequence]:
+        """The call, with `name` for each tensor that it saves and that is none of its operands."""
+        if self.inside is None:
+            return tagging(lambda *operands: list(self.node.bind(operands)), name)
+        made = with_branches(self.node, [functools.partial(_named_inside, self.inside, name)]).call
+        assert made is not None
+        return made
+
+
+def _named_inside(program: Program, name: str, *operands) -> list:
+    """The results of a program inside a `jax.shard_map`, with `name` for what its rules save. The
+    rules are looked through where the mesh axes have a meaning: while it is traced.
+    """
+    called = lambda node: node.call.named(name) if isinstance(node.call, Rule) else node.call
+    ruled = with_rules(program)
+    nodes = tuple(dataclasses.replace(node, call=called(node)) for node in ruled.nodes)
+    return dataclasses.replace(ruled, nodes=nodes).run(operands)
+
+
+def with_rules(program: Program) -> Program:
+    """`program` with one number more for each rule that saves more than its operands. It stands
+    behind the rule's results, and `Program.run` gives it no value.
+    """
+    avals, nodes = list(program.avals), []
+    for node in program.nodes:
+        path, inside = node.path, None
+        if _is_rule(node):
+            found = _saved(node)
+        else:
+            inside, path, found = _of_mapped(node)
+        if found is not None:
+            held, largest = found
+            avals.append(largest)
+            rule = Rule(node, held, len(avals) - 1, inside)
+            outputs = (*node.outputs, rule.saved)
+            node = dataclasses.replace(node, primitive=RULE, outputs=outputs, path=path, call=rule)
+        nodes.append(node)
+    return dataclasses.replace(program, avals=tuple(avals), nodes=tuple(nodes))
+
+
+def _is_rule(node: Node) -> bool:
+    """Whether it is a rule that may be run through `jax.vjp`: one that asks which of its operands
+    have a derivative (`symbolic_zeros`) would be told that all have.
+    """
+    if node.primitive != "custom_vjp_call" or uses_references(node):
+        return False
+    return not node.eqn.params.get("symbolic_zeros")
+
+
+def _of_mapped(node: Node) -> tuple[Program | None, tuple[str, ...], Saved | None]:
+    """The program inside a `jax.shard_map` that calls rules, the path of the first of them, and
+    what they save; nothing for any other node.
+    """
+    nothing = None, node.path, None
+    if (mapped := as_mapped(node.eqn)) is None or uses_references(node):
+        return nothing
+    program = program_of(ClosedJaxpr(mapped.jaxpr, ()), lambda eqn: False)
+    if not any(map(_is_rule, program.nodes)):
+        return nothing
+    rules: list[Rule] = []
+    sizes: list[Any] = []
+
+    def look(*operands):
+        ruled = with_rules(program)
+        for each in ruled.nodes:
+            if isinstance(each.call, Rule):
+                rules.append(each.call)
+                sizes.append(ruled.avals[each.call.saved])
+        return ruled.run(operands)
+
+    jax.make_jaxpr(with_branches(node, [look]).call)(*map(_shape_of, node.eqn.invars))
+    if not rules:
+        return nothing
+    inside = {v for rule in rules for v in rule.held}
+    held = tuple(v for v, inner in zip(node.outputs, program.outputs) if inner in inside)
+    largest = max(sizes, key=aval_bytes)
+    parts = math.prod(mapped.manual.values())  # of the whole tensor, one is on each device
+    whole = jax.ShapeDtypeStruct((parts, *largest.shape), largest.dtype)
+    return program, (*node.path, *rules[0].node.path), (held, whole)
+
+
+def _shape_of(value) -> jax.ShapeDtypeStruct:
+    """The type of an operand, with its division where an explicit mesh makes it a part of it."""
+    sharding = getattr(value.aval, "sharding", None)
+    explicit = sharding is not None and any(sharding.spec)
+    return jax.ShapeDtypeStruct(
+        value.aval.shape, value.aval.dtype, sharding=sharding if explicit else None
+    )
+
+
+def _saved(node: Node) -> Saved | None:
+    """Which results a rule saves, and the largest that it saves; None where these are operands
+    alone, or where its author has named them.
+    """
+    held: list[int] = []
+    sizes: list[jax.ShapeDtypeStruct] = []
+
+    def hold(operands, results, leaves):
+        given, made = {id(x) for x in operands}, {id(x) for x in leaves}
+        held.extend(v for v, x in zip(node.outputs, results) if id(x) in made - given)
+        sizes.extend(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves if id(x) not in given)
+        return results, list, leaves
+
+    types: list[Any] = [v.aval for v in node.eqn.invars]
+    function = saving(lambda *operands: list(node.bind(operands)), hold)
+
+    def forward(*arrays):
+        # Inside a shard_map, what differs from device to device has a type of its own.
+        return jax.vjp(function, *(varying(a, axes_of(t)) for a, t in zip(arrays, types)))[0]
+
+    traced = jax.make_jaxpr(forward)(*(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in types))
+    decided = any(eqn.primitive.name in TAGS for eqn in equations(traced.jaxpr))
+    largest = max(sizes, key=aval_bytes, default=None)
+    return None if decided or largest is None or not aval_bytes(largest) else (tuple(held), largest)

@@ -1,0 +1,112 @@
+"""A softmax as one node, since its derivative reads its result, and the tag must sit between."""
+
+import dataclasses
+
+from jaxmem._model.layer.graph import SOFTMAX, Graph, through
+from jaxmem._trace.rewrite import Node, Program
+
+# What may stand between the sums and the division: views that leave every axis where it is, and
+# those that add and drop axes of one.
+_KEEPS = {"convert_element_type", "copy", "sharding_constraint", "optimization_barrier", "pvary"}
+_RESHAPES = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Softmax:
+    """exp(z) / sum exp(z) of a program: `nodes` in order, from `operand` to `result` along `axes`.
+
+    Called, it computes what the user's operations compute, bit for bit.
+    """
+
+    nodes: tuple[Node, ...]
+    operand: int
+    result: int
+    axes: tuple[int, ...]
+    constants: dict
+
+    def __call__(self, x) -> list:
+        part = Program((), self.nodes, (self.operand,), (self.result,), self.constants)
+        return part.run([x])
+
+
+def with_softmaxes(program: Program) -> Program:
+    """`program` with each softmax as one node, however z was made less than its maximum before."""
+    graph = Graph(program, ())
+    replaced: dict[int, Node] = {}  # by position of the last node that a softmax stands for
+    gone: set[int] = set()
+    for node in program.nodes:
+        found = _softmax(graph, node)
+        if found is None:
+            continue
+        *first, last = (graph.order[n.outputs[0]] for n in found.nodes)
+        gone.update(first)
+        replaced[last] = dataclasses.replace(
+            node,
+            primitive=SOFTMAX,
+            inputs=(found.operand,),
+            outputs=(found.result,),
+            call=found,
+        )
+    nodes = [replaced.get(i, n) for i, n in enumerate(program.nodes) if i not in gone]
+    return dataclasses.replace(program, nodes=tuple(nodes))
+
+
+def _softmax(graph: Graph, division: Node) -> Softmax | None:
+    """The softmax that ends in this division, or None."""
+    if division.primitive != "div" or len(division.reads) != 2:
+        return None
+    top, below = division.reads
+    total, views = through(graph, below, lambda node: node.primitive in _KEEPS | _RESHAPES)
+    exponential = graph.maker.get(top)
+    summing = graph.maker.get(total) if isinstance(total, int) else None
+    if summing is None or summing.primitive != "reduce_sum":
+        return None
+    if exponential is None or exponential.primitive != "exp":
+        return None
+    summed, casts = through(
+        graph, summing.reads[0], lambda node: node.primitive == "convert_element_type"
+    )
+    axes = tuple(summing.eqn.params["axes"])
+    if summed != top or not _meets_its_own_rows(graph, top, axes, [summing, *views[::-1]]):
+        return None
+    parts = [exponential, *casts, summing, *views]
+    position = lambda node: graph.order[node.outputs[0]]
+    nodes = [*sorted(parts, key=position), division]
+    inside = {v for node in nodes[:-1] for v in node.outputs}
+    operand = exponential.reads[0]
+    if inside & graph.outputs:
+        return None
+    if any(user not in nodes for v in inside for user in graph.used_by(v)):
+        return None  # something else reads the exponentials: a log-sum-exp, say
+    if any(v != operand and v not in inside for node in nodes for v in node.reads):
+        return None
+    result = division.outputs[0]
+    users = graph.used_by(result)
+    if len(users) == 1 and users[0].primitive == "convert_element_type":
+        narrow = users[0].outputs[0]  # what is worth saving is the narrower of the two
+        if result not in graph.outputs and graph.bytes(narrow) <= graph.bytes(result):
+            nodes, result = [*nodes, users[0]], narrow
+    return Softmax(tuple(nodes), operand, result, axes, graph.program.constants)
+
+
+def _meets_its_own_rows(graph: Graph, top: int, axes: tuple[int, ...], made: list[Node]) -> bool:
+    """Whether each exponential is divided by the sum over `axes` that it is in: `e / e.sum(1)` of a
+    square matrix divides by the sums of other rows.
+
+    made: the sum, and the views of it that end in the divisor.
+    """
+    shape = graph.program.avals[top].shape
+    # By axis of the divisor, the axis of the exponentials along which it differs; else None.
+    along = [i if n > 1 else None for i, n in enumerate(shape) if i not in axes]
+    for node in made[1:]:
+        sizes = graph.program.avals[node.outputs[0]].shape
+        if node.primitive == "broadcast_in_dim":
+            places = dict(zip(node.eqn.params["broadcast_dimensions"], along))
+            along = [places.get(i) for i in range(len(sizes))]
+        elif node.primitive in _RESHAPES:
+            left = [axis for axis in along if axis is not None]
+            if [shape[axis] for axis in left] != [n for n in sizes if n > 1]:
+                return False  # axes are merged or divided
+            rest = iter(left)
+            along = [next(rest) if n > 1 else None for n in sizes]
+    return along == [i if n > 1 and i not in axes else None for i, n in enumerate(shape)]

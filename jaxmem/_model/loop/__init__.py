@@ -1,0 +1,1 @@
+"""`jaxmem.stack`: the loop over equal layers, with a backward pass of its own."""

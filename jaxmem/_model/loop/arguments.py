@@ -1,0 +1,225 @@
+"""Checks what `stack` is given, and sorts it: arrays that have a gradient are kept apart from those
+that have none, since `jax.vjp` takes the first kind alone.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem._model.states.stacks import parts_of
+from jaxmem._trace.jaxpr import lift
+from jaxmem.errors import StackError
+
+
+def is_floating(a) -> bool:
+    """Whether an array has a derivative: real floating-point and complex arrays have one."""
+    return jnp.issubdtype(jnp.result_type(a), jnp.inexact)
+
+
+def separated(leaves: list, which: tuple[bool, ...]) -> tuple[list, list]:
+    """Returns the leaves for which `which` is true, and the others, each in order."""
+    return [a for a, f in zip(leaves, which) if f], [a for a, f in zip(leaves, which) if not f]
+
+
+def merged(pair, which: tuple[bool, ...]) -> list:
+    """Puts the two lists that `separated` returned together again, in the leaves' first order."""
+    sources = iter(pair[0]), iter(pair[1])
+    return [next(sources[0 if f else 1]) for f in which]
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterSplit:
+    """How a layer's own arrays are told apart: floating-point parameters, which have a gradient,
+    and all others, which have none and travel with the layer's key.
+
+    structure: the tree structure of the parameters.
+    which: for each of their leaves, whether it is floating-point.
+    dtype: the dtype in which a layer is given them; None for the one that they are stored in.
+    """
+
+    structure: Any
+    which: tuple[bool, ...]
+    dtype: Any
+
+    @staticmethod
+    def of(params, dtype) -> "ParameterSplit":
+        """The split of `params`, stacked or of one layer: only structure and dtypes are read."""
+        leaves, structure = jax.tree.flatten(params)
+        return ParameterSplit(structure, tuple(map(is_floating, leaves)), dtype)
+
+    def own(self, layer, key, i) -> tuple[list, Any]:
+        """Sorts layer i's arrays into a pair of what is differentiated and what is not: the
+        floating-point leaves, and (the other leaves, the layer's key).
+
+        layer: the layer's parameters.
+        key: the stack's key, or None.
+        """
+        floating, others = separated(jax.tree.leaves(layer), self.which)
+        # Converting here, after the read, makes a layer's worth of copies at a time and not a
+        # stack's. Complex parameters stay as they are.
+        if self.dtype is not None:
+            floating = [
+                a.astype(self.dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a
+                for a in floating
+            ]
+        return floating, (others, None if key is None else jax.random.fold_in(key, i))
+
+    def join(self, own) -> tuple[Any, Any]:
+        """The layer's parameters as a tree, and its key: what `block` is called with."""
+        floating, (others, key) = own
+        return jax.tree.unflatten(self.structure, merged((floating, others), self.which)), key
+
+    def floating(self, params) -> list:
+        """The leaves of `params` that have a gradient."""
+        return separated(jax.tree.leaves(params), self.which)[0]
+
+    def whole(self, params, gradients: list):
+        """Makes a tree like `params` out of the gradients of its floating-point leaves.
+
+        Gradients take the dtypes of `params`, which undoes the conversion of `own`. One of an array
+        of which `params` has a part (ZeRO) keeps its own: it is scattered as the array was
+        gathered, in fewer bytes. Leaves that are not floating-point become None.
+        """
+        leaves = jax.tree.leaves(params)
+        sources = merged((gradients, [None] * len(leaves)), self.which)
+
+        def one(g, a):
+            return g if g is None or g.shape != a.shape else g.astype(a.dtype)
+
+        return jax.tree.unflatten(self.structure, list(map(one, sources, leaves)))
+
+
+def check(params, x) -> list[int]:
+    """Returns how many layers each stack of `params` has.
+
+    Raises StackError if `x` holds an array without a derivative, or `params` is no stack of layers.
+    """
+    for path, a in jax.tree.leaves_with_path(x):
+        if not is_floating(a):
+            raise StackError(
+                f"stack: `x{jax.tree_util.keystr(path)}` is {jax.typeof(a).str_short()}; expected"
+                " floating-point arrays:"
+                " give masks, positions and other indices after `x`, as what all layers share"
+            )
+    return lengths_of(params)
+
+
+def lengths_of(params, name: str = "params") -> list[int]:
+    """Returns how many layers each stack of `params`, which errors call `name`, has. Raises
+    StackError if one is none.
+    """
+    return [_leading(name, part) for part in parts_of(params)]
+
+
+def check_moments(moments, params) -> None:
+    """Raises StackError if moments are not floating-point arrays of as many layers."""
+    for path, a in jax.tree.leaves_with_path(moments):
+        if not is_floating(a):
+            raise StackError(
+                f"stack: `moments{jax.tree_util.keystr(path)}` is {jax.typeof(a).str_short()};"
+                " expected floating-point"
+                " arrays, since the new moments are handed out as a gradient"
+            )
+    both = ("moments", moments), ("params", params)
+    found = [[_leading(name, part) for part in parts_of(tree)] for name, tree in both]
+    if found[0] != found[1]:
+        got, layers = (" + ".join(map(str, counts)) for counts in found)
+        raise StackError(
+            f"stack: `moments` holds {got} layers, and `params` {layers}; expected as many"
+        )
+
+
+def _leading(name: str, tree) -> int:
+    """Returns the length of the leading axis that all arrays of a tree share: the layers.
+
+    `name` is what errors call the tree. Raises StackError where there is no such axis.
+    """
+    leaves = jax.tree.leaves_with_path(tree)
+    first: tuple[str, int] | None = None  # the first leaf's name and length: the others' measure
+    for path, a in leaves:
+        here = f"`{name}{jax.tree_util.keystr(path)}`"
+        if not jnp.ndim(a) or not jnp.shape(a)[0]:
+            raise StackError(
+                f"stack: {here} has shape {jnp.shape(a)}; expected a leading axis of one entry a"
+                " layer, at least one"
+            )
+        first = first or (here, jnp.shape(a)[0])
+        if jnp.shape(a)[0] != first[1]:
+            raise StackError(
+                f"stack: {here} holds {jnp.shape(a)[0]} layers, and {first[0]} {first[1]}; expected"
+                " one leading axis for all"
+            )
+    if first is None:
+        raise StackError(
+            f"stack: `{name}` holds no array; expected each layer's, stacked along a leading axis"
+        )
+    return first[1]
+
+
+def lifted(block, split: ParameterSplit, own, x, shared, has_aux: bool):
+    """Makes `block` a function of explicit arguments alone, `call(own, x, common) -> (x, aux)`.
+
+    `common` is returned beside it: the arrays that all layers read. These are `shared` and what
+    `block` closes over, as a pair of what is differentiated and the rest. Closed-over arrays must
+    become arguments, because `jax.custom_vjp` does not track closed-over tracers.
+
+    `block` is traced once, for layer 0. Raises StackError unless it returns `x` with the structure,
+    shapes and dtypes that it was given.
+
+    block: the user's function of one layer.
+    split: how the parameters are told apart, which makes `own`.
+    own: what `split.own` made of layer 0.
+    x: what enters the first layer.
+    shared: the tuple of what `block` takes after `x`.
+    has_aux: whether `block` returns (x, aux).
+    """
+    leaves, structure = jax.tree.flatten(shared)
+    box: dict[str, Any] = {}  # the structure of `block`'s result, which the trace finds out
+
+    def once(own, x, leaves):
+        p, k = split.join(own)
+        out = block(
+            p, x, *jax.tree.unflatten(structure, leaves), **({} if k is None else {"key": k})
+        )
+        if has_aux and not (isinstance(out, tuple) and len(out) == 2):
+            raise StackError(
+                f"stack: `block` returned {type(out).__name__}; with has_aux=True it must return a"
+                " pair (x, aux)"
+            )
+        out = out if has_aux else (out, None)
+        _check_output(x, out[0])
+        values, box["out"] = jax.tree.flatten(out)
+        return values
+
+    closed = jax.make_jaxpr(once)(own, x, leaves)
+    function, closed_over = lift(closed)
+    leaves = leaves + closed_over
+    which = tuple(map(is_floating, leaves))
+    count = len(leaves) - len(closed_over)  # `shared` comes first, what is closed over after it
+
+    def call(own, x, common):
+        every = merged(common, which)
+        values = function(every[count:], *jax.tree.leaves((own, x, every[:count])))
+        return jax.tree.unflatten(box["out"], values)
+
+    return call, separated(leaves, which)
+
+
+def _check_output(x, out) -> None:
+    """Raises StackError unless `out` can stand in the place of `x`, as the next layer's input."""
+    if jax.tree.structure(x) != jax.tree.structure(out):
+        raise StackError(
+            f"stack: `block` returned {jax.tree.structure(out)} for `x`, and got"
+            f" {jax.tree.structure(x)}; expected the same"
+            " tree, since the next layer is given it (for a pair (x, aux), has_aux=True)"
+        )
+    for (path, a), b in zip(jax.tree.leaves_with_path(x), jax.tree.leaves(out)):
+        if (jnp.shape(a), jnp.result_type(a)) != (jnp.shape(b), jnp.result_type(b)):
+            raise StackError(
+                f"stack: `block` returned `x{jax.tree_util.keystr(path)}` as"
+                f" {jax.typeof(b).str_short()}, and got"
+                f" {jax.typeof(a).str_short()}; expected the same shape and dtype, since the next"
+                " layer is given it"
+            )

@@ -1,0 +1,159 @@
+"""One layer of a stack: runs its forward, and decides which of the tensors that its backward needs
+are saved, and which the backward gets without saving them.
+
+A layer's `jax.vjp` closure is a tree whose leaves are all that the backward reads. To stack every
+leaf in the loop would copy the layer's parameters, and what all layers share, once for each layer.
+So each leaf is traced back to the layer's inputs, and only what neither is cheap to make again from
+the layer's own parameters nor the same in every layer is saved.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxmem._trace.jaxpr import Flat, FlatEquation, Literal, as_function, flatten, run
+from jaxmem._trace.primitives import REPEATED
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, eq=False)
+class Residuals:
+    """Where the backward gets each leaf of a layer's `jax.vjp` closure from. It is static: a tree
+    without leaves, so that it passes through `jax.custom_vjp` beside the saved arrays.
+
+    tree: the structure of the closure.
+    leaves: a pair for each of its leaves. ("saved", k): the k-th array saved for the layer. ("own",
+      value): made again from the layer's own inputs. ("shared", k): the k-th of what is the same in
+      every layer. ("literal", x): x itself.
+    flat: the layer's forward, whose values are numbered; it says how to make values again.
+    """
+
+    tree: Any
+    leaves: tuple[tuple[str, Any], ...]
+    flat: Flat
+    own: tuple[int, ...]  # inputs of `flat` that the backward has: the layer's parameters and key
+    common: tuple[int, ...]  # inputs of `flat` that all layers share
+    once: tuple[int, ...]  # values of `flat` computed from these alone
+
+    def shared(self, common) -> list:
+        """Computes what is the same in every layer, from the leaves of `common`: once, outside the
+        loop over layers.
+        """
+        known = run(
+            _upstream(self.flat, self.once), dict(zip(self.common, common)) | self.flat.constants
+        )
+        return [known[v] for v in self.once]
+
+    def closure(self, own, saved, shared):
+        """Rebuilds the `jax.vjp` closure of one layer.
+
+        own: the leaves of the layer's parameters and key, read again from the stacked arrays.
+        saved: what the forward saved of this layer.
+        shared: what `self.shared` returned.
+        """
+        again = _upstream(self.flat, [value for how, value in self.leaves if how == "own"])
+        known = run(again, dict(zip(self.own, own)) | self.flat.constants)
+        take = {
+            "saved": lambda k: saved[k],
+            "own": known.get,
+            "shared": lambda k: shared[k],
+            "literal": lambda x: x,
+        }
+        return jax.tree.unflatten(self.tree, [take[how](what) for how, what in self.leaves])
+
+
+def forward(layer: Callable, own, x, common) -> tuple[Any, list, Residuals]:
+    """Returns one layer's output, the arrays to save of it, and how the backward goes on from them.
+
+    The closure that can be rebuilt takes the output's cotangent to those of `own[0]`, `x` and
+    `common[0]`.
+
+    layer: `layer(own, x, common)`, under the policy that says what it saves.
+    own: this layer's arrays, as a pair: what is differentiated, and the rest.
+    x: what enters the layer.
+    common: the arrays that all layers read, as such a pair.
+    """
+    trees: dict[str, Any] = {}  # the structures of the output and the closure, found by the trace
+
+    def traced(own, common, x):
+        split = lambda d, x, c: layer((d, own[1]), x, (c, common[1]))
+        out, pull = jax.vjp(split, own[0], x, common[0])
+        leaves, trees["pull"] = jax.tree.flatten(pull)
+        out, trees["out"] = jax.tree.flatten(out)
+        return out, leaves
+
+    # The trace is needed to tell where each leaf of the closure comes from; then it is evaluated.
+    # Its inputs are the leaves of `own`, `common` and `x` in this order, its outputs those of the
+    # layer's output and then those of the closure.
+    arguments = jax.tree.leaves((own, common, x))
+    closed = jax.make_jaxpr(traced)(own, common, x)
+    values = as_function(closed)(*arguments)
+    outputs = trees["out"].num_leaves
+    flat = flatten(closed)
+    mine = tuple(flat.inputs[: len(jax.tree.leaves(own))])
+    shared = tuple(flat.inputs[len(mine) : len(mine) + len(jax.tree.leaves(common))])
+    leaves, saved, once = _origins(flat, flat.outputs[outputs:], mine, shared)
+    residuals = Residuals(trees["pull"], leaves, flat, mine, shared, once)
+    return (
+        jax.tree.unflatten(trees["out"], values[:outputs]),
+        [values[outputs + k] for k in saved],
+        residuals,
+    )
+
+
+def _origins(flat: Flat, leaves, mine, common):
+    """Decides where the backward gets each leaf of the closure from.
+
+    Returns a pair for each leaf, as in `Residuals.leaves`; the positions among the leaves of those
+    that are saved; and the values of `flat` that are computed once for all layers. A value that the
+    closure holds twice is in each of these lists once.
+
+    flat: the layer's forward and its closure, traced.
+    leaves: the closure's leaves, as values of `flat` or literals.
+    mine: the inputs of `flat` that are the layer's parameters and key.
+    common: the inputs of `flat` that all layers share.
+    """
+    # From a layer's own inputs only casts and views are repeated: they cost less than a stacked
+    # copy. What all layers share is computed once, so there anything without a side effect will do.
+    again = _computed(flat, mine, lambda e: e.eqn.primitive.name in REPEATED)
+    same = _computed(flat, common, lambda e: not e.eqn.effects)
+    saved: dict[int, int] = {}  # value -> its place among the saved arrays
+    once: dict[int, int] = {}  # value -> its place among what is computed once
+    first: list[int] = []  # for each saved array, the first leaf that is it
+    found = []
+    for k, leaf in enumerate(leaves):
+        if isinstance(leaf, Literal):
+            found.append(("literal", leaf.val))
+        elif leaf in same:  # asked before `again`: what follows from constants alone is in both
+            found.append(("shared", once.setdefault(leaf, len(once))))
+        elif leaf in again:
+            found.append(("own", leaf))
+        else:
+            if leaf not in saved:
+                first.append(k)
+            found.append(("saved", saved.setdefault(leaf, len(saved))))
+    return tuple(found), first, tuple(once)
+
+
+def _computed(flat: Flat, inputs, passes: Callable[[FlatEquation], bool]) -> set[int]:
+    """The values that follow from `inputs` and constants by equations for which `passes` is true,
+    the inputs and constants included.
+    """
+    found = {*inputs, *flat.constants}
+    for e in flat.equations:
+        if passes(e) and found.issuperset(e.reads):
+            found.update(e.outputs)
+    return found
+
+
+def _upstream(flat: Flat, values) -> list[FlatEquation]:
+    """The equations that `values` depend on, in the order of the program."""
+    # backward through the program, so that what an equation reads is wanted before its maker comes
+    wanted, chosen = set(values), []
+    for e in reversed(flat.equations):
+        if wanted.intersection(e.outputs):
+            chosen.append(e)
+            wanted.update(e.reads)
+    return chosen[::-1]

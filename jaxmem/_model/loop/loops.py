@@ -1,0 +1,227 @@
+"""The loops of a stack: one forward for each run of layers that share a policy and a stack, and one
+backward, which makes a layer's gradient at a time and hands it on at once.
+"""
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem._model.loop.layer import Residuals, forward
+from jaxmem._model.states.store import after, ahead, counted, put, streams, taken
+from jaxmem._model.tags.groups import Group
+
+# (k, state of stack k, i, gradient of its layer i, that layer's parameters) -> (the layer's new
+# state, what is told of it)
+Into = Callable[[int, Any, Any, Any, Any], tuple[Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Layers that one loop runs: they share a policy, and their arrays lie in one stack.
+
+    group: the layers, counted over the whole model, and their policy.
+    stack: which stack they are in.
+    first: the number of that stack's first layer.
+    buffered: whether the forward keeps the parameters that it fetched for the backward.
+    before_buffered: whether such a run of the same stack follows. The backward then comes to this
+      run without having fetched, so that the forward hands it its last layer's parameters.
+    """
+
+    group: Group
+    stack: int
+    first: int
+    buffered: bool = False
+    before_buffered: bool = False
+
+    @property
+    def within(self) -> tuple[int, int]:
+        """The first of the layers, and the one after the last, counted within their stack."""
+        return self.group.start - self.first, self.group.stop - self.first
+
+
+def runs_of(groups: Sequence[Group], lengths: Sequence[int], buffers: int = 0) -> tuple[Run, ...]:
+    """The runs of layers, in order, of a plan's groups and of stacks with so many layers each, of
+    which the last `buffers` layers are buffered.
+    """
+    ends = list(itertools.accumulate(lengths, initial=0))
+    cuts = sorted({*ends, ends[-1] - buffers})
+    found = []
+    for group in groups:
+        for begin, end in itertools.pairwise(cuts):
+            start, stop = max(group.start, begin), min(group.stop, end)
+            if start < stop:
+                k = bisect.bisect_right(ends, start) - 1
+                buffered = start >= ends[-1] - buffers
+                before = not buffered and stop == ends[-1] - buffers < ends[k + 1]
+                found.append(Run(Group(start, stop, group.policy), k, ends[k], buffered, before))
+    return tuple(found)
+
+
+def fetched_first(stacks) -> list[list]:
+    """For each stack what of its first layer lies in host memory, fetched: what a forward begins
+    with.
+    """
+    return [ahead(stacked, 0) for stacked in stacks]
+
+
+@dataclasses.dataclass(frozen=True)
+class Loops:
+    """The forward and the backward loop of a stack, over all runs of its layers.
+
+    layer: `layer(own, x, common) -> (x, aux)`, where `own` (one layer's arrays) and `common` (those
+      that all layers read) are pairs: what is differentiated, and the rest.
+    own: `own(parameters, key, i)` makes such a pair of layer i's parameters and the stack's key.
+    runs: the runs of layers, in order.
+    """
+
+    layer: Callable
+    own: Callable
+    runs: tuple[Run, ...]
+
+    def plain(self, stacks, key, x, common):
+        """Returns the output, and every layer's auxiliary output, stacked. Saves nothing: this runs
+        where no gradient is asked for.
+
+        stacks: the parameters' stacks, each a tree of arrays with a leading axis of layers.
+        key: the layers' key, or None.
+        """
+        one = lambda own, x: self.layer(own, x, common)
+        extras, held = [], fetched_first(stacks)
+        for run in self.runs:
+            x, (extra, _), held[run.stack], _ = self._through(run, stacks, key, x, one, held)
+            extras.append(extra)
+        return x, _joined(extras)
+
+    def forward(self, stacks, key, x, common, held: list[list]):
+        """Returns what `plain` does, and what `backward` needs: `saved` and `held`.
+
+        `saved` has an entry for each run: the arrays saved of its layers, stacked; what it fetched
+        of their parameters, stacked, where the run is buffered; the arrays that are the same in
+        every layer; and the `Residuals` that say how the closures are rebuilt from these. `held`
+        has one for each stack: what was fetched of the layer whose turn is next.
+
+        held: the same of each stack's first layer, as `fetched_first` returns it, or `backward` of
+          the microbatch before.
+        """
+        extras, saved, held, last = [], [], list(held), list(held)
+        for run in self.runs:
+            policy: Any = run.group.policy
+            # The loop keeps forward and backward apart, so no barrier against common-subexpression
+            # elimination is needed.
+            layer = jax.checkpoint(self.layer, policy=policy, prevent_cse=False)
+            box: list[Residuals] = []  # one for each trace of `one`; the last trace runs
+
+            def one(own, x, layer=layer, box=box):
+                (x, extra), kept, residuals = forward(layer, own, x, common)
+                box.append(residuals)
+                return x, (extra, kept)
+
+            k = run.stack
+            x, ((extra, kept), fetched), held[k], now = self._through(
+                run, stacks, key, x, one, held
+            )
+            last[k] = last[k] if run.buffered else now
+            extras.append(extra)
+            # What is shared is computed out here: as an output of the scan it would be stacked, a
+            # copy for each layer.
+            shared = box[-1].shared(jax.tree.leaves(common))
+            saved.append((kept, fetched, shared, box[-1]))
+        return x, _joined(extras), saved, last
+
+    def _through(self, run: Run, stacks, key, x, one: Callable, held: list[list]):
+        """Runs `x, y = one(own, x)` over the layers of a run.
+
+        Returns x; a pair of every y, stacked, and of what was fetched, if the run is buffered; what
+        was fetched of the layer after the run; and of the layer with which the backward begins it.
+        """
+        stacked, (start, stop) = stacks[run.stack], run.within
+
+        def body(carry, i, _):
+            x, held, _ = carry
+            # What lies in host memory is copied a layer ahead, beside this layer's compute.
+            parameters, following = taken(stacked, held, i), ahead(stacked, i + 1)
+            x, y = one(self.own(parameters, key, run.first + i), x)
+            kept = [held if which else [] for which in (run.before_buffered, run.buffered)]
+            return (x, following, kept[0]), (y, kept[1])
+
+        first = held[run.stack]
+        carry = x, first, first if run.before_buffered else []
+        (x, following, own), ys = counted(body, carry, None, start, stop)
+        # After a stack's end `following` is its last layer again.
+        return x, ys, following, own if run.before_buffered else following
+
+    def backward(
+        self,
+        parameters: Callable,
+        key,
+        saved,
+        held: list[list],
+        cotangents,
+        states: Sequence,
+        into: Into,
+    ):
+        """Runs the layers backward, from the last to the first.
+
+        Returns the cotangents of `x` and of `common[0]`; the stacks' states, of which each layer i
+        is replaced by what `into(k, state, i, gradient, parameters)` returns first; and for
+        each stack k what it returns second, stacked. Last comes what the next forward begins with,
+        if parameters are what they were.
+
+        parameters: `parameters(k, state)`, the stack k of parameters, of which a layer's own are
+          read again; `state` is that stack's. What `into` replaces must be read from there.
+        key: the layers' key, or None.
+        saved, held: what `forward` returned.
+        cotangents: of the output; of the stacked auxiliary outputs; and zeros like `common[0]`, to
+          which every layer's share is added.
+        states: what gathers the layers' gradients, for each stack: a buffer for all of them, or
+          moments.
+        into: what becomes of a layer's gradient, which is not referred to after it.
+        """
+        states, told, held = list(states), [[] for _ in states], list(held)
+        d_x, d_extra, d_common = cotangents
+        for run, (kept, fetched, shared, residuals) in reversed(list(zip(self.runs, saved))):
+            stacked_of = lambda state, k=run.stack: parameters(k, state)
+            start, stop = run.within
+
+            # The state is carried, so that XLA updates it in place. As a stacked output of the scan
+            # it would be held twice.
+            def body(
+                carry, i, one, run=run, shared=shared, residuals=residuals, stacked_of=stacked_of
+            ):
+                d_x, d_common, state, held = carry
+                kept, fetched, d_extra = one
+                stacked = stacked_of(state)
+                if run.buffered:
+                    parameters, following = taken(stacked, fetched, i), []
+                else:
+                    parameters, following = taken(stacked, held, i), ahead(stacked, i - 1)
+                own = self.own(parameters, key, run.first + i)
+                pull = residuals.closure(jax.tree.leaves(own), kept, shared)
+                gradient, d_x, more = pull((d_x, d_extra))
+                d_common = jax.tree.map(jnp.add, d_common, more)
+                new, tells = into(run.stack, state, i, gradient, parameters)
+                new = after(new, following) if streams(state) else new
+                return (d_x, d_common, put(state, new, i), following), tells
+
+            of_run = jax.tree.map(lambda a, g=run.group: a[g.start : g.stop], d_extra)
+            k = run.stack
+            carry = d_x, d_common, states[k], [] if run.buffered else held[k]
+            (d_x, d_common, states[k], following), tells = counted(
+                body, carry, (kept, fetched, of_run), start, stop, reverse=True
+            )
+            if not run.buffered:
+                held[k] = following  # before a stack's first layer, that layer
+            elif start == 0:
+                held[k] = jax.tree.map(lambda a: a[0], fetched)
+            told[k].insert(0, tells)
+        return d_x, d_common, states, [*map(_joined, told)], held
+
+
+def _joined(parts):
+    """Joins what the runs returned, stacked by layer, into one stack of all layers."""
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *a: jnp.concatenate(a), *parts)

@@ -1,0 +1,56 @@
+"""What a pullback makes of cotangents that are long in coming."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem._trace.jaxpr import Literal
+from jaxmem._trace.primitives import REMAT
+from jaxmem._trace.rewrite import Node, program_of
+
+
+def pulled(pull: Callable, cotangents):
+    """`pull(cotangents)`, of which nothing is made before the cotangents are there.
+
+    A gradient that is scattered, as that of an embedding by its tokens, begins with zeros. These
+    wait for nothing, so that XLA makes them first, and would hold an embedding's gradient through
+    the backward of all layers. What `pull` recomputes it recomputes as before.
+    """
+    leaves, structure = jax.tree.flatten(cotangents)
+    box = []
+
+    def flat(*leaves):
+        made, tree = jax.tree.flatten(pull(jax.tree.unflatten(structure, leaves)))
+        box.append(tree)
+        return made
+
+    program = program_of(jax.make_jaxpr(flat)(*leaves), lambda eqn: eqn.primitive.name in REMAT)
+    if not any(map(_fills, program.nodes)):
+        return pull(cotangents)
+    nought, *leaves = jax.lax.optimization_barrier((jnp.zeros((), jnp.int32), *leaves))
+    nodes = tuple(_after(nought, node) if _fills(node) else node for node in program.nodes)
+    made = dataclasses.replace(program, nodes=nodes).run(leaves)
+    return jax.tree.unflatten(box[0], made)
+
+
+def _fills(node: Node) -> bool:
+    """Whether it makes an array of zeros."""
+    if node.primitive != "broadcast_in_dim" or node.reads:
+        return False
+    (value,) = (v.val for v in node.inputs if isinstance(v, Literal))
+    if not jnp.issubdtype(jnp.result_type(value), jnp.inexact):
+        return False
+    number = complex(value)
+    return number == 0 and math.copysign(1.0, number.real) > 0
+
+
+def _after(nought, node: Node) -> Node:
+    """The same zeros, of a scalar zero that is there when they may be made."""
+
+    def call(*operands) -> Sequence:
+        return node.bind([nought.astype(jnp.result_type(operands[0]))])
+
+    return dataclasses.replace(node, call=call)

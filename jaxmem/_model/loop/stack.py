@@ -1,0 +1,182 @@
+"""stack(): runs L identical layers from stacked parameters, with a backward loop of its own.
+
+The backward that JAX derives for a scan saves what a layer makes of its parameters, such as their
+bfloat16 copies, and returns all gradients stacked. This one reads the parameters again by index,
+and hands each layer's gradient on as soon as it exists.
+"""
+
+from collections.abc import Callable
+
+import jax
+
+from jaxmem._model.loop.arguments import ParameterSplit, check, check_moments, lifted
+from jaxmem._model.loop.loops import Loops, fetched_first, runs_of
+from jaxmem._model.states.stacks import (
+    Copied,
+    buffers_of,
+    like,
+    masters_of,
+    one_layer,
+    parts_of,
+    read_of,
+)
+from jaxmem._model.states.store import fetch, returned, streams
+from jaxmem._model.tags.groups import groups_of
+from jaxmem._trace.vary import zeros
+from jaxmem.errors import StackError
+
+
+def stack(
+    block: Callable,
+    params,
+    x,
+    *shared,
+    plan=None,
+    label: str = "block",
+    key=None,
+    dtype=None,
+    has_aux: bool = False,
+    moments=None,
+    fold: Callable | None = None,
+):
+    """Runs `x = block(p_i, x, *shared)` for each layer i, under a plan.
+
+    Differentiable in `params`, `x` and `shared`. The forward loop saves of each layer what the
+    plan's action for each tag asks; the backward loop restores, recomputes and differentiates one
+    layer at a time. A layer's own parameters are read again, never saved.
+
+    block: a function of one layer, called with `key=` too if `key` is given.
+    params: a tree of the layers' parameters; its arrays have a leading axis L, an entry a layer.
+      Those that lie in host memory are copied to the device a layer at a time, and their gradients
+      back.
+    x: a tree of floating-point arrays, which `block` returns with the same shapes and dtypes.
+    shared: arrays that every layer reads, such as masks and positions.
+    plan: a `jaxmem.Plan`, a `jaxmem.plans.Assignment`, or None to keep everything.
+    label: the plan's name for this block.
+    key: a random key; layer i is given `jax.random.fold_in(key, i)`.
+    dtype: layers are given floating-point parameters in this dtype, converted a layer at a time.
+    has_aux: `block` returns (x, aux), and `stack` returns (x, every layer's aux, stacked).
+    moments: a tree of floating-point arrays with a leading axis L. With it, layer i's gradient is
+      not returned: it replaces layer i of `moments` by `fold(moments_i, gradient_i)`, in place.
+    fold: that function; given with `moments`, and only with it.
+
+    With `moments`, `jax.grad` returns the *updated moments* in the place of the gradient of
+    `moments`, and zeros for `params`: no layer's gradient is kept (AdamA §3.2).
+
+    Raises StackError if the layers' arrays, what `block` returns, or `moments` do not have these
+    shapes; TagError if the plan is of other layers or another block.
+    """
+    if (moments is None) != (fold is None):
+        missing, given = ("moments", "fold") if moments is None else ("fold", "moments")
+        raise StackError(
+            f"stack: `{given}` is given and `{missing}` is not; expected both, or neither"
+        )
+    if moments is not None:
+        check_moments(moments, params)
+    loops, split, common = loops_over(block, params, x, shared, plan, label, key, dtype, has_aux)
+
+    @jax.custom_vjp
+    def run(params, x, common, moments, key):  # runs as it stands where nothing is differentiated
+        return loops.plain(read_of(params), key, x, common)
+
+    def run_forward(params, x, common, moments, key):
+        stacks = read_of(params)
+        if fold is None and any(isinstance(part, Copied) for part in parts_of(params)):
+            raise StackError(
+                "stack: `params` has layers with copies, and is differentiated; expected layers"
+                " without, split(state, persist, copies=0), since an update of the parameters would"
+                " leave the copies as they were"
+            )
+        x, aux, saved, held = loops.forward(stacks, key, x, common, fetched_first(stacks))
+        return (x, aux), (params, common, moments, key, saved, held)
+
+    def run_backward(residuals, cotangents):
+        params, common, moments, key, saved, held = residuals
+        stacks = read_of(params)
+        # Without a fold each layer's gradient fills its place in a buffer of the parameters' shape;
+        # where these lie in host memory it is told, and the loop stacks it there.
+        # With one the buffer is the moments themselves, and no gradient outlives its layer.
+        if fold is None:
+            masters = masters_of(params)
+            states = [() if streams(part) else zeros(split.floating(part)) for part in masters]
+
+            def into(k, state, i, gradient, parameters):
+                if state:
+                    return gradient, ()
+                return (), returned(split.whole(one_layer(masters[k]), gradient), masters[k])
+        else:
+            states = parts_of(moments)
+            into = lambda k, state, i, gradient, parameters, fold=fold: (
+                folded_at(fold, state, i, split.whole(parameters, gradient)),
+                (),
+            )
+        d_x, d_common, states, told, _ = loops.backward(
+            lambda k, _: stacks[k],
+            key,
+            saved,
+            held,
+            (*cotangents, zeros(common[0])),
+            states,
+            into,
+        )
+        # None stands for a zero cotangent: of what has no derivative, and of `params` under a fold.
+        # The new moments are handed out as the gradient of the old ones, so that one `jax.grad`
+        # serves the stack together with what is before and after it.
+        if fold is None:
+            rows = zip(masters, states, told)
+            whole = [split.whole(part, s) if s else t for part, s, t in rows]
+            return like(params, whole), d_x, (d_common, None), None, None
+        return None, d_x, (d_common, None), like(moments, states), None
+
+    run.defvjp(run_forward, run_backward)
+    y, aux = run(params, x, common, moments, key)
+    return (y, aux) if has_aux else y
+
+
+def loops_over(
+    block: Callable,
+    params,
+    x,
+    shared: tuple,
+    plan,
+    label: str,
+    key,
+    dtype,
+    has_aux: bool,
+    whole: Callable = lambda layer: layer,
+):
+    """Makes what `stack` and the released step run: the loops; the split of the parameters into
+    those with a gradient and the others; and what layers share, as a pair split likewise.
+
+    The arguments are those of `stack`, with `shared` as one tuple. `whole` gathers a layer's
+    parameters where `params` has a part of each. Raises what `stack` does for them.
+    """
+    lengths = check(params, x)
+    runs = runs_of(groups_of(plan, label, sum(lengths)), lengths, buffers_of(params))
+    split = ParameterSplit.of(masters_of(params)[0], dtype)
+    own = lambda layer, key, i: split.own(whole(layer), key, i)
+    first = own(fetch(read_of(params)[0], 0), key, 0)
+    call, common = lifted(block, split, first, x, shared, has_aux)
+    return Loops(call, own, runs), split, common
+
+
+def folded_at(fold: Callable, state, i, gradient):
+    """Layer `i` of what `fold(layer, gradient)` makes of the stacked arrays `state`.
+
+    The fold waits for the gradient behind a barrier, so that XLA does not take it apart and hold
+    parts of the fold through the layer's backward. The layer itself is read before: what lies in
+    host memory is then copied beside the backward's products.
+    """
+    (gradient,) = jax.lax.optimization_barrier((gradient,))
+    # Over a batch of one layer, so that the layer that is read has the axis of that which is
+    # written. XLA updates a slice in place as it reads it only then: a reshape between the two
+    # would have it copy the layer first, two passes more over all that is folded into.
+    layer = fetch(state, i)
+    batch_of_one = jax.tree.map(lambda a: a[None], (layer, gradient))
+    try:
+        new = jax.vmap(fold)(*batch_of_one)
+    except (
+        Exception
+    ):  # such as an ordered callback's, which cannot be mapped; or an error of its own
+        return fold(layer, gradient)
+    return jax.tree.map(lambda a: a[0], new)

@@ -1,0 +1,243 @@
+"""Moves the layers' arrays between their joined form, one stack, and a split one, a stack in each
+memory; and makes arrays in their places.
+
+Stacks that change their lengths are filled a layer at a time, one array of a state after the other:
+that array is then there twice, and the device holds one layer of it more.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxmem._model.states.places import DEVICE, HOST
+from jaxmem._model.states.stacks import Copied, Stacks, length, masters_of, read_of
+from jaxmem._model.states.store import counted, fetch, put
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where the states of the layers lie, by how many layers there are of each kind, in order.
+
+    persist: the states of these are in device memory.
+    copies: the states of these are in host memory, and a copy of their parameters, in the dtype
+      that they compute in, is in device memory.
+    streamed: the states of these are in host memory.
+    buffers: how many of the streamed, the last ones, keep their parameters on the device from
+      forward to backward.
+    """
+
+    persist: int
+    copies: int
+    streamed: int
+    buffers: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many layers there are."""
+        return self.persist + self.copies + self.streamed
+
+    @property
+    def bounds(self) -> list[tuple[int, int, str]]:
+        """The stacks: the first layer, the one after the last, and the memory of their states."""
+        ends = list(itertools.accumulate((self.persist, self.copies, self.streamed), initial=0))
+        kinds = (DEVICE, HOST, HOST)
+        found = [(*pair, kind) for pair, kind in zip(itertools.pairwise(ends), kinds)]
+        return [bound for bound in found if bound[0] < bound[1]]
+
+    def together(self, parts: Sequence):
+        """The stacks of `bounds` in one tree; the stack itself, where there is one alone."""
+        whole = len(parts) == 1 and not self.buffers
+        return parts[0] if whole else Stacks(tuple(parts), self.buffers)
+
+    def is_copied(self, bound: tuple[int, int, str]) -> bool:
+        return bool(self.copies) and bound[0] == self.persist
+
+
+def split(layers, placement: Placement, kept: Collection[int] = ()):
+    """The layers' stacked arrays where `placement` wants them. Arrays that move are deleted where
+    they were.
+
+    layers: a tree of stacked arrays, or of their shapes, in any such form.
+    kept: the ids of arrays that are not deleted, since others share their memory.
+    """
+    stacks = masters_of(layers)
+    leaves = zip(*map(jax.tree.leaves, stacks))
+    divided = zip(*(_divided(arrays, placement.bounds, kept) for arrays in leaves))
+    parts = [jax.tree.unflatten(jax.tree.structure(stacks[0]), part) for part in divided]
+    return placement.together(parts)
+
+
+def with_copies(layers, placement: Placement, dtype):
+    """Parameters that `split` returned, with the copies that `placement` wants, in `dtype`; None
+    stands for the dtypes that they have.
+    """
+    if not placement.copies:
+        return layers
+    pairs = zip(masters_of(layers), placement.bounds)
+    parts = [copied(part, dtype) if placement.is_copied(bound) else part for part, bound in pairs]
+    return placement.together(parts)
+
+
+def copied(master, dtype) -> Copied:
+    """Stacked parameters beside their copy in device memory, which is made a layer at a time."""
+
+    def one(a):
+        to = dtype if dtype is not None and jnp.issubdtype(a.dtype, jnp.floating) else a.dtype
+        shape = jax.ShapeDtypeStruct(a.shape, to, sharding=_sharding(a, DEVICE))
+        if isinstance(a, jax.ShapeDtypeStruct):
+            return shape
+        return _copied(empty(shape), [a], [0, a.shape[0]], 0, a.shape[0])
+
+    return Copied(jax.tree.map(one, master), master)
+
+
+def joined(layers, kept: Collection[int] = ()):
+    """`layers` as one stack: in host memory if any of them lies there, else in device memory.
+    Arrays that move are deleted where they were, but for those whose ids are in `kept`.
+    """
+    count = sum(map(length, masters_of(layers)))
+    streams = any(map(_on_host, jax.tree.leaves(layers)))
+    return split(layers, Placement(0, 0, count) if streams else Placement(count, 0, 0), kept)
+
+
+def drop_copies(layers) -> None:
+    """Deletes the copies of parameters, which no other form of `layers` has."""
+    for read, master in zip(read_of(layers), masters_of(layers)):
+        for a in jax.tree.leaves(read) if read is not master else ():
+            if not isinstance(a, jax.ShapeDtypeStruct):
+                a.delete()
+
+
+def moved(a, kind: str):
+    """An array, or its shape, in another memory of its devices; itself, where it lies there."""
+    sharding = _sharding(a, kind)
+    if isinstance(a, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
+    return jax.device_put(a, sharding)
+
+
+def filled(shapes, layer: Callable[[Any], Any]):
+    """Stacked arrays whose layer i is `layer(i)`, made where `shapes` say that they lie.
+
+    shapes: a tree of `jax.ShapeDtypeStruct` with shardings over one mesh and a leading axis of
+      layers, which is not divided.
+    layer: a function of a layer's index that can be traced, which returns such a tree of one layer.
+    """
+    mesh = jax.tree.leaves(shapes)[0].sharding.mesh
+    specs = jax.tree.map(lambda a: a.sharding.spec, shapes)
+    fill = filling(layer, length(shapes), mesh, specs)
+    return jax.jit(fill, donate_argnums=0)(jax.tree.map(empty, shapes))
+
+
+def filling(layer: Callable[[Any], Any], count: int, mesh=None, specs=None) -> Callable[[Any], Any]:
+    """A function that replaces each of `count` stacked layers by `layer(i)`: in place where its
+    argument is donated, beside which it then takes the memory of one layer.
+
+    mesh, specs: of several devices, and how the stacks are divided over them. Each device makes
+      every layer, or of it what its own parts need.
+    """
+    kinds = () if mesh is None else mesh.axis_types
+    if mesh is None or (mesh.size == 1 and AxisType.Explicit not in kinds):
+        return _filling(layer, count)
+    if set(kinds) == {AxisType.Explicit}:
+        # No `shard_map`: `layer` could close over nothing with such axes, such as a key.
+        to = lambda a, spec: jax.reshard(a, NamedSharding(mesh, PartitionSpec(*spec[1:])))
+        return _filling(lambda i: jax.tree.map(to, layer(i), specs), count)
+    # Types know nothing of arrays that devices make alike: unchecked.
+    fill = _filling(lambda i: jax.tree.map(_part, layer(i), specs), count)
+    return jax.shard_map(fill, mesh=mesh, in_specs=(specs,), out_specs=specs, check_vma=False)
+
+
+def _filling(layer: Callable[[Any], Any], count: int) -> Callable[[Any], Any]:
+    make = lambda stacks, i, _: (put(stacks, layer(i), i), None)
+    return lambda stacks: counted(make, stacks, None, 0, count)[0]
+
+
+def _part(a, spec: PartitionSpec):
+    """This device's part of a layer's array, of which a stack is divided as `spec` says."""
+    for d, axis in enumerate(spec[1:]):
+        if axis is not None:
+            size = a.shape[d] // jax.lax.axis_size(axis)
+            a = jax.lax.dynamic_slice_in_dim(a, jax.lax.axis_index(axis) * size, size, d)
+    return a
+
+
+def empty(shape: jax.ShapeDtypeStruct):
+    """Zeros of a shape where its sharding says. Those in host memory do not pass the device."""
+    sharding: Any = shape.sharding
+    if not _on_host(shape):
+        return jnp.zeros(shape.shape, shape.dtype, device=sharding)
+
+    # NumPy's zeros take no memory until they are written to, which these never are.
+    def part(index):
+        sizes = [len(range(*s.indices(n))) for s, n in zip(index, shape.shape)]
+        return np.zeros(sizes, shape.dtype)
+
+    return jax.make_array_from_callback(shape.shape, sharding, part)
+
+
+def _divided(arrays: Sequence, bounds: list[tuple[int, int, str]], kept: Collection[int]) -> list:
+    """The stacks that `bounds` ask for, of one array of each of the stacks that there are; `kept`
+    as in `split`.
+    """
+    ends = list(itertools.accumulate((len_ for len_, *_ in (a.shape for a in arrays)), initial=0))
+    if ends[1:] == [stop for _, stop, _ in bounds]:
+        found = [moved(a, kind) for a, (_, _, kind) in zip(arrays, bounds)]
+        gone = [a for a, (_, _, kind) in zip(arrays, bounds) if _on_host(a) != (kind == HOST)]
+    else:
+        shape = lambda n: jax.ShapeDtypeStruct((n, *arrays[0].shape[1:]), arrays[0].dtype)
+        found = [
+            jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=_sharding(arrays[0], kind))
+            for s, kind in ((shape(stop - start), kind) for start, stop, kind in bounds)
+        ]
+        gone = list(arrays)
+        if not isinstance(arrays[0], jax.ShapeDtypeStruct):
+            found = [_copied(empty(s), arrays, ends, *bound[:2]) for s, bound in zip(found, bounds)]
+    if not isinstance(arrays[0], jax.ShapeDtypeStruct):
+        jax.block_until_ready(found)
+        for a in gone:
+            if id(a) not in kept:
+                a.delete()
+    return found
+
+
+def _copied(into, arrays: Sequence, ends: list[int], start: int, stop: int):
+    """Fills `into` with layers `start` to `stop` of all that `arrays` hold, one after the other."""
+    for a, (first, last) in zip(arrays, itertools.pairwise(ends)):
+        begin, end = max(start, first), min(stop, last)
+        if begin < end:
+            into = _layers_copied(into, a, begin - start, begin - first, end - begin)
+    return into
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4), donate_argnums=0)
+def _layers_copied(into, a, to: int, since: int, count: int):
+    body = lambda s, i, _: (put(s, fetch(a, i + (since - to)), i), None)
+    return counted(body, into, None, to, to + count)[0]
+
+
+def _on_host(a) -> bool:
+    """Whether an array, or a shape, lies in host memory, by its sharding."""
+    return a.sharding is not None and a.sharding.memory_kind == HOST
+
+
+def _sharding(a, kind: str) -> NamedSharding:
+    """The sharding of an array, or of its shape, in the memory `kind` of the same devices.
+
+    What is on one device gets a mesh of it, since JAX traces other shardings in host memory as if
+    they were in device memory. A shape without a sharding gets a mesh without devices.
+    """
+    if isinstance(a.sharding, NamedSharding):
+        return NamedSharding(a.sharding.mesh, a.sharding.spec, memory_kind=kind)
+    mesh: Any = AbstractMesh((1,), ("data",), axis_types=(AxisType.Auto,))
+    if a.sharding is not None:
+        devices = sorted(a.sharding.device_set, key=lambda d: d.id)
+        mesh = Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))
+    return NamedSharding(mesh, PartitionSpec(), memory_kind=kind)

@@ -1,0 +1,69 @@
+"""Whether the host has room for the states that are to lie in its memory, and devices can read them
+there.
+"""
+
+import math
+import os
+
+import jax
+
+from jaxmem._core.bytes import show_bytes
+from jaxmem._target.devices.support import misreading
+from jaxmem._target.devices.target import free_host_bytes
+from jaxmem.errors import TargetError
+
+# Of XLA's pool of pinned host memory on a GPU: its limit, and the one where none is set.
+POOL_VARIABLE, POOL_GIB = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", 64
+
+
+def check_pool(platform: str, wanted: int) -> None:
+    """Raises TargetError unless devices of a platform can have so many bytes of states in the
+    memory of their host.
+    """
+    if platform in ("", "cpu") or not wanted:
+        return
+    if (version := misreading(platform)) is not None:
+        raise TargetError(
+            f"released_step: jaxlib {version} reads a loop's layers in host memory at wrong offsets"
+            " on a GPU (fixed in 0.11.1); expected 0.11.1 or later: install it, or leave all layers"
+            " in device memory"
+        )
+    # XLA reads the variable when its backend starts, which it has: a change would be too late.
+    text = os.environ.get(POOL_VARIABLE, "")
+    limit = (int(text) if text.isdecimal() else POOL_GIB) * 2**30
+    if wanted > limit:
+        raise TargetError(
+            f"released_step: {show_bytes(wanted)} of states are to lie in pinned host memory, and"
+            f" XLA's pool there has {show_bytes(limit)}; expected {POOL_VARIABLE} to be at least"
+            f" {-(-wanted // 2**30)} when the process starts, or more layers in device memory"
+        )
+
+
+def check_free(wanted: int) -> None:
+    """Raises TargetError unless so many bytes of this machine's memory are free now."""
+    if wanted > (free := free_host_bytes()):
+        raise TargetError(
+            f"released_step: {show_bytes(wanted)} more of states are to lie in the memory of this"
+            f" machine, and {show_bytes(free)} are free; expected {show_bytes(wanted)}: leave more"
+            " layers in the memory of a GPU, or divide the states over the GPUs of several machines"
+        )
+
+
+def nbytes(tree) -> int:
+    """Bytes of arrays on the devices of this process, a part or a copy on each; those of shapes
+    once.
+    """
+
+    def one(a) -> int:
+        here = isinstance(a, jax.Array)
+        shape = a.sharding.shard_shape(a.shape) if here else a.shape
+        copies = len(a.sharding.addressable_devices) if here else 1
+        return math.prod(shape) * a.dtype.itemsize * copies
+
+    return sum(map(one, jax.tree.leaves(tree)))
+
+
+def platform(tree) -> str:
+    """The platform of the devices that arrays lie on, "" of shapes."""
+    arrays = [a for a in jax.tree.leaves(tree) if isinstance(a, jax.Array)]
+    return next(iter(arrays[0].devices())).platform if arrays else ""

@@ -1,0 +1,154 @@
+"""Arrays divided over the devices of a mesh axis (ZeRO-1): how they are laid out, how gradients are
+scattered to the parts, and how whole parameters are gathered from them.
+
+Inside `jax.shard_map` a part is smaller than the whole along one dimension. So shapes tell what is
+divided and along which dimension, and no layout is stored beside a state.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jaxmem._model.states.store import counted, fetch, put
+
+
+def divided(whole: tuple[int, ...], part: tuple[int, ...]) -> int | None:
+    """The dimension along which parts of shape `part` make up an array of shape `whole`; None where
+    the shapes are equal, and the array is not divided.
+    """
+    return next((d for d, (a, b) in enumerate(zip(whole, part, strict=True)) if a != b), None)
+
+
+def shards(params, size: int, axis_name: str, first: int = 0):
+    """Returns a PartitionSpec for each array: it is divided along its first dimension whose length
+    the number of devices divides.
+
+    An array without such a dimension stays whole, such as a bias of odd length.
+
+    params: a tree of arrays or their shapes.
+    size: the number of devices.
+    axis_name: the mesh axis that they are on.
+    first: the first dimension that may be divided.
+    """
+
+    def one(a):
+        # `None` for each dimension before the divided one; those after it may be left out
+        d = next((d for d in range(first, len(a.shape)) if a.shape[d] % size == 0), None)
+        return PartitionSpec() if d is None else PartitionSpec(*[None] * d, axis_name)
+
+    return jax.tree.map(one, params)
+
+
+def placed(tree, layout, mesh):
+    """`tree` with the shardings of `layout`, a prefix tree of PartitionSpecs.
+
+    On a mesh without explicit axes `tree` is returned as it is: there `jax.shard_map` moves its
+    arguments to where its specs say.
+    """
+    if AxisType.Explicit not in mesh.axis_types:
+        return tree
+    move = lambda spec, part: jax.tree.map(
+        lambda a: jax.reshard(a, NamedSharding(mesh, spec)), part
+    )
+    return jax.tree.map(move, layout, tree, is_leaf=lambda spec: isinstance(spec, PartitionSpec))
+
+
+def scattered(gradient, like, axis_name: str | None):
+    """Returns the devices' mean gradient, and of an array of which `like` has a part, this device's
+    part of it.
+
+    gradient: a tree of whole arrays, this device's own.
+    like: a tree of the same structure; the shapes are those of the moments to fold it into.
+    axis_name: the mesh axis; None leaves the gradient as it is.
+    """
+    if axis_name is None:
+        return gradient
+    size = jax.lax.axis_size(axis_name)
+
+    # A mean for every array, scattered or not: `psum_scatter` sums, hence the division.
+    def one(g, m):
+        if (d := divided(g.shape, m.shape)) is None:
+            return jax.lax.pmean(g, axis_name)
+        return jax.lax.psum_scatter(g, axis_name, scatter_dimension=d, tiled=True) / size
+
+    return jax.tree.map(one, gradient, like)
+
+
+def total(own, gradient, axis_name: str | None):
+    """The squared norm of a gradient over all devices' parts, in float32 or float64.
+
+    own: this device's part of the gradient, as `scattered` returned it.
+    gradient: the whole arrays, whose shapes tell which of `own` are parts.
+    axis_name: the mesh axis over which parts are summed.
+    """
+    pairs = list(zip(jax.tree.leaves(own), jax.tree.leaves(gradient)))
+    wide = lambda g: g.astype(jnp.promote_types(jnp.float32, g.dtype))
+    norm = lambda arrays: sum(
+        (jnp.sum(jnp.square(jnp.abs(wide(a)))) for a in arrays), jnp.zeros((), jnp.float32)
+    )
+    # What is whole is equal on all devices and counts once; parts add up to the array's.
+    whole = norm([a for a, g in pairs if a.shape == g.shape])
+    parts = [a for a, g in pairs if a.shape != g.shape]
+    return whole + jax.lax.psum(norm(parts), axis_name) if parts else whole
+
+
+def part_of(a, like, axis_name: str):
+    """Cuts this device's part, of the shape of `like`, out of a whole array."""
+    if (d := divided(a.shape, like.shape)) is None:
+        return a
+    return jax.lax.dynamic_slice_in_dim(
+        a, jax.lax.axis_index(axis_name) * like.shape[d], like.shape[d], d
+    )
+
+
+def gathered(part, like, axis_name: str):
+    """Gathers the array of the shape of `like` of which every device has a part."""
+    if (d := divided(like.shape, part.shape)) is None:
+        return part
+    return jax.lax.all_gather(part, axis_name, axis=d, tiled=True)
+
+
+def refilled(stacked, parts, axis_name: str):
+    """Fills stacked arrays with what the devices have parts of, one layer at a time and in place.
+
+    So there is never a second whole copy of the arrays beside `stacked`, only one of a layer.
+
+    stacked: a tree of whole arrays with a leading axis of layers; their content is replaced.
+    parts: the same tree of this device's parts, or of whole arrays, which are then the result.
+    axis_name: the mesh axis over which they are divided.
+    """
+    if all(a.shape == b.shape for a, b in zip(jax.tree.leaves(stacked), jax.tree.leaves(parts))):
+        return parts
+
+    def one(stacked, i, _):
+        new = jax.tree.map(
+            lambda p, a: gathered(p.astype(a.dtype), a, axis_name),
+            fetch(parts, i),
+            fetch(stacked, i),
+        )
+        return put(stacked, new, i), None
+
+    return counted(one, stacked, None, 0, jax.tree.leaves(stacked)[0].shape[0])[0]
+
+
+def assembled(parts: list, shapes: list, axis_name: str, dtype) -> list:
+    """Gathers stacked arrays out of the devices' parts, a layer at a time. Arrays that are whole
+    are returned as they are.
+
+    parts: this device's arrays, with a leading axis of layers.
+    shapes: arrays or structs with the shapes of the whole ones.
+    axis_name: the mesh axis over which parts are divided.
+    dtype: what the gathered ones are converted to; None leaves their dtypes.
+    """
+    which = [a.shape != like.shape for a, like in zip(parts, shapes)]
+    # Zeros to fill are made for the divided arrays alone; the others take their place in the
+    # result.
+    empty = [
+        jnp.zeros(like.shape, dtype or a.dtype)
+        for a, like, part in zip(parts, shapes, which)
+        if part
+    ]
+    filled = iter(
+        refilled(empty, [a for a, part in zip(parts, which) if part], axis_name) if empty else ()
+    )
+    return [next(filled) if part else a for a, part in zip(parts, which)]

@@ -1,0 +1,70 @@
+"""Operations whose derivative reads their own result, with the tag inside the derivative rule.
+
+`tag(softmax(x))` saves the result and still recomputes it, because softmax's derivative reads it
+from before the tag. Here forward and derivative read the tagged one.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem._model.tags.tag import tag
+
+
+def wide(dtype) -> jnp.dtype:
+    """The dtype to compute in: float32 at least."""
+    return dtype if dtype.itemsize >= 4 else jnp.dtype(jnp.float32)
+
+
+def self_tagged(forward: Callable, tangent: Callable) -> Callable:
+    """`forward(x)` with its result tagged, as a function of (x, name, kind, codec).
+
+    forward: computes y from x.
+    tangent: computes the result's tangent from y and x's tangent, both in float32 at least.
+    """
+
+    def call(x, name: str, kind: str | None = None, codec: str | None = None):
+        return tagged_within(forward, tangent, lambda y: tag(y, name, kind=kind, codec=codec))(x)
+
+    return call
+
+
+def tagged_within(forward: Callable, tangent: Callable, tagging: Callable) -> Callable:
+    """`tagging(forward(x))` as a function of x whose derivative reads the tagged result."""
+
+    def call(x):
+        tagged = lambda x: tagging(forward(x))
+        operation = jax.custom_jvp(tagged)
+
+        @operation.defjvp
+        def _(primals, tangents):
+            (x,), (t,) = primals, tangents
+            y = tagged(x)  # not `operation`: the tag would hide inside custom_jvp_call
+            dtype = wide(y.dtype)
+            return y, tangent(y.astype(dtype), t.astype(dtype)).astype(y.dtype)
+
+        return operation(x)
+
+    return call
+
+
+def softmax_tangent(y, t, axis):
+    """y * (t - <y, t> / sum(y)).
+
+    sum(y) is 1 for an exact softmax; after a lossy codec it is not, and without the division the
+    error would be large on peaked rows.
+    """
+    return y * (t - (y * t).sum(axis, keepdims=True) / y.sum(axis, keepdims=True))
+
+
+def tanh_tangent(y, t):
+    return (1 - y * y) * t
+
+
+def sigmoid_tangent(y, t):
+    return y * (1 - y) * t
+
+
+def exp_tangent(y, t):
+    return y * t

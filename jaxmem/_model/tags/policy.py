@@ -1,0 +1,200 @@
+"""Makes a plan into a `Policy`: what `jax.checkpoint` asks of every operation of a block."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import Offloadable
+
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Action, Choice
+from jaxmem._core.assignment import Assignment, Decisions
+from jaxmem._model.tags.tag import (
+    differentiable_once,
+    let_names_be_encoded,
+    name_p,
+    names_are_encoded,
+    tag_p,
+)
+from jaxmem.errors import TagError
+
+HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
+
+TWICE = (
+    "remat_policy: a gradient of a gradient runs through a compressed tag, and codes have no"
+    " derivative;"
+    " plan such a step with actions=jaxmem.plans.LOSSLESS"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stored:
+    """A policy's answer to a tag whose tensor is stored otherwise than as it is: the tag's rule
+    calls `encode` in the forward and `decode` in the backward. They go through a codec, host
+    memory, or both.
+    """
+
+    choice: Choice
+
+    @property
+    def _codec(self):
+        from jaxmem._model.codecs.registry import parse
+
+        return None if self.choice.codec is None else parse(self.choice.codec)
+
+    def encode(self, x):
+        """The arrays that wait for the backward in the place of `x`, in the memory they wait in."""
+        codes = (x,) if self._codec is None else self._codec.encode(differentiable_once(x, TWICE))
+        return tuple(self._moved(code, DEVICE, HOST) for code in codes)
+
+    def decode(self, codes, shape, dtype):
+        """The tensor of this shape and dtype that `codes` stand for, on the device."""
+        codes = tuple(self._moved(code, HOST, DEVICE) for code in codes)
+        return codes[0] if self._codec is None else self._codec.decode(codes, shape, dtype)
+
+    def _moved(self, code, source, to):
+        """An array in another memory, if the choice moves it."""
+        if self.choice.action.offloads and (self._codec is None or is_moved(code)):
+            return jax.device_put(code, to, src=source)
+        return code
+
+
+def is_moved(code) -> bool:
+    """Whether an array of a codec's is moved where its codes are: not if it has a single axis, such
+    as a scale for each channel. A copy of its own would cost more than it takes; and libtpu 0.0.42
+    and 0.0.48 end themselves where a loop moves such an array of 16 bits.
+    """
+    return len(code.shape) > 1
+
+
+@functools.cache
+def _verdict(choice: Choice):
+    """What a policy answers to a tag of this choice: True to keep it, False to recompute it.
+
+    These are what JAX's own policies answer, so that a policy that combines ours with another can
+    be traced, and is refused with a sentence that says so.
+    """
+    return {Action.KEEP: True, Action.RECOMPUTE: False}.get(choice.action, _Stored(choice))
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Answers what `jax.checkpoint` asks of each operation of a block: keep its result, recompute
+    it, or store it in another form. Frozen and hashable, since partial evaluation caches on it.
+
+    block: the label of the block, or of the group of layers, that it is for.
+    choices: (tag name, choice) in the order of the names; a tag that is absent is recomputed. None
+      keeps everything.
+    layers: how many layers there are where a plan may divide them into groups, as those of
+      `jaxmem.stack` and `jaxmem.auto`; 0 where it may not.
+    """
+
+    block: str
+    choices: tuple[tuple[str, Choice], ...] | None = None
+    layers: int = 0
+
+    def __post_init__(self):
+        if any(choice.action.compresses for _, choice in self.choices or ()):
+            let_names_be_encoded()
+
+    def __call__(self, primitive, *avals, **params):
+        check_remat3()
+        choices = None if self.choices is None else dict(self.choices)
+        if choices is None or choices.get(REST) == KEEP:
+            unsaved = _widens(primitive, avals, params) or _is_complex(primitive, avals, params)
+            return primitive is tag_p or not unsaved
+        # Tags and `checkpoint_name` values have a name; no other operation's result is ever saved.
+        choice = choices.get(params.get("name", ""), RECOMPUTE)
+        if primitive is tag_p:
+            return _verdict(choice)
+        if primitive is not name_p:
+            return False
+        if (
+            choice != RECOMPUTE
+            and _is_complex(primitive, avals, params)
+            and not names_are_encoded()
+        ):
+            raise TagError(
+                f"remat_policy: checkpoint_name calls a value {params['name']!r} that is"
+                f" {avals[0].dtype}, and the plan says {choice}; expected a real one, since"
+                " jax.checkpoint stores no complex values: name it by jaxmem.tag, which stores both"
+                " of its parts"
+            )
+        # JAX's own word for offloading; only a codec needs ours, and the rule that knows it.
+        if choice == OFFLOAD:
+            return Offloadable(src="device", dst="pinned_host")
+        return _verdict(choice)
+
+
+def _widens(primitive, avals, params) -> bool:
+    """Whether an operation converts to more bytes an element: the narrower tensor has all that
+    there is to save, and is converted again for nothing. A softmax of bfloat16 whose derivative
+    computes in float32 would else save float32 beside it.
+    """
+    if primitive.name != "convert_element_type":
+        return False
+    return avals[0].dtype.itemsize < params["new_dtype"].itemsize
+
+
+# Of complex values these make real ones, and the others of real values complex ones.
+_TO_REAL = ("real", "imag", "abs", "eq", "ne", "is_finite")
+_TO_COMPLEX = ("complex", "eig")
+
+
+def _is_complex(primitive, avals, params) -> bool:
+    """Whether an operation's result is complex, which `jax.checkpoint` cannot save: it rounds what
+    it saves to its own precision, and JAX rounds real values alone. A tag stores both parts.
+    """
+    name = primitive.name
+    if name == "convert_element_type":
+        return jnp.issubdtype(params["new_dtype"], jnp.complexfloating)
+    if name == "fft":
+        return params["fft_type"].name != "IRFFT"
+    dtypes = (a.dtype for a in avals if hasattr(a, "dtype"))
+    of_complex = any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes)
+    return name in _TO_COMPLEX or (of_complex and name not in _TO_REAL)
+
+
+def check_remat3() -> None:
+    """Raises TagError if JAX runs its third implementation of `jax.checkpoint` (`jax_remat3`),
+    under which every tag would silently be recomputed.
+    """
+    if getattr(jax.config, "jax_remat3", False):
+        raise TagError(
+            "remat_policy: the option jax_remat3 is on, and under it JAX ignores how a tag is to be"
+            " stored;"
+            " turn it off: jax.config.update('jax_remat3', False)"
+        )
+
+
+def decisions(plan) -> Decisions:
+    """`plan` as an object that makes decisions; None stands for everything kept.
+
+    Raises TagError if it is neither.
+    """
+    if plan is None:
+        return Assignment.everything()
+    if not isinstance(plan, Decisions) or isinstance(plan, type):
+        raise TagError(
+            f"remat_policy: `plan` is {_named(plan)}; expected a jaxmem.Plan, a"
+            " jaxmem.plans.Assignment or None (everything kept), or an object with their methods"
+            " choices_for(block) and groups(block)"
+        )
+    return plan
+
+
+def policy_for(decided: Decisions, label: str, *, layers: int = 0) -> Policy:
+    """The policy of the block, or of the group of layers, that stands under `label`."""
+    of_own = getattr(decided, "policy_for", None)  # what a trace is made for may be no plan
+    if of_own is not None:
+        return of_own(label, layers)
+    choices = decided.choices_for(label)
+    if choices.get(REST) == KEEP:  # one spelling, since partial evaluation caches on the policy
+        return Policy(label, None, layers)
+    chosen = ((tag, Choice(c.action, c.codec)) for tag, c in choices.items())
+    return Policy(label, tuple(sorted(chosen)), layers)
+
+
+def _named(value) -> str:
+    """What an error calls a value that is of the wrong type."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

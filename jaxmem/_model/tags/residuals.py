@@ -1,0 +1,159 @@
+"""compress_residuals(): makes a function hold encoded what its backward needs.
+
+It serves functions outside `jax.checkpoint`, and those that own their residuals by a
+`jax.custom_vjp` rule.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmem._model.codecs.base import FLOATS, Codec
+from jaxmem._model.codecs.mask import BitMask
+from jaxmem._model.codecs.registry import parse
+from jaxmem._model.tags.saved import of_arrays, saving
+from jaxmem._model.tags.tag import differentiable_once
+from jaxmem.errors import TagError
+
+TWICE = (
+    "compress_residuals: differentiated twice, and codes have no derivative; expected one"
+    " derivative of it:"
+    " leave the function as it is where a second one is taken, or recompute it with jax.checkpoint"
+)
+# from a residual's shape and dtype to its codec, or None to hold it as it is
+Choose = Callable[[jax.ShapeDtypeStruct], Codec | None]
+
+
+def compress_residuals(
+    f: Callable, codec: Codec | str | Choose, *, keep_args: tuple[int, ...] | None = None
+) -> Callable:
+    """Makes a function equal to `f`, whose `jax.vjp` holds encoded what the backward needs of it.
+
+    f: any differentiable function. Its arguments are pytrees: of `jax.Array`s, of which the
+      floating ones have a gradient, and of anything else (Python numbers, text), which `f` gets
+      unchanged. Floating arrays that `f` closes over count as kept.
+    codec: a codec, or its text form, for every floating residual that it makes smaller; or a
+      function from a residual's `jax.ShapeDtypeStruct` to its codec, or None to keep it. Residuals
+      of bool (dropout masks) become one bit a value with either, unless that function returns a
+      codec; integers and PRNG keys are held uncompressed.
+    keep_args: positions of the arguments whose leaves are held uncompressed where they are
+      residuals, being in memory anyhow (parameters). None means all of them; name the parameters
+      alone where an activation that enters `f` is to be compressed.
+
+    The value is `f`'s to the bit; the gradient is `f`'s, taken at the decoded residuals. Runs under
+    jit, grad, vmap and scan, in reverse mode.
+
+    Raises TagError if `codec` or `keep_args` is something else, if the codec chosen by a function
+    cannot take its residual, and on a second derivative, which would be wrong.
+    """
+    if isinstance(codec, str):
+        codec = parse(codec)
+    if isinstance(codec, type) or not (isinstance(codec, Codec) or callable(codec)):
+        raise TagError(
+            f"compress_residuals: `codec` is {codec!r}; expected a codec, its text form, or a"
+            " function from"
+            " jax.ShapeDtypeStruct to a codec or None"
+        )
+    if keep_args is not None and not (
+        isinstance(keep_args, tuple) and all(isinstance(i, int) for i in keep_args)
+    ):
+        raise TagError(
+            f"compress_residuals: `keep_args` is {keep_args!r}; expected a tuple of positions, or"
+            " None"
+        )
+
+    @functools.wraps(f)
+    def compressed(*args, **kwargs):
+        leaves = jax.tree.leaves((args, kwargs))
+        held = _held(args, keep_args, leaves)
+        function, arrays, closed_over = of_arrays(f, args, kwargs)
+        raw = [h for h, leaf in zip(held, leaves) if isinstance(leaf, jax.Array)]
+        raw += [True] * len(closed_over)
+        return _with_codes(function, codec, raw)(*arrays, *closed_over)
+
+    return compressed
+
+
+def _with_codes(function, codec, raw: list[bool]):
+    """Gives a function of arrays a derivative rule that stores its residuals by `codec`.
+
+    `raw` says for each array whether it is held as it is where it is a residual itself.
+    """
+
+    def hold(arrays, value, leaves):
+        slots, stored = _store(leaves, {id(a) for a, r in zip(arrays, raw) if r}, codec)
+        return value, functools.partial(_load, slots), stored
+
+    return saving(function, hold)
+
+
+def _load(slots, stored) -> list:
+    """The residuals, decoded from what is held for each slot."""
+    return [slot.load(codes) for slot, codes in zip(slots, stored)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slot:
+    """How one residual is read back: by `codec`, to an array of this shape and dtype; without a
+    codec it is held as it is.
+    """
+
+    codec: Codec | None
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def load(self, codes):
+        return codes[0] if self.codec is None else self.codec.decode(codes, self.shape, self.dtype)
+
+
+def _store(leaves, held: set[int], codec) -> tuple[tuple[_Slot, ...], list[tuple]]:
+    """Encodes residuals, but for those whose `id` is in `held`: returns how each is read back, and
+    the arrays that are held for it.
+    """
+    slots, stored = [], []
+    for leaf in leaves:  # JAX lists each residual once
+        chosen = (
+            None
+            if id(leaf) in held
+            else _chosen(codec, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+        )
+        slots.append(_Slot(chosen, leaf.shape, leaf.dtype))
+        stored.append((leaf,) if chosen is None else _encode(chosen, leaf))
+    return tuple(slots), stored
+
+
+def _chosen(codec, aval: jax.ShapeDtypeStruct) -> Codec | None:
+    """The codec of one residual, by the rules of `compress_residuals`; None holds it as it is."""
+    if aval.dtype != jnp.bool_ and not jnp.issubdtype(aval.dtype, jnp.inexact):
+        return None
+    if not isinstance(codec, Codec):
+        return codec(aval) or (BitMask() if aval.dtype == jnp.bool_ else None)
+    if aval.dtype == jnp.bool_:
+        codec = BitMask()
+    elif aval.dtype.name not in FLOATS:
+        return None
+    return codec if codec.nbytes(aval.shape, aval.dtype) < aval.size * aval.dtype.itemsize else None
+
+
+def _encode(codec: Codec, x):
+    """`codec.encode(x)`, refusing a derivative: that of the codes would silently be taken for that
+    of `x`.
+    """
+    return tuple(codec.encode(differentiable_once(x, TWICE)))
+
+
+def _held(args, keep_args, leaves) -> list[bool]:
+    """Whether each leaf of (args, kwargs) is held uncompressed."""
+    if keep_args is None:
+        return [True] * len(leaves)
+    if not all(0 <= i < len(args) for i in keep_args):
+        raise TagError(
+            f"compress_residuals: `keep_args` is {keep_args}; the call has {len(args)} positional"
+            " arguments"
+        )
+    kept = [i in keep_args for i, a in enumerate(args) for _ in jax.tree.leaves(a)]
+    return kept + [False] * (len(leaves) - len(kept))

@@ -1,0 +1,226 @@
+"""The tag primitive: an identity whose partial-evaluation rule carries out a plan's action. The
+same rule serves JAX's own `checkpoint_name`, once a policy compresses.
+
+This is the one file that touches partial-evaluation internals. Inside `jax.checkpoint` the policy's
+answer decides what the backward gets: the value (`Saveable`), nothing (`Recompute`), or codes. With
+codes the known (forward) program is `x -> x, *encode(x)`, the staged (backward) program is
+`decode(codes) -> x`, and the codes are the residuals. The forward stays bit-exact, every backward
+consumer sees the decoded value, and the producer is not recomputed.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import Offloadable, Saveable, checkpoint_name
+from jax.extend.core import Primitive, Var
+from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as pe
+
+from jaxmem._model.codecs.registry import default_for, parse
+from jaxmem.errors import TagError
+
+# An identity everywhere but in partial evaluation. Its derivative tags the value and not the
+# tangent: only the value may become a residual.
+tag_p = Primitive("jaxmem_tag")
+tag_p.def_impl(lambda x, **_: x)
+tag_p.def_abstract_eval(lambda x, **_: x)
+mlir.register_lowering(tag_p, lambda ctx, x, **_: [x])
+ad.primitive_jvps[tag_p] = lambda p, t, **params: (tag_p.bind(p[0], **params), t[0])
+batching.primitive_batchers[tag_p] = lambda args, dims, **params: (
+    tag_p.bind(args[0], **params),
+    dims[0],
+)
+
+# The primitive of `checkpoint_name`, taken from a trace, since JAX exports no name for it.
+name_p = jax.make_jaxpr(lambda x: checkpoint_name(x, "x"))(0.0).eqns[0].primitive
+
+# An identity without a derivative. A primitive, since a custom_jvp rule is dropped by the partial
+# evaluation of a scan.
+once_p = Primitive("jaxmem_differentiable_once")
+once_p.def_impl(lambda x, **_: x)
+once_p.def_abstract_eval(lambda x, **_: x)
+mlir.register_lowering(once_p, lambda ctx, x, **_: [x])
+batching.primitive_batchers[once_p] = lambda args, dims, **params: (
+    once_p.bind(args[0], **params),
+    dims[0],
+)
+
+
+def _no_derivative(primals, tangents, *, message):
+    """The derivative rule of `once_p`, which has none: a derivative is an error of the user's."""
+    raise TagError(message)
+
+
+ad.primitive_jvps[once_p] = _no_derivative
+
+
+def differentiable_once(x, message: str):
+    """Returns `x`. A derivative that runs through the result raises TagError with this message:
+    codes have none, and would silently leave its part out.
+    """
+    return once_p.bind(x, message=message)
+
+
+def tag(x, name: str, *, kind: str | None = None, codec: str | None = None):
+    """Names a tensor of a block, so that a plan can decide what becomes of it; returns `x`.
+
+    Outside `jax.checkpoint` a tag is free: the compiled program is the same with and without it.
+
+    x: an array of any shape and dtype.
+    name: what plans call the tensor. Where a name stands several times in a block, one decision
+      holds for all of its tensors.
+    kind: what the tensor is (`jaxmem.codecs.KINDS`), which decides its codec.
+    codec: a codec, or its text form, that replaces the kind's.
+
+    Raises TagError if `name` is not a non-empty string, or `kind` or `codec` is unknown.
+    """
+    check_name("tag", name)
+    if kind is not None:
+        default_for(kind)
+    if codec is not None:
+        codec = str(parse(str(codec)))
+    return tag_p.bind(jnp.asarray(x), name=name, kind=kind, codec=codec)
+
+
+def check_name(what: str, name) -> None:
+    """Raises TagError if `name`, which was given to `what`, cannot be a tag's."""
+    if not isinstance(name, str) or not name or name == "*":
+        raise TagError(
+            f"{what}: `name` is {name!r}; expected a non-empty string other than '*', which plans"
+            " call the tensor"
+        )
+
+
+def _traced(function, avals, name):
+    """`function` as one equation: a call of `jit` under `name`, by which `jaxmem.explain` knows the
+    buffers of codes in the compiled program.
+    """
+    function.__name__ = name
+    (equation,) = jax.make_jaxpr(jax.jit(function))(*avals).eqns
+    return equation
+
+
+def _divided_as(aval, x):
+    """`x`, divided over a mesh with explicit axes as its type says that it was before."""
+    typed = getattr(aval, "sharding", None)
+    if typed is None or typed.mesh.empty or jax.typeof(x).sharding == typed:
+        return x
+    return jax.sharding.reshard(x, typed)
+
+
+def _partial_eval(policy, unknown_in, inst_in, eqn):
+    """The rule by which `jax.checkpoint` divides a tag between forward and backward.
+
+    Returns the equation of the known (forward) program and that of the staged (backward) program,
+    each None where there is none; whether each output is unknown in the forward, and whether it is
+    made by the staged program; and the residuals, variables that the forward hands to the backward.
+
+    policy: tells what is saved.
+    unknown_in: for the one input, whether the forward does not know it.
+    inst_in: for the one input, whether the staged program has it already.
+    eqn: the tag, or the value that `checkpoint_name` names.
+    """
+    (unknown,), (inst,), (x,), (y,) = unknown_in, inst_in, eqn.invars, eqn.outvars
+    if unknown:  # the tag belongs to the backward alone
+        return None, eqn, [True], [True], [] if inst else [x]
+    verdict = policy(eqn.primitive, x.aval, **eqn.params)
+    if isinstance(verdict, Offloadable):  # by the policy of a user, or of ours on a named value
+        verdict = _Offloaded(verdict)
+    if jnp.issubdtype(x.aval.dtype, jnp.complexfloating):
+        verdict = _in_parts(verdict)
+    # Codes: the forward hands on `x` with its codes, and the backward makes the tag's output of the
+    # codes alone. `x` is no residual, so nothing asks for its recomputation.
+    if hasattr(verdict, "encode"):
+        name, aval = eqn.params["name"], x.aval
+        held = lambda a: (a, *verdict.encode(a))
+        try:
+            encode = _traced(held, [aval], f"{name}_encode")
+        except TagError as error:
+            raise TagError(f"tag {name!r}: {error}") from error
+        codes = [Var(v.aval) for v in encode.outvars[1:]]
+        decode = _traced(
+            lambda *c: _divided_as(aval, verdict.decode(c, aval.shape, aval.dtype)),
+            [c.aval for c in codes],
+            f"{name}_decode",
+        )
+        return (
+            encode.replace(invars=[x], outvars=[y, *codes]),
+            decode.replace(invars=codes, outvars=[y]),
+            [False],
+            [True],
+            codes,
+        )
+    # Kept: the output is known, and JAX makes it a residual where the backward reads it.
+    if verdict is Saveable or verdict is True:
+        return eqn, None, [False], [False], []
+    # Recomputed: the tag is in both programs, and the staged one asks for its input. The forward's
+    # may be replaced, for who looks at it.
+    known, seen = eqn, getattr(verdict, "seen", None)
+    if seen is not None:
+        marked = _traced(lambda a: seen(a), [x.aval], eqn.params["name"])
+        known = marked.replace(invars=[x], outvars=[y])
+    return known, eqn, [False], [True], [] if inst else [x]
+
+
+pe.partial_eval_jaxpr_custom_rules[tag_p] = _partial_eval
+
+
+class _Offloaded:
+    """JAX's own word for moving a named value to another memory, as `encode` and `decode`: the two
+    copies that `jax.checkpoint` writes itself where a primitive has no rule.
+    """
+
+    def __init__(self, word: Offloadable):
+        self._out, self._back = map(_space, (word.dst, word.src))
+
+    def encode(self, x):
+        return (jax.device_put(x, self._out, may_alias=False),)
+
+    def decode(self, codes, shape, dtype):
+        return jax.device_put(codes[0], self._back, may_alias=False)
+
+
+class _Parts:
+    """A complex value kept as its real and its imaginary part. JAX rounds what `jax.checkpoint`
+    saves to its own precision, so that XLA holds no more of it, and cannot round complex values.
+
+    moved: what moves both parts to another memory; None where they stay.
+    """
+
+    def __init__(self, moved: _Offloaded | None):
+        self._moved = moved
+
+    def encode(self, x):
+        parts = (jnp.real(x), jnp.imag(x))
+        return parts if self._moved is None else [c for p in parts for c in self._moved.encode(p)]
+
+    def decode(self, codes, shape, dtype):
+        if self._moved is not None:
+            codes = [self._moved.decode((c,), shape, c.dtype) for c in codes]
+        return jax.lax.complex(*codes)
+
+
+def _in_parts(verdict):
+    """What stands for a verdict on a complex value."""
+    if verdict is Saveable or verdict is True:
+        return _Parts(None)
+    return _Parts(verdict) if isinstance(verdict, _Offloaded) else verdict
+
+
+def _space(kind: str):
+    return jax.memory.Space.Host if kind == "pinned_host" else jax.memory.Space.Device
+
+
+def let_names_be_encoded() -> None:
+    """From now on `jax.checkpoint` asks the tag's rule what becomes of a value that
+    `checkpoint_name` names, so that a policy may answer with a codec.
+
+    Under policies that save or recompute, programs stay equal to the letter. One that offloads
+    gets the same copies inside a call, which XLA inlines. So the rule is left out until a policy
+    compresses.
+    """
+    pe.partial_eval_jaxpr_custom_rules.setdefault(name_p, _partial_eval)
+
+
+def names_are_encoded() -> bool:
+    """Whether the tag's rule serves values that `checkpoint_name` names."""
+    return name_p in pe.partial_eval_jaxpr_custom_rules

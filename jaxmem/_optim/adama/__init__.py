@@ -1,0 +1,1 @@
+"""AdamA: its arithmetic, and the optax transformations."""

@@ -1,0 +1,88 @@
+"""The row ratio: what AdamA's second moment is multiplied by, a number a row, to be Adam's summed
+over the row.
+
+AdamA's nu gathers the squares of N microbatches' gradients g_i / N, Adam's the square of their sum
+(AdamA §3.1). Where the microbatches of a row have nothing in common both are equal; where they are
+equal, Adam's is N times as large. A row's sum of g_i / N with random signs adds up over
+microbatches without a buffer, and its square is on average the squared norm of the sum.
+
+One such square may be far off: its deviation is √2 of its mean. A row averages as many as nu
+remembers steps. Until these are many it leans on its array, whose groups of rows err apart, as on
+`LEAN` more steps of its own. Without it a training's first steps are a matter of luck.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem._optim.adama import rows
+
+LEAN = 20
+
+
+def scaled(
+    nu: list,
+    square: list,
+    sketch: list,
+    *,
+    b2,
+    done,
+    most,
+    like: list,
+    axis_name: str | None,
+    stacked: list[bool | None],
+) -> tuple[list, list]:
+    """Returns each array's `square` after a minibatch, and its nu times the ratio of each row,
+    which is at least 1 and at most `most`.
+
+    nu: the second moment of every array, which has gathered the minibatch.
+    square: of each row the decayed average of squared sums.
+    sketch: of each row the sum, of this minibatch.
+    b2: the decay of both.
+    done: how many minibatches are finished, this one too.
+    like: the shapes of the whole arrays, of which a device has parts.
+    axis_name: the mesh axis over which these are divided; None where they are whole.
+    stacked: whether an array's first axis is that of layers, which do not lean on each other; None
+      where that is not known, and an array of several axes of rows is taken for one.
+    """
+    total = [rows.summed(jnp.real(v), s.shape) for v, s in zip(nu, square)]
+    arrays = list(zip(nu, square, like, strict=True))
+    within = [v.shape[s.ndim :] != a.shape[s.ndim :] for v, s, a in arrays]
+    across = [v.shape[: s.ndim] != a.shape[: s.ndim] for v, s, a in arrays]
+    total, sketch = _summed_over(axis_name, within, total, sketch)
+    square = [(b2 * a + (1 - b2) * rows.square(s)).astype(a.dtype) for a, s in zip(square, sketch)]
+    axes = [_leaning(s.ndim, of) for s, of in zip(square, stacked, strict=True)]
+    sums = lambda arrays: [a.sum(over, keepdims=True) for a, over in zip(arrays, axes)]
+    of_squares, of_nu = _summed_over(axis_name, across, sums(square), sums(total))
+    # How many independent squares of equal weight vary as much as the decayed average.
+    seen = (1 + b2) / (1 - b2) * (1 - b2**done) / (1 + b2**done)
+    ratios = [
+        (seen * _divided(a, v) + LEAN * _divided(whole_a, whole_v)) / (seen + LEAN)
+        for a, v, whole_a, whole_v in zip(square, total, of_squares, of_nu)
+    ]
+    clipped = [jnp.clip(r, 1, most) for r in ratios]
+    return square, [v * rows.spread(r, v) for v, r in zip(nu, clipped)]
+
+
+def _leaning(axes: int, stacked: bool | None) -> tuple[int, ...]:
+    """The axes of an array's rows whose rows lean on each other."""
+    kept = axes > 1 if stacked is None else stacked
+    return tuple(range(int(kept), axes))
+
+
+def _divided(a, b):
+    """a / b, and 1 where b is 0: where no gradient was seen, nothing is scaled."""
+    positive = b > 0
+    return jnp.where(positive, a / jnp.where(positive, b, 1), 1)
+
+
+def _summed_over(axis_name: str | None, which: list[bool], *lists: list) -> tuple[list, ...]:
+    """The arrays of each list, those of `which` summed over devices, all by one collective."""
+    if not any(which):
+        return lists
+    assert axis_name is not None, "arrays are parts, and there is no axis"
+    parts = [[a for a, divided in zip(arrays, which) if divided] for arrays in lists]
+    sums = [iter(s) for s in jax.lax.psum(parts, axis_name)]
+    pairs = zip(lists, sums)
+    return tuple(
+        [next(own) if divided else a for a, divided in zip(arrays, which)] for arrays, own in pairs
+    )

@@ -1,0 +1,207 @@
+"""One microbatch of a released step: forward through embed, layers and head, and back again, where
+every gradient is used as soon as it is whole: folded into its moments, or for an update.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem._model.loop.arguments import is_floating, merged, separated
+from jaxmem._model.loop.loops import fetched_first
+from jaxmem._model.loop.pullback import pulled
+from jaxmem._model.loop.stack import folded_at, loops_over
+from jaxmem._model.states.stacks import Copied, length, masters_of, one_layer, read_of
+from jaxmem._model.states.store import brought, fetch, returned, streams
+from jaxmem._optim.released.fold import TALLIES, Fold, Folds, squared
+from jaxmem._optim.released.model import Model
+from jaxmem._trace.jaxpr import reads
+from jaxmem._trace.vary import zeros
+from jaxmem.errors import OptimizerError
+
+
+def backward(
+    model: Model,
+    folds: Folds,
+    params,
+    states,
+    batch,
+    key,
+    whole: Callable = lambda layer: layer,
+    held: list[list] | None = None,
+):
+    """Returns (states, loss, held) after one microbatch, whose gradients are used as they appear.
+
+    model: embed, block and head.
+    folds: what becomes of each component's gradient; a component is a layer, or an array outside.
+    params: the whole parameters, a dict.
+    states: the components' states: a list of those of the arrays outside the layers, in the order
+      of their leaves, and a list of the layers', an entry for each of their stacks. Where these
+      have an entry "params", parameters are read from there, and replaced.
+    batch: the microbatch.
+    key: its random key, or None.
+    whole: gathers a layer's parameters where `params` has a device's part of them.
+    held: what the microbatch before has fetched of the first layers; None before the first one.
+      What is returned is meant for the next one.
+    """
+    # Forward: embed, the loop over layers, head. The three are differentiated apart, so that each
+    # gives its gradients when the folds want them.
+    outer, layers = model.outer(params), params[model.layers]
+    stacks = read_of(layers)
+    outer_states, layer_states = states
+    embed, combine = _embedding(model, batch, key, sum(map(length, stacks)))
+    (x, floats), pull_embed, others = jax.vjp(embed, outer, has_aux=True)
+    loops, split, common = loops_over(
+        model.block,
+        layers,
+        x,
+        combine(floats, others),
+        model.plan,
+        model.label,
+        key,
+        model.dtype,
+        model.has_aux,
+        whole,
+    )
+    first = fetched_first(stacks) if held is None else held
+    y, aux, saved, fetched = loops.forward(stacks, key, x, common, first)
+    loss, pull_head = jax.vjp(
+        lambda outer, y, aux: _loss(model, outer, y, aux, batch), outer, y, aux
+    )
+    d_outer, d_y, d_aux = pull_head(jnp.ones_like(loss))
+    # No gradient needs the loss itself. Without the barrier XLA may compute it after what it reads
+    # was updated in place, and hold a copy of that through the layers' backward.
+    loss, d_y = jax.lax.optimization_barrier((loss, d_y))
+    d_outer = jax.tree.leaves(d_outer)  # the head's share of the gradients outside the layers
+
+    # Runs the layers backward: into the states, one for each stack, goes what `into` makes of each
+    # layer's gradient.
+    def back(states, into, parameters):
+        # A gradient takes the dtypes of what is updated, which a copy does not have.
+        like = one_layer(masters_of(layers)[0])
+        as_tree = lambda k, state, i, g, own: into(k, state, i, split.whole(like, g), own)
+        cotangents = d_y, d_aux, zeros(common[0])
+        return loops.backward(parameters, key, saved, fetched, cotangents, states, as_tree)
+
+    def back_into_states(fold):
+        # Tallies are told, and not carried: an index that a tally is put at would be computed
+        # together with the tally, and the fetch of moments by that index would wait for it.
+        carried = [{k: v for k, v in s.items() if k not in TALLIES} for s in layer_states]
+        tallies = [{k: s[k] for k in TALLIES} for s in layer_states]
+        none = jax.tree.map(lambda a: jnp.zeros((), a.dtype), tallies[0])
+
+        def into(k, state, i, gradient, own):
+            rest = {k: v for k, v in state.items() if k != "params"}
+            is_copied = isinstance(part := state.get("params"), Copied)
+            # The loop has read these parameters already, but for a copy's master.
+            own = fetch(part.master, i) if is_copied else own
+            given = none | ({"params": own} if "params" in state else {})
+            use = lambda s, g: fold(s | given, g)
+            new = folded_at(use, rest, i, gradient)
+            new |= {"params": Copied(new["params"], new["params"])} if is_copied else {}
+            return {k: new[k] for k in state}, {k: new[k] for k in none}
+
+        # What is replaced is read from the loop's carry: from outside, it would be held twice.
+        read = lambda k, state: read_of(state["params"])[0] if "params" in state else stacks[k]
+        d_x, d_common, new, told, held = back(carried, into, read)
+        counted = jax.tree.map(jnp.add, tallies, told)
+        return d_x, d_common, [state | tally for state, tally in zip(new, counted)], held
+
+    # The gradients outside the layers, those of embed added to those of head. `d_common` begins
+    # with what embed made for all layers; after it comes what `block` closes over, which is no
+    # parameter.
+    def whole_gradients(d_x, d_common):
+        (d_embed,) = pulled(pull_embed, (d_x, d_common[: len(floats)]))
+        return [a + b for a, b in zip(d_outer, jax.tree.leaves(d_embed))]
+
+    if folds.layer.clip.how == "norm":
+        factor, gradients = _global_factor(folds, states, stacks, back, whole_gradients)
+        folds = folds.scaled(factor)
+        _, _, layer_states, held = back_into_states(folds.layer)
+        used = [_used(fold, s, g) for fold, s, g in zip(folds.outer, outer_states, gradients)]
+        return (used, layer_states), loss, held
+
+    # An array that embed does not read has its whole gradient now: it is used before the layers'
+    # backward, and let go. What embed reads, tied embeddings too, waits for the end, since halves
+    # of a gradient cannot be squared apart.
+    again = reads(jax.make_jaxpr(lambda outer: embed(outer)[0])(outer))
+    components = list(zip(folds.outer, outer_states, strict=True))
+    early = [
+        None if is_read else _used(fold, s, g)
+        for (fold, s), g, is_read in zip(components, d_outer, again)
+    ]
+    # The barrier makes the loop wait for these folds; else their gradients might live through it.
+    d_y, early = jax.lax.optimization_barrier((d_y, early))
+    d_x, d_common, layer_states, held = back_into_states(folds.layer)
+    late = zip(early, components, whole_gradients(d_x, d_common))
+    used = [_used(fold, s, g) if done is None else done for done, (fold, s), g in late]
+    return (used, layer_states), loss, held
+
+
+def _used(fold: Fold, state, gradient):
+    """`fold(state, gradient)` of an array outside the layers, whose state may lie in host memory.
+    It is brought once the gradient is there, so that it is not held through the backward.
+    """
+    if not streams(state):
+        return fold(state, gradient)
+    state_then, gradient = jax.lax.optimization_barrier((state, gradient))
+    return returned(fold(brought(state_then), gradient), state)
+
+
+def _embedding(model: Model, batch, key, layers: int):
+    """Splits what the model's `embed` returns into what is differentiated and what is not.
+
+    Returns `embed(outer) -> (x, floats), others` and `combine(floats, others)`, which puts what all
+    layers share back into one tuple. `layers`: how many there are.
+    """
+    # the structure of what is shared and which leaves are floating-point, known after the first run
+    box: dict[str, Any] = {}
+
+    # The layers' keys are folded in at 0 to layers - 1, so embed takes the number after these.
+    def embed(outer):
+        out = model.embed(
+            outer, batch, **({} if key is None else {"key": jax.random.fold_in(key, layers)})
+        )
+        x, *shared = out if isinstance(out, tuple) else (out,)
+        leaves, box["tree"] = jax.tree.flatten(tuple(shared))
+        box["which"] = tuple(map(is_floating, leaves))
+        floats, others = separated(leaves, box["which"])
+        return (x, floats), others
+
+    return embed, lambda *pair: jax.tree.unflatten(box["tree"], merged(pair, box["which"]))
+
+
+def _loss(model: Model, outer, y, aux, batch):
+    """What `head` returns. Raises OptimizerError unless it is a floating-point scalar."""
+    loss = model.head(outer, y, *((aux,) if model.has_aux else ()), batch)
+    if jnp.shape(loss) or not is_floating(loss):
+        raise OptimizerError(
+            f"released_step: `head` returned {jax.typeof(loss).str_short()}; expected the"
+            " microbatch's mean loss, a"
+            " floating-point scalar"
+        )
+    return loss
+
+
+def _global_factor(folds: Folds, states, stacks, back: Callable, whole_gradients: Callable):
+    """Runs a backward that keeps only each layer's squared norm, and returns the factor that clips
+    the microbatch's gradient by its global norm, and the gradients outside the layers.
+    """
+    outer_states, layer_states = states
+    axis = folds.layer.mean_over
+    first = {k: masters_of(v)[0] for k, v in layer_states[0].items()}
+    like = one_layer(folds.layer.use.like(first))
+
+    def into(k, state, i, gradient, own):
+        (gradient,) = jax.lax.optimization_barrier((gradient,))
+        return (), squared(gradient, like, axis)
+
+    d_x, d_common, _, squares, _ = back([()] * len(layer_states), into, lambda k, _: stacks[k])
+    gradients = whole_gradients(d_x, d_common)
+    components = zip(folds.outer, outer_states, gradients)
+    outside = [squared(g, fold.use.like(s), axis) for fold, s, g in components]
+    # A component whose norm is not finite counts as none, as the fold will leave it out.
+    finite = lambda a: jnp.where(jnp.isfinite(a), a, jnp.zeros((), a.dtype))
+    within = sum((finite(s).sum() for s in squares[1:]), finite(squares[0]).sum())
+    return folds.layer.clip.factor(sum(map(finite, outside), within)), gradients

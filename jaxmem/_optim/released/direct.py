@@ -1,0 +1,235 @@
+"""An optax transformation in which every array stands alone, as the optimizer of a released step:
+each layer's gradient is its update as soon as it exists (LOMO).
+
+The transformation is traced for the model with one layer in the place of all. So it sees a layer's
+arrays as `block` does, never the stack, and its state is a tree as `tx.init` makes it, in which
+what belongs to the layers is stacked as their parameters are.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+
+from jaxmem._model.loop.arguments import merged, separated
+from jaxmem._model.states import layout
+from jaxmem._model.states.stacks import joined_shapes, length, masters_of, parts_of
+from jaxmem._model.states.stacks import like as as_layers
+from jaxmem._model.states.store import brought, returned
+from jaxmem._optim.released.backward import backward
+from jaxmem._optim.released.components import Components, is_stacks
+from jaxmem._optim.released.fold import Clip, Fold, Folds
+from jaxmem._optim.released.form import check_stacks
+from jaxmem._optim.released.gather import whole_layer, whole_outside
+from jaxmem._optim.released.model import Minibatch, Model
+from jaxmem._trace.alone import Alone
+from jaxmem._trace.vary import varying
+from jaxmem.errors import OptimizerError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Update:
+    """Updates a component: "params", and "optimizer", a list of what belongs to these of the
+    optimizer's state, are replaced where the gradient is finite.
+
+    alone: the transformation.
+    parameters, owned: the component's numbers, as `Components` has them.
+    shared: the arrays of the state that belong to no parameter, by number.
+    """
+
+    alone: Alone
+    parameters: list[int]
+    owned: list[int]
+    shared: dict[int, Any]
+
+    def like(self, state):
+        return state["params"]
+
+    def __call__(self, state, gradient):
+        by_number = lambda tree: dict(zip(self.parameters, jax.tree.leaves(tree), strict=True))
+        old = by_number(state["params"]), dict(zip(self.owned, state["optimizer"], strict=True))
+        new = self.alone.updated(by_number(gradient.arrays), *old, self.shared)
+        params, states = jax.tree.map(lambda a, b: jnp.where(gradient.finite, a, b), new, old)
+        tree = jax.tree.unflatten(jax.tree.structure(state["params"]), list(params.values()))
+        return {"params": tree, "optimizer": list(states.values())}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Direct:
+    """The optimizer of a released step that takes a batch as one microbatch.
+
+    tx: the transformation.
+    axis_name: the mesh axis over whose devices gradients are averaged; None on one device.
+    """
+
+    tx: optax.GradientTransformation
+    axis_name: str | None
+
+    def init(self, model: Model, params):
+        """The first state, of all layers at once."""
+        of = Components.of(self.tx, model, model.one_layer(params))
+        start = lambda layer: jax.tree.leaves(self.tx.init({**params, model.layers: layer}))
+        axes = [0 if stacked else None for stacked in of.stacked]
+        stacks = masters_of(params[model.layers])
+        made = zip(*(jax.vmap(start, out_axes=axes)(stack) for stack in stacks))
+        together = lambda parts, stacked: (
+            as_layers(params[model.layers], parts) if stacked else parts[0]
+        )
+        # A state that held a parameter's own buffer could not be donated beside it.
+        own = lambda a, follows: jax.tree.map(jnp.copy, a) if follows else a
+        leaves = map(together, made, of.stacked)
+        return of.tree(list(map(own, leaves, of.alone.follows)))
+
+    def created(self, model: Model, outer, layer: Callable, count: int, stacked: Callable, specs):
+        shape = lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a))
+        one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
+        shapes = {**jax.tree.map(shape, outer), model.layers: one}
+        of = Components.of(self.tx, model, shapes)
+        # An array of the state is of one component, so that what the others are does not matter.
+        zeros = lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        start = lambda **known: jax.tree.leaves(self.tx.init(zeros() | known))
+        of_layers = lambda i: separated(start(**{model.layers: layer(i)}), tuple(of.stacked))[0]
+        of_others = lambda outer: separated(start(**outer), tuple(of.stacked))[1]
+        numbers = [s for s, is_stacked in enumerate(of.stacked) if is_stacked]
+        # What does not follow the parameters is what it is beside any, such as zeros.
+        first = jax.jit(lambda: separated(start(), tuple(of.stacked))[0])()
+        spec_of = jax.tree.leaves(specs, is_leaf=lambda a: isinstance(a, PartitionSpec))
+
+        def made(n, s):
+            zero = not of.alone.follows[s] and not bool(jnp.any(first[n]))
+            make = None if zero else lambda i: of_layers(i)[n]
+            return _numbers_near(stacked(first[n], spec_of[s], make))
+
+        stacks = [made(n, s) for n, s in enumerate(numbers)]
+        # Not under `jit`, which would lay zeros that follow no argument on one device.
+        own = lambda a, s: jnp.copy(a) if of.alone.follows[s] else a
+        others = [s for s, is_stacked in enumerate(of.stacked) if not is_stacked]
+        others = [layout.moved(own(a, s), layout.DEVICE) for a, s in zip(of_others(outer), others)]
+        return of.tree(merged((stacks, others), tuple(of.stacked)))
+
+    def opened(self, model: Model, params, state):
+        of = Components.of(self.tx, model, model.one_layer(params))
+
+        def closed(stacked, others, near):
+            sources = iter(map(_numbers_near, stacked)), iter(others)
+            return of.tree([next(sources[0 if is_stacked else 1]) for is_stacked in of.stacked])
+
+        stacks, others = separated(of.leaves(state), tuple(of.stacked))
+        paths = jax.tree.leaves_with_path(of.tree([*map(int, of.stacked)]))
+        names = [f"state[1]{jax.tree_util.keystr(path)}" for path, stacked in paths if stacked]
+        return dict(zip(names, stacks, strict=True)), others, (), closed
+
+    def check(self, model: Model, params, state) -> None:
+        check_stacks(model, params)
+        one = model.one_layer(params)
+        of = Components.of(self.tx, model, one)
+        made = of.leaves(state)
+        if jax.tree.structure(state, is_leaf=is_stacks) != of.alone.structure:
+            raise OptimizerError(
+                f"released_step: the optimizer's state is {jax.tree.structure(state)}; expected"
+                f" {of.alone.structure}, which `init` or `create` makes for this `tx`"
+            )
+        count, want = model.count(params), jax.tree.leaves(jax.eval_shape(self.tx.init, one))
+        paths = jax.tree.leaves_with_path(of.tree([*range(len(made))]))
+        for (path, s), a, b in zip(paths, made, want):
+            shape = joined_shapes(a).shape if of.stacked[s] else jnp.shape(a)
+            expected = (count, *b.shape) if of.stacked[s] else b.shape
+            if shape != expected:
+                raise OptimizerError(
+                    f"released_step: `state[1]{jax.tree_util.keystr(path)}` has shape {shape};"
+                    f" expected {expected}, that of the state of these parameters:"
+                    " step.init(params)"
+                )
+
+    def specs(self, model: Model, params, parts, divided: str):
+        """The PartitionSpecs of the state. `parts`: those of parameters that are divided.
+
+        Raises OptimizerError for moments alone, or for an update that parts of arrays do not tell.
+        """
+        if divided == "moments":
+            raise OptimizerError(
+                "specs: `divided` is 'moments' beside an optax transformation; expected 'nothing'"
+                " or 'states', where each device updates the parameters whose states it has"
+            )
+        one = model.one_layer(params)
+        alone = Components.of(self.tx, model, one).alone
+        found = [PartitionSpec() for _ in alone.owners]
+        if divided == "nothing":
+            return jax.tree.unflatten(alone.structure, found)
+        if alone.mixed is not None:
+            raise _mixed(alone.names[alone.mixed])
+        layers = masters_of(parts[model.layers])[0]
+        is_spec = lambda a: isinstance(a, PartitionSpec)
+        spec_of = jax.tree.leaves({**parts, model.layers: layers}, is_leaf=is_spec)
+        shapes, states = jax.tree.leaves(one), jax.eval_shape(self.tx.init, one)
+        for s, (a, owner) in enumerate(zip(jax.tree.leaves(states), alone.owners)):
+            if owner is not None and a.ndim:
+                if a.shape != shapes[owner].shape:
+                    raise _mixed(alone.names[owner])
+                found[s] = spec_of[owner]
+        return jax.tree.unflatten(alone.structure, found)
+
+    def minibatch(
+        self, model: Model, clip: Clip, like, state, batch, key, by_layer: bool = False
+    ) -> Minibatch:
+        """The state after one batch.
+
+        like: the parameters with their whole shapes; of the arrays of `state` a device may have a
+          part (ZeRO-3). It then gathers a layer as it comes to it, and updates its own part.
+        by_layer: layers are gathered so in any case.
+        """
+        params, old = state
+        axis, tally, layers = self.axis_name, model.tally(params), params[model.layers]
+        of = Components.of(self.tx, model, model.one_layer(params))
+        leaves = of.leaves(old)
+        shared = {s: brought(leaves[s]) for s, owner in enumerate(of.alone.owners) if owner is None}
+        both = lambda params, optimizer: {"params": params, "optimizer": optimizer}
+        outer = [
+            both(a, [leaves[s] for s in owned]) | tally()
+            for a, (_, owned) in zip(jax.tree.leaves(model.outer(params)), of.outside)
+        ]
+        stacks = [
+            both(stack, [parts_of(leaves[s])[k] for s in of.layer[1]]) | tally(length(stack))
+            for k, stack in enumerate(parts_of(layers))
+        ]
+
+        def fold(component) -> Fold:
+            parameters, owned = component
+            return Fold(Update(of.alone, parameters, owned, shared), clip, mean_over=axis)
+
+        folds = Folds(list(map(fold, of.outside)), fold(of.layer))
+        # They vary from device to device, so that JAX leaves each its own gradient.
+        gathered = varying(whole_outside(model, params, like, axis), axis)
+        gather = whole_layer(model, like, axis)
+        whole = lambda layer: varying(gather(layer), axis)
+        if key is not None:
+            key = jax.random.fold_in(key, 0 if axis is None else jax.lax.axis_index(axis))
+        states, loss, _ = backward(model, folds, gathered, (outer, stacks), batch, key, whole)
+
+        outer, stacks = states
+        _, new = of.alone.updated({}, {}, shared, {})
+        new = {s: returned(a, leaves[s]) for s, a in new.items()}
+        for c, (_, owned) in zip(outer, of.outside):
+            new |= dict(zip(owned, c["optimizer"]))
+        for n, s in enumerate(of.layer[1]):
+            new[s] = as_layers(layers, [c["optimizer"][n] for c in stacks])
+        made = of.tree([new[s] for s in range(len(leaves))])
+        return Minibatch((model.joined(params, states, "params"), made), states, loss[None], False)
+
+
+def _mixed(name: str) -> OptimizerError:
+    return OptimizerError(
+        f"specs: `divided` is 'states', and the update of a value of `{name}` needs others of the"
+        " same array, of which a device has a part; expected 'nothing', or a `tx` that takes each"
+        " value for itself, such as optax.adamw or optax.lion"
+    )
+
+
+def _numbers_near(stacked):
+    """Moves an array with one number a layer to device memory: copies of a number are no gain."""
+    near = lambda a: layout.moved(a, layout.DEVICE) if a.ndim == 1 else a
+    return jax.tree.map(near, stacked)

@@ -1,0 +1,244 @@
+"""What becomes of one component's gradient: it is checked, clipped and used, as AdamA does by
+folding it into moments.
+
+A component is what is updated at once: one layer, or one array outside the layers.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem._model.states.shards import scattered, total
+from jaxmem._optim.adama.rows import Position
+from jaxmem._optim.adama.rule import Moments, Rule
+from jaxmem.errors import OptimizerError
+
+CLIPS = ("value", "component", "norm")
+TALLIES = ("squares", "skipped")
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+    """How gradients are clipped.
+
+    how: "none", or one of CLIPS.
+    at: the largest value or norm that is not clipped.
+    """
+
+    how: str = "none"
+    at: float = 0.0
+
+    @staticmethod
+    def of(clip) -> "Clip":
+        """Reads the argument `clip` of `released_step`. Raises OptimizerError for anything else."""
+        if clip is None:
+            return Clip()
+        pair = clip if isinstance(clip, tuple) and len(clip) == 2 else (None, None)
+        how, at = pair
+        if (
+            how not in CLIPS
+            or isinstance(at, bool)
+            or not isinstance(at, int | float)
+            or not 0 < at < float("inf")
+        ):
+            raise OptimizerError(
+                f"released_step: `clip` is {clip!r}; expected None or a pair of one of"
+                f" {', '.join(map(repr, CLIPS))} and a"
+                " limit above 0: ('value', 1.0), or ('component', 1.0) for each layer's norm;"
+                " ('norm', 1.0), the exact"
+                " global norm, takes a second backward"
+            )
+        return Clip(how, float(at))
+
+    def factor(self, square):
+        """What scales a gradient of this squared norm to a norm of at most `at`."""
+        norm = jnp.sqrt(square)
+        # both branches are computed: 1.0 keeps a zero norm from dividing
+        return jnp.where(norm > self.at, self.at / jnp.where(norm == 0, 1.0, norm), 1.0)
+
+
+def squared(gradient, like, axis_name: str | None):
+    """A gradient's squared norm, as a float32 (or float64) scalar.
+
+    gradient: a tree of whole arrays, this device's own.
+    like: the same tree with the shapes of its moments, which may be a device's part.
+    axis_name: the mesh axis over which the gradient is averaged first; None is this device's own.
+    """
+    return total(scattered(gradient, like, axis_name), gradient, axis_name)
+
+
+class Gradient(NamedTuple):
+    """A component's gradient, as it is used.
+
+    arrays: a tree of arrays, as wide as what they are added to: clipped, and zeros where `finite`
+      is false.
+    finite: a scalar, whether all of its values are.
+    clipped: the same tree, clipped by value alone, and as wide as gradients are.
+    scale: what clips it by its norm, a scalar; None where nothing does.
+    whole: a tree with the shapes of the component's whole arrays.
+    """
+
+    arrays: Any
+    finite: Any
+    clipped: Any
+    scale: Any
+    whole: Any
+
+    def sums(self, position: Position, like):
+        """Of each row of `arrays` the sum with random signs, in a tree of `like`'s shapes.
+
+        It is made of `clipped`, and then scaled: a sum of what is computed as it is read takes
+        three times as long on a CPU. But in half precision what is folded was rounded.
+        """
+
+        def ready(sums):
+            scaled = sums if self.scale is None else sums * jnp.asarray(self.scale, sums.dtype)
+            return jnp.where(self.finite, scaled, jnp.zeros((), sums.dtype))
+
+        half = [jnp.finfo(a.dtype).bits < 32 for a in jax.tree.leaves(self.arrays)]
+        if any(half):
+            return position.sums(self.arrays, like)
+        return jax.tree.map(ready, position.sums(self.clipped, like))
+
+
+class Use(Protocol):
+    """What a component's gradient is used for: it is folded into moments, or it is an update."""
+
+    def like(self, state: dict[str, Any]):
+        """Of the component's state, the arrays that the gradient is added to: it is widened to
+        their dtypes, and scattered to their shapes where a device has a part of them.
+        """
+        ...
+
+    def __call__(self, state: dict[str, Any], gradient: Gradient) -> dict[str, Any]:
+        """The component's new state, which has the old one's entries."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fold:
+    """`fold(state, gradient)` returns the state of one component after one microbatch.
+
+    The state is a dict: what `use` reads and replaces; "squares", the sum of the squared norms of
+    its gradients; "skipped", how many of them were left out since they were not finite. An entry
+    "params", where there is one, is the component's parameters, which are then replaced too.
+
+    use: what the gradient is used for.
+    clip: how the gradient is clipped.
+    factor: what scales every component, where `clip` is by the exact global norm.
+    mean_over: the mesh axis over whose devices every gradient is averaged before it is used; None:
+      each device uses its own gradient.
+    """
+
+    use: Use
+    clip: Clip
+    factor: Any = 1.0
+    mean_over: str | None = None
+
+    def __call__(self, state: dict[str, Any], gradient) -> dict[str, Any]:
+        # Where states are divided, `own` is this device's part of the mean gradient, or all of it
+        # for an array that no dimension divides; else it is the device's gradient. The square is of
+        # all parts together, so that all devices decide alike.
+        like = self.use.like(state)
+        own = scattered(gradient, like, self.mean_over)
+        square = total(own, gradient, self.mean_over)
+        # One value that is not finite leaves out the component's gradient.
+        finite = jnp.isfinite(square)
+        held = {k: v for k, v in state.items() if k not in TALLIES}
+        used = self.use(held, self._clipped(own, like, square, finite, gradient))
+        counted = state["skipped"] + (1 - finite.astype(state["skipped"].dtype))
+        squares = state["squares"] + jnp.where(finite, square, 0.0).astype(state["squares"].dtype)
+        return used | {"squares": squares, "skipped": counted}
+
+    def _clipped(self, own, like, square, finite, whole) -> Gradient:
+        clip = self.clip
+        # widened first: a bfloat16 gradient is clipped and squared in the precision of its moments
+        wide = lambda g, v: g.astype(jnp.promote_types(g.dtype, v.dtype))
+        bounded = lambda g, v: jnp.clip(wide(g, v), -clip.at, clip.at)
+        clipped = jax.tree.map(bounded, own, like) if clip.how == "value" else own
+        by_norm = {"component": lambda: clip.factor(square), "norm": lambda: self.factor}
+        scale = by_norm[clip.how]() if clip.how in by_norm else None
+
+        def ready(g, v):
+            g = wide(g, v)
+            g = g if scale is None else g * jnp.asarray(scale, g.dtype)
+            return jnp.where(finite, g, jnp.zeros((), g.dtype))
+
+        return Gradient(jax.tree.map(ready, clipped, like), finite, clipped, scale, whole)
+
+
+class Folds(NamedTuple):
+    """What becomes of the gradients of all components.
+
+    outer: a `Fold` for each array outside the layers, in the order of their leaves.
+    layer: that of every layer.
+    """
+
+    outer: Sequence[Fold]
+    layer: Fold
+
+    def scaled(self, factor) -> "Folds":
+        """The same, with every component's gradient scaled by `factor`."""
+        outer, layer = (
+            [dataclasses.replace(f, factor=factor) for f in fs] for fs in (self.outer, [self.layer])
+        )
+        return Folds(outer, *layer)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Gathering:
+    """Folds a gradient into the moments of a component's state, which decay first, where the
+    gradient is not finite too.
+
+    rule: the arithmetic of AdamA.
+    step: how many minibatches were finished before this one.
+    decays: what mu and nu are multiplied by: the minibatch's decay rates in its first microbatch, 1
+      in the others.
+    update: `update(parameters, moments, whole)` makes the component's new parameters and moments
+      of the moments after the minibatch's last microbatch; `whole` is the gradient's. None leaves
+      the parameters alone.
+    divided_over: the mesh axis over whose devices moments are divided; None where each device has
+      them whole.
+    """
+
+    rule: Rule
+    step: Any
+    decays: tuple[Any, Any]
+    update: Callable | None = None
+    divided_over: str | None = None
+
+    def like(self, state):
+        return state["nu"]
+
+    def __call__(self, state, gradient):
+        old = moments_in(state)
+
+        # Always `by`, since a gradient that is not finite was replaced by zeros. But as an array:
+        # XLA would multiply a layer that it reads by a number in a pass of its own.
+        def decayed(tree, by):
+            one = lambda a, g: a * jnp.where(g == g, by, 1).astype(a.dtype)
+            return jax.tree.map(one, tree, gradient.arrays)
+
+        mu, nu = map(decayed, (old.mu, old.nu), self.decays)
+        position = Position(self.step, gradient.whole, self.divided_over, stacked=False)
+        sums = functools.partial(gradient.sums, position)
+        new = self.rule.fold(old._replace(mu=mu, nu=nu), gradient.arrays, sums)
+        new = jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
+        if self.update is None:
+            return entries(new)
+        params, new = self.update(state["params"], new, gradient.whole)
+        return entries(new) | {"params": params}
+
+
+def moments_in(state: dict[str, Any]) -> Moments:
+    """The moments in a component's state."""
+    return Moments(**{k: state[k] for k in Moments._fields if k in state})
+
+
+def entries(moments: Moments) -> dict[str, Any]:
+    """What a component's state has of moments."""
+    return {k: v for k, v in moments._asdict().items() if v is not None}

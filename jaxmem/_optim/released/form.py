@@ -1,0 +1,173 @@
+"""Whether the parts of a released step's state belong together: parameters and moments of one
+model, whose layers are split alike; and whether devices can divide them.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from jaxmem._model.loop.arguments import lengths_of
+from jaxmem._model.states.stacks import Copied, Stacks, joined_shapes, length, masters_of, parts_of
+from jaxmem._model.states.store import streams
+from jaxmem._optim.released.fold import Clip, entries
+from jaxmem._optim.released.model import Model
+from jaxmem.errors import OptimizerError
+
+
+def check_pair(model: Model, state) -> None:
+    """Raises OptimizerError unless `state` is a pair whose first are parameters of the model."""
+    if not isinstance(state, tuple | list) or len(state) != 2:
+        raise OptimizerError(
+            f"released_step: `state` is {type(state).__name__}; expected the pair"
+            " (params, optimizer state) that step.init(params) makes"
+        )
+    model.check(state[0])
+
+
+def check_untraced(method: str, name: str, tree) -> None:
+    """Raises OptimizerError where an array of `tree` is traced: it has no place to be moved from.
+    `method` was called with it as its argument `name`.
+    """
+    for path, a in jax.tree.leaves_with_path(tree):
+        if isinstance(a, Tracer):
+            raise OptimizerError(
+                f"{method}: `{name}{jax.tree_util.keystr(path)}` is traced, as inside of jax.jit or"
+                " jax.eval_shape; expected arrays that lie in some memory, since they are moved or"
+                f" joined by others there: call `{method}` outside"
+            )
+
+
+def check_new(model: Model, params) -> None:
+    """Raises OptimizerError where parameters for which a state is to be made are split already, or
+    lie in host memory; StackError where those of the layers are no stacks.
+    """
+    layers, name = params[model.layers], f"params[{model.layers!r}]"
+    of_split = lambda a: isinstance(a, Stacks | Copied)
+    is_split = any(map(of_split, jax.tree.leaves(layers, is_leaf=of_split)))
+    there = [path for path, a in jax.tree.leaves_with_path(params) if streams(a)]
+    if is_split or there:
+        what = f"`{name}` is split already"
+        if not is_split:
+            what = f"`params{jax.tree_util.keystr(there[0])}` lies in host memory"
+        raise OptimizerError(
+            f"released_step: {what}; expected parameters in device memory, the layers' in one stack"
+            " each: make their state first and move it by step.split(state, ...), or make a model"
+            " that the device cannot hold by step.create(...)"
+        )
+    check_stacks(model, params)
+
+
+def check_stacks(model: Model, params) -> None:
+    """Raises StackError where the layers' parameters are no stacks of at least one layer."""
+    lengths_of(params[model.layers], f"params[{model.layers!r}]")
+
+
+def check_clip(clip: Clip, params) -> None:
+    """Raises OptimizerError where values of a gradient are to be clipped that have no order."""
+    for path, a in jax.tree.leaves_with_path(params) if clip.how == "value" else ():
+        if jnp.issubdtype(a.dtype, jnp.complexfloating):
+            raise OptimizerError(
+                f"released_step: `clip` is ('value', {clip.at}), and"
+                f" `params{jax.tree_util.keystr(path)}` is {a.dtype}: complex values have no order;"
+                " expected ('component', c) or ('norm', c), which clip norms, or real parameters"
+            )
+
+
+def check_shapes(model: Model, init: Callable, state) -> None:
+    """Raises OptimizerError unless `state` has the moments that `init` makes of its own parameters,
+    in any split and of any dtype; StackError where the layers' parameters are no stacks.
+    """
+    params, old = state
+    check_stacks(model, params)
+    whole = _whole(model, params)
+    want = jax.eval_shape(init, whole)
+    if type(old) is not type(want):
+        raise OptimizerError(
+            f"released_step: `state[1]` is {type(old).__name__}; expected {type(want).__name__}, as"
+            " step.init(params) makes it"
+        )
+    for name, like in entries(want.moments).items():
+        made = _whole(model, getattr(old, name))
+        if made is None:
+            raise OptimizerError(
+                f"released_step: `state[1].{name}` has a stack whose arrays disagree about how many"
+                " layers it has; expected the moments of these parameters: step.init(params)"
+            )
+        if jax.tree.structure(made) != jax.tree.structure(like):
+            raise OptimizerError(
+                f"released_step: `state[1].{name}` has {_keys(made)}, and `params` has"
+                f" {_keys(like)}; expected the moments of these parameters: step.init(params)"
+            )
+        for (path, a), b in zip(jax.tree.leaves_with_path(made), jax.tree.leaves(like)):
+            if a.shape != b.shape:
+                raise OptimizerError(
+                    f"released_step: `state[1].{name}{jax.tree_util.keystr(path)}` has shape"
+                    f" {a.shape}; expected {b.shape}, that of the moments of these parameters:"
+                    " step.init(params)"
+                )
+
+
+def check_split(stacks: dict[str, Any]) -> None:
+    """Raises OptimizerError unless the layers of parameters and of what belongs to them of the
+    optimizer's state are divided alike. The stacks of each may lie in any memory.
+
+    stacks: the layers' arrays, by what errors call them.
+    """
+    if any(not _even(layers) for layers in stacks.values()):
+        return
+    found = {k: [*map(length, parts_of(v))] for k, v in stacks.items()}
+    if len({*map(tuple, found.values())}) == 1:
+        return
+    several = next(lengths for lengths in found.values() if len(lengths) > 1)
+    said = ", ".join(f"`{k}` as {' + '.join(map(str, v))}" for k, v in found.items())
+    raise OptimizerError(
+        f"released_step: the layers' arrays are split unlike each other: {said} layers; expected"
+        f" one split: step.split(state, {several[0]}), or another number of layers that stay in"
+        " device memory"
+    )
+
+
+def check_divided(model: Model, params, devices: int) -> None:
+    """Raises OptimizerError where each device would have the layers' largest array whole."""
+    layers = jax.tree.leaves_with_path(joined_shapes(params[model.layers]))
+    path, largest = max(layers, key=lambda found: math.prod(found[1].shape))
+    divides = lambda count: any(n % count == 0 for n in largest.shape[1:])
+    if not largest.shape[1:] or divides(devices):
+        return
+    fewer = next(count for count in range(devices - 1, 0, -1) if divides(count))
+    raise OptimizerError(
+        f"specs: `params[{model.layers!r}]{jax.tree_util.keystr(path)}`, the largest array of the"
+        f" layers, has shape {largest.shape}, and {devices} devices divide none of its dimensions"
+        f" after the first, so that each would hold it whole; expected {fewer} devices, or another"
+        " number that divides one"
+    )
+
+
+def _whole(model: Model, tree):
+    """The shapes of `tree`, a dict like the parameters, with its layers as one stack; None where
+    the arrays of a stack disagree about how many layers it has. What is no such dict is returned as
+    it is.
+    """
+    if not isinstance(tree, dict) or model.layers not in tree:
+        return tree
+    if not _even(tree[model.layers]):
+        return None
+    shape = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype)
+    return {
+        k: joined_shapes(v) if k == model.layers else jax.tree.map(shape, v)
+        for k, v in tree.items()
+    }
+
+
+def _even(layers) -> bool:
+    """Whether the arrays of each stack agree about how many layers it has."""
+    return all(len({a.shape[0] for a in jax.tree.leaves(s)}) == 1 for s in masters_of(layers))
+
+
+def _keys(tree) -> str:
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
+    return ", ".join(paths) or "no arrays"

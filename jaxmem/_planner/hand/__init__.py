@@ -1,0 +1,1 @@
+"""Prices and estimates assignments that a user wrote."""

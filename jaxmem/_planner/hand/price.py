@@ -1,0 +1,70 @@
+"""price(): what an assignment that was written by hand takes, in bytes and time, as a plan."""
+
+from jaxmem._core.actions import AS_WRITTEN, Actions, keeps_everything
+from jaxmem._core.assignment import Decisions, leaves_as_written
+from jaxmem._core.profile import Profile
+from jaxmem._planner.hand.read import read_by_hand
+from jaxmem._planner.outcome.searched import Spent, outcome
+from jaxmem._planner.search.divide import Division, Groups
+from jaxmem._planner.search.search import Found
+from jaxmem._planner.solve.cost import everything
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.solution import priced
+from jaxmem._planner.trials.compile import Written
+from jaxmem._planner.trials.trial import Limits, Trial
+from jaxmem._planner.trials.trials import Trials
+from jaxmem._planner.trials.written import cost_as_written
+from jaxmem._result.plan.plan import Plan
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.target import Target
+
+UNLIMITED = 2**62  # bytes
+
+
+def price(build, assignment: Decisions, *args, target: str | Target = "local") -> Plan:
+    """Returns the plan that an assignment written by hand is: compiled, with its bytes and times
+    beside those of the step with everything kept, and a table that says what the next best choice
+    for each tag would cost or gain.
+
+    build, args, target: as for `jaxmem.plan`.
+    assignment: such as `jaxmem.plans.Assignment({"block": {"up": Choice("keep")}})`; it may decide
+      groups of layers apart. A plan is priced anew.
+
+    `budget_bytes` is what it compiles to.
+
+    Raises TagError if it names a block, layers or a tag that the step lacks, or a choice that the
+    tag or the target cannot take; StepError and TargetError as `jaxmem.plan`.
+    """
+    target = Target.parse(target)
+    with backend_for(target) as backend:
+        by_hand = read_by_hand(build, assignment, args, backend, "price")
+        step, whole, actions = by_hand.step, by_hand.whole, by_hand.actions
+        checkpointed = step.written is not None
+        as_written = leaves_as_written(assignment)
+        wanted = [whole.everything_kept, *([AS_WRITTEN] if checkpointed else [])]
+        is_new = not keeps_everything(actions) and not as_written
+        compiled = step.steps.compile(*wanted, *([actions] if is_new else []))
+        for one in compiled:  # a plan for so many bytes finds it again
+            own_history = step.written if one.actions == AS_WRITTEN else None
+            (own_history or step.history).remember(one)
+    kept, *others = compiled
+    baseline = Trial(kept, everything(whole), kept.compiled.total_bytes)
+    written = baseline if step.steps.written is Written.KEPT else None
+    if checkpointed:
+        cost = cost_as_written(whole, baseline, others[0])
+        written = Trial(others[0], cost, others[0].compiled.total_bytes)
+    own = Trial(compiled[-1], by_hand.cost, compiled[-1].compiled.total_bytes)
+    trial = own if is_new else (written if as_written and written else baseline)
+    limits = Limits(trial.total, UNLIMITED, UNLIMITED)
+    # The memory model is of layers alike.
+    tried = [trial] if is_new and not by_hand.is_divided else []
+    trials = Trials(whole, limits, baseline, tried, written=written)
+    division = _division(by_hand.profile, actions) if by_hand.is_divided else None
+    spent = Spent(step.seconds, 0.0, step.steps.seconds, step.steps.compiles)
+    found = Found(trials, trial, division, 0.0)
+    return outcome(found, target, spent, step.notes, taken="it was asked for")
+
+
+def _division(profile: Profile, actions: Actions) -> Division:
+    problem = Problem(profile)
+    return Division(Groups(profile), problem, priced(problem, actions), 0)

@@ -1,0 +1,1 @@
+"""The search over actions and placements of states together."""

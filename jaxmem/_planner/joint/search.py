@@ -1,0 +1,216 @@
+"""One search for counts of layers: the program is solved, its answer walked through and compiled,
+and what they told taught to the program.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from jaxmem._core.actions import Actions, Choice
+from jaxmem._core.assignment import Assignment
+from jaxmem._core.labels import group_label
+from jaxmem._core.progress import LOG
+from jaxmem._model.states.places import Places
+from jaxmem._planner.joint.steps import Placed, PlacedSteps
+from jaxmem._planner.placement.layer import RESIDENT, Way
+from jaxmem._planner.placement.program import Answer, Question, answer
+from jaxmem._planner.placement.sharding import ONE_DEVICE, Sharding
+from jaxmem.errors import StepError
+
+MOST_COMPILES = 3
+MOST_WALKS = 6  # for one answer of the program
+ENOUGH = 0.98  # of the room: a plan that uses so much is not improved on
+NEARLY = 0.995  # of the room: walks are no truer
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """An answer that was compiled.
+
+    answer: of the program.
+    predicted_bytes: what was said of its total before the compile.
+    placed: what it compiled to.
+    """
+
+    answer: Answer
+    predicted_bytes: int
+    placed: Placed
+
+
+@dataclasses.dataclass
+class Search:
+    """A search, with what it learns.
+
+    steps: traces, walks through and compiles.
+    label: of the stack's block.
+    others: what is decided of all other blocks.
+    question: what the program is asked, without what was learned.
+    error: by how many bytes compiled steps took more than their walks.
+    """
+
+    steps: PlacedSteps
+    label: str
+    others: Actions
+    question: Question
+    error: int = 0
+    solve_seconds: float = 0.0
+    tried: list[Trial] = dataclasses.field(default_factory=list)
+    _walked: dict = dataclasses.field(default_factory=dict)
+
+    def run(self) -> Trial | None:
+        """The fastest answer that compiles within the limits; None where the program has none, or
+        none compiled within them.
+        """
+        while len(self.tried) < MOST_COMPILES:
+            found = self.agreed()
+            if found is None or self._is_tried(found):
+                break
+            if (trial := self._compiled(found)) is None:
+                break
+            if self.fits(trial.placed) and self._is_enough(found, trial.placed):
+                break
+        if self.tried and not self.fitting:
+            self._try_safer()
+        return min(self.fitting, key=lambda t: t.answer.cautious_seconds, default=None)
+
+    def _try_safer(self) -> None:
+        """Where compiles taught unlike errors, and none was within the room: tries an answer that
+        fits by more than these errors differ, and the least.
+        """
+        errors = [t.placed.total_bytes - self._walked_of(t.answer) for t in self.tried]
+        self.error = 2 * max(errors) - min(errors)
+        for find in (self.agreed, self.least):
+            found = find()
+            if found is None or self.fitting or self._is_tried(found):
+                continue
+            if self.question.room is None or self._walked_of(found) <= self.question.room:
+                self._compiled(found)
+
+    def _compiled(self, found: Answer) -> Trial | None:
+        """Compiles an answer, and learns from it; None where XLA refuses it, and others were
+        compiled before.
+        """
+        predicted = self.expected(found)
+        LOG.info("compile %d: %s", len(self.tried) + 1, found.places)
+        try:
+            placed = self.steps.compile(self.assignment(found), found.places)
+        except StepError as error:
+            # XLA has defects: one answer that meets them takes nothing from those before.
+            if not self.tried:
+                raise
+            LOG.warning("a plan is left out: %s", str(error)[:400])
+            return None
+        self.tried.append(Trial(found, predicted, placed))
+        self.error = placed.total_bytes - self._walked_of(found)
+        return self.tried[-1]
+
+    def _is_tried(self, found: Answer) -> bool:
+        return any(found.counts == t.answer.counts for t in self.tried)
+
+    @property
+    def fitting(self) -> list[Trial]:
+        return [t for t in self.tried if self.fits(t.placed)]
+
+    def fits(self, placed: Placed) -> bool:
+        room, host_room = self.question.room, self.question.host_room
+        on_device = room is None or placed.total_bytes <= room
+        return on_device and (host_room is None or placed.host_bytes <= host_room)
+
+    def agreed(self) -> Answer | None:
+        """The fastest answer that walks expect to fit. The program's sums are of layers alike: what
+        an answer of several kinds takes less or more is found by asking again.
+        """
+        room, short, best = self.question.room, self.question.short + self.error, None
+        if room is None:
+            return self._solved(dataclasses.replace(self.question, short=short))
+        answered = short  # for which there was an answer, the last time
+        for _ in range(MOST_WALKS):
+            found = self._solved(dataclasses.replace(self.question, short=short))
+            if found is None:
+                short = (answered + short) // 2
+                continue
+            answered = short
+            expected = self.expected(found)
+            if expected <= room and (
+                best is None or found.cautious_seconds < best.cautious_seconds
+            ):
+                best = found
+            # As if the program's sums were as far off for the next answer as for this one.
+            off = expected - found.device_bytes
+            if off == 0 or (expected <= room and off > -(1 - NEARLY) * room):
+                break
+            short += off
+        # Nothing that the program answered is expected to fit: the least may.
+        return self.least() if best is None else best
+
+    def expected(self, found: Answer) -> int:
+        """Bytes of the device that a step under an answer is expected to compile to."""
+        return self._walked_of(found) + self.error
+
+    def _walked_of(self, found: Answer) -> int:
+        return self.walked(self.assignment(found), found.places)
+
+    def walked(self, assignment: Assignment, places: Places) -> int:
+        key = repr(sorted(assignment.actions.items())), places
+        if key not in self._walked:
+            self._walked[key] = self.steps.walked(assignment, places)
+        return self._walked[key]
+
+    def assignment(self, found: Answer) -> Assignment:
+        """What `build` is given."""
+        return Assignment(self.actions(found))
+
+    def actions(self, found: Answer) -> Actions:
+        """The choices of each group of layers, and those of other blocks."""
+        ways, groups = self.question.ways, found.ways
+        label = self.label if len(groups) == 1 else None
+        of = lambda a, b: label or group_label(self.label, a, b)
+        return {**self.others, **{of(a, b): dict(ways[w].choices) for a, b, w in groups}}
+
+    def least(self) -> Answer | None:
+        """The answer of fewest device bytes; None where host memory has room for none."""
+        return answer(dataclasses.replace(self.question, room=None), "bytes")
+
+    def _solved(self, question: Question) -> Answer | None:
+        found = answer(question)
+        self.solve_seconds += 0.0 if found is None else found.solve_seconds
+        return found
+
+    def _is_enough(self, found: Answer, placed: Placed) -> bool:
+        """Whether nothing faster is to be looked for: the room is used, or more of it changes
+        nothing.
+        """
+        room = self.question.room
+        if room is None or placed.total_bytes >= ENOUGH * room:
+            return True
+        fastest = self._solved(dataclasses.replace(self.question, room=None))
+        return fastest is not None and fastest.cautious_seconds >= found.cautious_seconds
+
+
+def with_working(
+    ways: Sequence[Way],
+    steps: PlacedSteps,
+    label: str,
+    others: Mapping[str, Mapping[str, Choice]],
+    sharding: Sharding = ONE_DEVICE,
+) -> tuple[Way, ...]:
+    """The ways with the working memory of steps all of whose layers go that way: each is walked
+    through with states in host memory, and the first one with resident states too.
+
+    sharding: how the step is divided. Over several devices states are resident in all layers, or
+      layers are gathered one at a time whether their own states are resident or not.
+    """
+    states = steps.states()
+    layers = states.layers
+    streamed, resident = Places(layers, 0), Places(layers, layers)
+
+    def beside(way: Way, places: Places) -> int:
+        assignment = Assignment({**others, label: way.choices})
+        held = states.fixed + states.outside + layers * way.device_bytes
+        held += layers * states.on_device(RESIDENT) if places.persist else 0
+        return steps.walked(assignment, places) - held
+
+    if sharding.devices > 1:
+        where = streamed if sharding.by_layer else resident
+        return tuple(w.with_working(own, own) for w in ways for own in [beside(w, where)])
+    apart = beside(ways[0], resident) - beside(ways[0], streamed)
+    return tuple(w.with_working(own + apart, own) for w in ways for own in [beside(w, streamed)])

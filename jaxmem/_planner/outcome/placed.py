@@ -1,0 +1,172 @@
+"""Makes of a search for placed states a plan, or the error that names the least bytes."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+
+from jaxmem._core.actions import KEEP, REST
+from jaxmem._core.bytes import show_bytes
+from jaxmem._core.groups import as_decided
+from jaxmem._core.profile import BlockClass, Profile
+from jaxmem._model.states.places import DEVICE
+from jaxmem._planner.joint.search import Search, Trial
+from jaxmem._planner.outcome.lanes import timeline_of
+from jaxmem._planner.outcome.pareto import whole_actions
+from jaxmem._planner.outcome.searched import option_notes
+from jaxmem._planner.outcome.table import rows
+from jaxmem._planner.placement.front import way_of
+from jaxmem._planner.placement.layer import RESIDENT, Kind, States, Way
+from jaxmem._planner.placement.program import Answer, Question, answer, priced
+from jaxmem._planner.solve.cost import evaluate
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.trials.clock import outside_blocks
+from jaxmem._planner.trials.trial import Limits
+from jaxmem._result.plan.plan import Plan
+from jaxmem._result.plan.rows import Bytes, Point
+from jaxmem._target.devices.target import Target
+from jaxmem.errors import BudgetError
+
+POINTS = 8  # budgets that the curve is solved for
+TAKEN = "states take the link, or the memory, that it needs"
+KEPT = "everything that the layer saves is kept"
+NOT_COMPILED = (
+    "the step without a plan, all of whose states are on the device, was not compiled: its bytes"
+    " are those of a walk through its trace"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A step whose states are to be placed.
+
+    search: that for a plan.
+    profile: what was learned of the step, its states on the device.
+    block: the layers.
+    target: the device.
+    seconds: what reading the step took.
+    notes: sentences for the user.
+    """
+
+    search: Search
+    profile: Profile
+    block: BlockClass
+    target: Target
+    seconds: float
+    notes: tuple[str, ...]
+
+
+def outcome(
+    asked: Asked, best: Trial, limits: Limits, notes: tuple[str, ...], others: Sequence[Asked] = ()
+) -> Plan:
+    """The plan of a trial.
+
+    others: the step read in other ways, which were searched beside `asked`.
+    """
+    search, block = asked.search, asked.block
+    profile, target, question = asked.profile, asked.target, search.question
+    made = [search, *(one.search for one in others)]
+    chosen = search.actions(best.answer)
+    decided = dataclasses.replace(profile, blocks=as_decided(profile.blocks, chosen))
+    saved = evaluate(decided, {k: v for k, v in chosen.items() if k not in profile.idle_blocks})
+    outside = _seconds_outside(search, best, profile, target)
+    kept = way_of(profile, block, {REST: KEEP})
+    everything = _all_kept(question, kept) + outside
+    baseline = max(search.steps.walked(None, search.steps.resident) + search.error, 0)
+    arguments = best.placed.compiled.argument_bytes
+    if target.platform == "cpu":
+        arguments -= best.placed.host_bytes
+    seconds = best.answer.seconds + outside
+    return Plan(
+        actions={label: {} for label in profile.idle_blocks} | whole_actions(decided, chosen),
+        budget_bytes=limits.budget,
+        predicted_bytes=best.predicted_bytes,
+        compiled_bytes=best.placed.total_bytes,
+        baseline_bytes=baseline,
+        host_bytes=best.placed.host_bytes,
+        predicted_seconds=seconds,
+        baseline_seconds=everything,
+        uncertain_seconds=profile.uncertainty * abs(seconds - everything),
+        profile_seconds=sum(one.seconds for one in (asked, *others)),
+        solve_seconds=sum(one.solve_seconds for one in made),
+        compile_seconds=sum(one.steps.seconds for one in made),
+        compiles=sum(one.steps.compiles for one in made),
+        time_source=profile.time_source,
+        target=str(target),
+        fingerprint=profile.fingerprint,
+        jax_version=jax.__version__,
+        parts=Bytes.of(best.placed.total_bytes, arguments, saved.saved_bytes),
+        baseline_parts=Bytes.of(
+            baseline, _resident(question.states), block.layers * kept.device_bytes
+        ),
+        rows=rows(Problem(decided, saved.saved_bytes), chosen, TAKEN, KEPT),
+        points=_curve(search, outside),
+        notes=(*notes, *asked.notes, NOT_COMPILED, *option_notes(best.placed.compiled.options)),
+        compiler_options=best.placed.compiled.options,
+        places=best.answer.places,
+        divided=question.sharding.divided if question.sharding.devices > 1 else None,
+        lanes=timeline_of(question, best.answer, outside),
+    ).with_step(best.placed.executable, search.steps.split, search.steps.create)
+
+
+def _all_kept(question: Question, kept: Way) -> float:
+    """Seconds of the layers where all states are on the device, and all tensors kept there."""
+    one = dataclasses.replace(question, ways=(kept.with_working(0, 0),))
+    return priced(one, {Kind(RESIDENT, 0): question.states.layers}, DEVICE).seconds
+
+
+def _resident(states: States) -> int:
+    return states.fixed + states.outside + states.layers * states.layer
+
+
+def _seconds_outside(search: Search, best: Trial, profile: Profile, target: Target) -> float:
+    """Seconds of a step outside the stack's layers, from XLA's estimate of the compiled step, which
+    knows no copies to host memory; without one by its matrix products and its arguments.
+    """
+    question, compiled = search.question, best.placed.compiled
+    counts = best.answer.counts.items()
+    layers = sum(n * question.microbatches * question.ways[k.way].seconds for k, n in counts)
+    if compiled.xla_seconds is not None:
+        return max(0.0, compiled.xla_seconds - layers)
+    return outside_blocks(profile, compiled.matmul_flops, _resident(question.states), target)
+
+
+def _curve(search: Search, outside: float) -> tuple[Point, ...]:
+    """Least seconds against bytes of the device, as predicted, by rising bytes."""
+    question = dataclasses.replace(search.question, short=search.error)
+    least, most = search.least(), answer(dataclasses.replace(question, room=None))
+    if least is None or most is None:
+        return ()
+    low, high = least.device_bytes + search.error, most.device_bytes
+    rooms = [low + (high - low) * i // (POINTS - 1) for i in range(POINTS)]
+    found: list[Answer] = []
+    for room in rooms:
+        one = answer(dataclasses.replace(question, room=room))
+        if one is not None and (not found or one.seconds < found[-1].seconds):
+            found.append(one)
+    # Walks may be off by more than the least answer takes.
+    size = lambda a: max(0, a.device_bytes)
+    return tuple(Point(size(a), a.seconds + outside, search.actions(a)) for a in found)
+
+
+def infeasible(search: Search, limits: Limits, target: Target) -> BudgetError:
+    """The error that names the least bytes, on the device and in host memory."""
+    least, states = search.least(), search.question.states
+    given, host = show_bytes(limits.budget), show_bytes(limits.host_room)
+    if least is None:
+        needed = show_bytes(states.layers * states.layer)
+        return BudgetError(
+            f"plan: `budget` is {given}, and `host_budget` {host} for target {str(target)!r}: no"
+            " placement of the states needs so little host memory and fits the device; the layers'"
+            f" states take {needed} in all; expected more of either",
+            least_bytes=None,
+        )
+    over = [t.placed.total_bytes for t in search.tried if t.placed.total_bytes > limits.room]
+    bytes_ = min([search.expected(least), *over])
+    return BudgetError(
+        f"plan: `budget` is {given}, and `host_budget` {host} for target {str(target)!r}: the least"
+        f" that is expected to compile is {show_bytes(bytes_)} ({bytes_} bytes) on the device, with"
+        f" {show_bytes(least.host_bytes)} in host memory, {least.places}; expected a larger budget:"
+        " smaller microbatches and a chunked loss need less",
+        least_bytes=bytes_,
+    )

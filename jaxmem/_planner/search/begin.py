@@ -1,0 +1,173 @@
+"""How a search begins: with everything kept, and with a first guess."""
+
+import dataclasses
+
+from jaxmem._core.actions import AS_WRITTEN
+from jaxmem._core.bytes import show_bytes
+from jaxmem._core.profile import Profile
+from jaxmem._core.progress import LOG
+from jaxmem._core.warn import warn
+from jaxmem._cost.profile.recoded import recoded
+from jaxmem._planner.search import candidates
+from jaxmem._planner.search.descent import descended
+from jaxmem._planner.search.least import least
+from jaxmem._planner.solve.cost import everything
+from jaxmem._planner.solve.memory import Expected
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.solution import Solution, priced
+from jaxmem._planner.solve.solve import least_bytes
+from jaxmem._planner.trials.compile import CompiledStep, Written
+from jaxmem._planner.trials.setting import Setting
+from jaxmem._planner.trials.trial import Trial
+from jaxmem._planner.trials.trials import Trials, fitted
+from jaxmem._planner.trials.walks import agreed
+from jaxmem._planner.trials.written import cost_as_written
+from jaxmem._target.devices.support import misreading
+from jaxmem.errors import BudgetError, StepError
+
+
+def begin(setting: Setting, arguments: int) -> Trials:
+    """Compiles the step with everything kept and, unless that fits, a first guess.
+
+    Where the backend compiles two programs at once, the guess is compiled beside everything kept.
+    Such a guess knows only the bytes of the arguments, and what earlier searches compiled.
+    """
+    profile, limits, kept = setting.profile, setting.limits, setting.profile.everything_kept
+    whole = lambda step: Trial(step, everything(profile), step.compiled.total_bytes)
+    # Sort what earlier searches compiled into everything kept, of which the latest counts, and
+    # plans. A plan that takes a choice without a price in this profile tells nothing.
+    known, recalled = None, []
+    for step in setting.history.recall():
+        if step.actions == kept:
+            known = whole(step)
+            continue
+        step = _as_here(profile, step)
+        if (cost := candidates.price_of(profile, step.actions)) is not None:
+            recalled.append(Trial(step, cost, step.compiled.total_bytes))
+    # Compile everything kept, with a guess beside it where two compile at once.
+    guess = guessed = None
+    if setting.steps.backend.width > 1:
+        LOG.info("compiling the step with everything kept, beside a first guess")
+        setting.steps.begin(kept)
+        if setting.written is not None and _too_large(setting) is None:
+            setting.steps.begin(AS_WRITTEN)
+        guess = _first_guess(setting, recalled, arguments)
+        step, guessed = setting.attempt(kept, guess.actions)
+        if isinstance(step, StepError):
+            raise step
+        trials = Trials(profile, limits, whole(step), [], recalled, walks=setting.walks)
+    elif known is not None and known.total > limits.room:  # what does not fit is not compiled again
+        trials = Trials(profile, limits, known, [], recalled, walks=setting.walks)
+    else:
+        (step,) = setting.compile(kept)
+        trials = Trials(profile, limits, whole(step), [], recalled, walks=setting.walks)
+    trials.written = _written(setting, trials)
+    fits = trials.baseline.total <= limits.room
+    if fits and (guess is None or guessed is None or isinstance(guessed, StepError)):
+        return trials
+    # Elsewhere the guess comes second, and reckons with the working memory of everything kept.
+    if guess is None or guessed is None:
+        known_trials = [*trials.compiled, *recalled]
+        guess = _first_guess(setting, known_trials, trials.static)
+        (guessed,) = setting.attempt(guess.actions, least=trials.baseline.total)
+    if isinstance(guessed, StepError):
+        trials.refused.append(guess.actions)
+        guess = priced(Problem(profile), {b.name: {} for b in profile.blocks})
+        (guessed,) = setting.compile(guess.actions, least=trials.baseline.total)
+    trials.tried.append(Trial(guessed, guess.cost, trials.expected(guess), guess.gap))
+    return trials
+
+
+def time_baselines(setting: Setting, trials: Trials) -> None:
+    """Measures the step with everything kept, and as written, where they run here."""
+    own = trials.checkpointed
+    kept, *others = setting.timed(trials.baseline, *([] if own is None else [own]))
+    if trials.written is not None:
+        trials.written = others[0] if others else kept
+    trials.baseline = kept
+
+
+def _too_large(setting: Setting) -> CompiledStep | None:
+    """The step as written, where an earlier search saw that it does not fit."""
+    *_, known = [None, *(setting.written.recall() if setting.written else [])]
+    return known if known and known.compiled.total_bytes > setting.limits.room else None
+
+
+def _written(setting: Setting, trials: Trials) -> Trial | None:
+    """The step as written: the baseline where that keeps everything. Where it has checkpoints of
+    its own it is compiled, unless an earlier search saw that it does not fit; None where XLA does
+    not compile it.
+    """
+    if setting.written is None:
+        return trials.baseline if setting.steps.written is Written.KEPT else None
+    step: CompiledStep | StepError | None = _too_large(setting)
+    if step is None:
+        LOG.info("compiling the step as written")
+        (step,) = setting.attempt(AS_WRITTEN, least=trials.baseline.total)
+    if isinstance(step, StepError):
+        return None
+    if step.compiled.host_bytes and (version := misreading(setting.steps.backend.target.platform)):
+        warn(
+            "plan: the step as written offloads tensors by checkpoints of its own, and jaxlib"
+            f" {version} reads offloaded tensors of a loop at wrong offsets on this target (fixed"
+            " in 0.11.1), so that its gradients are wrong; it is left out of the plan: update"
+            " jaxlib, or run the step under the plan"
+        )
+        return None
+    cost = cost_as_written(setting.profile, trials.baseline, step)
+    return Trial(step, cost, step.compiled.total_bytes)
+
+
+def _as_here(profile: Profile, step: CompiledStep) -> CompiledStep:
+    """A remembered compile as it would be if its codecs had the room that they have here."""
+    actions, more = recoded(profile, step.actions)
+    total = step.compiled.total_bytes + more
+    return CompiledStep(actions, dataclasses.replace(step.compiled, total_bytes=total))
+
+
+def _first_guess(setting: Setting, known: list[Trial], static: int) -> Solution:
+    """Returns the fastest plan that walks expect to fit, or the plan nearest to the room where none
+    is.
+
+    known: compiles that tell of working memory; may be empty.
+    static: bytes of the arguments.
+
+    Raises BudgetError if no assignment needs as little host memory as is allowed.
+    """
+    profile, limits, walks = setting.profile, setting.limits, setting.walks
+    nothing = {b.name: {} for b in profile.blocks}
+    walks.learn(nothing)
+
+    def model() -> Expected:
+        return fitted(profile, known, walks)
+
+    def answer(model: Expected) -> Solution | None:
+        room = limits.room - static - int(model.reference)
+        problem = Problem(profile, room, limits.host_room, model.working)
+        return candidates.fastest(problem) or least_bytes(problem)
+
+    beside = limits.room - static
+    solution = agreed(answer, model, beside, walks)
+    if solution is None:
+        raise BudgetError(
+            f"plan: `host_budget` is {show_bytes(limits.host_room)}, and no assignment of the"
+            " actions allowed needs so little"
+        )
+    # What an earlier search saw fit is certain. A guess is worth more if it is faster, and expected
+    # to fit.
+    fitting = [t for t in known if t.total <= limits.room and t.host_bytes <= limits.host_room]
+    best = min(fitting, key=lambda t: t.cost.cautious_seconds, default=None)
+    fits = solution.saved_bytes + model().predict(solution.actions) <= beside
+    if best is not None:
+        faster = fits and solution.cautious_seconds < best.cost.cautious_seconds
+        return solution if faster else priced(Problem(profile), best.actions)
+    if not fits:
+        expected = walks.expecting([(t.actions, t.working) for t in known])
+        smallest, *_ = least(setting)
+        size = expected(smallest.actions)
+        if size is not None and size > beside:  # nothing is nearer to the room
+            return smallest
+        problem = Problem(profile, None, limits.host_room)
+        starts = [solution.actions, nothing, smallest.actions]
+        solution = descended(starts, problem, expected, beside) or solution
+    return solution

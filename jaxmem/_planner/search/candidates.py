@@ -1,0 +1,159 @@
+"""What a search may compile next: pure functions of the trials, the model and the problem.
+
+Each function returns candidates with their predicted price. `search.py` decides how many of them
+are compiled, and leaves out those that were compiled before.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+from jaxmem._core.actions import KEEP, RECOMPUTE, Action, Actions
+from jaxmem._core.profile import Profile
+from jaxmem._planner.search.descent import descended
+from jaxmem._planner.solve.cost import Cost, evaluate
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.solution import Solution, priced
+from jaxmem._planner.solve.solve import least_bytes, solve
+from jaxmem._planner.trials.compile import CompiledStep
+from jaxmem._planner.trials.trial import Trial
+from jaxmem._planner.trials.trials import Trials
+from jaxmem.errors import TagError
+
+# Shares of the room that candidates are solved for. A prediction may be too low, and the plan for a
+# smaller share still fits then.
+SHARES = (1.0, 0.985, 0.96)
+NEARLY = 1.002  # of the room: predictions are no truer, and the solver counts in units of bytes
+
+
+def fastest(problem: Problem) -> Solution | None:
+    """Returns the solver's answer with its actions `settled`, or None where no assignment fits."""
+    solution = solve(problem)
+    if solution is None:
+        return None
+    return priced(problem, settled(problem.profile, solution), solution.solve_seconds, solution.gap)
+
+
+def within_budget(trials: Trials, count: int) -> list[Solution]:
+    """Returns the fastest assignments for the room that is left, and for a little less of it: one
+    for each of the first `count` of `SHARES`, where there is one. All but the first share are less
+    by what the predictions of this search were short by at most. Those that walks do not expect to
+    fit are left out.
+    """
+    short = _short(trials)
+    shares = [SHARES[0], *(share - short for share in SHARES[1:])][:count]
+    found = [trials.agreed(fastest, share) for share in shares]
+    most = NEARLY * trials.limits.room
+    return [s for s in found if s is not None and trials.expected(s) <= most]
+
+
+def _short(trials: Trials) -> float:
+    """The share of the room by which a prediction was short at most. The first trial's is left
+    out, since no plan had taught anything before it; the least of `SHARES` allows for a little.
+    """
+    errors = [(t.total - t.predicted_bytes) / trials.limits.room for t in trials.tried[1:]]
+    return max([0.0, *(error - (1 - SHARES[1]) for error in errors)])
+
+
+def nearest(trials: Trials) -> list[Solution]:
+    """Returns, for a search in which nothing fits yet, assignments that may, at least one: first
+    what small changes find, judged by walks, and then the assignment of fewest bytes by the memory
+    model, and full recomputation. The latter two are unlike the first, which walks may be wrong
+    about.
+    """
+    by_model = trials.agreed(least_bytes)
+    nothing = priced(trials.problem(trials.model()), {b.name: {} for b in trials.profile.blocks})
+    unlike = [s for s in (by_model, nothing) if s is not None]
+    usable = [t for t in trials.compiled if not (trials.lossless and t.cost.is_lossy)]
+    smallest = min(usable, key=lambda t: t.total).actions
+    starts = [smallest, *(s.actions for s in unlike)]
+    found = _descended(trials, starts)
+    if found is None:
+        return unlike
+    # What is expected to fit may not; what is not, is the same for every share of the room.
+    fits = trials.expected(found) <= trials.limits.room
+    second = _descended(trials, starts, SHARES[1]) if fits else None
+    return [found, *([] if second is None else [second]), *unlike]
+
+
+def _descended(trials: Trials, starts: Sequence[Actions], share: float = 1.0) -> Solution | None:
+    """The fastest plan that walks expect to fit a `share` of the room, found by small changes of
+    `starts`; the one nearest to it where none fits, None where nothing is walked through.
+    """
+    if trials.walks is None:
+        return None
+    known = [(t.actions, t.working) for t in (*trials.compiled, *trials.recalled)]
+    room = trials.limits.room * share - trials.static
+    expected = trials.walks.expecting(known)
+    return descended(starts, trials.problem(trials.model()), expected, room)
+
+
+def recalled(
+    trials: Trials, problem: Problem, seconds: Callable[[Trial], float]
+) -> Solution | None:
+    """Returns the fastest plan that an earlier search saw compile within this budget, if this
+    search has none so fast yet. `seconds` tells what trials are ranked by.
+    """
+    best = min((seconds(t) for t in trials.within_budget), default=math.inf)
+    limits = trials.limits
+    faster = [
+        t
+        for t in trials.recalled
+        if t.total <= limits.room and t.host_bytes <= limits.host_room
+        if seconds(t) < best
+        if not is_among(t.actions, trials.compiled)
+    ]
+    if not faster:
+        return None
+    return priced(problem, min(faster, key=seconds).actions)
+
+
+def settled(profile: Profile, solution: Solution) -> Actions:
+    """Returns actions of the same price in which a tag is called kept where its tensor is kept
+    anyway, such as a tag of the block's own input.
+
+    The solver may call such a tag recomputed, since both cost the same.
+    """
+    actions = solution.actions
+    price = (solution.saved_bytes, solution.seconds)
+    for label, choices in solution.actions.items():
+        for tag, choice in choices.items():
+            if choice != RECOMPUTE:
+                continue
+            other = actions | {label: actions[label] | {tag: KEEP}}
+            cost = price_of(profile, other)
+            if cost is not None and (cost.saved_bytes, cost.seconds) == price:
+                actions = other if _is_saved(cost, label, tag) else actions
+    return actions
+
+
+def price_of(profile: Profile, actions: Actions) -> Cost | None:
+    """Returns the price of an assignment, or None where it takes a choice that has none."""
+    try:
+        return evaluate(profile, actions)
+    except TagError:  # such as keep, where it is not among the actions allowed
+        return None
+
+
+def is_among(actions: Actions, others: Sequence[Trial | Solution | CompiledStep]) -> bool:
+    """Whether the assignment is one of these."""
+    return any(alike(actions, other.actions) for other in others)
+
+
+def alike(actions: Actions, others: Actions) -> bool:
+    """Whether two assignments are the same; a tag that is absent is recomputed."""
+    return _stored(actions) == _stored(others)
+
+
+def _stored(actions: Actions) -> dict:
+    """The choices that store something, which is how two assignments are compared."""
+    return {
+        label: {t: c for t, c in tags.items() if c.action is not Action.RECOMPUTE}
+        for label, tags in actions.items()
+    }
+
+
+def _is_saved(cost: Cost, label: str, tag: str) -> bool:
+    """Whether the tag takes effect: one that nothing demands costs the same kept, and stays
+    recomputed.
+    """
+    return any(b.name == label and tag in dict(b.saved) for b in cost.blocks)

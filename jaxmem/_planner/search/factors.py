@@ -1,0 +1,116 @@
+"""Factors of a profile's prices: by how much recomputing, keeping and codecs take longer in whole
+steps than their pieces say.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxmem._core.actions import KEEP, Choice
+from jaxmem._core.profile import BlockClass, Option, Profile
+from jaxmem._planner.solve.cost import Cost, option_of
+
+LEAST, MOST = 1 / 4, 4.0  # a factor beyond these is another error than one of prices
+PRIOR = 0.3  # the deviation from 1 that is expected of a factor before anything was measured
+NOISE = 0.01  # of a step's measured seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Factors:
+    """What the profile's seconds are multiplied by.
+
+    recompute: of repeating equations.
+    keep: of writing and reading a tensor as it is.
+    codec: of encoding and decoding, and of what is kept in codes.
+    """
+
+    recompute: float = 1.0
+    keep: float = 1.0
+    codec: float = 1.0
+
+    def __str__(self) -> str:
+        """Such as `recomputing took 2 times as long`; "nothing differed" where all are 1."""
+        words = {"recomputing": self.recompute, "keeping": self.keep, "codecs": self.codec}
+        said = [f"{what} took {f:.3g} times as long" for what, f in words.items() if f != 1]
+        return " and ".join(said) or "nothing differed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Observed:
+    """Two steps that were run in turns: by how much one took longer than the other.
+
+    cost, other: their prices.
+    seconds: the difference that was measured.
+    noise: the seconds by which it may be off.
+    """
+
+    cost: Cost
+    other: Cost
+    seconds: float
+    noise: float
+
+
+def rescaled(profile: Profile, factors: Factors) -> Profile:
+    """The profile with its prices multiplied."""
+    blocks = tuple(_block(block, factors) for block in profile.blocks)
+    return dataclasses.replace(profile, blocks=blocks)
+
+
+def fitted(profile: Profile, observed: Sequence[Observed]) -> Factors:
+    """The factors by which the profile's prices come nearest to measured differences: least squares
+    with a prior that every factor is 1, give or take `PRIOR`.
+    """
+    rows, wanted = [], []
+    for one in observed:
+        parts = _parts(profile, one.cost) - _parts(profile, one.other)
+        rows.append(parts / one.noise)
+        wanted.append((one.seconds - parts.sum() - _exposed(one)) / one.noise)
+    rows += list(np.eye(3) / PRIOR)
+    wanted += [0.0] * 3
+    off = np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0]
+    return Factors(*(float(f) for f in np.clip(1 + off, LEAST, MOST)))
+
+
+def _exposed(one: Observed) -> float:
+    """The difference of exposed transfers, which no factor is for."""
+    of = lambda cost: cost.host_seconds
+    return of(one.cost) - of(one.other)
+
+
+def _parts(profile: Profile, cost: Cost) -> np.ndarray:
+    """Seconds of recomputing, of keeping, and of all other options, copies to the host aside."""
+    codec = 0.0
+    for block, paid in zip(profile.blocks, cost.blocks):
+        coded = [(name, choice) for name, choice in paid.saved if choice.action.compresses]
+        codec += block.runs * sum(_option(block, *place).seconds for place in coded)
+    moving = cost.seconds - cost.recompute_seconds - cost.host_seconds
+    return np.array([cost.recompute_seconds, moving - codec, codec])
+
+
+def _option(block: BlockClass, name: str, choice: Choice) -> Option:
+    return option_of(block, block.places(name)[0], choice)
+
+
+def _factor(choice: Choice, factors: Factors) -> float:
+    if choice.action.compresses:
+        return factors.codec
+    return factors.keep if choice == KEEP else 1.0
+
+
+def _block(block: BlockClass, factors: Factors) -> BlockClass:
+    scaled = lambda x, factor: dataclasses.replace(x, seconds=factor * x.seconds)
+    return dataclasses.replace(
+        block,
+        equations=tuple(scaled(e, factors.recompute) for e in block.equations),
+        tags=tuple(
+            dataclasses.replace(
+                tag,
+                options=tuple(
+                    scaled(option, _factor(option.choice, factors)) for option in tag.options
+                ),
+            )
+            for tag in block.tags
+        ),
+        input_seconds=tuple(factors.keep * s for s in block.input_seconds),
+    )

@@ -1,0 +1,190 @@
+"""Runs a search's plans, and the policies that one would pick by hand, on the device at hand, and
+takes the fastest.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+
+from jaxmem._core.actions import AS_WRITTEN, Actions
+from jaxmem._core.profile import Profile
+from jaxmem._cost.profile.doubt import WORTH
+from jaxmem._cost.profile.recoded import recoded
+from jaxmem._planner.search import candidates
+from jaxmem._planner.search.factors import NOISE, Factors, Observed, fitted, rescaled
+from jaxmem._planner.search.policies import hand_policies
+from jaxmem._planner.search.search import Found
+from jaxmem._planner.solve.cost import evaluate
+from jaxmem._planner.solve.solution import priced
+from jaxmem._planner.trials.compile import CompiledStep
+from jaxmem._planner.trials.history import History, Run
+from jaxmem._planner.trials.setting import Setting
+from jaxmem._planner.trials.trial import Trial
+
+# Prices under which the program is solved again, for plans that are best if the profile errs.
+DOUBTED = (Factors(recompute=0.5), Factors(recompute=2.0), Factors(codec=2.0))
+CORRECTIONS = 2  # how often prices are corrected, and the program solved again
+CORRECTED = "a plan by corrected prices"
+# A policy whose bytes are predicted to be over the room by more than this share is not compiled.
+OVER = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """A compiled step that was run.
+
+    name: what it is, in words.
+    trial: what it compiled to.
+    rounds: the seconds of each round. Those of one number belong together: they were run one after
+      the other.
+    """
+
+    name: str
+    trial: Trial
+    rounds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rounds)
+
+
+def fastest_measured(setting: Setting, found: Found, seconds: float) -> tuple[Found, list[Runs]]:
+    """Returns what was found with the fastest in place of the best, and all that was run: in turns,
+    for `seconds`.
+
+    Run are the best plan, the step as it is if it fits, those of `hand_policies` that fit, and
+    plans that would be best if the profile's prices were others (`DOUBTED`). So what is returned is
+    no slower than any of these, as far as the clock tells. Then prices are corrected by what was
+    run, and what is best by them runs beside the fastest, until that is no new plan.
+
+    Raises CannotRun where the step does not run here.
+    """
+    trials = found.trials
+    assert found.best is not None
+    named = {"the plan": found.best}
+    if trials.baseline in trials.fitting and found.best is not trials.baseline:
+        named["everything kept"] = trials.baseline
+    own = trials.checkpointed_fits
+    if own is not None and found.best is not own:
+        named["the step as written"] = own
+    wanted = hand_policies(setting.profile) | _solved_otherwise(setting, found)
+    for name, actions in wanted.items():
+        if candidates.is_among(actions, list(named.values())):
+            continue
+        if (trial := _compiled(setting, found, actions)) is not None:
+            named[name] = trial
+    runs = _run(setting, named, seconds / 2)
+    if not runs:
+        return found, []
+    for number in range(CORRECTIONS):
+        fastest = min(runs, key=lambda run: run.median)
+        actions = _solved_with(setting, found, learned(setting.profile, setting.history))
+        if actions is None or candidates.is_among(actions, [run.trial for run in runs]):
+            break
+        if (trial := _compiled(setting, found, actions)) is None:
+            break
+        pair = {fastest.name: fastest.trial, f"{CORRECTED} {number + 1}": trial}
+        both = _run(setting, pair, seconds / 2 / CORRECTIONS)
+        if len(both) < 2:  # there is no memory for one of them now
+            break
+        beside, new = both
+        # Seconds wander: those of another minute count as many times the fastest one's.
+        pace = fastest.median / beside.median
+        runs.append(dataclasses.replace(new, rounds=tuple(pace * s for s in new.rounds)))
+    best = fastest_of(setting.careful, runs).trial
+    division = found.division if best is found.best else None
+    return dataclasses.replace(found, best=best, division=division), runs
+
+
+def fastest_of(careful: bool, runs: Sequence[Runs]) -> Runs:
+    """The fastest by the clock; where that loses accuracy, and by less than one would notice beyond
+    the spread of rounds, the fastest that does not.
+
+    careful: whether a loss must be noticed, as `Setting` has it.
+    """
+    best = min(runs, key=lambda run: run.median)
+    exact = [run for run in runs if not run.trial.cost.is_lossy]
+    if not (careful and best.trial.cost.is_lossy and exact):
+        return best
+    other = min(exact, key=lambda run: run.median)
+    spread = sum(upper - lower for lower, _, upper in (quartiles(r.rounds) for r in (best, other)))
+    noticed = WORTH * other.median + spread / 2
+    return best if other.median - best.median >= noticed else other
+
+
+def _run(setting: Setting, named: dict[str, Trial], seconds: float) -> list[Runs]:
+    """The steps that run here, run in turns, which is remembered."""
+    rounds = setting.steps.run(*(t.step for t in named.values()), seconds=seconds)
+    runs = [Runs(n, t, tuple(r)) for (n, t), r in zip(named.items(), rounds) if r]
+    if runs:
+        _remember(setting, runs)
+    return runs
+
+
+def _remember(setting: Setting, runs: list[Runs]) -> None:
+    """Writes down by how much each step took longer than the first, round by round. The step as
+    written is left out: no choices of tags stand for its own checkpoints.
+    """
+    runs = [run for run in runs if run.trial.actions != AS_WRITTEN]
+    if not runs:
+        return
+    first, *others = runs
+    for run in others:
+        apart = [a - b for a, b in zip(run.rounds, first.rounds)]
+        lower, median, upper = quartiles(apart)
+        noise = NOISE * first.median + (upper - lower) / math.sqrt(len(apart))
+        setting.history.remember_run(Run(run.trial.actions, first.trial.actions, median, noise))
+
+
+def learned(profile: Profile, earlier: History) -> Factors:
+    """The factors by which the prices of a step come nearest to what earlier searches measured."""
+    observed = []
+    for run in earlier.recall_runs():
+        cost = candidates.price_of(profile, recoded(profile, run.actions)[0])
+        other = candidates.price_of(profile, recoded(profile, run.other)[0])
+        if cost is not None and other is not None:
+            observed.append(Observed(cost, other, run.seconds, run.noise))
+    return fitted(profile, observed) if observed else Factors()
+
+
+def _solved_otherwise(setting: Setting, found: Found) -> dict[str, Actions]:
+    """The best assignments if the profile's prices were others, by what they are called."""
+    solved = {f: _solved_with(setting, found, f) for f in DOUBTED}
+    return {f"a plan if {f}": actions for f, actions in solved.items() if actions is not None}
+
+
+def _solved_with(setting: Setting, found: Found, factors: Factors) -> Actions | None:
+    """The best assignment under prices that are multiplied, or None where none fits."""
+    trials = found.trials
+    problem = trials.problem(trials.model())
+    other = dataclasses.replace(problem, profile=rescaled(setting.profile, factors))
+    solution = candidates.fastest(other)
+    return None if solution is None else solution.actions
+
+
+def _compiled(setting: Setting, found: Found, actions: Actions) -> Trial | None:
+    """An assignment that fits, compiled; None for one that does not."""
+    trials, limits = found.trials, setting.limits
+    for trial in trials.compiled:
+        if trial.step.executable is not None and candidates.is_among(actions, [trial]):
+            return trial if trial in trials.fitting else None
+    model = trials.model()
+    solution = priced(trials.problem(model), actions)
+    predicted = trials.predicted(solution.saved_bytes + model.predict(solution.actions))
+    if predicted > (1 + OVER) * limits.room or solution.host_bytes > limits.host_room:
+        return None
+    (step,) = setting.attempt(solution.actions)
+    if not isinstance(step, CompiledStep):
+        return None
+    trial = Trial(step, evaluate(setting.profile, solution.actions), predicted)
+    trials.tried.append(trial)
+    return trial if trial in trials.fitting else None
+
+
+def quartiles(rounds: Sequence[float]) -> tuple[float, float, float]:
+    """The lower quartile, the median and the upper one."""
+    if len(rounds) < 2:
+        return rounds[0], rounds[0], rounds[0]
+    lower, median, upper = statistics.quantiles(rounds, n=4, method="inclusive")
+    return lower, median, upper

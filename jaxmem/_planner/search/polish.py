@@ -1,0 +1,186 @@
+"""Weighs changes of a search's best plan by the whole step, where that takes a part of a compile.
+
+A profile prices pieces of a layer, each as a program of its own. In the whole step XLA fuses across
+them: a tensor that is kept may cost nothing to write beside what is written in any case, and one
+that is recomputed may have its weights gathered from other devices once more. So prices are
+corrected by every whole step that was weighed, and the program is asked again.
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping
+
+from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, Choice
+from jaxmem._core.profile import Profile
+from jaxmem._core.progress import LOG
+from jaxmem._cost.profile.times import check_goes_on
+from jaxmem._planner.search import candidates
+from jaxmem._planner.search.policies import hand_policies
+from jaxmem._planner.solve.additive import Additive
+from jaxmem._planner.solve.cost import Cost
+from jaxmem._planner.solve.problem import Key
+from jaxmem._planner.solve.solution import Solution
+from jaxmem._planner.trials.clock import Clock, clock_of
+from jaxmem._planner.trials.compile import CompiledStep
+from jaxmem._planner.trials.setting import Setting
+from jaxmem._planner.trials.trial import Trial
+from jaxmem._planner.trials.trials import Trials
+from jaxmem.errors import SolverError
+
+SECONDS = 60.0  # for all that a search weighs so, or
+FIRSTS = 6  # times what the policies by hand take, which is longer for a large step
+FASTER = 1e-4  # the share of a step's time by which a change must gain
+NEARLY = 1.02  # of the room: working memory may be less under the change
+IN_A_ROW = 3  # answers by corrected prices that gain nothing
+
+
+def polish(setting: Setting, trials: Trials) -> Mapping[Key, float]:
+    """Adds to the trials what is faster than the best of them, by the clock, and fits: policies
+    that one would try by hand, what the program answers to corrected prices, and changes of one
+    tag to keep or to recompute, until none gains. Returns the corrections, as `Problem` has them.
+
+    Does nothing, and corrects nothing, where a step's costs are known from a whole compile alone.
+    """
+    if not setting.steps.backend.assigns or not trials.fitting:
+        return {}
+    LOG.info("weighing changes by the whole step")
+    polisher = _Polisher(setting, trials)
+    polisher.begin(list(hand_policies(trials.profile).values()))
+    polisher.solve()
+    while not polisher.ended and (polisher.change() | polisher.solve()):
+        pass
+    return polisher.longer(polisher.best).by_choice
+
+
+class _Polisher:
+    def __init__(self, setting: Setting, trials: Trials):
+        self.setting, self.trials = setting, trials
+        self.clock: Clock = clock_of(trials, setting.steps.backend.target)
+        self.started = time.perf_counter()
+        self.until = self.started + SECONDS
+
+    def begin(self, many: list[Actions]) -> None:
+        """Weighs the first assignments. What they take says how long the rest may."""
+        self.weigh(many)
+        took = time.perf_counter() - self.started
+        self.until = self.started + max(SECONDS, FIRSTS * took)
+
+    @property
+    def ended(self) -> bool:
+        return time.perf_counter() > self.until
+
+    @property
+    def best(self) -> Trial:
+        return min(self.trials.fitting, key=self.clock.cautious)
+
+    def change(self) -> bool:
+        """Weighs every change of one tag, of whatever is the best by then; whether another is."""
+        before, width = self.best, self.setting.steps.backend.width
+        left = list(_changes(self.trials.profile))
+        while left and not self.ended:
+            now, base = [], self.best
+            while left and len(now) < width:
+                actions = _changed(self.trials.profile, base.actions, *left.pop(0))
+                now += [actions] if self._may_fit(actions, base) else []
+            self.weigh(now)
+        return self.best is not before  # be it by a hair: then it has neighbours of its own
+
+    def solve(self) -> bool:
+        """Weighs what the program answers to corrected prices, which each answer corrects again;
+        whether one gained.
+        """
+        before, missed = self.best, 0
+        while missed < IN_A_ROW and not self.ended:
+            best = self.best
+            if (solution := self._by_corrected_prices(best)) is None:
+                break
+            self.weigh([solution.actions], solution.gap)
+            missed = 0 if self._gained(best) else missed + 1
+        return self._gained(before)
+
+    def longer(self, best: Trial) -> Additive:
+        """By how many seconds whole steps take longer than the profile says, by choice: counted
+        from `best`, since they hold nearby.
+        """
+        trials = self.trials
+        known = [t for t in (*trials.compiled, *trials.recalled) if t.xla_seconds is not None]
+        known.sort(key=lambda t: t is not best)
+        told = [(t.actions, self.clock.of(t) - t.cost.seconds) for t in known]
+        return Additive.fit(told, trials.profile)
+
+    def _gained(self, before: Trial) -> bool:
+        gained = self.clock.cautious(before) - self.clock.cautious(self.best)
+        return gained > FASTER * self.clock.base
+
+    def _by_corrected_prices(self, best: Trial) -> Solution | None:
+        """The fastest assignment that nobody weighed, by the profile's prices and what whole steps
+        were longer; None where it is not expected to be faster than `best`.
+        """
+        trials, model = self.trials, self.longer(best)
+        problem = trials.problem(trials.model())
+        known = (t.actions for t in (*trials.compiled, *trials.recalled))
+        problem = dataclasses.replace(
+            problem,
+            corrections=model.by_choice,
+            excluded=(*problem.excluded, *known),
+            time_limit=max(1.0, min(problem.time_limit, self.until - time.perf_counter())),
+        )
+        try:
+            solution = candidates.fastest(problem)
+        except SolverError as error:  # something that fits is found already
+            LOG.info("no better plan is looked for: %s", error)
+            return None
+        if solution is None:
+            return None
+        expected = solution.cautious_seconds + model.predict(solution.actions)
+        worth = self.clock.cautious(best) - FASTER * self.clock.base
+        return solution if expected < worth else None
+
+    def _may_fit(self, actions: Actions, base: Trial) -> bool:
+        """Whether what is saved, beside the rest of `base`, is about as much as there is room for:
+        a compile is worth no more where it plainly is not.
+        """
+        cost = candidates.price_of(self.trials.profile, actions)
+        more = 0 if cost is None else cost.saved_bytes - base.cost.saved_bytes
+        return base.total + more <= NEARLY * self.setting.limits.room
+
+    def weigh(self, many: list[Actions], gap: float = 0.0) -> None:
+        """Weighs assignments that are new and have a price; what they may be off is `gap`."""
+        check_goes_on()
+        known = [t.actions for t in (*self.trials.compiled, *self.trials.recalled)]
+        known += self.trials.refused
+        fresh: list[tuple[Actions, Cost]] = []
+        for actions in many:
+            if any(candidates.alike(actions, other) for other in known):
+                continue
+            if (cost := candidates.price_of(self.trials.profile, actions)) is not None:
+                fresh.append((actions, cost))
+                known.append(actions)
+        found = self.setting.steps.weigh(*(actions for actions, _ in fresh))
+        for (actions, cost), step in zip(fresh, found):
+            if not isinstance(step, CompiledStep):
+                self.trials.refused.append(actions)
+                continue
+            self.setting.history.remember(step)
+            total = step.compiled.total_bytes
+            self.trials.tried.append(Trial(step, cost, total, gap))
+
+
+def _changes(profile: Profile) -> Iterator[tuple[str, str, Choice]]:
+    """Blocks, tags and choices to take for them, the tags with the most bytes first."""
+    size = lambda tag: max((o.device_bytes for o in tag.options), default=0)
+    tags = {(b.name, t.name): b.layers * size(t) for b in profile.blocks for t in b.tags}
+    for key in sorted(tags, key=lambda key: -tags[key]):
+        yield from ((*key, choice) for choice in (KEEP, RECOMPUTE))
+
+
+def _changed(profile: Profile, actions: Actions, block: str, tag: str, choice: Choice) -> Actions:
+    """The same with another choice for one tag; where everything is kept, every other tag is kept
+    and the rest recomputed.
+    """
+    found = {label: dict(choices) for label, choices in actions.items()}
+    own = found.setdefault(block, {})
+    if own.pop(REST, None) == KEEP:
+        own |= {t.name: KEEP for b in profile.blocks if b.name == block for t in b.tags}
+    own[tag] = choice
+    return found

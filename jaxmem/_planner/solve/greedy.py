@@ -1,0 +1,55 @@
+"""The baseline planner: it begins with all tags kept, and again and again switches the choice that
+frees most bytes for each second it costs.
+"""
+
+import dataclasses
+import math
+import time
+
+from jaxmem._core.actions import KEEP, Actions, Choice
+from jaxmem._planner.solve.check import check_problem
+from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.solution import Solution, fits, priced
+
+
+def greedy(problem: Problem) -> Solution | None:
+    """Returns an assignment that fits, found without looking ahead, or None where no single switch
+    frees bytes any more.
+
+    It is what `solve` is compared with, and raises as `solve`. It may miss plans that exist, and
+    does not look at `excluded`.
+    """
+    check_problem(problem)
+    started, host_room = time.perf_counter(), problem.host_room
+    choices = problem.open_choices()
+    if not all(choices.values()):
+        return None
+    actions: Actions = {b.name: {} for b in problem.profile.blocks}
+    for (label, tag), open_ in choices.items():
+        actions[label][tag] = KEEP if KEEP in open_ else open_[0]
+    # Switches that exceed the host's room are passed over one by one, so that the loop ends when
+    # the device's room is met. The last check below is for a start that offloads too much.
+    now, on_device = priced(problem, actions), dataclasses.replace(problem, host_room=None)
+    while not fits(now, on_device):
+        best = None
+        for (label, tag), open_ in choices.items():
+            for choice in open_:
+                other = _switched(actions, label, tag, choice)
+                then = priced(problem, other)
+                freed, costs = now.bytes - then.bytes, then.cautious_seconds - now.cautious_seconds
+                if freed <= 0 or (host_room is not None and then.host_bytes > host_room):
+                    continue
+                # A switch that costs no time comes first; among those, the one that frees most.
+                rank = (freed / costs if costs > 0 else math.inf, freed)
+                if best is None or rank > best[0]:
+                    best = rank, other, then
+        if best is None:
+            return None
+        _, actions, now = best
+    if not fits(now, problem):
+        return None
+    return Solution(now.actions, now.cost, now.working_bytes, time.perf_counter() - started)
+
+
+def _switched(actions: Actions, label: str, tag: str, choice: Choice) -> Actions:
+    return actions | {label: actions[label] | {tag: choice}}

@@ -1,0 +1,44 @@
+"""Prices the step as its author wrote it, whose own checkpoints a profile knows nothing of."""
+
+import dataclasses
+
+from jaxmem._core.profile import Profile
+from jaxmem._planner.solve.cost import Cost, evaluate
+from jaxmem._planner.trials.compile import CompiledStep
+from jaxmem._planner.trials.trial import Trial
+
+
+def cost_as_written(profile: Profile, kept: Trial, step: CompiledStep) -> Cost:
+    """The cost of a step that its own checkpoints decide, from what it compiled to.
+
+    It lies between everything kept and full recomputation, as the FLOPs of its matrix products do.
+    What it saves is what it takes beyond arguments and the working memory of everything kept.
+
+    kept: the step with everything kept.
+    step: the step as written.
+    """
+    nothing = evaluate(profile, {block.name: {} for block in profile.blocks})
+    recomputed = sum(b.runs * c.flops for b, c in zip(profile.blocks, nothing.blocks))
+    more = step.compiled.matmul_flops - kept.step.compiled.matmul_flops
+    share = min(1.0, max(0.0, more / recomputed)) if recomputed else 0.0
+    between = lambda least, most: least + share * (most - least)
+    exposed = _exposed(profile, step.compiled.host_bytes)
+    saved = step.compiled.total_bytes - step.compiled.argument_bytes - kept.working
+    return dataclasses.replace(
+        nothing,
+        saved_bytes=max(0, saved),
+        host_bytes=step.compiled.host_bytes,
+        seconds=between(kept.cost.seconds, nothing.seconds) + exposed,
+        recompute_seconds=between(0.0, nothing.recompute_seconds),
+        host_seconds=exposed,
+    )
+
+
+def _exposed(profile: Profile, host_bytes: int) -> float:
+    """Seconds of transfers to host memory, and back, that the blocks' work does not hide."""
+    if not host_bytes:
+        return 0.0
+    transfer = host_bytes / profile.link_bytes_per_second
+    forward = sum(b.runs * b.forward_seconds for b in profile.blocks)
+    backward = sum(b.runs * b.backward_seconds for b in profile.blocks)
+    return max(0.0, transfer - forward) + max(0.0, transfer - backward)

@@ -1,0 +1,3 @@
+"""What a user gets: plans (`plan`) and explanations of memory (`memory`), as data, text, JSON and
+pages.
+"""

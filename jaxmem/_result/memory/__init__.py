@@ -1,0 +1,1 @@
+"""What a compiled step holds in memory, as data, text and JSON. This part imports no JAX."""

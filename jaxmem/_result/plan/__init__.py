@@ -1,0 +1,1 @@
+"""The plan: its data, its file, its text and its page."""

@@ -1,0 +1,82 @@
+"""Tells what differs between two plans: the whole step's figures, then the choice for each tag."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxmem._core.actions import REST, Choice
+from jaxmem._core.bytes import show_bytes
+from jaxmem._result.plan.plan import Plan
+
+# fields of Plan that are compared, by how they are shown
+BYTES = ("budget_bytes", "compiled_bytes", "baseline_bytes", "host_bytes")
+TEXTS = ("target", "fingerprint", "time_source", "jax_version", "microbatches", "batch")
+SECONDS = "predicted_seconds"
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """What differs between two plans. As a text it has a line for each difference.
+
+    figures: field of Plan -> its values in the first and in the second, where they differ.
+    comparable: whether both plans' seconds are of one target and from one source.
+    actions: (block, tag) -> the two choices, where they differ; None where a plan has no such tag.
+    """
+
+    figures: Mapping[str, tuple[Any, Any]]
+    comparable: bool
+    actions: Mapping[tuple[str, str], tuple[Choice | None, Choice | None]]
+
+    def __str__(self) -> str:
+        lines = [_figure(name, *pair, self.comparable) for name, pair in self.figures.items()]
+        for (label, tag), (old, new) in self.actions.items():
+            name = "all that no tag names" if tag == REST else tag
+            lines.append(f"{label}/{name}: {_say(old)} -> {_say(new)}")
+        return "\n".join(lines) if lines else "the plans are the same"
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain dicts, lists, texts and numbers; a pair is first and second."""
+        actions: dict[str, dict[str, list[str | None]]] = {}
+        for (label, tag), pair in self.actions.items():
+            said = [None if choice is None else str(choice) for choice in pair]
+            actions.setdefault(label, {})[tag] = said
+        figures = {name: list(pair) for name, pair in self.figures.items()}
+        return {"figures": figures, "seconds_comparable": self.comparable, "actions": actions}
+
+
+def difference(first: Plan, second: Plan) -> Difference:
+    """Compares two plans, of one model or of two."""
+    pairs = {n: (getattr(first, n), getattr(second, n)) for n in (*BYTES, *TEXTS, SECONDS)}
+    said = lambda plan: plan.places and str(plan.places)
+    pairs["places"] = said(first), said(second)
+    pairs["divided"] = first.divided, second.divided
+    pairs["as_written"] = first.as_written, second.as_written
+    chosen = [
+        {(b, t): choice for b, tags in plan.actions.items() for t, choice in tags.items()}
+        for plan in (first, second)
+    ]
+    # Every (block, tag) of either plan, those of the first in its order and then the others.
+    choices = {
+        place: (chosen[0].get(place), chosen[1].get(place)) for place in {**chosen[0], **chosen[1]}
+    }
+    return Difference(
+        figures={name: (a, b) for name, (a, b) in pairs.items() if a != b},
+        comparable=(first.time_source, first.target) == (second.time_source, second.target),
+        actions={place: (a, b) for place, (a, b) in choices.items() if a != b},
+    )
+
+
+def _figure(name: str, a, b, comparable: bool) -> str:
+    """One figure's line. Seconds from different sources or targets are shown without a difference,
+    which would mean nothing.
+    """
+    if name in BYTES:
+        return f"{name}: {show_bytes(a)} -> {show_bytes(b)} ({b - a:+,} bytes)"
+    if name != SECONDS:
+        return f"{name}: {'-' if a is None else a} -> {'-' if b is None else b}"
+    beside = f" ({1e3 * (b - a):+.3f} ms)" if comparable else ", by other means: not to be compared"
+    return f"{name}: {1e3 * a:.3f} ms -> {1e3 * b:.3f} ms{beside}"
+
+
+def _say(choice: Choice | None) -> str:
+    return "not in the plan" if choice is None else str(choice)

@@ -1,0 +1,170 @@
+"""Reads XLA's buffer assignment: allocations, the slices of them that buffers lie in, and the heap
+simulation that tells when each buffer is alive.
+
+Field numbers are those of xla/service/hlo.proto.
+"""
+
+import collections
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from jaxmem._target.buffers.module import Module, Place
+from jaxmem._target.buffers.proto import Message
+
+_ALLOC, _FREE = 0, 1  # of HeapSimulatorTrace.Event.Kind; the third, 2, shares a buffer's memory
+
+Slice = tuple[int, int]  # an offset in an allocation, and a size
+Event = tuple[int, int, str]  # its kind, the buffer's id, and the name of an instruction
+Moment = tuple[int, int]  # an instruction's place in the schedule, and a number that tells events
+# apart which a trace has at one place
+
+
+class Stay(NamedTuple):
+    """Some bytes of a temporary allocation, from the first buffer that appears there to the last
+    one that goes, each of which takes over the memory of the one before it.
+
+    buffers: their ids.
+    bytes: those of the largest.
+    first, last: the moments between which it is alive, both included.
+    """
+
+    buffers: frozenset[int]
+    bytes: int
+    first: Moment
+    last: Moment
+
+
+class Assignment:
+    """A `BufferAssignmentProto`.
+
+    places: where each buffer's value is defined, by the buffer's id.
+    allocations: as they were written.
+    slices: by an allocation's index, the slice of each of its buffers by the buffer's id.
+    """
+
+    def __init__(self, message: Message):
+        self.places: dict[int, Place] = {}
+        for b in message.messages(1):  # LogicalBufferProto: id is 1, defined_at is 3
+            where = b.message(3)  # instruction_id is 4, shape_index is 3
+            self.places[b.number(1)] = where.number(4), tuple(where.numbers(3))
+        self.allocations = list(message.messages(3))
+        # Field 9 is `assigned`: a buffer's id, an offset, a size.
+        self.slices = {
+            a.number(1): {s.number(1): (s.number(2), s.number(3)) for s in a.messages(9)}
+            for a in self.allocations
+        }
+        # HeapSimulatorTrace: for each event its kind, the buffer's id, and the instruction's name.
+        self._traces: list[list[Event]] = [
+            [(e.number(1), e.number(2), e.text(4)) for e in trace.messages(1)]
+            for trace in message.messages(4)
+        ]
+
+    def fullest(self, allocation: int) -> tuple[set[int], str]:
+        """Returns the buffers that are alive when `allocation` is fullest, and the name of the
+        instruction that runs then.
+
+        Where no trace tells its history, all its buffers count as alive.
+        """
+        return self._fullest(allocation)[:2]
+
+    def stays(
+        self, allocation: int, order: Mapping[str, int]
+    ) -> tuple[list[Stay], dict[Moment, str]]:
+        """Returns who stays when in `allocation`, and the name of the instruction that runs at each
+        moment at which a buffer appears there. Both are empty where no trace tells its history.
+
+        order: by an instruction's name, its place in the schedule.
+        """
+        slices, trace = self.slices[allocation], self._fullest(allocation)[2]
+        found: list[Stay] = []
+        moments: dict[Moment, str] = {}
+        # By the offset, where buffers that are alive at once lie only if they share memory: those
+        # that are alive, all that were since it was empty, and the moment of the first.
+        open_: dict[int, tuple[set[int], set[int], Moment]] = {}
+        now, freed = (-1, 0), True
+        for kind, buffer, name in trace:
+            if buffer not in slices:
+                continue
+            offset = slices[buffer][0]
+            if kind == _FREE:
+                freed = True
+                alive, seen, first = open_.get(offset, (set(), set(), now))
+                alive.discard(buffer)
+                if seen and not alive:
+                    found.append(_stay(seen, slices, first, now))
+                    del open_[offset]
+                continue
+            # At each place XLA allocates first and frees then.
+            if freed or name != moments.get(now):
+                place = max(now[0], order.get(name, now[0]))
+                now, freed = (place, now[1] + 1 if place == now[0] else 0), False
+                moments[now] = name
+            alive, seen, _ = open_.setdefault(offset, (set(), set(), now))
+            alive.add(buffer)
+            seen.add(buffer)
+        found += [_stay(seen, slices, first, now) for _, seen, first in open_.values()]
+        return found, moments
+
+    def _fullest(self, allocation: int) -> tuple[set[int], str, list[Event]]:
+        """The buffers and the instruction of `fullest`, and the trace that tells them."""
+        slices = self.slices[allocation]
+        best, most, at, told = set(slices), -1, "", []
+        for trace in self._traces:
+            # The living buffers of each slice. One slice may have several, which share its memory:
+            # its bytes count from the first that appears to the last that goes.
+            alive: dict[Slice, set[int]] = collections.defaultdict(set)
+            now = 0  # bytes that are alive
+            for kind, buffer, instruction in trace:
+                if buffer not in slices:
+                    continue
+                here = alive[slices[buffer]]
+                before = bool(here)
+                here.discard(buffer) if kind == _FREE else here.add(buffer)
+                now += slices[buffer][1] * (bool(here) - before)  # by 1, 0 or -1 times its size
+                if kind != _FREE and now > most:
+                    best, most, at = set().union(*alive.values()), now, instruction
+                    told = trace
+        return best, at, told
+
+
+def _stay(buffers: set[int], slices: Mapping[int, Slice], first: Moment, last: Moment) -> Stay:
+    return Stay(frozenset(buffers), max(slices[b][1] for b in buffers), first, last)
+
+
+def fullest_moments(stays: Iterable[Stay], moments: Iterable[Moment], count: int) -> list[Moment]:
+    """Returns the fullest moment of each of `count` equal ranges; of fewer moments, all."""
+    order = sorted(moments)
+    place = {moment: i for i, moment in enumerate(order)}
+    changes = [0] * (len(order) + 1)
+    for stay in stays:
+        changes[place[stay.first]] += stay.bytes
+        changes[place[stay.last] + 1] -= stay.bytes
+    bytes_ = list(itertools.accumulate(changes))
+    count = min(count, len(order))
+    ends = [len(order) * i // count for i in range(count + 1)] if count else [0]
+    return [order[max(range(a, b), key=bytes_.__getitem__)] for a, b in itertools.pairwise(ends)]
+
+
+def schedule(message: Message, module: Module) -> dict[str, int]:
+    """Returns by an instruction's name its place in the order in which the step runs, where the
+    computations that it calls come before it, a loop's once; nothing where no order is written.
+
+    message: the `HloModuleProto`.
+    """
+    # Its field 7 is the schedule: by a computation's id (1) the ids of its instructions (2: 1).
+    sequences = {e.number(1): e.message(2).numbers(1) for e in message.message(7).messages(1)}
+    order: dict[str, int] = {}
+    entered: set[int] = set()  # a damaged file may call in circles
+    todo: list[tuple[int, bool]] = [(module.entry, True)]  # computations, and instructions that end
+    while todo:
+        at, is_computation = todo.pop()
+        if not is_computation:
+            order[module.instructions[at].name] = len(order)
+        elif at not in entered:
+            entered.add(at)
+            for i in reversed(sequences.get(at, ())):
+                todo.append((i, False))
+                # A loop's body stands before its condition, which runs first.
+                todo += [(called, True) for called in module.instructions[i].called]
+    return order

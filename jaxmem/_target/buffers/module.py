@@ -1,0 +1,263 @@
+"""Reads XLA's optimized module from its serialized form, to tell which instruction a value comes
+from.
+
+Only the fields of `HloModuleProto` that tell this are read. Their numbers are those of
+xla/service/hlo.proto and xla/xla_data.proto.
+"""
+
+import collections
+import dataclasses
+
+from jaxmem._target.buffers.proto import Message
+
+_PRIMITIVE_TYPES = (  # xla.PrimitiveType, from 1
+    *(
+        "pred",
+        "s8",
+        "s16",
+        "s32",
+        "s64",
+        "u8",
+        "u16",
+        "u32",
+        "u64",
+        "f16",
+        "f32",
+        "f64",
+        "tuple",
+        "opaque",
+        "c64",
+        "bf16",
+    ),
+    *(
+        "token",
+        "c128",
+        "f8e5m2",
+        "f8e4m3fn",
+        "s4",
+        "u4",
+        "f8e4m3b11fnuz",
+        "f8e5m2fnuz",
+        "f8e4m3fnuz",
+        "s2",
+        "u2",
+    ),
+    *("f8e4m3", "f8e3m4", "s1", "u1", "f4e2m1fn", "f8e8m0fnu"),
+)
+# What these give is their first operand, in another form or at another place.
+_VIEWS = (
+    "bitcast",
+    "copy",
+    "reshape",
+    "transpose",
+    "convert",
+    "reduce-precision",
+    "copy-start",
+    "copy-done",
+)
+
+Place = tuple[int, tuple[int, ...]]  # an instruction's id, and an index into its result
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One operation of the optimized module. Instructions and computations are named by their ids.
+
+    name: XLA's own, such as "fusion.3".
+    opcode: such as "fusion".
+    op: the JAX operation that XLA's metadata names, "" for none.
+    shape: the result's `ShapeProto`.
+    operands: instructions.
+    called: computations: a loop's body and condition, a fusion's own.
+    parameter: which parameter of its computation it is, if its opcode is "parameter".
+    element: which element it takes out of a tuple, if its opcode is "get-tuple-element".
+    computation: the one that it stands in.
+    """
+
+    name: str
+    opcode: str
+    op: str
+    shape: Message
+    operands: tuple[int, ...]
+    called: tuple[int, ...]
+    parameter: int
+    element: int
+    computation: int
+
+
+class Module:
+    """The optimized module of an `HloModuleProto`, and where values in it come from.
+
+    instructions: by id.
+    roots: each computation's last instruction, which is its result.
+    callers: the instructions that call each computation.
+    parameters: the ids of the step's arguments.
+    outputs: where each of the step's outputs is first at.
+    """
+
+    def __init__(self, message: Message):
+        self.instructions: dict[int, Instruction] = {}
+        self.roots: dict[int, int] = {}
+        self.callers: dict[int, list[int]] = collections.defaultdict(list)
+        self.entry = message.number(6)
+        for computation in message.messages(3):  # id is 5, root_id 6, instructions 2
+            number = computation.number(5)
+            self.roots[number] = computation.number(6)
+            for found in computation.messages(2):
+                made = Instruction(
+                    name=found.text(1),
+                    opcode=found.text(2),
+                    op=found.message(7).text(2),
+                    shape=found.message(3),
+                    operands=tuple(found.numbers(36)),
+                    called=tuple(found.numbers(38)),
+                    parameter=found.number(9),
+                    element=found.number(13),
+                    computation=number,
+                )
+                self.instructions[found.number(35)] = made
+                for called in made.called:
+                    self.callers[called].append(found.number(35))
+        self.parameters = {
+            at
+            for at, i in self.instructions.items()
+            if i.opcode == "parameter" and i.computation == self.entry
+        }
+        self.by_name = {i.name: at for at, i in self.instructions.items()}
+        root = self.instructions.get(self.roots.get(self.entry, 0))
+        # JAX's programs return a tuple: its operands are the outputs.
+        outputs = root.operands if root is not None and root.opcode == "tuple" else ()
+        self.outputs: list[Place] = [self._handed_on(o, ()) for o in outputs]
+        # The loops that start with what lies at a place, as a part of their initial state.
+        self._readers: dict[Place, list[int]] = collections.defaultdict(list)
+        for at, i in self.instructions.items():
+            init = (  # a loop's one operand is the tuple of its initial state
+                self.instructions.get(i.operands[0]) if i.opcode == "while" and i.operands else None
+            )
+            if init is not None and init.opcode == "tuple":
+                for operand in init.operands:
+                    self._readers[self._handed_on(operand, ())].append(at)
+
+    def shape(self, place: Place) -> tuple[str, tuple[int, ...]]:
+        """Returns the dtype, as XLA writes it, and the dimensions."""
+        found = self._shape(place)  # ShapeProto: element_type is 2, dimensions 3
+        kind = found.number(2)
+        known = 0 < kind <= len(_PRIMITIVE_TYPES)
+        return _PRIMITIVE_TYPES[kind - 1] if known else f"type{kind}", tuple(found.numbers(3))
+
+    def space(self, place: Place) -> int:
+        """Returns the number of the memory space that the layout names, 0 for the device's own."""
+        # ShapeProto's field 5 is the layout, whose field 8 is the memory space.
+        return self._shape(place).message(5).number(8)
+
+    def _shape(self, place: Place) -> Message:
+        shape = self.instructions[place[0]].shape
+        for i in place[1]:  # field 4: the shapes of a tuple's elements
+            shape = list(shape.messages(4))[i]
+        return shape
+
+    def loops(self, at: int) -> list[str]:
+        """Returns the names of the loops round an instruction, innermost first."""
+        found: list[int] = []
+        # Of several callers the first stands for all. No chain is longer than the module, unless
+        # the file is damaged and the chain is a circle.
+        callers = self.callers[self.instructions[at].computation][:1]
+        while callers and len(found) < len(self.instructions):
+            found += callers
+            callers = self.callers[self.instructions[callers[0]].computation][:1]
+        return [self.instructions[i].name for i in found if self.instructions[i].opcode == "while"]
+
+    def handed_on(self, place: Place) -> list[str]:
+        """Returns the names of the loops that hand on what lies at `place`, from one turn to the
+        next, or take it over from what came before them.
+        """
+        at, index = self._handed_on(*place)
+        here = self.instructions[at]
+        # It is a loop's result, or within the body a part of the loop's state.
+        own = (
+            [at]
+            if here.opcode == "while"
+            else self.callers[here.computation]
+            if here.opcode == "parameter"
+            else []
+        )
+        found = [*own, *self._readers.get((at, index), [])]
+        return [self.instructions[i].name for i in found if self.instructions[i].opcode == "while"]
+
+    def origins(self, place: Place) -> list[Instruction]:
+        """Returns the instructions that compute what lies at `place`; for what a loop stacks, those
+        that compute what is stacked.
+        """
+        found: dict[int, Instruction] = {}
+        seen, todo = set(), [place]
+        while todo:
+            place = todo.pop()
+            if place in seen or place[0] not in self.instructions:
+                continue
+            seen.add(place)
+            before = self._before(*place)
+            if before is None:
+                found[place[0]] = self.instructions[place[0]]
+            else:
+                todo += before
+        return list(found.values())
+
+    def _before(self, at: int, index: tuple[int, ...]) -> list[Place] | None:
+        """Returns the places that the value comes from, or None if the instruction computes it."""
+        i = self.instructions[at]
+        if i.opcode == "while":
+            # The body's root is the next turn's state, a tuple; the condition's is no tuple.
+            bodies = [
+                self.roots[c]
+                for c in i.called
+                if self.instructions[self.roots[c]].opcode == "tuple"
+            ]
+            return [(root, index) for root in bodies] if index else None
+        if i.opcode == "parameter" and i.computation != self.entry:
+            return [
+                self._argument(self.instructions[c], c, i.parameter, index)
+                for c in self.callers[i.computation]
+            ]
+        if i.opcode == "dynamic-update-slice":  # a stack comes from what is put into it
+            return [(i.operands[1], ())]
+        if i.opcode == "async-start" and i.called:  # its result is (operands, result, ...)
+            return [(self.roots[i.called[0]], index[1:])]
+        if i.opcode in ("async-done", "async-update"):
+            return [(i.operands[0], (1, *index))]
+        if i.opcode in ("fusion", "call") and i.called:
+            return [(self.roots[i.called[0]], index)]
+        passed = self._passed(i, index)
+        return None if passed is None else [passed]
+
+    def _argument(self, caller: Instruction, at: int, number: int, index: tuple[int, ...]) -> Place:
+        """Returns where parameter `number` of a computation that `caller` (id `at`) calls comes
+        from.
+
+        For a loop that is the loop itself, whose state `_before` looks for in the body's root.
+        """
+        if caller.opcode == "while" or number >= len(caller.operands):
+            return at, index
+        return caller.operands[number], index
+
+    def _passed(self, i: Instruction, index: tuple[int, ...]) -> Place | None:
+        """Returns the place whose value the instruction passes on, None if it makes its own."""
+        if i.opcode == "get-tuple-element":
+            return i.operands[0], (i.element, *index)
+        if i.opcode == "copy-done" and i.operands:  # a TPU moves arrays into its cores so, and out
+            return i.operands[0], (0, *index)
+        if i.opcode == "copy-start" and i.operands and index[:1] == (0,):  # (copy, source, ...)
+            return i.operands[0], index[1:]
+        if i.opcode == "tuple":
+            return (
+                (i.operands[index[0]], index[1:]) if index and index[0] < len(i.operands) else None
+            )
+        return (i.operands[0], index) if i.opcode in _VIEWS and i.operands else None
+
+    def _handed_on(self, at: int, index: tuple[int, ...]) -> Place:
+        """Returns the place that a value is first at, before tuples, views and copies."""
+        # Bounded, since a damaged file may refer in circles.
+        for _ in self.instructions:
+            if (before := self._passed(self.instructions[at], index)) is None:
+                break
+            at, index = before
+        return at, index

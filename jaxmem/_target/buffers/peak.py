@@ -1,0 +1,204 @@
+"""Names what a compiled step holds in memory: every allocation, temporaries at their peak, and
+temporaries over the schedule.
+
+An allocation is one contiguous piece of memory. A buffer is what holds one value, and lies in a
+slice of an allocation: an offset and a size. Buffers that are not alive at the same time share
+slices. XLA dumps the assignment beside the optimized module as one `HloProto`; field numbers are
+those of xla/service/hlo.proto.
+"""
+
+import bisect
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from jaxmem._target.buffers.assignment import (
+    Assignment,
+    Moment,
+    Stay,
+    fullest_moments,
+    schedule,
+)
+from jaxmem._target.buffers.held import POINTS, Held, History, Life, Peak
+from jaxmem._target.buffers.module import Module, Place
+from jaxmem._target.buffers.proto import Message, read
+from jaxmem.errors import StepError
+
+_HOST_SPACE = 5  # xla::Layout::kHostMemorySpace
+
+
+def peak(hlo_proto: bytes, leave_out: Callable[[Message], bool] = lambda _: False) -> Peak:
+    """Returns what each allocation of the step in a serialized `HloProto` holds, constants and
+    thread-local memory left out.
+
+    leave_out: whether an allocation is in a memory that no budget is about.
+
+    Device bytes add up to temp + arguments + outputs - aliased of the step's memory analysis.
+    Raises StepError if the bytes are no such message, or lack its module or its buffer assignment.
+    """
+    try:
+        message = read(hlo_proto)  # HloProto: the module is field 1, the assignment field 3
+        module, assignment = Module(message.message(1)), Assignment(message.message(3))
+        if not (module.instructions and assignment.allocations):
+            raise ValueError("there is no module or no buffer assignment in it")
+        assignment.allocations = [a for a in assignment.allocations if not leave_out(a)]
+        return _peak(module, assignment, schedule(message.message(1), module))
+    except (ValueError, KeyError, IndexError) as error:
+        raise StepError(
+            f"explain: XLA's buffer assignment ({len(hlo_proto)} bytes) cannot be read:"
+            f" {type(error).__name__}: {error};"
+            " expected a serialized HloProto, as xla_dump_hlo_as_proto writes it; this version of"
+            " jaxlib may write another"
+        ) from error
+
+
+# Fields of BufferAllocationProto (xla/service/hlo.proto). _LIVE_OUT: the step may return what lies
+# there. _ALIASED: it is an argument's memory, into which an output is written.
+_INDEX, _SIZE, _THREAD_LOCAL, _IS_ARGUMENT, _LIVE_OUT = 1, 2, 3, 5, 7
+_IS_TUPLE, _CONSTANT, _ALIASED = 11, 12, 13
+
+
+def _peak(module: Module, assignment: Assignment, order: Mapping[str, int]) -> Peak:
+    """Names every allocation that counts. `order`: by an instruction's name, its place in the
+    schedule.
+
+    Temporaries of one allocation share its bytes over time. So only those that are alive at its
+    fullest moment are listed, and the rest of the allocation is packing.
+    """
+    held: list[Held] = []
+    at_peak: dict[int, Held] = {}  # the temporaries of the device among them, by a buffer's id
+    stays: list[Stay] = []
+    always: list[Held] = []
+    moments: dict[Moment, str] = {}
+    # The largest temporary allocation of the device: the step's peak is where that one is fullest.
+    at, fullest = None, -1
+    for a in assignment.allocations:
+        size, slices = a.number(_SIZE), assignment.slices[a.number(_INDEX)]
+        if a.number(_THREAD_LOCAL) or a.number(_CONSTANT) or not size:
+            continue  # temp + arguments + outputs count none of these
+        places = [assignment.places[b] for b in slices]
+        host = any(module.space(place) == _HOST_SPACE for place in places)
+        if a.number(_IS_ARGUMENT):
+            # A donated argument's memory later holds an output too: name it after the argument.
+            own = [p for p in places if p[0] in module.parameters]
+            held.append(_held(module, "argument", size, host, own or places))
+        if a.number(_LIVE_OUT) and not a.number(_ALIASED):  # not in a donated argument's memory
+            outputs = [i for i, place in enumerate(module.outputs) if place in places]
+            if a.number(_IS_TUPLE):
+                # Pointers to the outputs, where a step has several.
+                held.append(Held("output", size, host, "tuple", op="the table of outputs"))
+            else:
+                held.append(
+                    _held(module, "output", size, host, places[-1:], outputs[0] if outputs else -1)
+                )
+        if a.number(_IS_ARGUMENT) or a.number(_LIVE_OUT):
+            continue
+        # What remains are temporaries.
+        live, instruction = assignment.fullest(a.number(_INDEX))
+        if size > fullest and not host:
+            at, fullest = instruction, size
+        free = size
+        for got, buffers in _disjoint((slices[b], b) for b in live):
+            held.append(_temporary(module, assignment, got, host, buffers))
+            at_peak |= {} if host else dict.fromkeys(buffers, held[-1])
+            free -= got
+        if free:
+            held.append(Held("packing", free, host))
+        if not host:
+            stayed, seen = assignment.stays(a.number(_INDEX), order)
+            stays, moments = stays + stayed, moments | seen
+            if not stayed:  # no trace tells its history
+                always += [at_peak[b] for b in live]
+    history = _history(module, assignment, stays, moments, at_peak)
+    # What has no history is taken to be there all the time.
+    end = len(history.ops) - 1
+    lives = [Life(h, 0, end) for h in dict.fromkeys(always)] if history.ops else []
+    history = dataclasses.replace(history, lives=(*history.lives, *lives))
+    where = module.by_name.get(at or "")
+    if where is None:
+        return Peak("", (), tuple(held), history)
+    op, loops = module.instructions[where].op, tuple(module.loops(where))
+    return Peak(op, loops, tuple(held), history)
+
+
+def _history(
+    module: Module,
+    assignment: Assignment,
+    stays: list[Stay],
+    moments: Mapping[Moment, str],
+    at_peak: Mapping[int, Held],
+) -> History:
+    """Names what stays when.
+
+    stays: of all temporary allocations of the device.
+    moments: the name of the instruction at each.
+    at_peak: what is held at the peak, by a buffer's id.
+    """
+    points = fullest_moments(stays, moments, POINTS)
+    lives = []
+    for stay in stays:
+        first = bisect.bisect_left(points, stay.first)
+        last = bisect.bisect_right(points, stay.last) - 1
+        if first > last:
+            continue
+        same = next((at_peak[b] for b in sorted(stay.buffers) if b in at_peak), None)
+        whole = _temporary(module, assignment, stay.bytes, False, stay.buffers)
+        lives.append(Life(same or whole, first, last, whole.handed_on))
+    instructions = [module.by_name.get(moments[point]) for point in points]
+    return History(
+        moments=len(moments),
+        ops=tuple("" if at is None else module.instructions[at].op for at in instructions),
+        loops=tuple(() if at is None else tuple(module.loops(at)) for at in instructions),
+        lives=tuple(lives),
+    )
+
+
+def _temporary(
+    module: Module, assignment: Assignment, size: int, host: bool, buffers: Iterable[int]
+) -> Held:
+    places = [assignment.places[b] for b in sorted(buffers)]
+    return _held(module, "temporary", size, host, places)
+
+
+def _held(
+    module: Module, kind: str, size: int, host: bool, places: list[Place], index: int = -1
+) -> Held:
+    """Describes the `size` bytes that the values at `places` share.
+
+    The values have their origins together. Shape and dtype are the last one's, and the operation is
+    that of the last one for which XLA names any.
+    """
+    origins = [o for place in places for o in module.origins(place)]
+    dtype, shape = module.shape(places[-1])
+    ops = [module.instructions[at].op for at, _ in places]
+    return Held(
+        kind=kind,
+        bytes=size,
+        host=host,
+        dtype=dtype,
+        shape=shape,
+        op=next((op for op in reversed(ops) if op), ""),
+        sources=tuple(dict.fromkeys(o.op for o in origins if o.op)),
+        loops=tuple(module.loops(places[-1][0])),
+        handed_on=tuple(
+            dict.fromkeys(loop for place in places for loop in module.handed_on(place))
+        ),
+        index=index,
+    )
+
+
+def _disjoint(slices: Iterable[tuple[tuple[int, int], int]]) -> Iterator[tuple[int, list[int]]]:
+    """Yields the bytes and the buffers of each slice, without counting a byte twice: of slices that
+    overlap, the later one gets what is left.
+
+    slices: (offset, size) of each buffer, and the buffer's id.
+    """
+    shared: dict[tuple[int, int], list[int]] = {}
+    for place, buffer in slices:
+        shared.setdefault(place, []).append(buffer)
+    end = 0  # bytes below it are counted
+    # By offset, and the largest first: what lies inside a larger slice then adds nothing.
+    for (offset, size), buffers in sorted(shared.items(), key=lambda s: (s[0][0], -s[0][1])):
+        got = offset + size - max(end, offset)
+        if got > 0:
+            end = offset + size
+            yield got, buffers

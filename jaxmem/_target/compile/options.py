@@ -1,0 +1,97 @@
+"""XLA's compile options for a step: the scheduler that overlaps copies and collectives of its loops
+with compute.
+"""
+
+from typing import Any
+
+import jax
+
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.arguments import on_host
+from jaxmem._trace.jaxpr import subjaxprs
+from jaxmem._trace.step import trace_step
+from jaxmem.errors import StepError
+
+HIDING = "xla_gpu_enable_latency_hiding_scheduler"
+SHARED_TUNING = "xla_gpu_shard_autotuning"
+LOOPS = ("scan", "while")
+
+
+def compiler_options(step, *args, target: str | Target = "local") -> dict[str, Any]:
+    """Returns XLA's compile options for a training step that is compiled without a plan.
+
+        options = jaxmem.plans.compiler_options(step, state, batch)
+        jax.jit(step, donate_argnums=0, compiler_options=options)
+
+    The options request XLA's latency-hiding scheduler for a step whose loops copy arrays between
+    host memory and a GPU, such as a released step after `split`, or gather arrays between GPUs.
+    Without the options, GPUs before Hopper wait for each of these copies. The dict is empty for
+    other steps, and for CPUs and TPUs. JAX reads the options of the outermost `jax.jit` only. The
+    step of a plan has the same options as `Plan.compiler_options`.
+
+    step: the training step, a function or a `jax.jit` of one; it is traced and not compiled.
+    args: the step's arguments: arrays, modules or `jax.ShapeDtypeStruct`s, where they will be
+      stored when the step is called.
+    target: the device that the step is compiled for, as for `jaxmem.plan`.
+
+    Raises StepError if `step` is not callable, TargetError for an unknown target, and what the
+    step itself raises for these arguments.
+    """
+    if not callable(step):
+        raise StepError(
+            f"compiler_options: `step` is {type(step).__name__}; expected the training step: a"
+            " function, jax.jit or nnx.jit of one; pass the step that `build(None)` returns"
+        )
+    return options_of(Target.parse(target).platform, trace_step(step, args)[1])
+
+
+def options_of(platform: str, traced: jax.stages.Traced) -> dict[str, Any]:
+    """XLA's compile options for a step: its scheduler that hides latencies, where loops copy to
+    host memory or from it, or gather between devices what they multiply.
+
+    Left to itself XLA takes that scheduler for GPUs of which it has a list of prices (Hopper and
+    later), and waits for each copy on others. It takes more of temporaries, so that it is
+    asked for where something crosses alone. Copies outside of loops are none of these: layers
+    that follow each other without a loop then keep on the device what they offload.
+    """
+    jaxpr = traced.jaxpr.jaxpr
+    crosses = platform == "cuda" and (_copies(jaxpr, in_loop=False) or _gathers(jaxpr))
+    return {HIDING: True} if crosses else {}
+
+
+def tuned_alone(platform: str) -> dict[str, Any]:
+    """XLA's compile options with which one of several processes compiles a step of all of them.
+
+    XLA:GPU divides the tuning of such a step's kernels among the processes, and each waits for the
+    others' results. While the first process plans, the others compile nothing.
+    """
+    return {SHARED_TUNING: False} if platform == "cuda" and jax.process_count() > 1 else {}
+
+
+def _gathers(jaxpr) -> bool:
+    """Whether a loop of the program gathers beside matrix products."""
+    loops = (e for e in _equations(jaxpr) if e.primitive.name in LOOPS)
+    names = (
+        {e.primitive.name for inner in subjaxprs(loop) for e in _equations(inner)} for loop in loops
+    )
+    return any({"all_gather", "dot_general"} <= found for found in names)
+
+
+def _equations(jaxpr):
+    """All equations, of every depth."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in subjaxprs(eqn):
+            yield from _equations(inner)
+
+
+def _copies(jaxpr, in_loop: bool) -> bool:
+    """Whether a loop of the program reads or makes an array in host memory."""
+    for eqn in jaxpr.eqns:
+        hosted = any(on_host(v.aval) for v in (*eqn.invars, *eqn.outvars))
+        if in_loop and hosted:
+            return True
+        inside = in_loop or eqn.primitive.name in LOOPS
+        if any(_copies(inner, inside) for inner in subjaxprs(eqn)):
+            return True
+    return False

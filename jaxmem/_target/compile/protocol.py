@@ -1,0 +1,87 @@
+"""What a search asks of a target. It never asks what kind of target it works for."""
+
+import abc
+import concurrent.futures
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Self
+
+import jax
+
+from jaxmem._core.database import Database
+from jaxmem._target.buffers.held import Peak
+from jaxmem._target.compile.pricing import Pricing
+from jaxmem._target.compile.running import CannotRun
+from jaxmem._target.compiled.compiled import Compiled
+from jaxmem._target.devices.target import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A compiled step.
+
+    compiled: what was read from it: its bytes, its matrix products, XLA's estimate of its time.
+    executable: what a caller runs; None where it was compiled for a device that is not there.
+    """
+
+    compiled: Compiled
+    executable: Any = None
+
+
+class Backend(Pricing, abc.ABC):
+    """What a search asks of a target. Use it in a `with` statement, which ends its processes.
+
+    margin: the share of a budget that is left free, since the device may need it.
+    width: how many compiles are worth asking for at once.
+    assigns: whether bytes and costs are known before a compile is done, so that `assign` takes a
+      part of the time that `compile` takes.
+    database: what was timed and compiled before, and where it is written down.
+    """
+
+    margin = 0.0
+    width = 1
+    assigns = False
+
+    def __init__(self, target: Target, database: Database | None = None):
+        super().__init__(target)
+        self.database = database or Database()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_) -> None:
+        return
+
+    @abc.abstractmethod
+    def compile(self, stage, traced: jax.stages.Traced) -> "concurrent.futures.Future[Built]":
+        """Compiles the step as it will run, and returns a future of the result.
+
+        stage: the step's own traced stage, whose executable is called as the step is.
+        traced: JAX's, as `jaxmem._trace.step.trace` returns both.
+        """
+
+    def assign(self, stage, traced: jax.stages.Traced) -> "concurrent.futures.Future[Built]":
+        """The same, ended where buffers are assigned, if the target's compiler can. What a search
+        returns is compiled whole; what it only weighs need not be.
+        """
+        return self.compile(stage, traced)
+
+    @abc.abstractmethod
+    def explain(self, traced: jax.stages.Traced) -> tuple[Compiled, Peak]:
+        """Compiles the step once more, and returns what was read from it and what its buffers
+        hold.
+        """
+
+    def run(
+        self, steps: Sequence[Built], traced: jax.stages.Traced, args: tuple, seconds: float
+    ) -> list[list[float]]:
+        """Returns the seconds of each of several compiled steps in each of several rounds, none for
+        a step that was not compiled to run, or for which there is no memory.
+
+        traced: one of them, which tells what it does besides its work.
+        args: arrays or shapes that they were traced for.
+        seconds: how long the rounds go on.
+
+        Raises CannotRun if no such step is run here.
+        """
+        raise CannotRun(f"the target {str(self.target)!r} is not the device at hand")

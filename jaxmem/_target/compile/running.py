@@ -1,0 +1,109 @@
+"""Runs whole compiled steps on the device at hand, in turns, and times them."""
+
+import functools
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+from jaxmem._target.compile.timing import sample
+from jaxmem._target.compiled.compiled import Compiled
+from jaxmem._target.devices.target import Target, free_bytes
+from jaxmem._trace.rewrite import equations
+
+LEAST, MOST = 2, 30  # rounds
+SMALL = 0.02  # of the numbers in arguments that are made: those of parameters are about so large
+
+
+class CannotRun(Exception):
+    """A step that is not run to be timed, and why."""
+
+
+def obstacle(traced: jax.stages.Traced, given: bool) -> str | None:
+    """Why a step is not run to be timed, or None.
+
+    traced: the step.
+    given: whether it would run on the user's own arrays.
+    """
+    if traced.jaxpr.effects:
+        return "it has effects besides what it returns, such as a print or a callback"
+    if not given and any(e.primitive.name == "while" for e in equations(traced.jaxpr.jaxpr)):
+        return "a loop in it may not end on made-up numbers; give arrays in place of shapes"
+    if jax.process_count() > 1:
+        return "it runs on several processes"
+    return None
+
+
+def fits(compiled: Compiled, target: Target) -> bool:
+    """Whether there is memory to run a step: for what it takes, and for the copies of arguments
+    whose memory it takes over.
+    """
+    return compiled.total_bytes + compiled.argument_bytes <= free_bytes(target)
+
+
+class Run:
+    """A compiled step, and arguments to call it with as often as wanted: it gets copies of those
+    that it takes the memory of.
+
+    given: whether the arguments are the user's; else they are made up.
+    """
+
+    def __init__(self, executable: Any, args: tuple):
+        """executable: a compiled step, of jax.jit, nnx.jit or a `FilteredStep`.
+        args: arrays or shapes that the step was traced for.
+        """
+        self._compiled = getattr(executable, "compiled", executable)  # JAX's own
+        self._infos = jax.tree.leaves(self._compiled.args_info)
+        # nnx.jit would change the user's modules, and a `FilteredStep` flattens in its own way.
+        self._given = jax.tree.leaves(args) if self._compiled is executable else []
+        same = len(self._given) == len(self._infos)
+        self.given = same and all(map(_is_array_of, self._given, self._infos))
+
+    @functools.cached_property
+    def _leaves(self) -> list:
+        """The arguments, where the program wants them; those that it does not read lie anywhere."""
+        leaves = self._given if self.given else [_made(info) for info in self._infos]
+        is_leaf = lambda x: x is None or isinstance(x, Sharding)
+        shardings = jax.tree.leaves(self._compiled.input_shardings, is_leaf=is_leaf)
+        return [a if s is None else jax.device_put(a, s) for a, s in zip(leaves, shardings)]
+
+    def __call__(self) -> float:
+        """Runs the step once, and returns the seconds that it took."""
+        pairs = zip(self._leaves, self._infos)
+        leaves = [jax.device_put(a, may_alias=False) if i.donated else a for a, i in pairs]
+        args, kwargs = jax.tree.unflatten(self._compiled.in_tree, leaves)
+        jax.block_until_ready(leaves)
+        start = time.perf_counter()
+        jax.block_until_ready(self._compiled(*args, **kwargs))
+        return time.perf_counter() - start
+
+
+def in_turns(runs: Sequence[Callable[[], float]], seconds: float) -> list[list[float]]:
+    """The seconds of each step in each of several rounds. They have run once before.
+
+    Every round runs each step once, in an order of its own, so that what else the machine does
+    falls on all of them alike. Rounds end after `seconds`, but there are at least `LEAST`.
+    """
+    found: list[list[float]] = [[] for _ in runs]
+    start = time.perf_counter()
+    for number in range(MOST):
+        if number >= LEAST and time.perf_counter() - start > seconds:
+            break
+        for i in random.Random(number).sample(range(len(runs)), len(runs)):
+            found[i].append(runs[i]())
+    return found
+
+
+def _is_array_of(leaf, info) -> bool:
+    """Whether a leaf is an array, of what `info` tells of an argument."""
+    is_array = isinstance(leaf, (jax.Array, np.ndarray))
+    return is_array and (leaf.shape, leaf.dtype) == (info.shape, info.dtype)
+
+
+def _made(info):
+    """An array for an argument: whole numbers are 0, since they may be indices."""
+    return sample(jax.ShapeDtypeStruct(info.shape, info.dtype), SMALL)

@@ -1,0 +1,65 @@
+"""Runs a piece of a program on the device at hand, and times it."""
+
+import statistics
+import time
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmem._core.database import Timing
+from jaxmem._trace.job import Job
+
+
+def measure_all(jobs: Sequence[Job]) -> list[Timing]:
+    """Times each job by the least of several runs: other work on the machine only adds time.
+
+    A job's spread is how far the median of its runs lies above the least. Every job is given the
+    median of all jobs' spreads: other work may slow all runs of one job alike, which its own spread
+    does not show, but the many jobs of the same minute show whether the machine was busy.
+    """
+    rounds = [measure(job) for job in jobs]
+    spread = statistics.median(statistics.median(r) / min(r) - 1 for r in rounds) if jobs else 0.0
+    return [Timing(min(r), spread) for r in rounds]
+
+
+def measure(job: Job, least_seconds: float = 0.02) -> list[float]:
+    """Returns the seconds of each run of a job, after one run that is not counted.
+
+    There are 7 runs, and more until they add up to `least_seconds`, but at most 50.
+    """
+    traced = job.trace(jax.devices())
+    run = traced.lower().compile()
+    places = run.input_shardings[0]  # None for an argument that the program does not read
+    arguments = [
+        sample(a) if place is None else jax.device_put(sample(a), place)
+        for a, place in zip(traced.jaxpr.in_avals, places)
+    ]
+    jax.block_until_ready(run(*arguments))  # the run that is not counted
+    rounds: list[float] = []
+    while len(rounds) < 7 or (sum(rounds) < least_seconds and len(rounds) < 50):
+        start = time.perf_counter()
+        jax.block_until_ready(run(*arguments))
+        rounds.append(time.perf_counter() - start)
+    return rounds
+
+
+def sample(aval, size: float = 1.0):
+    """Returns an array of ordinary numbers for `aval`, of about `size` where they are not whole:
+    denormals would slow arithmetic down, and a random key must be a key.
+    """
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return jnp.broadcast_to(jax.random.key(0, impl=_key_impl(aval)), aval.shape)
+    if jnp.issubdtype(aval.dtype, jnp.inexact):
+        values = np.random.default_rng(0).standard_normal(aval.shape, np.float32)
+        return jnp.asarray(values * np.float32(size)).astype(aval.dtype)
+    return jnp.zeros(aval.shape, aval.dtype)
+
+
+def _key_impl(aval):
+    """The generator of a key's dtype. JAX tells it of arrays alone, so a tracer is asked."""
+    found = []
+    spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), spec)
+    return found[0]

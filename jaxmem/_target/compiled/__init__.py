@@ -1,0 +1,1 @@
+"""Reads bytes, FLOPs and transfers of a compiled step."""

@@ -1,0 +1,84 @@
+"""Compiles a step for a TPU, and reads its bytes from its buffers.
+
+JAX's memory analysis of a TPU's program counts memory of the cores (VMEM) among temporaries. So
+bytes are read from the buffer assignment that the compiler dumps, which is what it holds against
+the device's memory.
+"""
+
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import jax
+
+from jaxmem._target.buffers.memories import memories
+from jaxmem._target.compiled.compiled import Compiled
+from jaxmem._target.compiled.dumped import without_cache
+from jaxmem._target.hlo.roofline import TpuRates, tpu_costs
+from jaxmem.errors import StepError
+
+T = TypeVar("T")
+_NO_ROOM = "Ran out of memory on HBM"
+_PROTO, _TEXT = "*after_optimizations.hlo.pb", "*after_optimizations.txt"
+
+
+def compile_for_tpu(
+    compile: Callable[[dict[str, Any]], T],
+    options: Mapping[str, Any],
+    rates: TpuRates | None,
+    ended: str = _NO_ROOM,
+    kernels: Sequence[Sequence] = (),
+) -> tuple[T | None, Compiled, bytes]:
+    """Compiles a step, and returns what `compile` does, what was read of it, and the `HloProto`
+    that it was read from. The first is None where the step takes more than the device has. Its
+    bytes and costs are known even so, since buffers are assigned before.
+
+    compile: given XLA's options, compiles the step.
+    options: XLA's compile options beside those for the dump.
+    rates: what its time is estimated by; None for no estimate.
+    ended: words of another error that stands after the buffers' assignment.
+    kernels: what its Pallas kernels compute, as `_xla.kernels.kernel_flops` tells it.
+    """
+    start, made = time.perf_counter(), None
+    with tempfile.TemporaryDirectory(prefix="jaxmem-") as folder, without_cache():
+        dumps = {"xla_dump_to": folder, "xla_dump_hlo_as_proto": True, "xla_dump_hlo_as_text": True}
+        try:
+            made = compile(dumps | dict(options))
+        except jax.errors.JaxRuntimeError as error:
+            if not any(words in str(error) for words in (_NO_ROOM, ended)):
+                raise
+        proto, text = (_largest(folder, pattern) for pattern in (_PROTO, _TEXT))
+    seconds = time.perf_counter() - start
+    device, host = memories(proto)
+    costs = tpu_costs(text.decode(), rates or TpuRates(1.0, 1.0, 1.0, 0.0, 0.0), kernels)
+    read = Compiled(
+        total_bytes=device.total,
+        argument_bytes=device.arguments,
+        temp_bytes=device.rest,
+        output_bytes=device.outputs,
+        alias_bytes=device.aliased,
+        host_bytes=host.total,
+        xla_seconds=costs.seconds if rates else None,
+        matmul_flops=costs.matmul_flops,
+        matmuls=costs.matmuls,
+        compile_seconds=seconds,
+        options=dict(options),
+    )
+    return made, read, proto
+
+
+def _largest(folder: str, pattern: str) -> bytes:
+    """The largest dump of a name, which is the step's; others are of small programs that it needs.
+
+    Raises StepError where there is none.
+    """
+    found = sorted(pathlib.Path(folder).glob(pattern), key=lambda f: f.stat().st_size)
+    if not found:
+        raise StepError(
+            f"XLA dumped no {pattern.lstrip('*.')} of the step for the TPU, which its bytes are"
+            " read from; expected one from the libtpu that jax asks for: install it with"
+            " pip install 'jaxmem[tpu]'"
+        )
+    return found[-1].read_bytes()

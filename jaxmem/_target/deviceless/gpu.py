@@ -1,0 +1,76 @@
+"""Compiles for GPUs that are not there: what a compiling process is told of one, and what it does.
+
+XLA:GPU needs no GPU to compile: the CUDA plugin's two wheels, a description of the device and
+NVIDIA's assembler give its real buffer assignment. Nothing is autotuned there: a device may choose
+other matrix kernels (about 1 % of bytes).
+"""
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from jaxmem._target.buffers.peak import peak
+from jaxmem._target.compiled.compiled import read_compiled
+from jaxmem._target.compiled.dumped import compile_dumped
+from jaxmem._target.devices.gpus import Gpu, target_config
+from jaxmem._target.devices.rates import Rates, rates_of
+from jaxmem._target.devices.target import Target
+
+# XLA writes its estimates into the program's text; the program is the same.
+COST_OPTIONS = {"xla_gpu_collect_cost_model_stats": True}
+
+
+def described(target: Target, gpu: Gpu) -> dict[str, Any]:
+    """What a compiling process needs to know of a GPU, as JSON's kind of data."""
+    return {
+        "platform": "cuda",
+        "config": target_config(gpu),
+        "count": target.devices,
+        "rates": dataclasses.asdict(rates_of(gpu)) if gpu.priced else None,
+    }
+
+
+def devices(device: Mapping[str, Any]) -> list[Any]:
+    """Returns devices of one host, as many and of the kind that `described` tells of (a
+    `GpuTargetConfigProto` in text form).
+    """
+    topology = topologies.get_topology_desc(
+        platform="cuda",
+        topology_name="cuda",
+        topology=f"1x1x{device['count']}",
+        target_config=device["config"],
+    )
+    return list(topology.devices)
+
+
+def compiled(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> dict[str, Any]:
+    """Compiles a step, and returns the fields of `Compiled`, with XLA's estimate of its time where
+    it has one for the device.
+
+    header: the request.
+    """
+    start, options, rates = time.perf_counter(), dict(header["options"]), header["device"]["rates"]
+    rates = Rates(**rates) if rates else None
+    try:
+        made = lowered.compile(
+            compiler_options=(COST_OPTIONS | options if rates else options) or None
+        )
+    except jax.errors.JaxRuntimeError as error:
+        # XLA has no table of rates for this device: it compiles without estimates.
+        if not (rates and "Cannot find key" in str(error)):
+            raise
+        rates, made = None, lowered.compile(compiler_options=options or None)
+    read = read_compiled(made, time.perf_counter() - start, rates, options)
+    return {"compiled": dataclasses.asdict(read)}
+
+
+def explained(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> dict[str, Any]:
+    """Compiles a step without estimates, and returns the fields of `Compiled` and of `Peak`."""
+    start, options = time.perf_counter(), dict(header["options"])
+    made, dumped = compile_dumped(lowered, options)
+    read = read_compiled(made, time.perf_counter() - start, options=options)
+    return {"compiled": dataclasses.asdict(read), "peak": dataclasses.asdict(peak(dumped))}

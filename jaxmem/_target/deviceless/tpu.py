@@ -1,0 +1,95 @@
+"""Compiles for TPUs that are not there: what a compiling process is told of one, and what it does.
+
+libtpu's compiler needs no TPU. It assigns buffers before it generates code, which takes most of its
+time. A step that ends in an operation of which no code can be generated is
+known to its bytes and its costs in a tenth of the time or less.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+
+from jaxmem._target.buffers.memories import on_core
+from jaxmem._target.buffers.peak import peak
+from jaxmem._target.compiled.compiled import Compiled
+from jaxmem._target.compiled.tpu import compile_for_tpu
+from jaxmem._target.devices.rates import LINK_EFFICIENCY, rates_of
+from jaxmem._target.devices.tpus import Topology
+from jaxmem._target.hlo.roofline import TpuRates
+
+_STOP = "jaxmem_stop"  # no operation that anyone knows
+# Of a step that takes more than the device has XLA computes again what it can, for minutes. Nobody
+# runs such a step, and what it takes as it was written is what a search wants to know.
+_AS_WRITTEN = {"xla_tpu_rematerialization_min_size_in_bytes": str(2**40)}
+_TILE = 8, 128  # of 32-bit numbers: the compiler fails on less
+
+
+def described(topology: Topology) -> dict[str, Any]:
+    """What a compiling process needs to know of a slice of TPUs, as JSON's kind of data."""
+    tpu = topology.tpu
+    return {
+        "platform": "tpu",
+        "topology": topology.name,
+        "host": list(topology.host),
+        "config": tpu.chip_config,
+        "rates": dataclasses.asdict(rates(topology)),
+    }
+
+
+def rates(topology: Topology) -> TpuRates:
+    """Returns what programs for a slice are priced by."""
+    found, ring = rates_of(topology.tpu), LINK_EFFICIENCY * topology.ring
+    # Of a chip alone, whose two devices share one memory, there are no links.
+    neighbours = 2 * LINK_EFFICIENCY * topology.tpu.link if topology.chips > 1 else ring
+    vector = topology.tpu.vector_ops
+    return TpuRates(found.bandwidth, found.flops_16bit, vector, ring, neighbours)
+
+
+def devices(device: Mapping[str, Any]) -> list[Any]:
+    """Returns the devices of the slice that `described` tells of."""
+    config = {"chip_config_name": device["config"]} if device["config"] else {}
+    topology = topologies.get_topology_desc(
+        platform="tpu",
+        topology_name=device["topology"],
+        chips_per_host_bounds=tuple(device["host"]),
+        **config,
+    )
+    return list(topology.devices)
+
+
+def with_stop(step: Callable[..., Any]) -> Callable[..., tuple]:
+    """The step, with an operation beside it that ends a compile where code would be generated. Its
+    bytes are those of the step but for 12 KiB.
+    """
+
+    def stopped(*args):
+        stop = jax.ffi.ffi_call(_STOP, jax.ShapeDtypeStruct(_TILE, jnp.float32))
+        return (*step(*args), stop(jnp.zeros(_TILE, jnp.float32)))
+
+    return stopped
+
+
+def compiled(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> dict[str, Any]:
+    """Compiles a step, and returns the fields of `Compiled`. `header` is the request."""
+    return {"compiled": dataclasses.asdict(_compiled(lowered, header)[0])}
+
+
+def explained(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> dict[str, Any]:
+    """Compiles a step, and returns the fields of `Compiled` and of `Peak`."""
+    read, dumped = _compiled(lowered, header)
+    held = peak(dumped, leave_out=on_core)
+    return {"compiled": dataclasses.asdict(read), "peak": dataclasses.asdict(held)}
+
+
+def _compiled(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> tuple[Compiled, bytes]:
+    own = _AS_WRITTEN if header.get("assigned") else {}
+    ended = f"emitter for {_STOP} not found"
+    compile = lambda dumps: lowered.compile(compiler_options=dumps | own)
+    rates = TpuRates(**header["device"]["rates"])
+    kernels = header.get("kernels", ())
+    _, read, dumped = compile_for_tpu(compile, header["options"], rates, ended, kernels)
+    return read, dumped

@@ -1,0 +1,3 @@
+"""GPUs and TPUs that a step can be planned for: memory, rates of compute and of transfers, and the
+actions that each supports.
+"""

@@ -1,0 +1,113 @@
+"""Says which actions a target can carry out, whether its memory holds a budget, and whether its
+programs can read host memory in their loops.
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from jaxmem._core.actions import ALL, LOSSLESS, Action
+from jaxmem._core.bytes import show_bytes
+from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
+from jaxmem._target.devices.target import Target
+from jaxmem.errors import TagError, TargetError
+
+# Older releases of jaxlib merge, on a CPU, what a checkpoint recomputes with what the forward
+# computed, where no loop stands between: temporaries of six layers were 174 MiB recomputed and 184
+# MiB kept with 0.10.2 and 0.11.0, and 44 MiB with 0.11.1.
+UNROLLED_SINCE = (0, 11, 1)
+_NAMED = {"all": ALL, "lossless": LOSSLESS}
+
+
+def allowed_actions(
+    actions: Sequence[Action | str] | str, target: Target
+) -> tuple[tuple[Action, ...], tuple[str, ...]]:
+    """Returns the actions to plan with, and what to tell the user of those left out.
+
+    actions: some of them, as actions or by name, or a text: "all", "lossless", or names between
+      commas. Case, spaces round a name, and `-` for `_` do not matter.
+    target: what it cannot do is left out of "all" and "lossless" (`jaxmem.plans.LOSSLESS`).
+
+    Raises TagError for an unknown action, and TargetError for one that was asked for by name and
+    that the target cannot do.
+    """
+    # Whether a set was named, of which what cannot be done is left out, and not each action. A
+    # tuple of the same actions that the user wrote is no set: hence `is`.
+    named = actions is ALL or actions is LOSSLESS
+    if isinstance(actions, str):
+        named = _plain(actions) in _NAMED
+        words = _NAMED.get(_plain(actions)) or actions.split(",")
+    else:
+        words = tuple(actions) if isinstance(actions, Iterable) else (actions,)
+    wanted = tuple(dict.fromkeys(_action(word, actions) for word in words))
+    obstacle = offload_obstacle(target)
+    if obstacle is None or not any(a.offloads for a in wanted):
+        return wanted, ()
+    if not named:
+        raise TargetError(
+            f"plan: `actions` asks for offload on target {target.name!r}, where {obstacle}; leave"
+            " it out, or leave `actions` out"
+        )
+    return tuple(a for a in wanted if not a.offloads), (f"offload is left out: {obstacle}",)
+
+
+def budget_notes(limit: int, target: Target) -> tuple[str, ...]:
+    """Returns what to tell the user if the target's memory does not have a budget's `limit`
+    bytes.
+    """
+    if limit <= target.usable_bytes:
+        return ()
+    where = "on this machine" if target.local else f"on {target.name!r}"
+    return (
+        f"the budget is {show_bytes(limit)}, and a program {where} can use"
+        f" {show_bytes(target.usable_bytes)}: a plan that takes more cannot run there",
+    )
+
+
+def offload_obstacle(target: Target) -> str | None:
+    """Returns why `target` cannot offload, or None if it can."""
+    if target.platform == "cpu":
+        return "a CPU has no host memory apart from its own"
+    if (version := misreading(target.platform)) is None:
+        return None
+    return f"jaxlib {version} reads offloaded tensors of a scan at wrong offsets (fixed in 0.11.1)"
+
+
+def misreading(platform: str) -> str | None:
+    """Returns the version of a jaxlib whose programs for a platform read arrays in host memory at
+    wrong offsets in a loop; None of one whose programs do not.
+    """
+    version = installed("jaxlib") or "0"
+    on_gpu = platform not in ("cpu", "tpu")
+    return version if on_gpu and release(version) < HOST_OFFSETS_SINCE else None
+
+
+def unrolled_obstacle(target: Target) -> str | None:
+    """Returns why checkpoints of layers that a Python loop repeats save little on `target`, or None
+    if they save as they should.
+    """
+    version = installed("jaxlib") or "0"
+    if target.platform != "cpu" or release(version) >= UNROLLED_SINCE:
+        return None
+    return f"jaxlib {version} undoes their checkpoints on a CPU (mended in 0.11.1)"
+
+
+def _action(word, actions) -> Action:
+    """The action that `word`, one of `actions`, names. Raises TagError if it names none."""
+    try:
+        return Action(_plain(word))
+    except ValueError:
+        near = difflib.get_close_matches(
+            _plain(word), [*map(str, Action), *_NAMED], n=1, cutoff=0.6
+        )
+        alone = _plain(word) in _NAMED  # "all" or "lossless" among other words
+        hint = f"; did you mean {near[0]!r}?" if near and not alone else ""
+        hint = f"; {_plain(word)!r} stands alone" if alone else hint
+        raise TagError(
+            f"plan: `actions` is {actions!r}: {word!r} is not a valid Action; expected some of"
+            f" {', '.join(Action)} with commas between them, or one of"
+            f" {', '.join(map(repr, _NAMED))}{hint}"
+        ) from None
+
+
+def _plain(word) -> str:
+    return str(word).strip().lower().replace("-", "_")

@@ -1,0 +1,1 @@
+"""Reads the text of compiled programs: matrix products, time estimates, transfers, collectives."""

@@ -1,0 +1,71 @@
+"""Tells how long what moves between devices takes in an optimized TPU module: over a ring of all of
+them, or to neighbours alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from jaxmem._target.hlo.text import Array, Instruction
+
+# Bytes that cross to other devices, as a share of the larger of operand and result: in a ring over
+# n devices (n-1)/n, which is taken as 1, and twice that for a reduction whose result all hold.
+_CROSSING = {"all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "collective-permute": 1}
+_CROSSING |= {"all-reduce": 2, "ragged-all-to-all": 1, "collective-broadcast": 1}
+
+
+class Collectives:
+    """The collectives of a module.
+
+    computations: the module's, by their names.
+    ring: of a ring over the devices, B/s each way; 0 where there is one device.
+    neighbours: of the links to both neighbours along an axis together, B/s.
+    """
+
+    def __init__(
+        self, computations: Mapping[str, Sequence[Instruction]], ring: float, neighbours: float
+    ):
+        self._of, self._ring, self._neighbours = computations, ring, neighbours
+
+    def seconds(self, i: Instruction) -> float:
+        """What a collective takes; of one that is started and waited for, its start has all."""
+        if i.opcode.endswith("-done") or not self._ring:
+            return 0.0
+        # Products that are cut along a ring send one way and the other at once, by two permutes,
+        # and use no other axis: of such a pair each takes half of what both links take.
+        permutes = _kind(i) == "collective-permute"
+        rate = self._neighbours if permutes else self._ring
+        return _CROSSING[_kind(i)] * _crossed_bytes(i) / rate
+
+    def kinds_within(self, i: Instruction) -> set[str]:
+        """The kinds of the collectives in a fusion or a wrapped operation, such as "all-gather"."""
+        return {_kind(j) for j in self._within(i)}
+
+    def seconds_within(self, i: Instruction) -> float:
+        """What those collectives take together."""
+        return sum(map(self.seconds, self._within(i)))
+
+    def _within(self, i: Instruction) -> Iterator[Instruction]:
+        """The collectives in what an instruction calls, and in what that calls."""
+        for j in (j for name in i.runs for j in self._of.get(name, [])):
+            if is_collective(j):
+                yield j
+            else:
+                yield from self._within(j)
+
+
+def is_collective(i: Instruction) -> bool:
+    return _kind(i) in _CROSSING
+
+
+def _kind(i: Instruction) -> str:
+    return i.opcode.removesuffix("-start").removesuffix("-done")
+
+
+def _crossed_bytes(i: Instruction) -> int:
+    """Bytes of the larger side of a collective, of all its arrays."""
+    given, made = _size(i.operands), _size(i.results)
+    # What starts one hands its operands on among its results.
+    return max(given, made - given if i.opcode.endswith("-start") else made)
+
+
+def _size(arrays: Sequence[Array]) -> int:
+    return sum(a.tiled_bytes for a in arrays if a.shape)

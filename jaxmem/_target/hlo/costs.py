@@ -1,0 +1,114 @@
+"""Sums up what one execution of an optimized HLO module costs: its matrix products, their FLOPs and
+XLA's own estimates of time, each as often as it runs.
+"""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable
+
+from jaxmem._target.devices.rates import Rates
+from jaxmem._target.hlo.products import arithmetic_seconds, flops_of, is_mispriced, product_seconds
+from jaxmem._target.hlo.text import Instruction, parse
+
+# XLA's estimates by each of its models, as JSON: [{"name": ..., "exec_time_us": ...}, ...].
+_COST = re.compile(r'"reification_cost":(\[\{.*?\}\])')
+_TRITON = re.compile(r'custom_call_target="triton_kernel_call(?:_ffi)?"')  # _ffi: jax-triton 0.4
+_TRITON_PRODUCT = re.compile(r'"kind":"__triton\w*_gemm\w*"')  # a fusion round matrix products
+
+
+@dataclasses.dataclass(frozen=True)
+class HloCosts:
+    """What one execution of a module costs.
+
+    matmul_flops: of its matrix products.
+    matmuls: how many instructions are products: dots, library calls for them, convolutions.
+    seconds: the sum of XLA's estimates, None where the text has none (compiled without cost
+      statistics).
+    arithmetic: seconds of the products at the device's rates, where these were given.
+    """
+
+    matmul_flops: int
+    matmuls: int
+    seconds: float | None
+    arithmetic: float = 0.0
+
+
+def hlo_costs(text: str, rates: Rates | None = None) -> HloCosts:
+    """Returns the costs of the module in `text` (`compiled.as_text()`, XLA:GPU or XLA:CPU).
+
+    A loop counts its known trip count times (once where XLA does not know it), a conditional as its
+    dearest branch. XLA rewrites some products (a matrix times a vector) into reductions, which are
+    not counted. Opaque kernels (Triton, cuDNN attention) and copies have neither FLOPs nor an
+    estimate.
+
+    With `rates`, products that XLA misprices are priced by them: some of the libraries'
+    (`is_mispriced`), and all in Triton's fusions, of which XLA knows nothing before they are tuned.
+    Triton kernels of ours are then priced as codecs: they read and write all that they are given,
+    once.
+    """
+    computations, entry = parse(text)
+    done: dict[str, HloCosts] = {}  # a computation that several instructions call is read once
+
+    def cost(name: str) -> HloCosts:
+        if name not in done:
+            done[name] = _total(
+                [_instruction_cost(i, cost, rates) for i in computations.get(name, [])]
+            )
+        return done[name]
+
+    return cost(entry)
+
+
+def _total(costs: list[HloCosts], times: int = 1) -> HloCosts:
+    """The sum of `costs`, so many times; its seconds are None only if all of theirs are."""
+    seconds = [c.seconds for c in costs if c.seconds is not None]
+    return HloCosts(
+        times * sum(c.matmul_flops for c in costs),
+        times * sum(c.matmuls for c in costs),
+        times * math.fsum(seconds) if seconds else None,
+        times * math.fsum(c.arithmetic for c in costs),
+    )
+
+
+def _instruction_cost(
+    i: Instruction, cost: Callable[[str], HloCosts], rates: Rates | None
+) -> HloCosts:
+    """Costs of one run of an instruction, with all that it calls; `cost` tells a computation's."""
+    if i.opcode == "while":
+        return _total([cost(name) for name in i.runs], i.trips)
+    if i.opcode == "conditional":
+        return max(map(cost, i.called), key=lambda c: (c.seconds or 0.0, c.matmul_flops))
+    inner = _total([cost(name) for name in i.runs])  # what a fusion or call runs
+    flops, own = flops_of(i), _own_seconds(i.text)
+    arithmetic = arithmetic_seconds(i, flops, rates) if rates and flops is not None else 0.0
+    if rates and flops is not None and is_mispriced(i):
+        # What a library returns beside the product is its workspace.
+        moved = sum(a.nbytes for a in (*i.operands, i.output))
+        own = product_seconds(arithmetic, moved, rates)
+    if rates and _TRITON.search(i.text):
+        own = i.nbytes / rates.codec
+    # The greater of the two: XLA prices a library call that is wrapped in a slicing fusion at
+    # nearly nothing, and the call inside properly.
+    priced = [s for s in (own, inner.seconds) if s is not None]
+    seconds = max(priced) if priced else None
+    if rates and _TRITON_PRODUCT.search(i.text):
+        seconds = product_seconds(inner.arithmetic, i.nbytes, rates)
+    return HloCosts(
+        inner.matmul_flops + (flops or 0),
+        inner.matmuls + (flops is not None),
+        seconds,
+        inner.arithmetic + arithmetic,
+    )
+
+
+def _own_seconds(text: str) -> float | None:
+    """XLA's own estimate for an instruction, None where its text has none."""
+    if not (found := _COST.search(text)):
+        return None
+    microseconds = {c["name"]: c["exec_time_us"] for c in json.loads(found[1])}
+    # "indexing-cost-model" is the model for Triton fusions, "sol" the speed-of-light one for all
+    # else. The third, whose name is empty, knows no tensor cores.
+    best = microseconds.get("indexing-cost-model", microseconds.get("sol"))
+    return None if best is None else best * 1e-6

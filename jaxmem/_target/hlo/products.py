@@ -1,0 +1,79 @@
+"""Tells the FLOPs of matrix products and convolutions in an optimized HLO module, and their time
+where XLA has none.
+"""
+
+import math
+import re
+
+from jaxmem._target.devices.rates import Rates
+from jaxmem._target.hlo.text import Instruction
+
+# As a dot's attribute, or as JSON in the configuration of a library call.
+_CONTRACTING = re.compile(r'lhs_contracting_dim(?:s=|ensions":)[{\[]([\d,"]*)[}\]]')
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_LABELS = re.compile(r"dim_labels=\w+_(\w+)->")  # b01f_01io->b01f: the kernel's, here 01io
+_MATMUL_CALLS = ("__cublas$", "__onednn$matmul")
+# What a product reaches on a GPU: of its peak rate, of the memory's, and seconds of its own. Fitted
+# to XLA's table of products that were measured on an H100 (benchmarks/product_times).
+_OF_PEAK, _OF_BANDWIDTH, _LAUNCH = 0.79, 0.9, 6e-6
+
+
+def flops_of(i: Instruction) -> int | None:
+    """Returns the FLOPs of a matrix product, or None for an instruction that is none."""
+    target = m[1] if (m := _TARGET.search(i.text)) else ""
+    if i.opcode == "convolution" or target.startswith("__cudnn$conv"):
+        return _convolution_flops(i, target)
+    if i.opcode != "dot" and not (i.opcode == "custom-call" and target.startswith(_MATMUL_CALLS)):
+        return None
+    if m := _CONTRACTING.search(i.text):
+        dims = [int(d) for d in re.findall(r"\d+", m[1])]
+        return 2 * math.prod(i.output.shape) * math.prod(i.operands[0].shape[d] for d in dims)
+    # The text of other library calls does not name the contracted dimensions. For [b,m,k] x [b,k,n]
+    # the sizes of the three arrays multiply to (b m k)(b k n)(b m n) = b (b m k n)².
+    batch = math.prod(i.output.shape[:-2])
+    return 2 * math.isqrt(
+        math.prod(math.prod(a.shape) for a in (*i.operands[:2], i.output)) // max(batch, 1)
+    )
+
+
+def _convolution_flops(i: Instruction, target: str) -> int | None:
+    """Returns 2 · outputs · kernel elements per output feature, for the forward convolution and for
+    the two of its gradient alike.
+    """
+    if len(i.operands) < 2 or not (labels := _LABELS.search(i.text)):
+        return None
+    # `image` is what the forward convolution gives. A gradient with respect to the input reads its
+    # cotangent, and so does one with respect to the filter, whose result is of the kernel's shape.
+    image, kernel = i.output.shape, i.operands[1].shape
+    if "BackwardInput" in target:
+        image = i.operands[0].shape
+    elif "BackwardFilter" in target:
+        image, kernel = i.operands[1].shape, i.output.shape
+    return 2 * math.prod(image) * math.prod(kernel) // kernel[labels[1].index("o")]
+
+
+def is_mispriced(i: Instruction) -> bool:
+    """Whether XLA's estimate of a library's product is known to be wrong. Its table has no float16
+    product and no bfloat16 one with a float32 result (its estimates are 8 and 64 times too slow),
+    and cuDNN's convolutions are free by it.
+    """
+    if "__cudnn$conv" in i.text:
+        return True
+    dtypes = (i.operands[0].dtype, i.output.dtype)
+    return i.opcode == "custom-call" and dtypes[0] in ("bf16", "f16") and dtypes != ("bf16", "bf16")
+
+
+def arithmetic_seconds(i: Instruction, flops: int, rates: Rates) -> float:
+    """Seconds of a product by its arithmetic alone."""
+    peak = rates.flops_f32 if i.operands[0].dtype in ("f32", "f64") else rates.flops_16bit
+    return flops / (_OF_PEAK * peak)
+
+
+def product_seconds(arithmetic: float, nbytes: int, rates: Rates) -> float:
+    """Seconds of a kernel of products, by its arithmetic or by its memory traffic, whichever takes
+    longer.
+
+    arithmetic: seconds of its products, by `arithmetic_seconds`.
+    nbytes: what it reads and writes.
+    """
+    return _LAUNCH + max(arithmetic, nbytes / (_OF_BANDWIDTH * rates.bandwidth))

@@ -1,0 +1,293 @@
+"""Estimates the time of an optimized TPU module by a roofline of each of its kernels: the slowest
+of its matrix products, its other arithmetic, and what it moves to and from the device's memory.
+
+The compiler's own estimates are not used: its `optimal_seconds` may be negative, and its cycles of
+a copy are several times those of the memory's bandwidth.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from jaxmem._target.hlo.collectives import Collectives, is_collective
+from jaxmem._target.hlo.convolutions import convolution_flops
+from jaxmem._target.hlo.costs import HloCosts
+from jaxmem._target.hlo.kernels import Kernels
+from jaxmem._target.hlo.products import flops_of
+from jaxmem._target.hlo.text import Array, Instruction, parse, turns_of
+from jaxmem._target.hlo.work import Work, total
+
+# Handed on, or made of nothing: no byte of it moves.
+_FREE = frozenset(
+    ("parameter", "tuple", "get-tuple-element", "bitcast", "constant", "after-all", "opt-barrier")
+    + ("partition-id", "replica-id", "add-dependency", "async-update", "copy-done")
+    + ("slice-done", "dynamic-slice-done", "dynamic-update-slice-done", "async-done")
+)
+_MOVES = frozenset(("copy-start", "slice-start", "dynamic-slice-start", "async-start"))
+_SLICES = frozenset(("dynamic-slice", "slice", "gather"))
+_UPDATES = frozenset(("dynamic-update-slice", "scatter"))
+# What rearranges numbers, and computes none.
+_PLACED = _FREE | _MOVES | _SLICES | _UPDATES | {"broadcast", "reshape", "transpose", "copy"}
+_PLACED |= {
+    "iota",
+    "concatenate",
+    "pad",
+    "reverse",
+    "fusion",
+    "call",
+    "while",
+    "conditional",
+    "custom-call",
+}
+# Operations a number of what a core computes by several. Its unit for these makes one result where
+# the others make four.
+_SPECIAL = ("exponential", "log", "tanh", "logistic", "rsqrt", "sqrt", "divide")
+_DEAR: dict[str, int] = dict.fromkeys(_SPECIAL, 4)
+_DEAR |= dict.fromkeys(("exponential-minus-one", "log-plus-one", "cosine", "sine", "erf"), 16)
+_DEAR |= {"power": 8, "remainder": 8}
+_IN_PLACE = "output_to_operand_aliasing={{}: (0, {})}"
+
+
+@dataclasses.dataclass(frozen=True)
+class TpuRates:
+    """What a TPU's time is reckoned by.
+
+    bandwidth: of its memory, B/s.
+    products: of matrix products, FLOP/s.
+    vector: of other operations on numbers, 1/s.
+    ring: of a ring over the devices, B/s each way; 0 where there is one device.
+    neighbours: of the links to both neighbours along an axis together, B/s; 0 likewise.
+    """
+
+    bandwidth: float
+    products: float
+    vector: float
+    ring: float
+    neighbours: float
+
+
+def tpu_costs(text: str, rates: TpuRates, kernels: Sequence[Sequence] = ()) -> HloCosts:
+    """Returns the costs of the optimized TPU module in `text`, without copies to host memory and
+    back.
+
+    A loop counts as often as its condition says, once where that is not a constant; a conditional
+    as its dearest branch.
+
+    kernels: what the trace told of Pallas kernels, as `Kernels` takes it.
+    """
+    computations, entry = parse(text)
+    program = _Program(computations, rates, kernels)
+    work = program.sequence(entry)
+    return HloCosts(work.flops, work.products, work.seconds)
+
+
+class _Program:
+    """A module's computations, each of which is worked out once."""
+
+    def __init__(self, computations: dict[str, list[Instruction]], rates: TpuRates, kernels):
+        self._of, self._rates = computations, rates
+        self._kernels = Kernels(kernels)
+        self._collectives = Collectives(computations, rates.ring, rates.neighbours)
+        self._named = {i.name: i for body in computations.values() for i in body}
+        self._known: dict[str, Work] = {}
+
+    def sequence(self, name: str) -> Work:
+        """A computation whose instructions run one after the other."""
+        if name not in self._known:
+            self._known[name] = total(self._beside_loops(self._of.get(name, [])))
+        return self._known[name]
+
+    def _beside_loops(self, body: Sequence[Instruction]) -> Iterator[Work]:
+        """The work of each instruction. What is copied beside a whole loop, from before it until
+        after it, hides where the loop's turns leave the memory idle.
+        """
+        going: dict[str, float] = {}  # copies that were started and not waited for
+        for i in body:
+            work = self._one(i)
+            if i.opcode == "while":
+                hidden = min(work.idle, sum(going.values()))
+                if hidden:
+                    left = 1 - hidden / sum(going.values())
+                    going = {name: left * seconds for name, seconds in going.items()}
+                work = dataclasses.replace(work, idle=0.0, moved=-hidden)
+            elif work.moved:
+                going[i.name] = work.moved
+            for name in i.operand_names:
+                if i.opcode.endswith("-done"):
+                    going.pop(name, None)
+                elif i.opcode.endswith("-update") and name in going:
+                    going[i.name] = going.pop(name)
+            yield work
+
+    def _one(self, i: Instruction) -> Work:
+        if i.opcode == "while":
+            body = total([self.sequence(name) for name in i.runs])
+            turns = turns_of(i, self._of, self._named)
+            # Turns wait for each other: what does not hide in one is not hidden by the next.
+            seconds, idle = turns * body.seconds, turns * body.unused
+            return Work(seconds, idle, flops=turns * body.flops, products=turns * body.products)
+        if i.opcode == "conditional":
+            return max(map(self.sequence, i.called), key=lambda w: w.seconds, default=Work())
+        if i.opcode == "call":
+            return total([self.sequence(name) for name in i.runs])
+        if is_collective(i):
+            seconds = self._collectives.seconds(i)
+            return Work(crossed=seconds) if i.opcode.endswith("-start") else Work(busy=seconds)
+        if i.opcode in _FREE or i.opcode == "" or any(a.host for a in (*i.operands, *i.results)):
+            return Work()
+        if i.opcode in _MOVES:
+            # A collective may be wrapped so that it is asynchronous.
+            if i.opcode == "async-start" and self._collectives.kinds_within(i):
+                return Work(crossed=self._collectives.seconds_within(i))
+            return Work(moved=self._moved(i) / self._rates.bandwidth)
+        return self._kernel(i)
+
+    def _kernel(self, i: Instruction) -> Work:
+        # A fusion may start a collective, which others carry on beside their work and one ends. It
+        # counts at its start, and neither end has work of its own.
+        if i.opcode == "fusion" and i.name.startswith("async-collective-"):
+            started = i.name.startswith("async-collective-start")
+            return Work(crossed=self._collectives.seconds_within(i) if started else 0.0)
+        inner = self._of.get(i.runs[0], []) if i.opcode == "fusion" and i.runs else [i]
+        if _carries(i):
+            inner = [j for j in inner if not is_collective(j)]
+        flops, products, operations = self._arithmetic(inner)
+        nbytes = self._traffic(i, inner)
+        computing = max(flops / self._rates.products, operations / self._rates.vector)
+        moving = nbytes / self._rates.bandwidth
+        busy = max(computing, moving)
+        kinds = self._collectives.kinds_within(i) if i.opcode == "fusion" else set()
+        # A reduction stands in a fusion alone, and holds the others up.
+        if not _carries(i) and kinds & {"all-reduce", "reduce-scatter"}:
+            # What is written there as an all-reduce is sliced, so that it scatters and no more.
+            busy += self._collectives.seconds_within(i) / (2 if "all-reduce" in kinds else 1)
+        return Work(busy, max(0.0, busy - moving), flops=flops, products=products)
+
+    def _arithmetic(self, body: Sequence[Instruction]) -> tuple[int, int, float]:
+        """FLOPs and number of the products of a kernel, and operations of all else in it."""
+        flops = products = 0
+        operations = 0.0
+        for i in body:
+            if i.opcode == "fusion":
+                inner = self._arithmetic([j for name in i.runs for j in self._of.get(name, [])])
+                flops, products, operations = (
+                    flops + inner[0], products + inner[1], operations + inner[2]
+                )  # fmt: skip
+            elif (own := _flops(i)) is not None:
+                flops, products = flops + own, products + 1
+            elif i.opcode == "custom-call":
+                computed, dear = self._kernels.computes(i)
+                flops, products = flops + computed, products + (computed > 0)
+                operations += _DEAR["exponential"] * dear
+            elif i.opcode not in _PLACED:
+                arrays = i.operands[:1] if i.opcode.startswith("reduce") else i.results[:1]
+                operations += _DEAR.get(i.opcode, 1) * sum(math.prod(a.shape) for a in arrays)
+        return flops, products, operations
+
+    def _traffic(self, i: Instruction, body: Sequence[Instruction]) -> int:
+        """Bytes that a kernel reads from the device's memory and writes to it."""
+        if i.opcode != "fusion":
+            if i.opcode in _UPDATES:
+                return 2 * sum(map(_bytes, _updates(i)))
+            if i.opcode in _SLICES:
+                return 2 * _bytes(i.output)
+            if i.opcode == "custom-call" and '"AllocateBuffer"' in i.text:
+                return 0
+            return sum(map(_bytes, (*i.operands, *i.results)))
+        given = {int(m[1]): j for j in body if (m := re.match(r".*parameter\((\d+)\)", j.text))}
+        read = sum(
+            self._read(given[k], body, a) if k in given else _bytes(a)
+            for k, a in enumerate(i.operands)
+        )
+        root = body[-1] if body else i
+        made = {j.name: j for j in body}
+        parts = [root] * len(i.results)
+        if root.opcode == "tuple":
+            parts = [made.get(n) for n in root.operand_names]
+        written, in_place = 0, _in_place(i)
+        for k, (a, part) in enumerate(zip(i.results, parts)):
+            part = _behind_views(part, made)
+            # What a collective makes beside the kernel, and what the kernel only hands on.
+            if k in in_place and (part is None or part.opcode == "parameter"):
+                continue
+            if part is not None and part.opcode in _UPDATES and not a.on_core:
+                written += sum(map(_padded, _updates(part)))
+            else:
+                written += _bytes(a)
+        return read + written
+
+    def _read(self, given: Instruction, body: Sequence[Instruction], array: Array) -> int:
+        """Bytes that a fusion reads of a parameter: of slices alone where it reads no more."""
+        if array.on_core or array.host:
+            return 0
+        names, total = {given.name}, 0
+        for j in body:
+            used = [k for k, n in enumerate(j.operand_names) if n in names]
+            if not used:
+                continue
+            if j.opcode == "tuple":  # handed on
+                continue
+            # A loop's stack may be tiled otherwise within a kernel. That takes no more of it than
+            # what reads the result, whose memory is the stack's own.
+            if j.opcode == "bitcast" or (j.opcode == "fusion" and _IN_PLACE in j.text):
+                names.add(j.name)
+            elif j.opcode in _SLICES and used == [0]:
+                total += _padded(j.output)
+            elif j.opcode in _UPDATES and used == [0]:
+                continue  # updated in place
+            elif j.opcode == "fusion" and j.runs:
+                inner = self._of.get(j.runs[0], [])
+                for k in used:
+                    text = f"parameter({k})"
+                    inside = next((p for p in inner if text in p.text), None)
+                    total += (
+                        array.tiled_bytes if inside is None else self._read(inside, inner, array)
+                    )
+            else:
+                return array.tiled_bytes
+        return min(total, array.tiled_bytes)
+
+    def _moved(self, i: Instruction) -> int:
+        """Bytes of a copy that goes on beside kernels: those of the smaller of its ends, since a
+        slice of what it reads may be all that moves.
+        """
+        ends = [a for a in (*i.operands[:1], *i.results) if a.shape]
+        sides = 2 - any(a.on_core for a in ends)
+        return sides * min((a.tiled_bytes for a in ends), default=0)
+
+
+def _carries(i: Instruction) -> bool:
+    """Whether a fusion goes on with a collective that another one started."""
+    return any("async_collective" in name for name in (*i.runs, i.name))
+
+
+def _in_place(i: Instruction) -> set[int]:
+    """The numbers of a fusion's results that lie where operands do."""
+    found = re.search(r"output_to_operand_aliasing=\{(.*?)\}, calls=", i.text)
+    return {int(n or 0) for n in re.findall(r"\{(\d*)\}: \(", found[1])} if found else set()
+
+
+def _updates(i: Instruction) -> Sequence[Array]:
+    """What is put into an array: behind the indices where it is scattered."""
+    return i.operands[2:3] if i.opcode == "scatter" else i.operands[1:2]
+
+
+def _flops(i: Instruction) -> int | None:
+    return convolution_flops(i) if i.opcode == "convolution" else flops_of(i)
+
+
+def _behind_views(i: Instruction | None, made: dict[str, Instruction]) -> Instruction | None:
+    while i is not None and i.opcode == "bitcast" and i.operand_names:
+        i = made.get(i.operand_names[0])
+    return i
+
+
+def _bytes(array: Array) -> int:
+    """Bytes of an array in the device's memory, with what its tiles pad."""
+    return 0 if array.on_core or array.host else array.tiled_bytes
+
+
+def _padded(array: Array) -> int:
+    """Bytes of a part of an array that is in the device's memory, wherever the part is."""
+    return array.tiled_bytes

@@ -1,0 +1,156 @@
+"""Tells how an optimized module for a GPU moves data between device and host memory: by DMA, or by
+kernels that read and write host memory themselves; beside products, or alone.
+
+XLA:GPU copies a slice of a stack by DMA where it knows the slice's offset in every turn of the
+loop. It writes the offset into the slicing operation's configuration, and nowhere else. A slice
+without it becomes a kernel, which keeps multiprocessors waiting for the host's memory.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+
+from jaxmem._target.hlo.origins import Origin, host_operand, origins, passed_on
+from jaxmem._target.hlo.products import flops_of
+from jaxmem._target.hlo.text import NOTHING, Array, Instruction, parse
+
+_OFFSET_KNOWN = '"dynamic_slice_config"'
+_SLICES = ("dynamic-slice", "dynamic-update-slice")
+_COPIES = ("copy", "copy-start")
+# These hand arrays on, and touch none of their elements.
+_PASSED = ("parameter", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional")
+_PASSED += ("opt-barrier", "async-update")
+_ALLOCATES = 'custom_call_target="AllocateBuffer"'  # memory for a stack, which nothing fills
+_OPERAND = re.compile(r"-done\(%?([\w.\-]+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """One operation that reads or writes host memory.
+
+    name: XLA's own, such as "dynamic-slice-start.3".
+    op: the JAX operation that XLA's metadata names, "" for none.
+    to_host: whether it writes host memory; else it reads it.
+    how: "dma"; "kernel", which reads or writes host memory itself; "stack", a copy of an array
+      within host memory.
+    nbytes: what one run of it moves.
+    runs: how often it runs in one execution of the module; a loop's trips where XLA knows them.
+    in_loop: whether it stands in a loop.
+    products: how many matrix products start while it runs.
+    argument: the argument in host memory that it reads or updates, as XLA's metadata names it; ""
+      for memory that the module takes for itself.
+    """
+
+    name: str
+    op: str
+    to_host: bool
+    how: str
+    nbytes: int
+    runs: int
+    in_loop: bool
+    products: int
+    argument: str = ""
+
+
+def transfers(text: str) -> tuple[Transfer, ...]:
+    """Returns the transfers of the module in `text` (`compiled.as_text()` of XLA:GPU), in the order
+    of its schedule, a loop's at the loop's place.
+    """
+    computations, entry = parse(text)
+    if not any(a.host for body in computations.values() for i in body for a in i.results):
+        return ()
+    return tuple(_transfers(entry, computations, None, 1, False))
+
+
+def fault(found: tuple[Transfer, ...]) -> str | None:
+    """Says what is wrong with how a module moves data to host memory and back, or None: arrays are
+    copied within host memory, or kernels read or write host memory in a loop.
+    """
+    copied = [t for t in found if t.how == "stack"]
+    if copied:
+        return (
+            f"XLA copies {len(copied)} arrays within host memory, {copied[0].nbytes} bytes in"
+            f" {copied[0].name} ({copied[0].op}), {copied[0].runs} times a step"
+        )
+    kernels = [t for t in found if t.how == "kernel" and t.in_loop]
+    if kernels:
+        verb = "writes" if kernels[0].to_host else "reads"
+        return (
+            f"XLA {verb} host memory by {len(kernels)} kernels in loops in place of copies:"
+            f" {kernels[0].nbytes} bytes in {kernels[0].name} ({kernels[0].op}), {kernels[0].runs}"
+            " times a step"
+        )
+    return None
+
+
+def _transfers(
+    name: str,
+    computations: dict[str, list[Instruction]],
+    given: Sequence[Origin] | None,
+    runs: int,
+    in_loop: bool,
+) -> Iterator[Transfer]:
+    """The transfers of a computation that runs so often, and of those that it runs.
+
+    given: where its parameters come from; None for the module's entry.
+    """
+    body = computations.get(name, [])
+    found = origins(body, given)
+    products = [_is_product(i, computations) for i in body]
+    done = {m[1]: at for at, i in enumerate(body) if (m := _OPERAND.search(i.text))}
+    for at, i in enumerate(body):
+        if i.opcode in ("while", "call", "conditional"):
+            loop = in_loop or i.opcode == "while"
+            for called, passed in zip(i.called, passed_on(i, found)):
+                yield from _transfers(called, computations, passed, runs * i.trips, loop)
+        if i.opcode in _PASSED or i.opcode.endswith("-done") or _ALLOCATES in i.text:
+            continue
+        if (kind := _kind(i, computations)) is None:
+            continue
+        to_host, how, nbytes = kind
+        beside = sum(products[at : done.get(i.name, at)])
+        argument = host_operand(i, found)
+        yield Transfer(i.name, i.op, to_host, how, nbytes, runs, in_loop, beside, argument)
+
+
+def _kind(
+    i: Instruction, computations: dict[str, list[Instruction]]
+) -> tuple[bool, str, int] | None:
+    """Whether an instruction writes host memory, by which way, and how many bytes; None where it
+    touches none.
+    """
+    if i.opcode in _COPIES:
+        # copy-start returns where it copies to, where from, and what it is waited for by.
+        to, given = i.output, (*i.results[1:], *i.operands, NOTHING)[0]
+        if not to.host and not given.host:
+            return None
+        return to.host, "stack" if to.host and given.host else "dma", to.nbytes
+    inner = list(_within(i, computations)) or [i]
+    reads = [a for e in inner if e.opcode == "parameter" for a in e.results if a.host]
+    reads += [a for a in i.operands if a.host]
+    writes = [a for e in inner if e.opcode != "parameter" for a in e.results if a.host]
+    if not reads and not writes:
+        return None
+    slices = [e for e in inner if e.opcode in _SLICES]
+    known = bool(slices) and all(_OFFSET_KNOWN in e.text for e in slices)
+    return bool(writes), "dma" if known else "kernel", _moved(slices, reads, writes)
+
+
+def _moved(slices: list[Instruction], reads: list[Array], writes: list[Array]) -> int:
+    """Bytes that cross: those of the slices, else of whole arrays."""
+    if not slices:
+        return sum(a.nbytes for a in writes or reads)
+    # What is read is the slice itself; what is put into a stack is its second operand.
+    parts = (e.output if e.opcode == "dynamic-slice" else e.operands[1] for e in slices)
+    return sum(a.nbytes for a in parts)
+
+
+def _within(i: Instruction, computations: dict[str, list[Instruction]]) -> Iterator[Instruction]:
+    """The instructions of all that an instruction calls."""
+    for called in i.called:
+        for inner in computations.get(called, []):
+            yield from [inner, *_within(inner, computations)]
+
+
+def _is_product(i: Instruction, computations: dict[str, list[Instruction]]) -> bool:
+    return any(flops_of(e) is not None for e in (i, *_within(i, computations)))

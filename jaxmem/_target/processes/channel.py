@@ -1,0 +1,137 @@
+"""Messages between the processes of a run, by way of jax.distributed's coordinator. Devices take no
+part, so that a thread may send them while the next step runs.
+"""
+
+import contextlib
+import itertools
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxmem._target.processes.orbax import orbax
+from jaxmem.errors import RunError
+
+LONGEST = 1800.0  # seconds that a process waits for another's message
+HURRIED = 30.0  # the same once it has failed
+_MADE = itertools.count()  # channels, of which every process makes the same
+_SLICE = 1.0  # seconds of a wait, between which signals are heard
+
+
+def joined() -> "Channel":
+    """A new channel of the processes that `jax.distributed` has joined; each process makes as many
+    of them. Raises RunError where there are several, and orbax, which knows the way to the
+    coordinator, is missing.
+    """
+    if not jax.distributed.is_initialized() or jax.process_count() == 1:
+        return Channel()
+    client = orbax().multihost.get_jax_distributed_client()
+    return Channel(jax.process_count(), jax.process_index(), f"jaxmem/{next(_MADE)}", client)
+
+
+class Channel:
+    """Processes tell one another what they found, each calling the same methods in the same order.
+    A process that is alone calls what it is given, and tells nobody.
+
+    count, index: how many processes there are, and which of them this one is.
+    name: of the channel, which no other has, and is the same in every process.
+    client: the coordinator's, which holds values by keys; unused by a process that is alone.
+    """
+
+    def __init__(self, count: int = 1, index: int = 0, name: str = "", client: Any = None):
+        self.count, self.index, self.name, self._client = count, index, name, client
+        self._number, self._longest = 0, LONGEST
+
+    def beside(self, name: str) -> "Channel":
+        """Another channel of the same processes, for another thread."""
+        return Channel(self.count, self.index, f"{self.name}/{name}", self._client)
+
+    @property
+    def alone(self) -> bool:
+        return self.count == 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes what one alone must write."""
+        return self.index == 0
+
+    def agreed(self, work: Callable[[], Any]) -> list:
+        """What `work` returned in each process, as JSON. Where it raises in one, it raises in all:
+        there its own error, in the others RunError with that one's text.
+        """
+        if self.alone:
+            return [work()]
+        try:
+            mine = {"value": work()}
+        except BaseException as error:
+            self.leave(error)
+            raise
+        found = self._swapped(mine)
+        for number, message in enumerate(found):
+            if "error" in message:
+                self.hurry()
+                raise RunError(f"process {number} of {self.count} failed: {message['error']}")
+        return [message["value"] for message in found]
+
+    def first_does(self, work: Callable[[], Any]) -> Any:
+        """What `work` returned in the first process, where alone it is called. Where it raises
+        there, all raise.
+        """
+        return self.agreed(work if self.first else lambda: None)[0]
+
+    def wait(self, longest: float) -> None:
+        """Waits as many seconds for another's message from now on."""
+        self._longest = longest
+
+    def hurry(self) -> None:
+        """Waits less long from now on, since this process or another has failed."""
+        self._longest = HURRIED
+
+    def leave(self, error: BaseException) -> None:
+        """Tells the others, as they wait for this process's next message, that it has failed."""
+        if self.alone:
+            return
+        self.hurry()
+        message = {"error": str(error) or type(error).__name__}
+        # What the others wait for, if it was about to gather their messages, and the next.
+        for number in (self._number, self._number + 1):
+            self._number = number
+            with contextlib.suppress(RuntimeError):  # it was sent, or the coordinator is gone
+                self._put(str(self.index), message)
+            if self.first:
+                with contextlib.suppress(RuntimeError):
+                    self._put("all", [message, *[{"value": None}] * (self.count - 1)])
+
+    def _swapped(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """The messages of all. The first process gathers them, and sends them to all."""
+        self._number += 1
+        self._put(str(self.index), message)
+        if not self.first:
+            return self._got("all", "process 0")
+        found = [message]
+        for number in range(1, self.count):
+            found.append(self._got(str(number), f"process {number}"))
+        self._put("all", found)
+        if self._number > 1:  # all have read those, since they sent these
+            self._client.key_value_delete(f"{self.name}/{self._number - 1}")
+        return found
+
+    def _put(self, key: str, value: Any) -> None:
+        self._client.key_value_set(f"{self.name}/{self._number}/{key}", json.dumps(value))
+
+    def _got(self, key: str, whose: str) -> Any:
+        began = time.monotonic()
+        while True:
+            try:
+                at = f"{self.name}/{self._number}/{key}"
+                return json.loads(self._client.blocking_key_value_get(at, int(1000 * _SLICE)))
+            except jax.errors.JaxRuntimeError as error:
+                late = time.monotonic() - began > self._longest
+                if "DEADLINE_EXCEEDED" in str(error) and not late:
+                    continue
+                raise RunError(
+                    f"{whose} of {self.count} does not answer ({error}); expected that every"
+                    " process runs the same lines, and none has ended"
+                ) from error

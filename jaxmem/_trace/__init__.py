@@ -1,0 +1,3 @@
+"""Reads and rewrites programs that JAX traced, and estimates their live memory (`liveness`). The
+workarounds for versions of JAX are here.
+"""

@@ -1,0 +1,158 @@
+"""Follows an optimizer's update through its trace: which array depends on which, and the part of it
+that updates some arrays alone.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jaxmem._trace.jaxpr import Flat, Jaxpr, Literal, flatten, run, subjaxprs
+from jaxmem._trace.primitives import POINTWISE, POINTWISE_DEAR, RANDOM
+
+Labels = frozenset[int]
+_NONE: Labels = frozenset()
+# These give a place the value of another one, though shapes may stay as they are.
+_MOVES = frozenset({"rev", "gather", "iota", "dynamic_slice", "concatenate", "pad"})
+_BY_VALUE = (POINTWISE | POINTWISE_DEAR | {"copy", "reduce_precision", "pvary"}) - _MOVES
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Alone:
+    """An update of parameters, traced, of which the part for some of them can be run alone.
+
+    flat: the trace, from the leaves of (gradients, parameters, state) to those of (new parameters,
+      new state).
+    names: what the parameters are called, one for each leaf.
+    structure: that of the state.
+    owners: for each leaf of the state, the number of the parameter that it belongs to; None of one
+      that depends on no parameter or gradient, such as a counter or a rate.
+    follows: for each leaf of the state, whether its first value depends on parameters.
+    coupled: the numbers of two parameters of which the one's update, or an array of the state,
+      depends on both; None if each stands alone.
+    mixed: the number of a parameter of which more than one value at a time is taken, or in another
+      place; None if there is none: then parts of the arrays give the parts of the results.
+    draws: whether it draws random numbers.
+    """
+
+    flat: Flat
+    names: tuple[str, ...]
+    structure: Any
+    owners: tuple[int | None, ...]
+    follows: tuple[bool, ...]
+    coupled: tuple[int, ...] | None
+    mixed: int | None
+    draws: bool
+
+    @staticmethod
+    def of(init: Callable, update: Callable, params) -> "Alone":
+        """Traces an optimizer.
+
+        init: `init(params) -> state`.
+        update: `update(gradients, params, state) -> (params, state)`.
+        params: shapes.
+        """
+        leaves, structure = jax.tree.flatten(params)
+        started, state = jax.make_jaxpr(init, return_shape=True)(params)
+        states, of_state = jax.tree.flatten(state)
+
+        def flat_update(gradients, params, states):
+            trees = (jax.tree.unflatten(structure, a) for a in (gradients, params))
+            return jax.tree.leaves(update(*trees, jax.tree.unflatten(of_state, states)))
+
+        traced = jax.make_jaxpr(flat_update)(leaves, leaves, states)
+        flat, count = flatten(traced), len(leaves)
+        own = [frozenset({i}) for i in range(count)]
+        # What a state depends on after some steps: until a step adds nothing.
+        first = labels = _origins(flatten(started), own)
+        before = None
+        while labels != before:
+            found, before = _origins(flat, [*own, *own, *labels]), labels
+            labels = [a | b for a, b in zip(labels, found[count:])]
+        together = [*(a | b for a, b in zip(own, found)), *labels]
+        pairs = [tuple(sorted(several)[:2]) for several in together if len(several) > 1]
+        names = [f"params{jax.tree_util.keystr(p)}" for p, _ in jax.tree.leaves_with_path(params)]
+        return Alone(
+            flat,
+            tuple(names),
+            of_state,
+            tuple(next(iter(label), None) for label in labels),
+            tuple(map(bool, first)),
+            pairs[0] if pairs else None,
+            _mixed(flat, [*own, *own, *labels]),
+            _draws(traced.jaxpr),
+        )
+
+    def updated(self, gradients: dict, params: dict, state: dict, shared: dict):
+        """The new values of `params` and of `state`, each array by its number, as the equations
+        make them that nothing else depends on.
+
+        gradients: those of `params`.
+        state: what belongs to them.
+        shared: the arrays of the state that belong to no parameter.
+        """
+        count = len(self.names)
+        given = {
+            **gradients,
+            **{count + i: a for i, a in params.items()},
+            **{2 * count + s: a for s, a in (shared | state).items()},
+        }
+        new = _evaluated(self.flat, [*params, *(count + s for s in state)], given)
+        return dict(zip(params, new)), dict(zip(state, new[len(params) :]))
+
+
+def _propagated(flat: Flat, labels: Sequence[Labels]) -> dict[int, Labels]:
+    """The labels of every value: those of all that it is made of. A loop, or a conditional, counts
+    as one operation, each of whose results depends on all that it reads.
+
+    labels: those of the inputs.
+    """
+    found = dict(zip(flat.inputs, labels, strict=True))
+    for e in flat.equations:
+        union = _NONE.union(*(found.get(v, _NONE) for v in e.reads))
+        found.update(dict.fromkeys(e.outputs, union))
+    return found
+
+
+def _origins(flat: Flat, labels: Sequence[Labels]) -> list[Labels]:
+    """The labels of each output."""
+    found = _propagated(flat, labels)
+    return [_NONE if isinstance(v, Literal) else found.get(v, _NONE) for v in flat.outputs]
+
+
+def _mixed(flat: Flat, labels: Sequence[Labels]) -> int | None:
+    """A label of arrays of which some value is made that is not of one value of each, in the same
+    place; None if there is none.
+    """
+    found, shape_of = _propagated(flat, labels), lambda v: flat.avals[v].shape
+    for e in flat.equations:
+        read = [v for v in e.reads if found.get(v) and math.prod(shape_of(v)) > 1]
+        shapes = {shape_of(v) for v in (*read, *e.outputs)}
+        if read and (len(shapes) > 1 or e.eqn.primitive.name not in _BY_VALUE):
+            return min(found[read[0]])
+    return None
+
+
+def _evaluated(flat: Flat, wanted: Sequence[int], given: Mapping[int, Any]) -> list:
+    """The outputs of some numbers, by those equations alone that they depend on.
+
+    given: number of an input -> array, for all inputs that these equations read.
+    """
+    outputs = [flat.outputs[k] for k in wanted]
+    needed = {v for v in outputs if not isinstance(v, Literal)}
+    equations = []
+    for e in reversed(flat.equations):
+        if needed.intersection(e.outputs):
+            equations.append(e)
+            needed.update(e.reads)
+    found = run(equations[::-1], flat.constants | {flat.inputs[k]: a for k, a in given.items()})
+    return [v.val if isinstance(v, Literal) else found[v] for v in outputs]
+
+
+def _draws(jaxpr: Jaxpr) -> bool:
+    """Whether a program draws random numbers, inside of its loops and calls too."""
+    return any(
+        eqn.primitive.name in RANDOM or any(map(_draws, subjaxprs(eqn))) for eqn in jaxpr.eqns
+    )

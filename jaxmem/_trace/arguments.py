@@ -1,0 +1,155 @@
+"""Counts what a traced step's arguments take on one device, and over how many they are divided;
+makes those that are functions of a size.
+"""
+
+import functools
+import math
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import partial_eval
+from jax.sharding import NamedSharding
+
+from jaxmem.errors import StepError
+
+
+def argument_bytes(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
+    """Returns bytes of the arguments on one device, of which no plan makes less.
+
+    Arguments that the step does not read are left out, since `jax.jit` drops them, and so are those
+    in host memory.
+
+    traced: the step, as `jaxmem._trace.step.trace` returns JAX's stage of it.
+    args: what it was traced for.
+    devices: how many there are. An argument of which the sharding is not known here, but could be
+      by `jax.jit(in_shardings=)`, is taken to be divided over all of them.
+    """
+    # Dead code is dropped, which tells what the remaining program reads.
+    jaxpr = traced.jaxpr.jaxpr
+    _, read = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    total = 0
+    for aval, is_read, parts in zip(traced.jaxpr.in_avals, read, divisors(traced, args)):
+        if is_read and not on_host(aval):
+            # Bits, rounded up to whole bytes a device, since int4 arguments are packed.
+            bits = math.prod(aval.shape) * _bits(aval.dtype)
+            total += -(-bits // (8 * (devices if parts is None else parts)))
+    return total
+
+
+def divisors(traced: jax.stages.Traced, args: tuple) -> list[int | None]:
+    """Returns over how many devices each argument is divided; None where neither the argument, nor
+    `jax.jit(in_shardings=)`, nor its type says so.
+
+    On a mesh with automatic axes the argument or the jit says so, on one with explicit axes the
+    type.
+    """
+    each = _axes_of_arguments(traced, args)
+    return [None if axes is None else math.prod(axes.values()) for axes in each]
+
+
+def _axes_of_arguments(traced: jax.stages.Traced, args: tuple) -> list[Mapping[str, int] | None]:
+    """The mesh axes that divide each argument, with their sizes; None as in `divisors`."""
+    avals, leaves = traced.jaxpr.in_avals, jax.tree.leaves(args)
+    same = len(leaves) == len(avals) and all(
+        getattr(leaf, "shape", None) == aval.shape for leaf, aval in zip(leaves, avals)
+    )  # else the step flattens its arguments in a way of its own
+    if not same:
+        leaves = [None] * len(avals)
+    # JAX has no public name for what a jit's `in_shardings` were (seen on 0.10.2 and 0.11.2).
+    declared = getattr(traced, "_params", {}).get("in_shardings", ())
+    if len(declared) != len(avals):
+        declared = [None] * len(avals)
+    return [_axes(leaf, said, aval) for leaf, said, aval in zip(leaves, declared, avals)]
+
+
+def shards_of(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
+    """Returns over how many devices a block's tensors are divided."""
+    return math.prod(batch_axes(traced, args, devices).values())
+
+
+def batch_axes(traced: jax.stages.Traced, args: tuple, devices: int) -> Mapping[str, int]:
+    """Returns the mesh axes that divide a block's tensors, with their sizes: the axes of the most
+    divided argument that is not donated.
+
+    Data-parallel and fully sharded steps divide activations as their batch, which is not donated.
+    Model states are donated, and may be divided further.
+    """
+    if devices == 1:
+        return {}
+    infos = jax.tree.leaves(traced.args_info)
+    each = zip(infos, _axes_of_arguments(traced, args))
+    found = [axes for info, axes in each if not info.donated and axes is not None]
+    return max(found, key=lambda axes: math.prod(axes.values()), default={})
+
+
+def _axes(leaf, declared, aval) -> Mapping[str, int] | None:
+    """The mesh axes that divide one argument, with their sizes: as the argument says, else as its
+    jit does, else as its type does.
+
+    leaf: the argument, or None where it cannot be told which it is.
+    declared: its entry of the jit's `in_shardings`; no sharding where these do not say.
+    aval: its type in the trace.
+    """
+    typed = getattr(aval, "sharding", None)
+    for sharding in (getattr(leaf, "sharding", None), declared, typed):
+        if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
+            # An entry of a spec is an axis, a tuple of axes, or None; only names of axes count.
+            spec = [axes if isinstance(axes, tuple) else (axes,) for axes in sharding.spec]
+            names = [name for axes in spec for name in axes if name in sharding.mesh.shape]
+            # A type that names no axis may be divided over automatic axes, which types do not tell;
+            # an argument whose own sharding names none is whole on each device.
+            if names or sharding is not typed:
+                return {name: sharding.mesh.shape[name] for name in names}
+    return None
+
+
+def _bits(dtype) -> int:
+    """Bits of an element in an argument, where XLA packs those of less than a byte."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).bits
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.finfo(dtype).bits
+    return 8 * dtype.itemsize
+
+
+def on_host(aval) -> bool:
+    """Whether a value lies in host memory, by its type."""
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host  # tokens have none
+
+
+def is_function(arg) -> bool:
+    """Whether an argument is a plain function: modules are called too, and are arguments."""
+    kinds = types.FunctionType | types.MethodType | functools.partial
+    return isinstance(arg, kinds) and not isinstance(arg, jax.tree_util.Partial)
+
+
+def sized(args: tuple, size: int) -> tuple:
+    """The arguments, with what functions among them return for a size."""
+    return tuple(_called(i, a, size) if is_function(a) else a for i, a in enumerate(args))
+
+
+def _called(position: int, function: Callable[[int], Any], size: int):
+    """What a function returns for a size; its arrays are not made, and shapes stand for them."""
+    others: list = []  # what is no array, None for what is
+    structure = None
+
+    def arrays():
+        nonlocal structure
+        leaves, structure = jax.tree.flatten(function(size))
+        is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
+        others.extend(None if is_one else leaf for leaf, is_one in zip(leaves, is_array))
+        return [leaf for leaf, is_one in zip(leaves, is_array) if is_one]
+
+    try:
+        shapes = iter(jax.eval_shape(arrays))
+    except Exception as error:
+        raise StepError(
+            f"plan: argument {position} of the step is a function of a size, and failed for {size}:"
+            f" {type(error).__name__}: {error}; expected arrays or jax.ShapeDtypeStructs"
+        ) from error
+    assert structure is not None
+    return jax.tree.unflatten(structure, [next(shapes) if o is None else o for o in others])

@@ -1,0 +1,62 @@
+"""Finds arguments that a step replaces and does not donate, which memory therefore holds twice."""
+
+import collections
+
+import jax
+
+from jaxmem._core.bytes import show_bytes
+from jaxmem._core.warn import warn
+from jaxmem._trace.arguments import divisors
+from jaxmem._trace.jaxpr import nbytes
+
+# The share of the arguments' bytes up to which nothing is said: a scalar, for example, may happen
+# to look like a result.
+NEGLIGIBLE = 0.01
+
+
+def held_twice(traced: jax.stages.Traced, args: tuple = ()) -> dict[str, int]:
+    """Returns by argument the bytes, on one device, of what is not donated and has the shape and
+    dtype of a result that no donated array can hold.
+
+    traced: the step, as `jaxmem._trace.step.trace` returns JAX's stage of it.
+    args: what it was traced for, which may say over how many devices they are divided.
+    """
+    # Results by shape and dtype: donated arguments take theirs first, and arguments that are not
+    # donated then match what is left.
+    kind = lambda aval: (aval.shape, aval.dtype)
+    results = collections.Counter(map(kind, traced.jaxpr.out_avals))
+    infos = jax.tree.leaves_with_path(traced.args_info)
+    arguments = list(zip(infos, traced.jaxpr.in_avals, strict=True))
+    for (_, info), aval in arguments:
+        if info.donated:
+            results[kind(aval)] -= 1
+    found: collections.Counter[str] = collections.Counter()
+    for ((path, info), aval), parts in zip(arguments, divisors(traced, args)):
+        if not info.donated and results[kind(aval)] > 0:
+            results[kind(aval)] -= 1
+            # `args_info` is a pair of positional and keyword arguments, so that the second key of a
+            # path is the argument's.
+            found[jax.tree_util.keystr(path[1:2]).strip("[]'")] += -(-nbytes(aval) // (parts or 1))
+    return dict(found)
+
+
+def warn_of_copies(traced: jax.stages.Traced, args: tuple, what: str) -> None:
+    """Issues a JaxmemWarning that names the arguments if a step holds much twice that it could
+    update in place.
+
+    traced, args: as in `held_twice`.
+    what: the public function that the message is from.
+    """
+    found = held_twice(traced, args)
+    total = sum(found.values())
+    parts = zip(traced.jaxpr.in_avals, divisors(traced, args))
+    if total <= NEGLIGIBLE * sum(nbytes(aval) / (number or 1) for aval, number in parts):
+        return
+    names = ", ".join(sorted(found))
+    argnums = names if len(found) == 1 else f"({names})"
+    warn(
+        f"{what}: the step replaces {show_bytes(total)} of its argument"
+        f"{'s' if len(found) > 1 else ''} {names} and does not donate them, so they are held twice;"
+        f" jit it with donate_argnums={argnums}, or give a step without jit all that it replaces as"
+        " its first argument"
+    )

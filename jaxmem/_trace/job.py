@@ -1,0 +1,97 @@
+"""A piece of a traced program that can be run, compiled and timed by itself."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxmem._trace.rewrite import equations
+from jaxmem._trace.vary import as_mapped
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A function to be timed as one fused program.
+
+    A function that holds a `jax.shard_map` over several devices can run on those devices only. Its
+    time is then one device's; every other function runs whole on one device.
+
+    function: takes arrays, and returns arrays in any container.
+    avals: shapes and dtypes of its arguments, before a mesh divides them.
+    axes: size by name of the mesh axes that divide the step's batch.
+    """
+
+    function: Callable
+    avals: tuple
+    axes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def specs(self) -> list[jax.ShapeDtypeStruct]:
+        """The shapes and dtypes of its arguments, without what else an aval holds."""
+        return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.avals]
+
+    @functools.cached_property
+    def jaxpr(self) -> Any:
+        """The function's trace."""
+        return jax.make_jaxpr(self.function)(*self.specs)
+
+    @functools.cached_property
+    def _mapped(self) -> list:
+        every = (as_mapped(eqn) for eqn in equations(self.jaxpr.jaxpr))
+        return [m for m in every if m is not None and m.mesh.size > 1]
+
+    @property
+    def mesh(self) -> AbstractMesh | None:
+        """The mesh of the `jax.shard_map` that the function holds; None if it holds none."""
+        return self._mapped[0].mesh.abstract_mesh if self._mapped else None
+
+    @property
+    def shards(self) -> int:
+        """The number of devices that share the function's work where it runs: 1 without a mesh.
+
+        XLA divides the arguments by the axes that a `jax.shard_map` names. It learns nothing of the
+        batch's other axes.
+        """
+        named = set().union(*(m.manual for m in self._mapped))
+        return math.prod(size for axis, size in self.axes.items() if axis in named)
+
+    def trace(self, devices: Sequence[Any] | None = None) -> jax.stages.Traced:
+        """The traced function, to compile.
+
+        devices: those of the mesh, to run on; None for a mesh without devices, to export.
+
+        With a mesh, a number on it is the first argument and the first result: JAX learns the
+        devices from this argument, and leaves the division of the others to XLA.
+        """
+        if (mesh := self.mesh) is None:
+            return jax.jit(self.function).trace(*self.specs)
+        function, manual = self.function, {*mesh.manual_axes}
+        if manual:  # of a shard_map around the layer: each of its devices has the piece's arguments
+            mesh = mesh.update(axis_types=tuple(_freed(kind) for kind in mesh.axis_types))
+        if devices is not None:
+            mesh = Mesh(
+                np.array(devices[: mesh.size]).reshape(mesh.axis_sizes),
+                mesh.axis_names,
+                axis_types=mesh.axis_types,
+            )
+        if manual:
+            every = PartitionSpec()
+            function = jax.shard_map(
+                function, mesh=mesh, in_specs=every, out_specs=every, axis_names=manual,
+                check_vma=False,
+            )  # fmt: skip
+        place = NamedSharding(mesh, PartitionSpec())
+        number = jax.ShapeDtypeStruct((), jnp.float32, sharding=place)
+        placed = lambda number, *arguments: (number, function(*arguments))
+        return jax.jit(placed).trace(number, *self.specs)
+
+
+def _freed(kind: AxisType) -> AxisType:
+    """What an axis is outside of the shard_map that divides by it."""
+    return AxisType.Auto if kind == AxisType.Manual else kind

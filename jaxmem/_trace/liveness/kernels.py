@@ -1,0 +1,246 @@
+"""Groups the equations of a traced program into kernels, as XLA fuses them: only what a kernel
+hands to another one is written to memory.
+
+XLA fuses a pointwise operation into every kernel that reads its result. It does not where that
+would repeat something dear, such as an exponential, unless those kernels can be one. Matrix
+products, loops and whatever else is not known here stand alone, and read from memory.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jaxmem._trace.arguments import on_host
+from jaxmem._trace.jaxpr import Flat
+from jaxmem._trace.primitives import IN_PLACE, POINTWISE, POINTWISE_DEAR, REDUCTIONS, REMAT, RENAMED
+
+BARRIERS = REMAT | {"optimization_barrier"}
+SLICED = "sliced"  # a turn's slice of what a loop slices, which is no equation of the loop's body
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """What XLA runs as one.
+
+    primitive: of the equation that makes its results.
+    eqn: JAX's equation of it; None for `SLICED`.
+    reads: the written values that it reads, and inputs of the program, in order.
+    writes: the values that it makes; RENAMED ones go by the number of their origin.
+    overwrites: of what it reads, what its result may take the memory of, if nothing reads that
+      later.
+    """
+
+    primitive: str
+    eqn: Any
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    overwrites: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """An equation, or a slice of what a loop slices, with values by the number of their origin."""
+
+    primitive: str
+    eqn: Any
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """A program as kernels.
+
+    kernels: in the program's own order.
+    avals: of each value.
+    inputs: the program's inputs and constants.
+    outputs: its outputs by the number of their origin; None for a literal.
+    """
+
+    kernels: tuple[Kernel, ...]
+    avals: Sequence[Any]
+    inputs: frozenset[int]
+    outputs: tuple[int | None, ...]
+
+
+def device_bytes(aval) -> int:
+    """Bytes of a value on the device: none of what lies in host memory, or is no array."""
+    if not hasattr(aval, "shape") or on_host(aval):
+        return 0
+    return math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 0)
+
+
+def kernels_of(flat: Flat, sliced: int, on_gpu: bool) -> Body:
+    """Fuses a program.
+
+    flat: the program.
+    sliced: how many of its last inputs are slices that a loop takes.
+    on_gpu: whether XLA:GPU compiles it. XLA:CPU makes random bits by a loop, has no kernels of
+      several results, and writes what is read in many places rather than what it is made from.
+    """
+    nodes, avals, outputs = _nodes(flat, sliced)
+    inputs = frozenset(flat.inputs) | frozenset(flat.constants)
+    fusion = _Fusion(nodes, avals, outputs, on_gpu)
+    return Body(tuple(fusion.kernels()), avals, inputs, outputs)
+
+
+def _nodes(flat: Flat, sliced: int) -> tuple[list[Node], list, tuple[int | None, ...]]:
+    """The equations that lead to an output, with the avals of values and the program's outputs."""
+    avals, nodes = list(flat.avals), []
+    origin: dict[int, int] = {}
+    # What comes out of a barrier lies where it lay before, and is read after all that went in: its
+    # readers also read a value without bytes, which the barrier makes.
+    behind: dict[int, int] = {}
+
+    def of(v: int) -> int:
+        return origin.get(v, v)
+
+    for v in flat.inputs[len(flat.inputs) - sliced :]:
+        avals.append(avals[v])
+        origin[v] = len(avals) - 1
+        nodes.append(Node(SLICED, None, (v,), (origin[v],)))
+    for e in flat.equations:
+        name, pairs = e.eqn.primitive.name, list(zip(e.reads, e.outputs))
+        barriers = [behind[v] for v in e.reads if v in behind]
+        reads = tuple(dict.fromkeys((*map(of, e.reads), *barriers)))
+        alike = len(e.reads) == len(e.inputs) == len(e.outputs)
+        if name in BARRIERS and alike:
+            avals.append(None)
+            nodes.append(Node(name, e.eqn, reads, (len(avals) - 1,)))
+            behind.update(dict.fromkeys(e.outputs, len(avals) - 1))
+            origin.update((o, of(v)) for v, o in pairs)
+        elif name in RENAMED and alike:
+            origin.update((o, of(v)) for v, o in pairs)
+            behind.update((o, behind[v]) for v, o in pairs if v in behind)
+        else:
+            nodes.append(Node(name, e.eqn, reads, e.outputs))
+    outputs = tuple(of(v) if isinstance(v, int) else None for v in flat.outputs)
+    wanted, live = set(outputs), []
+    for node in reversed(nodes):
+        if wanted.intersection(node.writes):
+            wanted.update(node.reads)
+            live.append(node)
+    return live[::-1], avals, outputs
+
+
+class _Fusion:
+    """Decides which nodes write their results. Nodes go by their position."""
+
+    def __init__(self, nodes: Sequence[Node], avals, outputs, on_gpu: bool):
+        self.nodes, self.avals, self.on_gpu = nodes, avals, on_gpu
+        self.made_by = {v: i for i, n in enumerate(nodes) for v in n.writes}
+        self.readers: list[list[int]] = [[] for _ in nodes]
+        for i, node in enumerate(nodes):
+            for v in node.reads:
+                if (j := self.made_by.get(v)) is not None:
+                    self.readers[j].append(i)
+        fused = POINTWISE | POINTWISE_DEAR | {SLICED}
+        if not on_gpu:
+            fused -= {"random_bits", "threefry2x32"}
+        self.pointwise = [n.primitive in fused for n in nodes]
+        self.reduces = [n.primitive in REDUCTIONS for n in nodes]
+        made = set(outputs)
+        self.written = [
+            not self.pointwise[i]
+            or not made.isdisjoint(n.writes)
+            or any(not (self.pointwise[r] or self.reduces[r]) for r in self.readers[i])
+            for i, n in enumerate(nodes)
+        ]
+        dear = self._write_what_is_dear()
+        if on_gpu:  # XLA:CPU makes no kernel of several results
+            self._merge_siblings(dear)
+
+    def _write_what_is_dear(self) -> list[int]:
+        """Has results written that several kernels would else compute anew, and returns them."""
+        kernels = self._kernels_that_run()
+        dear = [False] * len(self.nodes)  # whether the node repeats something dear where it is run
+        read: list[frozenset[int]] = [frozenset()] * len(self.nodes)  # what it reads from memory
+        found = []
+        for i, node in enumerate(self.nodes):
+            if self.written[i]:
+                continue
+            made = {v: j for v in node.reads if (j := self.made_by.get(v)) is not None}
+            unwritten = [j for j in made.values() if not self.written[j]]
+            read[i] = frozenset(v for v in node.reads if v not in made or self.written[made[v]])
+            read[i] = read[i].union(*(read[j] for j in unwritten))
+            dear[i] = node.primitive in POINTWISE_DEAR or any(dear[j] for j in unwritten)
+            count = len(kernels[i])
+            if count < 2 or len(set(self.readers[i])) < 2:
+                continue
+            # Written, it is written once and read by each; unwritten, each reads what it is from.
+            own = sum(device_bytes(self.avals[v]) for v in node.writes)
+            traffic = (count - 1) * sum(device_bytes(self.avals[v]) for v in read[i])
+            if dear[i] or (not self.on_gpu and traffic > (count + 1) * own):
+                self.written[i] = True
+                found += [i] if dear[i] else []
+        return found
+
+    def _kernels_that_run(self) -> list[frozenset[int]]:
+        """By node: the nodes that write a result for which it is run."""
+        found: list[frozenset[int]] = [frozenset()] * len(self.nodes)
+        for i in range(len(self.nodes) - 1, -1, -1):
+            found[i] = frozenset((i,)) if self.written[i] else self._read_by(i, found)
+        return found
+
+    def _read_by(self, i: int, found: Sequence[frozenset[int]]) -> frozenset[int]:
+        return frozenset().union(*(found[r] for r in self.readers[i]))
+
+    def _merge_siblings(self, dear: Iterable[int]) -> None:
+        """Leaves a dear result unwritten where all kernels that read it can be one: they are
+        pointwise, and none waits for another.
+        """
+        dear = list(dear)
+        if not dear:
+            return
+        kernels = self._kernels_that_run()
+        # By node, as the bits of a number: the nodes before it that it waits for.
+        before = [0] * len(self.nodes)
+        for i, node in enumerate(self.nodes):
+            for v in node.reads:
+                if (j := self.made_by.get(v)) is not None:
+                    before[i] |= before[j] | 1 << j
+        for i in dear:
+            group = self._read_by(i, kernels)
+            bits = sum(1 << k for k in group)
+            if all(self.pointwise[k] and not before[k] & bits for k in group):
+                self.written[i] = False
+
+    def kernels(self) -> Iterable[Kernel]:
+        """The kernels, in order."""
+        reads: list[dict[int, None]] = []
+        for i, node in enumerate(self.nodes):
+            here: dict[int, None] = {}
+            for v in node.reads:
+                j = self.made_by.get(v)
+                here |= {v: None} if j is None or self.written[j] else reads[j]
+            reads.append(here)
+            if self.written[i]:
+                over = frozenset(v for v in here if self._overwrites(i, v))
+                yield Kernel(node.primitive, node.eqn, tuple(here), node.writes, over)
+
+    def _overwrites(self, i: int, v: int) -> bool:
+        """Whether the result of node `i` may lie where `v` lies."""
+        node = self.nodes[i]
+        if node.primitive in IN_PLACE:
+            return v in node.reads
+        if not self.pointwise[i] or any(self.reduces[r] for r in self._fused_readers(i)):
+            return False  # a reduction in one kernel with it is scheduled unlike a pointwise one
+        mine, other = self.avals[node.writes[0]], self.avals[v]
+        if other is None or mine.size != other.size or mine.dtype != other.dtype:
+            return False
+        # A batched product's result has its batch dimensions as one: XLA shares between equal
+        # shapes alone.
+        maker = self.nodes[self.made_by[v]] if v in self.made_by else None
+        if maker is not None and maker.primitive == "dot_general":
+            return len(maker.eqn.params["dimension_numbers"][1][0]) < 2
+        return True
+
+    def _fused_readers(self, i: int) -> set[int]:
+        """The nodes that read node `i` in kernels of their own, through those written nowhere."""
+        found, todo = set(), list(self.readers[i])
+        while todo:
+            if (r := todo.pop()) not in found:
+                found.add(r)
+                todo += [] if self.written[r] else self.readers[r]
+        return found

@@ -1,0 +1,245 @@
+"""Walks through a traced step as XLA would schedule it, and tells the most bytes that are alive at
+once.
+
+What the walk tells is an estimate, and no bound: XLA fuses by a cost model and has schedules of its
+own. `benchmarks/walk.py` holds it against compiled steps.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection
+
+from jaxmem._trace.jaxpr import Flat, Jaxpr, Scan, as_loop, call_body, flatten, subjaxprs
+from jaxmem._trace.liveness.kernels import Body, Kernel, device_bytes, kernels_of
+from jaxmem._trace.liveness.order import ORDERS, as_written, with_fetches_first
+from jaxmem._trace.liveness.partial import partial_sums
+from jaxmem._trace.primitives import RENAMED
+from jaxmem_kernels import reference_of
+
+INSIDE = ("cond", "shard_map")  # whose bodies hold values, beside loops
+REDUCED = ("psum", "psum_invariant")  # over devices, in the memory of what is reduced
+
+Order = Callable[[Body, Callable[[int], int]], list[int]]
+
+
+def temporary_bytes(
+    jaxpr, donated: Collection[int], *, on_gpu: bool, shards: int = 1, divided: bool = False
+) -> int:
+    """Returns the bytes that a step is expected to take on a device beside its arguments:
+    temporaries, and results that take no argument's memory.
+
+    jaxpr: the step's, closed.
+    donated: positions of the arguments whose memory results may take.
+    on_gpu: whether it is compiled for a GPU.
+    shards: over how many devices values are divided. Inside `jax.shard_map` they are already.
+    divided: whether the codecs' kernels run on divided arrays too. On devices that are not there
+      the partitioner does not ask how to divide a kernel, so that the references are compiled.
+    """
+    jaxpr, donated, shards = _on_one_device(jaxpr, donated, shards)
+    walks = [_Walk(order, on_gpu, divided) for order in ORDERS]
+    flat = walks[0].flat(jaxpr, shards)
+    least = min(walk.step(flat, donated, shards, order) for walk, order in zip(walks, ORDERS))
+    # Depth first, a step without a loop over its layers computes every weight's gradient last, and
+    # holds what that is made from until then.
+    written = min(walk.step(flat, donated, shards, as_written) for walk in walks)
+    return written if written < FAR_LESS * least else least
+
+
+def _on_one_device(jaxpr, donated: Collection[int], shards: int):
+    """A step that is one `jax.shard_map` as what one device runs of it, with the positions of its
+    donated arguments there, so that results are seen to take their memory; another as it is.
+    """
+    flat = flatten(jaxpr)
+    if [e.eqn.primitive.name for e in flat.equations] != ["shard_map"]:
+        return jaxpr, donated, shards
+    (mapped,) = flat.equations
+    position = {v: i for i, v in enumerate(mapped.inputs) if isinstance(v, int)}
+    given = [flat.inputs[i] for i in donated]
+    return mapped.eqn.params["jaxpr"], [position[v] for v in given if v in position], 1
+
+
+def runs_references(jaxpr) -> bool:
+    """Whether a program that is compiled for devices that are not there has a codec on arrays that
+    XLA divides among them, so that its reference runs in place of its kernel.
+    """
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    divides = (e for e in inner.eqns if e.primitive.name != "shard_map")
+    return any(
+        reference_of(e) is not None or any(map(runs_references, subjaxprs(e))) for e in divides
+    )
+
+
+# Where the program's own order takes less than this share of a depth-first one, XLA takes one like
+# it. Closer ones are not told apart so well.
+FAR_LESS = 0.75
+
+
+class _Walk:
+    """One walk, by one order. Bodies of loops are walked through once each."""
+
+    def __init__(self, order: Order, on_gpu: bool, divided: bool):
+        self._order, self._on_gpu, self._divided = order, on_gpu, divided
+        # The jaxpr stands beside its result, so that no other one takes its id.
+        self._known: dict[tuple[int, int], tuple[Jaxpr, int]] = {}
+
+    def flat(self, jaxpr, shards: int) -> Flat:
+        """The program with its calls inlined; where GPUs divide its arrays and no kernel runs on
+        divided ones, also with codecs' references in place of kernels. Elsewhere a codec stands for
+        one kernel, on a CPU too, of whose fusions a walk would know less.
+        """
+        if not self._on_gpu or shards == 1 or self._divided:
+            return flatten(jaxpr, barriers=True)
+        body_of = lambda eqn: call_body(eqn) or reference_of(eqn)
+        return flatten(jaxpr, barriers=True, body_of=body_of)
+
+    def step(self, flat: Flat, donated: Collection[int], shards: int, order: Order) -> int:
+        """The most bytes beside the arguments, with the step's own kernels in another order than
+        those of loops.
+        """
+        body = kernels_of(flat, 0, self._on_gpu)
+        # Results take the memory of donated arguments of their shape, as JAX pairs them.
+        kind = lambda v: (flat.avals[v].shape, flat.avals[v].dtype)
+        free = defaultdict(int)
+        for i in donated:
+            free[kind(flat.inputs[i])] += 1
+        held = set()
+        for v in flat.outputs:
+            if isinstance(v, int) and free[kind(v)] > 0:
+                free[kind(v)] -= 1
+                held.add(v)
+        placed = {o for v, o in zip(flat.outputs, body.outputs) if o is not None and v in held}
+        return self._most(body, _with_carried(body, placed), shards, order)
+
+    def _inside(self, jaxpr: Jaxpr, loop: Scan | None, shards: int) -> int:
+        """The most bytes that a loop's body takes beside what it is given and carries."""
+        key = id(jaxpr), shards
+        if key not in self._known:
+            flat = self.flat(jaxpr, shards)
+            sliced = 0 if loop is None else len(flat.inputs) - loop.consts - loop.carry
+            body = kernels_of(flat, sliced, self._on_gpu)
+            carried = {}
+            if loop is not None:
+                given = flat.inputs[loop.consts : loop.consts + loop.carry]
+                carried = {o: i for i, o in zip(given, body.outputs) if o is not None}
+            placed = _with_carried(body, self._in_place(body, carried))
+            self._known[key] = jaxpr, self._most(body, placed, shards, self._order)
+        return self._known[key][1]
+
+    def _in_place(self, body: Body, carried: dict[int, int]) -> set[int]:
+        """Values that a loop carries on in the memory in which they came.
+
+        carried: by carried output, the input that it replaces. It may take its place if it is made
+          when that is read no more.
+        """
+        last: dict[int, int] = {}
+        order = self._positions(body, self._order, _size_in(body, 1))
+        for k, i in enumerate(order):
+            last |= dict.fromkeys(body.kernels[i].reads, k)
+        found = {o for o in carried if o in body.inputs}
+        for k, i in enumerate(order):
+            kernel = body.kernels[i]
+            for o in carried.keys() & set(kernel.writes):
+                given = carried[o]
+                if last.get(given, -1) < k or given in kernel.overwrites:
+                    found.add(o)
+        return found
+
+    def _positions(self, body: Body, order: Order, size: Callable[[int], int]) -> list[int]:
+        found = order(body, size)
+        return with_fetches_first(body, found) if self._on_gpu else found
+
+    def _most(self, body: Body, placed: Collection[int], shards: int, order: Order) -> int:
+        """The most bytes alive at once of what the program makes.
+
+        placed: values that take memory which is counted elsewhere.
+        """
+        size = _size_in(body, shards)
+        positions = self._positions(body, order, size)
+        last: dict[int, int] = {}
+        for k, i in enumerate(positions):
+            last |= dict.fromkeys(body.kernels[i].reads, k)
+        last |= dict.fromkeys((o for o in body.outputs if o is not None), len(positions))
+        ends = defaultdict(list)
+        for v, k in last.items():
+            ends[k].append(v)
+        alive: dict[int, int] = {}
+        now = most = 0
+        for k, i in enumerate(positions):
+            kernel = body.kernels[i]
+            loop = None if kernel.eqn is None else as_loop(kernel.eqn)
+            repeated = set() if loop is None else _stacked_twice(loop)
+            for position, v in enumerate(kernel.writes):
+                alive[v] = 0 if v in placed or position in repeated else size(v)
+            dying = [v for v in ends[k] if v in alive and v not in kernel.writes]
+            saved = _overwritten(kernel, loop, dying, alive)
+            new = sum(alive[v] for v in kernel.writes)
+            most = max(most, now + new - saved + self._within(kernel, loop, shards))
+            unread = [v for v in kernel.writes if v not in last]
+            now += new - sum(alive.pop(v) for v in (*dying, *unread))
+        return most
+
+    def _within(self, kernel: Kernel, loop: Scan | None, shards: int) -> int:
+        """Bytes that a kernel takes while it runs, or a loop's body."""
+        if loop is not None:
+            return self._inside(loop.jaxpr, loop, shards)
+        if kernel.primitive == "dot_general" and self._on_gpu and shards == 1:
+            return partial_sums(kernel.eqn)
+        if kernel.primitive not in INSIDE:
+            return 0
+        shards = 1 if kernel.primitive == "shard_map" else shards
+        return max((self._inside(j, None, shards) for j in subjaxprs(kernel.eqn)), default=0)
+
+
+def _size_in(body: Body, shards: int) -> Callable[[int], int]:
+    """Tells the bytes of a value on one device."""
+    return lambda v: -(-device_bytes(body.avals[v]) // shards)
+
+
+def _with_carried(body: Body, placed: set[int]) -> set[int]:
+    """Adds to `placed` the values that loops carry on to it, in the memory in which they came, and
+    those that are reduced over devices in it: moments that one loop after the other folds into are
+    never held twice.
+    """
+    last = {v: k for k, kernel in enumerate(body.kernels) for v in kernel.reads}
+    kind = lambda v: str(body.avals[v])  # an equation's constant has none
+    found = set(placed)
+    reduced = {v for kernel in body.kernels if kernel.primitive in REDUCED for v in kernel.writes}
+    for k, kernel in reversed(list(enumerate(body.kernels))):
+        loop = None if kernel.eqn is None else as_loop(kernel.eqn)
+        begun = [v for v in sorted(kernel.overwrites - body.inputs - found) if last[v] == k]
+        if loop is None and kernel.primitive not in REDUCED:
+            begun = [v for v in begun if v in reduced]
+        for v in kernel.writes if loop is None else kernel.writes[: loop.carry]:
+            if v in found and (of_kind := [u for u in begun if kind(u) == kind(v)]):
+                found.add(of_kind[0])
+                begun.remove(of_kind[0])
+    return found
+
+
+def _overwritten(kernel: Kernel, loop: Scan | None, dying, alive) -> int:
+    """Bytes of what dies in a kernel and hands its memory to a result."""
+    over = [v for v in dying if v in kernel.overwrites]
+    if loop is None:
+        return max((alive[v] for v in over), default=0)
+    # A loop carries on in the memory of what it begins with.
+    return min(
+        sum(alive[v] for v in over if v not in kernel.writes),
+        sum(alive[v] for v in kernel.writes[: loop.carry]),
+    )
+
+
+def _stacked_twice(loop: Scan) -> set[int]:
+    """Positions of results that a loop stacks under a second name, or that are the same in every
+    turn: XLA keeps one stack, or none.
+    """
+    flat, origin = flatten(loop.jaxpr), {}
+    for e in flat.equations:
+        if e.eqn.primitive.name in RENAMED and len(e.reads) == len(e.inputs) == len(e.outputs):
+            origin.update((o, origin.get(v, v)) for v, o in zip(e.reads, e.outputs))
+    seen, found = set(flat.inputs[: loop.consts]), set()
+    for position, v in enumerate(flat.outputs):
+        if position >= loop.carry and isinstance(v, int):
+            first = origin.get(v, v)
+            if first in seen:
+                found.add(position)
+            seen.add(first)
+    return found

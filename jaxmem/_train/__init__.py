@@ -1,0 +1,4 @@
+"""Training under a plan: the training loop and the folder of a run (`runs`), checkpoints
+(`checkpoints`), the rectifier that revises a plan (`rectifier`), and pages about runs
+(`report`).
+"""

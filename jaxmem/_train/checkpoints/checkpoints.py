@@ -1,0 +1,288 @@
+"""A run's checkpoints: a folder a step, of which the newest few are kept. orbax writes them while
+training goes on; each counts once its manifest is on the disk.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import math
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jaxmem._core.files import flush_folder
+from jaxmem._core.warn import warn
+from jaxmem._target.processes.channel import Channel
+from jaxmem._train.checkpoints import manifest, restacked, stored
+from jaxmem.errors import RunError
+
+CHECKPOINTS = "checkpoints"  # of a run's folder
+WRITING = ".writing-"
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """One that is whole.
+
+    step: how many steps were done.
+    notes: what was noted beside the state: `settings`, the data's `position`, the steps that were
+      `skipped`, and under `best` the metric of that name with its value.
+    path: its folder.
+    """
+
+    step: int
+    notes: Mapping[str, Any]
+    path: pathlib.Path
+    _leaves: tuple[manifest.Leaf, ...]
+
+    def state(self, like):
+        """The state, as a tree like `like`, a state or the shapes of one. Arrays lie where those of
+        `like` do, or say they should: `jax.ShapeDtypeStruct` with a sharding.
+
+        Raises RunError, naming an array, where `like` is another tree.
+        """
+        leaves, structure = jax.tree.flatten_with_path(like)
+        return structure.unflatten(self.leaves(leaves))
+
+    def leaves(self, like: Sequence[tuple[Any, Any]]) -> list:
+        """The same of leaves with their paths."""
+        return restacked.read(self.path, self._leaves, like)
+
+
+class Checkpoints:
+    """`with Checkpoints(folder, keep) as checkpoints: checkpoints.save(step, state, notes)`.
+
+    folder: where they lie; it is made.
+    keep: how many are kept, the newest. Where it is 1, the one before stays until `sound` is
+      called, since what is newest may have been spoilt by the last update before it.
+    best: a metric; the checkpoint that was noted with its least value is kept beside them.
+    processes: those of the run, each of which stores what its devices hold. They call each method
+      alike, and what fails in one raises RunError in all. The first one does the rest.
+
+    What was saved is on the disk once `wait` returns, or the next `save`. Both raise RunError,
+    naming the newest that is whole, where it could not be written.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        keep: int,
+        best: str | None = None,
+        processes: Channel | None = None,
+    ):
+        self.folder, self.keep, self.best = folder.absolute(), keep, best
+        self._processes = processes or Channel()
+        self._writing = self._processes.beside("writing")  # of the thread that writes
+        self.whole: int | None = None  # the newest step that is on the disk
+        self.at: int | None = None  # the step that was saved last, or gone back to
+        self._pending: list[concurrent.futures.Future] = []
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "jaxmem-checkpoint")
+        self._writer = None
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, _, error: BaseException | None, *__) -> None:
+        if error is not None:
+            self._writing.hurry()  # another process may have ended
+        # What is being written is finished, whatever ends the run.
+        self._thread.shutdown(wait=True)
+        if self._writer is not None:
+            self._writer.close()
+
+    def save(self, step: int, state, notes: Mapping[str, Any]) -> None:
+        """Writes a checkpoint. It returns when the arrays were copied, so that the next step may
+        take them.
+        """
+        self.wait()
+        path = self.folder / f"{WRITING}{step:08d}"
+        arrays, leaves = stored.taken(state)
+        if self._writer is None:
+            self._writer = stored.writer(self._writing)
+        with _told(self):
+            self._processes.first_does(lambda: self._make_room(path))
+        failed = None
+        try:
+            stored.write(self._writer, path, arrays)
+        except Exception as error:  # which the others are told in the thread
+            failed = error
+        self.at = step
+        finish = self._thread.submit(self._finish, path, step, leaves, dict(notes), failed)
+        self._pending = [finish]
+
+    def _make_room(self, path: pathlib.Path) -> None:
+        """Makes the folder of a new checkpoint, and lets go of those that no longer count."""
+        for left in self.folder.glob(f"{WRITING}*"):  # by a process that was killed
+            shutil.rmtree(left)
+        # Of those after the one that the run went on from, none is of what it did since.
+        for later in steps_in(self.folder):
+            if self.at is None or later > self.at:
+                _remove(self.folder / f"{later:08d}")
+        self._prune(max(self.keep, 2))  # a run may go on with fewer than it had
+        path.mkdir(parents=True)
+
+    def _finish(self, path: pathlib.Path, step: int, leaves, notes, failed) -> None:
+        self._writing.agreed(lambda: self._written(failed))
+        # One process lists the files, since others may see a folder later; all sum up a part.
+        names = self._writing.first_does(lambda: manifest.names(path))
+        sums = self._writing.agreed(lambda: self._summed(path, names))
+        files = {name: pair for found in sums for name, pair in found.items()}
+        self._writing.first_does(lambda: self._name(path, step, leaves, notes, files))
+        self.whole = step
+
+    def _written(self, failed: Exception | None) -> None:
+        with _told(self):
+            if failed is not None:
+                raise failed
+            assert self._writer is not None
+            self._writer.wait_until_finished()
+
+    def _summed(self, path: pathlib.Path, names: list[str]) -> dict[str, list]:
+        with _told(self):
+            return manifest.summed(path, names[self._writing.index :: self._writing.count])
+
+    def _name(self, path: pathlib.Path, step: int, leaves, notes, files) -> None:
+        """Gives a checkpoint its manifest and its name: it counts from here on, so that a folder of
+        that name without a manifest lost it.
+        """
+        with _told(self):
+            manifest.write(path, step, leaves, notes, files)
+            whole = self.folder / f"{step:08d}"
+            if whole.exists():  # which was not used, as it was changed
+                _remove(whole)
+            os.replace(path, whole)
+            flush_folder(self.folder)
+            self._prune(max(self.keep, 2))
+
+    def sound(self, step: int) -> None:
+        """Says that what a step made of the state of checkpoint `step` was finite."""
+        if not self._processes.first:
+            return
+        if self.keep == 1 and step == self.at and len(self._pending) < 2:
+            self._pending.append(self._thread.submit(self._prune, 1))
+
+    def _prune(self, keep: int) -> None:
+        best = [step for _, step in noted(self.folder, self.best)[:1]]
+        for old in steps_in(self.folder)[keep:]:
+            if old not in best:
+                _remove(self.folder / f"{old:08d}")
+
+    def wait(self) -> None:
+        """Returns once what was saved is on the disk."""
+        pending, self._pending = self._pending, []
+        with _told(self):
+            for one in pending:
+                one.result()
+
+    def newest(self) -> Checkpoint | None:
+        """The newest that is whole; of each newer one a warning says what is wrong with it.
+
+        Raises RunError where there are some, but none is whole.
+        """
+        self.wait()
+        return self._go(self._newest)
+
+    def _newest(self) -> Checkpoint | None:
+        steps = steps_in(self.folder)
+        found = first_whole(self.folder, steps)
+        if steps and found is None:
+            raise RunError(
+                f"train: {str(self.folder)!r} holds {len(steps)} checkpoints, and none of them is"
+                " whole; expected one; remove the folder to begin again"
+            )
+        return found
+
+    def before(self, step: int) -> Checkpoint | None:
+        """The newest before a step that is whole, of those that the run came by; None where there
+        is none.
+        """
+        self.wait()
+        past = step - 1 if self.at is None else min(step - 1, self.at)
+        steps = lambda: [one for one in steps_in(self.folder) if one <= past]
+        return self._go(lambda: first_whole(self.folder, steps()))
+
+    def least(self, step: int) -> float:
+        """The least value of the metric `best` that those up to a step were noted with."""
+        values = lambda: (value for value, of in noted(self.folder, self.best) if of <= step)
+        return self._processes.first_does(lambda: next(values(), math.inf))
+
+    def _go(self, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
+        """Goes to what the first process finds: all others need not verify it too."""
+        step = self._processes.first_does(lambda: None if (it := find()) is None else it.step)
+        if step is None:
+            return None
+        found: list[Checkpoint] = []
+        self._processes.agreed(lambda: found.append(_opened(self.folder, step)))
+        self.whole = self.at = step
+        return found[0]
+
+
+def _opened(folder: pathlib.Path, step: int) -> Checkpoint:
+    """A checkpoint that another process may have verified."""
+    path = folder / f"{step:08d}"
+    try:
+        found = manifest.opened(path, step)
+    except (ValueError, OSError) as error:
+        raise RunError(
+            f"train: cannot read the checkpoint {str(path)!r}: {error}; expected a folder that all"
+            " processes of the run share"
+        ) from error
+    return Checkpoint(step, found.notes, path, found.leaves)
+
+
+def first_whole(folder: pathlib.Path, steps: Sequence[int]) -> Checkpoint | None:
+    """The first of these that is whole; of each before it a warning says what is wrong with it."""
+    for step in steps:
+        path = folder / f"{step:08d}"
+        try:
+            found = manifest.verified(path, step)
+        except (ValueError, OSError, KeyError, TypeError) as error:
+            warn(f"train: the checkpoint {str(path)!r} is not used: {error}")
+        else:
+            return Checkpoint(step, found.notes, path, found.leaves)
+    return None
+
+
+def noted(folder: pathlib.Path, metric: str | None) -> list[tuple[float, int]]:
+    """The values of a metric that checkpoints were noted with, and their steps; the least first."""
+    notes = ((step, manifest.notes(folder / f"{step:08d}", step)) for step in steps_in(folder))
+    of = ((step, found["best"]) for step, found in notes if metric is not None and "best" in found)
+    return sorted((best[metric], step) for step, best in of if metric in best)
+
+
+@contextlib.contextmanager
+def _told(of: Checkpoints) -> Iterator[None]:
+    """Makes what a write raises a RunError."""
+    try:
+        yield
+    except RunError:
+        raise
+    except Exception as error:  # orbax and tensorstore raise many kinds
+        whole = "none is whole" if of.whole is None else f"that of step {of.whole} is whole"
+        raise RunError(
+            f"train: cannot write a checkpoint to {str(of.folder)!r}: {error}; expected room in a"
+            f" folder that can be written to; of the earlier ones {whole}"
+        ) from error
+
+
+def steps_in(folder: pathlib.Path) -> list[int]:
+    """The steps of which there is a folder, the newest first."""
+    names = (path.name for path in folder.glob("*")) if folder.is_dir() else ()
+    return sorted((int(name) for name in names if is_name(name)), reverse=True)
+
+
+def is_name(name: str) -> bool:
+    """Whether a checkpoint's folder may have this name."""
+    return name.isdecimal() and name == f"{int(name):08d}"
+
+
+def _remove(path: pathlib.Path) -> None:
+    """Removes a checkpoint, its manifest first: what is left of it when the process ends here does
+    not count.
+    """
+    (path / manifest.NAME).unlink(missing_ok=True)
+    shutil.rmtree(path)

@@ -1,0 +1,87 @@
+"""Reads a checkpoint whose layers lay in other stacks than those that it goes on with: all of them
+on the device, or some in host memory.
+"""
+
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxmem._train.checkpoints import stored
+from jaxmem._train.checkpoints.manifest import Leaf
+from jaxmem.errors import RunError
+
+# Where `jaxmem._model.states.stacks` holds a stack, and which of two forms of its parameters.
+_PART = re.compile(r"\.parts\[(\d+)\](\.copy|\.master)?")
+Shapes = Sequence[tuple[str, tuple[int, ...]]]
+Like = Sequence[tuple[Any, Any]]  # leaves of a state with their paths
+
+
+def read(folder: pathlib.Path, leaves: Sequence[Leaf], like: Like) -> list:
+    """What a checkpoint holds of each of `like`, as `stored.read` gives it. Arrays of layers are
+    divided anew, where the state divides them otherwise.
+
+    Raises RunError, naming an array, where `like` is another state.
+    """
+    paths = [jax.tree_util.keystr(path) for path, _ in like]
+    shapes = [(path, np.shape(was)) for path, (_, was) in zip(paths, like, strict=True)]
+    if not _differ_in_stacks([(leaf.path, leaf.shape) for leaf in leaves], shapes):
+        return stored.read(folder, leaves, like)
+    whole = _joined(leaves, stored.arrays(folder, leaves))
+    begun = dict.fromkeys(whole, 0)
+    found = []
+    for path, (_, was) in zip(paths, like, strict=True):
+        name, form = _whole(path)
+        array, leaf = whole[name]
+        if form is not None:
+            begin = begun[name]
+            array = array[begin : begin + was.shape[0]].astype(was.dtype)
+            if form != ".copy":  # which is of the same layers as the stack after it
+                begun[name] = begin + was.shape[0]
+        if array.shape != was.shape:
+            raise RunError(
+                f"train: the checkpoint holds {name} {list(whole[name][0].shape)} where the state"
+                f" has {path} {list(was.shape)}; expected the state of the run that it is of: the"
+                " same model and optimizer, or another folder"
+            )
+        found.append(stored.placed(array, leaf, was))
+    return found
+
+
+def _whole(path: str) -> tuple[str, str | None]:
+    """The path of an array of all layers, and the form that the stack at `path` has; None for an
+    array that is in no stack.
+    """
+    part = _PART.search(path)
+    if part is None:
+        return path, None
+    return path[: part.start()] + path[part.end() :], part[2] or ""
+
+
+def _differ_in_stacks(stored: Shapes, wanted: Shapes) -> bool:
+    """Whether the shapes, by their paths, are of one state whose layers are divided in two ways."""
+    names = [{_whole(path)[0] for path, _ in shapes} for shapes in (stored, wanted)]
+    stacks = [
+        [(path, shape) for path, shape in shapes if _whole(path)[1] is not None]
+        for shapes in (stored, wanted)
+    ]
+    return stacks[0] != stacks[1] and names[0] == names[1]
+
+
+def _joined(leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> dict[str, tuple[Any, Leaf]]:
+    """Each array of all layers, by its path, and what it is."""
+    pieces: dict[str, list] = {}
+    of: dict[str, Leaf] = {}
+    for leaf, array in zip(leaves, arrays, strict=True):
+        name, form = _whole(leaf.path)
+        if form == ".copy":
+            continue
+        pieces.setdefault(name, []).append(array)
+        of.setdefault(name, leaf)
+    return {
+        name: (found[0] if len(found) == 1 else np.concatenate(found), of[name])
+        for name, found in pieces.items()
+    }

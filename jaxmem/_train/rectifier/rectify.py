@@ -1,0 +1,300 @@
+"""Revises a plan while a model trains (Adacc §3.4): outliers are counted, codecs get room for them,
+and where another plan is then better, its step takes the place of the one that runs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxmem._core.actions import ALL, Action
+from jaxmem._core.bytes import show_bytes
+from jaxmem._result.plan import file
+from jaxmem._result.plan.plan import Plan
+from jaxmem._train.rectifier.counts import Outliers, counted
+from jaxmem._train.rectifier.decide import (
+    changed,
+    identity,
+    most_gained,
+    overflows,
+    planning_seconds,
+    rooms,
+    without_room,
+)
+from jaxmem._train.rectifier.pace import SLOWER, Before, Pace
+from jaxmem._train.rectifier.replan import Made, Replanner
+from jaxmem._train.rectifier.watch import Watch, said
+from jaxmem.errors import BudgetError, StepError
+
+LESS = 0.9  # the share of its bytes that a step which ran out of memory may take
+Row = dict[str, Any]  # of a decision
+
+
+class Rectifier:
+    """Counts outliers while a model trains, and plans anew where they ask for it.
+
+        rectifier = jaxmem.runs.Rectifier(plan, build, state, batch)
+        jaxmem.runs.train(plan.step, init, data, steps=1000, run=run, rectifier=rectifier)
+
+    Tagged tensors whose codec separates outliers are looked at before steps 1, 2, 4 and so on, by a
+    program that computes the step's forward alone. Where channels with Z > 3 are more than a codec
+    of the plan has room for, or so much fewer that a faster plan may fit, `jaxmem.plan` runs again
+    beside the training, with room for what was counted. Its step takes the place of the other
+    between two steps; parameters, moments and data are as they were. Each decision, taken or not,
+    is a row of decisions.jsonl in the run's folder, and what was counted one of outliers.jsonl.
+
+    Attributes:
+      plan: the plan that trains now.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        build: Callable,
+        *args: Any,
+        every: int = 1024,
+        wrap: Callable[[Any], Any] = lambda step: step,
+        **asked: Any,
+    ):
+        """Takes what `jaxmem.plan` was given.
+
+        Arguments:
+          plan: what it returned.
+          build: its `build`.
+          args: the step's arguments; shapes are enough. Of a plan with `batch=`, those of its size.
+          every: how many steps two trackings are apart at most.
+          wrap: what training makes of a plan's step, where `train` is given more than that: it is
+            called with the step of each plan that is taken.
+          asked: what a plan may choose from, as it was given: `codecs`, `actions`, `host_budget`
+            and `decide`.
+
+        Raises StepError for other arguments, and for a plan that divides states over devices, whose
+        step is another.
+        """
+        if not isinstance(plan, Plan):
+            raise StepError(
+                f"Rectifier: `plan` is {type(plan).__name__}; expected what jaxmem.plan returned"
+            )
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise StepError(f"Rectifier: `every` is {every!r}; expected a number of steps, from 1")
+        if plan.divided not in (None, "nothing"):
+            raise StepError(
+                f"Rectifier: the plan divides {plan.divided} over devices; expected one that"
+                " divides nothing: leave the rectifier out"
+            )
+        self._first = plan
+        self._compresses = any(Action(a).compresses for a in asked.get("actions") or ALL)
+        self._again = Replanner(plan, build, args, asked, wrap)
+        self._watch = Watch(self._again.build, self._again.args, asked.get("codecs"), every)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins with the first plan, whatever an earlier training came to."""
+        self.plan, self._step = self._first, None
+        self._budget = self.plan.budget_bytes  # it falls where a step runs out of memory
+        self._watch.recent = []
+        self._rooms: dict[tuple[str, str], int] | None = None  # those that were decided about
+        self._made: Made | None = None
+        self._pace = Pace()
+        self._before: Before | None = None  # what the plan's steps are compared with
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """The greatest count of outlier channels by block and tag, of the latest trackings: what
+        `jaxmem.plan(..., outliers=)` takes.
+        """
+        return self._watch.counts
+
+    def look(self, number: int, *args: Any) -> list[Row]:
+        """Begins to count the outliers of a step that is about to run, where it is due. Returns
+        rows of decisions: none, unless nothing can be counted.
+        """
+        room = self._budget if self.plan.target == "local" else None
+        return self._unwatched(number, self._watch.look(number, args, room))
+
+    def seen(self, number: int) -> tuple[list[Outliers], list[Row]]:
+        """What was counted before step `number`, and rows of decisions; empty where nothing was."""
+        found, wrong = self._watch.seen(number)
+        return found, self._unwatched(number, wrong)
+
+    def _unwatched(self, number: int, wrong: str | None) -> list[Row]:
+        if wrong is None:
+            return []
+        return [self._row(number, False, f"nothing is tracked from here on: {wrong}")]
+
+    def numbers(self, found: Sequence[Outliers]) -> dict[str, float]:
+        """What a step's row of metrics says of its outliers."""
+        channels = sum(one.channels * len(one.counts) for one in found)
+        return {
+            "outlier_rate": sum(sum(one.counts) for one in found) / max(1, channels),
+            "outliers_beyond_room": float(without_room(self.plan.actions, counted(found))),
+        }
+
+    def weigh(self, number: int, left: int) -> list[Row]:
+        """Decides, after step `number` with `left` more to go, whether to plan anew for what was
+        counted; returns the decision's row.
+        """
+        counts = self.counts
+        wanted, over = rooms(counts), overflows(self.plan.actions, self._watch.recent)
+        if not self._compresses:
+            return [self._row(number, False, "no action that compresses is allowed", left=left)]
+        if self._made is not None:
+            return [self._row(number, False, "a plan is being made", left=left)]
+        if wanted == self._rooms:
+            return [self._row(number, False, "room is needed as before", left=left)]
+        gain, cost = most_gained(self.plan) * self._pace.of(self.plan), planning_seconds(self.plan)
+        numbers = {"left": left, "most_gained": gain, "planning": cost}
+        self._rooms = wanted
+        if not over and gain * left <= cost:
+            why = "no plan could gain as much over the steps that are left as planning takes"
+            return [self._row(number, False, why, **numbers)]
+        self._made = self._again.begin(self._budget, counts)
+        why = "; ".join(map(str, over)) or "tensors need other room, and a faster plan may fit"
+        return [self._row(number, True, why, event="plan", outliers=counts, **numbers)]
+
+    def ready(self, number: int, left: int) -> tuple[Any, list[Row]]:
+        """After step `number`: the step to go on with, or None for the same, and rows of what was
+        decided.
+        """
+        if (back := self._slower(number)) is not None:
+            return back
+        if self._made is None or not self._made.done():
+            return None, []
+        made, self._made = self._made, None
+        step, rows = self._taken(made, number, left)
+        # What was counted meanwhile may ask for other room than it was made for.
+        if self._watch.recent and rooms(self.counts) != self._rooms:
+            rows += self.weigh(number, left)
+        return step, rows
+
+    def _taken(self, made: Made, number: int, left: int) -> tuple[Any, list[Row]]:
+        """Takes the plan that was made, or declines it."""
+        no = lambda why, **numbers: (None, [self._row(number, False, why, **numbers)])
+        try:
+            plan, step = made.result()
+        except Exception as error:
+            return no(f"planning failed: {said(error)}")
+        gain = (self.plan.predicted_seconds - plan.predicted_seconds) * self._pace.of(self.plan)
+        numbers: Row = {"left": left, "gain": gain, "predicted_bytes": plan.predicted_bytes}
+        numbers["compiled_bytes"] = plan.compiled_bytes
+        over = overflows(self.plan.actions, self._watch.recent)
+        if plan.actions == self.plan.actions and plan.places == self.plan.places:
+            return no("the best plan is the same", **numbers)
+        if plan.places != self.plan.places:
+            return no("states would lie elsewhere", **numbers)
+        if plan.compiled_bytes > self._budget:
+            return no("memory ran out meanwhile, and the plan takes too much", **numbers)
+        if not over and gain * left <= 0:
+            return no("the best plan is no faster", **numbers)
+        why = "; ".join(map(str, over)) or "the new plan is faster"
+        return self._swap(number, plan, step, why, for_speed=not over, **numbers)
+
+    def told(self, seconds: float | None) -> None:
+        """Takes what a step took, by the clock; beside planning it takes longer, and tells
+        nothing.
+        """
+        if seconds is not None and self._made is None:
+            self._pace.told(seconds)
+
+    def less(self, number: int, error: BaseException) -> tuple[Any, list[Row]]:
+        """Plans for less memory, after step `number` ran out of it; returns the step to go on with
+        and the decision's row. Raises BudgetError where no plan takes less, with what holds the
+        memory.
+        """
+        self._made = None  # for too much memory; its rooms are asked for here
+        self._budget = int(LESS * min(self._budget, self.plan.compiled_bytes))
+        first = str(error).splitlines()[0][:300]
+        try:
+            plan, step = self._again.at_once(self._budget, self.counts or None)
+            if plan.places != self.plan.places:
+                raise BudgetError(
+                    f"plan: {show_bytes(self._budget)} are met by a plan alone that places states"
+                    " elsewhere",
+                    least_bytes=plan.compiled_bytes,
+                )
+        except BudgetError as none:
+            raise BudgetError(
+                f"train: step {number} ran out of memory under a plan of"
+                f" {show_bytes(self.plan.compiled_bytes)} ({first}), and no plan takes"
+                f" {show_bytes(self._budget)}; {none}\n{self._again.explained(self.plan)}",
+                least_bytes=none.least_bytes,
+            ) from error
+        self._rooms = rooms(self.counts) if self._watch.recent else None
+        found = self._swap(number, plan, step, f"out of memory: {first}", for_speed=False)
+        self._before = None
+        return found
+
+    def notes(self) -> dict[str, Any]:
+        """What a checkpoint needs to go on under the same plan."""
+        return {
+            "first": identity(self._first),
+            "plan": self.plan.to_json(),
+            "recent": self._watch.recent,
+            "budget": self._budget,
+            "is_planning": self._made is not None,
+        }
+
+    def restore(self, number: int, notes: Mapping[str, Any]) -> tuple[Any, list[Row]]:
+        """Goes on from what `notes` said at step `number`: returns the step, or None where it is
+        the first plan's, and rows of decisions. Where another plan was given than the run began
+        with, that one is taken.
+        """
+        self._watch.recent = [dict(counts) for counts in notes["recent"]]
+        self._rooms = rooms(self.counts) if self._watch.recent else None
+        if notes["first"] != identity(self._first):
+            self._rooms = None
+            why = "the run goes on under the plan that it was given, and not its checkpoint's"
+            return None, [self._row(number, False, why)]
+        self._budget = min(self._budget, notes["budget"])
+        try:
+            plan = Plan(**file.read(dict(notes["plan"]), "the checkpoint's plan"))
+            if plan.actions != self.plan.actions:
+                self._step = self._again.executable(plan)
+                self.plan = plan
+        except Exception as error:
+            self._rooms = None
+            why = f"the checkpoint's plan does not run here: {said(error)}"
+            return None, [self._row(number, False, why)]
+        if notes["is_planning"]:
+            self._made = self._again.begin(self._budget, self.counts)
+        return self._step, []
+
+    def close(self) -> None:
+        """Lets what is being planned go, once a compile that goes on has ended."""
+        self._again.close()
+        self._made = None
+
+    def _slower(self, number: int) -> tuple[Any, list[Row]] | None:
+        """The step of the plan before, if the new one's steps are slower by the clock."""
+        before, now = self._before, self._pace.median
+        if before is None or now is None:
+            return None
+        self._before = None
+        if before.pace.median is None:
+            return None
+        apart = now - before.pace.median
+        self._again.remember(self.plan, before.plan, apart, before.pace.noise + self._pace.noise)
+        lost = overflows(before.plan.actions, self._watch.recent)
+        if not before.for_speed or before.step is None or lost or apart <= SLOWER * now:
+            return None
+        why = "its steps are slower than those of the plan before, which comes back"
+        numbers = {"median": now, "before": before.pace.median}
+        found = self._swap(number, before.plan, before.step, why, for_speed=False, **numbers)
+        self._before = None
+        return found
+
+    def _swap(
+        self, number: int, plan: Plan, step: Any, why: str, *, for_speed: bool, **numbers
+    ) -> tuple[Any, list[Row]]:
+        """Takes a plan; returns its step, and the decision's row."""
+        row = self._row(number, True, why, event="swap", **numbers)
+        row["changed"] = changed(self.plan.actions, plan.actions)
+        step_before = self._step
+        if step_before is None and self.plan.is_compiled:
+            step_before = self._again.executable(self.plan)
+        self._before = Before(self.plan, step_before, self._pace, for_speed)
+        self.plan, self._step, self._pace = plan, step, Pace()
+        return step, [row]
+
+    def _row(self, number: int, taken: bool, why: str, **numbers: Any) -> Row:
+        measured = {} if self._pace.median is None else {"step_seconds": self._pace.median}
+        predicted = {"predicted_seconds": self.plan.predicted_seconds}
+        return {"step": number, "taken": taken, "why": why} | predicted | measured | numbers

@@ -1,0 +1,156 @@
+"""Plans again beside the training, in a thread that sees JAX as the one that trains does."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import inspect
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from jaxmem._cost.profile.times import beside_training
+from jaxmem._planner.explain.explain import explain
+from jaxmem._planner.measured import remember_run
+from jaxmem._planner.plan import plan as make_plan
+from jaxmem._planner.verify import verify
+from jaxmem._result.plan.plan import Plan
+from jaxmem._trace.step import with_microbatches
+from jaxmem.errors import JaxmemError, StepError
+
+Made = concurrent.futures.Future[tuple[Plan, Any]]
+# What of `jaxmem.plan` a rectifier decides itself, is of the first plan, or would take the device.
+NOT_ASKED = ("build", "args", "budget", "target", "outliers", "microbatches", "batch", "sizes")
+NOT_ASKED += ("measure", "fresh")
+
+
+class Replanner:
+    """Makes plans of one step with other room for outliers, or for less memory.
+
+    build, args: those of `jaxmem.plan`.
+    asked: what else it was given, such as `codecs` and `actions`.
+    wrap: what training makes of a plan's step.
+    """
+
+    def __init__(self, plan: Plan, build: Callable, args: tuple, asked: dict[str, Any], wrap):
+        takes = [n for n in inspect.signature(make_plan).parameters if n not in NOT_ASKED]
+        for name in asked:
+            if name not in takes:
+                raise StepError(
+                    f"Rectifier: got {name}=; expected what `jaxmem.plan` chooses from:"
+                    f" {', '.join(takes)}"
+                )
+        if not args:
+            raise StepError(
+                "Rectifier: got no arguments of the step; expected those that `jaxmem.plan` was"
+                " given, or their shapes"
+            )
+        self.build = with_microbatches(build, plan.microbatches)
+        self.args, self._asked, self._wrap = jax.tree.map(_shape, args), asked, wrap
+        self._first = plan
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        self._ends = threading.Event()
+
+    def begin(self, budget: int, outliers) -> Made:
+        """A plan and its executable on this device, made while training goes on."""
+        return self._beside(self.now, budget, outliers)
+
+    def _beside(self, function: Callable, *given) -> concurrent.futures.Future:
+        # Read here and not once: a rectifier may be made before the training sets its mesh.
+        as_in_training = _as_here()
+
+        def work():
+            with as_in_training(), beside_training(self._ends.is_set):
+                return function(*given)
+
+        if self._thread is None:
+            self._ends.clear()
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, "jaxmem-rectifier")
+        return self._thread.submit(work)
+
+    def now(self, budget: int, outliers) -> tuple[Plan, Any]:
+        """The same, waited for. Raises what `jaxmem.plan` raises."""
+        first, given = self._first, {"budget": budget, "outliers": outliers}
+        made = make_plan(self.build, *self.args, target=first.target, **given, **self._asked)
+        made = dataclasses.replace(made, microbatches=first.microbatches, batch=first.batch)
+        return made, self.executable(made)
+
+    def at_once(self, budget: int, outliers) -> tuple[Plan, Any]:
+        """The same, while the training waits: its arrays have the device."""
+        with beside_training(lambda: False):
+            return self.now(budget, outliers)
+
+    def remember(self, plan: Plan, other: Plan, seconds: float, noise: float) -> None:
+        """Writes down by how much the steps of a plan for this device took longer than those of
+        another, so that later plans of the step are priced by it.
+        """
+        if plan.target != "local":
+            return
+        run = (plan.actions, other.actions, seconds, noise)
+        done = self._beside(remember_run, self.build, self.args, *run)
+        done.add_done_callback(_log)
+
+    def executable(self, plan: Plan) -> Any:
+        """The step under a plan, compiled for this device: a plan may be for another."""
+        if plan.target == "local" and plan.is_compiled:
+            return self._wrap(plan.step)
+        # A plan for this device binds its budget here; one for another does not.
+        budget = plan.budget_bytes if plan.target == "local" else sys.maxsize
+        here = dataclasses.replace(plan, target="local", budget_bytes=budget, microbatches=None)
+        return self._wrap(verify(here, self.build, *self.args).step)
+
+    def explained(self, plan: Plan) -> str:
+        """What holds the memory of the step under a plan, in words; empty where that is unknown."""
+        try:
+            return str(explain(self.build, *self.args, plan=plan, target=plan.target))
+        except JaxmemError:
+            return ""
+
+    def close(self) -> None:
+        """Lets what is being planned go, once a compile that goes on has ended."""
+        self._ends.set()
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+        self._thread = None
+
+
+def _log(done: concurrent.futures.Future) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        logging.getLogger("jaxmem").warning("times of steps were not written down: %s", error)
+
+
+def _shape(leaf):
+    """An array's shape in its place: the state that training begins with is let go meanwhile."""
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    place = leaf.sharding if getattr(leaf, "committed", True) else None
+    weak = bool(getattr(leaf, "weak_type", False))
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place, weak_type=weak)
+
+
+def _as_here() -> Callable[[], contextlib.AbstractContextManager]:
+    """What makes another thread trace as this one does now: JAX's contexts are a thread's own."""
+    config: Any = jax.config  # its options are attributes by name, which types do not tell
+    contexts = [
+        (jax.enable_x64, config.jax_enable_x64),
+        (jax.default_matmul_precision, config.jax_default_matmul_precision),
+        (jax.default_device, config.jax_default_device),
+        (jax.default_prng_impl, config.jax_default_prng_impl),
+        (jax.threefry_partitionable, config.jax_threefry_partitionable),
+        (jax.numpy_dtype_promotion, config.jax_numpy_dtype_promotion),
+        (jax.numpy_rank_promotion, config.jax_numpy_rank_promotion),
+    ]
+    mesh = jax.sharding.get_mesh()
+    contexts += [] if mesh.empty else [(jax.set_mesh, mesh)]
+
+    @contextlib.contextmanager
+    def entered() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for context, value in contexts:
+                stack.enter_context(context(value))
+            yield
+
+    return entered

@@ -1,0 +1,122 @@
+"""Counts the outlier channels of a step's tensors by a program of its own, beside the step: the
+model is as it was, and steps that are not tracked cost nothing (Adacc §3.4).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxmem._model.codecs.forms import THRESHOLD
+from jaxmem._model.codecs.outlier import z_scores
+from jaxmem._trace.filtered import is_array
+from jaxmem._trace.step import trace
+from jaxmem._train.rectifier.counts import Outliers
+from jaxmem._train.rectifier.mark import Marking
+from jaxmem._train.rectifier.reap import reaped
+from jaxmem.errors import StepError
+
+
+class Tracker:
+    """`tracker(state, batch)` computes the Z-scores of the tensors that a step would compute, by
+    the step's own forward, and `read` counts.
+
+    bytes: what is on a device while it runs, all of the step's arguments included; known once
+      `compile` was called.
+    """
+
+    def __init__(self, build: Callable, args: tuple, codecs: Any = None):
+        """Traces the step that `build` returns.
+
+        build, args, codecs: those of `jaxmem.plan`; shapes are enough.
+
+        Raises StepError for a step in which nothing is found to track.
+        """
+        _, traced = trace(build, Marking(codecs), args)
+        self._closed = traced.jaxpr
+        self._names: list[tuple[str, str]] = []
+        self._compiled: Any = None
+        self.bytes = 0
+        measured = reaped(self._closed, z_scores)
+
+        def program(*arrays):
+            found = measured(*arrays)
+            self._names = [name for name, _ in found]
+            return [x for _, x in found]
+
+        self._program = jax.jit(program)
+        jax.eval_shape(program, *(_shape(v.aval) for v in self._closed.jaxpr.invars))
+        if not self._names:
+            raise StepError(
+                "track: the step has no tensor to track: expected tags whose codec separates"
+                " outliers, as that of linear, norm, gelu and residual ones does, in blocks that"
+                " are differentiated, outside while loops and shard_map"
+            )
+
+    def compile(self, *args) -> None:
+        """Compiles the program for arguments that lie where these do."""
+        arrays = self._arrays(args)
+        self._compiled = self._program.lower(*arrays).compile()
+        memory: Any = self._compiled.memory_analysis()
+        beside = memory.temp_size_in_bytes + memory.output_size_in_bytes
+        self.bytes = beside + sum(map(_held, arrays))  # also what counting reads nothing of
+
+    def __call__(self, *args) -> list[jax.Array]:
+        """The Z-scores, which `read` waits for. Arguments are not donated."""
+        if self._compiled is None:
+            self.compile(*args)
+        program: Any = self._compiled
+        return program(*self._arrays(args))
+
+    def read(self, step: int, scores: list[jax.Array]) -> list[Outliers]:
+        """The outliers of each tag at a step, of the scores that a call returned."""
+        of: dict[tuple[str, str, int], list[np.ndarray]] = {}
+        for name, z in zip(self._names, scores):
+            of.setdefault((*name, z.shape[-1]), []).append(np.asarray(z))
+        return [outliers_of(step, *name[:2], arrays) for name, arrays in of.items()]
+
+    def _arrays(self, args: tuple) -> list:
+        """The arguments as the traced step takes them. Raises StepError where they are others."""
+        arrays = [a for a in jax.tree.leaves(args) if is_array(a) or np.isscalar(a)]
+        wanted = [v.aval for v in self._closed.jaxpr.invars]
+        if [np.shape(a) for a in arrays] != [aval.shape for aval in wanted]:
+            arrays = [a for a in arrays if is_array(a)]
+        if [np.shape(a) for a in arrays] != [aval.shape for aval in wanted]:
+            raise StepError(
+                f"track: the arguments have {len(arrays)} arrays where the step was traced for"
+                f" {len(wanted)}, or other shapes; expected those that it was traced for"
+            )
+        return arrays
+
+
+def _held(array) -> int:
+    """Bytes of an array in the memory of one device."""
+    if not isinstance(array, jax.Array) or array.sharding.memory_kind == "pinned_host":
+        return 0
+    return array.addressable_shards[0].data.nbytes if array.addressable_shards else 0
+
+
+def _shape(aval) -> jax.ShapeDtypeStruct:
+    """What a trace takes for a value of that type; on an explicit mesh it says where it lies."""
+    sharding = getattr(aval, "sharding", None)
+    known = sharding is not None and not sharding.mesh.empty
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding if known else None)
+
+
+def outliers_of(step: int, block: str, tag: str, scores: Sequence[np.ndarray]) -> Outliers:
+    """Counts the outliers among the Z-scores of a tag's tensors, each array (..., channels): those
+    of a loop's turns, or of one tensor.
+    """
+    rows = np.concatenate([z.reshape(math.prod(z.shape[:-1]), z.shape[-1]) for z in scores])
+    beyond = rows > THRESHOLD
+    return Outliers(
+        step,
+        block,
+        tag,
+        rows.shape[-1],
+        tuple(int(n) for n in beyond.sum(-1)),
+        tuple(float(z) for z in rows.max(-1, initial=-np.inf if rows.size else np.nan)),
+        tuple(tuple(int(c) for c in np.flatnonzero(row)) for row in beyond),
+    )

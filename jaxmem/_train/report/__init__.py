@@ -1,0 +1,1 @@
+"""HTML pages about plans and runs."""

@@ -1,0 +1,101 @@
+"""Draws which channels were outliers at which steps (Adacc's figures 3 and 4), and lists what was
+decided by it.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxmem._train.rectifier.counts import Outliers
+from jaxmem._train.report.svg import breakable, escape, legend, show_ms
+from jaxmem._train.report.tables import table
+from jaxmem._train.runs.read import Run
+
+COLUMNS = 256  # of a map; channels of wider tensors share them
+ROWS = 24  # steps of a map: the first, the last and some between
+DECISIONS = 40  # rows of the table
+
+
+def outlier_maps(run: Run) -> str:
+    """A map for each tag: channels from left to right, steps from top to bottom, the darker the
+    more of its tensors have an outlier there. Empty where nothing was counted.
+    """
+    by_tag: dict[tuple[str, str], list[Outliers]] = {}
+    for one in run.outliers:
+        by_tag.setdefault((one.block, one.tag), []).append(one)
+    several = len({block for block, _ in by_tag}) > 1
+    maps = [
+        _map(f"{block}/{tag}" if several else tag, _some(found))
+        for (block, tag), found in by_tag.items()
+    ]
+    if not maps:
+        return ""
+    key = [('<i class="key outlier few"></i>', "an outlier in some of the tag's tensors")]
+    key.append(('<i class="key outlier"></i>', "in all of them"))
+    return "".join(maps) + legend(key)
+
+
+def _some(found: Sequence[Outliers]) -> list[Outliers]:
+    """At most `ROWS` of them, the first and the last among them."""
+    if len(found) <= ROWS:
+        return list(found)
+    return [found[round(i * (len(found) - 1) / (ROWS - 1))] for i in range(ROWS)]
+
+
+def _map(name: str, found: Sequence[Outliers]) -> str:
+    last = found[-1]
+    columns = min(COLUMNS, last.channels)
+    cells = []
+    for row, one in enumerate(found):
+        shares = [0] * columns
+        for places in one.places:
+            for column in {channel * columns // one.channels for channel in places}:
+                shares[column] += 1
+        top, height = 100 * row / len(found), 100 / len(found)
+        cells += [
+            f'<rect class="outlier" x="{100 * c / columns:.2f}%" width="{100 / columns:.3f}%"'
+            f' y="{top:.2f}%" height="{height:.2f}%"'
+            f' opacity="{0.25 + 0.75 * share / max(1, len(one.counts)):.2f}"/>'
+            for c, share in enumerate(shares)
+            if share
+        ]
+    said = (
+        f"{name}: {last.channels:,} channels; at step {last.step} at most {last.most} outliers in"
+        f" one of {len(last.counts)} tensors, {100 * last.rate:.2f} % of all channels"
+    )
+    steps = f"steps {found[0].step} to {last.step}, downwards"
+    return (
+        f'<figure class="map"><figcaption>{breakable(name)} <span>{escape(steps)}</span>'
+        f"<span>{escape(said.partition(': ')[2])}</span></figcaption>"
+        f'<svg class="outliers" style="height:{9 * len(found)}px" role="img"'
+        f' aria-label="{escape(said)}">{"".join(cells)}</svg></figure>'
+    )
+
+
+def decided(run: Run) -> str:
+    """The decisions of a rectifier, in their order; the last ones of many."""
+    head = ["step", "decision", "why", "predicted", "measured", "what changed"]
+    lines = (
+        [
+            f"{row['step']:,}",
+            escape(row.get("event", "taken") if row["taken"] else "declined"),
+            breakable(row["why"]),
+            _ms(row.get("predicted_seconds")),
+            _ms(row.get("step_seconds")),
+            _changes(row.get("changed")),
+        ]
+        for row in run.decisions[-DECISIONS:]
+    )
+    return table(head, lines, "why") if run.decisions else ""
+
+
+def _ms(seconds: Any) -> str:
+    return show_ms(1e3 * seconds) if isinstance(seconds, int | float) else "–"
+
+
+def _changes(changed: Any) -> str:
+    if not isinstance(changed, Mapping) or not changed:
+        return "–"
+    # Of a codec's fields its room is what a rectifier changes.
+    short = lambda what: re.sub(r"group=\d+,scale=\w+,?|\(\)", "", str(what)).replace("()", "")
+    return "<br>".join(breakable(f"{tag}: {short(what)}") for tag, what in changed.items())

@@ -1,0 +1,85 @@
+"""Draws the lanes of a step layer by layer, and where the states of its layers lie."""
+
+from jaxmem._core.bytes import show_bytes
+from jaxmem._result.plan.lanes import LANES, PLACED, WORK, named
+from jaxmem._result.plan.plan import Plan
+from jaxmem._result.plan.timeline import Timeline
+from jaxmem._result.plan.timeline_figure import CELLS, Panel, panels, places
+from jaxmem._result.plan.timeline_text import phases, summary
+from jaxmem._train.report.svg import escape, separators, show_ms
+from jaxmem._train.report.tables import table
+
+_OUTER = "optimizer's arrays outside the layers"
+
+
+def lanes_figure(plan: Plan) -> str:
+    """The lanes of a step on one scale, a panel for microbatches that run alike, with a table of
+    the seconds of one layer. Nothing where the plan knows none.
+    """
+    if plan.lanes is None or not (drawn := panels(plan.lanes)):
+        return ""
+    several = len(drawn) > 1
+    figures = [
+        (f"<h4>{escape(panel.title)}</h4>" if several else "") + _panel(panel) for panel in drawn
+    ]
+    told = []
+    if (most := max(group.count for group in plan.lanes.groups)) > CELLS:
+        told.append(f"Of more than {CELLS} layers alike, up to {-(-most // CELLS)} share a mark.")
+    told += [f"{line[0].upper()}{line[1:]}." for line in summary(plan.lanes)]
+    fine = "".join(f'<p class="fine">{escape(text)}</p>' for text in told)
+    return f"{''.join(figures)}{_seconds(plan.lanes)}{fine}"
+
+
+def places_figure(plan: Plan) -> str:
+    """A row of the layers, coloured by where their states lie, with a table of the bytes in either
+    memory. Nothing where the plan does not say.
+    """
+    if (timeline := plan.lanes) is None:
+        return ""
+    layers = sum(group.count for group in timeline.groups)
+    cells = separators(layers) if layers <= CELLS else ""
+    strip = (
+        f'<svg class="cells" role="img" aria-label="{escape(plan.places or "")}">'
+        f"{places(timeline)}{cells}</svg>"
+    )
+    lines = []
+    for place, start, count, *sizes in timeline.by_place():
+        mark = f'<i class="key block p-{place}"></i>{escape(named(start, count))}'
+        lines.append((mark, escape(PLACED[place]), *sizes))
+    outer = timeline.outer_device_bytes, timeline.outer_host_bytes
+    if any(outer):
+        where = "in host memory" if timeline.outer_host_bytes else "on the device"
+        lines.append((escape(_OUTER), where, *outer))
+    here, there = (sum(sizes) for sizes in zip(*((device, host) for *_, device, host in lines)))
+    lines.append(("together", "–", here, there))
+    rows = [(head, where, *map(show_bytes, sizes)) for head, where, *sizes in lines]
+    return strip + table(["states of", "where", "on the device", "in host memory"], rows, "lie")
+
+
+def _panel(panel: Panel) -> str:
+    label = lambda at, text, css: (
+        f'<text class="tick {css}" x="{at:.2f}%" y="13">{escape(text)}</text>'
+    )
+    head = "".join(label(at, name, "mid") for at, name in panel.phases)
+    ticks = "".join(label(at, text, "mid") for at, text in panel.ticks)
+    rows = [
+        f'<div class="bar"><span class="name">{escape(row.name)}</span><svg class="run">'
+        f'<rect class="nothing" width="100%" height="100%"/>{row.marks}</svg></div>'
+        for row in panel.rows
+    ]
+    edge = '<div class="bar edge"><span class="name">{}</span><svg class="run">{}</svg></div>'
+    inner = edge.format("", head) + "".join(rows) + edge.format("ms", ticks)
+    return f'<div class="lanes" role="img" aria-label="{escape(panel.said)}">{inner}</div>'
+
+
+def _seconds(timeline: Timeline) -> str:
+    """What one layer of each kind takes in each pass, and what of it no work hides."""
+    rows, seconds = [], timeline.lane_seconds()
+    used = [lane for lane in LANES if lane is WORK or seconds[lane.key]]
+    for title, kinds in phases(timeline):
+        for start, group, one in kinds:
+            times = [show_ms(1e3 * one.of(lane)) if one.of(lane) else "–" for lane in used]
+            whole = show_ms(1e3 * one.seconds), show_ms(1e3 * one.exposed) if one.exposed else "–"
+            rows.append((escape(named(start, group.count)), escape(title), *times, *whole))
+    names = [lane.name for lane in used]
+    return table(["one of", "pass", *names, "together", "exposed"], rows, "passes")

@@ -1,0 +1,1 @@
+"""The training loop that resumes after every stop, and the folder of a run."""

@@ -1,0 +1,299 @@
+"""A run's folder while the run writes it: the results appear when the run ends, and the folder is
+held against other runs until then.
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Iterator
+
+from jaxmem._target.processes.channel import joined
+from jaxmem._target.processes.signals import Interrupted, raised
+from jaxmem._train.checkpoints.checkpoints import (
+    CHECKPOINTS,
+    WRITING,
+    Checkpoint,
+    first_whole,
+    is_name,
+    noted,
+    steps_in,
+)
+from jaxmem._train.checkpoints.manifest import NAME as MANIFEST
+from jaxmem._train.checkpoints.manifest import is_stray
+from jaxmem._train.runs.lock import locked, told
+from jaxmem._train.runs.read import DECISIONS, EXPLAINED, METRICS, OUTLIERS, PLAN, SAMPLE, SUMMARY
+from jaxmem._train.runs.record import EVENTS, TENSORBOARD, Record, is_durable, tensorboardx
+from jaxmem.errors import RunError
+
+REPORT = "report.html"
+# What belongs to one run; other files in the folder are the user's. The summary is first, since its
+# presence marks the folder as a run's.
+RESULTS = (SUMMARY, METRICS, PLAN, EXPLAINED, SAMPLE, DECISIONS, OUTLIERS, REPORT)
+UNFINISHED, ENDED = "unfinished-", "ended-"
+SHOWN = 30.0  # seconds in which a shared folder is seen by all processes
+
+
+def newest(folder: str | os.PathLike) -> Checkpoint:
+    """The newest checkpoint of a run that is whole; a warning tells of each newer one.
+
+        state = jaxmem.runs.newest("runs/mine").state(jax.eval_shape(first_state))
+
+    Those in `folder`/checkpoints, of a run that has ended, or of the newest that has not.
+
+    Raises RunError where there is none.
+    """
+    place = _checkpoints(folder)
+    return _found(first_whole(place, steps_in(place)), folder, "no checkpoint")
+
+
+def best(folder: str | os.PathLike, metric: str) -> Checkpoint:
+    """The checkpoint of a run with the least value of the metric, of those that are whole: what
+    `train(..., best=metric)` kept. Its value is `checkpoint.notes["best"][metric]`.
+
+    Raises RunError where no checkpoint has a value of it.
+    """
+    place = _checkpoints(folder)
+    steps = [step for _, step in noted(place, metric)]
+    return _found(first_whole(place, steps), folder, f"no checkpoint with a value of {metric!r}")
+
+
+def _checkpoints(folder: str | os.PathLike) -> pathlib.Path:
+    folder = pathlib.Path(folder)
+    ended = folder / CHECKPOINTS
+    left = None if steps_in(ended) else _unfinished(folder)
+    return ended if left is None else left / CHECKPOINTS
+
+
+def _found(found: Checkpoint | None, folder: str | os.PathLike, what: str) -> Checkpoint:
+    if found is None:
+        raise RunError(
+            f"checkpoints: {os.fspath(folder)!r} has {what} that is whole; expected the folder of a"
+            " run that `train` was called in"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def record(
+    folder: str | os.PathLike,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    tensorboard: bool = False,
+) -> Iterator[Record]:
+    """A run's results, written apart while the statement runs, in `folder` when it has ended.
+
+        with jaxmem.runs.record("runs/mine") as run:
+            run.plan(plan)
+            for number in range(1, steps + 1):
+                state, loss = plan.step(state, batch)
+                run.row(number, loss=loss)
+            run.summary({"val_loss": evaluate(state)})
+
+    Until then they are in `folder`/unfinished-DATE-TIME, and an earlier run's stay as they are. A
+    statement that a KeyboardInterrupt ends has ended too: what it wrote appears, if it has a row or
+    a summary. One that ends by another error has failed: `folder` stays as it was, rows stay in the
+    folder of the unfinished, and a note on the error says so. A process that is killed leaves the
+    same. Rows without a summary get one, of their number.
+
+    Arguments:
+      folder: where the results belong; it is made, with its parents. Files in it that are not a
+        run's are left alone.
+      overwrite: let the results of an earlier run go, when this one ends.
+      resume: go on with a run that left checkpoints here and did not end, as `train` writes them;
+        `Record.resumed` says whether there is one. An interrupted run with checkpoints has not
+        ended. With `overwrite` its checkpoints are let go, and it begins again. SIGTERM then ends
+        the statement by `Interrupted`, as SIGINT does by KeyboardInterrupt.
+      tensorboard: write the rows for TensorBoard too, in the folder `tensorboard`, where it shows
+        them while the run goes on: `tensorboard --logdir runs/mine`. It needs
+        `pip install 'jaxmem[tensorboard]'`.
+
+    Several processes (`jax.distributed`) run the same lines, with a folder that they share. The
+    first one writes, and in the others nothing comes of what they are told to write.
+
+    Raises RunError, before the statement runs, if `folder` holds a run's summary and `overwrite`
+    is not set, if another run is written there, if it cannot be written to, if another process of
+    the run does not see it, or if rows are for TensorBoard and tensorboardX is missing.
+    """
+    if tensorboard:
+        tensorboardx()
+    folder, processes = pathlib.Path(folder), joined()
+    with contextlib.ExitStack() as held:
+        begin = lambda: _begun(folder, overwrite, resume, tensorboard, held)
+        name, resumed = processes.first_does(begin)
+        # Wherever the process goes meanwhile.
+        path = (folder / name).absolute()
+        run = Record(folder.absolute(), path, resumed, resume, tensorboard, processes)
+        try:
+            processes.agreed(lambda: _seen(path, folder))
+            with raised() if resume else contextlib.nullcontext():
+                yield run
+        except BaseException as error:
+            processes.leave(error)
+            run._close()
+            _tell_what_is_left(run, error)
+            raise
+        run._close()
+        processes.first_does(lambda: _publish(run, interrupted=False))
+
+
+def _begun(
+    folder: pathlib.Path,
+    overwrite: bool,
+    resume: bool,
+    tensorboard: bool,
+    held: contextlib.ExitStack,
+) -> tuple[str, bool]:
+    """Makes and holds the folder until `held` ends. Returns the name of the run's folder in it, and
+    whether a run goes on there.
+    """
+    held.enter_context(_made(folder))
+    held.enter_context(locked(folder))
+    with told(folder):
+        _finish(folder)
+    _refuse_finished(folder, overwrite)
+    for name in (CHECKPOINTS,) * resume + (TENSORBOARD,) * tensorboard:
+        _refuse_foreign(folder / name)
+    left = _unfinished(folder) if resume else None
+    while left is not None and overwrite:  # it would be gone on with the next time
+        shutil.rmtree(left / CHECKPOINTS)
+        left = _unfinished(folder)
+    return (left or _apart(folder)).name, left is not None
+
+
+def _seen(path: pathlib.Path, folder: pathlib.Path) -> None:
+    """Raises RunError if the run's folder, which the first process made, is not here: file systems
+    that are shared may show it a little later.
+    """
+    end = time.monotonic() + SHOWN
+    while not path.is_dir():
+        if time.monotonic() > end:
+            raise RunError(
+                f"record: {str(folder)!r} has no {path.name!r} here, which process 0 made there;"
+                " expected a folder that all processes of the run share"
+            )
+        time.sleep(0.1)
+
+
+def _tell_what_is_left(run: Record, error: BaseException) -> None:
+    """Lets the run's folder go if nothing is in it; else a note on the error says what is."""
+    interrupted = isinstance(error, KeyboardInterrupt)
+    if run.durable:
+        error.add_note(f"the run goes on from its last checkpoint, in {run.path}")
+    elif isinstance(error, Interrupted) or not run.writes:
+        pass  # the same lines begin again
+    elif interrupted and (run.steps or (run.path / SUMMARY).exists()):
+        _publish(run, interrupted=True)
+    elif run.steps:
+        error.add_note(f"rows until then are in {run.path / METRICS}")
+    else:
+        shutil.rmtree(run.path, ignore_errors=True)
+
+
+def _publish(run: Record, interrupted: bool) -> None:
+    """Lets an earlier run's files go, and moves this one's to their place.
+
+    The folder is renamed first. A process killed in between leaves what `_finish` goes on with.
+    """
+    with told(run.folder):
+        if run.steps and not (run.path / SUMMARY).exists():
+            run.summary({"steps": run.steps, "interrupted": interrupted})
+        if not any(run.path.iterdir()):
+            run.path.rmdir()
+            return
+        ended = run.path.with_name(ENDED + run.path.name.removeprefix(UNFINISHED))
+        os.replace(run.path, ended)
+        for name in RESULTS:
+            if not (ended / name).exists():
+                (run.folder / name).unlink(missing_ok=True)
+        if not (ended / TENSORBOARD).exists() and _is_ours(run.folder / TENSORBOARD):
+            shutil.rmtree(run.folder / TENSORBOARD)
+        _finish(run.folder)
+
+
+def _finish(folder: pathlib.Path) -> None:
+    """Moves the results of runs that have ended to their place."""
+    for ended in sorted(folder.glob(f"{ENDED}*")):
+        for name in (*RESULTS, CHECKPOINTS, TENSORBOARD):
+            if (ended / name).exists():
+                if name not in RESULTS and _is_ours(folder / name):
+                    shutil.rmtree(folder / name)
+                os.replace(ended / name, folder / name)
+        if any(ended.iterdir()):  # a file of the user's own
+            os.replace(ended, ended.with_name(UNFINISHED + ended.name.removeprefix(ENDED)))
+        else:
+            ended.rmdir()
+
+
+def _is_ours(path: pathlib.Path) -> bool:
+    """Whether a folder of checkpoints or events is a run's, and not somebody's own."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    if path.name == TENSORBOARD:
+        return all(p.name.startswith(EVENTS) or is_stray(p.name) for p in path.iterdir())
+    names = (p for p in path.iterdir() if not is_stray(p.name))
+    whole = [p for p in names if not p.name.startswith(WRITING)]
+    # orbax's own managers name folders by steps too, so that names alone do not tell.
+    named = all(is_name(p.name) for p in whole)
+    return named and (not whole or any((p / MANIFEST).exists() for p in whole))
+
+
+def _refuse_foreign(path: pathlib.Path) -> None:
+    """Raises RunError where something else stands in the place of checkpoints or events."""
+    if os.path.lexists(path) and not _is_ours(path):
+        raise RunError(
+            f"record: {str(path)!r} is not of a run, which would keep its {path.name} there; name"
+            " another folder, or move it away"
+        )
+
+
+def _unfinished(folder: pathlib.Path) -> pathlib.Path | None:
+    """The folder of the newest run that did not end and left checkpoints."""
+    with told(folder):
+        left = [path for path in folder.glob(f"{UNFINISHED}*") if is_durable(path)]
+        return max(left, key=lambda path: path.name, default=None)
+
+
+def _refuse_finished(folder: pathlib.Path, overwrite: bool) -> None:
+    """Raises RunError if the folder holds a run's summary, which must not be replaced."""
+    if (folder / SUMMARY).exists() and not overwrite:
+        raise RunError(
+            f"record: {str(folder)!r} holds the results of a run ({SUMMARY}); expected a folder"
+            " without; name another one, or let them go: overwrite=True, --overwrite on a command"
+            " line"
+        )
+
+
+def _apart(folder: pathlib.Path) -> pathlib.Path:
+    """Makes a folder within `folder`, named after the time, where the results wait. Those that
+    killed processes left empty are removed.
+    """
+    with told(folder):
+        for old in folder.glob(f"{UNFINISHED}*"):
+            with contextlib.suppress(OSError):  # it is not empty
+                old.rmdir()
+        name, number = f"{UNFINISHED}{time.strftime('%Y%m%d-%H%M%S')}", 1
+        while True:
+            path = folder / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir()
+            except FileExistsError:
+                number += 1
+            else:
+                return path
+
+
+@contextlib.contextmanager
+def _made(folder: pathlib.Path) -> Iterator[None]:
+    """Makes the folder and its parents; those made that are empty at the end are removed."""
+    with told(folder):
+        missing = [p.absolute() for p in (folder, *folder.parents) if not p.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        for path in missing:
+            with contextlib.suppress(OSError):  # it holds something
+                path.rmdir()

@@ -1,0 +1,194 @@
+"""A training loop that loses nothing: it saves as it goes, goes on where it stopped, ends when it
+is asked to, and goes back where a loss is not finite.
+"""
+
+import collections
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jaxmem._target.processes.pace import Pace
+from jaxmem._train.checkpoints.checkpoints import Checkpoint, Checkpoints
+from jaxmem._train.checkpoints.stored import shape
+from jaxmem._train.runs.positions import Data, check_settings
+from jaxmem._train.runs.record import Record
+from jaxmem._train.runs.revised import Revised, is_out_of_memory
+from jaxmem._train.runs.rows import Best, Measured, numbers
+from jaxmem._train.runs.skips import NotFinite, attempt, watch
+from jaxmem.errors import NotFiniteError, RunError
+
+
+class Loop:
+    """A run while it goes on: `state` is that after step `done`; `skipped` were left out."""
+
+    def __init__(
+        self,
+        step,
+        data: Data,
+        run: Record,
+        checkpoints: Checkpoints,
+        settings,
+        measured: Measured,
+        revised: Revised,
+        each,
+        pace: Pace,
+    ):
+        self.step, self.data, self.run, self.checkpoints = step, data, run, checkpoints
+        self.best, self.revised = Best(checkpoints.best), revised
+        self.settings, self.measured, self.each, self.pace = settings, measured, each, pace
+        self.state: Any = None
+        self.done, self.skipped = 0, []
+        self._waiting: collections.deque = collections.deque()
+        self._causes: set[int] = set()  # steps left out for what came after them
+
+    def start(self, state, steps: int, owned: bool) -> None:
+        """Begins with a state, or goes on from the newest checkpoint, in its place. `owned`: nobody
+        else has the state's arrays.
+        """
+        leaves, self._structure = jax.tree.flatten_with_path(state)
+        if not any(getattr(leaf, "size", 1) for _, leaf in leaves):
+            raise RunError("train: `state` holds no array with a value; expected what is trained")
+        self._like, self.state = [(path, shape(leaf)) for path, leaf in leaves], state
+        found = self.checkpoints.newest()
+        if found is None or not found.step:  # nothing was done, so that it may begin otherwise
+            self.run.rows_until(0)
+            self.revised.back(0, begins=True)
+            self._checkpoint()  # for a loss that is not finite before the first save
+            return
+        check_settings(found.notes["settings"], self.settings, self.run.folder)
+        if found.step > steps:
+            raise RunError(
+                f"train: the checkpoint is of step {found.step}, and `steps` is {steps}; expected"
+                " as many at least, or another folder"
+            )
+        # Only one of the two states is held: the first one is let go before the other is read.
+        for _, leaf in leaves if owned else ():
+            if isinstance(leaf, jax.Array):
+                leaf.delete()
+        del state, leaves
+        self.run.kept = self._back(found)
+        self.revised.back(found.step, begins=True)
+        self.step = self.revised.restore(found.step, found.notes.get("rectifier")) or self.step
+
+    def _back(self, to: Checkpoint) -> list[dict[str, float | None]]:
+        """Goes to a checkpoint, and returns the rows until then."""
+        self.state = None
+        self.state = self._structure.unflatten(to.leaves(self._like))
+        self.done, self.skipped = to.step, list(to.notes["skipped"])
+        self.data.go(to.notes["position"])
+        self._waiting.clear()
+        self.measured.begin()
+        self.best.begin(self.checkpoints.least(to.step))
+        self.revised.back(to.step, begins=False)
+        return self.run.rows_until(to.step)
+
+    def go_on(self, steps: int, not_finite: int) -> None:
+        self.pace.saved()
+        self.pace.agree(self.done)
+        while True:
+            try:
+                while self.done < steps and self.pace.ended is None:
+                    self._one()
+                    if self.best.rare:
+                        self._read(0)
+                    due = self.pace.due(self.done) or self.best.is_least
+                    due = due and self.done < steps
+                    # Not after a step that was left out: what made it so may be in the state.
+                    if due and self.done not in self.skipped:
+                        self._save()
+                        self.pace.saved()
+                self._save()
+                if self.done == steps:
+                    self.checkpoints.sound(steps)  # no step comes that would say so
+                self.checkpoints.wait()
+                self.pace.agree(self.done)
+            except NotFinite as found:
+                self._leave_out(found, not_finite)
+            except jax.errors.JaxRuntimeError as error:
+                if not (is_out_of_memory(error) and self.run.processes.alone):
+                    raise
+                self._take_less(error)
+            except KeyboardInterrupt:
+                with contextlib.suppress(NotFinite):
+                    self._read(0)  # of the steps that were done
+                raise
+            else:
+                break
+
+    def _one(self) -> None:
+        number = self.done + 1
+        batch = self.data(number)
+        if number in self.skipped:
+            self._read(0)
+            self._write(number, {"skipped": 1.0})
+        else:
+            self.revised.look(number, self.state, batch)
+            self.state, metrics = self.step(self.state, batch)
+            self.best.done(metrics)
+            self._waiting.append((number, metrics))
+            self._read(1)
+            self.step = self.revised.step(number) or self.step
+        self.done = number
+
+    def _read(self, behind: int) -> None:
+        """Reads the metrics of all steps but the last `behind`, which waits for them."""
+        while len(self._waiting) > behind:
+            number, metrics = self._waiting[0]
+            row = numbers(metrics)
+            watch(number, row)
+            self._waiting.popleft()
+            self.checkpoints.sound(number - 1)
+            row |= self.measured(number)
+            self._write(number, row | self.revised.row(number, row.get("step_seconds")))
+
+    def _write(self, number: int, row: Mapping[str, float]) -> None:
+        self.best.read(row)
+        self.run.row(number, **row)
+        if self.each is not None:
+            self.each(number, row)
+
+    def _save(self) -> None:
+        """Saves the state, once the rows of all steps before it are on the disk."""
+        self._read(0)
+        self.run.flush()
+        if self.checkpoints.at != self.done:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        notes = {
+            "settings": self.settings,
+            "position": self.data.position,
+            "skipped": self.skipped,
+            "best": self.best.noted(),
+            "rectifier": self.revised.notes(),
+        }
+        self.checkpoints.save(self.done, self.state, notes)
+
+    def _take_less(self, error: RuntimeError) -> None:
+        """Goes on with a step that takes less memory, from before the one that had too little: that
+        may have taken the state.
+        """
+        newest = self.checkpoints.newest()
+        if newest is None:
+            raise error
+        number = self._waiting[0][0] if self._waiting else self.done + 1
+        self.step = self.revised.less(number, error)
+        self._back(newest)
+
+    def _leave_out(self, found: NotFinite, not_finite: int) -> None:
+        """Goes back to before a step whose metrics are not finite, and leaves it out from then on,
+        or what seems to be the cause. Raises NotFiniteError where nothing is left to try.
+        """
+        tried = attempt(found.number, self.skipped, self._causes, not_finite)
+        to = self.checkpoints.before(tried.cause or tried.first)
+        if tried.cause is None or to is None:
+            whole = f"that of step {to.step} is whole" if to else "none from before is whole"
+            raise NotFiniteError(
+                f"train: step {found.number}: {found.said}, for the {tried.count}. step in a row;"
+                f" of the checkpoints {whole}"
+            ) from None
+        self._causes |= {tried.cause} - {tried.first}
+        self._back(to)
+        self.skipped = sorted(tried.skipped)

@@ -1,0 +1,256 @@
+"""What a run writes while it goes on: rows, plan, summary; and the rows for TensorBoard."""
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jaxmem._core.files import write_json, write_whole
+from jaxmem._core.warn import warn
+from jaxmem._result.memory.explanation import Explanation
+from jaxmem._result.plan.plan import Plan
+from jaxmem._target.processes.channel import Channel
+from jaxmem._train.checkpoints.checkpoints import CHECKPOINTS, steps_in
+from jaxmem._train.runs.lock import told
+from jaxmem._train.runs.read import EXPLAINED, METRICS, PLAN, SAMPLE, SUMMARY
+from jaxmem.errors import RunError
+
+TENSORBOARD, EVENTS = (
+    "tensorboard",
+    "events.out.tfevents.",
+)  # a folder, and what its files begin with
+SHOWN_EVERY = 10  # seconds until TensorBoard can see a row
+
+
+class Record:
+    """Writes down a run's results, as `jaxmem.runs.record` makes it.
+
+    folder: where the results appear at the run's end.
+    path: the folder within it where they are until then, and where they stay if the run fails.
+    steps: how many rows were written.
+    resumed: whether an unfinished run goes on here, which left checkpoints.
+    resumes: whether a run that does not end here is gone on with.
+    kept: the rows that a run which goes on had when it was saved.
+    processes: those that the run has; of several the first one writes, and what the others are told
+      to write is left out.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        path: pathlib.Path,
+        resumed: bool = False,
+        resumes: bool = False,
+        tensorboard: bool = False,
+        processes: Channel | None = None,
+    ):
+        self.folder, self.path, self.resumed, self.resumes = folder, path, resumed, resumes
+        self.processes = processes or Channel()
+        self.steps = 0
+        self.kept: list[dict[str, Any]] = []
+        self.trained = False  # whether `train` was called with it
+        self._rows = None
+        self._events = Events(path / TENSORBOARD) if tensorboard and self.writes else None
+
+    @property
+    def durable(self) -> bool:
+        """Whether there are checkpoints, from which an unfinished run goes on."""
+        return is_durable(self.path)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process is the one that writes."""
+        return self.processes.first
+
+    def rows_until(self, step: int) -> list[dict[str, float | None]]:
+        """The rows of the steps up to `step`, after which the next are written; those after it, of
+        steps that are done again, are let go, and so is a last one that was not finished. A warning
+        tells of what else is no row.
+        """
+        self._close()
+        path = self.path / METRICS
+        with told(self.folder):
+            rows: list[dict[str, Any]] = []
+            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+            for at, line in enumerate(lines, 1):
+                row = _row(line)
+                if row is None and line.endswith(b"\n") and self.writes:
+                    where = str(self.folder / path.parent.name / METRICS)
+                    warn(f"record: line {at} of {where!r} is no row of a step, and is let go")
+                elif row is not None and row["step"] <= step:
+                    rows.append(row)
+            if self.writes:
+                write_whole(path, "".join(map(_line, rows)))
+            self.steps = len(rows)
+            if self._events is not None:
+                self._events.go(step, rows)
+        return rows
+
+    def flush(self) -> None:
+        """Sees to it that the rows so far are on the disk."""
+        if self._rows is not None:
+            with told(self.folder):
+                self._rows.flush()
+                os.fsync(self._rows.fileno())
+                if self._events is not None:
+                    self._events.flush()
+
+    def row(self, step: int, /, **numbers: float) -> None:
+        """Appends a step's numbers to metrics.jsonl, at once, so that they survive a crash.
+
+        Arguments:
+          step: the step's number, which is the page's horizontal axis.
+          numbers: scalars by name, such as loss=5.5, Python's, NumPy's or JAX's; what is not
+            finite is written as null. The page shows `loss` and `step_seconds`, what a step took.
+
+        Raises RunError if it cannot be written.
+        """
+        row = {"step": int(step)} | {name: float(value) for name, value in numbers.items()}
+        row["step"] = int(step)  # also where a metric has that name
+        if self.writes:
+            self._append(row)
+        self.steps += 1
+
+    def _append(self, row: Mapping[str, Any]) -> None:
+        with told(self.folder):
+            if self._rows is None:
+                self._rows = (self.path / METRICS).open("a", encoding="utf-8")
+            self._rows.write(_line(row))
+            self._rows.flush()
+            if self._events is not None:
+                self._events.write(row)
+
+    def plan(self, plan: Plan) -> None:
+        """Writes the plan under which the run trains, as plan.json."""
+        if self.writes:
+            with told(self.folder):
+                plan.save(self.path / PLAN)
+
+    def explained(self, found: Explanation) -> None:
+        """Writes what `jaxmem.explain` told of the step, as explained.json: the page then shows
+        what is in memory over the step's schedule.
+        """
+        if self.writes:
+            with told(self.folder):
+                write_json(self.path / EXPLAINED, found.to_json())
+
+    def sample(self, text: str) -> None:
+        """Writes a text that the trained model made up, as sample.txt."""
+        if self.writes:
+            with told(self.folder):
+                write_whole(self.path / SAMPLE, text)
+
+    def summary(self, fields: Mapping[str, Any]) -> None:
+        """Writes what is to be said of the whole run, as summary.json.
+
+        Arguments:
+          fields: anything that JSON has a word for. `jaxmem report` shows `config` (the run's
+            name), `command`, `val_loss`, `first_loss`, `final_loss`, `steps`, `compiled_bytes`,
+            `baseline_bytes`, `peak_bytes` and `tokens_per_second`.
+        """
+        if self.writes:
+            with told(self.folder):
+                write_json(self.path / SUMMARY, _without_nan(dict(fields)))
+
+    def _close(self) -> None:
+        if self._rows is not None:
+            with contextlib.suppress(OSError):  # `row` has told what could not be written
+                self._rows.close()
+            self._rows = None
+        if self._events is not None:
+            with contextlib.suppress(OSError):
+                self._events.close()
+
+
+class Events:
+    """Rows as TensorBoard reads them, in a file of `folder` for each time that the run went on."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        self._module, self._file, self._purge, self._flushed = tensorboardx(), None, 0, 0.0
+
+    def go(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """The rows after this step are let go. `rows`: those until it, for files that are new."""
+        self.close()
+        self._purge = step + 1
+        if not any(self.folder.glob("*")):
+            for row in rows:
+                self.write(row)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        event = self._module.proto.event_pb2.Event(wall_time=time.time(), step=row["step"])
+        for name, value in row.items():
+            if name != "step" and value is not None:
+                event.summary.MergeFrom(self._module.summary.scalar(name, value))
+        self._opened().write_event(event)
+        if time.monotonic() - self._flushed > SHOWN_EVERY:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+            self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _opened(self):
+        if self._file is None:
+            self.folder.mkdir(exist_ok=True)
+            number = sum(1 for _ in self.folder.glob(f"{EVENTS}*"))  # two may begin in one second
+            writer = self._module.event_file_writer.EventsWriter
+            self._file = writer(str(self.folder / "events"), f".{number:06d}")
+            if number:  # TensorBoard forgets what earlier files say of these steps
+                event_pb2 = self._module.proto.event_pb2
+                start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+                self._file.write_event(event_pb2.Event(step=self._purge, session_log=start))
+        return self._file
+
+
+def tensorboardx():
+    """The package. Raises RunError with the command that installs it where it is missing."""
+    try:
+        import tensorboardX
+        import tensorboardX.event_file_writer
+        import tensorboardX.proto.event_pb2
+        import tensorboardX.summary
+    except ImportError as error:
+        raise RunError(
+            f"record: rows for TensorBoard are written by tensorboardX, which cannot be imported"
+            f" ({error}); install it: pip install 'jaxmem[tensorboard]'"
+        ) from error
+    return tensorboardX
+
+
+def is_durable(path: pathlib.Path) -> bool:
+    """Whether there are checkpoints in a run's folder."""
+    return bool(steps_in(path / CHECKPOINTS))
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A row of a step; None for what is none."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    is_row = isinstance(row, dict) and type(row.get("step")) is int
+    return row if is_row else None
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(_without_nan(row), allow_nan=False) + "\n"
+
+
+def _without_nan(value: Any) -> Any:
+    """`value` with null for numbers that JSON has no word for."""
+    if isinstance(value, Mapping):
+        return {str(key): _without_nan(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
