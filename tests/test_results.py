@@ -1,5 +1,5 @@
-"""docs/results.md and the README's table quote the files of benchmarks/results/ as they are: a
-benchmark that is run again brings its numbers there.
+"""docs/results.md quotes the files of benchmarks/results/ as they are, and the README quotes the
+summary there: a benchmark that is run again brings its numbers to both.
 """
 
 import functools
@@ -32,7 +32,9 @@ def tables(page: str) -> dict[str, dict[str, list[str]]]:
     return found
 
 
-PAGE, ASKED = tables("docs/results.md"), tables("README.md")["What was measured"]
+PAGE = tables("docs/results.md")
+ASKED = PAGE["Summary"]
+README = tables("README.md")["What jaxmem does, and what you would use instead"]
 
 
 def numbers(text: str) -> list[str]:
@@ -55,7 +57,7 @@ def _last_digit(text: str) -> float:
 
 
 def answer(words: str) -> str:
-    """The README's answer to the one question that has these words."""
+    """The summary's answer to the one question that has these words."""
     (found,) = (cells[0] for question, cells in ASKED.items() if words in question)
     return found
 
@@ -73,6 +75,17 @@ def answer(words: str) -> str:
 )
 def test_quotes_are_told_from_what_only_resembles_them(cell, values, agrees):
     assert quotes(cell, *values) is agrees
+
+
+@pytest.mark.parametrize("task", README)
+def test_the_readme_quotes_the_summary(task):
+    """Each number of a row is one of the summary's for the same script, in the same order."""
+    _, ours, script = README[task]
+    (question,) = (q for q, (_, name) in ASKED.items() if name == script)
+    left = iter(numbers(f"{question} {ASKED[question][0]}"))
+    named = {"gpt_10b", "4090"}  # of a model and a device
+    said = [n for n in numbers(ours) if n not in named]
+    assert [n for n in said if n not in left] == [], (said, ASKED[question])
 
 
 def test_plans_and_their_budgets():
@@ -99,7 +112,7 @@ def test_plans_for_tpus_against_policies_by_hand():
             assert quotes(cell, case["counts"][outcome])
     rows = [row for case in summary.values() for row in case["rows"].values()]
     ratios = [row["time against the baseline's"] for row in rows if row["outcome"] != "none found"]
-    assert quotes(answer("by the roofline of a TPU"), min(ratios), max(ratios))
+    assert quotes(answer("roofline of a TPU"), min(ratios), max(ratios))
 
 
 def test_plans_for_tpus_over_the_range_of_budgets():
@@ -188,7 +201,7 @@ def test_policies_on_a_cpu():
             assert quotes(cell, *(row["ratios"][way][key] for key in QUARTILES)), row["baseline"]
             medians[way].append(row["ratios"][way]["median"])
     ends = (end(found) for found in medians.values() for end in (min, max))
-    assert quotes(answer("ten policies"), *ends)
+    assert quotes(answer("ten policies that"), *ends)
 
 
 def test_steps_that_the_clock_chose():
@@ -221,7 +234,9 @@ def test_policies_for_an_h200():
     for policy, ratios in found.items():
         assert quotes(" ".join(PAGE["For an H200"][policy]), *ratios), policy
     others = [r for policy, ratios in found.items() if "kept" not in policy for r in ratios]
-    assert quotes(answer("XLA's estimate"), min(others), max(others), max(found["every tag kept"]))
+    assert quotes(
+        answer("XLA's estimate, H200"), min(others), max(others), max(found["every tag kept"])
+    )
     results = result("baselines_h200")["results"]
     for row, cells in PAGE["Below all of them"].items():
         model = row.split(",")[0]
