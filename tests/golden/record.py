@@ -25,10 +25,11 @@ def profiles() -> dict:
 
 
 def plans() -> dict:
-    made = {}
-    for name, case in golden.STEPS.items():
-        made[name] = golden.planned(case)
-        print(" ", name, flush=True)
+    path = golden.HERE / "plans.json"
+    made = json.loads(path.read_text()) if path.exists() else {}
+    for name in [name for name in golden.STEPS if name not in made]:  # goes on where it was stopped
+        made[name] = golden.planned(golden.STEPS[name])
+        write("plans", made)
     return made
 
 
