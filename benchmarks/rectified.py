@@ -4,7 +4,7 @@
 
 Outliers are injected by gains at the tags: a tensor is multiplied by powers of two, tagged, and
 divided by them, which changes no number of a step that stores its tensors as they are. `loud` gains
-make a tenth of the channels of each tag outliers, all layers alike; they begin and end while the
+make a twelfth of the channels of each tag outliers, all layers alike; they begin and end while the
 model trains.
 
 `trained`: the same steps with everything kept, under the first plan to the end, and with a
