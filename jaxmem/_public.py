@@ -1,7 +1,7 @@
 """The public names of `jaxmem`, each imported from the file that defines it.
 
-`import jaxmem` reads this file when a name is first used, since it imports JAX. A name is public by
-its line `X as X` here.
+A name X is public if this file has a line `X as X`. This file imports JAX, so `import jaxmem` loads
+this file only when a public name is first used.
 """
 
 from jaxmem import codecs as codecs

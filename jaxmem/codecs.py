@@ -1,6 +1,4 @@
-"""Codecs: how a tensor is compressed, in what text form a plan names them, and which kind of tensor
-takes which.
-"""
+"""Codecs, their text forms, and the default codec for each kind of tensor."""
 
 from jaxmem._model.codecs.base import Codec as Codec
 from jaxmem._model.codecs.base import references as references

@@ -1,19 +1,20 @@
-"""The errors that jaxmem raises, and its warning.
+"""The errors that jaxmem raises, and its warning class.
 
-Each message says what failed, what was got, what was expected and what to do.
+Each error message names the failed operation, the value received, the value expected and a remedy.
 """
 
 
 class JaxmemError(ValueError):
-    """Base of every error that jaxmem raises on purpose."""
+    """Base class of all errors that jaxmem raises deliberately."""
 
 
 class BudgetError(JaxmemError):
-    """A byte budget that cannot be read, or that no plan meets.
+    """Raised if a byte budget cannot be read, or if no plan fits the budget.
 
-    `least_bytes` is the least total that compiled. Where the step's arguments alone exceed the
-    budget nothing is compiled, and it is their bytes, of which every plan takes more. It is None
-    where the budget could not be read.
+    least_bytes: the bytes of the smallest step that jaxmem compiled. If the step's arguments alone
+      exceed the budget, jaxmem compiles nothing, and `least_bytes` is the bytes of the arguments.
+      Every plan needs more bytes. If the plan places model states, `least_bytes` is the least
+      expected bytes. None if the budget cannot be read, or if no plan meets `host_budget`.
     """
 
     def __init__(self, message: str, least_bytes: int | None = None):
@@ -22,46 +23,59 @@ class BudgetError(JaxmemError):
 
 
 class TargetError(JaxmemError):
-    """An unknown target, or one that cannot be compiled for here."""
+    """Raised for an unknown target, or for a target that this machine cannot compile for."""
 
 
 class TagError(JaxmemError):
-    """A tag, codec or policy that cannot mean what was asked."""
+    """Raised for an invalid tag, kind, codec, policy or assignment."""
 
 
 class StepError(JaxmemError):
-    """A training step that cannot be planned: it has no block, or cannot be traced."""
+    """Raised for a step that cannot be planned, and for invalid arguments of planning.
+
+    For example, the step has no block, or the step cannot be traced.
+    """
 
 
 class StackError(JaxmemError):
-    """Layers that cannot run as one loop: their arrays or what they return differ; names the
-    argument.
+    """Raised for layers that cannot run as one loop; the message names the argument.
+
+    The arrays of the layers differ, or the layers return arrays of other shapes or dtypes.
     """
 
 
 class OptimizerError(JaxmemError):
-    """An optimizer, or a step made of one, that cannot mean what was asked; names the argument."""
+    """Raised for an invalid optimizer or released step; the message names the argument."""
 
 
 class PlanFileError(JaxmemError):
-    """A plan file that is broken, of another schema, or made for another model; names the field."""
+    """Raised for a plan's or a run's file that cannot be used; the message names the field.
+
+    The file is broken, has another schema, or belongs to another model.
+    """
 
 
 class RunError(JaxmemError):
-    """A run's folder that holds another run, that another process writes to, or that cannot be
+    """Raised if a run's folder cannot be used.
+
+    The folder holds another run, another process writes to the folder, or the folder cannot be
     written.
     """
 
 
 class NotFiniteError(RunError):
-    """A loss or the norm of a gradient that is not finite, step after step; names the newest
-    checkpoint.
+    """Raised if the loss or the gradient norm of several steps in a row is not finite.
+
+    The message names the newest complete checkpoint.
     """
 
 
 class SolverError(JaxmemError):
-    """The solver was given numbers it cannot use, or returned nothing."""
+    """Raised if the solver received numbers that it cannot use, or returned no assignment."""
 
 
 class JaxmemWarning(UserWarning):
-    """The program works, but probably not as its author expects. Issued once per call site."""
+    """Warns that the program works, but probably not as its author expects.
+
+    jaxmem issues each warning once per call site.
+    """

@@ -1,6 +1,4 @@
-"""Layers for `jaxmem.stack`: parameters stacked and taken apart, and Flax modules as functions of
-theirs.
-"""
+"""Helpers for `jaxmem.stack`: stacked parameters, and Flax modules as functions of parameters."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +10,12 @@ from jaxmem.errors import StackError
 
 
 def stacked(layers: Sequence):
-    """Stacks L layers' trees of equal structure, shapes and dtypes into one tree, whose arrays have
-    a leading axis L.
+    """Stacks the parameters of L layers into one tree, whose arrays have a leading axis L.
 
-    Raises StackError if a layer differs from the first, naming both.
+    layers: a sequence of L trees with equal structure, shapes and dtypes.
+
+    Raises StackError if `layers` is empty, or if a layer differs from layer 0. The message names
+    the layer and the difference.
     """
     if not layers:
         raise StackError(
@@ -40,19 +40,23 @@ def stacked(layers: Sequence):
 
 
 def unstacked(params) -> list:
-    """Returns the L trees of which `params` is stacked."""
+    """Splits stacked parameters into a list of L trees, one per layer.
+
+    params: a tree of arrays with a leading axis L.
+    """
     count = jax.tree.leaves(params)[0].shape[0]
     return [jax.tree.map(lambda a, i=i: a[i], params) for i in range(count)]
 
 
 def linen(module, *, collection: str = "params", rng: str = "dropout"):
-    """Returns a `flax.linen` module as `block(params, x, *shared, key=None)` of its own parameters.
+    """Makes a function `block(params, x, *shared, key=None)` from a `flax.linen` module.
 
-    module: the module of one layer, called with `x` and what all layers share.
-    collection: the collection of variables that `params` is.
-    rng: the random stream that `key` becomes.
+    module: the module of one layer. The block calls the module with `x` and with the arrays that
+      all layers share.
+    collection: the name of the variable collection that `params` holds.
+    rng: the name of the random stream that receives `key`.
 
-    The block raises StackError if the module changes a variable, as BatchNorm does.
+    The block raises StackError if the module changes a variable when it runs, as BatchNorm does.
     """
 
     def block(params, x, *shared, key=None):
@@ -71,12 +75,13 @@ def linen(module, *, collection: str = "params", rng: str = "dropout"):
 
 
 def nnx(graphdef):
-    """Returns a `flax.nnx` module as `block(state, x, *shared, key=None)` of its own state.
+    """Makes a function `block(state, x, *shared, key=None)` from a `flax.nnx` module.
 
-    graphdef: the module's graph, from `graphdef, state = nnx.split(module)`.
+    graphdef: the graph of the module, from `graphdef, state = nnx.split(module)`.
 
-    `key` is given to the module as `rngs=nnx.Rngs(key)`. The block raises StackError if the module
-    changes its state, as BatchNorm or a Dropout with a stream of its own does.
+    If the block receives a key, the block calls the module with `rngs=nnx.Rngs(key)`. The block
+    raises StackError if the module changes its state when it runs, as BatchNorm does, or a Dropout
+    with a random stream of its own.
     """
     from flax import nnx
 

@@ -1,7 +1,9 @@
-"""Operations whose derivative reads what they compute, with the tag inside the derivative rule.
+"""Operations with a tag inside their derivative rule, so that the backward reads the tagged result.
 
-`jaxmem.tag(jax.nn.softmax(x), name)` saves the output and still recomputes it, because softmax's
-derivative reads the output from before the tag. Here forward and derivative read the tagged one.
+The derivative of softmax, tanh, sigmoid and exp reads the result of the operation. In
+`jaxmem.tag(jax.nn.softmax(x), name)`, the derivative reads the result from before the tag. The
+backward then recomputes the softmax although the tagged result is saved. In the functions of this
+module, the forward and the derivative read the tagged result.
 """
 
 import functools
@@ -23,14 +25,15 @@ from jaxmem._model.tags.tag import check_name
 
 
 def softmax(x, name: str, *, axis: int = -1, codec=None):
-    """Computes the softmax of `x` along an axis, and tags it with kind `softmax`.
+    """Computes the softmax of `x` along an axis, and tags the result with kind `softmax`.
 
-    x: floating, of any shape; the result has its shape and dtype.
+    x: a floating-point array of any shape. The result has the shape and dtype of `x`.
     name: the tag's name.
-    axis: the axis along which the result adds up to 1.
-    codec: what compresses the result, as a codec or its text; None means the default for its kind.
+    axis: the axis along which the result sums to 1. The default is the last axis.
+    codec: the codec, or its text form, that compresses the result. None means the codec of kind
+      `softmax`.
 
-    Raises TagError as `jaxmem.tag` does.
+    Raises TagError for an invalid name or codec, as `jaxmem.tag` does.
     """
     forward = functools.partial(jax.nn.softmax, axis=axis)
     tangent = functools.partial(softmax_tangent, axis=axis)
@@ -38,58 +41,65 @@ def softmax(x, name: str, *, axis: int = -1, codec=None):
 
 
 def tanh(x, name: str, *, kind: str | None = None, codec=None):
-    """Computes the hyperbolic tangent of `x`, and tags it.
+    """Computes the hyperbolic tangent of `x`, and tags the result.
 
-    x: floating, of any shape; the result has its shape and dtype.
+    x: a floating-point array of any shape. The result has the shape and dtype of `x`.
     name: the tag's name.
-    kind: what the tensor is (`jaxmem.codecs.KINDS`), which decides its default codec.
-    codec: what compresses the result, as a codec or its text; None means the default for its kind.
+    kind: the kind of tensor, one of `jaxmem.codecs.KINDS`, which selects the codec. None means no
+      kind.
+    codec: the codec, or its text form, that compresses the result. None means the codec of the
+      kind.
 
-    Raises TagError as `jaxmem.tag` does.
+    Raises TagError for an invalid name, kind or codec, as `jaxmem.tag` does.
     """
     return _widened(jnp.tanh, tanh_tangent, x, name, kind, codec)
 
 
 def sigmoid(x, name: str, *, kind: str | None = None, codec=None):
-    """Computes the logistic function of `x`, and tags it.
+    """Computes the logistic function of `x`, and tags the result.
 
-    x: floating, of any shape; the result has its shape and dtype.
+    x: a floating-point array of any shape. The result has the shape and dtype of `x`.
     name: the tag's name.
-    kind: what the tensor is (`jaxmem.codecs.KINDS`), which decides its default codec.
-    codec: what compresses the result, as a codec or its text; None means the default for its kind.
+    kind: the kind of tensor, one of `jaxmem.codecs.KINDS`, which selects the codec. None means no
+      kind.
+    codec: the codec, or its text form, that compresses the result. None means the codec of the
+      kind.
 
-    Raises TagError as `jaxmem.tag` does.
+    Raises TagError for an invalid name, kind or codec, as `jaxmem.tag` does.
     """
     return _widened(jax.nn.sigmoid, sigmoid_tangent, x, name, kind, codec)
 
 
 def exp(x, name: str, *, kind: str | None = None, codec=None):
-    """Computes the exponential of `x`, and tags it.
+    """Computes the exponential of `x`, and tags the result.
 
-    x: floating, of any shape; the result has its shape and dtype.
+    x: a floating-point array of any shape. The result has the shape and dtype of `x`.
     name: the tag's name.
-    kind: what the tensor is (`jaxmem.codecs.KINDS`), which decides its default codec.
-    codec: what compresses the result, as a codec or its text; None means the default for its kind.
+    kind: the kind of tensor, one of `jaxmem.codecs.KINDS`, which selects the codec. None means no
+      kind.
+    codec: the codec, or its text form, that compresses the result. None means the codec of the
+      kind.
 
-    Raises TagError as `jaxmem.tag` does.
+    Raises TagError for an invalid name, kind or codec, as `jaxmem.tag` does.
     """
     return _widened(jnp.exp, exp_tangent, x, name, kind, codec)
 
 
 def name_residuals(f: Callable, name: str) -> Callable:
-    """Returns `f` with one name for all that its derivative saves beside its arguments, so that a
-    plan decides it.
+    """Returns `f` with one tag for all tensors that the derivative of `f` saves.
 
-    It is for calls with a derivative rule of their own, such as an attention kernel: the rule saves
-    its result and the sums of its rows, and a tag on the result spares no second run of the kernel.
-    `jaxmem.auto` does this by itself.
+    Use `name_residuals` for a function with its own derivative rule, such as an attention kernel.
+    The rule saves the kernel's result and the sums of its rows. A tag on the result alone does not
+    save the backward a second run of the kernel. `jaxmem.auto` tags such tensors without
+    `name_residuals`.
 
-    f: any differentiable function, for reverse mode. Its arguments and its result are pytrees; what
-      is no array it gets unchanged.
-    name: what plans call these tensors, of kind `exact`: they are kept, offloaded or recomputed
-      together.
+    f: a function that is differentiable in reverse mode. Its arguments and its result are pytrees.
+      Leaves that are not arrays are passed to `f` unchanged. The arguments of `f`, and the arrays
+      that `f` closes over, get no tag.
+    name: the name of the saved tensors in plans. A plan keeps, offloads or recomputes these tensors
+      together. Their kind is `exact`, so a plan compresses them only if its codecs name this kind.
 
-    Raises TagError if `name` is no tag's.
+    Raises TagError if `name` is not a valid name of a tag.
     """
     check_name("name_residuals", name)
 

@@ -1,5 +1,6 @@
-"""Public names about plans, beside `jaxmem.plan` itself: the plan, assignments by hand, budgets and
-targets, pages about plans, and the progress of planning.
+"""Plans, assignments written by hand, estimates, budgets, targets, and pages about plans.
+
+`jaxmem.plan` makes a plan. `jaxmem.plans.progress` shows the progress of `jaxmem.plan`.
 """
 
 from jaxmem._cli.progress import progress as progress

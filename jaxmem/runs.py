@@ -1,10 +1,12 @@
-"""A run: a loop that goes on where it stopped, and its folder with metrics.jsonl, summary.json,
-plan.json, checkpoints and a page.
+"""A training loop that resumes after an interruption, and the folder with a run's results.
 
-`record` writes them while a run goes on, so that they appear when it ends, and no earlier run is
-lost to one that fails. `train` is the loop; `Interrupted` is how a signal ends it. `read` reads the
-results, `newest` and `best` a checkpoint; `jaxmem report` draws them. `Rectifier` revises a plan
-while its model trains.
+`record` opens a run's folder. The folder holds metrics.jsonl, summary.json, plan.json, checkpoints
+and a page. `record` writes the results to a temporary folder and moves them when the run ends, so
+that a failed run does not replace an earlier run.
+
+`train` is the training loop. `train` raises `Interrupted` if a signal ends the run. `read` reads a
+run's results, `newest` and `best` read a checkpoint, and `jaxmem report` makes a page from the
+results. `Rectifier` revises a plan during training. `write_whole` writes a file atomically.
 """
 
 from jaxmem._core.files import write_whole as write_whole

@@ -1,5 +1,10 @@
 """The models that a config may name: each a module with `parts` and `split`, and `batch` if it
 trains on plain text.
+
+A model is its arrays outside the layers and a function of a layer's number (`parts`). The function
+draws each layer from a key of its own. A resident state is that function under `jax.vmap`, and a
+placed state calls the function for one layer at a time. So both hold the same numbers by
+construction.
 """
 
 import types

@@ -71,10 +71,12 @@ class _Live(logging.Handler):
 
 @contextlib.contextmanager
 def progress(stream=None) -> Iterator[None]:
-    """Shows on `stream` (standard error) how planning goes on while the statement runs.
+    """Shows the progress of planning while the `with` statement runs.
 
-    On a terminal it is one line that is rewritten, with a bar of compiles and a clock, if rich is
-    installed (`pip install 'jaxmem[cli]'`). In a pipe it is a line for each record of the log.
+    stream: the output stream. None means standard error.
+
+    On a terminal with rich installed (`pip install 'jaxmem[cli]'`), the progress is one line that
+    is rewritten, with a bar of compiles and a clock. Otherwise each log record is a separate line.
     """
     handler, level = _handler(stream or sys.stderr), LOG.level
     LOG.addHandler(handler)

@@ -5,10 +5,11 @@ import enum
 
 
 class Action(enum.StrEnum):
-    """What becomes of a tagged tensor between its forward and its backward use.
+    """The treatment of a tagged tensor between its forward and its backward.
 
-    KEEP leaves it in device memory, RECOMPUTE makes it again, COMPRESS holds codes of it on the
-    device, OFFLOAD holds it in host memory, and COMPRESS_OFFLOAD holds codes of it there.
+    KEEP leaves the tensor in device memory. RECOMPUTE computes the tensor again in the backward.
+    COMPRESS stores codes of the tensor in device memory. OFFLOAD stores the tensor in host memory.
+    COMPRESS_OFFLOAD stores codes of the tensor in host memory.
     """
 
     KEEP = "keep"
@@ -19,28 +20,31 @@ class Action(enum.StrEnum):
 
     @property
     def compresses(self) -> bool:
+        """Whether the action uses a codec."""
         return self in (Action.COMPRESS, Action.COMPRESS_OFFLOAD)
 
     @property
     def offloads(self) -> bool:
+        """Whether the action stores data in host memory."""
         return self in (Action.OFFLOAD, Action.COMPRESS_OFFLOAD)
 
 
 ALL = tuple(Action)
-"""Every action, those that use a codec among them."""
+"""All actions, including the actions that use a codec."""
 LOSSLESS = (Action.KEEP, Action.RECOMPUTE, Action.OFFLOAD)
-"""The actions that use no codec: the backward reads the forward's values, kept or made again."""
+"""The actions without a codec: the backward reads the exact values of the forward."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Choice:
-    """What becomes of one tensor: an action and, where the action compresses, a codec.
+    """An action for one tensor, and a codec if the action compresses.
 
     action: the action, or its name.
-    codec: the codec in its text form, which `jaxmem.codecs.parse` reads; None where nothing is
-      compressed.
+    codec: the codec in its text form, which `jaxmem.codecs.parse` reads. None if the action does
+      not compress.
 
-    Raises ValueError for an unknown action, or if a codec is missing or too many.
+    Raises ValueError for an unknown action, for an action that compresses without a codec, and for
+    a codec with another action.
     """
 
     action: Action

@@ -1,5 +1,13 @@
-"""What an object given as `plan` must tell: choices for the tags of each block, and which groups of
-its layers are decided apart. A policy and the layer stack ask nothing else of it.
+"""The protocol of an object that is given as `plan`: the choices for the tags of each block, and
+the groups of layers that are decided separately.
+
+A plan is any object with two methods, `choices_for(block)` and `groups(block)`. `remat_policy` and
+`stack` call nothing else. So an assignment written by hand, a loaded plan and a draft of a search
+have the same meaning in both.
+
+A block that a plan does not name is an error. The alternative is to recompute such a block; a
+misspelt label would then recompute in silence. A plan therefore also names the blocks that no
+gradient runs through.
 """
 
 import dataclasses
@@ -37,20 +45,22 @@ class Decisions(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """Actions written by hand, or not yet proven: what becomes of each tag of each block.
+    """Actions for the tags of each block, without the predictions and measurements of a plan.
 
-    `jaxmem.remat_policy`, `jaxmem.stack` and `build` take one where they take a plan:
+    `jaxmem.auto`, `jaxmem.remat_policy`, `jaxmem.stack` and `build` accept an assignment in place
+    of a plan:
 
         Assignment({"block": {"up": Choice("keep"), "probs": Choice("compress", "bit_mask()")}})
 
-    actions: block label -> tag name -> `Choice`, or the name of an action that takes no codec. A
-      tag that is absent is recomputed; the tag "*" stands for what no tag names: kept, the block is
-      as it is without a checkpoint. A label may be of a group of layers, as `block[0:6]`.
-    others: choices for every block that `actions` does not name; None makes such a block an error.
-    as_written: whether `jaxmem.auto` leaves the step, or the loss, as its author wrote it, with the
-      checkpoints of its own. Blocks under `jaxmem.remat_policy` read `actions` and `others`.
+    actions: block label -> tag name -> `Choice`, or the name of an action without a codec. A tag
+      that is absent is recomputed. The tag "*" stands for all untagged tensors: if "*" is kept, the
+      block runs without a checkpoint. A label may name a group of layers, such as `block[0:6]`.
+    others: tag name -> choice, for every block that `actions` does not name. With None, a block
+      that `actions` does not name is an error.
+    as_written: whether `jaxmem.auto` leaves the step or the loss as its author wrote it, with its
+      own checkpoints. Blocks under `jaxmem.remat_policy` follow `actions` and `others` in any case.
 
-    Raises TagError for anything else.
+    Raises TagError for an argument of another form.
     """
 
     actions: Mapping[str, Mapping[str, Choice]] = dataclasses.field(default_factory=dict)
@@ -68,27 +78,41 @@ class Assignment:
 
     @staticmethod
     def everything() -> "Assignment":
-        """Every block as it is without a checkpoint. `jaxmem.auto` takes away the checkpoints that
-        the step has of its own.
+        """Returns the assignment that keeps everything: every block runs without a checkpoint.
+
+        Under this assignment, `jaxmem.auto` removes the step's own checkpoints.
         """
         return Assignment(others={REST: KEEP})
 
     @staticmethod
     def unchanged() -> "Assignment":
-        """The step as its author wrote it; `plan=None` means the same."""
+        """Returns the assignment that leaves the step as its author wrote it, like `plan=None`.
+
+        Blocks under `jaxmem.remat_policy` keep everything.
+        """
         return Assignment(others={REST: KEEP}, as_written=True)
 
     @staticmethod
     def nothing() -> "Assignment":
-        """Every tag of every block recomputed, as `jax.checkpoint` does without a policy."""
+        """Returns the assignment that recomputes every tag, as plain `jax.checkpoint` does."""
         return Assignment(others={})
 
     def choices_for(self, block: str) -> dict[str, Choice]:
-        """Tag name -> choice. Raises TagError for a block that the assignment does not decide."""
+        """Returns the choices for the tags of one block: tag name -> choice.
+
+        block: the label of the block.
+
+        Raises TagError for a block that the assignment does not decide.
+        """
         return choices_of(self.actions, block, self.others, "assignment")
 
     def groups(self, block: str) -> tuple[tuple[int, int], ...]:
-        """The groups of the block's layers that are decided apart: (start, stop), in order."""
+        """Returns the groups of layers with separate decisions, as (start, stop) pairs in order.
+
+        block: the label of the block.
+
+        The result is empty if all layers of the block share one decision.
+        """
         return ranges(self.actions, block)
 
 

@@ -34,19 +34,20 @@ _EXPECTED = (
 
 
 def parse_budget(budget, usable_bytes: int, argument: str = "budget") -> int:
-    """The bytes of a budget; None means all of `usable_bytes`.
+    """Reads a byte budget, and returns its number of bytes.
 
-    A budget is a number, or a text of a number and a unit, with or without a space and in any case.
-    `12GiB` and `12Gi` are 12 · 2^30 bytes; `12GB` and `12G` are 12 · 10^9: of the two meanings that
-    people give to `12G` that is the smaller one, so that a step which fits it fits both. A number
-    alone is bytes, also as text; underscores (`1_000_000`) and exponents (`1.5e9`) are read as
-    Python reads them. `90%` is a share of `usable_bytes`.
+    A budget is a number, or a text with a number and a unit. Case does not matter, and a space
+    before the unit is allowed. `12GiB` and `12Gi` are 12 · 2^30 bytes. `12GB` and `12G` are 12 ·
+    10^9 bytes. People use `12G` for both sizes. jaxmem reads the smaller size, so that a step
+    within the budget fits both. A number without a unit is a number of bytes, in a text too.
+    Underscores (`1_000_000`) and exponents (`1.5e9`) have the meaning that they have in Python.
+    `90%` is a share of `usable_bytes`.
 
-    budget: a number, a text or None.
-    usable_bytes: what 100 % is.
-    argument: what the budget is called in errors, such as "plan.budget" of a config.
+    budget: a number, a text or None. None means `usable_bytes`.
+    usable_bytes: the bytes that 100 % stands for.
+    argument: the name of the budget in error messages, such as "plan.budget" of a config.
 
-    Raises BudgetError if the budget cannot be read, is not positive and finite, is less than a
+    Raises BudgetError if the budget cannot be read, is not positive and finite, is less than one
     byte, or is more than 100 %.
     """
     if budget is None:

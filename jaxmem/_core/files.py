@@ -10,12 +10,16 @@ from typing import Any
 
 
 def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
-    """Writes a file, so that a reader sees the old content or all of the new, whatever happens.
+    """Writes a file atomically: a reader sees the old content or the whole new content.
 
-    The content goes to a temporary name in the same folder, is flushed to the disk, and takes the
-    file's name in one step; then the folder is flushed too, so that the name survives a power
-    failure. The folder is made if it is not there. Text is written as UTF-8.
-    Raises OSError if it cannot be written; no part of it is left then.
+    The content is written to a temporary file in the same folder and flushed to the disk. The
+    temporary file is then renamed to `path` in one step. Last, the folder is flushed, so that the
+    new name survives a power failure.
+
+    path: the file. A missing folder is made.
+    content: bytes, or a text, which is written as UTF-8.
+
+    Raises OSError if the file cannot be written. No part of the content remains in this case.
     """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Divides a block of a profile into groups of layers that a plan decides apart.
+"""Divides a block of a profile into groups of layers that a plan decides separately.
 
-Each group is a block of its own, under a label such as `block[0:6]`. So solver, tables and files
-need to know nothing of groups.
+A group of layers is a block under a label such as `block[0:6]`, and a divided profile is a profile.
+So the solver, the evaluation of costs, tables and files know nothing of groups.
 """
 
 import dataclasses

@@ -1,4 +1,8 @@
-"""Warnings that point at the user's line, however deep in jaxmem they are raised."""
+"""Warnings that point at the user's line, however deep in jaxmem they are raised.
+
+`warn` searches the call stack for the first frame that is not jaxmem's. The alternative, a fixed
+`stacklevel`, was right for one caller only.
+"""
 
 import sys
 import warnings

@@ -58,60 +58,76 @@ def plan(
     decide: Collection[str] = ("actions",),
     fresh: bool = False,
 ) -> Plan:
-    """The actions under which a training step fits a byte budget at the least cost in time,
-    verified by a compile.
+    """Finds the actions under which a training step fits a byte budget at the least step time.
 
-    build: `build(plan)` returns the step: a function of `args`, compiled with its first argument
-      donated, or a `jax.jit` or `nnx.jit` function, taken as it is. `plan` is None for everything
-      kept, else an object for `jaxmem.remat_policy` and `jaxmem.stack`.
+    XLA compiles the step under the returned plan, so that the step's bytes are known before it
+    runs.
+
+    build: a function of a plan. `build(plan)` returns the step: a function of `args`, or a
+      `jax.jit` or `nnx.jit` function. A plain function is compiled with its first argument donated,
+      and a jitted function is compiled as it is. `plan` is an object for `jaxmem.auto`,
+      `jaxmem.remat_policy` and `jaxmem.stack`. `build(None)` returns the step as its author wrote
+      it. If that step has checkpoints of its own, it is not the step with everything kept.
     args: the step's arguments: arrays, modules or `jax.ShapeDtypeStruct`s.
-    budget: bytes of the whole step on one device, as a number or a text such as "12GiB", or a share
-      of the target's usable memory such as "90%"; None means all of that.
-    host_budget: the same for tensors that are moved to host memory.
-    target: "local"; or what need not be there: a GPU such as "h200" or "a100-80gb:8", or a TPU
-      such as "v5e", "v5e:8" (chips) or "v5p:4x4x8".
-    actions: those allowed: `jaxmem.plans.LOSSLESS`, `jaxmem.plans.ALL`, some of them as actions or
-      by name, or a text such as "all", "lossless" or "keep,recompute". None means all of them for
-      tags, and those that lose nothing for values that `checkpoint_name` names. Then a lossy codec
-      is taken where no plan without one fits, or where it gains 2 % of the step's time beyond the
-      uncertainty. `ALL` asks for codecs: any gain beyond the uncertainty takes them, for named
-      values too.
-    codecs: a codec or several for every tag that names none, or a dict by kind; None means the
-      kind's own (Adacc §3.2).
-    outliers: how many outlier channels tensors were seen to have, by block label and tag: codecs
-      that separate them have room for so many (Adacc §3.4). `jaxmem.runs.Rectifier` counts them
-      while a model trains.
-    microbatches: numbers to choose from, each planned for with `build(plan, microbatches=n)`; the
-      fastest that fits is taken, and is the plan's `microbatches`.
-    batch: "max" or "fastest": the size of a minibatch, or a context length, is chosen. Arguments
-      that are plain functions are called with sizes, and return arrays, which are not made, or
-      shapes: `lambda n: jax.ShapeDtypeStruct((n, 1024), jnp.int32)`. "max" is the largest size
-      whose plan fits, "fastest" that of the highest `size / predicted_seconds`. `Plan.batch` is it.
-    sizes: candidates, such as `range(8, 4097, 8)`. None means multiples of the least power of two
-      that the step is traced for, and that numbers of microbatches and devices divide.
-    measure: for how many seconds to run what may be fastest, in turns on the device at hand: the
-      plan, hand-written policies that fit, and plans that would be best if prices were others. The
-      fastest by the clock is returned; `Plan.measured` has all of them. Their compiles take time
-      on top. Arguments that are shapes are filled with made-up numbers.
-    decide: what is decided: "actions", and for a step that `jaxmem.released_step` made "states"
-      too: how many layers' states lie on the device, and how many stream from host memory, so that
-      a model larger than the device trains. `Plan.place(state)` moves a state there; `budget` and
-      `host_budget` are then of states and tensors together. For several devices "sharding" too:
-      whether moments (ZeRO-1) or all states are divided over the optimizer's `axis_name`, and
-      gathered at once or a layer at a time (ZeRO-3).
-      "microbatches": `microbatches` is chosen among powers of two where it is left out.
-    fresh: True plans as if for the first time: what earlier plans timed, compiled and tried is not
-      read, and is written anew. For a machine that was busy when it was measured, or was changed.
+    budget: bytes of the whole step on one device: a number, a text such as "12GiB", or a share of
+      the target's usable memory such as "90%". None means all usable memory.
+    host_budget: bytes of offloaded tensors in host memory, for one device, in the forms of
+      `budget`. None means the host memory of the target.
+    target: the device: "local" for the device at hand. A GPU such as "h200" or "a100-80gb:8", or a
+      TPU such as "v5e", "v5e:8" (chips) or "v5p:4x4x8", need not be at hand.
+    actions: the allowed actions: `jaxmem.plans.LOSSLESS`, `jaxmem.plans.ALL`, several actions or
+      their names, or a text such as "all", "lossless" or "keep,recompute". None allows all actions
+      for tags, and lossless actions for values that `checkpoint_name` names. With None, the plan
+      has a lossy codec only if no lossless plan fits, or if the codec gains at least 2 % of the
+      step time plus the uncertainty. With another value, a lossy codec needs a smaller gain, 0.2 %
+      of the step time plus the uncertainty of the codec's time, and named values may be compressed
+      too.
+    codecs: a codec, or several codecs to choose from, for tags without a codec of their own; or a
+      dict from kinds to codecs. None means the codec of each kind (Adacc §3.2).
+    outliers: counted outlier channels: block label -> tag -> number of channels. A codec that
+      separates outliers gets capacity for this number (Adacc §3.4). `jaxmem.runs.Rectifier` counts
+      outlier channels during training. None means the default capacities.
+    microbatches: numbers of microbatches to choose from. For each number n, jaxmem plans
+      `build(plan, microbatches=n)`. The fastest plan that fits is returned, with its number as
+      `microbatches`. None means that `build` decides.
+    batch: "max" or "fastest": jaxmem chooses the size of a minibatch, or a context length. Pass a
+      plain function of the size in place of each argument that depends on the size, such as
+      `lambda n: jax.ShapeDtypeStruct((n, 1024), jnp.int32)`. Arrays that the function returns are
+      not allocated. "max" chooses the largest size whose plan fits. "fastest" chooses the size with
+      the largest `size / predicted_seconds`. `Plan.batch` is the chosen size. None chooses no size.
+    sizes: the candidate sizes for `batch`, such as `range(8, 4097, 8)`. None means the multiples of
+      a base size. The base size is the first of m, 2m, 4m, ... for which the step can be traced,
+      where m is the least common multiple of the numbers of microbatches and of devices.
+    measure: seconds for which to run the likely fastest steps, in alternation, on the device at
+      hand: the plan, hand-written policies that fit, and the plans that would be best under other
+      prices. The fastest measured step is returned. If `actions` is None, a step with a lossy codec
+      must be faster by at least 2 % plus the spread of the runs. `Plan.measured` lists all steps
+      that ran. The compiles of these steps take additional time. Arguments that are shapes are
+      filled with made-up numbers. None runs no step for comparison.
+    decide: what the plan decides. "actions" is required. "states", for a step from
+      `jaxmem.released_step`, decides which layers keep their model states in device memory, and
+      which layers' states are streamed from host memory, so that a model larger than the device can
+      train. `budget` and `host_budget` then cover states and tensors together, and
+      `Plan.place(state)` moves a state to the chosen memories. "sharding", for several devices,
+      decides whether the moments (ZeRO-1) or all states are divided over the optimizer's
+      `axis_name`, and whether the states are gathered at once or one layer at a time (ZeRO-3).
+      "microbatches" chooses the number of microbatches among powers of two, if `microbatches` is
+      None.
+    fresh: whether to plan without stored results. If True, jaxmem reads no times, compiles and
+      searches of earlier plans, and writes new ones. Use `fresh=True` after the machine was
+      changed, or was busy while times were measured.
 
-    The assignment is the optimum of a mixed-integer program (Adacc eq. 4-8, with five actions on
-    the block's graph), solved again as compiles teach what memory it leaves. Where several
-    processes call it alike, the first one plans, and each compiles the plan's step.
+    The actions are the optimum of a mixed-integer program (Adacc eq. 4-8, with five actions on the
+    graph of a block). jaxmem solves the program again after each round of compiles, with the memory
+    that the compiled steps needed. If several processes call `plan` with the same arguments, the
+    first process plans, and each process compiles the plan's step.
 
-    Raises BudgetError for a budget that cannot be read or met (with the least bytes that compiled,
-    or those of the arguments where they alone exceed it, which is told before any compile; with
-    `batch`, the least size and its least bytes), StepError for a step without a block, or whose
-    blocks have the same policy whatever plan `build` is given, TargetError for a target that is
-    unknown or cannot be compiled for, or is not the device at hand where `measure` is given,
+    Raises BudgetError for a budget that cannot be read, and if no plan fits. The error has the
+    least bytes that compiled, or the bytes of the arguments if the arguments alone exceed the
+    budget; jaxmem then compiles nothing. With `batch`, the error has the smallest size and its
+    least bytes. Raises StepError for a step without a block, for a `build` that does not pass its
+    plan to every block, and for invalid arguments. Raises TargetError for an unknown target, for a
+    target that cannot be compiled for, and for `measure` with a target that is not at hand. Raises
     TagError for tags that cannot be planned.
     """
     target = Target.parse(target)

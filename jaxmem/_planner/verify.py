@@ -23,16 +23,18 @@ from jaxmem.errors import BudgetError, PlanFileError
 
 
 def verify(plan: Plan, build, *args) -> Plan:
-    """Returns the plan with `build(plan)` compiled under it for the plan's own target:
-    `compiled_bytes`, `host_bytes` and `step` are new. It is for a plan that was loaded.
+    """Compiles the step under a loaded plan for the plan's target, and checks the plan's budget.
 
-    plan: from `Plan.load`, or made for a step that changed since.
-    build, args: those of `jaxmem.plan`; a state may lie anywhere, and is compiled for the plan's
-      places.
+    The returned plan has new values of `compiled_bytes`, `host_bytes`, `compiler_options` and
+    `step`.
 
-    Raises PlanFileError, naming the field, if the plan was made for another model or other shapes,
-    StepError if `build` does not pass its plan on, and BudgetError if the step no longer compiles
-    within the plan's budget.
+    plan: a plan from `Plan.load`, or a plan whose step has changed since it was made.
+    build, args: as for `jaxmem.plan`. A state in `args` may be stored in any memory; the step is
+      compiled for the plan's places.
+
+    Raises PlanFileError if the plan was made for another model or other shapes; the message names
+    the field. Raises StepError if `build` does not pass its plan to every block. Raises BudgetError
+    if the compiled step exceeds the plan's budget.
     """
     build, placed = with_microbatches(build, plan.microbatches), None
     with backend_for(Target.parse(plan.target)) as backend:

@@ -1,4 +1,15 @@
-"""A piece of a traced program that can be run, compiled and timed by itself."""
+"""A piece of a traced program that can be run, compiled and timed by itself.
+
+A piece that holds a `jax.shard_map` is priced on the mesh of that `shard_map`, collectives
+included. The alternative was a loop over the bodies of all devices, on one device. Such a loop has
+no collectives, and its kernels have one batch axis more.
+
+The arguments of such a piece have no shardings, because inside a step the types of arrays on
+automatic meshes name none. XLA propagates the `in_specs` of the `shard_map` to the arguments, as it
+does in the step. XLA does not learn of batch axes that no `shard_map` of the piece names. So the
+time is multiplied by the size of the named axes alone (`Job.shards`), and then divided like every
+other price.
+"""
 
 import dataclasses
 import functools

@@ -49,7 +49,10 @@ def compiling_for(capability: int) -> contextlib.AbstractContextManager[None]:
 
 
 def references() -> contextlib.AbstractContextManager[None]:
-    """A context that lowers references alone, as where there are no kernels: to compare with."""
+    """Returns a context in which codecs are lowered to their jax.numpy references, without kernels.
+
+    Use the context to compare kernels with their references.
+    """
     return _wanting(kernels=False)
 
 

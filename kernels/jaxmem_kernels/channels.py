@@ -1,8 +1,11 @@
 """Quantizes by what is known of channels, the indices of the last axis: their scales, or which of
 them are stored as they are. Shapes are those of `layout`, with two parts.
 
-These references are made of operations. Where one kernel does all that they do, it reads the tensor
-less often; everywhere else each of their operations runs by itself.
+An operation may be made of operations, if TPUs run one kernel and GPUs several. Its reference calls
+the other operations, so that each lowers to its own kernel wherever no kernel does the whole. A
+TPU's program that holds all values of some channels reads these values once. XLA gathers channels
+out of a tensor only after a copy into another order of axes; a kernel that passes over the tensor
+in any case needs no such copy.
 """
 
 import functools

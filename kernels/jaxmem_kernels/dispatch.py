@@ -4,8 +4,15 @@ runs is chosen where a program is lowered.
 Each operation is a primitive. For CUDA and for TPUs it lowers to its kernel where that takes these
 arrays, else to its reference; on every other platform it lowers to its reference. Its derivative
 and its type are the reference's. Under `vmap` a mapped `x` is one with another leading axis. Where
-XLA partitions a program, each GPU runs the kernel on its own part (`partition`). TPUs do where the
-types of arrays tell how they are divided, and else run the reference.
+XLA partitions a program, each GPU runs the kernel on its own part (`partition`).
+
+`jax.lax.platform_dependent` was the first choice, in place of a primitive. A lowering rule for CUDA
+sees devices, export and `shard_map`; a branch of `platform_dependent` does not.
+
+TPUs divide kernels by types. libtpu ignores `custom_partitioning`, and no other hook tells how XLA
+divides an array on automatic axes; there TPUs run the reference. On explicit axes the type of an
+array tells how it is divided when a program is lowered, and a `shard_map` in the kernel's place
+survives an export.
 """
 
 import functools

@@ -1,8 +1,10 @@
 """Shapes arrays as groups of contiguous parts: the parts of a group share its bytes when packed.
 
-Groups lie along the last axis, and the others stay as they are, so that a sharded array's codes are
-sharded alike. Parts and not neighbours share a byte: strided packing (`q[::2]`) costs XLA a slow
-concatenation.
+Groups lie along the last axis, and the other axes stay as they are, so that a sharded array's codes
+are sharded alike. A flat array was the first choice. To flatten a tensor that is divided along its
+last axis gathers the tensor, in the references too.
+
+Parts and not neighbours share a byte: strided packing (`q[::2]`) costs XLA a slow concatenation.
 
 Shapes: x (*lead, W) is (*lead, K, parts, H) in groups of G = parts · H values, K = ceil(W / G).
 """

@@ -1,11 +1,16 @@
-"""A block's forward as operations of one graph, those inside loops and `jax.shard_map` that hold
-tags among them.
+"""A block's forward as operations of one graph, operations inside loops and `jax.shard_map` that
+hold tags included.
 
-A value that a loop makes stands for those of all turns. A value inside a `jax.shard_map` stands for
-those of all devices, as every value outside does: its bytes are one device's times the number of
-devices. Where a turn reads what the one before it
-made, the graph has a cycle, and solvers want none: `mark` and `cycles` take it out without changing
-what is demanded.
+A value that a loop makes stands for the values of all iterations. If an iteration reads a value of
+the iteration before, the graph has a cycle, which solvers do not accept: `mark` and `cycles` remove
+it without a change to the values that are demanded.
+
+A `jax.shard_map` is a loop whose iterations are devices. Values inside have the shape of one
+device's part, and exist once for each device that divides the batch. A value inside therefore
+counts the bytes of one device times the number of devices, as a value outside does. All bytes of a
+block are then bytes before a mesh divides them, and one division at the end is right for all.
+`jax.checkpoint` asks its policy inside a `jax.shard_map` too, and returns each device's part of the
+saved tensors.
 """
 
 import dataclasses

@@ -1,5 +1,11 @@
-"""Checks the policies of a traced step: whether they are those of the plan that `build` was given,
-and whether any was combined with another.
+"""Checks the policies of a traced step: whether they come from the plan that `build` was given, and
+whether any of them was combined with another policy.
+
+Whether `build` passes its plan on is read from the policies of two traces: the trace under
+`Assignment.nothing()` and the trace under `Assignment.unchanged()`. Both are made in any case: the
+first is profiled, and the second may be compiled. A policy that occurs in both traces is one that
+no plan reaches, in any block and for any cause. The alternative is to compare the two programs.
+That is not needed, and a step without policies as it is written, as under `jaxmem.auto`, passes.
 """
 
 import functools

@@ -1,5 +1,9 @@
-"""Counts how often a block's backward runs in a step, and for how many of its runs what is saved is
-alive at once.
+"""Counts how often a block's backward runs in a step, and for how many of these runs the saved
+tensors are live at the same time.
+
+If a block begins and ends in one iteration of an outer loop, its saved tensors are live in that
+iteration alone. So microbatches that run one after the other count once. A streamed step, whose
+last microbatch is a program of its own, has the same profile as a resident step.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,5 +1,8 @@
 """Finds the tensors that a block's backward reads and that no tag names, with their places in the
 user's program.
+
+Untagged tensors are found from the trace, and only when a message names them. The alternative is to
+store them in the profile. The solver decides nothing about them, so the profile does not hold them.
 """
 
 import dataclasses

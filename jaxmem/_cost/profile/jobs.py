@@ -2,6 +2,11 @@
 
 A profile is drafted before any time is known: whatever has a price holds the key of a job. When all
 jobs were timed together, the keys are looked up.
+
+A tensor that a loop keeps is priced as two copies: into the loop's stack and out of the stack
+(`Jobs.keep`, unless the device at hand can time the loop). By XLA's estimates of whole steps,
+recomputing a softmax of a GPT therefore saves time. `benchmarks/time_choices.py` compares the cost
+model with such estimates, one tag at a time.
 """
 
 import functools

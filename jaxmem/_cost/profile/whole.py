@@ -1,11 +1,15 @@
-"""A step's program as a single device would run it: without what says how a mesh divides arrays.
+"""A step's program as a single device would run it, without the shardings by which a mesh divides
+arrays.
 
-Pieces of a step are priced whole, and their prices are divided by the number of devices. A sharding
-in a piece would divide it before that. One that is part of an array's type (on a mesh whose axes
-are explicit, as those of `jax.make_mesh` are) could not be left out of a piece's arguments alone.
+Pieces of a step are priced whole, and their prices are divided by the number of devices. So the
+program that pieces are taken from names no mesh, and no mesh is set while pieces are traced
+(`times.py`). Otherwise some pieces would be programs for several devices, and their prices would be
+divided twice. Pieces of explicit meshes, such as `jax.make_mesh` makes, would be refused: there a
+sharding is part of an array's type, and cannot be left out of a piece's arguments alone.
 
-A `jax.shard_map` runs on several devices only, and stays. Its mesh loses its devices, which may not
-be the target's, and its axes become automatic: XLA then divides what surrounds it in the piece.
+A `jax.shard_map` runs on several devices only, and is kept. Its mesh loses its devices, which may
+not be the target's, and its axes become automatic: XLA then divides the operations around it in the
+piece.
 """
 
 import dataclasses

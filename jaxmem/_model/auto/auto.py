@@ -1,6 +1,4 @@
-"""`jaxmem.auto`: a loss or a step whose layers become blocks, and their tensors tags, as they are
-found.
-"""
+"""`jaxmem.auto`: finds the layers of a loss or of a training step, and makes the layers blocks."""
 
 import functools
 from collections.abc import Callable
@@ -20,27 +18,32 @@ _BUILD = object()  # `plan` is left out
 
 
 def auto(function: Callable, plan=_BUILD) -> Callable:
-    """`function` with its layers found and decided by `plan`: a loss, or a whole training step.
+    """Returns a loss or a training step whose layers jaxmem finds and a plan decides.
 
-    `jax.value_and_grad(jaxmem.auto(loss, plan))` needs no tag and no `jax.checkpoint` in the model:
-    the loss is traced, its layers are found (each turn of a scan over layers, and the layers of a
-    Python loop), and what is worth deciding in them is tagged. A `jax.checkpoint` of the user's own
-    is taken away, since the plan decides in its place; blocks under a jaxmem policy, and tags, stay
-    as they are.
+    `auto` traces the function, makes each layer a block, and tags the tensors that a plan should
+    decide about. A layer is an iteration of a scan over layers, or one of the equal layers of a
+    Python loop. The model needs no tag and no `jax.checkpoint`. A `jax.checkpoint` without a jaxmem
+    policy is removed, because the plan decides in its place. Blocks under `jaxmem.remat_policy` and
+    existing tags stay unchanged.
 
-    `jaxmem.plan(jaxmem.auto(step), state, batch)` plans a step that calls `jax.grad`,
-    `jax.value_and_grad` or `jax.vjp` itself, or through a library: what it differentiates becomes
-    `auto(loss, plan)` while the step is traced. `jaxmem.auto(step, plan)` runs it.
+    For a loss, differentiate the returned function: `jax.value_and_grad(jaxmem.auto(loss, plan))`.
 
-    function: a loss, or one that returns more beside it, or a step; of arrays, modules and anything
-      else. It may change Flax NNX modules. A step may be one of `jax.jit`, and keeps its options.
-    plan: a `jaxmem.Plan` or `jaxmem.plans.Assignment`. None, or a plan that leaves the step as it
-      is written, returns `function` itself, with the checkpoints that it has of its own. Left out,
-      the result is a `build` for `jaxmem.plan`, of the step that `function` is.
+    For a step, `jaxmem.plan(jaxmem.auto(step), state, batch)` makes a plan, and
+    `jaxmem.auto(step, plan)` is the step under the plan. The step calls `jax.grad`,
+    `jax.value_and_grad` or `jax.vjp`, directly or through a library. While the step is traced,
+    jaxmem replaces each function that the step differentiates by `auto` of that function.
 
-    Raises TagError if `plan` is no plan; when the function is called, StepError if no layer is
-    found in it, with what was looked at, or if a step differentiates nothing that can be seen, and
-    TagError if the plan does not name a layer.
+    function: a loss, a loss that also returns auxiliary values, or a training step. Arguments and
+      results may be arrays, modules or any other objects. The function may change Flax NNX modules.
+      A step may be a `jax.jit` or `nnx.jit` function, and keeps the options of its jit.
+    plan: a `jaxmem.Plan` or a `jaxmem.plans.Assignment`. For None, and for a plan that leaves the
+      step as written, `auto` returns `function` itself, with its own checkpoints. Without this
+      argument, `auto` returns a function `build` for `jaxmem.plan`.
+
+    Raises StepError if `function` is not callable, and TagError if `plan` is not a plan. When
+    called, the returned function raises StepError if jaxmem finds no layer; the message names the
+    loops that were examined. It raises StepError also if a step calls none of the three gradient
+    functions while it is traced, and TagError if the plan does not name a layer.
     """
     if not callable(function):
         raise StepError(

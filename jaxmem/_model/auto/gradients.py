@@ -1,8 +1,16 @@
-"""Sees what a step differentiates, while it is traced, and has something else differentiated.
+"""Sees which functions a step differentiates while the step is traced, and differentiates other
+functions in their place.
 
-JAX has no hook for it. So for the time of a call the functions that differentiate are wrapped
-wherever a module names them, and each is put back after it. The wrappers ask JAX's own context,
-which belongs to a thread and to the keys of jit's caches: elsewhere they do what they wrap.
+A whole step is rewritten where it differentiates. The alternative is to rewrite the step's trace.
+The trace shows the backward, which is too late to decide in, and JAX has no hook before. So the
+functions that differentiate are wrapped in every module that names them, for the time of a call,
+and are restored after it. The wrappers read a context of JAX's own (`jax.make_user_context`); where
+the context is not set, they call the function that they wrap. The context belongs to a thread, and
+is part of the keys of jit's caches. So the planned step is traced separately from the user's step,
+and a jitted step is called as it is, with its options.
+
+Wrapping the functions that `jax.grad` itself calls would see more, but would depend on private
+files of JAX.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Defines what a codec is, and the check that all of ours share."""
+"""The protocol of codecs, and the check of shapes and dtypes that jaxmem's codecs share."""
 
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -13,32 +13,36 @@ FLOATS = ("bfloat16", "float16", "float32", "float64")
 
 @runtime_checkable
 class Codec(Protocol):
-    """How a tensor is held between its forward and its backward use; frozen and hashable.
+    """A method to compress a tensor for the time between its forward and its backward.
 
-    `encode` and `decode` run under jit, vmap and scan, give the same result for the same input, and
-    take any shape, 0-d and empty ones too. A value that is not finite never decodes to a finite
-    one. The error bound, and whether the codec is lossless, stand in the codec's own docstring.
-    `str(codec)` is its text form: `jaxmem.codecs.parse` inverts it.
+    A codec is frozen and hashable. `encode` and `decode` run under jit, vmap and scan. They give
+    the same result for the same input, and accept every shape, 0-d and empty shapes included. A
+    value that is not finite never decodes to a finite value. The docstring of each codec has its
+    error bound, and says whether the codec is lossless. `str(codec)` is the codec's text form,
+    which `jaxmem.codecs.parse` reads.
     """
 
     def check(self, shape: tuple[int, ...], dtype) -> None:
-        """Raises TagError if the codec takes no array of this shape and dtype."""
+        """Raises TagError if the codec does not support arrays of this shape and dtype."""
         ...
 
     def encode(self, x: jax.Array) -> tuple[jax.Array, ...]:
-        """The arrays to hold instead of `x`. Raises TagError where `check` does."""
+        """Returns the codes of `x`: the arrays to store in place of `x`.
+
+        Raises TagError as `check` does.
+        """
         ...
 
     def decode(self, codes: tuple[jax.Array, ...], shape: tuple[int, ...], dtype) -> jax.Array:
-        """What was encoded, as well as the codes tell.
+        """Returns the array that the codes stand for, up to the error of the codec.
 
-        codes: what `encode` returned.
-        shape, dtype: those of the encoded array, which the codes do not hold.
+        codes: the arrays that `encode` returned.
+        shape, dtype: the shape and the dtype of the encoded array, which the codes do not contain.
         """
         ...
 
     def nbytes(self, shape: tuple[int, ...], dtype) -> int:
-        """The exact bytes of `encode`'s arrays for an `x` of this shape and dtype."""
+        """Returns the exact number of bytes of the codes of an array with this shape and dtype."""
         ...
 
 

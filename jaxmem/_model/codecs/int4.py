@@ -94,27 +94,30 @@ class _Grouped(_Int4):
 
 @dataclasses.dataclass(frozen=True)
 class GroupedSymmetric(_Grouped, GroupedSymmetricForm):
-    """Symmetric INT4 by groups of the flat array (Adacc 3.2): s = max|x|/8, q = clip(round(x/s),
-    -8, 7), x̂ = q·s.
+    """Symmetric INT4 with one scale per group of values (Adacc §3.2).
 
-    group: how many values (an even number) share a scale.
-    scale: dtype of the stored scale, bfloat16 or float32; it is rounded up, and values are
-      quantized against the rounded one.
-    stochastic: unbiased rounding, E[x̂] = x, with s = max|x|/7.
-    seed: an integer from 0 to 2^32 − 1, which random bits are hashed from beside the values
-      themselves; read where rounding is stochastic.
+    The scale of a group is s = max|x|/8, a code is q = clip(round(x/s), −8, 7), and a decoded value
+    is x̂ = q·s. A group is a range of the flat array.
 
-    What stochastic rounding is unbiased over: a byte's random bits are hashed from the two values
-    that share it, its place in its row and the seed. So errors average out over values of different
-    bits, over the places of a row, and over seeds (over all of them exactly, to 2^-16 of s). They
-    do not over repeated values: the same two at the same place of their rows round alike in every
-    row, layer and step, until the seed changes. A codec is part of the program and sees no step
-    number; another seed is another codec, whose program is compiled anew.
+    group: number of values that share a scale, an even number.
+    scale: dtype of the stored scales, bfloat16 or float32. Scales are rounded up, and values are
+      quantized by the rounded scale.
+    stochastic: whether rounding is stochastic and unbiased, E[x̂] = x. The scale is then
+      s = max|x|/7.
+    seed: an integer from 0 to 2^32 − 1, which selects the random bits of stochastic rounding.
 
-    |x − x̂| ≤ s/2, or s where the code was clipped to 7 or rounding is stochastic, plus x̂'s
-    rounding to `dtype`. A group of values below 2^-122 may decode to zeros; one with a value that
-    is not finite, or whose scale passes the scale's dtype (float64 only), decodes to NaN. Takes
-    bfloat16, float16, float32, float64.
+    The error is |x − x̂| ≤ s/2, or s if the code was clipped to 7 or rounding is stochastic, plus
+    the rounding of x̂ to the dtype of x. A group of values below 2^-122 may decode to zeros. A
+    group decodes to NaN if a value is not finite, or if the scale exceeds the range of its dtype
+    (float64 only). The codec supports bfloat16, float16, float32 and float64.
+
+    The random bits of a byte are a hash of the two values that share the byte, of the byte's place
+    in its row, and of the seed. Stochastic rounding is therefore unbiased over values with
+    different bits, over the places of a row, and over seeds. Over all seeds, rounding is exactly
+    unbiased, to 2^-16 of s. Rounding is not unbiased over repeated values: two equal pairs at the
+    same place of their rows are rounded alike, in every row, layer and step. The codec is a part of
+    the program and does not know the number of the step. A codec with another seed rounds these
+    pairs differently, and is compiled again.
     """
 
     def encode(self, x):
@@ -128,28 +131,33 @@ class GroupedSymmetric(_Grouped, GroupedSymmetricForm):
 
 @dataclasses.dataclass(frozen=True)
 class GroupedAsymmetric(_Grouped, GroupedAsymmetricForm):
-    """Asymmetric INT4 by groups of the flat array (after Adacc 3.2), for values on one side of
-    zero, as softmax's.
+    """Asymmetric INT4 with one scale and one offset per group of values (after Adacc §3.2).
 
-    group: how many values (an even number) share a scale and an offset.
-    scale: dtype of the stored scale and offset, bfloat16 or float32.
-    stochastic: unbiased rounding, by the same scale, over what `GroupedSymmetric` says.
-    seed: as in `GroupedSymmetric`.
+    The codec suits values on one side of zero, such as the values of a softmax. A group is a range
+    of the flat array.
 
-    s = (max − min)/15, o = min + 8·s, q = round((x − o)/s), x̂ = q·s + o. So codes −8 to 7 cover
-    the range, and nothing is clipped. Adacc's own o = (max + min)/2 and s = (max − min)/16 would
-    lower the greatest value, a softmax's peak, by a whole step.
+    group: number of values that share a scale and an offset, an even number.
+    scale: dtype of the stored scales and offsets, bfloat16 or float32.
+    stochastic: whether rounding is stochastic and unbiased, with the same scale. `GroupedSymmetric`
+      describes the random bits.
+    seed: an integer from 0 to 2^32 − 1, which selects the random bits of stochastic rounding.
 
-    |x − x̂| ≤ s/2, or s where rounding is stochastic, plus x̂'s rounding to `dtype`. o is rounded to
-    the nearest number of `scale`'s dtype, by d at most. s is then max((max − o)/7, (o − min)/8),
-    rounded up by a share of e at most, and so was the step that o was found by. Hence
-    s ≤ (1 + e)²·(max − min)/15 + (1 + e)·d/7. In bfloat16 e = 2^-7 and d = 2^-8·|o|, in float32
-    e = 2^-20 and d = 2^-24·|o|, but an |o| below 2^-100 is stored as 0. A range past 1.8 times
-    float32's greatest number has s ≤ (max − min)/12.
+    The scale is s = (max − min)/15, the offset is o = min + 8·s, a code is q = round((x − o)/s),
+    and a decoded value is x̂ = q·s + o. The codes −8 to 7 cover the range of the group, and no
+    value is clipped. Adacc's own o = (max + min)/2 and s = (max − min)/16 would decode the largest
+    value, the peak of a softmax, one whole step too low.
 
-    Where min is 0, zeros decode to 0. Where |o| is far greater than max − min, a bfloat16 o costs
-    accuracy: take float32. What is tiny or not finite decodes as in `GroupedSymmetric`. Takes the
-    same dtypes.
+    The error is |x − x̂| ≤ s/2, or s if rounding is stochastic, plus the rounding of x̂ to the
+    dtype of x. o is rounded to the nearest number of the dtype `scale`, by at most d. The stored s
+    is max((max − o)/7, (o − min)/8), rounded up by at most the share e. The step from which o is
+    computed is rounded up in the same way. Hence s ≤ (1 + e)²·(max − min)/15 + (1 + e)·d/7. For
+    bfloat16, e = 2^-7 and d = 2^-8·|o|. For float32, e = 2^-20 and d = 2^-24·|o|. An |o| below
+    2^-100 is stored as 0. A range of more than 1.8 times the largest float32 number has
+    s ≤ (max − min)/12.
+
+    If min is 0, zeros decode to 0. If |o| is much larger than max − min, an offset in bfloat16
+    costs accuracy: use float32. Tiny values, and values that are not finite, decode as with
+    `GroupedSymmetric`. The codec supports bfloat16, float16, float32 and float64.
     """
 
     scale_sets: ClassVar[int] = 2
@@ -213,17 +221,19 @@ class _ByRows(_Int4):
 
 @dataclasses.dataclass(frozen=True)
 class ChannelwiseSymmetric(_ByRows, ChannelwiseSymmetricForm):
-    """Symmetric INT4 with one scale for each channel (index of the last axis) over all tokens
-    (Adacc 3.2: Q, K, V).
+    """Symmetric INT4 with one scale per channel, over all tokens (Adacc §3.2: Q, K and V).
 
-    scale: dtype of the stored scales, bfloat16 or float32; they are rounded up.
-    stochastic, seed: unbiased rounding, over what `GroupedSymmetric` says.
+    A channel is an index of the last axis. The number of scales does not depend on the number of
+    tokens.
 
-    So an outlier channel of Q, K or V has a scale of its own and spoils no other, without being
-    moved in memory. There is one scale a channel, however many tokens. The tensor is read twice,
-    since a scale is known after the last token; a TPU reads it once where all values of some
-    channels fit in a core's memory. A value that is not finite makes its whole channel NaN.
-    Bounds and dtypes are those of `GroupedSymmetric`.
+    scale: dtype of the stored scales, bfloat16 or float32. Scales are rounded up.
+    stochastic, seed: stochastic rounding, as for `GroupedSymmetric`.
+
+    An outlier channel of Q, K or V has a scale of its own, and does not affect the accuracy of
+    other channels. Outlier channels are not moved in memory. The tensor is read twice, because a
+    scale is known only after the last token. A TPU reads the tensor once if a core's memory holds
+    all values of some channels. A value that is not finite makes its whole channel NaN. The error
+    bounds and the supported dtypes are those of `GroupedSymmetric`.
     """
 
     def encoded(self, x, how):
@@ -238,13 +248,14 @@ class ChannelwiseSymmetric(_ByRows, ChannelwiseSymmetricForm):
 
 @dataclasses.dataclass(frozen=True)
 class NaivePerToken(_ByRows, NaivePerTokenForm):
-    """Symmetric INT4 with one scale for each token (all of the last axis): Adacc's baseline, which
-    it shows to fail.
+    """Symmetric INT4 with one scale per token: a baseline of Adacc that Adacc shows to fail.
 
-    scale: dtype of the stored scales, bfloat16 or float32; they are rounded up.
+    A token is all values along the last axis.
 
-    One outlier channel sets the scale of every token. Bounds and dtypes are those of
-    `GroupedSymmetric`.
+    scale: dtype of the stored scales, bfloat16 or float32. Scales are rounded up.
+
+    One outlier channel determines the scale of every token. The error bounds and the supported
+    dtypes are those of `GroupedSymmetric`.
     """
 
     def encoded(self, x, how):

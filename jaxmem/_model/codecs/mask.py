@@ -1,4 +1,4 @@
-"""The codec of one bit a value, for dropout masks and other tensors of two values (Adacc 3.2)."""
+"""The codec with one bit per value, for dropout masks and other two-valued tensors (Adacc §3.2)."""
 
 import dataclasses
 import math
@@ -16,13 +16,15 @@ INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32
 
 @dataclasses.dataclass(frozen=True)
 class BitMask(Checked, BitMaskForm):
-    """A bit a value. Lossless, up to the sign of zero, for bool and for tensors that hold at most
-    two values. It has no fields.
+    """One bit per value, for bool and for tensors of at most two values (Adacc §3.2).
 
-    Takes bool, and tensors of two values, such as {0, 1}, {0, 1/0.9} or {-inf, 0}, in bfloat16,
-    float16, float32, float64 and (u)int8 to 64: the two values are stored beside the bits. Where a
-    floating tensor holds more values, all but the least decode to NaN; where an integer one does,
-    all but the least decode to the greatest. Keep such a tensor.
+    The codec has no fields. It is lossless for these tensors, up to the sign of zero.
+
+    The codec supports bool, and tensors of two values, such as {0, 1}, {0, 1/0.9} or {-inf, 0}, in
+    bfloat16, float16, float32, float64, and signed and unsigned integers of 8 to 64 bits. The two
+    values are stored in addition to the bits. If a floating-point tensor has more than two values,
+    all values but the least decode to NaN. If an integer tensor has more than two values, all
+    values but the least decode to the greatest value. Keep such a tensor.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("bool", *INTEGERS, *FLOATS)

@@ -1,6 +1,4 @@
-"""The outlier-separated codec of Adacc 3.2, which stores outlier channels exactly and the rest as
-grouped INT4.
-"""
+"""The codec that stores outlier channels exactly, and other channels as INT4 (Adacc §3.2)."""
 
 import dataclasses
 import math
@@ -27,20 +25,23 @@ MOST_CHANNELS = 2**31 - 1  # an index is an int32
 
 @dataclasses.dataclass(frozen=True)
 class OutlierSeparated(Checked, OutlierSeparatedForm):
-    """Outlier channels (of the last axis) stored exactly, the rest as by `GroupedSymmetric` (Adacc
-    3.2).
+    """Outlier channels stored exactly, and other channels as grouped INT4 (Adacc §3.2).
 
-    group: how many values (an even number) of the rest share a scale.
-    scale: dtype of the stored scales, bfloat16 or float32; they are rounded up.
-    capacity: how many outlier channels there is room for, filled by greatest S_i. Room that is left
-      holds zeros, and outliers beyond it are quantized with the rest.
-    stochastic, seed: unbiased rounding of the rest, over what `GroupedSymmetric` says.
+    A channel is an index of the last axis. S_i is the sum of |x| over channel i, and Z_i = (S_i −
+    μ)/σ with the mean μ and the standard deviation σ over channels. Channel i is an outlier if Z_i
+    > 3. `GroupedSymmetric` quantizes the other channels.
 
-    S_i = Σ|x| over channel i, Z_i = (S_i − μ)/σ over channels; an outlier has Z_i > 3, and `count`
-    tells how many there are. By Cantelli's inequality fewer than a tenth of the channels can be
-    outliers, so no more room than that is made. Dtypes and the bound on the rest are those of
-    `GroupedSymmetric`. Nothing is separated from a tensor with values that are not finite. A tensor
-    of more than 2^31 − 1 channels is refused.
+    group: number of values of the other channels that share a scale, an even number.
+    scale: dtype of the stored scales, bfloat16 or float32. Scales are rounded up.
+    capacity: number of outlier channels that can be stored exactly. Outlier channels with the
+      greatest S_i come first. Unused capacity holds zeros. Outlier channels beyond the capacity are
+      quantized with the other channels.
+    stochastic, seed: stochastic rounding of the other channels, as for `GroupedSymmetric`.
+
+    By Cantelli's inequality, fewer than a tenth of the channels can be outliers, so the codec never
+    stores more channels exactly. The supported dtypes, and the error bound of the other channels,
+    are those of `GroupedSymmetric`. If a tensor has values that are not finite, no channel is
+    separated. `check` refuses a tensor with more than 2^31 − 1 channels.
     """
 
     @property
@@ -60,20 +61,23 @@ class OutlierSeparated(Checked, OutlierSeparatedForm):
             )
 
     def with_room_for(self, count: int) -> "OutlierSeparated":
-        """The codec with room for so many outlier channels: a power of two of them, or one and a
-        half times one, so that counts which differ little have one codec.
+        """Returns the codec with capacity for `count` outlier channels.
+
+        The capacity is a power of two, or one and a half times a power of two, so that similar
+        counts have one codec.
         """
         least = 1 << max(count - 1, 0).bit_length()
         fits = next(room for room in (least // 4 * 3, least) if room >= count) if count else 0
         return dataclasses.replace(self, capacity=fits)
 
     def slots(self, shape: tuple[int, ...]) -> int:
-        """Returns how many channels of a tensor of this shape there is room for."""
+        """Returns the number of channels that are stored exactly for a tensor of this shape."""
         return min(self.capacity, _most_outliers(shape))
 
     def count(self, x):
-        """Returns how many channels of `x` have Z > 3, as int32 (). Those beyond `slots(x.shape)`
-        are not separated.
+        """Returns the number of channels of `x` with Z > 3, an int32 scalar.
+
+        Outlier channels beyond `slots(x.shape)` are not stored exactly.
         """
         self.check(x.shape, x.dtype)
         most = _most_outliers(x.shape)

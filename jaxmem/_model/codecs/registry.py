@@ -1,4 +1,4 @@
-"""Finds codecs: by name, by their text form, and by the kind of tensor."""
+"""Finds a codec by its text form, or by the kind of a tensor."""
 
 from jaxmem._model.codecs.base import Codec
 from jaxmem._model.codecs.forms import nearest, parse_as
@@ -36,17 +36,20 @@ _BY_KIND: dict[str, Codec] = {
 _OF_UNKNOWN = GroupedSymmetric()  # assumes nothing about channels
 EXACT = "exact"
 KINDS = (*_BY_KIND, EXACT)
-"""The kinds of tensor that `jaxmem.tag(..., kind=)` takes. The kind decides which codec compresses
-a tensor where neither its tag nor the plan names one (`default_for`). A plan
-compresses what is `exact` only where its codecs name that kind.
+"""The kinds of tensor that `jaxmem.tag(..., kind=)` accepts.
+
+The kind selects the codec of a tensor (`default_for`) if neither the tensor's tag nor the plan
+names a codec. A plan compresses a tensor of kind `exact` only if the plan's codecs name this kind.
 """
 
 
 def default_for(kind: str | None) -> Codec | None:
-    """Returns the codec for tensors of a kind, after Adacc 3.2. For no kind (None) it is grouped
-    symmetric INT4, and None for `exact`.
+    """Returns the codec for tensors of a kind, after Adacc §3.2.
 
-    Raises TagError if `kind` is none of `KINDS`.
+    kind: one of `KINDS`, or None for tensors without a kind, whose codec is grouped symmetric INT4.
+      The kind `exact` has no codec, and the result is None.
+
+    Raises TagError if `kind` is not one of `KINDS`.
     """
     if kind is None:
         return _OF_UNKNOWN
@@ -61,8 +64,8 @@ def default_for(kind: str | None) -> Codec | None:
 def parse(text: str) -> Codec:
     """Returns the codec that `text` describes: `parse(str(codec)) == codec`.
 
-    text: `name(field=value,...)`; fields that are left out have their default.
+    text: the text form, `name(field=value,...)`. A field that is left out has its default.
 
-    Raises TagError if a name, a field or a value is unknown, naming the nearest that is not.
+    Raises TagError for an unknown name, field or value; the message names the nearest known one.
     """
     return parse_as(CODECS, text)

@@ -1,10 +1,18 @@
 """What a derivative rule of the user's (`jax.custom_vjp`) saves, under one name.
 
-Such a rule saves tensors from within its forward: an attention kernel its result and the sums of
-its rows. A tag behind it is on a copy that the rule does not read, so that keeping the tag would
-not spare the kernel's second run. Here the rule's own tensors are named. A `jax.shard_map` that
-calls such rules is as one of them: attention kernels run inside one, since XLA does not divide
-them.
+Such a rule saves tensors from within its forward: an attention kernel saves its result and the sums
+of its rows. A tag behind the rule is on a copy that the rule does not read, so keeping that tag
+would not spare the kernel's second run. Here the rule's own tensors are named. A `jax.shard_map`
+that calls such rules is treated as one rule: attention kernels run inside a `shard_map`, since XLA
+does not divide them.
+
+All tensors that a rule saves are decided as one. The alternative is a decision for each tensor. The
+tensors come from within the rule's forward, and recomputing any of them costs the whole forward.
+`jax.vjp` of the call shows which tensors are saved. They have one tag of kind `exact`, because a
+codec's error in the logarithm of a softmax's sum would be an error of the exponent.
+
+A rule that asks which operands have a derivative (`symbolic_zeros`) is left unchanged, because
+`jax.vjp` tells the rule that all operands have one.
 """
 
 import dataclasses

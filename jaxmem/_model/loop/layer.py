@@ -1,10 +1,19 @@
 """One layer of a stack: runs its forward, and decides which of the tensors that its backward needs
 are saved, and which the backward gets without saving them.
 
-A layer's `jax.vjp` closure is a tree whose leaves are all that the backward reads. To stack every
-leaf in the loop would copy the layer's parameters, and what all layers share, once for each layer.
-So each leaf is traced back to the layer's inputs, and only what neither is cheap to make again from
-the layer's own parameters nor the same in every layer is saved.
+A layer's `jax.vjp` closure is a tree whose leaves are all arrays that the backward reads. The stack
+keeps these leaves, and distinguishes them in the jaxpr of the layer's forward, for which the block
+is traced once:
+
+- A leaf that follows from the layer's own parameters by casts and views is computed again.
+- A leaf that does not differ by layer is computed once for all layers.
+- All other leaves are stacked.
+
+The alternative is to stack every leaf. The loop would then copy the layer's parameters, and the
+arrays that all layers share, once for each layer.
+
+Values that the block closes over are passed as explicit arguments (`arguments.py`), because
+`jax.custom_vjp` does not track closed-over tracers.
 """
 
 import dataclasses

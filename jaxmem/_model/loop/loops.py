@@ -1,5 +1,13 @@
-"""The loops of a stack: one forward for each run of layers that share a policy and a stack, and one
-backward, which makes a layer's gradient at a time and hands it on at once.
+"""The loops of a stack: one forward loop for each run of layers that share a policy and a stack,
+and one backward loop, which makes the gradient of one layer at a time and passes it on at once.
+
+A loop passes on the layer that it fetched last. After a stack's last layer, the forward has fetched
+that layer again, and the backward begins with it. Before the stack's first layer, the backward has
+fetched the layer with which the next microbatch begins.
+
+The alternative is to fetch each of these layers anew. XLA would read such a layer by a kernel,
+because it knows the offsets of slices in a loop alone. In a loop over microbatches, a kernel that
+reads host memory is refused (`fault` in `_target/hlo/transfers.py`).
 """
 
 import bisect

@@ -1,4 +1,13 @@
-"""What a pullback makes of cotangents that are long in coming."""
+"""Makes a pullback wait for its cotangents.
+
+The result of the embedding's pullback waits for the backward of the layers. The gradient of an
+embedding begins with zeros. These zeros wait for no other value, so XLA makes them first, and the
+peak holds one whole embedding more.
+
+The alternative is an optimization barrier around the pullback. It does not delay the zeros, since
+they are no results of the barrier. So the zeros are broadcast from a scalar that comes out of the
+barrier.
+"""
 
 import dataclasses
 import math

@@ -1,8 +1,19 @@
 """stack(): runs L identical layers from stacked parameters, with a backward loop of its own.
 
-The backward that JAX derives for a scan saves what a layer makes of its parameters, such as their
-bfloat16 copies, and returns all gradients stacked. This one reads the parameters again by index,
-and hands each layer's gradient on as soon as it exists.
+The backward that JAX derives for a scan saves values that a layer makes of its parameters, such as
+bfloat16 copies, and returns all gradients stacked. This backward reads the parameters again by
+index, and passes each layer's gradient on as soon as the gradient exists.
+
+With `moments`, the new moments are returned as the gradient with respect to the old moments. So one
+`jax.grad` serves embedding, stack and head, and no second interface is needed. The price is that
+moments must be floating point, as gradients are.
+
+A layer is folded into as a batch of one: `folded_at` maps the fold over an axis of length 1. XLA
+updates a slice of a stack in place, as it reads the slice, only if neither a reshape nor a product
+with a number that is no array stands between reading and writing. Otherwise XLA copies the layer
+first. For the same reason, decay rates are made arrays (`_optim/released/fold.py`). The memory
+traffic of the folds fell from ten passes to six, on GPUs as on CPUs. `tests/stack/test_in_place.py`
+looks for such copies.
 """
 
 from collections.abc import Callable
@@ -39,32 +50,40 @@ def stack(
     moments=None,
     fold: Callable | None = None,
 ):
-    """Runs `x = block(p_i, x, *shared)` for each layer i, under a plan.
+    """Runs `x = block(p_i, x, *shared)` for each layer i of L layers, under a plan, and returns x.
 
-    Differentiable in `params`, `x` and `shared`. The forward loop saves of each layer what the
-    plan's action for each tag asks; the backward loop restores, recomputes and differentiates one
-    layer at a time. A layer's own parameters are read again, never saved.
+    `stack` is differentiable in `params`, `x` and `shared`, in reverse mode only. For each layer,
+    the forward loop saves the tagged tensors according to the plan's actions. The backward loop
+    processes one layer at a time: it restores the saved tensors, recomputes the other tensors, and
+    computes the layer's gradient. The backward reads a layer's parameters again. Parameters are
+    never saved.
 
-    block: a function of one layer, called with `key=` too if `key` is given.
-    params: a tree of the layers' parameters; its arrays have a leading axis L, an entry a layer.
-      Those that lie in host memory are copied to the device a layer at a time, and their gradients
-      back.
-    x: a tree of floating-point arrays, which `block` returns with the same shapes and dtypes.
-    shared: arrays that every layer reads, such as masks and positions.
-    plan: a `jaxmem.Plan`, a `jaxmem.plans.Assignment`, or None to keep everything.
-    label: the plan's name for this block.
-    key: a random key; layer i is given `jax.random.fold_in(key, i)`.
-    dtype: layers are given floating-point parameters in this dtype, converted a layer at a time.
-    has_aux: `block` returns (x, aux), and `stack` returns (x, every layer's aux, stacked).
-    moments: a tree of floating-point arrays with a leading axis L. With it, layer i's gradient is
-      not returned: it replaces layer i of `moments` by `fold(moments_i, gradient_i)`, in place.
-    fold: that function; given with `moments`, and only with it.
+    block: the function of one layer. If `key` is given, `block` is called with `key=` too.
+    params: a tree of the layers' parameters. Each array has a leading axis L, with one entry per
+      layer. Parameters in host memory are copied to the device one layer at a time, and their
+      gradients are copied to host memory one layer at a time.
+    x: a tree of floating-point arrays. `block` returns a tree of the same structure, shapes and
+      dtypes.
+    shared: arrays that all layers read, such as masks and positions.
+    plan: a `jaxmem.Plan` or a `jaxmem.plans.Assignment`. None keeps everything.
+    label: the label of the layers' block in the plan.
+    key: a random key. Layer i receives `jax.random.fold_in(key, i)`. None passes no key.
+    dtype: the dtype in which layers receive their floating-point parameters. The parameters are
+      converted one layer at a time. None leaves the dtypes as they are.
+    has_aux: whether `block` returns (x, aux). `stack` then returns (x, aux), where aux holds the
+      aux of all layers, stacked.
+    moments: a tree of floating-point arrays with a leading axis L. With `moments`, `stack` returns
+      no gradient of `params`. Instead, `fold(moments_i, gradient_i)` replaces layer i of `moments`,
+      in place.
+    fold: the function that merges a layer's gradient into the layer's moments. `moments` and `fold`
+      are given together, or not at all.
 
-    With `moments`, `jax.grad` returns the *updated moments* in the place of the gradient of
-    `moments`, and zeros for `params`: no layer's gradient is kept (AdamA §3.2).
+    With `moments`, `jax.grad` returns the *updated moments* in place of the gradient of `moments`,
+    and zeros for `params`. No layer's gradient is kept (AdamA §3.2).
 
-    Raises StackError if the layers' arrays, what `block` returns, or `moments` do not have these
-    shapes; TagError if the plan is of other layers or another block.
+    Raises StackError if `params`, `x`, the result of `block`, or `moments` do not have these
+    shapes, or if only one of `moments` and `fold` is given. Raises TagError if the plan was made
+    for other layers or for another block.
     """
     if (moments is None) != (fold is None):
         missing, given = ("moments", "fold") if moments is None else ("fold", "moments")

@@ -1,4 +1,4 @@
-"""Where a plan puts the model states of a stack's layers."""
+"""The memories in which a plan stores the model states of a stack's layers."""
 
 import dataclasses
 from typing import Any
@@ -16,14 +16,17 @@ DIVIDED = tuple(DIVIDED_WORDS)
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """How many layers' states lie where, in the order of the layers.
+    """The number of layers whose model states are stored in each memory.
 
-    layers: how many there are.
-    persist: of how many, the first ones, parameters and moments lie in device memory.
-    copies: of how many after these, a copy of the parameters lies in device memory, in the dtype
-      that they compute in, beside the states in host memory.
-    buffers: how many of the others, the last ones, keep the parameters that the forward fetched
-      until the backward.
+    Layers are counted in their order.
+
+    layers: number of layers.
+    persist: number of layers, the first ones, whose parameters and moments are stored in device
+      memory.
+    copies: number of layers after these whose parameters have a copy in device memory, in the dtype
+      of compute. Their states are stored in host memory.
+    buffers: number of layers, the last of the remaining ones, whose parameters stay on the device
+      from the forward to the backward.
     outer_moments: the memory of the optimizer's arrays outside the layers, "device" or
       "pinned_host".
     """
@@ -36,22 +39,22 @@ class Places:
 
     @property
     def streamed(self) -> int:
-        """How many layers are neither resident nor have a copy."""
+        """Number of layers that are neither resident nor have a copy."""
         return self.layers - self.persist - self.copies
 
     @property
     def resident(self) -> bool:
-        """Whether all states lie on the device."""
+        """Whether all states are stored on the device."""
         return self.persist == self.layers and self.outer_moments == DEVICE
 
     @property
     def split(self) -> dict[str, Any]:
-        """The arguments of a released step's `split`, by name."""
+        """The arguments of a released step's `split`: name -> value."""
         fields = dataclasses.asdict(self)
         return {name: fields[name] for name in fields if name != "layers"}
 
     def __str__(self) -> str:
-        """Such as `3 of 48 layers on the device, 45 streamed from host memory`."""
+        """Returns text such as `3 of 48 layers on the device, 45 streamed from host memory`."""
         if self.resident:
             return f"all {self.layers} layers on the device"
         parts = [f"{self.persist} of {self.layers} layers on the device"]

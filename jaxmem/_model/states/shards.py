@@ -1,8 +1,9 @@
 """Arrays divided over the devices of a mesh axis (ZeRO-1): how they are laid out, how gradients are
 scattered to the parts, and how whole parameters are gathered from them.
 
-Inside `jax.shard_map` a part is smaller than the whole along one dimension. So shapes tell what is
-divided and along which dimension, and no layout is stored beside a state.
+Divided moments are recognised by their shapes. Inside `jax.shard_map` a part is smaller than its
+parameter along one dimension, and the gradient is scattered along that dimension. The alternative
+is a layout that is stored together with the state; shapes make it unnecessary.
 """
 
 import jax

@@ -1,5 +1,9 @@
-"""Arrays of a state that share memory with others of it, so that none of them may be deleted alone:
-one array under two names, or several that `jax.device_put` made of one.
+"""Arrays of a state that share memory with other arrays of the state, so that none of them may be
+deleted alone: one array under two names, or several arrays that `jax.device_put` made of one.
+
+Arrays that share memory are recognised by addresses. The alternative is the ids of the objects.
+`jax.device_put` to the memory where an array is stored already makes another object of the same
+memory, and deleting one of the two objects deletes both.
 """
 
 import collections

@@ -7,13 +7,15 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Within:
-    """`step(state, *args)`, called as the function is that it was made of; its states are placed as
-    those of the released step in it.
+    """A training step that calls a released step, and whose state holds more arrays.
+
+    `Within` is called like the wrapped function. `split` and `joined` place the states of the
+    released step.
 
     released: the released step that `step` calls.
-    step: the function.
-    get: `get(state)` is the pair that the released step takes.
-    put: `put(state, pair)` is the state with that pair in place of its own.
+    step: the wrapped function.
+    get: `get(state)` returns the pair that the released step receives.
+    put: `put(state, pair)` returns the state with `pair` in place of its own pair.
     """
 
     released: Any
@@ -25,13 +27,21 @@ class Within:
         return self.step(state, *args, **named)
 
     def split(self, state, persist: int, **where):
-        """The state with its pair where `ReleasedStep.split` puts it, whose arguments and errors
-        these are.
+        """Returns the state with its pair placed by `ReleasedStep.split`.
+
+        state: the state of the wrapped function.
+        persist: number of layers, the first ones, whose states are stored in device memory.
+        where: the other arguments of `ReleasedStep.split`.
+
+        Raises the errors of `ReleasedStep.split`.
         """
         return self.put(state, self.released.split(self.get(state), persist, **where))
 
     def joined(self, state):
-        """The state with its pair as `ReleasedStep.joined` makes it, whose errors are raised."""
+        """Returns the state with its pair joined by `ReleasedStep.joined`.
+
+        Raises the errors of `ReleasedStep.joined`.
+        """
         return self.put(state, self.released.joined(self.get(state)))
 
 

@@ -1,4 +1,9 @@
-"""Makes a plan into a `Policy`: what `jax.checkpoint` asks of every operation of a block."""
+"""Makes a plan into a `Policy`, which `jax.checkpoint` calls for every operation of a block.
+
+A policy that keeps everything saves no widened copy. A value that was converted to more bytes an
+element is converted again. Otherwise the largest saved tensor of a GPT would be the float32 copy of
+a bfloat16 softmax, in which the softmax's derivative computes.
+"""
 
 import dataclasses
 import functools

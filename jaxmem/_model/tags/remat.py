@@ -1,4 +1,4 @@
-"""`jaxmem.remat_policy`: what a model gives to `jax.checkpoint` to follow a plan."""
+"""`jaxmem.remat_policy`: makes a policy for `jax.checkpoint` from a plan."""
 
 from jaxmem._model.tags.groups import groups_of
 from jaxmem._model.tags.policy import Policy, check_remat3, decisions, policy_for
@@ -6,17 +6,20 @@ from jaxmem.errors import TagError
 
 
 def remat_policy(plan, *, block: str | None = None, layer: tuple[int, int] | None = None) -> Policy:
-    """The policy to give to `jax.checkpoint`, `flax.linen.remat` or `flax.nnx.remat`.
+    """Makes a policy for `jax.checkpoint`, `flax.linen.remat` or `flax.nnx.remat` from a plan.
 
-    plan: a `jaxmem.Plan`, a `jaxmem.plans.Assignment`, or None to keep everything. Of complex
-      values `jax.checkpoint` saves tagged ones alone, and others are recomputed.
-    block: a label, for models with several kinds of blocks whose tags should be decided apart;
-      blocks of one label share their decisions. Left out, it is "block".
-    layer: (i, L) for layer i, from 0, of L that follow each other in a Python loop. A plan may then
-      decide the first layers and the last ones apart. Left out, all layers are decided alike.
+    plan: a `jaxmem.Plan` or a `jaxmem.plans.Assignment`. None keeps everything. `jax.checkpoint`
+      cannot save complex values without a tag, so untagged complex values are recomputed in any
+      case.
+    block: the label of the block. Blocks with one label share their decisions. Use several labels
+      if a plan should decide about several kinds of blocks separately. None means "block".
+    layer: (i, L) for layer i, counted from 0, of L layers that a Python loop repeats. A plan may
+      then decide about the first and the last layers separately. None means that all layers share
+      one decision.
 
-    Raises TagError if an argument is none of these, if the plan knows no block of that label, if it
-    decides groups of the block's layers apart and `layer` is left out, or if jax_remat3 is on.
+    Raises TagError for an argument of another type, and if the plan has no block of this label.
+    Raises TagError also if the plan has separate decisions for groups of layers and `layer` is
+    None, and if JAX's option jax_remat3 is on.
     """
     check_remat3()
     block = "block" if block is None else block

@@ -1,7 +1,7 @@
-"""compress_residuals(): makes a function hold encoded what its backward needs.
+"""`jaxmem.compress_residuals`: compresses the tensors that the backward of a function reads.
 
-It serves functions outside `jax.checkpoint`, and those that own their residuals by a
-`jax.custom_vjp` rule.
+`compress_residuals` serves functions outside `jax.checkpoint`, and functions whose `jax.custom_vjp`
+rule chooses the residuals.
 """
 
 import dataclasses
@@ -31,24 +31,27 @@ Choose = Callable[[jax.ShapeDtypeStruct], Codec | None]
 def compress_residuals(
     f: Callable, codec: Codec | str | Choose, *, keep_args: tuple[int, ...] | None = None
 ) -> Callable:
-    """Makes a function equal to `f`, whose `jax.vjp` holds encoded what the backward needs of it.
+    """Returns a function equal to `f` whose `jax.vjp` stores compressed residuals for the backward.
 
-    f: any differentiable function. Its arguments are pytrees: of `jax.Array`s, of which the
-      floating ones have a gradient, and of anything else (Python numbers, text), which `f` gets
-      unchanged. Floating arrays that `f` closes over count as kept.
-    codec: a codec, or its text form, for every floating residual that it makes smaller; or a
-      function from a residual's `jax.ShapeDtypeStruct` to its codec, or None to keep it. Residuals
-      of bool (dropout masks) become one bit a value with either, unless that function returns a
-      codec; integers and PRNG keys are held uncompressed.
-    keep_args: positions of the arguments whose leaves are held uncompressed where they are
-      residuals, being in memory anyhow (parameters). None means all of them; name the parameters
-      alone where an activation that enters `f` is to be compressed.
+    The value is the value of `f`, bit for bit. The gradient is the gradient of `f` at the decoded
+    residuals. The returned function runs under jit, grad, vmap and scan, in reverse mode.
 
-    The value is `f`'s to the bit; the gradient is `f`'s, taken at the decoded residuals. Runs under
-    jit, grad, vmap and scan, in reverse mode.
+    f: a differentiable function. Its arguments are pytrees of `jax.Array`s and of other leaves,
+      such as Python numbers and text. Floating-point arrays have a gradient. Leaves that are not
+      arrays are passed to `f` unchanged. Arrays that `f` closes over are not compressed.
+    codec: the codec of each residual. A codec, or its text form, compresses every floating-point
+      residual that the codec makes smaller. A function receives a residual's
+      `jax.ShapeDtypeStruct`, and returns the residual's codec, or None to leave the residual
+      uncompressed. Boolean residuals, such as dropout masks, are stored with one bit per value,
+      unless the function returns another codec for them. Integers and PRNG keys are never
+      compressed by a codec or its text form.
+    keep_args: positions of the arguments whose leaves stay uncompressed if they are residuals. Such
+      arguments are in memory anyway, like parameters. None means all arguments. To compress an
+      activation that is an argument of `f`, list only the positions of the parameters.
 
-    Raises TagError if `codec` or `keep_args` is something else, if the codec chosen by a function
-    cannot take its residual, and on a second derivative, which would be wrong.
+    Raises TagError if `codec` or `keep_args` has another form, if the codec that the function
+    returned does not support its residual, and for a second derivative, because codes have no
+    derivative.
     """
     if isinstance(codec, str):
         codec = parse(codec)

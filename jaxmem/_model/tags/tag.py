@@ -6,6 +6,10 @@ answer decides what the backward gets: the value (`Saveable`), nothing (`Recompu
 codes the known (forward) program is `x -> x, *encode(x)`, the staged (backward) program is
 `decode(codes) -> x`, and the codes are the residuals. The forward stays bit-exact, every backward
 consumer sees the decoded value, and the producer is not recomputed.
+
+An identity primitive (`once_p`) refuses second derivatives through codes. The alternative is a
+`custom_jvp` rule. The partial evaluation of a scan drops a `custom_jvp` rule, and does not drop a
+primitive.
 """
 
 import jax
@@ -61,17 +65,20 @@ def differentiable_once(x, message: str):
 
 
 def tag(x, name: str, *, kind: str | None = None, codec: str | None = None):
-    """Names a tensor of a block, so that a plan can decide what becomes of it; returns `x`.
+    """Names a tensor of a block, so that a plan can choose the tensor's action; returns `x`.
 
-    Outside `jax.checkpoint` a tag is free: the compiled program is the same with and without it.
+    Outside `jax.checkpoint`, a tag does not change the compiled program.
 
     x: an array of any shape and dtype.
-    name: what plans call the tensor. Where a name stands several times in a block, one decision
-      holds for all of its tensors.
-    kind: what the tensor is (`jaxmem.codecs.KINDS`), which decides its codec.
-    codec: a codec, or its text form, that replaces the kind's.
+    name: the tensor's name in plans. If a name tags several tensors of a block, one decision holds
+      for all of them.
+    kind: the kind of tensor, one of `jaxmem.codecs.KINDS`, which selects the codec. None selects
+      the codec for tensors without a kind.
+    codec: a codec, or its text form, which replaces the codec of the kind. None means the codec of
+      the kind.
 
-    Raises TagError if `name` is not a non-empty string, or `kind` or `codec` is unknown.
+    Raises TagError if `name` is not a non-empty string or is "*", and if `kind` or `codec` is
+    unknown.
     """
     check_name("tag", name)
     if kind is not None:

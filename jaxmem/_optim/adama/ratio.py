@@ -1,14 +1,20 @@
-"""The row ratio: what AdamA's second moment is multiplied by, a number a row, to be Adam's summed
-over the row.
+"""The row ratio: a factor for each row by which AdamA's second moment is multiplied, so that it is
+Adam's second moment summed over the row.
 
-AdamA's nu gathers the squares of N microbatches' gradients g_i / N, Adam's the square of their sum
-(AdamA §3.1). Where the microbatches of a row have nothing in common both are equal; where they are
-equal, Adam's is N times as large. A row's sum of g_i / N with random signs adds up over
-microbatches without a buffer, and its square is on average the squared norm of the sum.
+AdamA's nu gathers the squares of N microbatches' gradients g_i / N, Adam's nu the square of their
+sum (AdamA §3.1). If the microbatches of a row have nothing in common, both are equal; if the
+microbatches are equal, Adam's nu is N times as large. A row's sum of g_i / N with random signs adds
+up over microbatches without a buffer, and its square is on average the squared norm of the sum.
 
-One such square may be far off: its deviation is √2 of its mean. A row averages as many as nu
-remembers steps. Until these are many it leans on its array, whose groups of rows err apart, as on
-`LEAN` more steps of its own. Without it a training's first steps are a matter of luck.
+The row ratio leans on its array. One square of a row's signed sum may be far off: its deviation is
+√2 of its mean, and a row averages only as many squares as `b2` remembers steps. So a row leans on
+the ratio of its array as on `LEAN` = 20 steps of its own. The rows of one array err independently
+of each other, at least in groups.
+
+Two alternatives were tried. With the ratio of each row alone, the first steps of a training are a
+matter of luck: with some draws of signs a GPT stayed on its first plateau for a fifth of the
+training, with other draws it did not. One ratio for a whole array is too coarse later in the
+training.
 """
 
 import jax

@@ -1,5 +1,6 @@
-"""AdamA as an optax transformation: gradients folded into Adam's moments a microbatch at a time,
-never accumulated.
+"""AdamA as an optax transformation: each microbatch's gradient is folded into Adam's moments.
+
+No buffer accumulates gradients.
 """
 
 import dataclasses
@@ -20,9 +21,9 @@ from jaxmem.errors import OptimizerError
 class AdamAState(NamedTuple):
     """The state of AdamA between two microbatches.
 
-    count: how many minibatches are finished, int32.
-    folded: how many microbatches of the current minibatch are folded, int32.
-    mu, nu: Adam's moments, trees like the parameters.
+    count: number of finished minibatches, int32.
+    folded: number of microbatches of the current minibatch that are folded, int32.
+    mu, nu: Adam's first and second moment, trees like the parameters.
     """
 
     count: Any
@@ -32,15 +33,20 @@ class AdamAState(NamedTuple):
 
     @property
     def moments(self) -> Moments:
-        """What gradients are folded into."""
+        """The moments into which gradients are folded."""
         return Moments(self.mu, self.nu)
 
 
 class RowState(NamedTuple):
     """The state of AdamA with `second_moment="row"`.
 
-    count, folded, mu, nu: those of AdamAState.
-    square, sketch: trees like the parameters with two float32 numbers for each of their rows.
+    count: number of finished minibatches, int32.
+    folded: number of microbatches of the current minibatch that are folded, int32.
+    mu, nu: Adam's first and second moment, trees like the parameters.
+    square: a tree like the parameters with one number per row, float32 or wider: the decayed
+      average of the squared signed sums.
+    sketch: a tree like the parameters with one number per row, float32 or wider: the signed sum of
+      the current minibatch's gradient.
     """
 
     count: Any
@@ -52,7 +58,7 @@ class RowState(NamedTuple):
 
     @property
     def moments(self) -> Moments:
-        """What gradients are folded into."""
+        """The moments, and the numbers of the rows, into which gradients are folded."""
         return Moments(*self[2:])
 
 
@@ -65,35 +71,46 @@ def with_moments(state: State, moments: Moments) -> Any:
 
 
 class AdamA(optax.GradientTransformationExtraArgs):
-    """An optax transformation whose parts other training loops may call: `begin`, `fold`, `finish`.
+    """An optax transformation with separate operations: `begin`, `fold` and `finish`.
 
-    A minibatch is `begin` once, `fold` for each of its `accumulation_steps` microbatches, `finish`
-    once (AdamA, Algorithm 1). The states that `begin` and `fold` take may be of the whole model or
-    of any part of it, such as one layer.
+    A user's own training loop may call the operations.
+
+    A minibatch is one call of `begin`, one call of `fold` for each of its `accumulation_steps`
+    microbatches, and one call of `finish` (AdamA, Algorithm 1). `begin` and `fold` accept the state
+    of the whole model, or of any part of the model, such as one layer.
     """
 
     rule: Rule
 
     @staticmethod
     def of(rule: Rule) -> "AdamA":
-        """The transformation that follows `rule`, and carries it for the released step to read."""
+        """Makes the transformation that follows `rule`.
+
+        A released step reads the rule from the transformation.
+        """
         update: Any = functools.partial(_update, rule)
         made = AdamA(functools.partial(_init, rule), update)
         made.rule = rule
         return made
 
     def begin(self, state: State) -> Any:
-        """The state as a minibatch starts: b1 mu, and b2 nu or, with `axis_name`, devices * b2 nu
+        """Begins a minibatch: returns the state with decayed moments.
+
+        The moments become b1·mu and b2·nu. With `axis_name`, nu becomes M·b2·nu for M devices
         (AdamA §3.3).
         """
         self.rule.check_rows(state.moments)
         return with_moments(state, self.rule.begin(state.moments))
 
     def fold(self, state: State, gradient) -> Any:
-        """The state with mu + (1 - b1) g and nu + (1 - b2) g², where g is a microbatch's mean
-        gradient / `accumulation_steps`; with the row ratio each row's signed sum of g too.
+        """Folds a microbatch's gradient into the moments, and returns the new state.
 
-        gradient: a tree like `state.mu`.
+        The moments become mu + (1 − b1)·g and nu + (1 − b2)·g², where g is `gradient` divided by
+        `accumulation_steps` (AdamA, Algorithm 1). With `second_moment="row"`, the signed sum of
+        each row of g is added too.
+
+        state: the state after `begin`, or after the fold of the microbatch before.
+        gradient: the microbatch's mean gradient, a tree like `state.mu`.
         """
         self.rule.check_rows(state.moments)
         sums = functools.partial(Position(state.count).sums, gradient)
@@ -103,14 +120,18 @@ class AdamA(optax.GradientTransformationExtraArgs):
     def finish(
         self, state: State, params=None, stacked: tuple[bool, ...] | None = None
     ) -> tuple[Any, Any]:
-        """The minibatch's updates, and the state that the next one begins with; all-reduced over
-        `axis_name`.
+        """Ends a minibatch: returns the updates, and the state for the next minibatch.
 
-        stacked: for each array of the state whether its first axis is that of layers, whose rows
-          then tell nothing of each other; None where it is not known.
+        With `axis_name`, the moments are all-reduced over the devices first.
 
-        Raises OptimizerError with `nesterov`, whose update needs the gradient: `update` alone has
-        it.
+        state: the state after the last fold of the minibatch.
+        params: the parameters, which only weight decay reads.
+        stacked: for each array of the state, whether its first axis is the axis of layers. The row
+          ratios of different layers are then not mixed. None means that the axes of layers are
+          unknown.
+
+        Raises OptimizerError with `nesterov`, because the update needs the minibatch's gradient:
+        call `update` instead.
         """
         if self.rule.nesterov:
             raise OptimizerError(
@@ -200,32 +221,38 @@ def scale_by_adama(
     axis_name: str | None = None,
     second_moment: Literal["squares", "row"] = "squares",
 ) -> AdamA:
-    """`optax.scale_by_adam` over minibatches of `accumulation_steps` microbatches, without a
-    gradient buffer (AdamA).
+    """Makes an optax transformation: `optax.scale_by_adam` with several microbatches per update.
 
-    b1, b2: decay rates of the two moments, in [0, 1).
-    eps, eps_root: added outside and under the root, as optax does.
-    mu_dtype: the first moment's dtype; None means the parameter's.
-    nesterov: Nesterov momentum; with one microbatch only, since it needs the whole gradient.
-    accumulation_steps: how many microbatches make a minibatch, at least 1.
-    axis_name: an axis of `jax.shard_map`, for data parallelism with each device's own gradient:
-      moments stay local until the minibatch's last microbatch, and are then reduced once (AdamA
-      §3.3).
-    second_moment: what steps are divided by. "squares" is the paper's: nu gathers the sum of the
-      microbatches' squared gradients, not the square of their sum, so that it is up to N times too
-      small where N microbatches agree. "row" scales it by a ratio a row, between 1 and N, which
-      tells how much they agree: what Adam's nu is to AdamA's, summed over the row. Adam's is told
-      without a gradient buffer by the square of the row's sum with random signs, which adds up over
-      microbatches and whose expectation is the squared norm of the row's mean gradient. It takes 8
-      bytes a row. Rows run along an array's last axis, or its last ones if that is short.
+    `accumulation_steps` microbatches are a minibatch. Each microbatch's gradient is folded into the
+    moments, so that no buffer accumulates gradients (AdamA, Algorithm 1).
 
-    `update` is called with each microbatch's mean gradient, and returns zeros until the minibatch's
-    last. With one microbatch it is Adam. What follows it in `optax.chain` runs every microbatch, so
-    rates, schedules and decay belong in `adama` or `adamaw_a`.
+    b1, b2: decay rates of the first and the second moment, in [0, 1).
+    eps, eps_root: constants that are added outside and under the square root, as in optax.
+    mu_dtype: dtype of the first moment. None means the parameter's dtype.
+    nesterov: whether to use Nesterov momentum. Nesterov's update needs the whole gradient, so it
+      works with one microbatch only.
+    accumulation_steps: number of microbatches in a minibatch, at least 1.
+    axis_name: a mesh axis of `jax.shard_map`, for data parallelism. Each device folds its own
+      gradients into its own moments. After the minibatch's last microbatch, the moments are reduced
+      once over the devices (AdamA §3.3). None means one device.
+    second_moment: the rule for the second moment. "squares" is the paper's rule: nu accumulates the
+      squares of the microbatches' gradients, not the square of their sum. If the gradients of N
+      microbatches agree, nu is up to N times smaller than Adam's nu. "row" multiplies nu by one
+      ratio per row, between 1 and N (N·M over M devices). The ratio estimates Adam's nu divided by
+      AdamA's nu, both summed over the row. The estimate needs no gradient buffer: the values of a
+      row are summed with random signs. The signed sum adds up over microbatches, and the
+      expectation of its square is the squared norm of the row's mean gradient. "row" stores 8 bytes
+      per row. A row runs along an array's last axis. A short row extends over the preceding axes.
 
-    Raises OptimizerError for `accumulation_steps` below 1, `b1` or `b2` outside [0, 1), another
-    `second_moment`, or `nesterov` with more than one microbatch; `update` does for gradients whose
-    tree or shapes are not those of the state, or a state of another `second_moment`.
+    `update` takes each microbatch's mean gradient, and returns zeros before the minibatch's last
+    microbatch. With one microbatch, the rule is Adam. Transformations after this one in an
+    `optax.chain` run every microbatch. Therefore pass rates, schedules and weight decay to `adama`
+    or `adamaw_a`.
+
+    Raises OptimizerError for `accumulation_steps` below 1, `b1` or `b2` outside [0, 1), an unknown
+    `second_moment`, and `nesterov` with several microbatches. `update` raises OptimizerError for
+    gradients whose tree or shapes differ from the state's, and for a state of another
+    `second_moment`.
     """
     moments = b1, b2, eps, eps_root, mu_dtype
     return AdamA.of(Rule(*moments, nesterov, accumulation_steps, axis_name, second_moment))
@@ -244,12 +271,16 @@ def adama(
     axis_name: str | None = None,
     second_moment: Literal["squares", "row"] = "squares",
 ) -> AdamA:
-    """`optax.adam` over minibatches of `accumulation_steps` microbatches, without a gradient buffer
-    (AdamA, Algorithm 1).
+    """Makes an optax transformation: `optax.adam` with several microbatches per update.
 
-    learning_rate: a number, or a schedule of the number of finished minibatches.
-    b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name, second_moment: those
-      of `scale_by_adama`, which also says what is raised.
+    `accumulation_steps` microbatches are a minibatch. Each microbatch's gradient is folded into the
+    moments, so that no buffer accumulates gradients (AdamA, Algorithm 1).
+
+    learning_rate: a number, or a schedule, which receives the number of finished minibatches.
+    b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name, second_moment: as for
+      `scale_by_adama`.
+
+    Raises OptimizerError as `scale_by_adama` does.
     """
     moments = b1, b2, eps, eps_root, mu_dtype
     rule = Rule(*moments, nesterov, accumulation_steps, axis_name, second_moment)
@@ -271,17 +302,20 @@ def adamaw_a(
     axis_name: str | None = None,
     second_moment: Literal["squares", "row"] = "squares",
 ) -> AdamA:
-    """`optax.adamw` over minibatches of `accumulation_steps` microbatches, without a gradient
-    buffer (AdamA).
+    """Makes an optax transformation: `optax.adamw` with several microbatches per update.
 
-    learning_rate: a number, or a schedule of the number of finished minibatches.
-    b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name, second_moment: those
-      of `scale_by_adama`, which also says what is raised.
-    weight_decay: what weights decay by once a minibatch, times the learning rate.
-    mask: a tree of booleans like the parameters, or a function that makes one of them; weights of
-      which it is true decay. None means all.
+    `accumulation_steps` microbatches are a minibatch. Each microbatch's gradient is folded into the
+    moments, so that no buffer accumulates gradients (AdamA, Algorithm 1). `update` needs `params`.
 
-    `update` needs `params`.
+    learning_rate: a number, or a schedule, which receives the number of finished minibatches.
+    b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name, second_moment: as for
+      `scale_by_adama`.
+    weight_decay: the rate of weight decay. Weights decay once per minibatch, by this rate times the
+      learning rate.
+    mask: a tree of booleans like the parameters, or a function from the parameters to such a tree.
+      Only weights whose boolean is True decay. None means that all weights decay.
+
+    Raises OptimizerError as `scale_by_adama` does, and if `update` receives no `params`.
     """
     moments = b1, b2, eps, eps_root, mu_dtype
     rule = Rule(*moments, nesterov, accumulation_steps, axis_name, second_moment)

@@ -1,5 +1,13 @@
-"""One microbatch of a released step: forward through embed, layers and head, and back again, where
-every gradient is used as soon as it is whole: folded into its moments, or for an update.
+"""One microbatch of a released step: forward through embed, layers and head, and back again. Every
+gradient is used as soon as it is whole: folded into its moments, or for an update.
+
+The layers' loop returns its tallies, and does not carry them. XLA computed the index at which a
+carried tally was stored together with the tally, which needs the gradient. The fetch of moments by
+that index then waited for the gradient too. None of the bytes that the backward fetches were copied
+at the same time as a product; now all of them are (`tests/released/test_streamed_deviceless.py`).
+
+Exact clipping by the global norm is of one microbatch, by a second backward over the same saved
+tensors. The alternative is the norm of a minibatch, which would need the minibatch's gradient.
 """
 
 from collections.abc import Callable

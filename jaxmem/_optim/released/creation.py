@@ -1,5 +1,10 @@
-"""Makes the first state of a model that need not fit into a device's memory: a layer at a time,
-each in its place, and of arrays that are divided over devices each device's part.
+"""Makes the first state of a model that need not fit into a device's memory: one layer at a time,
+each in its place. Of arrays that are divided over devices, each device stores its part.
+
+Every device makes a divided layer, and keeps its part. This is done inside `jax.shard_map`, where
+XLA makes no more of the layer than the part needs, and nothing is sent between devices. On explicit
+axes the layer is resharded instead, since `shard_map` refuses values that a function closes over
+there, such as a key.
 """
 
 import dataclasses

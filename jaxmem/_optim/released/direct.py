@@ -1,9 +1,17 @@
 """An optax transformation in which every array stands alone, as the optimizer of a released step:
-each layer's gradient is its update as soon as it exists (LOMO).
+each layer's gradient is its update as soon as the gradient exists (LOMO).
 
-The transformation is traced for the model with one layer in the place of all. So it sees a layer's
-arrays as `block` does, never the stack, and its state is a tree as `tx.init` makes it, in which
-what belongs to the layers is stacked as their parameters are.
+Whether arrays stand alone is read from the trace of an update, and a part of that trace is run for
+each layer. So the proof and the update are the same program.
+
+The transformation is traced for a model with one layer in place of all layers. It sees the arrays
+of a layer as `block` does, never the stack. In that trace each array of the state has an owner: a
+parameter, or none. So the state is the tree that `tx.init` makes, with the arrays of the layers
+stacked. A counter occurs in the state once. In the layers' loop, a counter would be stored at an
+index, and the fetches would wait for that index.
+
+A pair of states, one of the layers and one of the rest, was the first choice. Masks and
+hyperparameters of the whole model would have had to be given twice.
 """
 
 import dataclasses

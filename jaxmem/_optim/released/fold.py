@@ -1,7 +1,13 @@
-"""What becomes of one component's gradient: it is checked, clipped and used, as AdamA does by
-folding it into moments.
+"""What becomes of one component's gradient: the gradient is checked, clipped and used, as AdamA
+does by folding it into moments.
 
-A component is what is updated at once: one layer, or one array outside the layers.
+A component is a part of the parameters that is updated at once: one layer, or one array outside the
+layers.
+
+A component's gradient has one of two uses, `Gathering` or `Update` (`direct.py`). The backward does
+not distinguish them: it passes a state and a gradient to the use, and puts the new state in the
+place of the old one. If the state has an entry "params", the loop reads the parameters from that
+entry, since the parameters are replaced.
 """
 
 import dataclasses

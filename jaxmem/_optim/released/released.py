@@ -1,5 +1,6 @@
-"""released_step(): makes a training step whose backward uses each layer's gradient and lets it go:
-folds it into Adam's moments, or updates the layer.
+"""`jaxmem.released_step`: makes a training step that releases each layer's gradient.
+
+The step folds a layer's gradient into Adam's moments, or updates the layer, and frees the gradient.
 """
 
 import functools
@@ -30,39 +31,50 @@ def released_step(
     clip: tuple[str, float] | None = None,
     axis_name: str | None = None,
 ) -> ReleasedStep:
-    """Makes a training step that never holds a model's gradient: each layer's is used as it
-    appears, and let go. It is folded into Adam's moments (AdamA §3.2), or it updates the layer at
-    once (LOMO).
+    """Makes a training step that releases each layer's gradient as soon as the gradient exists.
 
-    tx: from `jaxmem.adama` or its kin, with any number of microbatches; or an optax transformation
-      in which every array stands alone, such as `optax.adamw`, `lion`, `sgd`, `rmsprop`, and chains
-      of such, with schedules and masks. It takes a batch as one microbatch.
-    embed: `embed(outer, microbatch) -> x`, or a tuple of x and what all layers share.
-    block: one layer, `block(p_i, x, *shared) -> x`.
-    head: `head(outer, x, microbatch) -> loss`, a mean.
-    layers: the key of the layers' parameters, stacked as for `jaxmem.stack`, in the dict that the
-      parameters are; all others are `outer`.
-    plan, label, dtype: those of `jaxmem.stack`.
-    has_aux: `block` returns (x, aux), and `head` is called with every layer's aux after x.
-    clip: None; ("value", c); ("component", c), the norm of each layer and of each array outside; or
-      ("norm", c), the exact global norm of a microbatch's gradient, for which the layers' backward
-      runs twice: 1.5 to 1.7 times the step (benchmarks/adama_time.py).
-    axis_name: the mesh axis over whose devices an optax transformation is given mean gradients;
-      `jaxmem.adama` has its own.
+    The step never stores the gradient of the whole model. With AdamA, the step folds each layer's
+    gradient into Adam's moments (AdamA §3.2). With another optax transformation, the step updates
+    each layer by its gradient at once (LOMO). In both cases, the step then frees the gradient.
 
-    With a key, `embed` and `block` are called with `key=` too. Outside the layers an array's
-    gradient is used when it is whole: what `head` alone reads, before the layers' backward; what
-    both read, such as tied embeddings, at the end.
+    tx: the optimizer. An optimizer from `jaxmem.adama`, `jaxmem.adamaw_a` or
+      `jaxmem.scale_by_adama` takes any number of microbatches. An optax transformation must update
+      each array independently of the other arrays, as `optax.adamw`, `lion`, `sgd` and `rmsprop`
+      do, and chains of these with schedules and masks. An optax transformation takes a batch as one
+      microbatch.
+    embed: the function before the layers, `embed(outer, microbatch)`. It returns x, or a tuple of x
+      and the arrays that all layers share.
+    block: the function of one layer, `block(p_i, x, *shared) -> x`.
+    head: the function after the layers, `head(outer, x, microbatch) -> loss`. The loss is a mean.
+    layers: the key of the layers' parameters in the dict of all parameters. The layers' parameters
+      are stacked, as for `jaxmem.stack`. All other parameters are called `outer`.
+    plan, label, dtype: as for `jaxmem.stack`.
+    has_aux: whether `block` returns (x, aux). `head` then receives the aux of all layers, stacked,
+      after x.
+    clip: how gradients are clipped. None clips nothing. ("value", c) clips each value.
+      ("component", c) clips the norm of each layer's gradient, and of each array's gradient outside
+      the layers. ("norm", c) clips the exact global norm of a microbatch's gradient. For the global
+      norm, the layers' backward runs twice, and a step takes 1.5 to 1.7 times as long
+      (benchmarks/adama_time.py).
+    axis_name: the mesh axis over whose devices the gradients for an optax transformation are
+      averaged. For AdamA, pass `axis_name` to `jaxmem.adama`. None means one device.
 
-    An optax transformation sees one layer's arrays at a time, as `block` does: a trust ratio or a
-    factored moment is a layer's, and a mask's function is shown arrays without the axis of layers.
-    When the state is made, `tx.update` is traced, and arrays are followed through it: the update of
-    each may depend on its own gradient, value and state, and on what depends on no gradient, such
-    as a counter.
+    If the step receives a key, `embed` and `block` are called with `key=` too. The gradient of an
+    array outside the layers is used once the gradient is complete. If only `head` reads the array,
+    the gradient is complete before the layers' backward. If `embed` reads the array too, as with
+    tied embeddings, the gradient is complete at the end of the backward.
 
-    Raises OptimizerError if `tx` is neither, or needs the whole gradient; for arguments that are
-    not callable; when called, for parameters or a batch that do not fit, or a `tx` that updates one
-    array by another's gradient.
+    An optax transformation receives the arrays of one layer at a time, without the axis of layers,
+    as `block` does. A trust ratio or a factored moment therefore belongs to one layer, and the
+    function of a mask receives arrays without the axis of layers. When a state is made, jaxmem
+    traces `tx.update` and follows the arrays through the trace. The update of an array may depend
+    on the array's own gradient, value and state, and on values that depend on no gradient, such as
+    a counter.
+
+    Raises OptimizerError if `tx` is another object or needs the whole gradient, if `clip` has
+    another form, and for functions that are not callable. The step raises OptimizerError for
+    parameters or a batch that do not fit, and for a `tx` that updates one array by another array's
+    gradient.
     """
     for name, function in (("embed", embed), ("block", block), ("head", head)):
         if not callable(function):

@@ -1,5 +1,6 @@
-"""The released step: an optimizer's minibatches of a model, on one device or on each of several,
-and its states in their places.
+"""The released step: minibatches of a model, with its states in their places.
+
+The step runs on one device, or on each of several devices.
 """
 
 import dataclasses
@@ -30,19 +31,22 @@ from jaxmem.errors import OptimizerError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ReleasedStep:
-    """`step(state, batch, key=None) -> (state, metrics)`, as `jaxmem.released_step` makes it.
+    """A training step that releases gradients: `step(state, batch, key=None) -> (state, metrics)`.
 
-    `state` is a pair of the parameters and the optimizer's state: AdamAState, or for an optax
-    transformation the tree that its `init` makes; donate it. `batch` is a tree of arrays with a
-    leading axis that AdamA's `accumulation_steps` divides. `key` is a random key: microbatch i is
-    given `fold_in(key, i)`, and its layer j `fold_in` of that and j.
+    `jaxmem.released_step` makes a released step.
 
-    `metrics` is a dict: `loss`, the mean over microbatches; `grad_norm`, the root mean square of
-    the microbatches' gradient norms; `skipped`, how many folds were left out since a gradient, or
-    its squared norm, was not finite, int32; `skipped_layers`, how many of these were of each layer,
-    int32 (L,).
+    `state` is the pair of the parameters and the optimizer's state. The optimizer's state is an
+    AdamAState or a RowState for AdamA, and the tree that `tx.init` makes for an optax
+    transformation. Donate the state. `batch` is a tree of arrays. AdamA's `accumulation_steps`
+    divides the length of their leading axis. `key` is a random key. Microbatch i receives
+    `fold_in(key, i)`, and layer j of microbatch i receives `fold_in` of this key and j.
 
-    optimizer: what becomes of gradients and states.
+    `metrics` is a dict. `loss` is the mean over microbatches. `grad_norm` is the root mean square
+    of the microbatches' gradient norms. `skipped`, int32, counts the gradients of layers, and of
+    arrays outside the layers, that were not used, because the gradient or its squared norm was not
+    finite. `skipped_layers`, int32 (L,), counts the skipped gradients of each layer.
+
+    optimizer: how gradients are used, and what the optimizer's state is.
     model: the model as three functions.
     clip: how gradients are clipped.
     """
@@ -52,10 +56,13 @@ class ReleasedStep:
     clip: Clip
 
     def init(self, params) -> tuple[Any, Any]:
-        """Makes the first state, the pair of the parameters and the optimizer's state.
+        """Makes the first state: the pair of the parameters and the optimizer's state.
 
-        Raises OptimizerError for parameters that `released_step` cannot take, or that lie in host
-        memory; StackError where those of the layers are no stacks.
+        params: the parameters, in device memory: a dict in which the layers' parameters are
+          stacked.
+
+        Raises OptimizerError for parameters that `released_step` does not support, or that are
+        stored in host memory. Raises StackError if the layers' parameters are not stacked.
         """
         self.model.check(params)
         check_new(self.model, params)
@@ -74,16 +81,18 @@ class ReleasedStep:
         mesh=None,
         divided: str = "nothing",
     ) -> tuple[Any, Any]:
-        """Makes the first state of a model that need not fit into the device's memory: that of
-        `split(init(params), ...)`, a layer at a time, each in its place. Of what is divided over
-        devices each holds its part, and beside all parts one whole layer.
+        """Makes the first state one layer at a time, with each array where `split` would store it.
+
+        The model need not fit into a device's memory. In addition to the arrays of the state that a
+        device stores, the device needs memory for its part of one layer, or for one whole layer, if
+        `layer` cannot be computed in parts.
 
         outer: the parameters outside the layers, a dict.
-        layer: `layer(i)` makes the parameters of layer i, an int32 that is traced.
-        count: how many layers there are.
-        persist, copies, buffers, outer_moments: those of `split`.
-        mesh, divided: those of `data_parallel`. Without a mesh the state lies whole on each of the
-          devices that `outer` lies on.
+        layer: a function. `layer(i)` returns the parameters of layer i; i is a traced int32.
+        count: number of layers.
+        persist, copies, buffers, outer_moments: as for `split`.
+        mesh, divided: as for `data_parallel`. Without a mesh, each device that stores `outer`
+          stores the whole state.
 
         Raises OptimizerError and TargetError as `init`, `split` and `data_parallel` do.
         """
@@ -110,46 +119,61 @@ class ReleasedStep:
         buffers: int = 0,
         outer_moments: str = "device",
     ) -> tuple[Any, Any]:
-        """Moves the states of all layers but the first `persist` to pinned host memory, from which
-        a step copies them a layer at a time (ProTrain's persistent chunks).
+        """Moves the states of all layers but the first `persist` to pinned host memory.
 
-        persist: of how many layers, the first ones, parameters and moments lie in device memory.
-        copies: of how many layers after these a copy of the parameters, in the step's `dtype`, lies
-          in device memory beside the states in host memory: no forward fetches them.
-        buffers: how many of the others, the last layers, keep the parameters that the forward
-          fetched until the backward, which then fetches none (ProTrain's n_buffer).
+        The states of a layer are its parameters and their part of the optimizer's state. A step
+        copies the moved states to the device one layer at a time. The first `persist` layers
+        correspond to ProTrain's persistent chunks.
+
+        state: the pair of parameters and optimizer's state, in any form: resident, split, or as
+          shapes. For shapes, the result says in which memory each array is stored.
+        persist: number of layers, the first ones, whose states are stored in device memory.
+        copies: number of layers after these whose parameters have a copy in device memory, in the
+          step's `dtype`. Their states are stored in host memory. The forward fetches nothing for
+          these layers.
+        buffers: number of layers, the last of the remaining ones, whose parameters stay on the
+          device from the forward to the backward. The backward does not fetch these parameters
+          again (ProTrain's n_buffer).
         outer_moments: the memory of the optimizer's arrays outside the layers, "device" or
-          "pinned_host"; its numbers, and the parameters there, lie in device memory.
+          "pinned_host". The optimizer's scalars, and the parameters outside the layers, are stored
+          in device memory in any case.
 
-        Arrays that move are deleted where they were, a parameter's and a moment's at a time.
-        `state` may be in any form, and of shapes: the result then tells where they lie. No
-        value changes: steps from the result are those of a resident state, to the last bit in
-        float32 where nothing is clipped.
+        The original of an array that moves is deleted, one array of the state at a time. `split`
+        changes no value. On a CPU, in float32, and without clipping, steps from a split state are
+        equal to steps from a resident state, to the last bit.
 
-        Raises OptimizerError for numbers of layers that there are not, another memory, moments of
-        other parameters, or inside of `jax.jit`; TargetError if the host has too little memory.
+        Raises OptimizerError for a number of layers outside the valid range, for another memory,
+        for moments of other parameters, and inside `jax.jit`. Raises TargetError if the host has
+        too little memory.
         """
         state = self._of_arrays("split", state)
         where = placement.placement(self.model.count(state[0]), persist, copies, buffers)
         return placement.split(self.model, self.optimizer, state, where, outer_moments)
 
     def joined(self, state) -> tuple[Any, Any]:
-        """The state with each of the layers' arrays as one stack again, which no placement changes:
-        what checkpoints hold. The stack lies in host memory if a part of it did. Arrays that move
-        are deleted where they were.
+        """Joins the stacks of a split state: each array of the layers becomes one stack.
 
-        Raises OptimizerError if the moments are of other parameters, or inside of `jax.jit`.
+        The joined state does not depend on the number of layers that were in each memory, so it is
+        a form for checkpoints. A joined stack is stored in host memory if a part of the stack was
+        stored there. The original of an array that moves is deleted.
+
+        state: the pair of parameters and optimizer's state, in any form.
+
+        Raises OptimizerError if the moments belong to other parameters, and inside `jax.jit`.
         """
         state = self._of_arrays("joined", state)
         return placement.joined(self.model, self.optimizer, state)
 
     def within(self, step: Callable, get: Callable, put: Callable) -> Within:
-        """Makes of a function that calls this step, and whose state holds more than a pair, one
-        whose states can be placed: for `jaxmem.plan(..., decide=("actions", "states"))`.
+        """Wraps a function that calls this step, so that a plan can place the states of the step.
 
-        step: `step(state, *args)`, the state in any form that you like.
-        get: `get(state)`, the pair of parameters and optimizer's state that this step is given.
-        put: `put(state, pair)`, the state with this pair in place of its own.
+        Use `within` for `jaxmem.plan(..., decide=("actions", "states"))` if the state of your
+        function holds more than the pair of parameters and optimizer's state.
+
+        step: `step(state, *args)`, your function, with a state of any form.
+        get: `get(state)` returns the pair of parameters and optimizer's state that this step
+          receives.
+        put: `put(state, pair)` returns the state with `pair` in place of its own pair.
         """
         return Within(self, step, get, put)
 
@@ -186,24 +210,33 @@ class ReleasedStep:
         return made.state, made.metrics(self.optimizer.axis_name)
 
     def data_parallel(self, mesh, divided: str = "nothing"):
-        """The step over the devices of `mesh`'s axis `axis_name`, with the batch divided over them.
+        """Returns the step over the devices of a mesh axis. The devices divide the batch.
 
-        mesh: a `jax.sharding.Mesh` that has the optimizer's axis.
-        divided: what is divided beside the batch. "nothing": moments are each device's own until
-          one all-reduce a minibatch, whatever the number of microbatches; the result is that of one
-          device with as many times more microbatches (AdamA §3.3). "moments" (ZeRO-1): each device
-          has a part of the moments, along an axis of theirs that the devices divide; each layer's
-          mean gradient is reduce-scattered each microbatch, and parameters are all-gathered once;
-          the result is that of one device with microbatches as many times larger. "states":
-          parameters too; they are all-gathered as a minibatch starts, in `dtype` where the step was
-          made with one. "layers" (ZeRO-3): the same states, of which each layer's parameters are
-          gathered as its turn comes, in the forward and in the backward of each microbatch, as they
-          are of states in host memory.
+        mesh: a `jax.sharding.Mesh` with the optimizer's `axis_name`, an axis of M devices.
+        divided: the arrays that the devices divide in addition to the batch: "nothing", "moments",
+          "states" or "layers".
 
-        `specs` gives the state's layout. Microbatches are counted on from device to device, so that
-        each has a key of its own.
+        With "nothing", each device has its own moments. One all-reduce per minibatch reduces the
+        moments, for any number of microbatches. The result equals the result of one device with M
+        times as many microbatches (AdamA §3.3).
 
-        Raises OptimizerError if the optimizer was made without `axis_name`, or for another axis.
+        With "moments" (ZeRO-1), each device stores a part of the moments, along an axis whose
+        length M divides. Each layer's mean gradient is reduce-scattered once per microbatch.
+        Parameters are all-gathered once per minibatch. The result equals the result of one device
+        with microbatches that are M times as large.
+
+        With "states", each device stores a part of the moments and of the parameters. Parameters
+        are all-gathered at the start of a minibatch, in the step's `dtype` if it has one.
+
+        With "layers" (ZeRO-3), each device stores a part of the moments and of the parameters. Each
+        layer's parameters are all-gathered when the layer runs, in the forward and in the backward
+        of each microbatch. Divided states in host memory are gathered one layer at a time too.
+
+        `specs` returns the layout of the state. The numbers of microbatches continue from device to
+        device, so that each microbatch has a key of its own.
+
+        Raises OptimizerError if the optimizer has no `axis_name`, or if the mesh does not have this
+        axis.
         """
         axis = self._axis("data_parallel", mesh)
         everything, over = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(axis)
@@ -236,16 +269,17 @@ class ReleasedStep:
         return axis
 
     def specs(self, params, devices: int, divided: str = "nothing"):
-        """The PartitionSpecs of a state, a pair as `init` makes it, for `data_parallel` with the
-        same `divided`.
+        """Returns the PartitionSpecs of a state for `data_parallel` with the same `divided`.
+
+        The result is a pair of trees, like the state that `init` makes.
 
         params: the parameters, or their shapes.
-        devices: how many devices `axis_name` has.
-        divided: "nothing", "moments", "states" or "layers".
+        devices: number of devices along `axis_name`.
+        divided: "nothing", "moments", "states" or "layers", as for `data_parallel`.
 
-        Raises OptimizerError for another `divided` than `data_parallel` takes, without `axis_name`,
-        or where so many devices cannot divide the largest of the layers' arrays; StackError where
-        the layers' parameters are no stacks.
+        Raises OptimizerError for another `divided`, for an optimizer without `axis_name`, and if
+        this number of devices cannot divide the largest of the layers' arrays. Raises StackError if
+        the layers' parameters are not stacked.
         """
         axis, everything = self.optimizer.axis_name, jax.sharding.PartitionSpec()
         if divided not in DIVIDED:

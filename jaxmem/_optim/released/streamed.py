@@ -1,8 +1,24 @@
-"""A minibatch of a released step whose layers' states lie in host memory, whole or in part: each
-layer's parameters are updated in the backward of the last microbatch.
+"""A minibatch of a released step whose layers' states are stored in host memory, whole or in part:
+each layer's parameters are updated in the backward of the last microbatch.
 
-So a layer's states cross to the device once and back once in that backward, and no pass over the
-layers comes after it (ProTrain §3). The arithmetic is that of the resident step.
+A streamed step separates its last microbatch from the others, and updates each layer as it is
+folded. So a layer's states are copied to the device once and back once in that backward (ProTrain
+§3). The alternative is a pass over the layers after the minibatch, which would copy parameters and
+moments once more. A resident step keeps its one loop, and updates whole stacks at the end. Both
+steps round alike, since XLA does not know that the decays of the last microbatch are 1, and since
+the arrays outside the layers are updated in one call.
+
+The last microbatch runs in a loop of one iteration, and XLA cannot know that there is only one
+(`_once`). If XLA inlined the loop, the last microbatch would be part of the same program as the
+others. The stacks that it saves into begin as zeros, which wait for no other value: XLA made the
+zeros before the first microbatch, or in one kernel with the zeros of the other microbatches, and
+held both. A barrier over all values that the last microbatch reads was tried, and changed nothing.
+
+Barriers stand where a loop of one iteration would end. XLA inlines such a loop, and fuses
+operations that a longer loop separates: the fold of a stack of one layer with the update of that
+layer. On a CPU, LLVM then contracts other products into fused multiply-adds. So a streamed step has
+a barrier between the moments and the update. A resident step has a barrier for stacks of one layer
+alone, which costs models of several layers nothing. The update then reads the stored moments.
 """
 
 import dataclasses

@@ -1,5 +1,6 @@
-"""explain(): names what holds a step's memory, at its peak and over its schedule, from the compiled
-program's own buffer assignment.
+"""`jaxmem.explain`: names the buffers that hold a step's memory, at the peak and over the schedule.
+
+The bytes come from the buffer assignment of the compiled program.
 """
 
 import collections
@@ -81,29 +82,29 @@ def explain(
     target: str | Target = "local",
     beside: bool = False,
 ) -> Explanation:
-    """Tells what holds the peak of a step's memory, and what is in memory over its schedule:
-    arguments by path, saved tensors by tag, temporaries by operation.
+    """Names the buffers at a step's peak of memory, and the bytes in use over the step's schedule.
+
+    Arguments are named by path, saved tensors by tag, and temporaries by operation. The step is
+    compiled once. A step without blocks is explained too, without tags.
 
     build: `build(plan)` returns the step, as for `jaxmem.plan`.
     args: the step's arguments: arrays, modules or `jax.ShapeDtypeStruct`s.
-    plan: the plan to explain the step under; None means the step as written. Where it places
-      states, the state of the arguments may lie anywhere: it is explained at the plan's places, and
-      with everything kept on the device.
-    target: "local"; or what need not be there: a GPU such as "h200" or "a100-80gb:8", or a TPU
-      such as "v5e" or "v5e:8".
-    beside: whether to explain the step with everything kept too, as the explanation's `beside`,
-      where a plan is given that keeps less.
+    plan: the plan under which the step is explained. None means the step as written. If the plan
+      places model states, the state in `args` may be stored in any memory: the step is explained
+      with the states at the plan's places.
+    target: the device, as for `jaxmem.plan`.
+    beside: whether to explain the step with everything kept too, if `plan` keeps less. This
+      explanation takes a second compile, and is the field `beside` of the first. Its states are on
+      the device.
 
-    The step is compiled once, as a plan's compile is, and once more for `beside`. A step without
-    blocks is explained too, without tags.
+    Returns an explanation: `print` shows it, and `to_json()` returns it as plain data. `parts`
+    holds the buffers at the peak. `live` holds the bytes in use over the schedule, or None if XLA
+    reports no history. `transfers` holds the host transfers of a GPU's step.
 
-    Returns an explanation: `print` shows it, `to_json()` gives it as plain data. Its `parts` are
-    what is there at the peak, its `live` what is there over the schedule, None where XLA tells no
-    history, and its `transfers` what a GPU's step moves to host memory and back.
-
-    Raises StepError for a step that cannot be traced or compiled, whose buffer assignment cannot be
-    read, or that is not released where the plan places states, PlanFileError for a plan that was
-    made for another model, TargetError for a target that cannot be compiled for.
+    Raises StepError for a step that cannot be traced or compiled, for a buffer assignment that
+    cannot be read, and for a step that is not released although the plan places states. Raises
+    PlanFileError for a plan that was made for another model, and TargetError for a target that
+    cannot be compiled for.
     """
     target = Target.parse(target)
     build = with_microbatches(build, None if plan is None else plan.microbatches)

@@ -13,14 +13,15 @@ from jaxmem.errors import TagError
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What a step is expected to take under an assignment. Bytes are those of one device.
+    """The estimated bytes and time of a step under an assignment, on one device.
 
-    bytes: of the step: its arguments, results and temporaries at their peak.
-    baseline_bytes: of the step with everything kept.
-    saved_bytes: what the blocks save for the backward, which is exact.
-    arguments_bytes: of its arguments, which is exact.
-    seconds_more: by how much it takes longer than with everything kept; below 0 where it is faster.
-    time_source: where the times of pieces come from: "measured", "xla" or "roofline".
+    bytes: bytes of the step at its peak: arguments, results and temporaries.
+    baseline_bytes: bytes of the step with everything kept.
+    saved_bytes: bytes that the blocks save for the backward. This number is exact.
+    arguments_bytes: bytes of the step's arguments. This number is exact.
+    seconds_more: seconds per step in addition to the step with everything kept. The number is
+      negative if the step is faster.
+    time_source: the source of the times of pieces: "measured", "xla" or "roofline".
     """
 
     bytes: int
@@ -32,18 +33,23 @@ class Estimate:
 
 
 def estimate(build, assignment: Decisions, *args, target: str | Target = "local") -> Estimate:
-    """Returns what the step would take under an assignment written by hand, without compiling it
-    whole.
+    """Estimates the bytes and the time of a step under an assignment, without a full compile.
 
     build, args, target: as for `jaxmem.plan`.
-    assignment: as for `jaxmem.plans.price`, which compiles the step and tells its true bytes.
+    assignment: the actions, such as `jaxmem.plans.Assignment({"block": {"up": Choice("keep")}})`,
+      or a plan. `jaxmem.plans.price` takes the same assignments, compiles the step, and returns
+      compiled bytes.
 
-    Bytes are from a walk through the traced step, which fuses and orders operations as XLA is
-    expected to: an estimate, and neither an upper bound nor a lower one. For a TPU they are those
-    of the buffers that its compiler assigns, after which it is stopped. Seconds are the cost
-    model's, from pieces that are measured, or estimated by XLA, where they are not known yet.
+    The bytes come from a liveness estimate of the traced step, with the fusions and the order of
+    operations that XLA is expected to choose. A liveness estimate is neither an upper nor a lower
+    bound. For a named TPU, libtpu compiles the step for buffers, and the bytes come from libtpu's
+    buffer assignment. The seconds come from the cost model. The cost model adds up times of pieces,
+    which jaxmem measures, or takes from XLA's estimates, if they are not stored from an earlier
+    plan.
 
-    Raises TagError, StepError and TargetError as `jaxmem.plans.price`.
+    Raises TagError, StepError and TargetError as `jaxmem.plans.price` does. Raises TagError also
+    for an assignment that leaves a step with checkpoints of its own as written, because these
+    checkpoints have no price without a compile.
     """
     target = Target.parse(target)
     with backend_for(target) as backend:

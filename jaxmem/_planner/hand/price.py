@@ -22,18 +22,20 @@ UNLIMITED = 2**62  # bytes
 
 
 def price(build, assignment: Decisions, *args, target: str | Target = "local") -> Plan:
-    """Returns the plan that an assignment written by hand is: compiled, with its bytes and times
-    beside those of the step with everything kept, and a table that says what the next best choice
-    for each tag would cost or gain.
+    """Compiles a step under an assignment written by hand, and returns the assignment as a plan.
+
+    The plan has the bytes and times of the step, and those of the step with everything kept. For
+    each tag, the plan's table shows the cost or the gain of the next best choice. The plan's
+    `budget_bytes` are its compiled bytes.
 
     build, args, target: as for `jaxmem.plan`.
-    assignment: such as `jaxmem.plans.Assignment({"block": {"up": Choice("keep")}})`; it may decide
-      groups of layers apart. A plan is priced anew.
+    assignment: the actions, such as `jaxmem.plans.Assignment({"block": {"up": Choice("keep")}})`.
+      The assignment may have separate actions for groups of layers. A plan is accepted too, and is
+      priced again.
 
-    `budget_bytes` is what it compiles to.
-
-    Raises TagError if it names a block, layers or a tag that the step lacks, or a choice that the
-    tag or the target cannot take; StepError and TargetError as `jaxmem.plan`.
+    Raises TagError if the assignment names a block, a group of layers or a tag that the step does
+    not have. Raises TagError also for a choice that the tag or the target does not support. Raises
+    StepError and TargetError as `jaxmem.plan` does.
     """
     target = Target.parse(target)
     with backend_for(target) as backend:

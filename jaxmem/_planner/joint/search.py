@@ -1,5 +1,11 @@
-"""One search for counts of layers: the program is solved, its answer walked through and compiled,
-and what they told taught to the program.
+"""One search for counts of layers: solves the program, makes a liveness estimate of its answer,
+compiles the answer, and corrects the program by the errors of both.
+
+The working memory of a kind is the working memory of a step whose layers are all of that kind, from
+a liveness estimate. A step of several kinds has the largest of their working memories. An estimate
+of the answer itself finds the error of this rule, and the program is solved again; compiles find
+the error of the estimates. A step has at most three kinds of layers (`MOST_KINDS`), and each kind
+has at least two layers.
 """
 
 import dataclasses

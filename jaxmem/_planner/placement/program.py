@@ -1,9 +1,18 @@
 """How many layers are of which kind, by a mixed-integer program of counts.
 
-A layer's kind is where its states lie and the way that its tensors go. The order of the layers is
-free, so that a count for each kind says all, and the program does not grow with the layers.
-ProTrain (§4) searches four such counts; here one program decides them with the actions of single
-tensors.
+Where states are stored is decided by counts of kinds of layers. A kind is a place for a layer's
+states and a way of the layer's tensors. The order of the layers is free, so that a count for each
+kind is enough. The size of the program does not grow with the layers, and the program is exact in
+the layers. ProTrain (§4) searches four such counts; here one program decides them together with the
+actions of single tensors.
+
+Ways are assignments of one layer, solved for by the program of tags. A way remains if no other way
+beats it in device bytes, host bytes and time (`front.py`).
+
+The seconds of a kind are the longest of its lanes (compute, the two ways of the link, collectives),
+since a layer is copied while the layer before it computes. Seconds that nothing overlaps are added
+(`lanes.py`). So the sum over layers is linear. The prototype compared whole passes, in which
+resident layers hide the copies of other layers. A loop that prefetches one layer cannot do that.
 """
 
 import dataclasses

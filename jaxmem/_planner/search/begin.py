@@ -1,4 +1,16 @@
-"""How a search begins: with everything kept, and with a first guess."""
+"""How a search begins: with everything kept, and with a first guess.
+
+The first guess is a plan that is solved for the bytes that the arguments leave. The alternative is
+full recomputation. If the budget has bytes to spare, the first guess is also the last compile.
+Otherwise its bytes are the reference of the memory model, and are nearer to the answer than the
+bytes of an extreme assignment.
+
+Everything kept is compiled even if its bytes may be plainly over the budget. A plan reports these
+bytes, XLA's estimate of its time is the origin from which every other time is counted, and it
+compiles at the same time as the first guess. Neither of the two compiles is stopped when the other
+one fits: both begin at the same time, so that stopping one could save no more than the difference
+between their times.
+"""
 
 import dataclasses
 

@@ -1,5 +1,9 @@
 """Factors of a profile's prices: by how much recomputing, keeping and codecs take longer in whole
 steps than their pieces say.
+
+Whole steps correct the prices of their pieces by three factors. The factors are fitted to the steps
+that `measure=` ran, with a prior of 1. The alternative is a factor for each segment, which would
+have more unknowns than there are runs.
 """
 
 import dataclasses

@@ -1,7 +1,12 @@
 """The assignments of least bytes, which a budget is refused by.
 
-They depend on the step and on the choices that are open: on no budget, no time, and no earlier
-plan. So a budget that is refused once is refused again, whatever is measured meanwhile.
+A refusal rests on assignments that neither prices nor earlier plans choose: the least by liveness
+estimates, with every price 0; full recomputation; and the least by saved bytes. They depend on the
+step and on the choices that are open, and on no budget, no time and no earlier plan. So a budget
+that is refused once is refused again, whatever is measured meanwhile.
+
+The first choice was to refuse by the assignments that the search happened to compile. A budget was
+then refused, and met minutes later with other measured times.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,9 @@
-"""What the solver is asked: a profile, and the limits that an assignment must meet."""
+"""The question to the solver: a profile, and the limits that an assignment must meet.
+
+The solver is given one `Problem`. Before, the available bytes of the device and of the host,
+working memory and refused choices were passed separately through nineteen signatures, and placed
+states would have added to each signature.
+"""
 
 import dataclasses
 from collections.abc import Mapping

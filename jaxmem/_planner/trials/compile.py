@@ -1,4 +1,9 @@
-"""Compiles a step under given actions for the target, and counts what that takes."""
+"""Compiles a step under given actions for the target, and counts compiles and their seconds.
+
+The compiled program is always `build(plan)` for a plan that a user can give. The alternative,
+`build(None)` in place of such a plan, is never compiled, because a `build` may treat None in a way
+of its own. So the program that was compiled is the program that runs.
+"""
 
 import dataclasses
 import enum

@@ -1,4 +1,4 @@
-"""Holds what `explain` found, and shows it as text."""
+"""The result of `jaxmem.explain`, and its text form."""
 
 import dataclasses
 from typing import Any
@@ -16,9 +16,9 @@ _SHOWN = 4  # items of a part in the table
 class Item:
     """Buffers of one name.
 
-    name: an argument's path, or an operation and what it makes, such as "tanh f32[4,32]".
-    bytes: those of all of them.
-    count: how many they are.
+    name: the path of an argument, or an operation and its result, such as "tanh f32[4,32]".
+    bytes: bytes of all these buffers.
+    count: number of these buffers.
     """
 
     name: str
@@ -28,13 +28,13 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One class of what is in memory.
+    """One class of buffers in memory.
 
     kind: `saved`, `untagged`, `arguments`, `outputs`, `gradients`, `layer`, `outside`, `other` or
       `packing`.
-    name: what it is, such as "saved: up" for the tensors of the tag `up`.
-    bytes: those of all its items.
-    items: what it is made of, the largest first.
+    name: the name of the class, such as "saved: up" for the tensors of the tag `up`.
+    bytes: bytes of all items.
+    items: the buffers of the class, the largest first.
     """
 
     kind: str
@@ -45,20 +45,21 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What holds a compiled step's memory on one device when it is fullest.
+    """The buffers that hold a compiled step's memory on one device, at the peak.
 
-    target: what the step was compiled for.
+    target: the target that the step was compiled for.
     plan: "everything kept", "as written" or "under the plan".
-    total_bytes: temp + arguments + outputs - aliased, in device memory.
-    host_bytes: the same in host memory.
-    peak_at: the phase of the step and the JAX operation that runs at the peak; "" if unknown.
-    parts: what is in device memory, the largest first; they add up to `total_bytes`.
-    host_parts: what is in host memory; they add up to `host_bytes`.
-    advice: what holds most, and what makes it smaller.
-    live: what is in device memory over the schedule; None where XLA tells no history.
-    beside: the step with everything kept, where that was compiled too; else None.
-    transfers: what a step moves between device and host memory, to the device first, and the
-      largest first; of a GPU's program alone, since a CPU's has one memory.
+    total_bytes: bytes in device memory: temporaries + arguments + outputs − aliased outputs.
+    host_bytes: bytes in host memory: temporaries + arguments + outputs − aliased outputs.
+    peak_at: the phase of the step and the JAX operation at the peak. "" if unknown.
+    parts: the classes of buffers in device memory, the largest first. Their bytes add up to
+      `total_bytes`.
+    host_parts: the classes of buffers in host memory. Their bytes add up to `host_bytes`.
+    advice: a sentence that names the kind with the most bytes, and what makes it smaller.
+    live: the bytes in use over the schedule. None if XLA reports no history.
+    beside: the explanation of the step with everything kept, if it was requested. Otherwise None.
+    transfers: the host transfers of a step, to the device first, and the largest first. Only a
+      GPU's program has transfers.
     """
 
     target: str
@@ -85,7 +86,7 @@ class Explanation:
         return "\n".join([*lines, *_charts(self), "", self.advice])
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as plain dicts, lists, texts and numbers."""
+        """Returns the explanation as plain dicts, lists, texts and numbers."""
         return dataclasses.asdict(self)
 
 

@@ -14,10 +14,10 @@ KINDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One part of what is in memory, over the points of a schedule.
+    """The bytes of one part over the points of a schedule.
 
-    kind, name: those of the `Part` that it is at the peak.
-    bytes: at each point.
+    kind, name: the kind and the name of the part, as in `Part`.
+    bytes: bytes at each point.
     """
 
     kind: str
@@ -27,11 +27,11 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """Points of a schedule that belong together.
+    """A range of points of a schedule.
 
     name: "forward", "backward" or "outside the gradient".
-    loop: whether they are one turn of a loop.
-    first, last: the points, both included.
+    loop: whether the points are one iteration of a loop.
+    first, last: the first and the last point, both included.
     """
 
     name: str
@@ -42,17 +42,18 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class Live:
-    """What is in device memory over a compiled step's schedule, in which the body of a loop stands
-    once, since every turn of it holds the same.
+    """The bytes in use in device memory over a compiled step's schedule.
 
-    A point is an instruction that puts something into memory, or of many instructions the fullest
-    of a range of them, so that the peak is always one.
+    A loop's body appears once, because every iteration holds the same bytes. A point is an
+    instruction that allocates memory. In a schedule of many instructions, a point is the
+    instruction with the most bytes of a range, so that the peak is always a point.
 
-    instructions: how many the points stand for.
-    total_bytes: of the step: temp + arguments + outputs - aliased. What no part holds at a point is
-      free then; at the peak that is the packing, gaps between buffers that no smaller memory lacks.
-    parts: the largest of each kind first, kinds in the order of `KINDS`.
-    phases: in order; together they are all points.
+    instructions: number of instructions that the points represent.
+    total_bytes: bytes of the step: temporaries + arguments + outputs − aliased outputs. Bytes that
+      no part holds at a point are free there. At the peak, the free bytes are packing: gaps between
+      buffers that a smaller memory would have too.
+    parts: the series, by kind in the order of `KINDS`, the largest of each kind first.
+    phases: the phases in order, which cover all points.
     """
 
     instructions: int
@@ -62,7 +63,7 @@ class Live:
 
     @property
     def points(self) -> int:
-        """How many points there are."""
+        """Number of points."""
         return self.phases[-1].last + 1 if self.phases else 0
 
     @property
@@ -72,17 +73,20 @@ class Live:
 
     @property
     def peak(self) -> int:
-        """The first of the fullest points."""
+        """The first point with the most bytes in use."""
         totals = self.totals
         return totals.index(max(totals))
 
     def of_kinds(self, *kinds: str) -> list[int]:
-        """Bytes at each point of the parts of some kinds."""
+        """Returns the bytes of the parts of these kinds at each point."""
         parts = (part.bytes for part in self.parts if part.kind in kinds)
         return [sum(column) for column in zip(*parts)] or [0] * self.points
 
     def coarser(self, count: int) -> list[int]:
-        """The fullest point of each of `count` equal ranges, in order; all of fewer points."""
+        """Returns the fullest point of each of `count` equal ranges, in order.
+
+        If the schedule has fewer points than `count`, the result has all points.
+        """
         totals, count = self.totals, min(count, self.points)
         ends = [self.points * i // count for i in range(count + 1)]
         return [max(range(a, b), key=totals.__getitem__) for a, b in itertools.pairwise(ends)]

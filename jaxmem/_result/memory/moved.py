@@ -11,17 +11,19 @@ HOW = {"dma": "by DMA", "kernel": "by kernels", "stack": "within host memory"}
 
 @dataclasses.dataclass(frozen=True)
 class Moved:
-    """Transfers of one name, one direction and one way, which all run in loops or all do not.
+    """Host transfers with one name, one direction and one method.
 
-    name: what is moved: the path of an argument, or of the tree that holds several; the tags that
-      are offloaded; else the JAX operation that moves it.
-    to_host: whether to host memory; else to the device.
-    how: "dma"; "kernel", by kernels that read or write host memory themselves; "stack", a copy of
-      an array within host memory.
-    in_loop: whether in a loop, such as that over layers.
-    bytes: in one step.
-    beside: of these bytes, those during whose transfer a matrix product starts.
-    count: how many operations of the compiled program move them.
+    Either all of these transfers are in loops, or none is.
+
+    name: the name of the transferred data: the path of an argument, or of the tree that holds
+      several arguments; the tags that are offloaded; or the JAX operation of the transfer.
+    to_host: whether the transfer goes to host memory. Otherwise it goes to the device.
+    how: the method. "dma" is a copy by DMA. "kernel" means that kernels read or write host memory.
+      "stack" is a copy of an array within host memory.
+    in_loop: whether the transfer is in a loop, such as the loop over layers.
+    bytes: bytes in one step.
+    beside: the part of `bytes` during whose transfer a matrix product starts.
+    count: number of operations of the compiled program that transfer the data.
     """
 
     name: str

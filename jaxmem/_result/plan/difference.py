@@ -16,11 +16,13 @@ SECONDS = "predicted_seconds"
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """What differs between two plans. As a text it has a line for each difference.
+    """The differences between two plans. The text form has one line for each difference.
 
-    figures: field of Plan -> its values in the first and in the second, where they differ.
-    comparable: whether both plans' seconds are of one target and from one source.
-    actions: (block, tag) -> the two choices, where they differ; None where a plan has no such tag.
+    figures: field of `Plan` -> (value in the first plan, value in the second plan), for fields that
+      differ.
+    comparable: whether the seconds of both plans are for one target and from one source.
+    actions: (block, tag) -> (choice of the first plan, choice of the second plan), for choices that
+      differ. A choice is None if the plan does not have the tag.
     """
 
     figures: Mapping[str, tuple[Any, Any]]
@@ -35,7 +37,10 @@ class Difference:
         return "\n".join(lines) if lines else "the plans are the same"
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain dicts, lists, texts and numbers; a pair is first and second."""
+        """Returns the differences as plain dicts, lists, texts and numbers.
+
+        A pair of values becomes a list of the first plan's value and the second plan's value.
+        """
         actions: dict[str, dict[str, list[str | None]]] = {}
         for (label, tag), pair in self.actions.items():
             said = [None if choice is None else str(choice) for choice in pair]
@@ -45,7 +50,10 @@ class Difference:
 
 
 def difference(first: Plan, second: Plan) -> Difference:
-    """Compares two plans, of one model or of two."""
+    """Compares two plans, and returns their differences.
+
+    first, second: the plans. They may belong to one model or to two models.
+    """
     pairs = {n: (getattr(first, n), getattr(second, n)) for n in (*BYTES, *TEXTS, SECONDS)}
     said = lambda plan: plan.places and str(plan.places)
     pairs["places"] = said(first), said(second)

@@ -1,4 +1,4 @@
-"""The lanes of a layer: how long its work and its copies take, as plain data."""
+"""The lanes of a layer: seconds of its compute and of its transfers, as plain data."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Lane:
-    """A line of its own, on which one thing runs at a time.
+    """A sequence of work that runs one item at a time.
 
-    key: its name in a plan's file, which is that of the planner's.
-    name: in words.
-    beside: whether it runs beside the work of its layer; else when all of that is done.
+    key: the name of the lane in a plan's file.
+    name: the name of the lane in text.
+    beside: whether the lane overlaps with the other lanes of its layer. Otherwise the lane starts
+      when these lanes have ended.
     """
 
     key: str
@@ -40,34 +41,37 @@ PLACED = {
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """One pass through one layer.
+    """The lanes of one pass through one layer.
 
-    lanes: seconds of each lane, by its key.
+    lanes: key of the lane -> seconds.
     """
 
     lanes: Mapping[str, float]
 
     def of(self, lane: Lane) -> float:
-        """Seconds of a lane."""
+        """Returns the seconds of `lane` in the pass."""
         return self.lanes.get(lane.key, 0.0)
 
     @property
     def work(self) -> float:
-        """Seconds of the lanes that run beside one another, the slowest of which counts."""
+        """Seconds of the overlapping lanes: the seconds of the slowest of these lanes."""
         return max(self.of(lane) for lane in LANES if lane.beside)
 
     @property
     def seconds(self) -> float:
-        """How long it takes."""
+        """Seconds of the pass."""
         return self.work + sum(self.of(lane) for lane in LANES if not lane.beside)
 
     @property
     def exposed(self) -> float:
-        """What the other lanes add to the compute."""
+        """Exposed seconds of the pass: the seconds of the pass minus the seconds of compute."""
         return self.seconds - self.of(WORK)
 
     def exposed_by(self) -> dict[Lane, float]:
-        """The same by the lane that is waited for: of those beside the compute the slowest."""
+        """Returns the exposed seconds of the pass by lane: lane -> seconds.
+
+        Of the overlapping lanes, only the slowest lane can be exposed.
+        """
         late = {lane: self.of(lane) for lane in COPIES if not lane.beside}
         slowest = max((lane for lane in LANES if lane.beside), key=self.of)
         waits = {} if slowest is WORK else {slowest: self.of(slowest) - self.of(WORK)}
@@ -76,14 +80,14 @@ class Pass:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Layers that are alike.
+    """Equal layers whose states are stored in one place.
 
-    count: how many.
-    place: where their states lie, a key of `PLACED`.
-    device_bytes, host_bytes: of one layer's states, in either memory.
-    forward: of every microbatch.
-    backward: of every microbatch but the last.
-    last: the backward of the last microbatch, in which states that stream are updated.
+    count: number of layers.
+    place: the place of the layers' states, a key of `PLACED`.
+    device_bytes, host_bytes: bytes of one layer's states, in device memory and in host memory.
+    forward: the forward pass of every microbatch.
+    backward: the backward pass of every microbatch but the last.
+    last: the backward pass of the last microbatch, which updates streamed states.
     """
 
     count: int
@@ -95,7 +99,10 @@ class Group:
     last: Pass
 
     def runs(self, microbatches: int) -> tuple[tuple[Pass, int], ...]:
-        """Its passes, and how often a step has each of all its layers together."""
+        """Returns each pass, with the number of runs in a step over all layers of the group.
+
+        microbatches: number of microbatches in a step.
+        """
         n = self.count
         early = (microbatches - 1) * n
         return (self.forward, microbatches * n), (self.backward, early), (self.last, n)

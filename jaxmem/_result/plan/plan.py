@@ -1,4 +1,4 @@
-"""Plan: what was decided, frozen. Its JSON is in `file.py`, its table in `text.py`."""
+"""Plan: the frozen result of planning. `file.py` has its JSON form, and `text.py` its table."""
 
 import dataclasses
 import os
@@ -18,50 +18,59 @@ from jaxmem.errors import PlanFileError, StepError
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The actions for a step's tensors, and what they cost. `jaxmem.plan` makes one, `Plan.load`
-    reads one.
+    """The actions for a step's tensors, with the step's bytes and times.
 
-    Bytes are of the whole step on one device: arguments + temporaries + outputs - what is aliased.
-    Seconds are of one step.
+    `jaxmem.plan` makes a plan, and `Plan.load` reads a plan from a file.
+
+    Bytes are for the whole step on one device: arguments + temporaries + outputs − aliased outputs.
+    Times are seconds of one step.
 
     Attributes:
-      actions: block label -> tag name -> choice; layers that are decided apart stand under labels
-        such as `block[0:6]`. Empty where the checkpoints of the step itself decide it.
-      budget_bytes: what was asked for.
-      predicted_bytes: what was predicted before the compile that gave `compiled_bytes`.
-      compiled_bytes: what the verified step takes, by XLA's memory analysis.
-      baseline_bytes: what the step takes with everything kept, without any checkpoint.
-      host_bytes: what lies in host memory.
-      predicted_seconds, baseline_seconds: of the step under the plan, and with everything kept.
-      uncertain_seconds: by how much the difference of the two may be off.
-      baseline_source: what told `baseline_seconds`: "measured" where the step was run, "xla" for
-        XLA's estimate of the compiled step, "pieces" for the sum of its pieces.
-      profile_seconds, solve_seconds, compile_seconds: what planning took.
-      compiles: how many compiles it took.
-      time_source: of the times of pieces: "measured", "xla" (its estimates) or "roofline".
-      target: the device it was made for.
-      fingerprint: of the model's blocks, layers and tags; another model's plan is refused by it.
-      jax_version: the JAX that it was made with.
-      parts, baseline_parts: the bytes by what they hold.
-      points: see `pareto`.
-      rows: the table, a row a tag.
-      notes: what was left out, and why.
-      measured: the steps that were run for `measure=`, the plan's among them.
-      microbatches: how many were chosen; None where the planner was not asked to.
-      batch: the size that was chosen for the arguments that are functions of one; None where the
-        planner was not asked to.
-      places: where the states of the layers lie; None where the planner was not asked to.
-      divided: what is divided over devices, as the released step's `data_parallel` takes it:
-        "nothing", "moments", "states" or "layers"; None where the planner was not asked to.
-      compiler_options: XLA's options that the step was compiled with, for `jax.jit`; empty where
-        nothing crosses to host memory in a loop.
-      lanes: what `timeline` returns; None where states were not placed, or by an older jaxmem.
-      as_written: whether the plan leaves the step as its author wrote it: `jaxmem.auto(step, plan)`
-        is `step`.
-      written: the step as its author wrote it, under any plan, where it has checkpoints of its own;
-        None where it has none.
-      lossy: which tensors are held with a loss, and what the best plan without one would take, as a
-        sentence; empty where the backward reads the forward's own values.
+      actions: block label -> tag name -> choice. A group of layers with its own decisions has a
+        label such as `block[0:6]`. Empty if the plan leaves a step with its own checkpoints as
+        written.
+      budget_bytes: the budget.
+      predicted_bytes: bytes that were predicted before the step was compiled.
+      compiled_bytes: bytes of the verified step, by XLA's memory analysis.
+      baseline_bytes: bytes of the step with everything kept, without any checkpoint.
+      host_bytes: bytes in host memory.
+      predicted_seconds, baseline_seconds: seconds of the step under the plan, and with everything
+        kept.
+      uncertain_seconds: the uncertainty of the difference between these two times.
+      baseline_source: the source of `baseline_seconds`: "measured" if jaxmem ran the step, "xla"
+        for XLA's estimate of the compiled step, "pieces" for the sum of the times of pieces.
+      profile_seconds, solve_seconds, compile_seconds: seconds that planning took to profile the
+        step, to solve the program, and to compile.
+      compiles: number of compiles.
+      time_source: the source of the times of pieces: "measured", "xla" (XLA's estimates) or
+        "roofline".
+      target: the name of the target.
+      fingerprint: a hash of the model's blocks, shapes, dtypes and tags. `jaxmem.verify` refuses a
+        plan with another fingerprint than the model's.
+      jax_version: the version of JAX that planned the step.
+      parts, baseline_parts: bytes by use, under the plan and with everything kept.
+      points: the curve that `pareto` returns.
+      rows: the plan's table, with one row per tag.
+      notes: sentences for the user, such as actions that were left out, and why.
+      measured: the steps that ran for `measure=`, the plan's step among them.
+      microbatches: the chosen number of microbatches. None if the plan did not choose a number.
+      batch: the chosen size for the arguments that are functions of a size. None if the plan did
+        not choose a size.
+      places: the memories of the layers' model states. None if the plan does not place states.
+      divided: the states that are divided over devices, as an argument of the released step's
+        `data_parallel`: "nothing", "moments", "states" or "layers". None if the plan does not
+        decide about the division.
+      compiler_options: XLA's compile options of the step, for `jax.jit`. The options are set if
+        loops of the step copy arrays between host memory and a GPU, or gather arrays between GPUs.
+        Otherwise the dict is empty.
+      lanes: the result of `timeline`. None if the plan does not place states, or is from an older
+        jaxmem.
+      as_written: whether the plan leaves the step as its author wrote it. `jaxmem.auto(step, plan)`
+        is then `step`.
+      written: the bytes and the time of the step as written, if the step has checkpoints of its
+        own. Otherwise None.
+      lossy: a sentence that names the tensors with a lossy codec, and the additional time of the
+        best lossless plan. Empty if no tensor has a lossy codec.
     """
 
     actions: Actions
@@ -105,9 +114,9 @@ class Plan:
 
     @property
     def step(self):
-        """The verified executable, called as the step is.
+        """The compiled step, which is called like the step that `build` returns.
 
-        Raises StepError if the plan was loaded, or compiled for another device.
+        Raises StepError if the plan was loaded, or was compiled for another device.
         """
         if self._step is None:
             raise StepError(
@@ -119,33 +128,42 @@ class Plan:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether `step` is there to run: the plan was made or verified on this device."""
+        """Whether the plan has an executable, because it was made or verified on this device."""
         return self._step is not None
 
     def with_step(self, executable, split=None, create=None) -> "Plan":
-        """The same plan with the executable that was compiled under it.
+        """Returns the plan with an executable that was compiled under the plan.
 
-        split, create: move a state of its step, and make one, where states are placed.
+        executable: the compiled step. None leaves the plan's own executable.
+        split, create: functions that move a state to the plan's places, and make a state there.
+          None leaves the plan's own functions.
         """
         made = {"_step": executable, "_split": split, "_create": create}
         return dataclasses.replace(self, **{k: v for k, v in made.items() if v is not None})
 
     def place(self, state):
-        """The state with its layers' arrays where the plan says. Those that move are deleted where
-        they were, as by the `split` of a released step, whose errors are raised.
+        """Moves a state to the memories that the plan chose, and returns the state.
 
-        Raises StepError if the plan places no states, or was loaded and not verified.
+        The original of an array that moves is deleted, as by the `split` of a released step.
+
+        state: the state of the step, stored in any memory.
+
+        Raises StepError if the plan places no states, or was loaded and not verified. Raises the
+        errors of the released step's `split`.
         """
         return self._placing("place", self._split)(state, **self._where("place").split)
 
     def create(self, outer, layer):
-        """Makes the first state where the plan says, a layer at a time, as `create` of a released
-        step does, whose errors are raised: of a model that fits nowhere whole.
+        """Makes the first state in the memories that the plan chose, one layer at a time.
+
+        The model need not fit into any single memory.
 
         outer: the parameters outside the layers, a dict.
-        layer: `layer(i)` makes the parameters of layer i, an int32 that is traced.
+        layer: a function. `layer(i)` returns the parameters of layer i; i is a traced int32.
 
-        Raises StepError as `place`, and for a step whose state holds more than the pair.
+        Raises StepError if the plan places no states, if the plan was loaded and not verified, and
+        if the step's state holds more than the pair of parameters and optimizer's state. Raises the
+        errors of the released step's `create`.
         """
         where = self._where("create")
         return self._placing("create", self._create)(outer, layer, where.layers, **where.split)
@@ -178,26 +196,36 @@ class Plan:
 
     @property
     def keeps_everything(self) -> bool:
-        """Whether nothing is under a checkpoint, and no state moved."""
+        """Whether every block runs without a checkpoint, and all states stay on the device."""
         return keeps_everything(self.actions) and (self.places is None or self.places.resident)
 
     def choices_for(self, block: str) -> dict[str, Choice]:
-        """Tag name -> choice, for one block. Raises TagError for a block that the plan does not
-        know.
+        """Returns the choices for the tags of one block: tag name -> choice.
+
+        block: the label of the block.
+
+        Raises TagError for a block that the plan does not decide.
         """
         return assignment.choices_of(self.actions, block, None, "plan")
 
     def groups(self, block: str) -> tuple[tuple[int, int], ...]:
-        """The groups of the block's layers that are decided apart: (start, stop), in order."""
+        """Returns the groups of layers with separate decisions, as (start, stop) pairs in order.
+
+        block: the label of the block.
+
+        The result is empty if all layers of the block share one decision.
+        """
         return ranges(self.actions, block)
 
     def timeline(self) -> Timeline:
-        """The lanes of a step, layer by layer, in seconds as predicted: compute, copies to the
-        device and to the host, what is written back. `print` draws them; its numbers say what of
-        the copies no work hides.
+        """Returns the predicted lanes of a step, layer by layer, in seconds.
 
-        Raises StepError for a plan that places no states, whose layers are priced by what each
-        tensor costs and not by lanes, and for one that an older jaxmem wrote.
+        The lanes are compute, copies to the device, copies to the host, write-backs and
+        collectives. `print` draws the lanes. The timeline's methods return the exposed seconds, in
+        which the step waits for transfers.
+
+        Raises StepError for a plan that places no states, because its layers are priced by tensor
+        and not by lane. Raises StepError also for a plan that an older jaxmem wrote.
         """
         if self.lanes is None:
             why = "it places no states" if self.places is None else "an older jaxmem wrote it"
@@ -208,22 +236,32 @@ class Plan:
         return self.lanes
 
     def pareto(self) -> tuple[Point, ...]:
-        """Least step time against bytes, as predicted, from the least bytes to everything kept."""
+        """Returns the predicted curve of least step time against bytes, by rising bytes."""
         return self.points
 
     def to_json(self) -> dict[str, Any]:
-        """What `save` writes, as plain dicts, lists, texts and numbers."""
+        """Returns the content of the plan's file, as plain dicts, lists, texts and numbers."""
         return file.write(vars(self))
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the plan as JSON. The file appears whole or not at all. Raises OSError."""
+        """Writes the plan as JSON. The file appears whole or not at all.
+
+        path: the file.
+
+        Raises OSError if the file cannot be written.
+        """
         write_json(path, self.to_json())
 
     @staticmethod
     def load(path: str | os.PathLike) -> "Plan":
-        """Reads a plan that `save` wrote; it holds no executable until `jaxmem.verify` compiles it.
+        """Reads a plan that `save` wrote.
 
-        Raises PlanFileError, naming the field, if the file is broken or of another schema.
+        The plan has no executable until `jaxmem.verify` compiles its step.
+
+        path: the file.
+
+        Raises PlanFileError if the file is broken or has another schema; the message names the
+        field.
         """
         try:
             data = read_json(path)

@@ -1,4 +1,4 @@
-"""The parts of a plan: its table's rows, its bytes by what they hold, the points of its curve."""
+"""The parts of a plan: the rows of its table, its bytes by use, and the points of its curve."""
 
 import dataclasses
 
@@ -7,20 +7,21 @@ from jaxmem._core.actions import Actions, Choice
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One tag's line of the table. Bytes and milliseconds are those of one layer on one device.
+    """One tag's row of a plan's table. Bytes and milliseconds are for one layer on one device.
 
-    block, tag: the labels under which the choice stands.
-    kind: what the tensor is, or None where the tag does not say.
-    shape, dtype: the tensor's as traced: before a mesh divides it, but for a part in shard_map; of
-      several tensors, the first one's.
-    choice: what becomes of it.
-    bytes_before: what it takes when it is kept; of several tensors, what all of them take.
-    bytes_after: what it takes on the device under the choice, likewise.
-    milliseconds: what the choice costs.
-    why: what the best other plan does with the tensor, in words.
-    layers: in how many layers the tensor is alive at once.
-    count: how many tensors of one layer the line is of: the places of the name, each times the
-      turns of the loops of the block that it is made in.
+    block, tag: the label of the block, and the name of the tag.
+    kind: the kind of the tensor. None if the tag has no kind.
+    shape, dtype: the tensor's shape and dtype in the trace, before a mesh divides the tensor. In
+      `jax.shard_map`, the shape of a device's part. For several tensors, the shape of the first
+      tensor.
+    choice: the action and the codec of the tag.
+    bytes_before: bytes if the tensor is kept. For several tensors, the bytes of all of them.
+    bytes_after: bytes on the device under `choice`. For several tensors, the bytes of all of them.
+    milliseconds: the time that `choice` costs.
+    why: the best other plan's choice for the tag and its cost, in words.
+    layers: number of layers in which the tensor is alive at the same time.
+    count: number of tensors of one layer in this row. Each place of the name counts once for each
+      iteration of the block's loops that contain the place.
     """
 
     block: str
@@ -38,18 +39,18 @@ class Row:
 
     @property
     def size(self) -> str:
-        """The shape as a table shows it, such as `2 x (8, 1024)` for a name of two places."""
+        """The shape as a table shows it, such as `2 x (8, 1024)` for a name with two tensors."""
         shape = f"({', '.join(map(str, self.shape))})" if self.shape else "scalar"
         return f"{self.count} x {shape}" if self.count > 1 else shape
 
 
 @dataclasses.dataclass(frozen=True)
 class Bytes:
-    """Device bytes of a compiled step by what they hold.
+    """Device bytes of a compiled step, by use.
 
-    arguments: the step's arguments, such as model states and the batch.
-    saved: what the blocks save for the backward.
-    working: what neither of the others accounts for.
+    arguments: bytes of the step's arguments, such as model states and the batch.
+    saved: bytes of tensors that the blocks save for the backward.
+    working: all other bytes: the working memory of the head or of one block.
     """
 
     arguments: int
@@ -58,9 +59,11 @@ class Bytes:
 
     @staticmethod
     def of(total: int, arguments: int, saved: int) -> "Bytes":
-        """`total` bytes by what holds them. Each part is at most what the ones before it leave,
-        since a compiled program may hold less than a plan saves: XLA keeps no copy of a tensor that
-        is an argument or a result anyhow.
+        """Divides `total` bytes by use.
+
+        Each part is at most the bytes that the parts before it leave. A compiled program may hold
+        less than a plan saves, because XLA makes no copy of a tensor that is also an argument or a
+        result.
         """
         arguments = min(max(0, arguments), total)
         saved = min(max(0, saved), total - arguments)
@@ -69,11 +72,11 @@ class Bytes:
 
 @dataclasses.dataclass(frozen=True)
 class WrittenStep:
-    """The step as its author wrote it, where it has checkpoints of its own.
+    """The step as its author wrote it, with its own checkpoints.
 
-    bytes, host_bytes: what it takes on one device and in host memory, as compiled.
-    seconds: those of one step, from the source that `Plan.baseline_source` names.
-    parts: its bytes by what they hold; what it saves is estimated.
+    bytes, host_bytes: compiled bytes on one device, and in host memory.
+    seconds: seconds of one step, from the source that `Plan.baseline_source` names.
+    parts: the bytes by use. The bytes of saved tensors are an estimate.
     """
 
     bytes: int
@@ -84,13 +87,13 @@ class WrittenStep:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A step that was run beside others, in turns, on the device at hand.
+    """A step that ran on the device at hand for comparison, in alternation with other steps.
 
-    name: what it is, in words.
-    bytes: what it takes, as compiled.
-    lower, median, upper: quartiles of its seconds.
-    rounds: how often it was run.
-    chosen: whether it is the plan.
+    name: the name of the step, in words.
+    bytes: compiled bytes.
+    lower, median, upper: quartiles of the step's seconds.
+    rounds: number of runs.
+    chosen: whether the step is the plan's step.
     """
 
     name: str
@@ -104,11 +107,13 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A plan that was solved for: bytes of the whole step on one device, and seconds of a step,
-    both predicted.
+    """One plan of the curve of least time against bytes. The values are predictions.
 
-    actions: the plan's, every tag named; empty where an older file does not say.
-    uncertain_seconds: by how much its difference from everything kept may be off.
+    bytes: bytes of the whole step on one device.
+    seconds: seconds of a step.
+    actions: the plan's actions, with every tag. Empty if the plan is from an older file without
+      actions.
+    uncertain_seconds: the uncertainty of the difference from everything kept, in seconds.
     """
 
     bytes: int

@@ -1,6 +1,4 @@
-"""The lanes of a step, layer by layer, and what of the copies no work hides. Plain data, which a
-plan's file holds.
-"""
+"""The predicted lanes of a step, layer by layer, as plain data that a plan's file holds."""
 
 import collections
 import dataclasses
@@ -17,17 +15,18 @@ OUTSIDE = "what crosses outside the layers"
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """The lanes of a step as a plan predicts them. As a text it draws them, a row for each group
-    of layers that are alike.
+    """The lanes of a step as a plan predicts them.
+
+    The text form draws the lanes of each group of layers.
 
     Attributes:
-      microbatches: of a step.
-      groups: in the order of the layers.
-      alone_seconds: of what crosses outside the layers, to the host or between devices, beside no
-        work.
-      outside_seconds: of the work outside the layers.
-      outer_device_bytes, outer_host_bytes: of the optimizer's arrays outside the layers, by the
-        memory that they lie in.
+      microbatches: number of microbatches in a step.
+      groups: groups of equal layers, in the order of the layers.
+      alone_seconds: seconds of transfers outside the layers, to the host or between devices, that
+        overlap with no compute.
+      outside_seconds: seconds of compute outside the layers.
+      outer_device_bytes, outer_host_bytes: bytes of the optimizer's arrays outside the layers, in
+        device memory and in host memory.
     """
 
     microbatches: int
@@ -49,22 +48,27 @@ class Timeline:
 
     @property
     def exposed_seconds(self) -> float:
-        """What copies and collectives add to a step's work: seconds in which no compute runs."""
+        """Exposed seconds of a step, in which copies or collectives run and no compute runs."""
         return self.alone_seconds + sum(one.exposed * count for one, count in self._runs())
 
     @property
     def exposed_share(self) -> float:
-        """The same as a share of the step, from 0 to 1."""
+        """Exposed seconds as a share of the seconds of a step, from 0 to 1."""
         return self.exposed_seconds / self.seconds if self.seconds else 0.0
 
     def lane_seconds(self) -> dict[str, float]:
-        """Seconds of each lane in all layers of a step, hidden or not, by the lane's key."""
+        """Returns the seconds of each lane in all layers of a step: key of the lane -> seconds.
+
+        The seconds include overlapped and exposed work.
+        """
         runs = list(self._runs())
         return {lane.key: sum(one.of(lane) * count for one, count in runs) for lane in LANES}
 
     def exposed_by(self) -> dict[str, float]:
-        """`exposed_seconds` by what is waited for, in words; lanes that nothing waits for are left
-        out.
+        """Returns the exposed seconds of a step by cause: name of the lane -> seconds.
+
+        Lanes without exposed seconds are left out. Transfers outside the layers have an entry of
+        their own.
         """
         found: dict[Lane, float] = collections.defaultdict(float)
         for one, count in self._runs():
@@ -74,7 +78,7 @@ class Timeline:
         return named | ({OUTSIDE: self.alone_seconds} if self.alone_seconds > 0 else {})
 
     def numbered(self) -> list[tuple[int, Group]]:
-        """The groups, each with the number of its first layer, from 0."""
+        """Returns pairs of the number of a group's first layer, counted from 0, and the group."""
         starts, start = [], 0
         for group in self.groups:
             starts.append((start, group))
@@ -82,9 +86,11 @@ class Timeline:
         return starts
 
     def by_place(self) -> list[tuple[str, int, int, int, int]]:
-        """The layers of one place together, whatever becomes of their tensors: the place, the
-        number of the first layer, how many they are, and the bytes of their states on the device
-        and in host memory.
+        """Returns the ranges of layers whose states are stored in one place.
+
+        Each range is a tuple: the place, the number of the first layer, the number of layers, and
+        the bytes of their states in device memory and in host memory. The actions of the layers'
+        tensors do not matter.
         """
         found = []
         for place, run in itertools.groupby(self.numbered(), lambda pair: pair[1].place):

@@ -1,4 +1,9 @@
-"""What a search asks of a target. It never asks what kind of target it works for."""
+"""The interface between a search and the target that it plans for.
+
+A search is given a `Backend`, and never branches on the kind of target. The backend compiles,
+explains and times steps, and states the margin of a budget and how many compiles run at the same
+time. A profile needs less than a search, a `Pricing`, which compiles nothing.
+"""
 
 import abc
 import concurrent.futures

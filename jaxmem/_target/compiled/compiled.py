@@ -60,10 +60,13 @@ class Compiled:
 
 
 def compiled_bytes(compiled: jax.stages.Compiled) -> int:
-    """Device bytes of a compiled step: arguments, temporaries and outputs, less what is aliased.
+    """Returns the device bytes of a compiled step.
 
-    This is what a budget limits. `compiled` is what `jax.jit(step).lower(*args).compile()` returns.
-    Raises StepError where the platform has no memory analysis.
+    The bytes are arguments + temporaries + outputs − aliased outputs. A budget limits these bytes.
+
+    compiled: the compiled step, which `jax.jit(step).lower(*args).compile()` returns.
+
+    Raises StepError if the platform has no memory analysis.
     """
     memory: Any = _memory(compiled)
     device = memory.argument_size_in_bytes + memory.temp_size_in_bytes

@@ -1,8 +1,12 @@
 """Compiles a step for a TPU, and reads its bytes from its buffers.
 
-JAX's memory analysis of a TPU's program counts memory of the cores (VMEM) among temporaries. So
-bytes are read from the buffer assignment that the compiler dumps, which is what it holds against
-the device's memory.
+The bytes come from the `HloProto` that the compiler dumps, and from the buffer assignment in it.
+The compiler compares the same assignment with the device's memory. In the dump, each allocation has
+the colour of its memory: the device's, the cores' or the host's.
+
+JAX's memory analysis was the first choice. It counts VMEM, the memory of the cores, among the
+temporaries, so a plan would be compared with memory that the step does not take. It also has no
+buffers, which `explain` names.
 """
 
 import pathlib

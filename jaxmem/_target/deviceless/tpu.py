@@ -1,8 +1,16 @@
-"""Compiles for TPUs that are not there: what a compiling process is told of one, and what it does.
+"""Compiles for TPUs that the machine does not have: the description of a TPU that a compiling
+process receives, and the compile itself. libtpu's compiler needs no TPU.
 
-libtpu's compiler needs no TPU. It assigns buffers before it generates code, which takes most of its
-time. A step that ends in an operation of which no code can be generated is
-known to its bytes and its costs in a tenth of the time or less.
+A compile that only has to assign buffers is ended by an operation that libtpu does not know. libtpu
+assigns buffers before it generates code, code generation takes most of the time, and no option of
+libtpu stops between the two. A custom call of an unknown name fails only when code is generated. It
+changes the step's bytes by 12 KiB. The bytes and the costs of the step are known in a tenth of the
+time or less.
+
+The alternative is a smaller memory limit, which also ends a compile at that point. But the compiler
+first rematerializes what it can to get below the limit, and assigns the buffers of another program.
+For the same reason, rematerialization is switched off in a compile for buffers: if the device does
+not hold a step, the search has to learn the bytes of the step as it was written.
 """
 
 import dataclasses

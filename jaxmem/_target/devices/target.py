@@ -1,6 +1,4 @@
-"""Describes what a step is planned for: the device at hand, or a named GPU or TPU that need not be
-there.
-"""
+"""The target of a plan: the device at hand, or a named GPU or TPU that need not be at hand."""
 
 import dataclasses
 import difflib
@@ -20,18 +18,37 @@ _CPU_FLOPS_PER_CORE, _CPU_BANDWIDTH = 32e9, 20e9  # an ordinary core and memory 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A kind of device, how many of them, and on how many hosts. Every quantity is one device's.
+    """A kind of device, and the number of devices. Every quantity is for one device.
 
-    `usable_bytes` is what a program may use. For a named GPU that is 95 % of what the driver
-    reports: the rest is taken by the CUDA context, by libraries and by fragmentation. JAX itself
-    takes only 75 % unless `XLA_PYTHON_CLIENT_MEM_FRACTION=.95` is set. For a named TPU it is what
-    libtpu's compiler lets a program take. For `local` it is what the runtime says (GPU, TPU), or
-    90 % of the memory that the machine or its container has (CPU).
+    name: "local", or the name of a GPU or a TPU.
+    kind: the device's own description.
+    platform: "cpu", "cuda", "rocm" or "tpu".
+    devices: number of devices.
+    local: whether the target is the device at hand.
+    usable_bytes: bytes of memory that a program may use.
+    bandwidth: memory bandwidth, bytes per second.
+    matmul_flops: rate of bfloat16 and float16 matrix products, FLOP per second.
+    flops_f32: rate of float32 matrix products, FLOP per second.
+    link: rate of the host link in each direction, bytes per second.
+    host_bytes: bytes of host memory for offloaded tensors.
+    cores: number of multiprocessors of a GPU, tensor cores of a TPU, or cores of a CPU.
+    link_ways: rates of the host link to the device and to the host, bytes per second. None if they
+      were not measured.
+    peers: rate of copies in each direction of a ring over all devices, bytes per second.
+    hosts: number of hosts. The devices are divided evenly over the hosts.
+    shape: number of chips along each axis of a TPU's topology. Empty for other targets.
 
-    Rates are measured ones where `jaxmem calibrate` has left them, else the datasheet's; then
-    `link` is 80 % of the PCIe line's, each way, about what pinned copies reach. Where a check
-    measured it to the device and to the host, states that are placed are priced by these,
-    `link_ways`. For a local CPU, rates are rough estimates; times there are measured anyway.
+    For a named GPU, `usable_bytes` is 95 % of the memory that the driver reports. The CUDA context,
+    libraries and fragmentation take the rest. JAX itself takes only 75 % unless
+    `XLA_PYTHON_CLIENT_MEM_FRACTION=.95` is set. For a named TPU, `usable_bytes` is the memory that
+    libtpu's compiler lets a program use. For `local`, `usable_bytes` is the memory that the runtime
+    reports (GPU, TPU), or 90 % of the memory of the machine or its container (CPU).
+
+    Rates are the measurements of `jaxmem calibrate` if the chip was calibrated, and otherwise the
+    datasheet's rates. Without a calibration, `link` is 80 % of the PCIe rate in each direction,
+    which pinned copies about reach. If a calibration measured both directions of the host link,
+    placed states are priced by `link_ways`. For a local CPU, the rates are rough estimates; jaxmem
+    measures times there.
     """
 
     name: str  # "local", or a GPU's or TPU's name
@@ -53,22 +70,25 @@ class Target:
 
     @property
     def chip(self) -> Chip | None:
-        """The table's entry for a named device, None for `local`."""
+        """The table's entry for a named device. None for `local`."""
         return None if self.local else CHIPS[self.name]
 
     @property
     def gpu(self) -> Gpu | None:
-        """The table's entry for a named GPU, None for others."""
+        """The table's entry for a named GPU. None for other targets."""
         return None if self.local else GPUS.get(self.name)
 
     @property
     def topology(self) -> Topology | None:
-        """How the chips of a named TPU are wired; None for others."""
+        """The topology of a named TPU. None for other targets.
+
+        A topology has the kind of chip, and the number of chips along each axis.
+        """
         return None if self.local or not self.shape else Topology(TPUS[self.name], self.shape)
 
     @property
     def compute_capability(self) -> int | None:
-        """A named GPU's compute capability, such as 90; None for others."""
+        """The compute capability of a named GPU, such as 90. None for other targets."""
         return None if self.gpu is None else self.gpu.compute_capability
 
     def __str__(self) -> str:
@@ -81,12 +101,15 @@ class Target:
 
     @classmethod
     def parse(cls, target: "str | Target") -> "Target":
-        """Reads `local`, the name of a GPU, `name:N` for N of them on one host, or `name:NxH` for N
-        on each of H hosts; the name of a TPU, `name:N` for a slice of N chips, or `name:AxB` and
-        `name:AxBxC` for one of so many chips along each axis.
+        """Reads the text form of a target.
 
-        Raises:
-          TargetError: an unknown name, or a number or topology that there is not.
+        target: a text, or a `Target`, which is returned as it is. `local` means the devices at
+          hand. `name` means one GPU or one TPU chip. For a GPU, `name:N` means N GPUs of one host,
+          and `name:NxH` means N GPUs on each of H hosts. For a TPU, `name:N` means a slice of N
+          chips, and `name:AxB` and `name:AxBxC` mean a slice with so many chips along each axis.
+
+        Raises TargetError for an unknown name, and for a number of devices or a topology that does
+        not exist.
         """
         if isinstance(target, Target):
             return target

@@ -1,5 +1,9 @@
-"""Follows arrays in host memory back to the arguments of a module that they are, through loops and
-what is updated in place.
+"""Follows arrays in host memory back to the arguments of the module, through loops and in-place
+updates.
+
+A transfer is named after the argument that its array in host memory comes from. The alternative is
+XLA's name of the operation. XLA names the operation after the loop around it, and that name is the
+same for all arrays of a layer.
 """
 
 import re

@@ -1,5 +1,11 @@
-"""Messages between the processes of a run, by way of jax.distributed's coordinator. Devices take no
-part, so that a thread may send them while the next step runs.
+"""Messages between the processes of a run, sent through the coordinator of `jax.distributed`.
+
+Processes agree through the coordinator, not through their devices. The alternative is a collective
+on the devices. A collective would wait for the step that runs, and the thread that writes a
+checkpoint may not call one. A thread can send messages to the coordinator while the next step runs.
+
+A process that fails may send its error in place of any message. So all processes receive the error
+at the point where they wait, and also where orbax makes them wait for each other.
 """
 
 import contextlib

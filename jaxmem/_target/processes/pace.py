@@ -1,4 +1,10 @@
-"""When a run saves, and when a signal ends it: after the same step in all of its processes."""
+"""When a run saves, and when a signal ends it: after the same step in all of its processes.
+
+The first process announces after which step all processes agree again. The alternatives are an
+agreement after every step, which would delay short steps, and an agreement by each process's own
+clock, which fails because no two clocks agree on when a second is over. So the first process
+converts its clock into a number of steps, and all processes count the same steps.
+"""
 
 import time
 from collections.abc import Callable

@@ -9,7 +9,10 @@ SIGNALS = signal.SIGTERM, signal.SIGINT
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended the run; `number` is the signal's, which shells add to 128 as exit code."""
+    """Raised if a signal ends a run.
+
+    number: the number of the signal. Shells report the exit code 128 + `number`.
+    """
 
     def __init__(self, message: str, number: int):
         super().__init__(message)

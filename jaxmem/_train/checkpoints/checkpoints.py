@@ -26,12 +26,12 @@ WRITING = ".writing-"
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """One that is whole.
+    """A complete checkpoint of a run.
 
-    step: how many steps were done.
-    notes: what was noted beside the state: `settings`, the data's `position`, the steps that were
-      `skipped`, and under `best` the metric of that name with its value.
-    path: its folder.
+    step: number of finished steps.
+    notes: values that were stored with the state: the `settings`, the `position` of the data, the
+      steps that were `skipped`, and under `best` the name and the value of the followed metric.
+    path: the folder of the checkpoint.
     """
 
     step: int
@@ -40,16 +40,24 @@ class Checkpoint:
     _leaves: tuple[manifest.Leaf, ...]
 
     def state(self, like):
-        """The state, as a tree like `like`, a state or the shapes of one. Arrays lie where those of
-        `like` do, or say they should: `jax.ShapeDtypeStruct` with a sharding.
+        """Reads the state, as a tree like `like`.
 
-        Raises RunError, naming an array, where `like` is another tree.
+        like: a state, or its shapes. Each array of the result is placed on the devices and in the
+          memory of the array in `like`, or of the sharding of its `jax.ShapeDtypeStruct`.
+
+        Raises RunError if `like` has another tree; the message names an array.
         """
         leaves, structure = jax.tree.flatten_with_path(like)
         return structure.unflatten(self.leaves(leaves))
 
     def leaves(self, like: Sequence[tuple[Any, Any]]) -> list:
-        """The same of leaves with their paths."""
+        """Reads the leaves of the state.
+
+        like: pairs of a path and a leaf, as `jax.tree.flatten_with_path` returns them. Each array
+          is placed like its leaf.
+
+        Raises RunError if `like` belongs to another state.
+        """
         return restacked.read(self.path, self._leaves, like)
 
 

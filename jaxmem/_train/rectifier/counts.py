@@ -1,4 +1,4 @@
-"""Which channels of a tensor were outliers at one step, as numbers, rows and JSON (Adacc §3.2)."""
+"""The outlier channels of a tensor at one step, as numbers, rows and JSON (Adacc §3.2)."""
 
 import dataclasses
 import math
@@ -10,13 +10,13 @@ from typing import Any
 class Outliers:
     """The outlier channels of a tag's tensors at one step.
 
-    step: the step's number.
-    block, tag: where the tag stands.
-    channels: how many a tensor has.
-    counts: for each of its tensors, layer by layer and microbatch by microbatch, how many of its
-      channels have Z > 3.
-    greatest: for each of them the greatest Z; NaN where a value was not finite.
-    places: for each of them the numbers of the outlier channels.
+    step: the number of the step.
+    block, tag: the label of the block, and the name of the tag.
+    channels: number of channels of a tensor.
+    counts: for each tensor, the number of channels with Z > 3. Tensors are ordered by microbatch
+      and layer: all layers of the first microbatch come first.
+    greatest: for each tensor, the greatest Z. NaN if a value was not finite.
+    places: for each tensor, the indices of the outlier channels.
     """
 
     step: int
@@ -29,7 +29,7 @@ class Outliers:
 
     @property
     def most(self) -> int:
-        """The greatest count: the room that a codec needs."""
+        """The greatest count, which is the capacity that a codec needs."""
         return max(self.counts, default=0)
 
     @property
@@ -38,7 +38,10 @@ class Outliers:
         return sum(self.counts) / max(1, self.channels * len(self.counts))
 
     def beyond(self, capacity: int) -> int:
-        """How many outlier channels a codec of this capacity would quantize with the rest."""
+        """Returns the number of outlier channels beyond the capacity of a codec.
+
+        The codec quantizes these channels with the other channels.
+        """
         return sum(max(0, count - capacity) for count in self.counts)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,5 +1,7 @@
-"""Revises a plan while a model trains (Adacc §3.4): outliers are counted, codecs get room for them,
-and where another plan is then better, its step takes the place of the one that runs.
+"""`jaxmem.runs.Rectifier`: revises a plan while a model trains (Adacc §3.4).
+
+The rectifier counts outlier channels and gives codecs capacity for them. If another plan is then
+better, the step of that plan replaces the current step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,20 +31,26 @@ Row = dict[str, Any]  # of a decision
 
 
 class Rectifier:
-    """Counts outliers while a model trains, and plans anew where they ask for it.
+    """Counts outlier channels during training, and replans the step if needed (Adacc §3.4).
 
         rectifier = jaxmem.runs.Rectifier(plan, build, state, batch)
         jaxmem.runs.train(plan.step, init, data, steps=1000, run=run, rectifier=rectifier)
 
-    Tagged tensors whose codec separates outliers are looked at before steps 1, 2, 4 and so on, by a
-    program that computes the step's forward alone. Where channels with Z > 3 are more than a codec
-    of the plan has room for, or so much fewer that a faster plan may fit, `jaxmem.plan` runs again
-    beside the training, with room for what was counted. Its step takes the place of the other
-    between two steps; parameters, moments and data are as they were. Each decision, taken or not,
-    is a row of decisions.jsonl in the run's folder, and what was counted one of outliers.jsonl.
+    A separate program computes the step's forward, and counts the outlier channels (Z > 3) of each
+    tagged tensor whose codec separates outliers. The program runs before steps 1, 2, 4, 8 and so
+    on, and later before every `every`-th step.
+
+    If a tensor has more outlier channels than its codec has capacity, `jaxmem.plan` runs again, in
+    a thread while training continues, with capacity for the counts. `jaxmem.plan` also runs again
+    if the counts ask for another capacity, and a faster plan could save more time in the remaining
+    steps than planning takes. The step of the new plan replaces the current step between two steps.
+    Parameters, moments and data are unchanged.
+
+    Each decision, taken or declined, is a row of decisions.jsonl in the run's folder. Each count is
+    a row of outliers.jsonl.
 
     Attributes:
-      plan: the plan that trains now.
+      plan: the current plan.
     """
 
     def __init__(
@@ -54,20 +62,20 @@ class Rectifier:
         wrap: Callable[[Any], Any] = lambda step: step,
         **asked: Any,
     ):
-        """Takes what `jaxmem.plan` was given.
+        """Takes the plan, and the arguments that `jaxmem.plan` received.
 
         Arguments:
-          plan: what it returned.
-          build: its `build`.
-          args: the step's arguments; shapes are enough. Of a plan with `batch=`, those of its size.
-          every: how many steps two trackings are apart at most.
-          wrap: what training makes of a plan's step, where `train` is given more than that: it is
-            called with the step of each plan that is taken.
-          asked: what a plan may choose from, as it was given: `codecs`, `actions`, `host_budget`
-            and `decide`.
+          plan: the plan that `jaxmem.plan` returned.
+          build: the `build` of `jaxmem.plan`.
+          args: the step's arguments, as arrays or shapes. For a plan with `batch=`, the arguments
+            of the chosen size.
+          every: the largest number of steps between two counts.
+          wrap: a function from a plan's step to the step that `train` runs, if `train` receives
+            more than the plan's step. `wrap` is called with the step of each new plan.
+          asked: the options of `jaxmem.plan` that say what a plan may choose: `codecs`, `actions`,
+            `host_budget` and `decide`.
 
-        Raises StepError for other arguments, and for a plan that divides states over devices, whose
-        step is another.
+        Raises StepError for other arguments, and for a plan that divides states over devices.
         """
         if not isinstance(plan, Plan):
             raise StepError(
@@ -87,7 +95,7 @@ class Rectifier:
         self.begin()
 
     def begin(self) -> None:
-        """Begins with the first plan, whatever an earlier training came to."""
+        """Returns to the first plan, and forgets the counts of an earlier training."""
         self.plan, self._step = self._first, None
         self._budget = self.plan.budget_bytes  # it falls where a step runs out of memory
         self._watch.recent = []
@@ -98,20 +106,31 @@ class Rectifier:
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
-        """The greatest count of outlier channels by block and tag, of the latest trackings: what
-        `jaxmem.plan(..., outliers=)` takes.
+        """The greatest numbers of outlier channels in the last counted steps.
+
+        The result is a dict: block -> tag -> number.
+
+        `jaxmem.plan(..., outliers=)` takes these numbers.
         """
         return self._watch.counts
 
     def look(self, number: int, *args: Any) -> list[Row]:
-        """Begins to count the outliers of a step that is about to run, where it is due. Returns
-        rows of decisions: none, unless nothing can be counted.
+        """Starts to count the outlier channels of step `number`, if a count is due.
+
+        Call `look` before the step runs.
+
+        args: the arguments of the step.
+
+        Returns rows of decisions: none, or one row if counting is not possible.
         """
         room = self._budget if self.plan.target == "local" else None
         return self._unwatched(number, self._watch.look(number, args, room))
 
     def seen(self, number: int) -> tuple[list[Outliers], list[Row]]:
-        """What was counted before step `number`, and rows of decisions; empty where nothing was."""
+        """Returns the counts that were started before step `number`, and rows of decisions.
+
+        Both are empty if nothing was counted.
+        """
         found, wrong = self._watch.seen(number)
         return found, self._unwatched(number, wrong)
 
@@ -121,7 +140,10 @@ class Rectifier:
         return [self._row(number, False, f"nothing is tracked from here on: {wrong}")]
 
     def numbers(self, found: Sequence[Outliers]) -> dict[str, float]:
-        """What a step's row of metrics says of its outliers."""
+        """Returns the numbers about outliers for the row of a step's metrics.
+
+        found: the counts that `seen` returned.
+        """
         channels = sum(one.channels * len(one.counts) for one in found)
         return {
             "outlier_rate": sum(sum(one.counts) for one in found) / max(1, channels),
@@ -129,8 +151,11 @@ class Rectifier:
         }
 
     def weigh(self, number: int, left: int) -> list[Row]:
-        """Decides, after step `number` with `left` more to go, whether to plan anew for what was
-        counted; returns the decision's row.
+        """Decides, after step `number`, whether to replan the step for the counts.
+
+        left: number of remaining steps.
+
+        Returns the row of the decision.
         """
         counts = self.counts
         wanted, over = rooms(counts), overflows(self.plan.actions, self._watch.recent)
@@ -151,8 +176,11 @@ class Rectifier:
         return [self._row(number, True, why, event="plan", outliers=counts, **numbers)]
 
     def ready(self, number: int, left: int) -> tuple[Any, list[Row]]:
-        """After step `number`: the step to go on with, or None for the same, and rows of what was
-        decided.
+        """Returns the next step function after step `number`, and rows of decisions.
+
+        left: number of remaining steps.
+
+        The step function is None if it does not change.
         """
         if (back := self._slower(number)) is not None:
             return back
@@ -188,16 +216,20 @@ class Rectifier:
         return self._swap(number, plan, step, why, for_speed=not over, **numbers)
 
     def told(self, seconds: float | None) -> None:
-        """Takes what a step took, by the clock; beside planning it takes longer, and tells
-        nothing.
+        """Records the measured seconds of a step, unless a plan is being made at the same time.
+
+        Planning makes the steps of the training slower, so such seconds are ignored.
         """
         if seconds is not None and self._made is None:
             self._pace.told(seconds)
 
     def less(self, number: int, error: BaseException) -> tuple[Any, list[Row]]:
-        """Plans for less memory, after step `number` ran out of it; returns the step to go on with
-        and the decision's row. Raises BudgetError where no plan takes less, with what holds the
-        memory.
+        """Replans the step for less memory, after step `number` ran out of memory.
+
+        error: the error of the step.
+
+        Returns the step function to continue with, and the row of the decision. Raises BudgetError
+        if no plan needs less memory; the message names the buffers that hold the memory.
         """
         self._made = None  # for too much memory; its rooms are asked for here
         self._budget = int(LESS * min(self._budget, self.plan.compiled_bytes))
@@ -223,7 +255,10 @@ class Rectifier:
         return found
 
     def notes(self) -> dict[str, Any]:
-        """What a checkpoint needs to go on under the same plan."""
+        """Returns the values that a checkpoint stores about the rectifier.
+
+        With these values, a resumed run continues under the same plan.
+        """
         return {
             "first": identity(self._first),
             "plan": self.plan.to_json(),
@@ -233,9 +268,11 @@ class Rectifier:
         }
 
     def restore(self, number: int, notes: Mapping[str, Any]) -> tuple[Any, list[Row]]:
-        """Goes on from what `notes` said at step `number`: returns the step, or None where it is
-        the first plan's, and rows of decisions. Where another plan was given than the run began
-        with, that one is taken.
+        """Continues from the values that `notes` returned, at step `number`.
+
+        Returns the step function, or None for the step of the first plan, and rows of decisions. If
+        the resumed run was given another first plan than the run began with, the run continues
+        under the given plan.
         """
         self._watch.recent = [dict(counts) for counts in notes["recent"]]
         self._rooms = rooms(self.counts) if self._watch.recent else None
@@ -258,7 +295,7 @@ class Rectifier:
         return self._step, []
 
     def close(self) -> None:
-        """Lets what is being planned go, once a compile that goes on has ended."""
+        """Stops planning. A compile that is running is finished first."""
         self._again.close()
         self._made = None
 

@@ -19,18 +19,20 @@ def report(
     run: str | os.PathLike | None = None,
     explained: Explanation | None = None,
 ) -> None:
-    """Writes a page about a plan: one HTML file that needs no other, and appears whole or not at
-    all.
+    """Writes an HTML page about a plan, and about a run under the plan.
 
-    plan: the plan, as `jaxmem.plan` or `Plan.load` gave it.
-    path: the file; its folder is made if it is not there.
-    run: a folder of the plan's results, whose metrics.jsonl, summary.json and explained.json, where
-      present, are shown too.
-    explained: what `jaxmem.explain(..., plan=plan, beside=True)` told of the step; its memory over
-      the schedule is shown then.
+    The page is one file that needs no other file. The file appears whole or not at all.
 
-    Raises PlanFileError, naming the file and its line or field, if one of them is broken, and
-    OSError if the page cannot be written.
+    plan: the plan, from `jaxmem.plan` or `Plan.load`.
+    path: the file of the page. A missing folder is made.
+    run: the folder of a run under the plan. The page then also shows the run's results, from
+      metrics.jsonl, summary.json and explained.json, as far as these files exist. None means no
+      run.
+    explained: the result of `jaxmem.explain(..., plan=plan, beside=True)`. The page then also shows
+      the bytes in use over the step's schedule. None means no explanation.
+
+    Raises PlanFileError for a broken file, and names the file and its line or field. Raises OSError
+    if the page cannot be written.
     """
     path = pathlib.Path(path)
     plan = checked(plan, path)

@@ -1,5 +1,7 @@
-"""A run's folder while the run writes it: the results appear when the run ends, and the folder is
-held against other runs until then.
+"""A run's folder: `record`, `newest` and `best`.
+
+The results of a run appear in the folder when the run ends. Until then, the folder is locked
+against other runs.
 """
 
 import contextlib
@@ -36,23 +38,32 @@ SHOWN = 30.0  # seconds in which a shared folder is seen by all processes
 
 
 def newest(folder: str | os.PathLike) -> Checkpoint:
-    """The newest checkpoint of a run that is whole; a warning tells of each newer one.
+    """Returns the newest complete checkpoint of a run.
 
         state = jaxmem.runs.newest("runs/mine").state(jax.eval_shape(first_state))
 
-    Those in `folder`/checkpoints, of a run that has ended, or of the newest that has not.
+    A warning names each newer checkpoint that is not complete. The checkpoints are in
+    `folder`/checkpoints for a run that has ended, and in the folder of the newest unfinished run
+    otherwise.
 
-    Raises RunError where there is none.
+    folder: the folder of the run.
+
+    Raises RunError if the folder has no complete checkpoint.
     """
     place = _checkpoints(folder)
     return _found(first_whole(place, steps_in(place)), folder, "no checkpoint")
 
 
 def best(folder: str | os.PathLike, metric: str) -> Checkpoint:
-    """The checkpoint of a run with the least value of the metric, of those that are whole: what
-    `train(..., best=metric)` kept. Its value is `checkpoint.notes["best"][metric]`.
+    """Returns the complete checkpoint of a run with the least value of a metric.
 
-    Raises RunError where no checkpoint has a value of it.
+    `train(..., best=metric)` keeps this checkpoint. `checkpoint.notes["best"][metric]` is its
+    value.
+
+    folder: the folder of the run.
+    metric: the name of the metric.
+
+    Raises RunError if no complete checkpoint has a value of the metric.
     """
     place = _checkpoints(folder)
     steps = [step for _, step in noted(place, metric)]
@@ -83,7 +94,7 @@ def record(
     resume: bool = False,
     tensorboard: bool = False,
 ) -> Iterator[Record]:
-    """A run's results, written apart while the statement runs, in `folder` when it has ended.
+    """Opens a run's folder, and gives the `with` statement a `Record` that writes the results.
 
         with jaxmem.runs.record("runs/mine") as run:
             run.plan(plan)
@@ -92,30 +103,32 @@ def record(
                 run.row(number, loss=loss)
             run.summary({"val_loss": evaluate(state)})
 
-    Until then they are in `folder`/unfinished-DATE-TIME, and an earlier run's stay as they are. A
-    statement that a KeyboardInterrupt ends has ended too: what it wrote appears, if it has a row or
-    a summary. One that ends by another error has failed: `folder` stays as it was, rows stay in the
-    folder of the unfinished, and a note on the error says so. A process that is killed leaves the
-    same. Rows without a summary get one, of their number.
+    During the statement, the results are in `folder`/unfinished-DATE-TIME, and the results of an
+    earlier run are unchanged. When the statement ends, the results are moved to `folder`. A
+    KeyboardInterrupt also ends a run: its results are moved if they have a row or a summary. After
+    any other error, the run has failed: `folder` is unchanged, the rows remain in the unfinished
+    folder, and a note on the error names them. A process that is killed leaves the same files. If a
+    run has rows and no summary, a summary with the number of rows is written.
 
     Arguments:
-      folder: where the results belong; it is made, with its parents. Files in it that are not a
-        run's are left alone.
-      overwrite: let the results of an earlier run go, when this one ends.
-      resume: go on with a run that left checkpoints here and did not end, as `train` writes them;
-        `Record.resumed` says whether there is one. An interrupted run with checkpoints has not
-        ended. With `overwrite` its checkpoints are let go, and it begins again. SIGTERM then ends
-        the statement by `Interrupted`, as SIGINT does by KeyboardInterrupt.
-      tensorboard: write the rows for TensorBoard too, in the folder `tensorboard`, where it shows
-        them while the run goes on: `tensorboard --logdir runs/mine`. It needs
+      folder: the folder for the results. The folder and its parents are made. Files that do not
+        belong to a run are not changed.
+      overwrite: whether the results of an earlier run are deleted when this run ends.
+      resume: whether to resume an unfinished run that left checkpoints, as `train` writes them, in
+        `folder`. `Record.resumed` says whether there is such a run. An interrupted run with
+        checkpoints is unfinished. With `overwrite`, its checkpoints are deleted, and the run begins
+        again. With `resume`, SIGTERM ends the statement by `Interrupted`, as SIGINT ends it by
+        KeyboardInterrupt.
+      tensorboard: whether to write the rows for TensorBoard too, to the folder `tensorboard`.
+        `tensorboard --logdir runs/mine` shows the rows during the run. This option needs
         `pip install 'jaxmem[tensorboard]'`.
 
-    Several processes (`jax.distributed`) run the same lines, with a folder that they share. The
-    first one writes, and in the others nothing comes of what they are told to write.
+    Several processes (`jax.distributed`) run the same statement with a folder that they share. The
+    first process writes. In the other processes, calls that write do nothing.
 
-    Raises RunError, before the statement runs, if `folder` holds a run's summary and `overwrite`
-    is not set, if another run is written there, if it cannot be written to, if another process of
-    the run does not see it, or if rows are for TensorBoard and tensorboardX is missing.
+    Raises RunError before the statement runs in these cases: `folder` has the summary of a run and
+    `overwrite` is False, another run writes to `folder`, `folder` cannot be written, another
+    process of the run does not see `folder`, or tensorboardX is missing for `tensorboard`.
     """
     if tensorboard:
         tensorboardx()

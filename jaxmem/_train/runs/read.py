@@ -1,5 +1,6 @@
-"""Reads what a run left in its folder: plan, losses and summary. An error names the file and the
-line or field that is broken.
+"""Reads the files in a run's folder: plan, metrics, summary and others.
+
+An error names the file, and the line or the field that is broken.
 """
 
 import dataclasses
@@ -31,16 +32,17 @@ _LARGEST = 1e100  # a greater number is treated as one that is not finite
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a run left behind.
+    """The results of a run.
 
-    name: what its summary says as `config`, else its folder's name.
-    plan: the plan under which it trained, or None where it trained without one.
-    losses: (step, loss) in the file's order; the loss is nan where a row has none.
-    summary: what summary.json holds, as `Record.summary` was given it.
-    explained: what `jaxmem.explain` told of its step, or None.
-    paces: (step, seconds) of the rows that have `step_seconds`, which were measured.
-    outliers: what a rectifier counted, in the order of the steps.
-    decisions: the rows of what it decided.
+    name: the summary's `config`, or else the name of the folder.
+    plan: the plan of the run. None if the run had no plan.
+    losses: (step, loss) of each row, in the order of the file. The loss is nan if a row has no
+      loss.
+    summary: the content of summary.json, which `Record.summary` wrote.
+    explained: the explanation of the run's step. None if there is none.
+    paces: (step, seconds) of the rows with measured `step_seconds`.
+    outliers: the counts of a rectifier, in the order of the steps.
+    decisions: the rows of a rectifier's decisions.
     """
 
     name: str
@@ -53,15 +55,18 @@ class Run:
     decisions: tuple[dict[str, Any], ...] = ()
 
     def number(self, key: str) -> float | None:
-        """A number of the summary, or None where it is missing or not finite."""
+        """Returns a number of the summary. None if the number is missing or is not finite."""
         value = self.summary.get(key)
         return value if value is not None and abs(value) < _LARGEST else None
 
 
 def read(source: str | os.PathLike) -> Run:
-    """Reads what a run left in a folder of results, or a plan's file alone.
+    """Reads the results of a run from its folder, or a plan from its file.
 
-    Raises PlanFileError if there are no results, or if a file is broken, with its line or field.
+    source: the folder of a run, or the file of a plan.
+
+    Raises PlanFileError if there are no results, or if a file is broken; the message names the line
+    or the field.
     """
     source = os.fspath(source)
     path = pathlib.Path(source)

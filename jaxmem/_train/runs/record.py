@@ -1,4 +1,4 @@
-"""What a run writes while it goes on: rows, plan, summary; and the rows for TensorBoard."""
+"""Writes a run's rows, plan and summary during the run, and the rows for TensorBoard."""
 
 import contextlib
 import json
@@ -27,16 +27,16 @@ SHOWN_EVERY = 10  # seconds until TensorBoard can see a row
 
 
 class Record:
-    """Writes down a run's results, as `jaxmem.runs.record` makes it.
+    """Writes the results of a run. `jaxmem.runs.record` makes a record.
 
-    folder: where the results appear at the run's end.
-    path: the folder within it where they are until then, and where they stay if the run fails.
-    steps: how many rows were written.
-    resumed: whether an unfinished run goes on here, which left checkpoints.
-    resumes: whether a run that does not end here is gone on with.
-    kept: the rows that a run which goes on had when it was saved.
-    processes: those that the run has; of several the first one writes, and what the others are told
-      to write is left out.
+    folder: the folder in which the results appear when the run ends.
+    path: the folder, inside `folder`, that has the results until then, and keeps them if the run
+      fails.
+    steps: number of rows that were written.
+    resumed: whether this run resumes an unfinished run that left checkpoints.
+    resumes: whether the run can be resumed if it does not end.
+    kept: the rows that a resumed run had when its checkpoint was saved.
+    processes: the processes of the run. Only the first process writes.
     """
 
     def __init__(
@@ -58,18 +58,20 @@ class Record:
 
     @property
     def durable(self) -> bool:
-        """Whether there are checkpoints, from which an unfinished run goes on."""
+        """Whether the run has checkpoints, from which an unfinished run resumes."""
         return is_durable(self.path)
 
     @property
     def writes(self) -> bool:
-        """Whether this process is the one that writes."""
+        """Whether this process writes the results."""
         return self.processes.first
 
     def rows_until(self, step: int) -> list[dict[str, float | None]]:
-        """The rows of the steps up to `step`, after which the next are written; those after it, of
-        steps that are done again, are let go, and so is a last one that was not finished. A warning
-        tells of what else is no row.
+        """Returns the rows of the steps up to `step`, and deletes the other rows.
+
+        Rows of later steps, and an unfinished last row, are deleted.
+
+        The next row is written after these rows. A warning names other lines that are not rows.
         """
         self._close()
         path = self.path / METRICS
@@ -91,7 +93,7 @@ class Record:
         return rows
 
     def flush(self) -> None:
-        """Sees to it that the rows so far are on the disk."""
+        """Flushes the rows to the disk."""
         if self._rows is not None:
             with told(self.folder):
                 self._rows.flush()
@@ -100,14 +102,17 @@ class Record:
                     self._events.flush()
 
     def row(self, step: int, /, **numbers: float) -> None:
-        """Appends a step's numbers to metrics.jsonl, at once, so that they survive a crash.
+        """Appends the numbers of one step to metrics.jsonl.
+
+        The row is written at once, so that it survives a crash.
 
         Arguments:
-          step: the step's number, which is the page's horizontal axis.
-          numbers: scalars by name, such as loss=5.5, Python's, NumPy's or JAX's; what is not
-            finite is written as null. The page shows `loss` and `step_seconds`, what a step took.
+          step: the number of the step, which is the horizontal axis of the page.
+          numbers: scalars of Python, NumPy or JAX by name, such as loss=5.5. A number that is not
+            finite is written as null. The page shows `loss`, and `step_seconds`, the seconds of the
+            step.
 
-        Raises RunError if it cannot be written.
+        Raises RunError if the row cannot be written.
         """
         row = {"step": int(step)} | {name: float(value) for name, value in numbers.items()}
         row["step"] = int(step)  # also where a metric has that name
@@ -125,30 +130,33 @@ class Record:
                 self._events.write(row)
 
     def plan(self, plan: Plan) -> None:
-        """Writes the plan under which the run trains, as plan.json."""
+        """Writes the plan of the run to plan.json."""
         if self.writes:
             with told(self.folder):
                 plan.save(self.path / PLAN)
 
     def explained(self, found: Explanation) -> None:
-        """Writes what `jaxmem.explain` told of the step, as explained.json: the page then shows
-        what is in memory over the step's schedule.
+        """Writes the explanation of the step to explained.json.
+
+        The page then shows the bytes in use over the step's schedule.
+
+        found: the result of `jaxmem.explain`.
         """
         if self.writes:
             with told(self.folder):
                 write_json(self.path / EXPLAINED, found.to_json())
 
     def sample(self, text: str) -> None:
-        """Writes a text that the trained model made up, as sample.txt."""
+        """Writes a text that the trained model generated to sample.txt."""
         if self.writes:
             with told(self.folder):
                 write_whole(self.path / SAMPLE, text)
 
     def summary(self, fields: Mapping[str, Any]) -> None:
-        """Writes what is to be said of the whole run, as summary.json.
+        """Writes the summary of the whole run to summary.json.
 
         Arguments:
-          fields: anything that JSON has a word for. `jaxmem report` shows `config` (the run's
+          fields: values that JSON supports, by name. `jaxmem report` shows `config` (the run's
             name), `command`, `val_loss`, `first_loss`, `final_loss`, `steps`, `compiled_bytes`,
             `baseline_bytes`, `peak_bytes` and `tokens_per_second`.
         """

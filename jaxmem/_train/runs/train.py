@@ -35,52 +35,60 @@ def train(
     each: Callable[[int, Mapping[str, float | None]], None] | None = None,
     rectifier: Rectifier | None = None,
 ) -> Any:
-    """The state after `steps` steps, of which each has a row in the run's folder: its metrics, the
-    `step_seconds` that it took, and `peak_bytes` where devices tell.
+    """Trains for `steps` steps, with checkpoints, and returns the state after the last step.
 
         with jaxmem.runs.record("runs/mine", resume=True) as run:
             state = jaxmem.runs.train(plan.step, init, batch_of, steps=1000, run=run)
 
-    Checkpoints lie beside the rows. If the process ends, whether by a signal, an error or the
-    machine's end, the same lines go on from the newest checkpoint: with losses and a state that
-    are, bit for bit, those of a run that was not stopped. SIGTERM and SIGINT are noted, and end the
-    run after the step, once it is saved, by `Interrupted`.
+    Each step writes a row to the run's folder: the step's metrics, its `step_seconds`, and
+    `peak_bytes` if the devices report this number.
 
-    A checkpoint is whole once its manifest is on the disk, with the SHA-256 sums of its files. One
-    whose files are others is not used, which a warning says, but the one before.
+    If the process ends by a signal, an error or a failure of the machine, the same lines resume
+    from the newest checkpoint. Losses and state are then equal, bit for bit, to those of an
+    uninterrupted run. After SIGTERM or SIGINT, the run finishes its step, saves a checkpoint, and
+    raises `Interrupted`.
+
+    A checkpoint is complete once its manifest, with the SHA-256 sums of its files, is on the disk.
+    If a file of a checkpoint was changed, a warning says so, and the run uses the checkpoint
+    before.
 
     Arguments:
-      step: `step(state, batch) -> (state, metrics)`, which may donate the state. Of `metrics` what
-        are scalars make the row; they are read one step behind, so that the device need not wait.
-      state: the first one, or a function that makes it, whose arrays are let go where the run goes
-        on; the state then has the same tree, and lies where the first one does.
-      data: a function of the step's number, from 1 on, that makes its batch; or an iterator whose
-        get_state() and set_state() tell and set its position, such as grain's.
-      steps: how many there are in all.
-      run: what `record` gave, with `resume=True`.
-      save_every: seconds between two checkpoints; one more is made at the beginning, and one at
-        the end. They are written while training goes on.
-      keep: how many are kept, at least 1. Of a single one, the one before stays until a step after
-        it had finite metrics.
-      best: a metric; the checkpoint with its least value is kept beside those. That of a checkpoint
-        is in the row of its step; one whose row has none is never the best. After a step that has
-        it while the step before had none the run saves at once, if it is the least so far.
-      not_finite: where `loss` or `grad_norm` is not finite, the run goes back to the newest
-        checkpoint, and leaves that step's batch out from then on; its row says `skipped`. Where as
-        many in a row do not help, the step before them is left out in their place, from a
-        checkpoint before it, which is done one time less than this; after that the run ends.
-      settings: what must be the same when the run goes on, as JSON.
-      units: how many a step has of what, such as `{"tokens": 4096}`, which gives the rows
+      step: `step(state, batch) -> (state, metrics)`. The step may donate the state. The scalars of
+        `metrics` are the numbers of the step's row. `train` reads the scalars one step later, so
+        that the device does not wait.
+      state: the first state, or a function that makes it. A resumed run restores a state with the
+        tree and the placement of the first state. If `state` is a function, a resumed run calls it
+        to learn the tree and the placement, and then frees the arrays.
+      data: the batches: a function from the number of a step, which starts at 1, to the batch of
+        the step; or an iterator whose get_state() and set_state() return and set its position, such
+        as grain's.
+      steps: number of steps in total.
+      run: the record, from `record` with `resume=True`.
+      save_every: seconds between two checkpoints. A checkpoint is also saved at the beginning and
+        at the end. Checkpoints are written while training continues.
+      keep: number of checkpoints that are kept, at least 1. With 1, the checkpoint before is
+        deleted only after a later step has finite metrics.
+      best: the name of a metric. The checkpoint with the least value of the metric is kept in
+        addition. The value of a checkpoint is the value in the row of its step. A checkpoint
+        without a value is never the best. If a step has the metric, the step before has none, and
+        the value is the least so far, the run saves a checkpoint at once. None follows no metric.
+      not_finite: number of steps in a row, at least 1. If `loss` or `grad_norm` of a step is not
+        finite, the run returns to the newest checkpoint, and skips the batch of the step from then
+        on; its row says `skipped`. If `not_finite` steps in a row are not finite, the run returns
+        to an earlier checkpoint, and skips the step before these steps in their place. After
+        `not_finite` − 1 such attempts, the run ends.
+      settings: values that must be equal when the run resumes, as JSON.
+      units: the number of units in a step by name, such as `{"tokens": 4096}`. Each row then has
         `tokens_per_second`.
-      each: `each(step, row)` is called with each row as it is written; again for a step that is
-        done again. `run.kept` has those of the steps that were done before.
-      rectifier: revises the plan that `step` is of while the model trains, and plans for less where
-        a step runs out of memory. When a plan is ready is a matter of the clock: with codecs that
-        lose something, such a run is not another one bit for bit.
+      each: `each(step, row)` is called with each row when it is written, and again for a step that
+        runs again. `run.kept` has the rows of the steps before a resumed run.
+      rectifier: a `Rectifier`, which revises the plan of `step` during training, and replans for
+        less memory if a step runs out of memory. The clock decides when a new plan is ready. With
+        lossy codecs, two such runs are therefore not equal bit for bit.
 
-    Raises RunError for arguments that cannot be meant, where the checkpoints are of other settings
-    or another state, where none is whole, or where one cannot be written; NotFiniteError where
-    losses are not finite; Interrupted where a signal ended it.
+    Raises RunError for invalid arguments, for checkpoints with other settings or another state, if
+    no checkpoint is complete, and if a checkpoint cannot be written. Raises NotFiniteError if
+    losses are not finite, and Interrupted if a signal ended the run.
     """
     if keep < 1 or not_finite < 1 or not save_every >= 0:
         raise RunError(

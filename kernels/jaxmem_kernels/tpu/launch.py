@@ -2,6 +2,11 @@
 it takes that operation's arrays and parameters, and returns a tuple of the reference's results.
 
 interpret: whether the kernel is run by JAX on whatever device there is, which tests do.
+
+Tensors that kernels read are not pinned to the device's memory. XLA copies a tensor into VMEM
+before the kernel reads it, if XLA has nothing better to do. Pinning would spare an encoding that
+stands alone this copy. But a tensor that a product has left in VMEM would be written to the
+device's memory for the kernel, and read twice.
 """
 
 import functools
