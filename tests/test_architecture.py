@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.shared import sizes
+
 pytestmark = pytest.mark.core
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -335,6 +337,29 @@ def test_files_are_short():
     """A file of one idea may have 500 lines."""
     lengths = {m: len(PATHS[m].read_text().splitlines()) for m in SOURCES}
     assert {m: n for m, n in lengths.items() if n > 500} == {}
+
+
+def test_code_is_counted_without_comments_and_docstrings():
+    body = ["return (", "x", ")"]  # its parentheses are code
+    lines = [
+        '"""A page."""',
+        "",
+        "x = 1  # one",
+        "# two",
+        "def f():",
+        '    """Says.',
+        "",
+        '    """',
+    ]
+    source = "\n".join([*lines, *(f"    {line}" for line in body), ""])
+    assert sizes.code_lines(source) == 5
+
+
+def test_the_library_grows_no_further():
+    """These numbers go down only; the design wants 150 record types, and no name twice."""
+    assert sizes.lines_of("jaxmem") <= 23_700
+    assert sizes.records("jaxmem") <= 195
+    assert len(sizes.named_twice("jaxmem")) <= 17
 
 
 def test_an_init_is_a_line_that_says_what_lives_there():

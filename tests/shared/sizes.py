@@ -1,0 +1,66 @@
+"""Lines of code by folder, without blank lines, comments and docstrings, and the library's types.
+
+python -m tests.shared.sizes
+"""
+
+import ast
+import collections
+import io
+import pathlib
+import tokenize
+
+ROOT = pathlib.Path(__file__).parents[2]
+FOLDERS = ("jaxmem", "kernels", "experiments", "benchmarks", "tests")
+NO_CODE = (
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENDMARKER,
+)  # fmt: skip
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def code_lines(source: str) -> int:
+    """Lines that hold code."""
+    found: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in NO_CODE:
+            found.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            first = node.body[0]
+            found.difference_update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return len(found)
+
+
+def lines_of(folder: str) -> int:
+    """Lines of code of a folder of the repository."""
+    return sum(code_lines(p.read_text("utf-8")) for p in (ROOT / folder).rglob("*.py"))
+
+
+def classes(folder: str) -> list[ast.ClassDef]:
+    trees = (ast.parse(p.read_text("utf-8")) for p in (ROOT / folder).rglob("*.py"))
+    return [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
+
+
+def records(folder: str) -> int:
+    """Dataclasses and named tuples."""
+    is_record = lambda c: (
+        any("dataclass" in ast.unparse(d) for d in c.decorator_list)
+        or any("NamedTuple" in ast.unparse(base) for base in c.bases)
+    )
+    return sum(map(is_record, classes(folder)))
+
+
+def named_twice(folder: str) -> dict[str, int]:
+    """Class names that stand more than once, with how often."""
+    counts = collections.Counter(c.name for c in classes(folder))
+    return {name: n for name, n in sorted(counts.items()) if n > 1}
+
+
+def main() -> None:
+    for folder in FOLDERS:
+        print(f"{folder}: {lines_of(folder)} lines of code")
+    print(f"jaxmem: {records('jaxmem')} record types, named twice: {named_twice('jaxmem')}")
+
+
+if __name__ == "__main__":
+    main()
