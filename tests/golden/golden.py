@@ -93,7 +93,6 @@ STEPS = {
     "Equinox": _case(foreign, "Equinox, a scan", "h200", 0.6),
     "gpt_nano": _case(ours, "gpt_nano", "h200", 0.5),
     "gpt_nano, here": _case(ours, "gpt_nano", "local", 0.6),
-    "gpt_nano, states": _case(ours, "gpt_nano", "h200", 0.4, decide=("actions", "states")),
 }  # fmt: skip
 PROFILED = (
     "gemma", "gemma, unrolled", "gemma, v5e", "chunked loss", "names twice", "experts",
