@@ -6,9 +6,9 @@ compiled one's, by plan.
 Plans: uniform, random and solved ones of gpt_117m, gpt_345m and gpt_4b7 for h200, a100-80gb and
 local. Of each, the profile's prediction is compared with what the traced step's backward gets from
 its forward (`jaxmem._cost.blocks.audit`), with the stacks that the loops of the forward hand to
-those of the backward (which knows nothing of blocks), and with the matrix products that the
+the loops of the backward (which knows nothing of blocks), and with the matrix products that the
 backward repeats. Of some, with the optimized HLO's products and FLOPs, loops times trip counts. No
-step is run, and the times of `local` are those of h200: neither changes a byte.
+step is run, and `local` has the times of h200: neither changes a byte.
 """
 
 from benchmarks.shared.case import AnyTimes, Case, show
