@@ -73,21 +73,9 @@ def frontier(case: str) -> dict[str, Compiled]:
     return {policy: one for policy, one in found.items() if one is not None}
 
 
-def seconds_of(compiled: Compiled, target: str) -> float:
-    """XLA's estimate of a policy's step, and no less than its copies to host memory and back take,
-    which XLA does not price and a plan's seconds hold.
-    """
-    with backend_for(Target.parse(target), workers=1) as backend:
-        from_host, to_host = backend.link
-    copies = compiled.host_bytes / to_host + compiled.host_bytes / from_host
-    assert compiled.xla_seconds is not None
-    return max(compiled.xla_seconds, copies)
-
-
 def best_that_fits(case: str, room: int) -> tuple[str, float] | None:
     """The fastest of MaxText's policies within the bytes that a plan may use, with its seconds."""
-    target = CASES[case][1]
-    fitting = {p: seconds_of(c, target) for p, c in frontier(case).items() if c.total_bytes <= room}
+    fitting = {p: c.xla_seconds for p, c in frontier(case).items() if c.total_bytes <= room}
     return min(fitting.items(), key=lambda one: one[1], default=None)
 
 
