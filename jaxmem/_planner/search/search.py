@@ -18,9 +18,10 @@ from jaxmem._planner.search.polish import polish
 from jaxmem._planner.search.rounds import WORTH, Rounds
 from jaxmem._planner.solve.problem import Key
 from jaxmem._planner.trials.clock import Clock, clock_of
-from jaxmem._planner.trials.setting import Setting
+from jaxmem._planner.trials.setting import Setting, warn_left_out
 from jaxmem._planner.trials.trial import Trial
 from jaxmem._planner.trials.trials import Trials
+from jaxmem.errors import StepError
 
 # By what share at most a whole compile is known to take less than the buffers that were assigned,
 # and of how many a whole compile may find out, before a budget is refused.
@@ -91,7 +92,11 @@ def _proven_least(setting: Setting, trials: Trials) -> Trial | None:
     own = [] if trials.checkpointed is None else [trials.checkpointed]
     likely = [t for t in (*trials.compiled, *own) if near.allow(t)]
     for trial in sorted(likely, key=lambda t: t.total)[:MOST_PROVEN]:
-        proven = trials.proven(trial, setting)
+        try:
+            proven = trials.proven(trial, setting)
+        except StepError as error:  # of everything kept: the others may still fit
+            warn_left_out(trial.actions, error)
+            continue
         if proven is not None and limits.allow(proven):
             return proven
     return None
