@@ -12,9 +12,11 @@ import pytest
 
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST
 from jaxmem._core.profile import Option
+from jaxmem._planner.search import candidates
 from jaxmem._planner.search.policies import hand_policies
 from jaxmem._planner.search.polish import polish
 from jaxmem._planner.solve.cost import effective, evaluate
+from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.trials.compile import CompiledStep
 from jaxmem._planner.trials.trial import Limits, Trial
 from jaxmem._planner.trials.trials import Trials
@@ -119,6 +121,17 @@ def test_a_plan_that_was_found_outlives_a_solver_that_finds_none(monkeypatch):
     assert steps.weighed, "changes of one tag are"
 
 
+def test_the_fastest_plan_without_a_limit_is_weighed():
+    """No policy by hand is this plan: it keeps one tensor of two, the other costs more to keep."""
+    options = {"u": [Option(KEEP, 10, 0, 3.0)], "v": [Option(KEEP, 10, 0, 0.0)]}
+    equations = [([0], [1], 2.0, None), ([1], [2], 0.0, "u")]
+    equations += [([0], [3], 1.0, None), ([3], [4], 0.0, "v")]
+    made = profile(block(equations, [2, 4], [0, 10, 10, 10, 10], options))
+    _, _, steps = polished(made, {}, STATIC + 15, {"block": {"u": KEEP}})
+    first = [effective(made, a)["block"] for a in steps.weighed[:4]]
+    assert {"u": RECOMPUTE, "v": KEEP} in first
+
+
 def test_where_everything_is_kept_every_tag_but_one_is_tried():
     made = pair(u=2.0, v=1.0)
     # Whatever is kept by tags is slow: the step as it is remains the best.
@@ -174,7 +187,8 @@ def test_the_best_is_no_slower_than_the_start_a_policy_or_a_change_of_one_tag(ma
     )
     now = seconds(best.actions)
     assert now <= seconds(start) + 1e-9
-    near = [best.actions, *hand_policies(made).values()]
+    unlimited = candidates.fastest(Problem(made, None, 10**9))
+    near = [best.actions, unlimited.actions, *hand_policies(made).values()]
     for (label, tag), choice in itertools.product(open_to, (KEEP, RECOMPUTE)):
         if choice in open_to[label, tag]:
             near.append(best.actions | {label: best.actions.get(label, {}) | {tag: choice}})

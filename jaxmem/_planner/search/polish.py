@@ -25,7 +25,7 @@ from jaxmem._planner.search import candidates
 from jaxmem._planner.search.policies import hand_policies
 from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import Cost
-from jaxmem._planner.solve.problem import Key
+from jaxmem._planner.solve.problem import Key, Problem
 from jaxmem._planner.solve.solution import Solution
 from jaxmem._planner.trials.clock import Clock, clock_of
 from jaxmem._planner.trials.compile import CompiledStep
@@ -52,7 +52,7 @@ def polish(setting: Setting, trials: Trials) -> Mapping[Key, float]:
         return {}
     LOG.info("weighing changes by the whole step")
     polisher = _Polisher(setting, trials)
-    polisher.begin(list(hand_policies(trials.profile).values()))
+    polisher.begin([*hand_policies(trials.profile).values(), *_without_limit(setting, trials)])
     polisher.solve()
     while not polisher.ended and (polisher.change() | polisher.solve()):
         pass
@@ -171,6 +171,21 @@ class _Polisher:
             self.setting.history.remember(step)
             total = step.compiled.total_bytes
             self.trials.tried.append(Trial(step, cost, total, gap))
+
+
+def _without_limit(setting: Setting, trials: Trials) -> list[Actions]:
+    """The fastest assignment by prices without a limit on device bytes. Its compiled bytes may fit,
+    and changes of tags reach other plans from it than from one that fills the budget.
+    """
+    problem = Problem(
+        trials.profile, None, setting.limits.host_room, excluded=tuple(trials.refused)
+    )
+    try:
+        best = candidates.fastest(problem)
+    except SolverError as error:  # something that fits is found already
+        LOG.info("no plan without a limit is looked for: %s", error)
+        return []
+    return [] if best is None else [best.actions]
 
 
 def _changes(profile: Profile) -> Iterator[tuple[str, str, Choice]]:
