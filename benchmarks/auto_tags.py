@@ -72,7 +72,7 @@ def estimate(build: Callable, args: tuple, actions) -> float:
     """XLA's seconds of the step under a plan's actions."""
     plan = None if keeps_everything(actions) else Assignment(actions)
     with Deviceless(Target.parse(TARGET)) as backend:
-        seconds = backend.compile(*trace(build, plan, args)).result().compiled.xla_seconds
+        seconds = backend.compile(*trace(build, plan, args)).result().xla_seconds
     assert seconds is not None
     return seconds
 

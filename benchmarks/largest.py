@@ -195,10 +195,10 @@ def run(report: Report, key: str, few: Search, rule: Callable, error: int | None
         "parameters": parameters(layers),
         "states": str(best.answer.places),
         "predicted": best.predicted_bytes,
-        "compiled": best.placed.total_bytes,
-        "error": best.predicted_bytes / best.placed.total_bytes - 1,
+        "compiled": best.total,
+        "error": best.predicted_bytes / best.total - 1,
         "host predicted": best.answer.host_bytes,
-        "host compiled": best.placed.host_bytes,
+        "host compiled": best.step.compiled.host_bytes,
         "walks are off by": found.search.error,
         "a layer more needs": beyond and beyond.least_bytes,
     }

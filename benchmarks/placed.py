@@ -103,7 +103,7 @@ def run(report: Report, model: str, target: str, backend) -> None:
             "solve seconds": search.solve_seconds,
         }
         first = search.tried[0]
-        row["first error"] = first.predicted_bytes / first.placed.total_bytes - 1
+        row["first error"] = first.predicted_bytes / first.total - 1
         if best is not None:
             short = {"short": search.error}
             others = {
@@ -113,10 +113,10 @@ def run(report: Report, model: str, target: str, backend) -> None:
             row |= {
                 "states": str(best.answer.places),
                 "predicted": best.predicted_bytes,
-                "compiled": best.placed.total_bytes,
-                "error": best.predicted_bytes / best.placed.total_bytes - 1,
+                "compiled": best.total,
+                "error": best.predicted_bytes / best.total - 1,
                 "host predicted": best.answer.host_bytes,
-                "host compiled": best.placed.host_bytes,
+                "host compiled": best.step.compiled.host_bytes,
                 "seconds": best.answer.seconds,
                 "rules": {name: a and a.seconds for name, a in others.items()},
             }

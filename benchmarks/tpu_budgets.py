@@ -51,7 +51,7 @@ def step_for(name: str, devices: int) -> tuple[Callable, tuple]:
 def ends(build: Callable, args: tuple, target: str) -> dict:
     """Bytes of the least that compiled, and of everything kept."""
     with backend_for(Target.parse(target)) as backend:
-        kept = backend.assign(*trace(build, None, args)).result().compiled
+        kept = backend.assign(*trace(build, None, args)).result()
         # A little more than the arguments: less is refused before anything is compiled.
         little = int((kept.argument_bytes + MiB) / (1 - backend.margin))
     try:

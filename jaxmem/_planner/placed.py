@@ -12,7 +12,7 @@ from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import DIVIDED, DIVIDED_WORDS
 from jaxmem._model.states.within import opened
 from jaxmem._optim.released.direct import Direct
-from jaxmem._planner.joint.search import Search, Trial, with_working
+from jaxmem._planner.joint.search import PlacedTrial, Search, with_working
 from jaxmem._planner.joint.steps import PlacedSteps
 from jaxmem._planner.outcome.placed import Asked, infeasible, outcome
 from jaxmem._planner.placement.front import front
@@ -135,7 +135,7 @@ def _fastest(every: list[Asked], limits: Limits, notes: tuple[str, ...]) -> Plan
     """The plan of the sharding under which a step is fastest. Those that the program expects to be
     slower than what was found are not compiled.
     """
-    found: list[tuple[Asked, Trial]] = []
+    found: list[tuple[Asked, PlacedTrial]] = []
     pairs = ((asked, answer(asked.search.question)) for asked in every)
     expected = [(asked, one.cautious_seconds) for asked, one in pairs if one is not None]
     refused: StepError | None = None
@@ -164,7 +164,7 @@ def _fastest(every: list[Asked], limits: Limits, notes: tuple[str, ...]) -> Plan
     return outcome(asked, best, limits, notes, [one for one in every if one is not asked])
 
 
-def _seconds(pair: tuple[Asked, Trial]) -> float:
+def _seconds(pair: tuple[Asked, PlacedTrial]) -> float:
     return pair[1].answer.cautious_seconds
 
 

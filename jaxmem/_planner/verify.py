@@ -13,7 +13,7 @@ from jaxmem._cost.blocks.classes import plan_fingerprint
 from jaxmem._cost.blocks.find import find_blocks
 from jaxmem._cost.blocks.policies import check_plan_is_passed_on
 from jaxmem._cost.profile.profile import block_classes
-from jaxmem._planner.joint.steps import PlacedSteps
+from jaxmem._planner.joint.steps import placed_steps
 from jaxmem._planner.trials.compile import StepCompiler
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.backend import backend_for
@@ -39,13 +39,7 @@ def verify(plan: Plan, build, *args) -> Plan:
     build, placed = with_microbatches(build, plan.microbatches), None
     with backend_for(Target.parse(plan.target)) as backend:
         if plan.places is not None:
-            placed = PlacedSteps(build, args, backend, plan.divided)
-            if placed.layers != plan.places.layers:
-                raise PlanFileError(
-                    f"verify: the plan is for another model: its `places.layers` is"
-                    f" {plan.places.layers}, and the model has {placed.layers}; plan this model"
-                    " anew"
-                )
+            placed = placed_steps(plan, build, args, backend, "verify")
             build, args = placed.build, placed.args_at(placed.resident)
         # A plan that places states is made for the model as it is with all of them on the device.
         steps = StepCompiler(build, args, backend)
@@ -55,10 +49,8 @@ def verify(plan: Plan, build, *args) -> Plan:
         if placed is not None and plan.places is not None:
             steps = StepCompiler(build, placed.args_at(plan.places), backend)
         actions = AS_WRITTEN if plan.as_written else plan.actions
-        compiled = steps.prove(*steps.compile(actions))
-    total, host = compiled.compiled.total_bytes, compiled.compiled.host_bytes
-    if placed is not None and plan.places is not None:
-        total, host = placed.in_memories(compiled.compiled, plan.places)
+        compiled = steps.prove(*steps.compile(actions)).compiled
+    total, host = compiled.total_bytes, compiled.host_bytes
     if total > plan.budget_bytes:
         raise BudgetError(
             f"verify: the step compiles to {show_bytes(total)} under this plan, over its budget of"
@@ -70,7 +62,7 @@ def verify(plan: Plan, build, *args) -> Plan:
         plan,
         compiled_bytes=total,
         host_bytes=host,
-        compiler_options=compiled.compiled.options,
+        compiler_options=compiled.options,
     )
     if placed is None:
         return verified.with_step(compiled.executable)

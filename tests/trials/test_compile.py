@@ -37,8 +37,7 @@ class Counting:
         if self.fails:
             future.set_exception(StepError("XLA refuses"))
         else:
-            compiled: Any = None
-            future.set_result(type("Built", (), {"compiled": compiled, "executable": None}))
+            future.set_result(None)  # what was read of a compile, which these tests do not read
         return future
 
 

@@ -20,11 +20,11 @@ from jaxmem._cost.blocks.find import find_blocks
 from jaxmem._cost.blocks.policies import has_policies, own_checkpoints
 from jaxmem._cost.blocks.unnamed import listed, unnamed
 from jaxmem._cost.profile.profile import block_classes
-from jaxmem._planner.explain.given import Given, given
 from jaxmem._planner.explain.moved import moved
 from jaxmem._planner.explain.names import Arguments, expected, name_saved, operation, show_array
 from jaxmem._planner.explain.over_time import elsewhere, live
 from jaxmem._planner.explain.rows import Row, added_up, without
+from jaxmem._planner.joint.steps import placed_steps
 from jaxmem._result.memory.explanation import Explanation, Part
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.buffers.held import Held, Peak
@@ -109,10 +109,13 @@ def explain(
     target = Target.parse(target)
     build = with_microbatches(build, None if plan is None else plan.microbatches)
     with backend_for(target, workers=1) as backend:
-        planned, whole = given(plan, build, args, backend)
-        build = planned.steps.build if planned.steps is not None else build
-        found = trace(build, Assignment.nothing(), planned.args)[1]  # as `plan` finds blocks
-        jaxpr, axes = found.jaxpr, batch_axes(found, planned.args, target.devices)
+        planned = whole = args
+        if plan is not None and plan.places is not None:
+            placed = placed_steps(plan, build, args, backend, "explain")
+            planned, whole = placed.args_at(plan.places), placed.args_at(placed.resident)
+            build = placed.build
+        found = trace(build, Assignment.nothing(), planned)[1]  # as `plan` finds blocks
+        jaxpr, axes = found.jaxpr, batch_axes(found, planned, target.devices)
         blocks = block_classes(jaxpr, axes) if find_blocks(jaxpr.jaxpr).instances else []
         # Another model's plan would name tags and blocks that this step lacks.
         if plan is not None and plan.fingerprint != (found := plan_fingerprint(blocks)):
@@ -124,7 +127,7 @@ def explain(
 
         def of(decided: Decisions, actions: Actions | None, name: str) -> Explanation:
             own = planned if decided is plan else whole
-            traced = trace(build, decided, own.args)[1]
+            traced = trace(build, decided, own)[1]
             found = _explained(backend, traced, own, actions, name, blocks)
             if _largest(found.parts)[0] != "untagged":
                 return found
@@ -134,7 +137,7 @@ def explain(
 
         if plan is None or plan.as_written:
             unchanged = Assignment.unchanged()
-            as_written = trace(build, unchanged, whole.args)[1].jaxpr.jaxpr
+            as_written = trace(build, unchanged, whole)[1].jaxpr.jaxpr
             own = own_checkpoints(as_written) and not has_policies(as_written)
             found = of(unchanged, None, "as written" if own else KEPT)
         else:
@@ -147,28 +150,41 @@ def explain(
 def _explained(
     backend: Backend,
     traced: jax.stages.Traced,
-    given: Given,
+    args: tuple,
     actions: Actions | None,
     name: str,
     blocks: Sequence[BlockClass],
 ) -> Explanation:
     """Compiles a step, and explains it.
 
-    traced, given: the step, as `jaxmem._trace.step.trace` returns it, and its arguments.
+    traced, args: the step, as `jaxmem._trace.step.trace` returns it, and its arguments.
     actions: those of its plan; None for a step without one, of which any tensor may be saved.
     name: what it is, beside its plan.
     blocks: those that it has under every plan.
     """
     # What the compiled program holds, and what its blocks should save under the plan.
     compiled, full = backend.explain(traced)
-    arguments = Arguments(traced, given.args)
-    full = given.apart(full, arguments)
+    arguments = Arguments(traced, args)
+    full = _with_hosted_arguments(full, arguments)
     decided = as_decided(blocks, actions or ())
     saved, layers = expected(decided, actions), {block.layers for block in decided}
     names = name_saved(elsewhere(full), saved, layers) | name_saved(full, saved, layers)
-    sizes = given.sizes(compiled)
+    sizes = compiled.total_bytes, compiled.host_bytes
     found = _explanation(full, sizes, names, arguments, str(backend.target), name)
     return dataclasses.replace(found, transfers=moved(compiled.transfers, arguments, saved))
+
+
+def _with_hosted_arguments(full: Peak, arguments: Arguments) -> Peak:
+    """The peak with arguments in host memory marked so: a CPU's program does not tell the two
+    memories apart.
+    """
+    held = [
+        dataclasses.replace(h, host=True)
+        if h.kind == "argument" and arguments.name_of(h.op) in arguments.hosted
+        else h
+        for h in full.held
+    ]
+    return dataclasses.replace(full, held=tuple(held))
 
 
 def _explanation(

@@ -16,10 +16,11 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._core.labels import group_label
 from jaxmem._core.progress import LOG
 from jaxmem._model.states.places import Places
-from jaxmem._planner.joint.steps import Placed, PlacedSteps
+from jaxmem._planner.joint.steps import PlacedSteps
 from jaxmem._planner.placement.layer import RESIDENT, Way
 from jaxmem._planner.placement.program import Answer, Question, answer
 from jaxmem._planner.placement.sharding import ONE_DEVICE, Sharding
+from jaxmem._planner.trials.compile import CompiledStep
 from jaxmem.errors import StepError
 
 MOST_COMPILES = 3
@@ -29,17 +30,21 @@ NEARLY = 0.995  # of the room: walks are no truer
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
+class PlacedTrial:
     """An answer that was compiled.
 
     answer: of the program.
     predicted_bytes: what was said of its total before the compile.
-    placed: what it compiled to.
+    step: what it compiled to.
     """
 
     answer: Answer
     predicted_bytes: int
-    placed: Placed
+    step: CompiledStep
+
+    @property
+    def total(self) -> int:
+        return self.step.compiled.total_bytes
 
 
 @dataclasses.dataclass
@@ -59,10 +64,10 @@ class Search:
     question: Question
     error: int = 0
     solve_seconds: float = 0.0
-    tried: list[Trial] = dataclasses.field(default_factory=list)
+    tried: list[PlacedTrial] = dataclasses.field(default_factory=list)
     _walked: dict = dataclasses.field(default_factory=dict)
 
-    def run(self) -> Trial | None:
+    def run(self) -> PlacedTrial | None:
         """The fastest answer that compiles within the limits; None where the program has none, or
         none compiled within them.
         """
@@ -72,7 +77,7 @@ class Search:
                 break
             if (trial := self._compiled(found)) is None:
                 break
-            if self.fits(trial.placed) and self._is_enough(found, trial.placed):
+            if self.fits(trial.step) and self._is_enough(found, trial.total):
                 break
         if self.tried and not self.fitting:
             self._try_safer()
@@ -82,7 +87,7 @@ class Search:
         """Where compiles taught unlike errors, and none was within the room: tries an answer that
         fits by more than these errors differ, and the least.
         """
-        errors = [t.placed.total_bytes - self._walked_of(t.answer) for t in self.tried]
+        errors = [t.total - self._walked_of(t.answer) for t in self.tried]
         self.error = 2 * max(errors) - min(errors)
         for find in (self.agreed, self.least):
             found = find()
@@ -91,35 +96,35 @@ class Search:
             if self.question.room is None or self._walked_of(found) <= self.question.room:
                 self._compiled(found)
 
-    def _compiled(self, found: Answer) -> Trial | None:
+    def _compiled(self, found: Answer) -> PlacedTrial | None:
         """Compiles an answer, and learns from it; None where XLA refuses it, and others were
         compiled before.
         """
         predicted = self.expected(found)
         LOG.info("compile %d: %s", len(self.tried) + 1, found.places)
         try:
-            placed = self.steps.compile(self.assignment(found), found.places)
+            step = self.steps.compile(self.assignment(found), found.places)
         except StepError as error:
             # XLA has defects: one answer that meets them takes nothing from those before.
             if not self.tried:
                 raise
             LOG.warning("a plan is left out: %s", str(error)[:400])
             return None
-        self.tried.append(Trial(found, predicted, placed))
-        self.error = placed.total_bytes - self._walked_of(found)
+        self.tried.append(PlacedTrial(found, predicted, step))
+        self.error = self.tried[-1].total - self._walked_of(found)
         return self.tried[-1]
 
     def _is_tried(self, found: Answer) -> bool:
         return any(found.counts == t.answer.counts for t in self.tried)
 
     @property
-    def fitting(self) -> list[Trial]:
-        return [t for t in self.tried if self.fits(t.placed)]
+    def fitting(self) -> list[PlacedTrial]:
+        return [t for t in self.tried if self.fits(t.step)]
 
-    def fits(self, placed: Placed) -> bool:
+    def fits(self, step: CompiledStep) -> bool:
         room, host_room = self.question.room, self.question.host_room
-        on_device = room is None or placed.total_bytes <= room
-        return on_device and (host_room is None or placed.host_bytes <= host_room)
+        on_device = room is None or step.compiled.total_bytes <= room
+        return on_device and (host_room is None or step.compiled.host_bytes <= host_room)
 
     def agreed(self) -> Answer | None:
         """The fastest answer that walks expect to fit. The program's sums are of layers alike: what
@@ -181,12 +186,12 @@ class Search:
         self.solve_seconds += 0.0 if found is None else found.solve_seconds
         return found
 
-    def _is_enough(self, found: Answer, placed: Placed) -> bool:
+    def _is_enough(self, found: Answer, total: int) -> bool:
         """Whether nothing faster is to be looked for: the room is used, or more of it changes
         nothing.
         """
         room = self.question.room
-        if room is None or placed.total_bytes >= ENOUGH * room:
+        if room is None or total >= ENOUGH * room:
             return True
         fastest = self._solved(dataclasses.replace(self.question, room=None))
         return fastest is not None and fastest.cautious_seconds >= found.cautious_seconds

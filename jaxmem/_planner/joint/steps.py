@@ -21,29 +21,12 @@ from jaxmem._optim.released.form import check_pair
 from jaxmem._optim.released.step import ReleasedStep
 from jaxmem._planner.joint.mesh import Divided, mesh_of
 from jaxmem._planner.placement.layer import States
+from jaxmem._planner.trials.compile import CompiledStep
+from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.protocol import Backend
-from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._trace.liveness.walk import temporary_bytes
 from jaxmem._trace.step import trace
-from jaxmem.errors import StepError
-
-
-@dataclasses.dataclass(frozen=True)
-class Placed:
-    """A step that was compiled.
-
-    assignment, places: what it was compiled under.
-    compiled: what was read of it.
-    total_bytes, host_bytes: of the device, and of host memory.
-    executable: what runs it; None where it cannot run here.
-    """
-
-    assignment: Assignment
-    places: Places
-    compiled: Compiled
-    total_bytes: int
-    host_bytes: int
-    executable: Any
+from jaxmem.errors import PlanFileError, StepError
 
 
 class PlacedSteps:
@@ -176,30 +159,36 @@ class PlacedSteps:
         stage, traced = self.trace(assignment, places)
         if self.backend.assigns:
             with contextlib.suppress(StepError):  # what XLA refuses is estimated as elsewhere
-                return self.backend.assign(stage, traced).result().compiled.total_bytes
+                return self.backend.assign(stage, traced).result().total_bytes
         donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
         on_gpu = self.backend.target.platform == "cuda"
         beside = temporary_bytes(traced.jaxpr, donated, on_gpu=on_gpu)
         return beside + _bytes(self.args_at(places))[0]
 
-    def compile(self, assignment: Assignment, places: Places) -> Placed:
+    def compile(self, assignment: Assignment, places: Places) -> CompiledStep:
         """Raises StepError where XLA does not compile it."""
         start = time.perf_counter()
         stage, traced = self.trace(assignment, places)
-        built = self.backend.compile(stage, traced).result()
+        compiled = self.backend.compile(stage, traced).result()
         self.compiles += 1
         self.seconds += time.perf_counter() - start
-        sizes = self.in_memories(built.compiled, places)
-        return Placed(assignment, places, built.compiled, *sizes, built.executable)
+        return CompiledStep(assignment.actions, compiled, places)
 
-    def in_memories(self, compiled: Compiled, places: Places) -> tuple[int, int]:
-        """Bytes of a compiled step on the device, and in host memory. On a CPU XLA does not tell
-        the two apart, and they are those of the arguments.
-        """
-        if self.backend.target.platform != "cpu":
-            return compiled.total_bytes, compiled.host_bytes
-        host = _bytes(self.args_at(places))[1]
-        return compiled.total_bytes - host, host
+
+def placed_steps(plan: Plan, build, args: tuple, backend: Backend, what: str) -> PlacedSteps:
+    """The steps of a plan that places states. Raises PlanFileError where the model has another
+    number of layers.
+
+    what: the public function that errors are from.
+    """
+    assert plan.places is not None
+    steps = PlacedSteps(build, args, backend, plan.divided)
+    if steps.layers != plan.places.layers:
+        raise PlanFileError(
+            f"{what}: the plan is for another model: its `places.layers` is {plan.places.layers},"
+            f" and the model has {steps.layers}; plan this model anew"
+        )
+    return steps
 
 
 def _released(made) -> tuple[ReleasedStep, Callable]:

@@ -10,7 +10,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._model.states.places import DEVICE
-from jaxmem._planner.joint.search import Search, Trial
+from jaxmem._planner.joint.search import PlacedTrial, Search
 from jaxmem._planner.outcome.lanes import timeline_of
 from jaxmem._planner.outcome.pareto import whole_actions
 from jaxmem._planner.outcome.searched import option_notes
@@ -57,7 +57,11 @@ class Asked:
 
 
 def outcome(
-    asked: Asked, best: Trial, limits: Limits, notes: tuple[str, ...], others: Sequence[Asked] = ()
+    asked: Asked,
+    best: PlacedTrial,
+    limits: Limits,
+    notes: tuple[str, ...],
+    others: Sequence[Asked] = (),
 ) -> Plan:
     """The plan of a trial.
 
@@ -73,17 +77,15 @@ def outcome(
     kept = way_of(profile, block, {REST: KEEP})
     everything = _all_kept(question, kept) + outside
     baseline = max(search.steps.walked(None, search.steps.resident) + search.error, 0)
-    arguments = best.placed.compiled.argument_bytes
-    if target.platform == "cpu":
-        arguments -= best.placed.host_bytes
+    arguments = best.step.compiled.argument_bytes
     seconds = best.answer.seconds + outside
     return Plan(
         actions={label: {} for label in profile.idle_blocks} | whole_actions(decided, chosen),
         budget_bytes=limits.budget,
         predicted_bytes=best.predicted_bytes,
-        compiled_bytes=best.placed.total_bytes,
+        compiled_bytes=best.total,
         baseline_bytes=baseline,
-        host_bytes=best.placed.host_bytes,
+        host_bytes=best.step.compiled.host_bytes,
         predicted_seconds=seconds,
         baseline_seconds=everything,
         uncertain_seconds=profile.uncertainty * abs(seconds - everything),
@@ -95,18 +97,18 @@ def outcome(
         target=str(target),
         fingerprint=profile.fingerprint,
         jax_version=jax.__version__,
-        parts=Bytes.of(best.placed.total_bytes, arguments, saved.saved_bytes),
+        parts=Bytes.of(best.total, arguments, saved.saved_bytes),
         baseline_parts=Bytes.of(
             baseline, _resident(question.states), block.layers * kept.device_bytes
         ),
         rows=rows(Problem(decided, saved.saved_bytes), chosen, TAKEN, KEPT),
         points=_curve(search, outside),
-        notes=(*notes, *asked.notes, NOT_COMPILED, *option_notes(best.placed.compiled.options)),
-        compiler_options=best.placed.compiled.options,
+        notes=(*notes, *asked.notes, NOT_COMPILED, *option_notes(best.step.compiled.options)),
+        compiler_options=best.step.compiled.options,
         places=best.answer.places,
         divided=question.sharding.divided if question.sharding.devices > 1 else None,
         lanes=timeline_of(question, best.answer, outside),
-    ).with_step(best.placed.executable, search.steps.split, search.steps.create)
+    ).with_step(best.step.compiled.executable, search.steps.split, search.steps.create)
 
 
 def _all_kept(question: Question, kept: Way) -> float:
@@ -119,11 +121,11 @@ def _resident(states: States) -> int:
     return states.fixed + states.outside + states.layers * states.layer
 
 
-def _seconds_outside(search: Search, best: Trial, profile: Profile, target: Target) -> float:
+def _seconds_outside(search: Search, best: PlacedTrial, profile: Profile, target: Target) -> float:
     """Seconds of a step outside the stack's layers, from XLA's estimate of the compiled step, which
     knows no copies to host memory; without one by its matrix products and its arguments.
     """
-    question, compiled = search.question, best.placed.compiled
+    question, compiled = search.question, best.step.compiled
     counts = best.answer.counts.items()
     layers = sum(n * question.microbatches * question.ways[k.way].seconds for k, n in counts)
     if compiled.xla_seconds is not None:
@@ -161,7 +163,7 @@ def infeasible(search: Search, limits: Limits, target: Target) -> BudgetError:
             f" states take {needed} in all; expected more of either",
             least_bytes=None,
         )
-    over = [t.placed.total_bytes for t in search.tried if t.placed.total_bytes > limits.room]
+    over = [t.total for t in search.tried if t.total > limits.room]
     bytes_ = min([search.expected(least), *over])
     return BudgetError(
         f"plan: `budget` is {given}, and `host_budget` {host} for target {str(target)!r}: the least"

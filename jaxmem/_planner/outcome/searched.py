@@ -116,7 +116,7 @@ def outcome(
         as_written=best is trials.written,
         written=_written(trials, clock),
         lossy=_lossy(trials, best, clock, problem),
-    ).with_step(best.step.executable)
+    ).with_step(best.step.compiled.executable)
 
 
 def _lossy(trials: Trials, best: Trial, clock: Clock, problem: Problem) -> str:

@@ -167,7 +167,7 @@ def _compiled(setting: Setting, found: Found, actions: Actions) -> Trial | None:
     """An assignment that fits, compiled; None for one that does not."""
     trials, limits = found.trials, setting.limits
     for trial in trials.compiled:
-        if trial.step.executable is not None and candidates.is_among(actions, [trial]):
+        if trial.step.compiled.executable is not None and candidates.is_among(actions, [trial]):
             return trial if trial in trials.fitting else None
     model = trials.model()
     solution = priced(trials.problem(model), actions)

@@ -16,7 +16,8 @@ import jax
 
 from jaxmem._core.actions import AS_WRITTEN, Actions, keeps_everything
 from jaxmem._core.assignment import Assignment, Decisions, leaves_as_written
-from jaxmem._target.compile.protocol import Backend, Built
+from jaxmem._model.states.places import Places
+from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._trace.step import trace
 from jaxmem.errors import StepError
@@ -28,12 +29,12 @@ class CompiledStep:
 
     actions: what it was compiled under.
     compiled: what was read of it: bytes, FLOPs and how long compiling took.
-    executable: what runs it; None where it cannot run here, or is only remembered.
+    places: where its model states are stored; None where no plan places them.
     """
 
     actions: Actions
     compiled: Compiled
-    executable: Any = None
+    places: Places | None = None
 
 
 class Written(enum.Enum):
@@ -68,7 +69,7 @@ class StepCompiler:
         self.idle_blocks: tuple[str, ...] = ()
         self.compiles = 0
         self.seconds = 0.0
-        self._begun: list[tuple[Actions, Future[Built]]] = []
+        self._begun: list[tuple[Actions, Future[Compiled]]] = []
         # The step as written, and with everything kept: each is checked, and compiled later.
         self._traced: dict[bool, tuple[Any, jax.stages.Traced]] = {}
 
@@ -92,11 +93,9 @@ class StepCompiler:
         found: list[CompiledStep | StepError] = []
         for actions, future in zip(many, futures):
             try:
-                built = future.result()
+                found.append(CompiledStep(actions, future.result()))
             except StepError as error:
                 found.append(error)
-            else:
-                found.append(CompiledStep(actions, built.compiled, built.executable))
         self.seconds += time.perf_counter() - start
         return found
 
@@ -106,7 +105,7 @@ class StepCompiler:
         """
         self._begun.append((actions, self._begin(actions)))
 
-    def _begin(self, actions: Actions) -> "Future[Built]":
+    def _begin(self, actions: Actions) -> "Future[Compiled]":
         """The compile of the step under `actions`, begun now unless it was before."""
         for i, (other, _) in enumerate(self._begun):
             if other == actions:
@@ -121,17 +120,17 @@ class StepCompiler:
         if not self.backend.assigns:
             return step
         start = time.perf_counter()
-        built = self.backend.compile(*self._stages(self.plan_of(step.actions))).result()
+        compiled = self.backend.compile(*self._stages(self.plan_of(step.actions))).result()
         self.compiles += 1
         self.seconds += time.perf_counter() - start
-        return CompiledStep(step.actions, built.compiled, built.executable)
+        return CompiledStep(step.actions, compiled)
 
     def run(self, *many: CompiledStep, seconds: float) -> list[list[float]]:
         """Seconds of compiled steps in rounds that go on for `seconds`, as `Backend.run` gives
         them.
         """
-        built = [Built(step.compiled, step.executable) for step in many]
-        return self.backend.run(built, self.trace(Assignment.unchanged()), self.args, seconds)
+        compiled = [step.compiled for step in many]
+        return self.backend.run(compiled, self.trace(Assignment.unchanged()), self.args, seconds)
 
     def _stages(self, plan: Decisions) -> tuple[Any, jax.stages.Traced]:
         """The step's own traced stage under a plan, and JAX's."""

@@ -116,7 +116,7 @@ class History:
 
     def remember(self, step: CompiledStep) -> None:
         """Writes a compile down for later searches."""
-        result = json.dumps(dataclasses.asdict(step.compiled))
+        result = json.dumps(step.compiled.stored())
         self._database.write_tried(self._device, self._step, _text(step.actions), result)
 
 

@@ -69,7 +69,7 @@ class Setting:
             return [*trials]
         known = [self.history_of(t.actions).recall_seconds() for t in trials]
         # What earlier searches compiled is only remembered, and cannot be run.
-        ready = [i for i, t in enumerate(trials) if t.step.executable is not None]
+        ready = [i for i, t in enumerate(trials) if t.step.compiled.executable is not None]
         if None in known and ready and not is_beside_training():
             LOG.info("running the step as it is, to time it")
             try:

@@ -158,7 +158,7 @@ def beside_arguments(
     donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
     if backend.assigns:
         with contextlib.suppress(StepError):  # what XLA refuses is estimated as elsewhere
-            compiled = backend.assign(None, traced).result().compiled
+            compiled = backend.assign(None, traced).result()
             return compiled.total_bytes - compiled.argument_bytes
     on_gpu, divided = backend.target.platform == "cuda", kernels or backend.target.local
     return temporary_bytes(traced.jaxpr, donated, on_gpu=on_gpu, shards=shards, divided=divided)

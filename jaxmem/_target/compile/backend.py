@@ -6,14 +6,16 @@ Whatever differs between the two stands here.
 import concurrent.futures
 import contextlib
 import dataclasses
+import math
 import os
 import re
 import time
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 from jax import export
+from jax.sharding import Sharding
 
 from jaxmem._core.database import Database, Timing
 from jaxmem._core.versions import installed
@@ -24,7 +26,7 @@ from jaxmem._target.buffers.peak import peak
 from jaxmem._target.compile.kernels import kernel_flops
 from jaxmem._target.compile.link import measured_link
 from jaxmem._target.compile.options import options_of, tuned_alone
-from jaxmem._target.compile.protocol import Backend, Built
+from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.compile.running import CannotRun, Run, fits, in_turns, obstacle
 from jaxmem._target.compile.timing import measure_all
 from jaxmem._target.compiled.compiled import (
@@ -38,6 +40,7 @@ from jaxmem._target.compiled.tpu import compile_for_tpu
 from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._target.devices.rates import rates_of
 from jaxmem._target.devices.target import Target
+from jaxmem._trace.arguments import on_host
 from jaxmem._trace.export import export_flat
 from jaxmem._trace.job import Job
 from jaxmem._trace.step import described
@@ -55,21 +58,19 @@ class Local(Backend):
 
     source = "measured"
 
-    def compile(self, stage, traced) -> "concurrent.futures.Future[Built]":
+    def compile(self, stage, traced) -> "concurrent.futures.Future[Compiled]":
         # It compiles in the caller's thread: the future that it returns is done.
         check_arguments(self.target, traced)
         start = time.perf_counter()
         options = options_of(self.target.platform, traced)
         if self.target.platform == "tpu":
             compile = lambda dumps: stage.lower().compile(compiler_options=dumps)
-            executable, compiled, _ = compile_for_tpu(compile, options, None)
-            return _done(Built(compiled, executable))
+            return _done(compile_for_tpu(compile, options, None)[0])
         asked = options | tuned_alone(self.target.platform)
         executable = stage.lower().compile(compiler_options=asked or None)
-        inner = getattr(executable, "compiled", executable)  # nnx.jit wraps JAX's executable
-        compiled = read_compiled(inner, time.perf_counter() - start, options=options)
+        compiled = self._read(executable, traced, time.perf_counter() - start, options)
         check_transfers(compiled, traced)
-        return _done(Built(compiled, executable))
+        return _done(compiled)
 
     def explain(self, traced) -> tuple[Compiled, Peak]:
         check_arguments(self.target, traced)
@@ -77,10 +78,26 @@ class Local(Backend):
         options = options_of(self.target.platform, traced)
         if self.target.platform == "tpu":
             compile = lambda dumps: traced.lower().compile(compiler_options=dumps)
-            _, compiled, dumped = compile_for_tpu(compile, options, None)
+            compiled, dumped = compile_for_tpu(compile, options, None)
             return compiled, peak(dumped, leave_out=on_core)
         executable, dumped = compile_dumped(traced.lower(), options)
-        return read_compiled(executable, time.perf_counter() - start), peak(dumped)
+        compiled = self._read(executable, traced, time.perf_counter() - start, options)
+        return compiled, peak(dumped)
+
+    def _read(self, executable, traced, seconds: float, options: Mapping[str, Any]) -> Compiled:
+        """Reads a compiled step. A CPU's analysis does not tell device memory and host memory
+        apart: there, arguments in host memory are subtracted from the bytes of the device.
+        """
+        inner = getattr(executable, "compiled", executable)  # nnx.jit wraps JAX's executable
+        compiled = read_compiled(inner, seconds, options=options)
+        host = _hosted_bytes(inner, traced) if self.target.platform == "cpu" else 0
+        return dataclasses.replace(
+            compiled,
+            total_bytes=compiled.total_bytes - host,
+            argument_bytes=compiled.argument_bytes - host,
+            host_bytes=compiled.host_bytes + host,
+            executable=executable,
+        )
 
     def times(self, jobs: Sequence[Job]) -> list[Timing] | None:
         # Processes would have to run a piece on all of their devices equally often.
@@ -95,7 +112,7 @@ class Local(Backend):
     def run(self, steps, traced, args, seconds) -> list[list[float]]:
         runs: dict[int, Run] = {}
         for i, step in enumerate(steps):
-            if step.executable is None or not fits(step.compiled, self.target):
+            if step.executable is None or not fits(step, self.target):
                 continue
             run = Run(step.executable, args)
             if (why := obstacle(traced, run.given)) is not None:
@@ -139,13 +156,13 @@ class Deviceless(Backend):
         libtpu = f" libtpu {installed('libtpu')} {flags}" if self.target.platform == "tpu" else ""
         return f"{super().device} {READING} {rates}{libtpu}"
 
-    def compile(self, stage, traced) -> "concurrent.futures.Future[Built]":
+    def compile(self, stage, traced) -> "concurrent.futures.Future[Compiled]":
         return self._compiled(traced, assigned=False)
 
-    def assign(self, stage, traced) -> "concurrent.futures.Future[Built]":
+    def assign(self, stage, traced) -> "concurrent.futures.Future[Compiled]":
         return self._compiled(traced, assigned=self.assigns)
 
-    def _compiled(self, traced, assigned: bool) -> "concurrent.futures.Future[Built]":
+    def _compiled(self, traced, assigned: bool) -> "concurrent.futures.Future[Compiled]":
         exported, donated = self._export(traced)
         self._tell_of_idle_devices(exported)
         options = options_of(self.target.platform, traced)
@@ -155,7 +172,7 @@ class Deviceless(Backend):
         if (known := self.database.read_compile(device, program)) is not None:
             with contextlib.suppress(TypeError):  # written by another version of jaxmem
                 return _accepted(Compiled(**known), traced)
-        result: concurrent.futures.Future[Built] = concurrent.futures.Future()
+        result: concurrent.futures.Future[Compiled] = concurrent.futures.Future()
 
         def finish(future):
             if (error := future.exception()) is not None:
@@ -169,7 +186,7 @@ class Deviceless(Backend):
                 result.set_exception(error)
             else:
                 result.set_result(accepted.result())
-            self.database.write_compile(device, program, dataclasses.asdict(compiled))
+            self.database.write_compile(device, program, compiled.stored())
 
         kernels = kernel_flops(traced.jaxpr.jaxpr)
         submitted = self._compiler.submit(
@@ -241,12 +258,23 @@ def _done(result: T) -> "concurrent.futures.Future[T]":
     return future
 
 
-def _accepted(compiled: Compiled, traced) -> "concurrent.futures.Future[Built]":
+def _hosted_bytes(executable: jax.stages.Compiled, traced: jax.stages.Traced) -> int:
+    """Bytes of a compiled step's arguments in host memory, of one device."""
+    is_leaf = lambda x: x is None or isinstance(x, Sharding)  # None: the step does not read it
+    shardings = jax.tree.leaves(executable.input_shardings, is_leaf=is_leaf)
+    return sum(
+        math.prod(sharding.shard_shape(aval.shape)) * aval.dtype.itemsize
+        for aval, sharding in zip(traced.jaxpr.in_avals, shardings)
+        if sharding is not None and on_host(aval)
+    )
+
+
+def _accepted(compiled: Compiled, traced) -> "concurrent.futures.Future[Compiled]":
     """What was compiled for a device that is not there, unless `check_transfers` refuses it."""
-    future: concurrent.futures.Future[Built] = concurrent.futures.Future()
+    future: concurrent.futures.Future[Compiled] = concurrent.futures.Future()
     try:
         check_transfers(compiled, traced)
-        future.set_result(Built(compiled))
+        future.set_result(compiled)
     except StepError as error:
         future.set_exception(error)
     return future

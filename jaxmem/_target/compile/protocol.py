@@ -7,9 +7,8 @@ time. A profile needs less than a search, a `Pricing`, which compiles nothing.
 
 import abc
 import concurrent.futures
-import dataclasses
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import jax
 
@@ -19,18 +18,6 @@ from jaxmem._target.compile.pricing import Pricing
 from jaxmem._target.compile.running import CannotRun
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target
-
-
-@dataclasses.dataclass(frozen=True)
-class Built:
-    """A compiled step.
-
-    compiled: what was read from it: its bytes, its matrix products, XLA's estimate of its time.
-    executable: what a caller runs; None where it was compiled for a device that is not there.
-    """
-
-    compiled: Compiled
-    executable: Any = None
 
 
 class Backend(Pricing, abc.ABC):
@@ -58,14 +45,14 @@ class Backend(Pricing, abc.ABC):
         return
 
     @abc.abstractmethod
-    def compile(self, stage, traced: jax.stages.Traced) -> "concurrent.futures.Future[Built]":
+    def compile(self, stage, traced: jax.stages.Traced) -> "concurrent.futures.Future[Compiled]":
         """Compiles the step as it will run, and returns a future of the result.
 
         stage: the step's own traced stage, whose executable is called as the step is.
         traced: JAX's, as `jaxmem._trace.step.trace` returns both.
         """
 
-    def assign(self, stage, traced: jax.stages.Traced) -> "concurrent.futures.Future[Built]":
+    def assign(self, stage, traced: jax.stages.Traced) -> "concurrent.futures.Future[Compiled]":
         """The same, ended where buffers are assigned, if the target's compiler can. What a search
         returns is compiled whole; what it only weighs need not be.
         """
@@ -78,7 +65,7 @@ class Backend(Pricing, abc.ABC):
         """
 
     def run(
-        self, steps: Sequence[Built], traced: jax.stages.Traced, args: tuple, seconds: float
+        self, steps: Sequence[Compiled], traced: jax.stages.Traced, args: tuple, seconds: float
     ) -> list[list[float]]:
         """Returns the seconds of each of several compiled steps in each of several rounds, none for
         a step that was not compiled to run, or for which there is no memory.

@@ -36,6 +36,8 @@ class Compiled:
     transfers: what moves data to host memory and back, on a GPU.
     options: XLA's compile options that it was asked for with.
     misplaced: the types of results that share a buffer with an argument in another memory.
+    executable: the compiled step, to be called as the step is; None for a device that is not at
+      hand, and for a compile that was stored.
     """
 
     total_bytes: int
@@ -51,12 +53,19 @@ class Compiled:
     transfers: tuple[Transfer, ...] = ()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     misplaced: tuple[str, ...] = ()
+    executable: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
         # What was written as JSON, and is read again, are dicts.
         made = [Transfer(**t) if isinstance(t, dict) else t for t in self.transfers]
         object.__setattr__(self, "transfers", tuple(made))
         object.__setattr__(self, "misplaced", tuple(self.misplaced))
+
+    def stored(self) -> dict[str, Any]:
+        """The fields as JSON takes them, all but the executable; `Compiled` reads them again."""
+        data = dataclasses.asdict(dataclasses.replace(self, executable=None))
+        del data["executable"]
+        return data
 
 
 def compiled_bytes(compiled: jax.stages.Compiled) -> int:

@@ -13,7 +13,7 @@ import pathlib
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 
@@ -23,27 +23,26 @@ from jaxmem._target.compiled.dumped import without_cache
 from jaxmem._target.hlo.roofline import TpuRates, tpu_costs
 from jaxmem.errors import StepError
 
-T = TypeVar("T")
 _NO_ROOM = "Ran out of memory on HBM"
 _PROTO, _TEXT = "*after_optimizations.hlo.pb", "*after_optimizations.txt"
 
 
 def compile_for_tpu(
-    compile: Callable[[dict[str, Any]], T],
+    compile: Callable[[dict[str, Any]], Any],
     options: Mapping[str, Any],
     rates: TpuRates | None,
     ended: str = _NO_ROOM,
     kernels: Sequence[Sequence] = (),
-) -> tuple[T | None, Compiled, bytes]:
-    """Compiles a step, and returns what `compile` does, what was read of it, and the `HloProto`
-    that it was read from. The first is None where the step takes more than the device has. Its
-    bytes and costs are known even so, since buffers are assigned before.
+) -> tuple[Compiled, bytes]:
+    """Compiles a step, and returns what was read of it, and the `HloProto` that it was read from.
+    Its executable is None where the step takes more than the device has. Its bytes and costs are
+    known even so, since buffers are assigned before.
 
     compile: given XLA's options, compiles the step.
     options: XLA's compile options beside those for the dump.
     rates: what its time is estimated by; None for no estimate.
     ended: words of another error that stands after the buffers' assignment.
-    kernels: what its Pallas kernels compute, as `_xla.kernels.kernel_flops` tells it.
+    kernels: what its Pallas kernels compute, as `kernel_flops` tells it.
     """
     start, made = time.perf_counter(), None
     with tempfile.TemporaryDirectory(prefix="jaxmem-") as folder, without_cache():
@@ -69,8 +68,9 @@ def compile_for_tpu(
         matmuls=costs.matmuls,
         compile_seconds=seconds,
         options=dict(options),
+        executable=made,
     )
-    return made, read, proto
+    return read, proto
 
 
 def _largest(folder: str, pattern: str) -> bytes:

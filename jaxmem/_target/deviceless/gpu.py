@@ -65,7 +65,7 @@ def compiled(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> dict[str
             raise
         rates, made = None, lowered.compile(compiler_options=options or None)
     read = read_compiled(made, time.perf_counter() - start, rates, options)
-    return {"compiled": dataclasses.asdict(read)}
+    return {"compiled": read.stored()}
 
 
 def explained(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,4 +73,4 @@ def explained(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> dict[st
     start, options = time.perf_counter(), dict(header["options"])
     made, dumped = compile_dumped(lowered, options)
     read = read_compiled(made, time.perf_counter() - start, options=options)
-    return {"compiled": dataclasses.asdict(read), "peak": dataclasses.asdict(peak(dumped))}
+    return {"compiled": read.stored(), "peak": dataclasses.asdict(peak(dumped))}

@@ -83,14 +83,14 @@ def with_stop(step: Callable[..., Any]) -> Callable[..., tuple]:
 
 def compiled(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> dict[str, Any]:
     """Compiles a step, and returns the fields of `Compiled`. `header` is the request."""
-    return {"compiled": dataclasses.asdict(_compiled(lowered, header)[0])}
+    return {"compiled": _compiled(lowered, header)[0].stored()}
 
 
 def explained(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> dict[str, Any]:
     """Compiles a step, and returns the fields of `Compiled` and of `Peak`."""
     read, dumped = _compiled(lowered, header)
     held = peak(dumped, leave_out=on_core)
-    return {"compiled": dataclasses.asdict(read), "peak": dataclasses.asdict(held)}
+    return {"compiled": read.stored(), "peak": dataclasses.asdict(held)}
 
 
 def _compiled(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> tuple[Compiled, bytes]:
@@ -99,5 +99,4 @@ def _compiled(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> tuple[C
     compile = lambda dumps: lowered.compile(compiler_options=dumps | own)
     rates = TpuRates(**header["device"]["rates"])
     kernels = header.get("kernels", ())
-    _, read, dumped = compile_for_tpu(compile, header["options"], rates, ended, kernels)
-    return read, dumped
+    return compile_for_tpu(compile, header["options"], rates, ended, kernels)
