@@ -282,6 +282,21 @@ def test_the_words_and_the_solver_are_free_of_jax():
     assert violations(modules, lambda name: within(name, "jax", "jaxlib", "flax", "optax")) == []
 
 
+def compares_a_platform(tree: ast.Module) -> bool:
+    """Whether code compares a platform's name, as `target.platform == "tpu"` does."""
+    named = lambda node: isinstance(node, ast.Attribute) and node.attr == "platform"
+    compared = (n for n in ast.walk(tree) if isinstance(n, ast.Compare))
+    return any(any(map(named, (c.left, *c.comparators))) for c in compared)
+
+
+def test_no_room_but_the_target_asks_for_a_platform_by_name():
+    """Other rooms read facts of `Target.traits`."""
+    modules = [m for m in in_package("jaxmem") if room(m) != "_target"]
+    found = [m for m in modules if compares_a_platform(ast.parse(PATHS[m].read_text("utf-8")))]
+    assert found == []
+    assert compares_a_platform(ast.parse("if a.platform in ('cpu', 'tpu'): pass"))
+
+
 def test_kernels_never_import_jaxmem():
     above = ("jaxmem", "experiments", "benchmarks", "tests")
     assert violations(in_package("jaxmem_kernels"), lambda name: within(name, *above)) == []

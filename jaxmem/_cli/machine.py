@@ -37,9 +37,7 @@ def targets(args: argparse.Namespace) -> int:
 
 def _times_from(target: Target) -> str:
     """Where times of plans for a named device come from, in words."""
-    if target.platform == "tpu":
-        return "a roofline of XLA's fusions"
-    return "XLA's estimates" if target.chip and target.chip.priced else "a roofline"
+    return "a roofline" if target.chip is None else target.chip.time_source
 
 
 def calibrate(args: argparse.Namespace) -> int:

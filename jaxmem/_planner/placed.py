@@ -195,7 +195,7 @@ def read_places(
     question = Question(
         states,
         with_working(front(profile, block), steps, block.name, others, sharding),
-        Link(*backend.link, beside=target.platform != "cpu"),
+        Link(*backend.link, beside=target.traits.host_is_apart),
         block.runs // block.layers,
         limits.room,
         limits.host_room,

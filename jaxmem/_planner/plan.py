@@ -19,7 +19,6 @@ from jaxmem._planner.measured import check_measure, measured
 from jaxmem._planner.microbatches import checked, fastest, numbers_for
 from jaxmem._planner.outcome.searched import Spent, infeasible, outcome
 from jaxmem._planner.placed import check_decide, plan_places
-from jaxmem._planner.random_bits import random_notes
 from jaxmem._planner.read import read_step
 from jaxmem._planner.search.candidates import price_of
 from jaxmem._planner.search.measure import Runs
@@ -34,6 +33,7 @@ from jaxmem._planner.unasked import would_fit, would_save
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.protocol import Backend
+from jaxmem._target.devices.random_bits import random_notes
 from jaxmem._target.devices.support import allowed_actions, budget_notes, unrolled_obstacle
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import sized

@@ -14,7 +14,6 @@ from jaxmem._planner.microbatches import checked as checked_numbers
 from jaxmem._planner.placed import Decide
 from jaxmem._planner.trials.compile import StepCompiler
 from jaxmem._planner.trials.trial import Limits
-from jaxmem._planner.trials.walks import beside_arguments
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._trace.arguments import argument_bytes, is_function, shards_of, sized
 from jaxmem.errors import JaxmemError, OptimizerError, StepError
@@ -86,7 +85,7 @@ class Walked:
             return self._of_placed(args, plan)
         traced = StepCompiler(self.build, args, self.backend).trace(plan)
         devices = self.backend.target.devices
-        beside = beside_arguments(traced, self.backend, shards_of(traced, args, devices))
+        beside = self.backend.temporary_bytes(traced, shards_of(traced, args, devices))
         return argument_bytes(traced, args, devices) + beside
 
     def _of_placed(self, args: tuple, plan: Assignment) -> int:

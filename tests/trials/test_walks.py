@@ -13,6 +13,7 @@ from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solve import least_bytes, solve
 from jaxmem._planner.trials.walks import MOST_WALKS, Walks, agreed
+from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import SolverError
 from tests.shared.profiles import chain, profile
@@ -116,9 +117,9 @@ def test_walks_end_when_they_take_too_long(monkeypatch):
 @pytest.mark.parametrize("target", ["v5e:4", "v5p:2x2x1"])
 def test_of_absent_tpus_the_same_programs_run_kernels_as_of_those_at_hand(target):
     """No step is traced to ask for a difference, which a plan would then tell of."""
-    backend = types.SimpleNamespace(target=Target.parse(target))
-    walks = Walks(types.SimpleNamespace(backend=backend), MADE, shards=4)
-    assert walks.more_by_kernels(NOTHING) is None
+    with backend_for(Target.parse(target)) as backend:
+        walks = Walks(types.SimpleNamespace(backend=backend), MADE, shards=4)
+        assert walks.more_by_kernels(NOTHING) is None
     backend.target = Target.parse("h200:4")
     with pytest.raises(AttributeError, match="trace"):
         walks.more_by_kernels(NOTHING)

@@ -41,12 +41,13 @@ def profile(
     target = backend.target
     found = blocks_of(whole(jaxpr))
     actions = allowed.actions
-    looped = [a for a in actions if not (a.offloads and target.platform == "cuda")]
+    everywhere = target.traits.offloads_everywhere
+    looped = [a for a in actions if everywhere or not a.offloads]
     allowed = dataclasses.replace(allowed, looped=looped)
-    jobs = Jobs(target.local, target.platform == "tpu")
+    jobs = Jobs(target.local, target.traits.tiled)
     # First draft all classes, whose prices are jobs; then time all jobs at once; then price.
     unrolled = _unrolled(found.classes)
-    offloads = target.platform == "cuda" and any(a.offloads for a in actions)
+    offloads = not everywhere and any(a.offloads for a in actions)
     nested = _nested(found.classes)
     if offloads:
         _warn_of_offload(unrolled, nested)

@@ -8,6 +8,7 @@ import os
 import jax
 
 from jaxmem._core.bytes import show_bytes
+from jaxmem._target.devices.platforms import OnPlatform, platform_of
 from jaxmem._target.devices.support import misreading
 from jaxmem._target.devices.target import free_host_bytes
 from jaxmem.errors import TargetError
@@ -16,13 +17,14 @@ from jaxmem.errors import TargetError
 POOL_VARIABLE, POOL_GIB = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", 64
 
 
-def check_pool(platform: str, wanted: int) -> None:
-    """Raises TargetError unless devices of a platform can have so many bytes of states in the
-    memory of their host.
+def check_pool(device: OnPlatform | None, wanted: int) -> None:
+    """Raises TargetError unless a device can have so many bytes of states in the memory of its
+    host.
     """
-    if platform in ("", "cpu") or not wanted:
+    if not has_host_memory(device) or not wanted:
         return
-    if (version := misreading(platform)) is not None:
+    assert device is not None
+    if (version := misreading(device)) is not None:
         raise TargetError(
             f"released_step: jaxlib {version} reads a loop's layers in host memory at wrong offsets"
             " on a GPU (fixed in 0.11.1); expected 0.11.1 or later: install it, or leave all layers"
@@ -63,7 +65,12 @@ def nbytes(tree) -> int:
     return sum(map(one, jax.tree.leaves(tree)))
 
 
-def platform(tree) -> str:
-    """The platform of the devices that arrays lie on, "" of shapes."""
+def device_of(tree) -> OnPlatform | None:
+    """One of the devices that arrays are stored on; None for shapes."""
     arrays = [a for a in jax.tree.leaves(tree) if isinstance(a, jax.Array)]
-    return next(iter(arrays[0].devices())).platform if arrays else ""
+    return next(iter(arrays[0].devices())) if arrays else None
+
+
+def has_host_memory(device: OnPlatform | None) -> bool:
+    """Whether a device has host memory apart from its own; False for None, the device of shapes."""
+    return device is not None and platform_of(device.platform).host_is_apart

@@ -156,7 +156,7 @@ def _check_room(places: _Places, stacks, specs) -> None:
 
     a_layer = sum(jax.tree.leaves(jax.tree.map(nbytes, stacks, specs)))
     a_layer *= len(places.mesh.local_devices)
-    platform, where = places.mesh.devices.flat[0].platform, places.where
+    device, where = places.mesh.devices.flat[0], places.where
     streamed = where.copies + where.streamed
-    room.check_pool(platform, a_layer * streamed)
-    room.check_free(a_layer * (where.count if platform == "cpu" else streamed))
+    room.check_pool(device, a_layer * streamed)
+    room.check_free(a_layer * (streamed if room.has_host_memory(device) else where.count))

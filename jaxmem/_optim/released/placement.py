@@ -26,10 +26,10 @@ def split(model: Model, optimizer, state, where: Placement, outer_moments: str):
     share = Fraction(where.copies + where.streamed, where.count)
     check_memory(outer_moments)
     states = masters_of(layers), optimizer.opened(model, *state)[0]
-    platform, wanted = room.platform(state), int(room.nbytes(states) * share)
-    room.check_pool(platform, wanted)
+    device, wanted = room.device_of(state), int(room.nbytes(states) * share)
+    room.check_pool(device, wanted)
     # On a CPU both memories are one, and what lies in one of them needs no more in the other.
-    if platform not in ("", "cpu"):
+    if room.has_host_memory(device):
         there = [a for a in jax.tree.leaves(states) if a.sharding.memory_kind == layout.HOST]
         room.check_free(wanted - room.nbytes(there))
     change = lambda layers, kept: layout.split(layers, where, kept)

@@ -2,7 +2,6 @@
 and compiled.
 """
 
-import contextlib
 import dataclasses
 import math
 import time
@@ -24,7 +23,6 @@ from jaxmem._planner.placement.layer import States
 from jaxmem._planner.trials.compile import CompiledStep
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.protocol import Backend
-from jaxmem._trace.liveness.walk import temporary_bytes
 from jaxmem._trace.step import trace
 from jaxmem.errors import PlanFileError, StepError
 
@@ -156,14 +154,8 @@ class PlacedSteps:
 
     def walked(self, assignment: Assignment | None, places: Places) -> int:
         """Bytes that the step is expected to take on the device, its arguments among them."""
-        stage, traced = self.trace(assignment, places)
-        if self.backend.assigns:
-            with contextlib.suppress(StepError):  # what XLA refuses is estimated as elsewhere
-                return self.backend.assign(stage, traced).result().total_bytes
-        donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
-        on_gpu = self.backend.target.platform == "cuda"
-        beside = temporary_bytes(traced.jaxpr, donated, on_gpu=on_gpu)
-        return beside + _bytes(self.args_at(places))[0]
+        _, traced = self.trace(assignment, places)
+        return self.backend.step_bytes(traced, _bytes(self.args_at(places))[0])
 
     def compile(self, assignment: Assignment, places: Places) -> CompiledStep:
         """Raises StepError where XLA does not compile it."""
@@ -172,7 +164,8 @@ class PlacedSteps:
         compiled = self.backend.compile(stage, traced).result()
         self.compiles += 1
         self.seconds += time.perf_counter() - start
-        return CompiledStep(assignment.actions, compiled, places)
+        actions = {label: dict(choices) for label, choices in assignment.actions.items()}
+        return CompiledStep(actions, compiled, places)
 
 
 def placed_steps(plan: Plan, build, args: tuple, backend: Backend, what: str) -> PlacedSteps:

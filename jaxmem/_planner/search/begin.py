@@ -118,7 +118,7 @@ def _written(setting: Setting, trials: Trials) -> Trial | None:
         (step,) = setting.attempt(AS_WRITTEN, least=trials.baseline.total)
     if isinstance(step, StepError):
         return None
-    if step.compiled.host_bytes and (version := misreading(setting.steps.backend.target.platform)):
+    if step.compiled.host_bytes and (version := misreading(setting.steps.backend.target)):
         warn(
             "plan: the step as written offloads tensors by checkpoints of its own, and jaxlib"
             f" {version} reads offloaded tensors of a loop at wrong offsets on this target (fixed"

@@ -4,11 +4,8 @@ A walk takes a fraction of a second where a compile takes many. So the solver is
 what each walk taught, until a walk agrees with it.
 """
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
-
-import jax
 
 from jaxmem._core.actions import RECOMPUTE, REST, Actions
 from jaxmem._core.profile import Profile
@@ -17,9 +14,7 @@ from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.memory import Expected
 from jaxmem._planner.solve.solution import Solution
 from jaxmem._planner.trials.compile import StepCompiler
-from jaxmem._target.compile.protocol import Backend
-from jaxmem._trace.liveness.walk import runs_references, temporary_bytes
-from jaxmem.errors import StepError
+from jaxmem._trace.liveness.walk import runs_references
 
 MOST_WALKS = 8  # for one question to the solver
 RECALLED = 3  # plans of earlier searches that are walked through
@@ -85,19 +80,18 @@ class Walks:
         XLA divides references itself, and does so where it compiles for GPUs that are not there. Of
         a TPU's programs the same divide kernels, whether it is there or not.
         """
-        target = self._steps.backend.target
-        if self._shards == 1 or target.local or target.platform != "cuda":
+        backend = self._steps.backend
+        if self._shards == 1 or not backend.compiles_references:
             return None
         traced = self._steps.trace(self._steps.plan_of(actions))
         if not runs_references(traced.jaxpr) or (references := self.told(actions)) is None:
             return None
-        kernels = beside_arguments(traced, self._steps.backend, self._shards, kernels=True)
-        return kernels - references
+        return backend.temporary_bytes(traced, self._shards, kernels=True) - references
 
     def beside_arguments(self, actions: Actions) -> int:
         """Bytes that the step is expected to take beside its arguments."""
         traced = self._steps.trace(self._steps.plan_of(actions))
-        return beside_arguments(traced, self._steps.backend, self._shards)
+        return self._steps.backend.temporary_bytes(traced, self._shards)
 
     def model(self, measured: Sequence[tuple[Actions, float]]) -> Expected:
         """Fits the memory model to compiled plans, and to walks of others.
@@ -145,23 +139,6 @@ class Walks:
         if not errors:
             return lambda actions: 0.0
         return Additive.fit(errors, self._profile).predict
-
-
-def beside_arguments(
-    traced: jax.stages.Traced, backend: Backend, shards: int, kernels: bool = False
-) -> int:
-    """Bytes that a traced step is expected to take beside its arguments; where the compiler tells
-    them long before it is done, they are its own.
-
-    kernels: whether they run on divided arrays too, as they do on devices that are there.
-    """
-    donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
-    if backend.assigns:
-        with contextlib.suppress(StepError):  # what XLA refuses is estimated as elsewhere
-            compiled = backend.assign(None, traced).result()
-            return compiled.total_bytes - compiled.argument_bytes
-    on_gpu, divided = backend.target.platform == "cuda", kernels or backend.target.local
-    return temporary_bytes(traced.jaxpr, donated, on_gpu=on_gpu, shards=shards, divided=divided)
 
 
 def agreed(

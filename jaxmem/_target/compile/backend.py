@@ -139,6 +139,8 @@ class Deviceless(Backend):
     def __init__(self, target: Target, database: Database | None = None, workers: int = 2):
         super().__init__(target, database)
         self.assigns = target.platform == "tpu"
+        # Of a TPU's programs XLA divides the kernels themselves.
+        self.compiles_references = target.platform == "cuda"
         self.margin = PROGRAM_MARGIN if self.assigns else DEVICELESS_MARGIN
         self._compiler = Compiler(target, workers=workers)
         self._told = False  # whether the user was warned of idle devices

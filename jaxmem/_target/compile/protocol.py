@@ -7,6 +7,7 @@ time. A profile needs less than a search, a `Pricing`, which compiles nothing.
 
 import abc
 import concurrent.futures
+import contextlib
 from collections.abc import Sequence
 from typing import Self
 
@@ -18,6 +19,8 @@ from jaxmem._target.compile.pricing import Pricing
 from jaxmem._target.compile.running import CannotRun
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target
+from jaxmem._trace.liveness.walk import temporary_bytes
+from jaxmem.errors import StepError
 
 
 class Backend(Pricing, abc.ABC):
@@ -27,12 +30,15 @@ class Backend(Pricing, abc.ABC):
     width: how many compiles are worth asking for at once.
     assigns: whether bytes and costs are known before a compile is done, so that `assign` takes a
       part of the time that `compile` takes.
+    compiles_references: whether the references of the codecs' kernels are compiled in place of the
+      kernels where arrays are divided over devices.
     database: what was timed and compiled before, and where it is written down.
     """
 
     margin = 0.0
     width = 1
     assigns = False
+    compiles_references = False
 
     def __init__(self, target: Target, database: Database | None = None):
         super().__init__(target)
@@ -57,6 +63,43 @@ class Backend(Pricing, abc.ABC):
         returns is compiled whole; what it only weighs need not be.
         """
         return self.compile(stage, traced)
+
+    def temporary_bytes(
+        self, traced: jax.stages.Traced, shards: int = 1, kernels: bool = False
+    ) -> int:
+        """Bytes that a step is expected to take in addition to its arguments: those that the
+        compiler assigns where `assigns`, else a liveness estimate.
+
+        shards: over how many devices a block's tensors are divided.
+        kernels: whether codecs' kernels run on divided arrays, also where references are compiled.
+        """
+        if (compiled := self._assigned(traced)) is not None:
+            return compiled.total_bytes - compiled.argument_bytes
+        donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
+        return temporary_bytes(
+            traced.jaxpr,
+            donated,
+            on_gpu=self.target.traits.as_gpu,
+            shards=shards,
+            divided=kernels or self.target.local,
+        )
+
+    def step_bytes(self, traced: jax.stages.Traced, arguments: int) -> int:
+        """Bytes that a step is expected to take. `arguments` are those of its arguments, unless the
+        compiler assigns their buffers.
+        """
+        if (compiled := self._assigned(traced)) is not None:
+            return compiled.total_bytes
+        return arguments + self.temporary_bytes(traced)
+
+    def _assigned(self, traced: jax.stages.Traced) -> Compiled | None:
+        """The step with its buffers assigned; None where only a whole compile assigns them, or XLA
+        refuses the step.
+        """
+        if self.assigns:
+            with contextlib.suppress(StepError):
+                return self.assign(None, traced).result()
+        return None
 
     @abc.abstractmethod
     def explain(self, traced: jax.stages.Traced) -> tuple[Compiled, Peak]:

@@ -138,7 +138,7 @@ def check_arguments(target: Target, traced: jax.stages.Traced) -> None:
     """
     if not any(map(on_host, traced.jaxpr.in_avals)):
         return
-    if (version := misreading(target.platform)) is not None:
+    if (version := misreading(target)) is not None:
         raise TargetError(
             f"the step has arguments in host memory, and jaxlib {version} reads such arrays at"
             f" wrong offsets in a loop on target {str(target)!r} (fixed in 0.11.1); expected 0.11.1"

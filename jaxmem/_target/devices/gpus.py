@@ -41,6 +41,11 @@ class Gpu:
     platform = "cuda"
 
     @property
+    def time_source(self) -> str:
+        """Where the times of plans come from, in words."""
+        return "XLA's estimates" if self.priced else "a roofline"
+
+    @property
     def compute_capability(self) -> int:
         """As kernels are compiled for it: 90 for 9.0."""
         return 10 * self.capability[0] + self.capability[1]

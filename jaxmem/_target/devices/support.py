@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from jaxmem._core.actions import ALL, LOSSLESS, Action
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
+from jaxmem._target.devices.platforms import OnPlatform
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import TagError, TargetError
 
@@ -65,19 +66,19 @@ def budget_notes(limit: int, target: Target) -> tuple[str, ...]:
 
 def offload_obstacle(target: Target) -> str | None:
     """Returns why `target` cannot offload, or None if it can."""
-    if target.platform == "cpu":
+    if not target.traits.host_is_apart:
         return "a CPU has no host memory apart from its own"
-    if (version := misreading(target.platform)) is None:
+    if (version := misreading(target)) is None:
         return None
     return f"jaxlib {version} reads offloaded tensors of a scan at wrong offsets (fixed in 0.11.1)"
 
 
-def misreading(platform: str) -> str | None:
-    """Returns the version of a jaxlib whose programs for a platform read arrays in host memory at
+def misreading(target: OnPlatform) -> str | None:
+    """Returns the version of a jaxlib whose programs for a target read arrays in host memory at
     wrong offsets in a loop; None of one whose programs do not.
     """
     version = installed("jaxlib") or "0"
-    on_gpu = platform not in ("cpu", "tpu")
+    on_gpu = target.platform not in ("cpu", "tpu")
     return version if on_gpu and release(version) < HOST_OFFSETS_SINCE else None
 
 

@@ -8,6 +8,7 @@ import re
 
 from jaxmem._target.devices.chips import CHIPS, Chip, chip_of_kind
 from jaxmem._target.devices.gpus import GPUS, Gpu
+from jaxmem._target.devices.platforms import Platform, platform_of
 from jaxmem._target.devices.rates import LINK_EFFICIENCY, link_ways, rates_of
 from jaxmem._target.devices.tpus import TPUS, Topology, Tpu, topology_of
 from jaxmem.errors import TargetError
@@ -67,6 +68,11 @@ class Target:
     peers: float = 0.0  # B/s each way of a ring over all devices: what copies between them reach
     hosts: int = 1  # among which the devices are divided evenly
     shape: tuple[int, ...] = ()  # a TPU's chips along each axis of its topology
+
+    @property
+    def traits(self) -> Platform:
+        """The facts of the target's platform."""
+        return platform_of(self.platform)
 
     @property
     def chip(self) -> Chip | None:

@@ -34,6 +34,7 @@ class Tpu:
     source: str
     platform = "tpu"
     priced = True  # programs are priced by what the compiler fuses
+    time_source = "a roofline of XLA's fusions"  # of plans, in words
 
     @property
     def flops_f32(self) -> float:

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem._planner.random_bits import MANY, random_notes
+from jaxmem._target.devices.random_bits import MANY, random_notes
 from jaxmem._target.devices.target import Target
 
 

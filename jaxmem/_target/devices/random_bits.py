@@ -16,7 +16,7 @@ def random_notes(jaxpr: Jaxpr, target: Target) -> tuple[str, ...]:
 
     jaxpr: the step's.
     """
-    if target.platform != "tpu":
+    if target.traits.cheap_random_bits:
         return ()
     drawn = (e for e in equations(jaxpr) if e.primitive.name == "random_bits")
     most = max((math.prod(e.params["shape"]) for e in drawn if _by_threefry(e)), default=0)

@@ -1,0 +1,48 @@
+"""What plans depend on that is not the same on every platform, as data.
+
+Code outside the room `_target` asks a `Platform` for a fact, and never for a platform's name, so
+that support for another platform is a row of this table.
+"""
+
+import dataclasses
+from typing import Protocol
+
+
+@dataclasses.dataclass(frozen=True)
+class Platform:
+    """The facts of one platform.
+
+    host_is_apart: whether host memory is another memory than the device's, and copies between the
+      two can overlap with compute.
+    offloads_everywhere: whether XLA moves to host memory whatever an offload policy names; else
+      only tensors that a single loop over layers saves, outside loops of the layers themselves.
+    tiled: whether arrays take the bytes of whole tiles.
+    cheap_random_bits: whether threefry's bits are written once, and not as dozens of arrays.
+    as_gpu: whether XLA fuses and schedules as for a GPU, which liveness estimates follow.
+    """
+
+    host_is_apart: bool = True
+    offloads_everywhere: bool = True
+    tiled: bool = False
+    cheap_random_bits: bool = True
+    as_gpu: bool = False
+
+
+class OnPlatform(Protocol):
+    """A target, or a device of JAX."""
+
+    @property
+    def platform(self) -> str: ...
+
+
+PLATFORMS = {
+    "cpu": Platform(host_is_apart=False),
+    "cuda": Platform(offloads_everywhere=False, as_gpu=True),
+    "rocm": Platform(),
+    "tpu": Platform(tiled=True, cheap_random_bits=False),
+}
+
+
+def platform_of(name: str) -> Platform:
+    """The facts of a platform, by JAX's name for it; the defaults for a platform of a plugin."""
+    return PLATFORMS.get(name, Platform())
