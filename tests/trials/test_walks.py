@@ -120,6 +120,7 @@ def test_of_absent_tpus_the_same_programs_run_kernels_as_of_those_at_hand(target
     with backend_for(Target.parse(target)) as backend:
         walks = Walks(types.SimpleNamespace(backend=backend), MADE, shards=4)
         assert walks.more_by_kernels(NOTHING) is None
-    backend.target = Target.parse("h200:4")
-    with pytest.raises(AttributeError, match="trace"):
-        walks.more_by_kernels(NOTHING)
+    with backend_for(Target.parse("h200:4")) as backend:
+        walks = Walks(types.SimpleNamespace(backend=backend), MADE, shards=4)
+        with pytest.raises(AttributeError, match="trace"):
+            walks.more_by_kernels(NOTHING)
