@@ -21,7 +21,9 @@ from tests.shared.profiles import chain, profile
 pytestmark = pytest.mark.core
 MADE = profile(chain(layers=4, runs=4))
 NOTHING = {"block": {}}
-NOBODY: Any = None  # traces nothing: `Told` knows what a walk would tell
+BACKEND = types.SimpleNamespace(assigns=False)
+# Traces nothing: `Told` knows what a walk would tell.
+NOBODY: Any = types.SimpleNamespace(backend=BACKEND)
 
 
 class Told(Walks):

@@ -11,10 +11,12 @@ compiles correct bytes (`_planner/solve/additive.py`), and the program is solved
 
 Changes of single tags alone were the first choice. They stop where one tag could only be kept in
 the place of another, and they do not know what several changes gain together.
+
+The number of compiles limits the search, and not its seconds: on a busy machine a limit in seconds
+ended the search before the changes that gained most, so that the plan depended on what else ran.
 """
 
 import dataclasses
-import time
 from collections.abc import Iterator, Mapping
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, Choice
@@ -34,8 +36,7 @@ from jaxmem._planner.trials.trial import Trial
 from jaxmem._planner.trials.trials import Trials
 from jaxmem.errors import SolverError
 
-SECONDS = 60.0  # for all that a search weighs so, or
-FIRSTS = 6  # times what the policies by hand take, which is longer for a large step
+MOST = 64  # compiles for buffers
 FASTER = 1e-4  # the share of a step's time by which a change must gain
 NEARLY = 1.02  # of the room: working memory may be less under the change
 IN_A_ROW = 3  # answers by corrected prices that gain nothing
@@ -52,7 +53,7 @@ def polish(setting: Setting, trials: Trials) -> Mapping[Key, float]:
         return {}
     LOG.info("weighing changes by the whole step")
     polisher = _Polisher(setting, trials)
-    polisher.begin([*hand_policies(trials.profile).values(), *_without_limit(setting, trials)])
+    polisher.weigh([*hand_policies(trials.profile).values(), *_without_limit(setting, trials)])
     polisher.solve()
     while not polisher.ended and (polisher.change() | polisher.solve()):
         pass
@@ -63,18 +64,11 @@ class _Polisher:
     def __init__(self, setting: Setting, trials: Trials):
         self.setting, self.trials = setting, trials
         self.clock: Clock = clock_of(trials, setting.steps.backend.target)
-        self.started = time.perf_counter()
-        self.until = self.started + SECONDS
-
-    def begin(self, many: list[Actions]) -> None:
-        """Weighs the first assignments. What they take says how long the rest may."""
-        self.weigh(many)
-        took = time.perf_counter() - self.started
-        self.until = self.started + max(SECONDS, FIRSTS * took)
+        self.left = MOST
 
     @property
     def ended(self) -> bool:
-        return time.perf_counter() > self.until
+        return self.left <= 0
 
     @property
     def best(self) -> Trial:
@@ -130,7 +124,6 @@ class _Polisher:
             problem,
             corrections=model.by_choice,
             excluded=(*problem.excluded, *known),
-            time_limit=max(1.0, min(problem.time_limit, self.until - time.perf_counter())),
         )
         try:
             solution = candidates.fastest(problem)
@@ -163,6 +156,7 @@ class _Polisher:
             if (cost := candidates.price_of(self.trials.profile, actions)) is not None:
                 fresh.append((actions, cost))
                 known.append(actions)
+        self.left -= len(fresh)
         found = self.setting.steps.weigh(*(actions for actions, _ in fresh))
         for (actions, cost), step in zip(fresh, found):
             if not isinstance(step, CompiledStep):
