@@ -19,7 +19,7 @@ from unittest import mock
 import jaxmem
 from benchmarks.shared.case import Case
 from benchmarks.shared.results import Report
-from jaxmem._planner.search import begin, candidates, least, rounds, search
+from jaxmem._planner.search import begin, candidates, least, search
 from jaxmem._planner.trials.history import History
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
@@ -36,8 +36,8 @@ PHASES: dict[str, Patches] = {
         (begin, "descended", lambda *args: None),
         (least, "descended", lambda *args: None),
     ),
-    "whole steps": ((search, "polish", lambda setting, trials: {}),),
-    "groups": ((rounds.Rounds, "divide", lambda self, best, clock: (best, None)),),
+    "whole steps": ((search, "polish", lambda search: {}),),
+    "groups": ((search, "divide", lambda search, best, clock: (best, None)),),
 }
 
 

@@ -11,7 +11,6 @@ from jaxmem._planner.search.factors import Factors, rescaled
 from jaxmem._planner.search.measure import Runs, fastest_measured, learned
 from jaxmem._planner.search.search import Found
 from jaxmem._planner.trials.history import History, Run
-from jaxmem._planner.trials.setting import Setting
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.running import CannotRun
 from jaxmem._target.devices.target import Target
@@ -56,15 +55,13 @@ def remember_run(build, args: tuple, actions: Actions, other: Actions, seconds, 
         History(backend, traced.jaxpr).remember_run(Run(actions, other, seconds, noise))
 
 
-def measured(
-    setting: Setting, found: Found, seconds: float
-) -> tuple[Found, list[Runs], tuple[str, ...]]:
+def measured(found: Found, seconds: float) -> tuple[Found, list[Runs], tuple[str, ...]]:
     """Returns what was found with the fastest by the clock as its best, what was run, and what to
     tell the user of it.
     """
     LOG.info("running what may be fastest, for %g s", seconds)
     try:
-        fastest, runs = fastest_measured(setting, found, seconds)
+        fastest, runs = fastest_measured(found, seconds)
     except CannotRun as why:
         return found, [], (f"nothing was run for `measure`: {why}",)
     if not runs:

@@ -17,18 +17,16 @@ from jaxmem._cost.profile.times import RETRY_SECONDS
 from jaxmem._planner.boundary import Boundary, of_size
 from jaxmem._planner.measured import check_measure, measured
 from jaxmem._planner.microbatches import checked, fastest, numbers_for
-from jaxmem._planner.outcome.searched import Spent, infeasible, outcome
+from jaxmem._planner.outcome.searched import infeasible, outcome
 from jaxmem._planner.placed import check_decide, plan_places
 from jaxmem._planner.read import read_step
 from jaxmem._planner.search.candidates import price_of
 from jaxmem._planner.search.measure import Runs
-from jaxmem._planner.search.search import search
+from jaxmem._planner.search.search import find_plan
 from jaxmem._planner.sizes import Walked, check_batch, possible
 from jaxmem._planner.solve import waste
 from jaxmem._planner.together import by_the_first
-from jaxmem._planner.trials.setting import Setting
 from jaxmem._planner.trials.trial import Limits
-from jaxmem._planner.trials.walks import Walks
 from jaxmem._planner.unasked import would_fit, would_save
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.backend import backend_for
@@ -206,28 +204,25 @@ def _plan(
     _warn_of_waste(profile)
     _warn_of_no_tags(profile, jaxpr, step.shards)
     # Search: solve and compile in turns.
-    walks = Walks(step.steps, profile, step.shards)
-    known = step.history, limits, walks, step.written, allowed.careful
-    setting = Setting(profile, step.steps, *known)
-    found = search(setting, step.arguments)
+    search = step.search(limits, allowed.careful)
+    found = find_plan(search, step.arguments)
     # What `checkpoint_name` names might have been compressed, had the user asked for it.
     wider = lambda: silently(step.wider)
     if found.best is None:
-        hint = would_fit(found.trials, setting, wider) if allowed.named != allowed.actions else ""
+        hint = would_fit(search, wider) if allowed.named != allowed.actions else ""
         largest = listed(unnamed(jaxpr, step.shards))
-        raise infeasible(found.trials, target, largest, hint)
+        raise infeasible(search, largest, hint)
     notes += step.notes + _time_notes(profile) + _gap_notes(found.best.gap)
     notes += random_notes(jaxpr.jaxpr, target)
     runs: list[Runs] = []
     if measure is not None:
-        found, runs, said = measured(setting, found, measure)
+        found, runs, said = measured(found, measure)
         notes += said
     assert found.best is not None
-    if allowed.named != allowed.actions and found.best is not found.trials.baseline:
-        notes += would_save(found.trials, found.best, wider)
-    notes += _kernel_notes(walks.more_by_kernels(found.best.actions))
-    spent = Spent(step.seconds, found.solve_seconds, step.steps.seconds, step.steps.compiles)
-    return outcome(found, target, spent, notes, runs)
+    if allowed.named != allowed.actions and found.best is not search.baseline:
+        notes += would_save(search, found.best, wider)
+    notes += _kernel_notes(search.walks.more_by_kernels(found.best.actions))
+    return outcome(found, notes, runs)
 
 
 def _time_notes(profile: Profile) -> tuple[str, ...]:

@@ -24,7 +24,9 @@ from jaxmem._planner.outcome.searched import arguments_exceed
 from jaxmem._planner.remedies import remedies
 from jaxmem._planner.trials.compile import StepCompiler, Written
 from jaxmem._planner.trials.history import History
+from jaxmem._planner.trials.state import Search
 from jaxmem._planner.trials.trial import Limits
+from jaxmem._planner.trials.walks import Walks
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.compiled.compiled import check_arguments
 from jaxmem._target.devices.target import Target
@@ -35,8 +37,8 @@ SHOWN = 3  # places of checkpoints
 
 
 @dataclasses.dataclass(frozen=True)
-class Read:
-    """A step that was read.
+class TracedStep:
+    """A step that was traced, checked and profiled.
 
     steps: compiles it.
     traced: the step with every tag recomputed, so that the backward of each block holds its whole
@@ -68,6 +70,19 @@ class Read:
     def target(self) -> Target:
         return self.steps.backend.target
 
+    def search(self, limits: Limits, careful: bool = False) -> Search:
+        """A search for a plan of the step. `careful` is as in `Allowed`."""
+        return Search(
+            self.profile,
+            limits,
+            self.steps,
+            self.history,
+            Walks(self.steps, self.profile, self.shards),
+            self.written,
+            careful,
+            profile_seconds=self.seconds,
+        )
+
 
 def read_step(
     build: Any,
@@ -75,7 +90,7 @@ def read_step(
     backend: Backend,
     limits: Limits | None,
     allowed: Allowed,
-) -> Read:
+) -> TracedStep:
     """Reads the step that `build` returns for `args`.
 
     limits: the bytes that a plan may take; None for no limit.
@@ -114,7 +129,9 @@ def read_step(
     for_all = dataclasses.replace(allowed, named=allowed.actions, careful=False)
     wider = lambda: corrected(price(allowed=for_all), history)[0]
     seconds = time.perf_counter() - start
-    return Read(steps, traced, arguments, shards, profile, wider, history, own, notes, seconds)
+    return TracedStep(
+        steps, traced, arguments, shards, profile, wider, history, own, notes, seconds
+    )
 
 
 def written_as(jaxpr: Jaxpr) -> Written:

@@ -12,57 +12,56 @@ from collections.abc import Callable
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
 from jaxmem._planner.search.candidates import fastest
-from jaxmem._planner.search.rounds import WORTH
 from jaxmem._planner.solve.solution import Solution
-from jaxmem._planner.trials.setting import Setting
+from jaxmem._planner.trials.clock import LEAST_GAIN
+from jaxmem._planner.trials.state import Search
 from jaxmem._planner.trials.trial import Trial
-from jaxmem._planner.trials.trials import Trials
 from jaxmem.errors import StepError
 
 ASK = 'it was not asked for: give actions="all"'
 
 
-def would_fit(trials: Trials, setting: Setting, wider: Callable[[], Profile]) -> str:
+def would_fit(search: Search, wider: Callable[[], Profile]) -> str:
     """The end of a sentence about a budget that was not met: which values, compressed, would have
     met it. Empty where none would have.
 
-    setting: compiles the plan that shows it.
+    search: compiles the plan that shows it.
     wider: makes the profile that has prices for codecs of all values.
     """
-    found = _solved(trials, wider)
+    found = _solved(search, wider)
     if found is None:
         return ""
     solution, names = found
-    (step,) = setting.attempt(solution.actions, least=trials.least)
+    (step,) = search.attempt(solution.actions, least=search.least)
     if isinstance(step, StepError):
         return ""
-    limits, size = trials.limits, step.compiled.total_bytes
+    limits, size = search.limits, step.compiled.total_bytes
     if size > limits.room or step.compiled.host_bytes > limits.host_room:
         return ""
     return f"; compressing {names} would have met it, with {show_bytes(size)}: {ASK}"
 
 
-def would_save(trials: Trials, best: Trial, wider: Callable[[], Profile]) -> tuple[str, ...]:
+def would_save(search: Search, best: Trial, wider: Callable[[], Profile]) -> tuple[str, ...]:
     """A sentence about the time that compressing such values is predicted to spare against `best`,
     if it is worth a word.
     """
-    found = _solved(trials, wider)
+    found = _solved(search, wider)
     if found is None:
         return ()
     solution, names = found
     spared = best.cost.seconds - solution.seconds
-    if spared <= WORTH * trials.profile.step_seconds:
+    if spared <= LEAST_GAIN * search.profile.step_seconds:
         return ()
     return (f"compressing {names} is predicted to spare {spared * 1e3:.2f} ms a step; {ASK}",)
 
 
-def _solved(trials: Trials, wider: Callable[[], Profile]) -> tuple[Solution, str] | None:
+def _solved(search: Search, wider: Callable[[], Profile]) -> tuple[Solution, str] | None:
     """The fastest assignment with codecs for all values, and the values that it compresses and the
     search could not, in words; None where nothing fits, or there are none.
     """
-    if not _lossless(trials.profile):
+    if not _lossless(search.profile):
         return None
-    problem = dataclasses.replace(trials.problem(trials.model()), profile=wider())
+    problem = dataclasses.replace(search.problem(search.model()), profile=wider())
     solution = fastest(problem)
     if solution is None:
         return None
@@ -70,7 +69,7 @@ def _solved(trials: Trials, wider: Callable[[], Profile]) -> tuple[Solution, str
         name
         for label, choices in solution.actions.items()
         for name, choice in choices.items()
-        if choice.action.compresses and (label, name) in _lossless(trials.profile)
+        if choice.action.compresses and (label, name) in _lossless(search.profile)
     }
     return (
         (solution, f"{', '.join(map(repr, sorted(names)))}, which checkpoint_name names,")

@@ -19,11 +19,10 @@ from jaxmem._planner.solve.cost import effective, evaluate
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.trials.compile import CompiledStep
 from jaxmem._planner.trials.trial import Limits, Trial
-from jaxmem._planner.trials.trials import Trials
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import SolverError, StepError
-from tests.shared import profiles
+from tests.shared import profiles, searches
 from tests.shared.profiles import block, profile
 
 pytestmark = pytest.mark.core
@@ -59,11 +58,10 @@ def polished(made, errors, room, start, host_room=10**9, refused=()):
     trial = lambda actions: Trial(steps.step(actions), evaluate(made, actions), 0)
     limits = Limits(room, room, host_room)
     everything = {b.name: {REST: KEEP} for b in made.blocks}
-    trials = Trials(made, limits, trial(everything), [trial(start)])
-    history = types.SimpleNamespace(remember=lambda step: None)
-    polish(types.SimpleNamespace(steps=steps, limits=limits, history=history), trials)
-    best = min(trials.fitting, key=lambda t: t.xla_seconds + t.cost.doubt_seconds, default=None)
-    return best, trials, steps
+    search = searches.search(made, limits, trial(everything), [trial(start)], steps)
+    polish(search)
+    best = min(search.fitting, key=lambda t: t.xla_seconds + t.cost.doubt_seconds, default=None)
+    return best, search, steps
 
 
 def pair(**tags):
@@ -91,12 +89,12 @@ def test_what_is_kept_in_the_place_of_another_is_found():
 
 def test_what_was_weighed_is_not_weighed_again_and_nothing_plainly_too_large_is():
     made = pair(u=2.0, v=1.0)
-    _, trials, steps = polished(made, {}, STATIC + 15, {"block": {"u": KEEP}})
+    _, search, steps = polished(made, {}, STATIC + 15, {"block": {"u": KEEP}})
     stored = [repr(sorted(effective(made, a)["block"].items())) for a in steps.weighed]
     assert len(stored) == len(set(stored))
     # Both tensors are kept once, as the policy that keeps every tag, and never as a change.
     assert sum(evaluate(made, a).saved_bytes == 20 for a in steps.weighed) == 1
-    assert len(trials.tried) == 1 + len(steps.weighed)
+    assert len(search.tried) == 1 + len(steps.weighed)
 
 
 def test_what_is_not_compiled_is_left_out_and_others_are_weighed():
@@ -104,9 +102,9 @@ def test_what_is_not_compiled_is_left_out_and_others_are_weighed():
     errors = {("block", "v", RECOMPUTE): 3.0}
     best_one = {"block": {"u": RECOMPUTE, "v": KEEP}}
     start, room = {"block": {}}, STATIC + 15
-    best, trials, steps = polished(made, errors, room, start, refused=[best_one])
+    best, search, steps = polished(made, errors, room, start, refused=[best_one])
     assert effective(made, best.actions)["block"] == {"u": KEEP, "v": RECOMPUTE}
-    assert [effective(made, a) for a in trials.refused] == [best_one]
+    assert [effective(made, a) for a in search.refused] == [best_one]
     assert sum(effective(made, a) == best_one for a in steps.weighed) == 1
 
 
@@ -137,8 +135,8 @@ def test_where_everything_is_kept_every_tag_but_one_is_tried():
     # Whatever is kept by tags is slow: the step as it is remains the best.
     errors = {("block", tag, KEEP): 50.0 for tag in "uv"}
     errors |= {("block", tag, RECOMPUTE): 50.0 for tag in "uv"}
-    best, trials, steps = polished(made, errors, STATIC + 100, {"block": {}})
-    assert best is trials.baseline
+    best, search, steps = polished(made, errors, STATIC + 100, {"block": {}})
+    assert best is search.baseline
     tried = [effective(made, a)["block"] for a in steps.weighed]
     assert {"u": RECOMPUTE, "v": KEEP} in tried
     assert {"u": KEEP, "v": RECOMPUTE} in tried
@@ -161,8 +159,7 @@ def test_nothing_is_weighed_where_a_whole_compile_alone_tells():
     steps.backend.assigns = False
     everything = {"block": {REST: KEEP}}
     start = Trial(steps.step(everything), evaluate(made, everything), 0)
-    trials = Trials(made, Limits(10**6, 10**6, 0), start)
-    polish(types.SimpleNamespace(steps=steps, limits=trials.limits), trials)
+    polish(searches.search(made, Limits(10**6, 10**6, 0), start, steps=steps))
     assert not steps.weighed
 
 
@@ -179,7 +176,7 @@ def test_the_best_is_no_slower_than_the_start_a_policy_or_a_change_of_one_tag(ma
     for (label, tag), choices in open_to.items():
         start[label][tag] = data.draw(st.sampled_from(choices))
     room = STATIC + evaluate(made, start).saved_bytes + data.draw(st.integers(0, 200))
-    best, trials, steps = polished(made, errors, room, start)
+    best, search, steps = polished(made, errors, room, start)
     assert best.total <= room
     seconds = lambda actions: (
         steps.step(actions).compiled.xla_seconds
@@ -192,7 +189,7 @@ def test_the_best_is_no_slower_than_the_start_a_policy_or_a_change_of_one_tag(ma
     for (label, tag), choice in itertools.product(open_to, (KEEP, RECOMPUTE)):
         if choice in open_to[label, tag]:
             near.append(best.actions | {label: best.actions.get(label, {}) | {tag: choice}})
-    gain = 1e-3 * trials.baseline.xla_seconds
+    gain = 1e-3 * search.baseline.xla_seconds
     for other in near:
         if any(REST in tags for tags in other.values()):
             continue

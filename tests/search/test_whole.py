@@ -4,7 +4,6 @@ No compiler is asked.
 """
 
 import dataclasses
-import types
 
 import pytest
 
@@ -12,9 +11,10 @@ import jaxmem._planner.search.search as search_module
 from jaxmem._core.actions import KEEP
 from jaxmem._core.profile import Option
 from jaxmem._planner.solve.cost import evaluate
+from jaxmem._planner.trials.state import Search
 from jaxmem._planner.trials.trial import Limits, Trial
-from jaxmem._planner.trials.trials import Trials
 from tests.search.test_polish import STATIC, Steps
+from tests.shared import searches
 from tests.shared.profiles import block, profile
 
 pytestmark = pytest.mark.core
@@ -48,19 +48,13 @@ def settled(more, room, monkeypatch):
     trial = lambda actions: Trial(steps.step(actions), evaluate(made, actions), 0)
     limits = Limits(room, room, 0)
     tried = [trial({"block": {name: KEEP}}) for name in BYTES]
-    trials = Trials(made, limits, trial({"block": dict.fromkeys(BYTES, KEEP)}), tried)
-    setting = types.SimpleNamespace(
-        profile=made,
-        steps=steps,
-        limits=limits,
-        history_of=lambda actions: types.SimpleNamespace(remember=lambda step: None),
-        timed=lambda *trials: [*trials],
-        compiles_left=0,
-        careful=False,
+    search = searches.search(
+        made, limits, trial({"block": dict.fromkeys(BYTES, KEEP)}), tried, steps
     )
-    monkeypatch.setattr(search_module, "begin", lambda setting, arguments: trials)
-    monkeypatch.setattr(search_module, "polish", lambda setting, trials: {})
-    found = search_module.search(setting, STATIC)
+    monkeypatch.setattr(Search, "compiles_left", 0)
+    monkeypatch.setattr(search_module, "begin", lambda search, arguments: None)
+    monkeypatch.setattr(search_module, "polish", lambda search: {})
+    found = search_module.find_plan(search, STATIC)
     best = None if found.best is None else [*found.best.actions["block"]]
     return best, steps.proved
 
@@ -82,7 +76,7 @@ def test_it_is_compiled_where_nothing_else_is_left(monkeypatch):
 
 def test_what_takes_less_compiled_whole_than_its_buffers_is_not_refused(monkeypatch):
     """The nearest to the room is asked first, and nothing that exceeds it by far."""
-    monkeypatch.setattr(search_module.Rounds, "least", lambda self: None)
+    monkeypatch.setattr(search_module, "compile_least", lambda search: None)
     smallest = STATIC + BYTES["w"]
     assert settled(-1, smallest - 1, monkeypatch) == (["w"], [["w"]])
     best, proved = settled(-30, smallest - 2, monkeypatch)

@@ -8,8 +8,7 @@ from jaxmem._core.actions import KEEP, OFFLOAD, REST
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.trials.clock import clock_of
 from jaxmem._planner.trials.compile import CompiledStep
-from jaxmem._planner.trials.trial import Limits, Trial
-from jaxmem._planner.trials.trials import Trials
+from jaxmem._planner.trials.trial import Trial
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target
 from tests.shared.profiles import INT4, chain, profile
@@ -27,8 +26,7 @@ def trial(tags, xla_seconds=None):
 
 def clock(baseline=None, measured=None):
     kept = dataclasses.replace(trial(EVERYTHING, baseline), measured_seconds=measured)
-    trials = Trials(MADE, Limits(1000, 1000, 1000), kept)
-    return clock_of(trials, Target.parse("h200"))
+    return clock_of(MADE, kept, Target.parse("h200"))
 
 
 def test_a_run_tells_more_than_an_estimate_and_that_more_than_pieces():

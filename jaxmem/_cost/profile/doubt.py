@@ -10,7 +10,7 @@ no doubt. Lossless codecs have no doubt, and neither have codecs to which `actio
 alternative.
 
 Before a lossy plan is returned, up to two lossless plans are compiled (`without_loss` in
-`_planner/search/rounds.py`). The prediction that no lossless plan fits may be wrong by the few
+`_planner/search/search.py`). The prediction that no lossless plan fits may be wrong by the few
 bytes that decide it.
 
 The uncertainty of measured times is the median of the spreads of all pieces. The spread of a piece

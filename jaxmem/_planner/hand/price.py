@@ -1,10 +1,12 @@
 """price(): what an assignment that was written by hand takes, in bytes and time, as a plan."""
 
+import dataclasses
+
 from jaxmem._core.actions import AS_WRITTEN, Actions, keeps_everything
 from jaxmem._core.assignment import Decisions, leaves_as_written
 from jaxmem._core.profile import Profile
 from jaxmem._planner.hand.read import read_by_hand
-from jaxmem._planner.outcome.searched import Spent, outcome
+from jaxmem._planner.outcome.searched import outcome
 from jaxmem._planner.search.divide import Division, Groups
 from jaxmem._planner.search.search import Found
 from jaxmem._planner.solve.cost import everything
@@ -12,7 +14,6 @@ from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solution import priced
 from jaxmem._planner.trials.compile import Written
 from jaxmem._planner.trials.trial import Limits, Trial
-from jaxmem._planner.trials.trials import Trials
 from jaxmem._planner.trials.written import cost_as_written
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.backend import backend_for
@@ -60,11 +61,10 @@ def price(build, assignment: Decisions, *args, target: str | Target = "local") -
     limits = Limits(trial.total, UNLIMITED, UNLIMITED)
     # The memory model is of layers alike.
     tried = [trial] if is_new and not by_hand.is_divided else []
-    trials = Trials(whole, limits, baseline, tried, written=written)
+    search = dataclasses.replace(step.search(limits), profile=whole, tried=tried, written=written)
+    search.baseline = baseline
     division = _division(by_hand.profile, actions) if by_hand.is_divided else None
-    spent = Spent(step.seconds, 0.0, step.steps.seconds, step.steps.compiles)
-    found = Found(trials, trial, division, 0.0)
-    return outcome(found, target, spent, step.notes, taken="it was asked for")
+    return outcome(Found(search, trial, division), step.notes, taken="it was asked for")
 
 
 def _division(profile: Profile, actions: Actions) -> Division:

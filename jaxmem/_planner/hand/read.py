@@ -8,7 +8,7 @@ from jaxmem._core.groups import as_decided
 from jaxmem._core.labels import group_label, ungrouped
 from jaxmem._core.profile import BlockClass, Profile, Tag
 from jaxmem._cost.profile.options import Allowed
-from jaxmem._planner.read import Read, read_step
+from jaxmem._planner.read import TracedStep, read_step
 from jaxmem._planner.solve.cost import Cost, evaluate
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.support import allowed_actions
@@ -26,7 +26,7 @@ class ByHand:
     cost: what that costs.
     """
 
-    step: Read
+    step: TracedStep
     whole: Profile
     profile: Profile
     actions: Actions

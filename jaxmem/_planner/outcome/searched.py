@@ -16,9 +16,9 @@ from jaxmem._planner.search.candidates import fastest
 from jaxmem._planner.search.measure import Runs, quartiles
 from jaxmem._planner.search.search import Found
 from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.trials.clock import Clock, clock_of
+from jaxmem._planner.trials.clock import Clock
+from jaxmem._planner.trials.state import Search
 from jaxmem._planner.trials.trial import Limits, Trial
-from jaxmem._planner.trials.trials import Trials
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.plan.rows import Bytes, Measured, WrittenStep
 from jaxmem._target.devices.target import Target
@@ -34,26 +34,8 @@ ADVICE = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Spent:
-    """What a search took. Seconds are those that the user waited.
-
-    profile_seconds: for tracing the step and timing its pieces.
-    solve_seconds: for the solver.
-    compile_seconds: for compiles, of which two may go side by side.
-    compiles: how many there were.
-    """
-
-    profile_seconds: float
-    solve_seconds: float
-    compile_seconds: float
-    compiles: int
-
-
 def outcome(
     found: Found,
-    target: Target,
-    spent: Spent,
     notes: tuple[str, ...] = (),
     runs: Sequence[Runs] = (),
     taken: str | None = None,
@@ -61,29 +43,28 @@ def outcome(
     """Returns the plan that a search found, with its table and its curve of other budgets.
 
     found: what the search ended with, a best plan among it.
-    target: what the step was compiled for.
-    spent: what the search took.
     notes: sentences for the user.
     runs: the steps that were run to be compared.
     taken: why its actions are the plan's, where the solver did not take them.
     """
-    trials, best, division = found.trials, found.best, found.division
+    search, best, division = found.search, found.best, found.division
     assert best is not None
-    profile, baseline, model = trials.profile, trials.baseline, trials.model()
-    clock = clock_of(trials, target)
-    problem = trials.problem(model)
+    profile, baseline, model = search.profile, search.baseline, search.model()
+    steps = search.steps
+    clock = search.clock
+    problem = search.problem(model)
     # The table is of what was decided, of divided layers too, within the room that the memory model
     # leaves. The curve is always of undivided layers.
     decided = division.problem if division else problem
     decided = dataclasses.replace(decided, room=problem.room, corrections=found.corrections)
-    own = best is trials.checkpointed
+    own = best is search.checkpointed
     actions = AS_WRITTEN if own else whole_actions(decided.profile, best.actions)
     # Idle blocks follow the others: a plan keeps everything only if every block of it does.
     of_idle_blocks = {REST: KEEP} if keeps_everything(actions) else {}
     idle = () if own else profile.idle_blocks
     return Plan(
         actions={label: dict(of_idle_blocks) for label in idle} | actions,
-        budget_bytes=trials.limits.budget,
+        budget_bytes=search.limits.budget,
         predicted_bytes=best.predicted_bytes,
         compiled_bytes=best.total,
         baseline_bytes=baseline.total,
@@ -92,20 +73,20 @@ def outcome(
         baseline_seconds=clock.base,
         baseline_source=clock.source,
         uncertain_seconds=clock.uncertain(best.cost),
-        profile_seconds=spent.profile_seconds,
-        solve_seconds=spent.solve_seconds,
-        compile_seconds=spent.compile_seconds,
-        compiles=spent.compiles,
+        profile_seconds=search.profile_seconds,
+        solve_seconds=search.solve_seconds,
+        compile_seconds=steps.seconds,
+        compiles=steps.compiles,
         time_source=profile.time_source,
-        target=str(target),
+        target=str(steps.backend.target),
         fingerprint=profile.fingerprint,
         jax_version=jax.__version__,
-        parts=_parts(trials, best),
-        baseline_parts=_parts(trials, baseline),
+        parts=_parts(search, best),
+        baseline_parts=_parts(search, baseline),
         rows=() if own else rows(decided, actions, "the clock says otherwise" if runs else taken),
         points=curve(
             problem,
-            lambda size: trials.predicted(int(model.reference) + size),
+            lambda size: search.predicted(int(model.reference) + size),
             clock.seconds,
             clock.uncertain,
             baseline.total,
@@ -113,13 +94,13 @@ def outcome(
         notes=notes + option_notes(best.step.compiled.options),
         compiler_options=best.step.compiled.options,
         measured=tuple(_measured(run, run.trial is best) for run in runs),
-        as_written=best is trials.written,
-        written=_written(trials, clock),
-        lossy=_lossy(trials, best, clock, problem),
+        as_written=best is search.written,
+        written=_written(search, clock),
+        lossy=_lossy(search, best, clock, problem),
     ).with_step(best.step.compiled.executable)
 
 
-def _lossy(trials: Trials, best: Trial, clock: Clock, problem: Problem) -> str:
+def _lossy(search: Search, best: Trial, clock: Clock, problem: Problem) -> str:
     """Which tensors the plan holds with a loss, and what the best plan without one would take;
     empty where it loses nothing.
     """
@@ -131,7 +112,7 @@ def _lossy(trials: Trials, best: Trial, clock: Clock, problem: Problem) -> str:
     if not names:
         return ""
     named = ", ".join(dict.fromkeys(names))
-    exact = [t for t in trials.fitting if not t.cost.is_lossy]
+    exact = [t for t in search.fitting if not t.cost.is_lossy]
     if exact:
         other = min(exact, key=clock.of)
         more, off = clock.of(other) - clock.of(best), clock.uncertain(best.cost, other.cost)
@@ -146,11 +127,11 @@ def _lossy(trials: Trials, best: Trial, clock: Clock, problem: Problem) -> str:
     return f"{named}; {said} {1e3 * more:.2f} ms more, ± {1e3 * off:.2f} ms"
 
 
-def _written(trials: Trials, clock: Clock) -> WrittenStep | None:
+def _written(search: Search, clock: Clock) -> WrittenStep | None:
     """The step as written, where it has checkpoints of its own."""
-    if (own := trials.checkpointed) is None:
+    if (own := search.checkpointed) is None:
         return None
-    return WrittenStep(own.total, own.host_bytes, clock.of(own), _parts(trials, own))
+    return WrittenStep(own.total, own.host_bytes, clock.of(own), _parts(search, own))
 
 
 def option_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -186,21 +167,21 @@ def arguments_exceed(arguments: int, limits: Limits, target: Target, remedies: s
     )
 
 
-def infeasible(trials: Trials, target: Target, unnamed: str = "", hint: str = "") -> BudgetError:
+def infeasible(search: Search, unnamed: str = "", hint: str = "") -> BudgetError:
     """Returns the error that names the least that compiled, and the largest of its parts.
 
     unnamed: the largest tensors that no tag names, as a text; empty where there is none.
     hint: what else the end of its sentence says.
     """
-    least = trials.smallest
-    parts = dict(zip(ADVICE, dataclasses.astuple(_parts(trials, least))))
+    least, target = search.smallest, search.steps.backend.target
+    parts = dict(zip(ADVICE, dataclasses.astuple(_parts(search, least))))
     holder = max(parts, key=lambda k: parts[k])
     message = (
-        f"plan: `budget` is {show_bytes(trials.limits.budget)}, and the least that compiled is"
+        f"plan: `budget` is {show_bytes(search.limits.budget)}, and the least that compiled is"
         f" {show_bytes(least.total)} ({least.total} bytes){_each(target)} for target"
-        f" {str(target)!r}, of {len(trials.compiled)} assignments: "
+        f" {str(target)!r}, of {len(search.compiled)} assignments: "
         + ", ".join(f"{show_bytes(v)} {k}" for k, v in parts.items())
-        + f"; the largest part is {holder}: {ADVICE[holder]}{_margin(trials.limits)}"
+        + f"; the largest part is {holder}: {ADVICE[holder]}{_margin(search.limits)}"
     )
     if unnamed and holder == SAVED:
         message += f"; the largest tensors that no tag names are {unnamed}"
@@ -225,5 +206,5 @@ def _margin(limits: Limits) -> str:
     return f"; {margin:.0%} of the budget is left for what the device takes beside a step's buffers"
 
 
-def _parts(trials: Trials, trial: Trial) -> Bytes:
-    return Bytes.of(trial.total, trials.static, trial.cost.saved_bytes)
+def _parts(search: Search, trial: Trial) -> Bytes:
+    return Bytes.of(trial.total, search.static, trial.cost.saved_bytes)

@@ -29,27 +29,26 @@ from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solution import Solution, priced
 from jaxmem._planner.solve.solve import least_bytes
 from jaxmem._planner.trials.compile import CompiledStep, Written
-from jaxmem._planner.trials.setting import Setting
+from jaxmem._planner.trials.state import Search
 from jaxmem._planner.trials.trial import Trial
-from jaxmem._planner.trials.trials import Trials, fitted
 from jaxmem._planner.trials.walks import agreed
 from jaxmem._planner.trials.written import cost_as_written
 from jaxmem._target.devices.support import misreading
 from jaxmem.errors import BudgetError, StepError
 
 
-def begin(setting: Setting, arguments: int) -> Trials:
+def begin(search: Search, arguments: int) -> None:
     """Compiles the step with everything kept and, unless that fits, a first guess.
 
     Where the backend compiles two programs at once, the guess is compiled beside everything kept.
     Such a guess knows only the bytes of the arguments, and what earlier searches compiled.
     """
-    profile, limits, kept = setting.profile, setting.limits, setting.profile.everything_kept
+    profile, limits, kept = search.profile, search.limits, search.profile.everything_kept
     whole = lambda step: Trial(step, everything(profile), step.compiled.total_bytes)
     # Sort what earlier searches compiled into everything kept, of which the latest counts, and
     # plans. A plan that takes a choice without a price in this profile tells nothing.
-    known, recalled = None, []
-    for step in setting.history.recall():
+    known, recalled = None, search.recalled
+    for step in search.history.recall():
         if step.actions == kept:
             known = whole(step)
             continue
@@ -58,67 +57,66 @@ def begin(setting: Setting, arguments: int) -> Trials:
             recalled.append(Trial(step, cost, step.compiled.total_bytes))
     # Compile everything kept, with a guess beside it where two compile at once.
     guess = guessed = None
-    if setting.steps.backend.width > 1:
+    if search.steps.backend.width > 1:
         LOG.info("compiling the step with everything kept, beside a first guess")
-        setting.steps.begin(kept)
-        if setting.written is not None and _too_large(setting) is None:
-            setting.steps.begin(AS_WRITTEN)
-        guess = _first_guess(setting, recalled, arguments)
-        step, guessed = setting.attempt(kept, guess.actions)
+        search.steps.begin(kept)
+        if search.written_history is not None and _too_large(search) is None:
+            search.steps.begin(AS_WRITTEN)
+        guess = _first_guess(search, recalled, arguments)
+        step, guessed = search.attempt(kept, guess.actions)
         if isinstance(step, StepError):
             raise step
-        trials = Trials(profile, limits, whole(step), [], recalled, walks=setting.walks)
+        search.baseline = whole(step)
     elif known is not None and known.total > limits.room:  # what does not fit is not compiled again
-        trials = Trials(profile, limits, known, [], recalled, walks=setting.walks)
+        search.baseline = known
     else:
-        (step,) = setting.compile(kept)
-        trials = Trials(profile, limits, whole(step), [], recalled, walks=setting.walks)
-    trials.written = _written(setting, trials)
-    fits = trials.baseline.total <= limits.room
+        (step,) = search.compile(kept)
+        search.baseline = whole(step)
+    search.written = _written(search)
+    fits = search.baseline.total <= limits.room
     if fits and (guess is None or guessed is None or isinstance(guessed, StepError)):
-        return trials
+        return
     # Elsewhere the guess comes second, and reckons with the working memory of everything kept.
     if guess is None or guessed is None:
-        known_trials = [*trials.compiled, *recalled]
-        guess = _first_guess(setting, known_trials, trials.static)
-        (guessed,) = setting.attempt(guess.actions, least=trials.baseline.total)
+        known_trials = [*search.compiled, *recalled]
+        guess = _first_guess(search, known_trials, search.static)
+        (guessed,) = search.attempt(guess.actions, least=search.baseline.total)
     if isinstance(guessed, StepError):
-        trials.refused.append(guess.actions)
+        search.refused.append(guess.actions)
         guess = priced(Problem(profile), {b.name: {} for b in profile.blocks})
-        (guessed,) = setting.compile(guess.actions, least=trials.baseline.total)
-    trials.tried.append(Trial(guessed, guess.cost, trials.expected(guess), guess.gap))
-    return trials
+        (guessed,) = search.compile(guess.actions, least=search.baseline.total)
+    search.tried.append(Trial(guessed, guess.cost, search.expected(guess), guess.gap))
 
 
-def time_baselines(setting: Setting, trials: Trials) -> None:
+def time_baselines(search: Search) -> None:
     """Measures the step with everything kept, and as written, where they run here."""
-    own = trials.checkpointed
-    kept, *others = setting.timed(trials.baseline, *([] if own is None else [own]))
-    if trials.written is not None:
-        trials.written = others[0] if others else kept
-    trials.baseline = kept
+    own = search.checkpointed
+    kept, *others = search.timed(search.baseline, *([] if own is None else [own]))
+    if search.written is not None:
+        search.written = others[0] if others else kept
+    search.baseline = kept
 
 
-def _too_large(setting: Setting) -> CompiledStep | None:
+def _too_large(search: Search) -> CompiledStep | None:
     """The step as written, where an earlier search saw that it does not fit."""
-    *_, known = [None, *(setting.written.recall() if setting.written else [])]
-    return known if known and known.compiled.total_bytes > setting.limits.room else None
+    *_, known = [None, *(search.written_history.recall() if search.written_history else [])]
+    return known if known and known.compiled.total_bytes > search.limits.room else None
 
 
-def _written(setting: Setting, trials: Trials) -> Trial | None:
+def _written(search: Search) -> Trial | None:
     """The step as written: the baseline where that keeps everything. Where it has checkpoints of
     its own it is compiled, unless an earlier search saw that it does not fit; None where XLA does
     not compile it.
     """
-    if setting.written is None:
-        return trials.baseline if setting.steps.written is Written.KEPT else None
-    step: CompiledStep | StepError | None = _too_large(setting)
+    if search.written_history is None:
+        return search.baseline if search.steps.written is Written.KEPT else None
+    step: CompiledStep | StepError | None = _too_large(search)
     if step is None:
         LOG.info("compiling the step as written")
-        (step,) = setting.attempt(AS_WRITTEN, least=trials.baseline.total)
+        (step,) = search.attempt(AS_WRITTEN, least=search.baseline.total)
     if isinstance(step, StepError):
         return None
-    if step.compiled.host_bytes and (version := misreading(setting.steps.backend.target)):
+    if step.compiled.host_bytes and (version := misreading(search.steps.backend.target)):
         warn(
             "plan: the step as written offloads tensors by checkpoints of its own, and jaxlib"
             f" {version} reads offloaded tensors of a loop at wrong offsets on this target (fixed"
@@ -126,7 +124,7 @@ def _written(setting: Setting, trials: Trials) -> Trial | None:
             " jaxlib, or run the step under the plan"
         )
         return None
-    cost = cost_as_written(setting.profile, trials.baseline, step)
+    cost = cost_as_written(search.profile, search.baseline, step)
     return Trial(step, cost, step.compiled.total_bytes)
 
 
@@ -137,7 +135,7 @@ def _as_here(profile: Profile, step: CompiledStep) -> CompiledStep:
     return CompiledStep(actions, dataclasses.replace(step.compiled, total_bytes=total))
 
 
-def _first_guess(setting: Setting, known: list[Trial], static: int) -> Solution:
+def _first_guess(search: Search, known: list[Trial], static: int) -> Solution:
     """Returns the fastest plan that walks expect to fit, or the plan nearest to the room where none
     is.
 
@@ -146,12 +144,12 @@ def _first_guess(setting: Setting, known: list[Trial], static: int) -> Solution:
 
     Raises BudgetError if no assignment needs as little host memory as is allowed.
     """
-    profile, limits, walks = setting.profile, setting.limits, setting.walks
+    profile, limits, walks = search.profile, search.limits, search.walks
     nothing = {b.name: {} for b in profile.blocks}
     walks.learn(nothing)
 
     def model() -> Expected:
-        return fitted(profile, known, walks)
+        return walks.model([(t.actions, t.working) for t in known])
 
     def answer(model: Expected) -> Solution | None:
         room = limits.room - static - int(model.reference)
@@ -175,7 +173,7 @@ def _first_guess(setting: Setting, known: list[Trial], static: int) -> Solution:
         return solution if faster else priced(Problem(profile), best.actions)
     if not fits:
         expected = walks.expecting([(t.actions, t.working) for t in known])
-        smallest, *_ = least(setting)
+        smallest, *_ = least(search)
         size = expected(smallest.actions)
         if size is not None and size > beside:  # nothing is nearer to the room
             return smallest

@@ -1,4 +1,4 @@
-"""What a search may compile next: pure functions of the trials, the model and the problem.
+"""What a search may compile next: pure functions of the search, the model and the problem.
 
 Each function returns candidates with their predicted price. `search.py` decides how many of them
 are compiled, and leaves out those that were compiled before.
@@ -15,8 +15,8 @@ from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solution import Solution, priced
 from jaxmem._planner.solve.solve import least_bytes, solve
 from jaxmem._planner.trials.compile import CompiledStep
+from jaxmem._planner.trials.state import Search
 from jaxmem._planner.trials.trial import Trial
-from jaxmem._planner.trials.trials import Trials
 from jaxmem.errors import TagError
 
 # Shares of the room that candidates are solved for. A prediction may be too low, and the plan for a
@@ -33,74 +33,72 @@ def fastest(problem: Problem) -> Solution | None:
     return priced(problem, settled(problem.profile, solution), solution.solve_seconds, solution.gap)
 
 
-def within_budget(trials: Trials, count: int) -> list[Solution]:
+def within_budget(search: Search, count: int) -> list[Solution]:
     """Returns the fastest assignments for the room that is left, and for a little less of it: one
     for each of the first `count` of `SHARES`, where there is one. All but the first share are less
     by what the predictions of this search were short by at most. Those that walks do not expect to
     fit are left out.
     """
-    short = _short(trials)
+    short = _short(search)
     shares = [SHARES[0], *(share - short for share in SHARES[1:])][:count]
-    found = [trials.agreed(fastest, share) for share in shares]
-    most = NEARLY * trials.limits.room
-    return [s for s in found if s is not None and trials.expected(s) <= most]
+    found = [search.agreed(fastest, share) for share in shares]
+    most = NEARLY * search.limits.room
+    return [s for s in found if s is not None and search.expected(s) <= most]
 
 
-def _short(trials: Trials) -> float:
+def _short(search: Search) -> float:
     """The share of the room by which a prediction was short at most. The first trial's is left
     out, since no plan had taught anything before it; the least of `SHARES` allows for a little.
     """
-    errors = [(t.total - t.predicted_bytes) / trials.limits.room for t in trials.tried[1:]]
+    errors = [(t.total - t.predicted_bytes) / search.limits.room for t in search.tried[1:]]
     return max([0.0, *(error - (1 - SHARES[1]) for error in errors)])
 
 
-def nearest(trials: Trials) -> list[Solution]:
+def nearest(search: Search) -> list[Solution]:
     """Returns, for a search in which nothing fits yet, assignments that may, at least one: first
     what small changes find, judged by walks, and then the assignment of fewest bytes by the memory
     model, and full recomputation. The latter two are unlike the first, which walks may be wrong
     about.
     """
-    by_model = trials.agreed(least_bytes)
-    nothing = priced(trials.problem(trials.model()), {b.name: {} for b in trials.profile.blocks})
+    by_model = search.agreed(least_bytes)
+    nothing = priced(search.problem(search.model()), {b.name: {} for b in search.profile.blocks})
     unlike = [s for s in (by_model, nothing) if s is not None]
-    usable = [t for t in trials.compiled if not (trials.lossless and t.cost.is_lossy)]
+    usable = [t for t in search.compiled if not (search.lossless and t.cost.is_lossy)]
     smallest = min(usable, key=lambda t: t.total).actions
     starts = [smallest, *(s.actions for s in unlike)]
-    found = _descended(trials, starts)
+    found = _descended(search, starts)
     if found is None:
         return unlike
     # What is expected to fit may not; what is not, is the same for every share of the room.
-    fits = trials.expected(found) <= trials.limits.room
-    second = _descended(trials, starts, SHARES[1]) if fits else None
+    fits = search.expected(found) <= search.limits.room
+    second = _descended(search, starts, SHARES[1]) if fits else None
     return [found, *([] if second is None else [second]), *unlike]
 
 
-def _descended(trials: Trials, starts: Sequence[Actions], share: float = 1.0) -> Solution | None:
+def _descended(search: Search, starts: Sequence[Actions], share: float = 1.0) -> Solution | None:
     """The fastest plan that walks expect to fit a `share` of the room, found by small changes of
-    `starts`; the one nearest to it where none fits, None where nothing is walked through.
+    `starts`; the one nearest to it where none fits, None once estimates took too long.
     """
-    if trials.walks is None:
-        return None
-    known = [(t.actions, t.working) for t in (*trials.compiled, *trials.recalled)]
-    room = trials.limits.room * share - trials.static
-    expected = trials.walks.expecting(known)
-    return descended(starts, trials.problem(trials.model()), expected, room)
+    known = [(t.actions, t.working) for t in (*search.compiled, *search.recalled)]
+    room = search.limits.room * share - search.static
+    expected = search.walks.expecting(known)
+    return descended(starts, search.problem(search.model()), expected, room)
 
 
 def recalled(
-    trials: Trials, problem: Problem, seconds: Callable[[Trial], float]
+    search: Search, problem: Problem, seconds: Callable[[Trial], float]
 ) -> Solution | None:
     """Returns the fastest plan that an earlier search saw compile within this budget, if this
     search has none so fast yet. `seconds` tells what trials are ranked by.
     """
-    best = min((seconds(t) for t in trials.within_budget), default=math.inf)
-    limits = trials.limits
+    best = min((seconds(t) for t in search.within_budget), default=math.inf)
+    limits = search.limits
     faster = [
         t
-        for t in trials.recalled
+        for t in search.recalled
         if t.total <= limits.room and t.host_bytes <= limits.host_room
         if seconds(t) < best
-        if not is_among(t.actions, trials.compiled)
+        if not is_among(t.actions, search.compiled)
     ]
     if not faster:
         return None

@@ -19,12 +19,18 @@ step slower.
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from jaxmem._core.actions import KEEP, REST
+from jaxmem._core.actions import KEEP, REST, Actions
 from jaxmem._core.groups import divided, divisible
 from jaxmem._core.profile import BlockClass, Profile
+from jaxmem._planner.solve.memory import Expected
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solution import Solution, priced
 from jaxmem._planner.solve.solve import solve
+from jaxmem._planner.trials.clock import LEAST_GAIN, Clock
+from jaxmem._planner.trials.state import Search
+from jaxmem._planner.trials.trial import Trial
+from jaxmem._planner.trials.walks import MOST_WALKS
+from jaxmem.errors import StepError
 
 MOST_DIVISIONS = 16  # places that are tried, evenly over the layers
 Working = Mapping  # of the choices of a label's tags, as `Problem.working`
@@ -179,3 +185,84 @@ def _peak(working: Working, groups: Groups, profile: Profile, solution: Solution
         if last
     ]
     return max(at_ends, *of_first) if of_first else at_ends
+
+
+def divide(search: Search, best: Trial, clock: Clock) -> tuple[Trial, Division | None]:
+    """Returns the best plan that decides two groups of layers apart, with its division, if it
+    is faster than `best` by `LEAST_GAIN` and compiles within the limits; else `best` and None.
+
+    A profile prices the pieces of a layer under a checkpoint. Of layers under none it knows the
+    bytes alone, and may be wrong: where the clock calls such a plan slower, one without such
+    layers is looked for.
+    """
+    divided, division, slower = _divide(search, best, clock, whole=True)
+    if division is None and slower:
+        divided, division, _ = _divide(search, best, clock, whole=False)
+    return divided, division
+
+
+def _divide(
+    search: Search, best: Trial, clock: Clock, whole: bool
+) -> tuple[Trial, Division | None, bool]:
+    """The best plan of two groups of layers; `whole` allows that the last group is under no
+    checkpoint. The third of what is returned says whether one with such layers fits, and the
+    clock called it slower.
+    """
+    limits = search.limits
+    # The most seconds that a division may cost, to be worth its compile.
+    worth = best.cost.cautious_seconds - LEAST_GAIN * search.profile.step_seconds
+    chosen, short, seen, slower = None, 0, [], False
+    while search.compiles_left > 0:
+        model = search.model()
+        # The memory model is of layers alike and is not fitted to divided plans. What their
+        # predictions were short by, `short`, of walks or compiles, is added to its reference.
+        base = search.static + int(model.reference) + short
+        problem = search.problem(model)
+        stored = _share_stored(search, model) if whole else None
+        division = search.solved(best_division, problem.within(limits.room - base), stored)
+        if division is None or division.solution.actions in seen:
+            break
+        if division.solution.cautious_seconds > worth:
+            break
+        seen.append(division.solution.actions)
+        predicted = base + division.bytes
+        walked = _walked(search, division.solution.actions, best)
+        if walked is not None and walked > limits.room:
+            if len(seen) >= MOST_WALKS:
+                break
+            short += walked - predicted  # no compile is spent on what is not expected to fit
+            continue
+        (step,) = search.attempt(division.solution.actions, least=best.total)
+        if isinstance(step, StepError):
+            break
+        told = predicted if walked is None else walked
+        solution, told = division.solution, max(search.static, told)
+        tried = Trial(step, solution.cost, told, solution.gap)
+        short += tried.total - predicted
+        if tried.total > limits.room or tried.host_bytes > limits.host_room:
+            continue
+        if clock.cautious(tried) >= clock.cautious(best):
+            slower = bool(division.groups.whole)
+            break
+        best, chosen = tried, division
+        worth = best.cost.cautious_seconds - LEAST_GAIN * search.profile.step_seconds
+    return best, chosen, slower
+
+
+def _walked(search: Search, actions: Actions, best: Trial) -> int | None:
+    """Bytes of the step under actions of divided layers: those that `best` compiled to, and the
+    difference of liveness estimates; None once estimates took too long.
+    """
+    walks = search.walks
+    own, of_best = walks.told(actions), walks.told(best.actions)
+    return None if own is None or of_best is None else best.total + own - of_best
+
+
+def _share_stored(search: Search, model: Expected) -> float | None:
+    """Returns the share that XLA stores of the bytes that a trace counts for layers under no
+    checkpoint: it stores fewer than every tensor that the backward reads. It is that of all blocks
+    in the step with everything kept; None where that does not tell.
+    """
+    counted = sum(b.layers * b.everything_bytes for b in search.profile.blocks)
+    stored = search.baseline.total - search.static - model.reference
+    return min(1.0, stored / counted) if counted and stored > 0 else None

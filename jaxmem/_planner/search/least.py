@@ -18,52 +18,50 @@ from jaxmem._planner.search.factors import Factors, rescaled
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solution import Solution, priced
 from jaxmem._planner.solve.solve import least_bytes
-from jaxmem._planner.trials.setting import Setting
+from jaxmem._planner.trials.state import Search
 from jaxmem._planner.trials.trial import Trial
 
 
-def least(setting: Setting, refused: Sequence[Actions] = ()) -> list[Solution]:
+def least(search: Search, refused: Sequence[Actions] = ()) -> list[Solution]:
     """Returns what takes the least bytes by liveness estimates, which is remembered, full
     recomputation, and what saves the fewest bytes; each once.
 
     refused: what XLA did not compile.
     """
-    problem = _timeless(setting, refused)
+    problem = _timeless(search, refused)
     key = f"{sorted(problem.open_choices().items())} {problem.host_room} {problem.excluded}"
-    known = setting.history.recall_least(key)
+    known = search.history.recall_least(key)
     nothing: Actions = {block.name: {} for block in problem.profile.blocks}
     saved = least_bytes(problem)
     starts = [nothing, *([] if saved is None else [saved.actions])]
     if known is None:
-        found = descended(starts, problem, setting.walks.least, 0.0)
+        found = descended(starts, problem, search.walks.least, 0.0)
         if found is not None:
             known = found.actions
-            setting.history.remember_least(key, known)
-    return _each(setting, [*([] if known is None else [known]), *starts])
+            search.history.remember_least(key, known)
+    return _each(search, [*([] if known is None else [known]), *starts])
 
 
-def corrected(
-    setting: Setting, known: Sequence[Trial], refused: Sequence[Actions]
-) -> list[Solution]:
+def corrected(search: Search, known: Sequence[Trial], refused: Sequence[Actions]) -> list[Solution]:
     """Returns what takes the least bytes by liveness estimates that compiles correct; empty where
     nothing is estimated.
 
     known: what compiled of `least`.
     refused: what XLA did not compile.
     """
-    problem = _timeless(setting, refused)
-    expected = setting.walks.expecting([(t.actions, t.working) for t in known])
+    problem = _timeless(search, refused)
+    expected = search.walks.expecting([(t.actions, t.working) for t in known])
     found = descended([t.actions for t in known], problem, expected, 0.0)
-    return _each(setting, [] if found is None else [found.actions])
+    return _each(search, [] if found is None else [found.actions])
 
 
-def _timeless(setting: Setting, refused: Sequence[Actions]) -> Problem:
+def _timeless(search: Search, refused: Sequence[Actions]) -> Problem:
     """The problem without a limit on device bytes, in which nothing takes time."""
-    profile = rescaled(setting.profile, Factors(0.0, 0.0, 0.0))
-    return Problem(profile, None, setting.limits.host_room, excluded=tuple(refused))
+    profile = rescaled(search.profile, Factors(0.0, 0.0, 0.0))
+    return Problem(profile, None, search.limits.host_room, excluded=tuple(refused))
 
 
-def _each(setting: Setting, many: Sequence[Actions]) -> list[Solution]:
+def _each(search: Search, many: Sequence[Actions]) -> list[Solution]:
     """Assignments with their prices, without what stands twice."""
-    found = [priced(Problem(setting.profile), actions) for actions in many]
+    found = [priced(Problem(search.profile), actions) for actions in many]
     return [s for i, s in enumerate(found) if not is_among(s.actions, found[:i])]

@@ -19,7 +19,7 @@ from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.solution import priced
 from jaxmem._planner.trials.compile import CompiledStep
 from jaxmem._planner.trials.history import History, Run
-from jaxmem._planner.trials.setting import Setting
+from jaxmem._planner.trials.state import Search
 from jaxmem._planner.trials.trial import Trial
 
 # Prices under which the program is solved again, for plans that are best if the profile errs.
@@ -49,7 +49,7 @@ class Runs:
         return statistics.median(self.rounds)
 
 
-def fastest_measured(setting: Setting, found: Found, seconds: float) -> tuple[Found, list[Runs]]:
+def fastest_measured(found: Found, seconds: float) -> tuple[Found, list[Runs]]:
     """Returns what was found with the fastest in place of the best, and all that was run: in turns,
     for `seconds`.
 
@@ -60,39 +60,39 @@ def fastest_measured(setting: Setting, found: Found, seconds: float) -> tuple[Fo
 
     Raises CannotRun where the step does not run here.
     """
-    trials = found.trials
+    search = found.search
     assert found.best is not None
     named = {"the plan": found.best}
-    if trials.baseline in trials.fitting and found.best is not trials.baseline:
-        named["everything kept"] = trials.baseline
-    own = trials.checkpointed_fits
+    if search.baseline in search.fitting and found.best is not search.baseline:
+        named["everything kept"] = search.baseline
+    own = search.checkpointed_fits
     if own is not None and found.best is not own:
         named["the step as written"] = own
-    wanted = hand_policies(setting.profile) | _solved_otherwise(setting, found)
+    wanted = hand_policies(search.profile) | _solved_otherwise(search)
     for name, actions in wanted.items():
         if candidates.is_among(actions, list(named.values())):
             continue
-        if (trial := _compiled(setting, found, actions)) is not None:
+        if (trial := _compiled(search, actions)) is not None:
             named[name] = trial
-    runs = _run(setting, named, seconds / 2)
+    runs = _run(search, named, seconds / 2)
     if not runs:
         return found, []
     for number in range(CORRECTIONS):
         fastest = min(runs, key=lambda run: run.median)
-        actions = _solved_with(setting, found, learned(setting.profile, setting.history))
+        actions = _solved_with(search, learned(search.profile, search.history))
         if actions is None or candidates.is_among(actions, [run.trial for run in runs]):
             break
-        if (trial := _compiled(setting, found, actions)) is None:
+        if (trial := _compiled(search, actions)) is None:
             break
         pair = {fastest.name: fastest.trial, f"{CORRECTED} {number + 1}": trial}
-        both = _run(setting, pair, seconds / 2 / CORRECTIONS)
+        both = _run(search, pair, seconds / 2 / CORRECTIONS)
         if len(both) < 2:  # there is no memory for one of them now
             break
         beside, new = both
         # Seconds wander: those of another minute count as many times the fastest one's.
         pace = fastest.median / beside.median
         runs.append(dataclasses.replace(new, rounds=tuple(pace * s for s in new.rounds)))
-    best = fastest_of(setting.careful, runs).trial
+    best = fastest_of(search.careful, runs).trial
     division = found.division if best is found.best else None
     return dataclasses.replace(found, best=best, division=division), runs
 
@@ -101,7 +101,7 @@ def fastest_of(careful: bool, runs: Sequence[Runs]) -> Runs:
     """The fastest by the clock; where that loses accuracy, and by less than one would notice beyond
     the spread of rounds, the fastest that does not.
 
-    careful: whether a loss must be noticed, as `Setting` has it.
+    careful: whether a loss must be noticed, as `Search` has it.
     """
     best = min(runs, key=lambda run: run.median)
     exact = [run for run in runs if not run.trial.cost.is_lossy]
@@ -113,16 +113,16 @@ def fastest_of(careful: bool, runs: Sequence[Runs]) -> Runs:
     return best if other.median - best.median >= noticed else other
 
 
-def _run(setting: Setting, named: dict[str, Trial], seconds: float) -> list[Runs]:
+def _run(search: Search, named: dict[str, Trial], seconds: float) -> list[Runs]:
     """The steps that run here, run in turns, which is remembered."""
-    rounds = setting.steps.run(*(t.step for t in named.values()), seconds=seconds)
+    rounds = search.steps.run(*(t.step for t in named.values()), seconds=seconds)
     runs = [Runs(n, t, tuple(r)) for (n, t), r in zip(named.items(), rounds) if r]
     if runs:
-        _remember(setting, runs)
+        _remember(search, runs)
     return runs
 
 
-def _remember(setting: Setting, runs: list[Runs]) -> None:
+def _remember(search: Search, runs: list[Runs]) -> None:
     """Writes down by how much each step took longer than the first, round by round. The step as
     written is left out: no choices of tags stand for its own checkpoints.
     """
@@ -134,7 +134,7 @@ def _remember(setting: Setting, runs: list[Runs]) -> None:
         apart = [a - b for a, b in zip(run.rounds, first.rounds)]
         lower, median, upper = quartiles(apart)
         noise = NOISE * first.median + (upper - lower) / math.sqrt(len(apart))
-        setting.history.remember_run(Run(run.trial.actions, first.trial.actions, median, noise))
+        search.history.remember_run(Run(run.trial.actions, first.trial.actions, median, noise))
 
 
 def learned(profile: Profile, earlier: History) -> Factors:
@@ -148,38 +148,37 @@ def learned(profile: Profile, earlier: History) -> Factors:
     return fitted(profile, observed) if observed else Factors()
 
 
-def _solved_otherwise(setting: Setting, found: Found) -> dict[str, Actions]:
+def _solved_otherwise(search: Search) -> dict[str, Actions]:
     """The best assignments if the profile's prices were others, by what they are called."""
-    solved = {f: _solved_with(setting, found, f) for f in DOUBTED}
+    solved = {f: _solved_with(search, f) for f in DOUBTED}
     return {f"a plan if {f}": actions for f, actions in solved.items() if actions is not None}
 
 
-def _solved_with(setting: Setting, found: Found, factors: Factors) -> Actions | None:
+def _solved_with(search: Search, factors: Factors) -> Actions | None:
     """The best assignment under prices that are multiplied, or None where none fits."""
-    trials = found.trials
-    problem = trials.problem(trials.model())
-    other = dataclasses.replace(problem, profile=rescaled(setting.profile, factors))
+    problem = search.problem(search.model())
+    other = dataclasses.replace(problem, profile=rescaled(search.profile, factors))
     solution = candidates.fastest(other)
     return None if solution is None else solution.actions
 
 
-def _compiled(setting: Setting, found: Found, actions: Actions) -> Trial | None:
+def _compiled(search: Search, actions: Actions) -> Trial | None:
     """An assignment that fits, compiled; None for one that does not."""
-    trials, limits = found.trials, setting.limits
-    for trial in trials.compiled:
+    limits = search.limits
+    for trial in search.compiled:
         if trial.step.compiled.executable is not None and candidates.is_among(actions, [trial]):
-            return trial if trial in trials.fitting else None
-    model = trials.model()
-    solution = priced(trials.problem(model), actions)
-    predicted = trials.predicted(solution.saved_bytes + model.predict(solution.actions))
+            return trial if trial in search.fitting else None
+    model = search.model()
+    solution = priced(search.problem(model), actions)
+    predicted = search.predicted(solution.saved_bytes + model.predict(solution.actions))
     if predicted > (1 + OVER) * limits.room or solution.host_bytes > limits.host_room:
         return None
-    (step,) = setting.attempt(solution.actions)
+    (step,) = search.attempt(solution.actions)
     if not isinstance(step, CompiledStep):
         return None
-    trial = Trial(step, evaluate(setting.profile, solution.actions), predicted)
-    trials.tried.append(trial)
-    return trial if trial in trials.fitting else None
+    trial = Trial(step, evaluate(search.profile, solution.actions), predicted)
+    search.tried.append(trial)
+    return trial if trial in search.fitting else None
 
 
 def quartiles(rounds: Sequence[float]) -> tuple[float, float, float]:

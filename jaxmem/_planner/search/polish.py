@@ -29,11 +29,9 @@ from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import Cost
 from jaxmem._planner.solve.problem import Key, Problem
 from jaxmem._planner.solve.solution import Solution
-from jaxmem._planner.trials.clock import Clock, clock_of
 from jaxmem._planner.trials.compile import CompiledStep
-from jaxmem._planner.trials.setting import Setting
+from jaxmem._planner.trials.state import Search
 from jaxmem._planner.trials.trial import Trial
-from jaxmem._planner.trials.trials import Trials
 from jaxmem.errors import SolverError
 
 MOST = 64  # compiles for buffers
@@ -42,18 +40,18 @@ NEARLY = 1.02  # of the room: working memory may be less under the change
 IN_A_ROW = 3  # answers by corrected prices that gain nothing
 
 
-def polish(setting: Setting, trials: Trials) -> Mapping[Key, float]:
-    """Adds to the trials what is faster than the best of them, by the clock, and fits: policies
+def polish(search: Search) -> Mapping[Key, float]:
+    """Adds to the search what is faster than the best of them, by the clock, and fits: policies
     that one would try by hand, what the program answers to corrected prices, and changes of one
     tag to keep or to recompute, until none gains. Returns the corrections, as `Problem` has them.
 
     Does nothing, and corrects nothing, where a step's costs are known from a whole compile alone.
     """
-    if not setting.steps.backend.assigns or not trials.fitting:
+    if not search.steps.backend.assigns or not search.fitting:
         return {}
     LOG.info("weighing changes by the whole step")
-    polisher = _Polisher(setting, trials)
-    polisher.weigh([*hand_policies(trials.profile).values(), *_without_limit(setting, trials)])
+    polisher = _Polisher(search)
+    polisher.weigh([*hand_policies(search.profile).values(), *_without_limit(search)])
     polisher.solve()
     while not polisher.ended and (polisher.change() | polisher.solve()):
         pass
@@ -61,9 +59,8 @@ def polish(setting: Setting, trials: Trials) -> Mapping[Key, float]:
 
 
 class _Polisher:
-    def __init__(self, setting: Setting, trials: Trials):
-        self.setting, self.trials = setting, trials
-        self.clock: Clock = clock_of(trials, setting.steps.backend.target)
+    def __init__(self, search: Search):
+        self.search, self.clock = search, search.clock
         self.left = MOST
 
     @property
@@ -72,16 +69,16 @@ class _Polisher:
 
     @property
     def best(self) -> Trial:
-        return min(self.trials.fitting, key=self.clock.cautious)
+        return min(self.search.fitting, key=self.clock.cautious)
 
     def change(self) -> bool:
         """Weighs every change of one tag, of whatever is the best by then; whether another is."""
-        before, width = self.best, self.setting.steps.backend.width
-        left = list(_changes(self.trials.profile))
+        before, width = self.best, self.search.steps.backend.width
+        left = list(_changes(self.search.profile))
         while left and not self.ended:
             now, base = [], self.best
             while left and len(now) < width:
-                actions = _changed(self.trials.profile, base.actions, *left.pop(0))
+                actions = _changed(self.search.profile, base.actions, *left.pop(0))
                 now += [actions] if self._may_fit(actions, base) else []
             self.weigh(now)
         return self.best is not before  # be it by a hair: then it has neighbours of its own
@@ -103,11 +100,11 @@ class _Polisher:
         """By how many seconds whole steps take longer than the profile says, by choice: counted
         from `best`, since they hold nearby.
         """
-        trials = self.trials
-        known = [t for t in (*trials.compiled, *trials.recalled) if t.xla_seconds is not None]
+        search = self.search
+        known = [t for t in (*search.compiled, *search.recalled) if t.xla_seconds is not None]
         known.sort(key=lambda t: t is not best)
         told = [(t.actions, self.clock.of(t) - t.cost.seconds) for t in known]
-        return Additive.fit(told, trials.profile)
+        return Additive.fit(told, search.profile)
 
     def _gained(self, before: Trial) -> bool:
         gained = self.clock.cautious(before) - self.clock.cautious(self.best)
@@ -117,9 +114,9 @@ class _Polisher:
         """The fastest assignment that nobody weighed, by the profile's prices and what whole steps
         were longer; None where it is not expected to be faster than `best`.
         """
-        trials, model = self.trials, self.longer(best)
-        problem = trials.problem(trials.model())
-        known = (t.actions for t in (*trials.compiled, *trials.recalled))
+        search, model = self.search, self.longer(best)
+        problem = search.problem(search.model())
+        known = (t.actions for t in (*search.compiled, *search.recalled))
         problem = dataclasses.replace(
             problem,
             corrections=model.by_choice,
@@ -140,40 +137,38 @@ class _Polisher:
         """Whether what is saved, beside the rest of `base`, is about as much as there is room for:
         a compile is worth no more where it plainly is not.
         """
-        cost = candidates.price_of(self.trials.profile, actions)
+        cost = candidates.price_of(self.search.profile, actions)
         more = 0 if cost is None else cost.saved_bytes - base.cost.saved_bytes
-        return base.total + more <= NEARLY * self.setting.limits.room
+        return base.total + more <= NEARLY * self.search.limits.room
 
     def weigh(self, many: list[Actions], gap: float = 0.0) -> None:
         """Weighs assignments that are new and have a price; what they may be off is `gap`."""
         check_goes_on()
-        known = [t.actions for t in (*self.trials.compiled, *self.trials.recalled)]
-        known += self.trials.refused
+        known = [t.actions for t in (*self.search.compiled, *self.search.recalled)]
+        known += self.search.refused
         fresh: list[tuple[Actions, Cost]] = []
         for actions in many:
             if any(candidates.alike(actions, other) for other in known):
                 continue
-            if (cost := candidates.price_of(self.trials.profile, actions)) is not None:
+            if (cost := candidates.price_of(self.search.profile, actions)) is not None:
                 fresh.append((actions, cost))
                 known.append(actions)
         self.left -= len(fresh)
-        found = self.setting.steps.weigh(*(actions for actions, _ in fresh))
+        found = self.search.steps.weigh(*(actions for actions, _ in fresh))
         for (actions, cost), step in zip(fresh, found):
             if not isinstance(step, CompiledStep):
-                self.trials.refused.append(actions)
+                self.search.refused.append(actions)
                 continue
-            self.setting.history.remember(step)
+            self.search.history.remember(step)
             total = step.compiled.total_bytes
-            self.trials.tried.append(Trial(step, cost, total, gap))
+            self.search.tried.append(Trial(step, cost, total, gap))
 
 
-def _without_limit(setting: Setting, trials: Trials) -> list[Actions]:
+def _without_limit(search: Search) -> list[Actions]:
     """The fastest assignment by prices without a limit on device bytes. Its compiled bytes may fit,
     and changes of tags reach other plans from it than from one that fills the budget.
     """
-    problem = Problem(
-        trials.profile, None, setting.limits.host_room, excluded=tuple(trials.refused)
-    )
+    problem = Problem(search.profile, None, search.limits.host_room, excluded=tuple(search.refused))
     try:
         best = candidates.fastest(problem)
     except SolverError as error:  # something that fits is found already

@@ -3,97 +3,230 @@ and solves again.
 
 A compile takes far longer than a solve, so that a search is bounded by its number of compiles. Its
 phases are `begin` (everything kept, the step as written, and a first guess), `refine` (the best
-plan that fits), `without_loss` (the best that uses no lossy codec), `polish` (changes that whole
-steps are compiled for, where that is quick) and `divide` (two groups of layers, where that is
+plan that fits), `look_for_lossless` (the best that uses no lossy codec), `polish` (changes that
+whole steps are compiled for, where that is quick) and `divide` (two groups of layers, where that is
 faster). Where everything fits, `hasten` (a plan that is faster than the step without one) takes the
-place of `refine`; where nothing does, `least` compiles what takes the least bytes.
+place of `refine`; where nothing does, `compile_least` compiles what takes the least bytes.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
+from jaxmem._planner.search import candidates
 from jaxmem._planner.search.begin import begin, time_baselines
-from jaxmem._planner.search.divide import Division
+from jaxmem._planner.search.divide import Division, divide
+from jaxmem._planner.search.least import corrected, least
 from jaxmem._planner.search.polish import polish
-from jaxmem._planner.search.rounds import WORTH, Rounds
-from jaxmem._planner.solve.problem import Key
-from jaxmem._planner.trials.clock import Clock, clock_of
-from jaxmem._planner.trials.setting import Setting, warn_left_out
+from jaxmem._planner.solve.problem import Key, Problem
+from jaxmem._planner.solve.solution import Solution
+from jaxmem._planner.trials.clock import LEAST_GAIN, Clock
+from jaxmem._planner.trials.state import Search, warn_left_out
 from jaxmem._planner.trials.trial import Trial
-from jaxmem._planner.trials.trials import Trials
 from jaxmem.errors import StepError
 
 # By what share at most a whole compile is known to take less than the buffers that were assigned,
 # and of how many a whole compile may find out, before a budget is refused.
 BUFFERS_DIFFER = 0.05
 MOST_PROVEN = 3
+ENOUGH = 0.98  # the share of the room of which a plan that uses it is not improved on
+# A budget is refused once the two assignments of least bytes exceed it by this share of the room
+# beside arguments.
+HOPELESS = 0.1
+LOSSLESS_COMPILES = 2  # of plans that lose nothing, on top of the others
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
     """What a search ends with.
 
-    trials: what it compiled, plans of divided layers excepted.
+    search: what it compiled, plans of divided layers excepted.
     best: the fastest plan that fits, or None.
     division: how the best plan divides layers into groups; None where it does not.
-    solve_seconds: what solving took.
     corrections: what choices take longer in whole steps than the profile says, as `Problem` has
       them; empty where a search did not ask.
     """
 
-    trials: Trials
+    search: Search
     best: Trial | None
     division: Division | None
-    solve_seconds: float
     corrections: Mapping[Key, float] = dataclasses.field(default_factory=dict)
 
 
-def search(setting: Setting, arguments: int) -> Found:
+def find_plan(search: Search, arguments: int) -> Found:
     """Finds the fastest plan within the limits that at most `MOST_COMPILES` compiles show to fit.
 
     arguments: bytes of the step's arguments on one device, as traced.
 
     Raises BudgetError if no assignment needs as little host memory as `host_room`.
     """
-    rounds = Rounds(setting, begin(setting, arguments))
-    trials = rounds.trials
-    time_baselines(setting, trials)
-    fits = trials.baseline.total <= setting.limits.room
-    if fits:
-        rounds.hasten()
+    begin(search, arguments)
+    time_baselines(search)
+    if search.baseline.total <= search.limits.room:
+        hasten(search)
     else:
-        rounds.refine()
-    if not trials.fitting and not trials.checkpointed_fits:
-        rounds.least()
-        if (proven := _proven_least(setting, trials)) is not None:
-            return Found(trials, proven, None, rounds.solve_seconds)
-    if setting.careful:
-        rounds.without_loss()
-    corrections = polish(setting, trials)
+        refine(search)
+    if not search.fitting and not search.checkpointed_fits:
+        compile_least(search)
+        if (proven := _proven_least(search)) is not None:
+            return Found(search, proven, None)
+    if search.careful:
+        look_for_lossless(search)
+    corrections = polish(search)
     more = 0  # bytes that something which did not fit took, compiled whole, beyond its buffers
-    while trials.fitting or trials.checkpointed_fits:
+    while search.fitting or search.checkpointed_fits:
         # Where compiles end before they are done, only what would be returned is compiled whole. It
         # may take more then, and something else is the best.
-        for trial, groups in _ranked(rounds, more):
-            proven = trials.proven(trial, setting)
-            if proven is not None and setting.limits.allow(proven):
-                return Found(trials, proven, groups, rounds.solve_seconds, corrections)
+        for trial, groups in _ranked(search, more):
+            proven = search.proven(trial)
+            if proven is not None and search.limits.allow(proven):
+                return Found(search, proven, groups, corrections)
             more = max(more, 1, 0 if proven is None else proven.total - trial.total)
-        rounds.refine()
-    return Found(trials, None, None, rounds.solve_seconds)
+        refine(search)
+    return Found(search, None, None)
 
 
-def _proven_least(setting: Setting, trials: Trials) -> Trial | None:
+def look_for_lossless(search: Search) -> None:
+    """Looks for a plan that loses nothing, where the fastest of those that fit loses accuracy:
+    what is compiled decides whether one fits, not what was expected.
+    """
+    limits = search.limits
+    clock = search.clock
+    best = min(search.fitting, key=clock.cautious, default=None)
+    if best is None or not best.cost.is_lossy:
+        return
+    exact = search.without_loss()
+    for _ in range(LOSSLESS_COMPILES):
+        fitting = [t for t in search.fitting if not t.cost.is_lossy]
+        if any(t.total >= ENOUGH * limits.room for t in fitting):
+            return
+        picks = search.solved(candidates.within_budget, exact, 2)
+        if not (fresh := _fresh(search, picks)) and not fitting:
+            fresh = _fresh(search, search.solved(candidates.nearest, exact))
+        if not fresh:
+            return
+        _compile(search, fresh[:1])
+
+
+def _compile(search: Search, picks: list[Solution]) -> None:
+    """Compiles solutions, if there are any, and adds them to the search."""
+
+    if not picks:
+        return
+    # Each trial keeps what the model said before it learned of the trial.
+    expected = [search.expected(pick) for pick in picks]
+    steps = search.attempt(*(p.actions for p in picks), least=search.least)
+    for step, pick, predicted in zip(steps, picks, expected):
+        if isinstance(step, StepError):
+            search.refused.append(pick.actions)
+            continue
+        search.tried.append(Trial(step, pick.cost, predicted, pick.gap))
+
+
+def compile_least(search: Search) -> None:
+    """Compiles what takes the least bytes, before a budget is refused."""
+    limits = search.limits
+    every = search.solved(least, search, search.refused)
+    first = every[:2]  # unlike each other, since liveness estimates may be wrong about one
+    _compile(search, _fresh(search, first))
+    of = lambda picks: [t for t in search.compiled if candidates.is_among(t.actions, picks)]
+    if all(_exceeds_by_far(search, t.total) for t in of(first)):
+        return
+    _compile(search, _fresh(search, every[2:]))
+    if not any(limits.allow(t) for t in search.tried):
+        # What liveness estimates were off for these corrects them for assignments nearby.
+        nearby = search.solved(corrected, search, of(every), search.refused)
+        _compile(search, _fresh(search, nearby))
+
+
+def hasten(search: Search) -> None:
+    """Compiles the fastest plan without a limit on device bytes, if the profile calls it faster
+    than the step as it is, which fits.
+    """
+
+    problem = Problem(search.profile, None, search.limits.host_room)
+    best = search.solved(candidates.fastest, problem)
+    most = search.baseline.cost.seconds - LEAST_GAIN * search.profile.step_seconds
+    if best is None or best.cautious_seconds >= most:
+        return
+    if search.profile.time_source == "roofline":
+        return
+    if candidates.is_among(best.actions, search.compiled):
+        return
+    (step,) = search.attempt(best.actions, least=search.baseline.total)
+    if not isinstance(step, StepError):
+        search.tried.append(Trial(step, best.cost, search.expected(best), best.gap))
+
+
+def refine(search: Search) -> None:
+    """Solves for the room left by what was learned, compiles, and learns, until nothing is left
+    to gain. What it compiles is added to the search.
+    """
+    limits = search.limits
+    width = search.steps.backend.width
+    # No assignment of tags is faster than the best one without a limit on device bytes.
+    best = search.solved(candidates.fastest, Problem(search.profile, None, limits.host_room))
+    least_seconds = best.cautious_seconds if best else 0.0
+    while (left := search.compiles_left) > 0:
+        within, model = search.within_budget, search.model()
+        # A plan that an earlier search saw fit is compiled before anything is called enough:
+        # else a search with more history could return a slower plan than one with less.
+        clock = search.clock
+        earlier = candidates.recalled(search, search.problem(model), clock.cautious)
+        # A plan that fills the room, or is as fast as one without a limit, ends the search. One
+        # of unknown worth, found by small changes, does not by filling it.
+        done = any(
+            (t.total >= ENOUGH * limits.room and t.gap < math.inf)
+            or t.cost.cautious_seconds <= least_seconds
+            for t in within
+        )
+        if done and earlier is None:
+            return
+        # Candidates in the order in which they are worth a compile. One more is solved for than
+        # compiles go side by side, since some may have been compiled before.
+        picks = [] if earlier is None else [earlier]
+        picks += search.solved(candidates.within_budget, search, width + 1)
+        fresh = _fresh(search, picks)
+        # Nothing fits yet, and of the solver's answers none is expected to: try what is nearest
+        # to the room.
+        if not within and not fresh:
+            smallest, *_ = search.solved(least, search, search.refused)
+            if _exceeds_by_far(search, search.expected(smallest)):
+                return  # compiles show whether it does: `least`
+            fresh = _fresh(search, search.solved(candidates.nearest, search))
+        if not (fresh := fresh[: min(width, left)]):
+            return
+        _compile(search, fresh)
+
+
+def _exceeds_by_far(search: Search, total: int) -> bool:
+    """Whether so many bytes are over the room by much."""
+    room = search.limits.room
+    return total > room + HOPELESS * (room - search.static)
+
+
+def _fresh(search: Search, picks: list[Solution]) -> list[Solution]:
+    """Those that were neither compiled nor refused by XLA."""
+    fresh: list[Solution] = []
+    for pick in picks:
+        known = [t.actions for t in search.compiled] + search.refused
+        known += [other.actions for other in fresh]
+        if not any(candidates.alike(pick.actions, actions) for actions in known):
+            fresh.append(pick)
+    return fresh
+
+
+def _proven_least(search: Search) -> Trial | None:
     """What fits once it is compiled whole, of what takes the least buffers, which do not fit."""
-    limits = setting.limits
+    limits = search.limits
     near = dataclasses.replace(limits, room=int((1 + BUFFERS_DIFFER) * limits.room))
-    if not setting.steps.backend.assigns or trials.fitting or trials.checkpointed_fits:
+    if not search.steps.backend.assigns or search.fitting or search.checkpointed_fits:
         return None
-    own = [] if trials.checkpointed is None else [trials.checkpointed]
-    likely = [t for t in (*trials.compiled, *own) if near.allow(t)]
+    own = [] if search.checkpointed is None else [search.checkpointed]
+    likely = [t for t in (*search.compiled, *own) if near.allow(t)]
     for trial in sorted(likely, key=lambda t: t.total)[:MOST_PROVEN]:
         try:
-            proven = trials.proven(trial, setting)
+            proven = search.proven(trial)
         except StepError as error:  # of everything kept: the others may still fit
             warn_left_out(trial.actions, error)
             continue
@@ -102,48 +235,47 @@ def _proven_least(setting: Setting, trials: Trials) -> Trial | None:
     return None
 
 
-def _ranked(rounds: Rounds, more: int) -> list[tuple[Trial, Division | None]]:
+def _ranked(search: Search, more: int) -> list[tuple[Trial, Division | None]]:
     """What a search may return, the best first, with how it divides layers.
 
     more: bytes that something which did not fit took, compiled whole, beyond its buffers.
     """
-    setting, trials = rounds.setting, rounds.trials
-    limits, clock = setting.limits, clock_of(trials, setting.steps.backend.target)
+    limits, clock = search.limits, search.clock
     found: list[tuple[Trial, Division | None]] = []
-    if trials.fitting:
-        fits = limits.allow(trials.baseline)
+    if search.fitting:
+        fits = limits.allow(search.baseline)
         # Each costs a whole compile, which what is as near to the room would fail in as well.
-        likely = [t for t in trials.fitting if t.total + more <= limits.room]
-        best = min(likely or trials.fitting, key=lambda t: (clock.cautious(t), t.total))
+        likely = [t for t in search.fitting if t.total + more <= limits.room]
+        best = min(likely or search.fitting, key=lambda t: (clock.cautious(t), t.total))
         # A step that fits stays as it is unless a plan is faster by what is worth a word. Times
         # that are computed from a device's rates are too rough to say so.
-        rough = setting.profile.time_source == "roofline"
-        if fits and (rough or clock.cautious(best) > (1 - WORTH) * clock.base):
-            best = trials.baseline
-        best = _worth_its_loss(setting, clock, best, likely or trials.fitting)
+        rough = search.profile.time_source == "roofline"
+        if fits and (rough or clock.cautious(best) > (1 - LEAST_GAIN) * clock.base):
+            best = search.baseline
+        best = _worth_its_loss(search, clock, best, likely or search.fitting)
         alone = fits or more > 0
-        divided, division = (best, None) if alone else rounds.divide(best, clock)
-        if _worth_its_loss(setting, clock, divided, [best]) is best:
+        divided, division = (best, None) if alone else divide(search, best, clock)
+        if _worth_its_loss(search, clock, divided, [best]) is best:
             divided, division = best, None
         found = [(divided, division), (best, None)][divided is best :]
-    if (own := trials.checkpointed_fits) is not None:
-        worth = (1 - WORTH) * clock.of(own)
+    if (own := search.checkpointed_fits) is not None:
+        worth = (1 - LEAST_GAIN) * clock.of(own)
         faster = [
             each
             for each in found
             if clock.cautious(each[0]) <= worth
-            and _worth_its_loss(setting, clock, each[0], [own]) is not own
+            and _worth_its_loss(search, clock, each[0], [own]) is not own
         ]
         found = [*faster, (own, None), *(each for each in found if each not in faster)]
     return found
 
 
-def _worth_its_loss(setting: Setting, clock: Clock, best: Trial, others: Sequence[Trial]) -> Trial:
+def _worth_its_loss(search: Search, clock: Clock, best: Trial, others: Sequence[Trial]) -> Trial:
     """`best`, or where that loses accuracy for less than is noticed, the fastest of `others` that
     does not.
     """
     exact = [t for t in others if not t.cost.is_lossy]
-    if not (setting.careful and best.cost.is_lossy and exact):
+    if not (search.careful and best.cost.is_lossy and exact):
         return best
     other = min(exact, key=lambda t: (clock.of(t), t.total))
     return best if clock.is_worth_losing(best, other) else other

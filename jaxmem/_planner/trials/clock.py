@@ -7,8 +7,9 @@ from jaxmem._core.profile import Profile
 from jaxmem._cost.profile.doubt import WORTH
 from jaxmem._planner.solve.cost import Cost
 from jaxmem._planner.trials.trial import Trial
-from jaxmem._planner.trials.trials import Trials
 from jaxmem._target.devices.target import Target
+
+LEAST_GAIN = 0.002  # the share of a step's time that a change of plan must gain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +77,8 @@ def _moving(cost: Cost) -> float:
     return cost.seconds - cost.recompute_seconds
 
 
-def clock_of(trials: Trials, target: Target) -> Clock:
+def clock_of(profile: Profile, baseline: Trial, target: Target) -> Clock:
     """The clock of a search, by the best that is known of the step with everything kept."""
-    baseline, profile = trials.baseline, trials.profile
     told = {"measured": baseline.measured_seconds, "xla": baseline.xla_seconds}
     told["pieces"] = _sum_of_pieces(profile, baseline, target)
     source, base = next((s, t) for s, t in told.items() if t is not None)

@@ -149,7 +149,7 @@ def agreed(
     ask: Callable[[Expected], Solution | None],
     model: Callable[[], Expected],
     beside: float,
-    walks: Walks | None,
+    walks: Walks,
 ) -> Solution | None:
     """Returns the solver's answer when it is expected to fit, or when more walks do not help; None
     where the solver has no answer.
@@ -157,11 +157,11 @@ def agreed(
     ask: asks the solver for a plan.
     model: the memory model, with all that walks have taught.
     beside: bytes that the plan's saved tensors and working memory may take together.
-    walks: learns of each answer; None where nothing can be walked through.
+    walks: learns of each answer.
     """
     solution = ask(model())
     for _ in range(MOST_WALKS):
-        if solution is None or walks is None or not walks.learn(solution.actions):
+        if solution is None or not walks.learn(solution.actions):
             break
         known = model()
         if solution.saved_bytes + known.predict(solution.actions) <= beside:

@@ -3,7 +3,7 @@
 If the step as written has checkpoints of its own, it is a second baseline and a candidate. The
 first choice was to call it "everything kept". Its bytes were then compared with plans that take its
 checkpoints away, and `auto(step, plan)` ran another program than the one that was compiled. No
-assignment of tags stands for an author's checkpoints. So `Trials.written` is separate from the
+assignment of tags stands for an author's checkpoints. So `Search.written` is separate from the
 trials that the memory model is fitted to, and its actions are `AS_WRITTEN`.
 
 If times come from pieces alone, the step as written is priced between everything kept and full

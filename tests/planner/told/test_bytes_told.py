@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.bytes import show_bytes
 from jaxmem._planner.explain.rows import UNSURE, without
-from jaxmem._planner.outcome.searched import Spent, infeasible, outcome
+from jaxmem._planner.outcome.searched import infeasible, outcome
 from jaxmem._planner.search.search import Found
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.trials.compile import CompiledStep
+from jaxmem._planner.trials.state import Search
 from jaxmem._planner.trials.trial import Limits, Trial
-from jaxmem._planner.trials.trials import Trials
 from jaxmem._result.plan.rows import Bytes
 from jaxmem._target.compiled.compiled import Compiled
-from jaxmem._target.devices.target import Target
+from tests.shared import searches as stubs
 from tests.shared.profiles import INT4, chain, profile
 
 pytestmark = pytest.mark.core
@@ -39,15 +39,14 @@ def trial(made, choices, total: int, arguments: int, predicted: int) -> Trial:
 
 
 @st.composite
-def searches(draw) -> Trials:
+def searches(draw) -> Search:
     """Searches whose compiles have little to do with what is saved."""
     made = profile(chain(layers=draw(st.integers(1, 50)), runs=50))
     arguments = draw(st.integers(0, 200))
     totals = [arguments + draw(st.integers(0, 3000)) for _ in PLANS]
     budget = draw(st.integers(1, 4000))
-    search = Trials(
-        made, Limits(budget, budget, 10**9), trial(made, PLANS[0], totals[0], arguments, 0)
-    )
+    kept = trial(made, PLANS[0], totals[0], arguments, 0)
+    search = stubs.search(made, Limits(budget, budget, 10**9), kept)
     for choices, total in zip(PLANS[1:], totals[1:]):
         model = search.model()
         working = model.predict({"block": choices})
@@ -59,11 +58,10 @@ def searches(draw) -> Trials:
 @few
 @given(searches())
 def test_plans_and_errors_tell_no_negative_bytes(search):
-    target = Target.parse("h200")
-    message = str(infeasible(search, target))
+    message = str(infeasible(search))
     assert not NEGATIVE.search(message), message
     for best in search.compiled:
-        plan = outcome(Found(search, best, None, 0.0), target, Spent(0, 0, 0, 1), (), ())
+        plan = outcome(Found(search, best, None))
         for parts, total in (
             (plan.parts, best.total),
             (plan.baseline_parts, search.baseline.total),
