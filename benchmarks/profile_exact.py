@@ -5,7 +5,7 @@ compiled one's, by plan.
 
 Plans: uniform, random and solved ones of gpt_117m, gpt_345m and gpt_4b7 for h200, a100-80gb and
 local. Of each, the profile's prediction is compared with what the traced step's backward gets from
-its forward (`jaxmem._cost.blocks.audit`), with the stacks that the loops of the forward hand to
+its forward (`tests.shared.audit`), with the stacks that the loops of the forward hand to
 the loops of the backward (which knows nothing of blocks), and with the matrix products that the
 backward repeats. Of some, with the optimized HLO's products and FLOPs, loops times trip counts. No
 step is run, and `local` has the times of h200: neither changes a byte.
@@ -15,11 +15,11 @@ from benchmarks.shared.case import AnyTimes, Case, show
 from benchmarks.shared.plans import plans
 from benchmarks.shared.results import Report
 from jaxmem._core.actions import Actions
-from jaxmem._cost.blocks.audit import audit
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.jaxpr import as_scan, matmul_flops, nbytes, subjaxprs
+from tests.shared.audit import audit
 
 CONFIGS, TARGETS = ("gpt_117m", "gpt_345m", "gpt_4b7"), ("h200", "a100-80gb", "local")
 COMPILED = {

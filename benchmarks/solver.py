@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from benchmarks.shared.case import Case
 from benchmarks.shared.results import Report
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.solve.greedy import greedy
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solve import least_bytes, solve
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 from tests.shared import profiles
+from tests.shared.greedy import greedy
 
 CONFIGS, TARGETS, ROOMS = ("gpt_117m", "gpt_345m", "gpt_4b7"), ("h200", "a100-80gb"), 25
 GRAPHS = 300

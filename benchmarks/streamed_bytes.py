@@ -29,12 +29,12 @@ from experiments.command.load import load
 from experiments.models import registry
 from experiments.steps.accumulate import released_step
 from jaxmem._core.assignment import Assignment
-from jaxmem._cost.blocks.audit import audit
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._target.hlo.transfers import fault
 from jaxmem._trace.export import export_flat
 from jaxmem._trace.liveness.walk import temporary_bytes
+from tests.shared.audit import audit
 
 LAYERS = 24
 COMMON = [f"model.layers={LAYERS}", "model.width=2048", "model.heads=16", "train.sequence=1024"]

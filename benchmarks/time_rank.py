@@ -28,10 +28,10 @@ from jaxmem._core.actions import Actions
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
 from jaxmem._planner.solve.cost import effective, evaluate
-from jaxmem._planner.solve.greedy import greedy
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solve import least_bytes, solve
 from jaxmem.plans import compiled_bytes
+from tests.shared.greedy import greedy
 
 BUDGETS, GREEDY, RANDOM = 10, 3, 8
 NAMED = (

@@ -12,7 +12,6 @@ import pytest
 import jaxmem
 from jaxmem._core.actions import ALL, KEEP, OFFLOAD, REST
 from jaxmem._core.assignment import Assignment
-from jaxmem._cost.blocks.audit import audit
 from jaxmem._cost.blocks.classes import plan_fingerprint
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import block_classes, profile
@@ -22,6 +21,7 @@ from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 from jaxmem.errors import StepError
 from tests.shared import models, tiny_lm
+from tests.shared.audit import audit
 
 pytestmark = pytest.mark.core
 LAYERS, BATCH, SEQUENCE, WIDTH = 3, 2, 64, 64

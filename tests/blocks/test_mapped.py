@@ -11,7 +11,6 @@ from jax.sharding import AxisType
 
 from jaxmem._core.actions import ALL, REST, Action
 from jaxmem._core.assignment import Assignment
-from jaxmem._cost.blocks.audit import audit
 from jaxmem._cost.blocks.classes import plan_fingerprint
 from jaxmem._cost.blocks.find import find_blocks
 from jaxmem._cost.blocks.opened import opened
@@ -25,6 +24,7 @@ from jaxmem._trace.arguments import batch_axes
 from jaxmem._trace.step import trace
 from jaxmem.errors import JaxmemWarning
 from tests.shared import mapped, places
+from tests.shared.audit import audit
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 KINDS = mapped.wholly, mapped.partly, mapped.by_tensor, mapped.summed, mapped.ring, mapped.ruled

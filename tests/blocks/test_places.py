@@ -14,7 +14,6 @@ import pytest
 import jaxmem
 from jaxmem._core.actions import ALL, KEEP, RECOMPUTE, REST, Action
 from jaxmem._core.assignment import Assignment
-from jaxmem._cost.blocks.audit import audit
 from jaxmem._cost.blocks.classes import plan_fingerprint
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import block_classes, profile
@@ -26,6 +25,7 @@ from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 from jaxmem.errors import JaxmemWarning, TagError
 from tests.shared import models, places
+from tests.shared.audit import audit
 from tests.shared.marks import slow
 
 pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]

@@ -4,7 +4,7 @@ import pytest
 
 from jaxmem._target.devices.rates import Rates
 from jaxmem._target.hlo.costs import HloCosts, hlo_costs
-from jaxmem._target.hlo.text import executed
+from tests.shared.executed import executed
 
 M, D, L = 16, 32, 5
 

@@ -17,8 +17,8 @@ import jaxmem
 from jaxmem._target.deviceless.gpu import devices as devices_of
 from jaxmem._target.devices.gpus import target_config
 from jaxmem._target.devices.target import Target
-from jaxmem._target.hlo.text import executed
 from tests.shared import tiny_lm
+from tests.shared.executed import executed
 
 OPCODES = (
     "all-reduce",

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE
 from jaxmem._core.profile import Option
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.solve.greedy import greedy
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solve import least_bytes, runner_up, solve
 from jaxmem.errors import SolverError, TagError
 from tests.shared import profiles
+from tests.shared.greedy import greedy
 from tests.shared.profiles import INT4, INT8, block, chain, flat, oracle, prices, profile
 
 pytestmark = pytest.mark.core

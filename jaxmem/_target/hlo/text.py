@@ -8,7 +8,6 @@ The text is of computations, one instruction a line:
     }
 """
 
-import collections
 import dataclasses
 import math
 import re
@@ -219,28 +218,6 @@ def _source(i: Instruction | None, named: Mapping[str, Instruction]) -> Instruct
     while i is not None and i.opcode in ("copy", "bitcast", "convert") and i.operand_names:
         i = named.get(i.operand_names[0])
     return i
-
-
-def executed(text: str, opcodes: tuple[str, ...]) -> dict[str, int]:
-    """Returns how often instructions of each of these opcodes run in one execution of a module,
-    those in loops times the known trip counts.
-    """
-    computations, entry = parse(text)
-    done: dict[str, collections.Counter] = {}
-
-    def count(name: str) -> collections.Counter:
-        if name not in done:
-            total: collections.Counter = collections.Counter()
-            for instruction in computations.get(name, []):
-                total[instruction.opcode] += instruction.opcode in opcodes
-                # What a loop calls runs once a trip; what others call, once.
-                for called in instruction.called:
-                    inside = count(called).items()
-                    total.update({opcode: instruction.trips * n for opcode, n in inside})
-            done[name] = total
-        return done[name]
-
-    return {opcode: count(entry)[opcode] for opcode in opcodes}
 
 
 def _computations(text: str) -> Iterator[tuple[bool, str, list[str]]]:

@@ -12,12 +12,12 @@ import pytest
 import jaxmem
 from jaxmem._core.actions import KEEP, RECOMPUTE
 from jaxmem._core.assignment import Assignment
-from jaxmem._cost.blocks.audit import audit
 from jaxmem._planner.trials.compile import StepCompiler
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import JaxmemWarning
 from tests.shared import models
+from tests.shared.audit import audit
 
 pytestmark = [
     pytest.mark.core,

@@ -1,0 +1,27 @@
+"""Counts the instructions that one execution of a compiled module runs."""
+
+import collections
+
+from jaxmem._target.hlo.text import parse
+
+
+def executed(text: str, opcodes: tuple[str, ...]) -> dict[str, int]:
+    """Returns how often instructions of each of these opcodes run in one execution of a module,
+    those in loops times the known trip counts.
+    """
+    computations, entry = parse(text)
+    done: dict[str, collections.Counter] = {}
+
+    def count(name: str) -> collections.Counter:
+        if name not in done:
+            total: collections.Counter = collections.Counter()
+            for instruction in computations.get(name, []):
+                total[instruction.opcode] += instruction.opcode in opcodes
+                # What a loop calls runs once a trip; what others call, once.
+                for called in instruction.called:
+                    inside = count(called).items()
+                    total.update({opcode: instruction.trips * n for opcode, n in inside})
+            done[name] = total
+        return done[name]
+
+    return {opcode: count(entry)[opcode] for opcode in opcodes}
