@@ -86,7 +86,7 @@ def built(target: str, build):
 
 
 def total(target: str, build) -> int:
-    return built(target, build).compiled.total_bytes
+    return built(target, build).total_bytes
 
 
 @functools.cache

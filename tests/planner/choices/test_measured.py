@@ -39,7 +39,7 @@ def clocked(tmp_path_factory):
     def plan_by(name: str, budget: int | None = None, measure: float | None = 3.0):
         def run(self, steps, traced, args, seconds):
             asked.append(seconds)
-            told = [CLOCKS[name](step.compiled.total_bytes) for step in steps]
+            told = [CLOCKS[name](step.total_bytes) for step in steps]
             return [[seconds * f for f in (1.0, 1.1, 1.3)] for seconds in told]
 
         with pytest.MonkeyPatch.context() as patch:
