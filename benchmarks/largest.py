@@ -42,7 +42,7 @@ from jaxmem._core.database import Database
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import HOST, Places
 from jaxmem._planner.boundary import Boundary
-from jaxmem._planner.joint.search import Search, Trial, with_working
+from jaxmem._planner.joint.search import PlacedTrial, PlacementSearch, with_working
 from jaxmem._planner.joint.steps import PlacedSteps
 from jaxmem._planner.placed import read_places
 from jaxmem._planner.placement.front import way_of
@@ -88,14 +88,14 @@ def steps_of(layers: int, backend: Backend) -> tuple[Any, tuple, Backend]:
     return build, (state_of(layers), registry.batch_shape(config)), backend
 
 
-def read(backend: Backend, limits: Limits) -> tuple[Search, Way]:
+def read(backend: Backend, limits: Limits) -> tuple[PlacementSearch, Way]:
     """The search for a step of few layers, of which others differ in nothing but their number; and
     the way of a layer that is recomputed.
     """
     actions, _ = allowed_actions(ALL, backend.target)
-    asked = read_places(*steps_of(FEW, backend), limits, Allowed(actions, actions))
-    search, recomputed = asked.search, way_of(asked.profile, asked.block, {})
-    (recomputed,) = with_working([recomputed], search.steps, search.label, search.others)
+    search = read_places(*steps_of(FEW, backend), limits, Allowed(actions, actions))
+    recomputed = way_of(search.profile, search.block, {})
+    (recomputed,) = with_working([recomputed], search.steps, search.block.name, search.others)
     return search, recomputed
 
 
@@ -127,21 +127,23 @@ def ruled(question: Question, name: str, recomputed: Way) -> Question:
 class Found:
     """What a search found for a number of layers, and the least bytes, as a plan tells them."""
 
-    search: Search
-    best: Trial
+    search: PlacementSearch
+    best: PlacedTrial
     points: tuple[Point, ...]
 
 
-def least_of(search: Search, lowest: Answer) -> Trial | None:
+def least_of(search: PlacementSearch, lowest: Answer) -> PlacedTrial | None:
     """The least step, compiled; None where it does not fit."""
     predicted = search.expected(lowest)
-    placed = search.steps.compile(search.assignment(lowest), lowest.places)
-    search.error += placed.total_bytes - predicted
-    return Trial(lowest, predicted, placed) if search.fits(placed) else None
+    trial = PlacedTrial(
+        lowest, predicted, search.steps.compile(search.assignment(lowest), lowest.places)
+    )
+    search.error += trial.total - predicted
+    return trial if search.fits(trial.step) else None
 
 
 def boundary_of(
-    few: Search, rule: Callable[[Question], Question], fastest: bool, error: int | None
+    few: PlacementSearch, rule: Callable[[Question], Question], fastest: bool, error: int | None
 ) -> Boundary:
     """Looks for the number of layers where steps cease to fit.
 
@@ -158,7 +160,8 @@ def boundary_of(
     def found_for(layers: int) -> Any:
         steps = PlacedSteps(*steps_of(layers, few.steps.backend))
         question = rule(dataclasses.replace(few.question, states=steps.states()))
-        search = Search(steps, few.label, few.others, question, errors[-1] if errors else 0)
+        error = errors[-1] if errors else 0
+        search = dataclasses.replace(few, steps=steps, question=question, error=error, tried=[])
         lowest, best = search.least(), None
         assert lowest is not None
         if not errors or search.expected(lowest) <= room:
@@ -172,17 +175,17 @@ def boundary_of(
     return Boundary(range(2, MOST), functools.partial(least, asked), room, found_for)
 
 
-def temporaries(search: Search) -> int:
+def temporaries(search: PlacementSearch) -> int:
     """Bytes beside the arguments of the step with nothing resident and every layer recomputed, as
     compiled.
     """
     layers = search.question.states.layers
-    assignment = Assignment({**search.others, search.label: {}})
-    compiled = search.steps.compile(assignment, Places(layers, 0, outer_moments=HOST))
-    return compiled.total_bytes - compiled.compiled.argument_bytes
+    assignment = Assignment({**search.others, search.block.name: {}})
+    compiled = search.steps.compile(assignment, Places(layers, 0, outer_moments=HOST)).compiled
+    return compiled.total_bytes - compiled.argument_bytes
 
 
-def run(report: Report, key: str, few: Search, rule: Callable, error: int | None) -> None:
+def run(report: Report, key: str, few: PlacementSearch, rule: Callable, error: int | None) -> None:
     """Adds what is found for one GPU, one size of host memory, and one rule."""
     joint = key.endswith("joint")
     boundary = boundary_of(few, rule, joint, error)

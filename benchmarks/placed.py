@@ -34,8 +34,8 @@ from experiments.steps.accumulate import released_step
 from jaxmem._core.actions import ALL, KEEP, LOSSLESS, OFFLOAD, REST
 from jaxmem._core.database import Database
 from jaxmem._cost.profile.options import Allowed
-from jaxmem._planner.joint.search import Search, with_working
-from jaxmem._planner.placed import Asked, read_places
+from jaxmem._planner.joint.search import PlacementSearch, with_working
+from jaxmem._planner.placed import read_places
 from jaxmem._planner.placement.front import way_of
 from jaxmem._planner.placement.layer import BUFFERED, RESIDENT, STREAMED
 from jaxmem._planner.placement.program import Question, answer
@@ -50,7 +50,7 @@ BUDGETS = 5
 LEAST = 1.03  # of what the program's least compiles to
 
 
-def asked_of(model: str, backend) -> Asked:
+def search_of(model: str, backend) -> PlacementSearch:
     name, own = streamed_bytes.MODELS[model]
     size = [f"train.batch={8 * MICROBATCHES}", f"train.microbatches={MICROBATCHES}"]
     config = load(name, [*streamed_bytes.COMMON, *own, *size])
@@ -64,24 +64,27 @@ def asked_of(model: str, backend) -> Asked:
     return read_places(build, args, backend, limits, Allowed(actions, actions))
 
 
-def rules(asked: Asked) -> dict[str, Question]:
+def rules(search: PlacementSearch) -> dict[str, Question]:
     """The questions that simpler plans answer."""
-    question, profile, block = asked.search.question, asked.profile, asked.block
+    question, profile, block = search.question, search.profile, search.block
     offloaded = {t.name: OFFLOAD for t in block.tags if any(o.host_bytes for o in t.options)}
     whole = [{}, {REST: KEEP}, offloaded]
     ways = [way_of(profile, block, choices) for choices in whole]
-    ways = with_working(ways, asked.search.steps, block.name, asked.search.others)
+    ways = with_working(ways, search.steps, block.name, search.others)
     given = {"states alone": {"ways": ways[:1]}, "all streamed": {"places": (STREAMED,)}}
     given["blocks whole"] = {"ways": ways, "places": (RESIDENT, STREAMED, BUFFERED)}
     return {name: dataclasses.replace(question, **how) for name, how in given.items()}
 
 
-def rooms(search: Search, target: Target) -> list[int]:
+def rooms(search: PlacementSearch, target: Target) -> list[int]:
     least, most = search.least(), answer(dataclasses.replace(search.question, room=None))
     assert least is not None
     assert most is not None
     compiled = search.steps.compile(search.assignment(least), least.places)
-    low, high = int(LEAST * compiled.total_bytes), min(most.device_bytes, target.usable_bytes)
+    low, high = (
+        int(LEAST * compiled.compiled.total_bytes),
+        min(most.device_bytes, target.usable_bytes),
+    )
     return [low + (high - low) * i // (BUDGETS - 1) for i in range(BUDGETS)]
 
 
@@ -89,13 +92,13 @@ def run(report: Report, model: str, target: str, backend) -> None:
     keys = [f"{model}, {target}, {i}" for i in range(BUDGETS)]
     if all(map(report.has, keys)):
         return
-    asked = asked_of(model, backend)
-    simpler = rules(asked)
-    for key, room in zip(keys, rooms(asked.search, backend.target)):
+    unlimited = search_of(model, backend)
+    simpler = rules(unlimited)
+    for key, room in zip(keys, rooms(unlimited, backend.target)):
         if report.has(key):
             continue
         within = lambda question, room=room: dataclasses.replace(question, room=room)
-        search = dataclasses.replace(asked.search, question=within(asked.search.question), tried=[])
+        search = dataclasses.replace(unlimited, question=within(unlimited.question), tried=[])
         best = search.run()
         row: dict[str, Any] = {
             "room": room,

@@ -10,7 +10,8 @@ from jaxmem._core.progress import LOG
 from jaxmem._planner.search.factors import Factors, rescaled
 from jaxmem._planner.search.measure import Runs, fastest_measured, learned
 from jaxmem._planner.search.search import Found
-from jaxmem._planner.trials.history import History, Run
+from jaxmem._planner.trials.comparison import Comparison
+from jaxmem._planner.trials.history import History
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.running import CannotRun
 from jaxmem._target.devices.target import Target
@@ -52,7 +53,7 @@ def remember_run(build, args: tuple, actions: Actions, other: Actions, seconds, 
     """
     with backend_for(Target.parse("local"), Database()) as backend:
         _, traced = trace(build, Assignment.nothing(), args)
-        History(backend, traced.jaxpr).remember_run(Run(actions, other, seconds, noise))
+        History(backend, traced.jaxpr).remember_run(Comparison(actions, other, seconds, noise))
 
 
 def measured(found: Found, seconds: float) -> tuple[Found, list[Runs], tuple[str, ...]]:

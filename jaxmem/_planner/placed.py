@@ -12,9 +12,9 @@ from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import DIVIDED, DIVIDED_WORDS
 from jaxmem._model.states.within import opened
 from jaxmem._optim.released.direct import Direct
-from jaxmem._planner.joint.search import PlacedTrial, Search, with_working
+from jaxmem._planner.joint.search import PlacedTrial, PlacementSearch, with_working
 from jaxmem._planner.joint.steps import PlacedSteps
-from jaxmem._planner.outcome.placed import Asked, infeasible, outcome
+from jaxmem._planner.outcome.placed import infeasible, outcome
 from jaxmem._planner.placement.front import front
 from jaxmem._planner.placement.lanes import Link
 from jaxmem._planner.placement.layer import PLACES, RESIDENT
@@ -100,15 +100,17 @@ def plan_places(
     decide: what is decided.
     """
     if not decide.sharding:
-        asked = read_places(build, args, backend, limits, allowed)
-        if (best := asked.search.run()) is None:
-            raise infeasible(asked.search, limits, backend.target)
-        return outcome(asked, best, limits, notes)
+        search = read_places(build, args, backend, limits, allowed)
+        if (best := search.run()) is None:
+            raise infeasible(search, limits)
+        return outcome(search, best, limits, notes)
     every = _every_sharding(build, args, backend, limits, allowed)
     return _fastest(every, limits, notes)
 
 
-def _every_sharding(build, args, backend: Backend, limits: Limits, allowed: Allowed) -> list[Asked]:
+def _every_sharding(
+    build, args, backend: Backend, limits: Limits, allowed: Allowed
+) -> list[PlacementSearch]:
     """The step read under each way to divide it that its optimizer takes. Raises OptimizerError
     where it takes none.
     """
@@ -131,40 +133,40 @@ def _every_sharding(build, args, backend: Backend, limits: Limits, allowed: Allo
     return found
 
 
-def _fastest(every: list[Asked], limits: Limits, notes: tuple[str, ...]) -> Plan:
+def _fastest(every: list[PlacementSearch], limits: Limits, notes: tuple[str, ...]) -> Plan:
     """The plan of the sharding under which a step is fastest. Those that the program expects to be
     slower than what was found are not compiled.
     """
-    found: list[tuple[Asked, PlacedTrial]] = []
-    pairs = ((asked, answer(asked.search.question)) for asked in every)
-    expected = [(asked, one.cautious_seconds) for asked, one in pairs if one is not None]
+    found: list[tuple[PlacementSearch, PlacedTrial]] = []
+    pairs = ((search, answer(search.question)) for search in every)
+    expected = [(search, one.cautious_seconds) for search, one in pairs if one is not None]
     refused: StepError | None = None
-    for asked, seconds in sorted(expected, key=lambda pair: pair[1]):
+    for search, seconds in sorted(expected, key=lambda pair: pair[1]):
         if found and min(map(_seconds, found)) <= seconds:
             break
         try:
-            best = asked.search.run()
+            best = search.run()
         except StepError as error:  # XLA has defects: other ways to divide the step may not meet it
             LOG.warning("a way to divide the step is left out: %s", str(error)[:400])
             refused = error
             continue
         if best is not None:
-            found.append((asked, best))
+            found.append((search, best))
     if not found:
-        least = lambda asked: one.device_bytes if (one := asked.search.least()) else float("inf")
+        least = lambda search: one.device_bytes if (one := search.least()) else float("inf")
         nearest = min(every, key=least)
         # What the program has no answer for may fit all the same: its least was not compiled yet.
-        best = None if nearest.search.tried else nearest.search.run()
+        best = None if nearest.tried else nearest.run()
         if best is None:
-            if refused is not None and not nearest.search.tried:
+            if refused is not None and not nearest.tried:
                 raise refused
-            raise infeasible(nearest.search, limits, nearest.target)
+            raise infeasible(nearest, limits)
         found.append((nearest, best))
-    asked, best = min(found, key=_seconds)
-    return outcome(asked, best, limits, notes, [one for one in every if one is not asked])
+    search, best = min(found, key=_seconds)
+    return outcome(search, best, limits, notes, [one for one in every if one is not search])
 
 
-def _seconds(pair: tuple[Asked, PlacedTrial]) -> float:
+def _seconds(pair: tuple[PlacementSearch, PlacedTrial]) -> float:
     return pair[1].answer.cautious_seconds
 
 
@@ -175,7 +177,7 @@ def read_places(
     limits: Limits,
     allowed: Allowed,
     sharding: Sharding = ONE_DEVICE,
-) -> Asked:
+) -> PlacementSearch:
     """Reads a step, profiles it with resident states, and walks through it with streamed ones."""
     several = sharding.devices > 1
     steps = PlacedSteps(build, args, backend, sharding.divided if several else None)
@@ -203,8 +205,9 @@ def read_places(
         sharding=sharding,
         outer_moves=moves,
     )
-    search = Search(steps, block.name, others, question)
-    return Asked(search, profile, block, target, step.seconds, step.notes)
+    return PlacementSearch(
+        steps, profile, block, others, question, step.notes, profile_seconds=step.seconds
+    )
 
 
 def _stack_of(profile: Profile, steps: PlacedSteps) -> BlockClass:

@@ -14,7 +14,7 @@ from jaxmem._planner.explain.over_time import elsewhere
 from jaxmem._result.memory.explanation import Explanation
 from jaxmem._result.memory.file import load
 from jaxmem._result.memory.live import Live
-from jaxmem._target.buffers.held import POINTS, Held, History, Life, Peak
+from jaxmem._target.buffers.held import POINTS, BufferHistory, Held, Life, Peak
 from jaxmem._target.compile import backend
 from tests.explain.test_explain import (
     BATCH,
@@ -166,6 +166,6 @@ def test_a_stack_that_is_copied_for_the_loop_over_layers_is_found():
     held = [Held("temporary", size) for size in (1, 2, 3, 4, 5)]
     spans = [(0, 10), (5, 45), (50, 79), (62, 70), (0, 79)]
     lives = tuple(Life(h, first, last) for h, (first, last) in zip(held, spans))
-    history = History(80, (forward,) * 20 + (backward,) * 60, tuple(loops), lives)
+    history = BufferHistory(80, (forward,) * 20 + (backward,) * 60, tuple(loops), lives)
     found = elsewhere(Peak(forward, (), (held[4],), history))
     assert [h.bytes for h in found.held] == [2, 3], "the last one is there at the peak"

@@ -1,12 +1,13 @@
 """What a search asks of the program, against steps that only tell bytes."""
 
 import types
+from typing import Any
 
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from jaxmem._planner.joint.search import Search
+from jaxmem._planner.joint.search import PlacementSearch
 from jaxmem._planner.placement.lanes import Link
 from jaxmem._planner.placement.layer import States, Way
 from jaxmem._planner.placement.program import Question
@@ -19,6 +20,8 @@ WAYS = (
     Way({}, 10 * MB, 0, 2e-3, 6e-3, working={False: 50 * MB, True: 90 * MB}),
     Way({"up": "keep"}, 90 * MB, 0, 2e-3, 4e-3, working={False: 20 * MB, True: 60 * MB}),
 )
+
+NO_PROFILE: Any = None
 
 
 class Steps:
@@ -42,7 +45,8 @@ class Steps:
 
 def search(room, told, **steps):
     question = Question(STATES, WAYS, Link(25e9, 25e9), room=room)
-    return Search(Steps(told, **steps), "block", {}, question)
+    block: Any = types.SimpleNamespace(name="block")
+    return PlacementSearch(Steps(told, **steps), NO_PROFILE, block, {}, question)
 
 
 def sums(assignment, places):

@@ -8,8 +8,9 @@ import pytest
 
 from jaxmem._core.actions import KEEP
 from jaxmem._core.profile import Option
-from jaxmem._planner.search.factors import LEAST, MOST, Factors, Observed, fitted, rescaled
+from jaxmem._planner.search.factors import LEAST, MOST, Factors, fitted, rescaled
 from jaxmem._planner.solve.cost import evaluate
+from jaxmem._planner.trials.comparison import Comparison
 from jaxmem.errors import TagError
 from tests.shared.profiles import INT4, block, profile, profiles
 
@@ -38,7 +39,7 @@ def observations(made, true, noise=1e-6):
     real = rescaled(made, true)
     for tags in (KEPT, CODED, {"u": KEEP}, {"v": INT4}):
         seconds = of(real, tags).seconds - of(real, NOTHING).seconds
-        yield Observed(of(made, tags), of(made, NOTHING), seconds, noise)
+        yield Comparison(of(made, tags), of(made, NOTHING), seconds, noise)
 
 
 @hypothesis.given(FACTOR, FACTOR, FACTOR)
@@ -53,7 +54,7 @@ def test_planted_factors_are_found(recompute, keep, codec):
 def test_what_was_not_run_is_not_corrected():
     made = MADE
     assert fitted(made, []) == Factors()
-    of_keeping = [o for o in observations(made, Factors(codec=2.0)) if o.cost == of(made, KEPT)]
+    of_keeping = [o for o in observations(made, Factors(codec=2.0)) if o.first == of(made, KEPT)]
     assert fitted(made, of_keeping).codec == pytest.approx(1.0)
 
 
@@ -65,7 +66,9 @@ def test_runs_that_tell_little_change_little():
 
 def test_absurd_differences_are_cut_off():
     made = MADE
-    absurd = [Observed(of(made, KEPT), of(made, NOTHING), seconds, 1e-3) for seconds in (1e6, -1e6)]
+    absurd = [
+        Comparison(of(made, KEPT), of(made, NOTHING), seconds, 1e-3) for seconds in (1e6, -1e6)
+    ]
     for one in absurd:
         factors = fitted(made, [one])
         values = (factors.recompute, factors.keep, factors.codec)

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jaxmem._target.compile import running
 from jaxmem._target.compile.backend import Local
-from jaxmem._target.compile.running import CannotRun, Run, in_turns, obstacle
+from jaxmem._target.compile.running import CannotRun, StepRun, in_turns, obstacle
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 
@@ -34,7 +34,7 @@ def executable(step, *args):
 
 def test_the_users_arrays_are_used_and_left_as_they_are():
     args = arrays()
-    run = Run(executable(step, *args), args)
+    run = StepRun(executable(step, *args), args)
     assert run.given
     assert all(run() > 0 for _ in range(3)), "the state is donated, and there every time"
     jax.tree.map(np.testing.assert_array_equal, args[:2], arrays()[:2])
@@ -42,7 +42,7 @@ def test_the_users_arrays_are_used_and_left_as_they_are():
 
 def test_arguments_are_made_where_shapes_were_given():
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arrays())
-    run = Run(executable(step, *shapes), shapes)
+    run = StepRun(executable(step, *shapes), shapes)
     assert not run.given
     assert run() > 0
 
@@ -57,7 +57,7 @@ def test_a_module_of_nnx_is_not_changed_by_runs():
         return x @ model.kernel[...]
 
     args = (model, jnp.ones((4, 8)))
-    run = Run(executable(step, *args), args)
+    run = StepRun(executable(step, *args), args)
     assert run() > 0
     assert run() > 0
     np.testing.assert_array_equal(model.kernel[...], before)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jaxmem._core.profile import BlockClass
 from jaxmem._cost.blocks.find import Instance, find_blocks
-from jaxmem._cost.blocks.segments import Graph, graph_of
+from jaxmem._cost.blocks.segments import BlockGraph, graph_of
 from jaxmem._model.tags.named import is_tag
 from jaxmem._trace.jaxpr import describe
 from jaxmem.errors import StepError
@@ -28,7 +28,7 @@ class Class(NamedTuple):
     instances: all of them, such as the layers of an unrolled loop.
     """
 
-    graph: Graph
+    graph: BlockGraph
     instances: list[Instance]
 
 
@@ -76,7 +76,7 @@ def at_once(sizes: Iterable[tuple[Instance, int]]) -> int:
     return of.pop(None) + max(of.values(), default=0)
 
 
-def graph_key(graph: Graph) -> str:
+def graph_key(graph: BlockGraph) -> str:
     """Returns a text that is equal for equal graphs: operations, shapes, tags, and what is needed.
 
     Values are numbered anew in the order in which they are met, since equal graphs may stand in

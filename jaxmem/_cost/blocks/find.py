@@ -68,7 +68,7 @@ class Instance:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class FoundBlocks:
     """The blocks of a step's jaxpr.
 
     instances: the block equations of the backward, in the order of the walk.
@@ -86,7 +86,7 @@ def _small(eqn: JaxprEqn) -> bool:
     return all(math.prod(getattr(v.aval, "shape", ())) <= MOST_INDICES for v in eqn.outvars)
 
 
-def find_blocks(jaxpr: Jaxpr) -> Found:
+def find_blocks(jaxpr: Jaxpr) -> FoundBlocks:
     """Walks a step's jaxpr, its loops and calls included, and collects its blocks.
 
     What costs memory is told by where an input of a block's backward comes from: "free" is in
@@ -194,7 +194,7 @@ def find_blocks(jaxpr: Jaxpr) -> Found:
         return [here(v) for v in jaxpr.outvars]
 
     walk(jaxpr, dict.fromkeys(jaxpr.invars, "free"), (), False)
-    return Found(instances, names, plain_labels)
+    return FoundBlocks(instances, names, plain_labels)
 
 
 def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxmem._cost.blocks.operations import Operation, Value
-from jaxmem._cost.blocks.segments import Graph, weight_of
+from jaxmem._cost.blocks.segments import BlockGraph, weight_of
 from jaxmem._model.tags.named import holds_tag, is_tag
 from jaxmem._trace.jaxpr import (
     ClosedJaxpr,
@@ -45,7 +45,7 @@ class Builder:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: BlockGraph,
         closed: set[int],
         size_of: Callable[[Any], int],
         axes: Mapping[str, int],

@@ -17,7 +17,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.warn import warn
 from jaxmem._cost.blocks.loops import Builder
 from jaxmem._cost.blocks.operations import Operation
-from jaxmem._cost.blocks.segments import Graph
+from jaxmem._cost.blocks.segments import BlockGraph
 from jaxmem._trace.jaxpr import JaxprEqn, nbytes
 
 
@@ -42,7 +42,7 @@ class Opened:
 
 
 def opened(
-    graph: Graph,
+    graph: BlockGraph,
     size_of: Callable[[Any], int] = nbytes,
     axes: Mapping[str, int] = MappingProxyType({}),
 ) -> Opened:
@@ -119,7 +119,7 @@ def hidden_tags(blocks: Iterable[tuple[str, Opened, int]]) -> set[str]:
 
 
 def _hidden(
-    graph: Graph,
+    graph: BlockGraph,
     operations: Iterable[Operation],
     tag_bytes: Callable[[JaxprEqn], Mapping[str, int]],
 ) -> dict[str, tuple[str, int]]:

@@ -16,7 +16,7 @@ from jaxmem._trace.primitives import VIEWS
 
 
 @dataclasses.dataclass(frozen=True)
-class Graph:
+class BlockGraph:
     """What the backward of one block may need. Values are numbers of the instance's flat jaxpr.
 
     instance: the block equation that it was read from.
@@ -46,7 +46,7 @@ class Graph:
 class Segment:
     """Equations that run together, as a function to time.
 
-    equations: indices into `Graph.equations`.
+    equations: indices into `BlockGraph.equations`.
     function: takes arrays shaped like `avals`.
     avals: the segment's inputs.
     weights: by equation, its share of the segment's time.
@@ -58,7 +58,7 @@ class Segment:
     weights: tuple[float, ...]
 
 
-def graph_of(instance: Instance) -> Graph:
+def graph_of(instance: Instance) -> BlockGraph:
     """Reads from a block equation what its backward needs of its forward."""
     flat = instance.flat
     forward, backward = flat.equations[: instance.boundary], flat.equations[instance.boundary :]
@@ -79,10 +79,12 @@ def graph_of(instance: Instance) -> Graph:
         if live & set(e.outputs):
             kept.append(e)
             live |= set(e.reads)
-    return Graph(instance, tuple(reversed(kept)), tuple(sorted(needed)), frozenset(materialized))
+    return BlockGraph(
+        instance, tuple(reversed(kept)), tuple(sorted(needed)), frozenset(materialized)
+    )
 
 
-def partition(graph: Graph) -> list[list[int]]:
+def partition(graph: BlockGraph) -> list[list[int]]:
     """Puts every equation but the tags into one segment, given as its indices.
 
     First come those that lead to a tag, tag by tag, then those that lead to each value that the
@@ -113,7 +115,7 @@ def partition(graph: Graph) -> list[list[int]]:
     return groups
 
 
-def segments(graph: Graph) -> list[Segment]:
+def segments(graph: BlockGraph) -> list[Segment]:
     """Returns the segments of a graph with the functions that are timed for them."""
     flat = graph.instance.flat
     constants = flat.constants
@@ -145,14 +147,14 @@ def segments(graph: Graph) -> list[Segment]:
     return result
 
 
-def forward(graph: Graph) -> tuple[Callable, tuple]:
+def forward(graph: BlockGraph) -> tuple[Callable, tuple]:
     """Returns the whole forward of a block that keeps everything its backward needs, and the avals
     of its arguments.
     """
     return _piece(graph, graph.equations, [v for v in graph.needed if v not in graph.fixed])
 
 
-def backward(graph: Graph) -> tuple[Callable, tuple]:
+def backward(graph: BlockGraph) -> tuple[Callable, tuple]:
     """Returns the derivative alone, a function of what was kept and of cotangents, and the avals of
     its arguments.
     """
@@ -163,7 +165,7 @@ def backward(graph: Graph) -> tuple[Callable, tuple]:
 
 
 def _piece(
-    graph: Graph, equations: Sequence[FlatEquation], outputs: list[int]
+    graph: BlockGraph, equations: Sequence[FlatEquation], outputs: list[int]
 ) -> tuple[Callable, tuple]:
     """Returns equations as a function of the values that they read and do not make, and the avals
     of these. The function returns those of `outputs` that they make.

@@ -11,7 +11,7 @@ from jaxmem._core.profile import BlockClass, Equation, Option, Tag
 from jaxmem._cost.blocks.classes import at_once, graph_key
 from jaxmem._cost.blocks.find import Instance
 from jaxmem._cost.blocks.opened import Opened, opened
-from jaxmem._cost.blocks.segments import Graph, backward, forward, segments
+from jaxmem._cost.blocks.segments import BlockGraph, backward, forward, segments
 from jaxmem._cost.profile.jobs import Jobs
 from jaxmem._cost.profile.options import Allowed, Place, UnpricedOption, options_of
 from jaxmem._trace.jaxpr import matmul_flops
@@ -55,7 +55,7 @@ class Unpriced:
     shards: over how many devices the block's tensors, and so bytes and seconds, are divided.
     """
 
-    graph: Graph
+    graph: BlockGraph
     opened: Opened
     number: dict[int, int]
     shares: dict[int, tuple]
@@ -67,7 +67,7 @@ class Unpriced:
 
 
 def unpriced(
-    graph: Graph, index: int, allowed: Allowed, jobs: Jobs, axes: Mapping[str, int]
+    graph: BlockGraph, index: int, allowed: Allowed, jobs: Jobs, axes: Mapping[str, int]
 ) -> Unpriced:
     """Drafts the class number `index` of a step.
 

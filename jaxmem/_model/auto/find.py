@@ -7,7 +7,7 @@ from jaxmem._core.labels import AUTO, auto_label
 from jaxmem._model.auto.loops import holds_layers_within, is_loop, turn, with_bodies
 from jaxmem._model.auto.repeats import Repeat, between, part, repeats
 from jaxmem._model.layer.block import Layer, layer_of, layers_of
-from jaxmem._model.layer.graph import Graph
+from jaxmem._model.layer.graph import LayerGraph
 from jaxmem._model.tags.groups import groups_of
 from jaxmem._model.tags.named import is_block
 from jaxmem._trace.branches import branches, with_branches
@@ -35,7 +35,7 @@ class Finder:
         else what is inside conditionals and calls that stay whole.
         """
         before = self.labels
-        graph = Graph(program, ())
+        graph = LayerGraph(program, ())
         nodes = [self._loop(node, graph) for node in program.nodes]
         if self.labels == before and (stretches := repeats(program)):
             return self._unrolled(program, stretches)
@@ -45,7 +45,7 @@ class Finder:
         self.labels += 1
         return auto_label(self.labels)
 
-    def _loop(self, node: Node, graph: Graph) -> Node:
+    def _loop(self, node: Node, graph: LayerGraph) -> Node:
         """A scan over layers with each turn a block, what holds such scans with them as blocks, and
         any other node as it is.
         """

@@ -32,7 +32,7 @@ _JAX = ("jax.", "jaxlib.")  # modules of JAX itself call each other as before
 _instead = jax.make_user_context(default_value=None)
 
 
-class _Places:
+class _Differentiators:
     """Where modules name the functions that differentiate, and what stands there now.
 
     To look through all modules takes milliseconds, so it is done again only where there are others.
@@ -89,7 +89,7 @@ def _named_in(namespaces: Iterable[dict]) -> list[tuple[dict, str]]:
     return [(d, name) for d in namespaces for name, f in list(d.items()) if id(f) in wanted]
 
 
-_places = _Places()
+_places = _Differentiators()
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxmem._model.layer.graph import Graph, flops, is_inexact, through, uses_references
+from jaxmem._model.layer.graph import LayerGraph, flops, is_inexact, through, uses_references
 from jaxmem._trace.jaxpr import ClosedJaxpr, as_scan
 from jaxmem._trace.primitives import VIEWS
 from jaxmem._trace.rewrite import Node, Program
@@ -23,7 +23,7 @@ def is_loop(node: Node) -> bool:
 
 
 def turn(
-    node: Node, read: Callable[[ClosedJaxpr], Program], graph: Graph
+    node: Node, read: Callable[[ClosedJaxpr], Program], graph: LayerGraph
 ) -> tuple[Program, list[int]]:
     """One turn of a scan as a program, and its activations: the floating arrays that it carries, or
     where it carries none, the slices of what was computed before: chunks of a loss, say.
@@ -45,7 +45,7 @@ def turn(
     return program, [v for v, whole in sliced if floating(v) and _computed(graph, whole)]
 
 
-def _computed(graph: Graph, value) -> bool:
+def _computed(graph: LayerGraph, value) -> bool:
     """Whether an operation made the value, and did not only view an input."""
     source, _ = through(graph, value, lambda made: made.primitive in VIEWS)
     return source in graph.maker

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jaxmem._model.layer.graph import Graph, flops, uses_references
+from jaxmem._model.layer.graph import LayerGraph, flops, uses_references
 from jaxmem._trace.jaxpr import Literal, text_of
 from jaxmem._trace.rewrite import Node, Program
 
@@ -102,7 +102,7 @@ def _cut(start: int, period: int, length: int, work, crossing) -> Repeat:
 
 def _crossing(program: Program) -> np.ndarray:
     """By position, the bytes that nodes before it made and nodes from it on read."""
-    graph = Graph(program, ())
+    graph = LayerGraph(program, ())
     last = {v: i for i, node in enumerate(program.nodes) for v in node.reads}
     last |= dict.fromkeys(graph.outputs, len(program.nodes))
     change = np.zeros(len(program.nodes) + 2)
@@ -121,7 +121,7 @@ def between(program: Program, layers: Sequence[tuple[int, int]]) -> list[list[in
     nodes = program.nodes
     (start, stop), (second, end) = layers[:2]
     before = {v for node in nodes[start:stop] for v in node.outputs}
-    graph = Graph(program, ())
+    graph = LayerGraph(program, ())
     places = [
         (i, j)
         for i, node in enumerate(nodes[second:end])

@@ -7,7 +7,7 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
 from jaxmem._model.auto.step import planned_step
 from jaxmem._model.layer.block import Layer
-from jaxmem._model.layer.graph import Graph
+from jaxmem._model.layer.graph import LayerGraph
 from jaxmem._trace.source import place_of
 from jaxmem._trace.step import trace
 
@@ -77,7 +77,7 @@ def seen(step: Callable, args: tuple) -> tuple[SeenLayers, ...]:
 
 def _together(layers: Sequence[Layer]) -> SeenLayers:
     first = layers[0]
-    graph = Graph(first.program, ())
+    graph = LayerGraph(first.program, ())
     tags = []
     for candidate in first.candidates:
         aval = first.program.avals[candidate.value]

@@ -11,11 +11,11 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem._model.codecs.registry import EXACT
 from jaxmem._model.layer.candidates import MOST, Candidate, candidates
-from jaxmem._model.layer.graph import Graph, is_complex, is_costly, is_inexact
+from jaxmem._model.layer.graph import LayerGraph, is_complex, is_costly, is_inexact
 from jaxmem._model.layer.names import named
-from jaxmem._model.layer.rules import Rule, with_rules
+from jaxmem._model.layer.rules import DerivativeRule, with_rules
 from jaxmem._model.layer.softmax import Softmax, with_softmaxes
-from jaxmem._model.tags.groups import Group
+from jaxmem._model.tags.groups import GroupPolicy
 from jaxmem._model.tags.operations import (
     exp_tangent,
     sigmoid_tangent,
@@ -51,7 +51,7 @@ class Layer:
     place: str = ""
     turns: int = 1
 
-    def blocks(self, groups: Sequence[Group], prevent_cse: bool) -> list[Callable[..., list]]:
+    def blocks(self, groups: Sequence[GroupPolicy], prevent_cse: bool) -> list[Callable[..., list]]:
         """The layer as a function of its inputs, for each group of layers. A plan that keeps all of
         every layer makes no block: the layer is what it is without any checkpoint.
         """
@@ -71,7 +71,7 @@ def layer_of(program: Program, activations: Sequence[int], label: str) -> Layer:
     """`program` with its softmaxes folded, what its rules save numbered, and the candidates that
     its derivative depends on.
     """
-    graph = Graph(_folded(program), activations)
+    graph = LayerGraph(_folded(program), activations)
     found = _worth_it(graph, candidates(graph))
     # The largest are kept where there are too many, in the order in which they are made.
     largest = sorted(found, key=lambda c: -graph.bytes(c.value))[:MOST]
@@ -128,7 +128,7 @@ def _tagged(program: Program, found: Sequence[Candidate]) -> Callable[..., list]
         tangent = _own_tangent(node)
         if tangent is not None and node.outputs[0] in outside:
             node = _with_tag(node, outside.pop(node.outputs[0]), tangent)
-        elif isinstance(node.call, Rule) and node.call.saved in outside:
+        elif isinstance(node.call, DerivativeRule) and node.call.saved in outside:
             name = outside.pop(node.call.saved).name
             node = dataclasses.replace(node, call=node.call.named(name))
         nodes.append(node)
@@ -162,7 +162,7 @@ def _tag(candidate: Candidate, x):
     return tag(x, candidate.name, kind=candidate.kind)
 
 
-def _worth_it(graph: Graph, found: Sequence[Candidate]) -> list[Candidate]:
+def _worth_it(graph: LayerGraph, found: Sequence[Candidate]) -> list[Candidate]:
     """Those that the derivative reads, and those from which alone it can remake what it reads.
 
     A product's result that only a bias and a next product follow is one of neither: where the next
@@ -194,7 +194,7 @@ def _worth_it(graph: Graph, found: Sequence[Candidate]) -> list[Candidate]:
     return [_owned(graph, c) for c in found if worth_it(c)]
 
 
-def _owned(graph: Graph, candidate: Candidate) -> Candidate:
+def _owned(graph: LayerGraph, candidate: Candidate) -> Candidate:
     """The candidate, in the place of the user's `checkpoint_name`s of the same tensor, where these
     do not suffice: the derivative reads the value from before them.
     """
@@ -211,7 +211,7 @@ _KNOWN: dict[tuple, set[int]] = {}
 _MOST_KNOWN = 64
 
 
-def _read(graph: Graph) -> set[int]:
+def _read(graph: LayerGraph) -> set[int]:
     """The same as `_read_by_the_derivative`, which is asked once for equal programs."""
     program = graph.program
     inputs = tuple(v if isinstance(v, int) else str(v) for n in program.nodes for v in n.inputs)
@@ -230,7 +230,7 @@ def _said(node: Node) -> tuple:
     return params, getattr(node.call, "axes", ()), getattr(node.call, "held", ())
 
 
-def _read_by_the_derivative(graph: Graph) -> set[int]:
+def _read_by_the_derivative(graph: LayerGraph) -> set[int]:
     """Values that the derivative reads as they are: it is traced with every value tagged by its
     number, and the tags that it meets first are collected.
     """

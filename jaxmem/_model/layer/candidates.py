@@ -3,9 +3,9 @@
 import dataclasses
 
 from jaxmem._model.codecs.registry import EXACT
-from jaxmem._model.layer.graph import SOFTMAX, Graph, is_costly
+from jaxmem._model.layer.graph import SOFTMAX, LayerGraph, is_costly
 from jaxmem._model.layer.kinds import is_score, kind_of, kind_of_product
-from jaxmem._model.layer.rules import Rule
+from jaxmem._model.layer.rules import DerivativeRule
 from jaxmem._model.tags.tag import name_p, tag_p
 from jaxmem._trace.primitives import POINTWISE_LINEAR, VIEWS
 
@@ -36,7 +36,7 @@ class Candidate:
     name: str = ""
 
 
-def candidates(graph: Graph) -> list[Candidate]:
+def candidates(graph: LayerGraph) -> list[Candidate]:
     """Results and operands of products and convolutions, what derivative rules save, softmaxes,
     random masks, residual joins and the layer's input, in the order in which they are made.
     """
@@ -46,7 +46,7 @@ def candidates(graph: Graph) -> list[Candidate]:
     # By the user already. What `checkpoint_name` names may still be the place of the tag.
     tagged = {v for n in graph.tags for v in n.outputs}
     tagged |= {v for n in graph.tags if n.primitive == tag_p.name for v in n.reads}
-    rules = [n.call for n in graph.program.nodes if isinstance(n.call, Rule)]
+    rules = [n.call for n in graph.program.nodes if isinstance(n.call, DerivativeRule)]
     held = {v for rule in rules for v in rule.held}
     tagged |= held
 
@@ -65,7 +65,7 @@ def candidates(graph: Graph) -> list[Candidate]:
         if node.primitive == SOFTMAX:
             add(node.outputs[0], "softmax", "a softmax", node.path)
         elif is_costly(node):
-            saved = node.call.saved if isinstance(node.call, Rule) else None
+            saved = node.call.saved if isinstance(node.call, DerivativeRule) else None
             for v in node.outputs:
                 if v == saved:
                     add(v, EXACT, "saved by a derivative rule", node.path)
@@ -89,7 +89,7 @@ def candidates(graph: Graph) -> list[Candidate]:
     return sorted(found.values(), key=lambda c: graph.order[c.value])
 
 
-def _cheapest_form(graph: Graph, value: int) -> int:
+def _cheapest_form(graph: LayerGraph, value: int) -> int:
     """Where a product's result lives on past bias, scale, cast and views, if these are all that
     read it: the last form that is not larger.
     """
@@ -110,7 +110,7 @@ def _cheapest_form(graph: Graph, value: int) -> int:
     return best
 
 
-def _before_views(graph: Graph, value: int) -> int:
+def _before_views(graph: LayerGraph, value: int) -> int:
     """The value of which `value` is a view, or a name: one tag whatever the readers' layouts."""
     passed = VIEWS | {name_p.name}
     while (node := graph.maker.get(value)) and node.primitive in passed and node.reads:
@@ -125,7 +125,7 @@ def _before_views(graph: Graph, value: int) -> int:
     return value
 
 
-def _is_mask(graph: Graph, node, value: int) -> bool:
+def _is_mask(graph: LayerGraph, node, value: int) -> bool:
     """Whether booleans are made here of random numbers, and not of other random booleans."""
     boolean = lambda v: graph.program.avals[v].dtype == bool
     return (

@@ -17,7 +17,7 @@ SOFTMAX = "softmax"  # the primitive of a node that stands for a whole softmax
 RULE = "rule"  # that of a call whose derivative saves more than its operands
 
 
-class Graph:
+class LayerGraph:
     """A program, and questions about its values.
 
     activations: inputs that earlier layers computed; the others are parameters, masks and keys,
@@ -141,7 +141,7 @@ def aval_bytes(aval) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize
 
 
-def through(graph: Graph, value, follow: Callable[[Node], bool]) -> tuple[int | Literal, list]:
+def through(graph: LayerGraph, value, follow: Callable[[Node], bool]) -> tuple[int | Literal, list]:
     """The value from which `value` comes by nodes that `follow` allows, along first operands; and
     those nodes, from the last one back.
     """

@@ -1,6 +1,6 @@
 """What a value is, told from how it was made and what reads it: the kind that decides its codec."""
 
-from jaxmem._model.layer.graph import SOFTMAX, Graph, is_costly, through
+from jaxmem._model.layer.graph import SOFTMAX, LayerGraph, is_costly, through
 from jaxmem._trace.primitives import VIEWS
 from jaxmem._trace.rewrite import Node
 
@@ -12,7 +12,7 @@ _SCORED = _HANDED | {"tanh", "max", "min", "copy"}
 _CURVED = {"tanh", "erf", "erfc", "logistic", "custom_jvp_call", "max", "exp"}
 
 
-def kind_of(graph: Graph, value: int) -> str:
+def kind_of(graph: LayerGraph, value: int) -> str:
     """One of `jaxmem.codecs.KINDS`."""
     if value not in graph.maker:  # an input, or what the function closes over
         return "residual"
@@ -30,12 +30,12 @@ def kind_of(graph: Graph, value: int) -> str:
     return kind_of_product(graph, value)
 
 
-def kind_of_product(graph: Graph, value: int) -> str:
+def kind_of_product(graph: LayerGraph, value: int) -> str:
     """ "qkv" for what an attention multiplies, else "linear"."""
     return "qkv" if _attended(graph, value, _FARTHEST) else "linear"
 
 
-def _attended(graph: Graph, value: int, depth: int) -> bool:
+def _attended(graph: LayerGraph, value: int, depth: int) -> bool:
     """Whether a matrix product with batch dimensions reads the value, past what hands it on."""
     for node in graph.used_by(value):
         if is_costly(node) and _is_batched(node):
@@ -51,7 +51,7 @@ def _is_batched(node: Node) -> bool:
     return node.primitive == "dot_general" and bool(node.eqn.params["dimension_numbers"][1][0])
 
 
-def is_score(graph: Graph, product: Node, value: int) -> bool:
+def is_score(graph: LayerGraph, product: Node, value: int) -> bool:
     """Whether a result of `product`, or its form `value`, is an attention's scores: a product of
     two activations, with batch dimensions, that a softmax reads.
     """
@@ -59,7 +59,7 @@ def is_score(graph: Graph, product: Node, value: int) -> bool:
     return of_two and _is_batched(product) and _meets_softmax(graph, value, _FARTHEST)
 
 
-def _meets_softmax(graph: Graph, value: int, depth: int) -> bool:
+def _meets_softmax(graph: LayerGraph, value: int, depth: int) -> bool:
     for node in graph.used_by(value):
         if node.primitive == SOFTMAX or is_exponential(graph, node):
             return True
@@ -69,7 +69,7 @@ def _meets_softmax(graph: Graph, value: int, depth: int) -> bool:
     return False
 
 
-def is_exponential(graph: Graph, node: Node) -> bool:
+def is_exponential(graph: LayerGraph, node: Node) -> bool:
     """Whether a node is exp(z - max z) of a softmax whose parts do not stand together: its result
     is summed, and its sums may divide what is made of it later, as after an attention's product.
     """
@@ -86,7 +86,7 @@ def is_exponential(graph: Graph, node: Node) -> bool:
     return _is_summed(graph, node.outputs[0])
 
 
-def _is_summed(graph: Graph, value: int) -> bool:
+def _is_summed(graph: LayerGraph, value: int) -> bool:
     """Whether the values are summed, past views."""
     for node in graph.used_by(value):
         if node.primitive == "reduce_sum":
@@ -96,7 +96,7 @@ def _is_summed(graph: Graph, value: int) -> bool:
     return False
 
 
-def _between(graph: Graph, value: int) -> set[str]:
+def _between(graph: LayerGraph, value: int) -> set[str]:
     """The operations since the last products and residual joins, along what depends on
     activations. A softmax counts as one.
     """

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from jaxmem._model.codecs.registry import EXACT
 from jaxmem._model.layer.candidates import Candidate
-from jaxmem._model.layer.graph import RULE, Graph
+from jaxmem._model.layer.graph import RULE, LayerGraph
 
 INPUT = "in"
 
 
-def named(graph: Graph, found: Sequence[Candidate]) -> list[Candidate]:
+def named(graph: LayerGraph, found: Sequence[Candidate]) -> list[Candidate]:
     """`found` with names that are unique, and that an edit elsewhere in the layer does not change.
 
     A name is the path below what all candidates share, and the kind where the path does not tell:

@@ -36,7 +36,7 @@ Saved = tuple[tuple[int, ...], jax.ShapeDtypeStruct]
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class DerivativeRule:
     """A call with a derivative of its own, which saves more than its operands.
 
     node: the user's.
@@ -66,7 +66,9 @@ def _named_inside(program: Program, name: str, *operands) -> list:
     """The results of a program inside a `jax.shard_map`, with `name` for what its rules save. The
     rules are looked through where the mesh axes have a meaning: while it is traced.
     """
-    called = lambda node: node.call.named(name) if isinstance(node.call, Rule) else node.call
+    called = lambda node: (
+        node.call.named(name) if isinstance(node.call, DerivativeRule) else node.call
+    )
     ruled = with_rules(program)
     nodes = tuple(dataclasses.replace(node, call=called(node)) for node in ruled.nodes)
     return dataclasses.replace(ruled, nodes=nodes).run(operands)
@@ -86,7 +88,7 @@ def with_rules(program: Program) -> Program:
         if found is not None:
             held, largest = found
             avals.append(largest)
-            rule = Rule(node, held, len(avals) - 1, inside)
+            rule = DerivativeRule(node, held, len(avals) - 1, inside)
             outputs = (*node.outputs, rule.saved)
             node = dataclasses.replace(node, primitive=RULE, outputs=outputs, path=path, call=rule)
         nodes.append(node)
@@ -112,18 +114,20 @@ def _of_mapped(node: Node) -> tuple[Program | None, tuple[str, ...], Saved | Non
     program = program_of(ClosedJaxpr(mapped.jaxpr, ()), lambda eqn: False)
     if not any(map(_is_rule, program.nodes)):
         return nothing
-    rules: list[Rule] = []
+    rules: list[DerivativeRule] = []
     sizes: list[Any] = []
 
     def look(*operands):
         ruled = with_rules(program)
         for each in ruled.nodes:
-            if isinstance(each.call, Rule):
+            if isinstance(each.call, DerivativeRule):
                 rules.append(each.call)
                 sizes.append(ruled.avals[each.call.saved])
         return ruled.run(operands)
 
-    jax.make_jaxpr(with_branches(node, [look]).call)(*map(_shape_of, node.eqn.invars))
+    call = with_branches(node, [look]).call
+    assert call is not None
+    jax.make_jaxpr(call)(*map(_shape_of, node.eqn.invars))
     if not rules:
         return nothing
     inside = {v for rule in rules for v in rule.held}

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxmem._model.layer.graph import SOFTMAX, Graph, through
+from jaxmem._model.layer.graph import SOFTMAX, LayerGraph, through
 from jaxmem._trace.rewrite import Node, Program
 
 # What may stand between the sums and the division: views that leave every axis where it is, and
@@ -31,7 +31,7 @@ class Softmax:
 
 def with_softmaxes(program: Program) -> Program:
     """`program` with each softmax as one node, however z was made less than its maximum before."""
-    graph = Graph(program, ())
+    graph = LayerGraph(program, ())
     replaced: dict[int, Node] = {}  # by position of the last node that a softmax stands for
     gone: set[int] = set()
     for node in program.nodes:
@@ -51,7 +51,7 @@ def with_softmaxes(program: Program) -> Program:
     return dataclasses.replace(program, nodes=tuple(nodes))
 
 
-def _softmax(graph: Graph, division: Node) -> Softmax | None:
+def _softmax(graph: LayerGraph, division: Node) -> Softmax | None:
     """The softmax that ends in this division, or None."""
     if division.primitive != "div" or len(division.reads) != 2:
         return None
@@ -89,7 +89,9 @@ def _softmax(graph: Graph, division: Node) -> Softmax | None:
     return Softmax(tuple(nodes), operand, result, axes, graph.program.constants)
 
 
-def _meets_its_own_rows(graph: Graph, top: int, axes: tuple[int, ...], made: list[Node]) -> bool:
+def _meets_its_own_rows(
+    graph: LayerGraph, top: int, axes: tuple[int, ...], made: list[Node]
+) -> bool:
     """Whether each exponential is divided by the sum over `axes` that it is in: `e / e.sum(1)` of a
     square matrix divides by the sums of other rows.
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from jaxmem._model.loop.layer import Residuals, forward
 from jaxmem._model.states.store import after, ahead, counted, put, streams, taken
-from jaxmem._model.tags.groups import Group
+from jaxmem._model.tags.groups import GroupPolicy
 
 # (k, state of stack k, i, gradient of its layer i, that layer's parameters) -> (the layer's new
 # state, what is told of it)
@@ -29,7 +29,7 @@ Into = Callable[[int, Any, Any, Any, Any], tuple[Any, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class LayerRun:
     """Layers that one loop runs: they share a policy, and their arrays lie in one stack.
 
     group: the layers, counted over the whole model, and their policy.
@@ -40,7 +40,7 @@ class Run:
       run without having fetched, so that the forward hands it its last layer's parameters.
     """
 
-    group: Group
+    group: GroupPolicy
     stack: int
     first: int
     buffered: bool = False
@@ -52,7 +52,9 @@ class Run:
         return self.group.start - self.first, self.group.stop - self.first
 
 
-def runs_of(groups: Sequence[Group], lengths: Sequence[int], buffers: int = 0) -> tuple[Run, ...]:
+def runs_of(
+    groups: Sequence[GroupPolicy], lengths: Sequence[int], buffers: int = 0
+) -> tuple[LayerRun, ...]:
     """The runs of layers, in order, of a plan's groups and of stacks with so many layers each, of
     which the last `buffers` layers are buffered.
     """
@@ -66,7 +68,9 @@ def runs_of(groups: Sequence[Group], lengths: Sequence[int], buffers: int = 0) -
                 k = bisect.bisect_right(ends, start) - 1
                 buffered = start >= ends[-1] - buffers
                 before = not buffered and stop == ends[-1] - buffers < ends[k + 1]
-                found.append(Run(Group(start, stop, group.policy), k, ends[k], buffered, before))
+                found.append(
+                    LayerRun(GroupPolicy(start, stop, group.policy), k, ends[k], buffered, before)
+                )
     return tuple(found)
 
 
@@ -89,7 +93,7 @@ class Loops:
 
     layer: Callable
     own: Callable
-    runs: tuple[Run, ...]
+    runs: tuple[LayerRun, ...]
 
     def plain(self, stacks, key, x, common):
         """Returns the output, and every layer's auxiliary output, stacked. Saves nothing: this runs
@@ -141,7 +145,7 @@ class Loops:
             saved.append((kept, fetched, shared, box[-1]))
         return x, _joined(extras), saved, last
 
-    def _through(self, run: Run, stacks, key, x, one: Callable, held: list[list]):
+    def _through(self, run: LayerRun, stacks, key, x, one: Callable, held: list[list]):
         """Runs `x, y = one(own, x)` over the layers of a run.
 
         Returns x; a pair of every y, stacked, and of what was fetched, if the run is buffered; what

@@ -8,7 +8,7 @@ from jaxmem.errors import TagError
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class GroupPolicy:
     """Layers `start` up to, and without, `stop`, under one policy."""
 
     start: int
@@ -16,7 +16,7 @@ class Group:
     policy: Policy
 
 
-def groups_of(plan, block: str, layers: int) -> tuple[Group, ...]:
+def groups_of(plan, block: str, layers: int) -> tuple[GroupPolicy, ...]:
     """The groups into which a plan divides `layers` layers, in order. A plan that decides all
     layers alike gives one group of all of them.
 
@@ -27,7 +27,7 @@ def groups_of(plan, block: str, layers: int) -> tuple[Group, ...]:
     decided = decisions(plan)
     found = decided.groups(block)
     if not found:
-        return (Group(0, layers, policy_for(decided, block, layers=layers)),)
+        return (GroupPolicy(0, layers, policy_for(decided, block, layers=layers)),)
     # Each group must start where the one before it stops, the first at 0, the last at the end.
     ends = [0, *(stop for _, stop in found)]
     if [start for start, _ in found] != ends[:-1] or ends[-1] != layers:
@@ -37,4 +37,4 @@ def groups_of(plan, block: str, layers: int) -> tuple[Group, ...]:
             f" the groups must be layers 0 to {layers}, each once: plan this model anew"
         )
     of = lambda label: policy_for(decided, label, layers=layers)
-    return tuple(Group(*r, of(group_label(block, *r))) for r in found)
+    return tuple(GroupPolicy(*r, of(group_label(block, *r))) for r in found)

@@ -100,7 +100,7 @@ def _load(slots, stored) -> list:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Slot:
+class _StoredResidual:
     """How one residual is read back: by `codec`, to an array of this shape and dtype; without a
     codec it is held as it is.
     """
@@ -113,7 +113,7 @@ class _Slot:
         return codes[0] if self.codec is None else self.codec.decode(codes, self.shape, self.dtype)
 
 
-def _store(leaves, held: set[int], codec) -> tuple[tuple[_Slot, ...], list[tuple]]:
+def _store(leaves, held: set[int], codec) -> tuple[tuple[_StoredResidual, ...], list[tuple]]:
     """Encodes residuals, but for those whose `id` is in `held`: returns how each is read back, and
     the arrays that are held for it.
     """
@@ -124,7 +124,7 @@ def _store(leaves, held: set[int], codec) -> tuple[tuple[_Slot, ...], list[tuple
             if id(leaf) in held
             else _chosen(codec, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
         )
-        slots.append(_Slot(chosen, leaf.shape, leaf.dtype))
+        slots.append(_StoredResidual(chosen, leaf.shape, leaf.dtype))
         stored.append((leaf,) if chosen is None else _encode(chosen, leaf))
     return tuple(slots), stored
 

@@ -57,7 +57,7 @@ def created(
         specs, state_specs = divide({**outside, model.layers: stacks_of(where.count)})
     stack_specs, other_specs, near_specs, _ = optimizer.opened(model, params, state_specs)
 
-    places = _Places(where, mesh or mesh_of(outer) or _mesh_of_one(outer))
+    places = _NewState(where, mesh or mesh_of(outer) or _mesh_of_one(outer))
     of_a_layer = params[model.layers], *optimizer.opened(model, params, state)[0].values()
     _check_room(places, of_a_layer, (specs[model.layers], *stack_specs.values()))
     outer = places.put(outer, model.outer(specs), layout.DEVICE)
@@ -70,7 +70,7 @@ def created(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Places:
+class _NewState:
     """Where a state is made.
 
     where: how many layers there are, and where they lie.
@@ -143,7 +143,7 @@ def _mesh_of_one(outer) -> Mesh:
     return first.sharding.mesh
 
 
-def _check_room(places: _Places, stacks, specs) -> None:
+def _check_room(places: _NewState, stacks, specs) -> None:
     """Raises TargetError unless this process's machine has room for the layers that are to lie in
     its memory.
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from jaxmem._core.actions import Actions, Choice
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.labels import group_label
+from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.progress import LOG
 from jaxmem._model.states.places import Places
 from jaxmem._planner.joint.steps import PlacedSteps
@@ -48,21 +49,28 @@ class PlacedTrial:
 
 
 @dataclasses.dataclass
-class Search:
+class PlacementSearch:
     """A search, with what it learns.
 
-    steps: traces, walks through and compiles.
-    label: of the stack's block.
-    others: what is decided of all other blocks.
-    question: what the program is asked, without what was learned.
-    error: by how many bytes compiled steps took more than their walks.
+    steps: traces, estimates and compiles.
+    profile: the step, with its states on the device.
+    block: the layers whose states are placed.
+    others: the actions of all other blocks.
+    question: the problem of the program, without what was learned.
+    notes: sentences for the user.
+    error: by how many bytes compiled steps took more than their liveness estimates.
+    profile_seconds, solve_seconds: the time of tracing and profiling, and the time of the solver.
+    tried: the answers that were compiled.
     """
 
     steps: PlacedSteps
-    label: str
+    profile: Profile
+    block: BlockClass
     others: Actions
     question: Question
+    notes: tuple[str, ...] = ()
     error: int = 0
+    profile_seconds: float = 0.0
     solve_seconds: float = 0.0
     tried: list[PlacedTrial] = dataclasses.field(default_factory=list)
     _walked: dict = dataclasses.field(default_factory=dict)
@@ -173,8 +181,8 @@ class Search:
     def actions(self, found: Answer) -> Actions:
         """The choices of each group of layers, and those of other blocks."""
         ways, groups = self.question.ways, found.ways
-        label = self.label if len(groups) == 1 else None
-        of = lambda a, b: label or group_label(self.label, a, b)
+        name = self.block.name
+        of = lambda a, b: name if len(groups) == 1 else group_label(name, a, b)
         return {**self.others, **{of(a, b): dict(ways[w].choices) for a, b, w in groups}}
 
     def least(self) -> Answer | None:

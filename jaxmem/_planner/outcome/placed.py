@@ -8,9 +8,8 @@ import jax
 from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
-from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._model.states.places import DEVICE
-from jaxmem._planner.joint.search import PlacedTrial, Search
+from jaxmem._planner.joint.search import PlacedTrial, PlacementSearch
 from jaxmem._planner.outcome.lanes import timeline_of
 from jaxmem._planner.outcome.pareto import whole_actions
 from jaxmem._planner.outcome.searched import option_notes
@@ -24,7 +23,6 @@ from jaxmem._planner.trials.clock import outside_blocks
 from jaxmem._planner.trials.trial import Limits
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.plan.rows import Bytes, Point
-from jaxmem._target.devices.target import Target
 from jaxmem.errors import BudgetError
 
 POINTS = 8  # budgets that the curve is solved for
@@ -36,44 +34,24 @@ NOT_COMPILED = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Asked:
-    """A step whose states are to be placed.
-
-    search: that for a plan.
-    profile: what was learned of the step, its states on the device.
-    block: the layers.
-    target: the device.
-    seconds: what reading the step took.
-    notes: sentences for the user.
-    """
-
-    search: Search
-    profile: Profile
-    block: BlockClass
-    target: Target
-    seconds: float
-    notes: tuple[str, ...]
-
-
 def outcome(
-    asked: Asked,
+    search: PlacementSearch,
     best: PlacedTrial,
     limits: Limits,
     notes: tuple[str, ...],
-    others: Sequence[Asked] = (),
+    others: Sequence[PlacementSearch] = (),
 ) -> Plan:
     """The plan of a trial.
 
-    others: the step read in other ways, which were searched beside `asked`.
+    others: the step read in other ways, which were searched too.
     """
-    search, block = asked.search, asked.block
-    profile, target, question = asked.profile, asked.target, search.question
-    made = [search, *(one.search for one in others)]
+    block, profile = search.block, search.profile
+    target, question = search.steps.backend.target, search.question
+    made = [search, *others]
     chosen = search.actions(best.answer)
     decided = dataclasses.replace(profile, blocks=as_decided(profile.blocks, chosen))
     saved = evaluate(decided, {k: v for k, v in chosen.items() if k not in profile.idle_blocks})
-    outside = _seconds_outside(search, best, profile, target)
+    outside = _seconds_outside(search, best)
     kept = way_of(profile, block, {REST: KEEP})
     everything = _all_kept(question, kept) + outside
     baseline = max(search.steps.walked(None, search.steps.resident) + search.error, 0)
@@ -89,7 +67,7 @@ def outcome(
         predicted_seconds=seconds,
         baseline_seconds=everything,
         uncertain_seconds=profile.uncertainty * abs(seconds - everything),
-        profile_seconds=sum(one.seconds for one in (asked, *others)),
+        profile_seconds=sum(one.profile_seconds for one in made),
         solve_seconds=sum(one.solve_seconds for one in made),
         compile_seconds=sum(one.steps.seconds for one in made),
         compiles=sum(one.steps.compiles for one in made),
@@ -103,7 +81,7 @@ def outcome(
         ),
         rows=rows(Problem(decided, saved.saved_bytes), chosen, TAKEN, KEPT),
         points=_curve(search, outside),
-        notes=(*notes, *asked.notes, NOT_COMPILED, *option_notes(best.step.compiled.options)),
+        notes=(*notes, *search.notes, NOT_COMPILED, *option_notes(best.step.compiled.options)),
         compiler_options=best.step.compiled.options,
         places=best.answer.places,
         divided=question.sharding.divided if question.sharding.devices > 1 else None,
@@ -121,7 +99,7 @@ def _resident(states: States) -> int:
     return states.fixed + states.outside + states.layers * states.layer
 
 
-def _seconds_outside(search: Search, best: PlacedTrial, profile: Profile, target: Target) -> float:
+def _seconds_outside(search: PlacementSearch, best: PlacedTrial) -> float:
     """Seconds of a step outside the stack's layers, from XLA's estimate of the compiled step, which
     knows no copies to host memory; without one by its matrix products and its arguments.
     """
@@ -130,10 +108,11 @@ def _seconds_outside(search: Search, best: PlacedTrial, profile: Profile, target
     layers = sum(n * question.microbatches * question.ways[k.way].seconds for k, n in counts)
     if compiled.xla_seconds is not None:
         return max(0.0, compiled.xla_seconds - layers)
-    return outside_blocks(profile, compiled.matmul_flops, _resident(question.states), target)
+    states, target = _resident(question.states), search.steps.backend.target
+    return outside_blocks(search.profile, compiled.matmul_flops, states, target)
 
 
-def _curve(search: Search, outside: float) -> tuple[Point, ...]:
+def _curve(search: PlacementSearch, outside: float) -> tuple[Point, ...]:
     """Least seconds against bytes of the device, as predicted, by rising bytes."""
     question = dataclasses.replace(search.question, short=search.error)
     least, most = search.least(), answer(dataclasses.replace(question, room=None))
@@ -151,9 +130,10 @@ def _curve(search: Search, outside: float) -> tuple[Point, ...]:
     return tuple(Point(size(a), a.seconds + outside, search.actions(a)) for a in found)
 
 
-def infeasible(search: Search, limits: Limits, target: Target) -> BudgetError:
+def infeasible(search: PlacementSearch, limits: Limits) -> BudgetError:
     """The error that names the least bytes, on the device and in host memory."""
     least, states = search.least(), search.question.states
+    target = search.steps.backend.target
     given, host = show_bytes(limits.budget), show_bytes(limits.host_room)
     if least is None:
         needed = show_bytes(states.layers * states.layer)

@@ -14,6 +14,7 @@ import numpy as np
 from jaxmem._core.actions import KEEP, Choice
 from jaxmem._core.profile import BlockClass, Option, Profile
 from jaxmem._planner.solve.cost import Cost, option_of
+from jaxmem._planner.trials.comparison import Comparison
 
 LEAST, MOST = 1 / 4, 4.0  # a factor beyond these is another error than one of prices
 PRIOR = 0.3  # the deviation from 1 that is expected of a factor before anything was measured
@@ -40,34 +41,19 @@ class Factors:
         return " and ".join(said) or "nothing differed"
 
 
-@dataclasses.dataclass(frozen=True)
-class Observed:
-    """Two steps that were run in turns: by how much one took longer than the other.
-
-    cost, other: their prices.
-    seconds: the difference that was measured.
-    noise: the seconds by which it may be off.
-    """
-
-    cost: Cost
-    other: Cost
-    seconds: float
-    noise: float
-
-
 def rescaled(profile: Profile, factors: Factors) -> Profile:
     """The profile with its prices multiplied."""
     blocks = tuple(_block(block, factors) for block in profile.blocks)
     return dataclasses.replace(profile, blocks=blocks)
 
 
-def fitted(profile: Profile, observed: Sequence[Observed]) -> Factors:
+def fitted(profile: Profile, observed: Sequence[Comparison[Cost]]) -> Factors:
     """The factors by which the profile's prices come nearest to measured differences: least squares
     with a prior that every factor is 1, give or take `PRIOR`.
     """
     rows, wanted = [], []
     for one in observed:
-        parts = _parts(profile, one.cost) - _parts(profile, one.other)
+        parts = _parts(profile, one.first) - _parts(profile, one.other)
         rows.append(parts / one.noise)
         wanted.append((one.seconds - parts.sum() - _exposed(one)) / one.noise)
     rows += list(np.eye(3) / PRIOR)
@@ -76,10 +62,10 @@ def fitted(profile: Profile, observed: Sequence[Observed]) -> Factors:
     return Factors(*(float(f) for f in np.clip(1 + off, LEAST, MOST)))
 
 
-def _exposed(one: Observed) -> float:
+def _exposed(one: Comparison[Cost]) -> float:
     """The difference of exposed transfers, which no factor is for."""
     of = lambda cost: cost.host_seconds
-    return of(one.cost) - of(one.other)
+    return of(one.first) - of(one.other)
 
 
 def _parts(profile: Profile, cost: Cost) -> np.ndarray:

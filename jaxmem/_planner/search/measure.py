@@ -12,13 +12,14 @@ from jaxmem._core.profile import Profile
 from jaxmem._cost.profile.doubt import WORTH
 from jaxmem._cost.profile.recoded import recoded
 from jaxmem._planner.search import candidates
-from jaxmem._planner.search.factors import NOISE, Factors, Observed, fitted, rescaled
+from jaxmem._planner.search.factors import NOISE, Factors, fitted, rescaled
 from jaxmem._planner.search.policies import hand_policies
 from jaxmem._planner.search.search import Found
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.solution import priced
+from jaxmem._planner.trials.comparison import Comparison
 from jaxmem._planner.trials.compile import CompiledStep
-from jaxmem._planner.trials.history import History, Run
+from jaxmem._planner.trials.history import History
 from jaxmem._planner.trials.state import Search
 from jaxmem._planner.trials.trial import Trial
 
@@ -134,17 +135,19 @@ def _remember(search: Search, runs: list[Runs]) -> None:
         apart = [a - b for a, b in zip(run.rounds, first.rounds)]
         lower, median, upper = quartiles(apart)
         noise = NOISE * first.median + (upper - lower) / math.sqrt(len(apart))
-        search.history.remember_run(Run(run.trial.actions, first.trial.actions, median, noise))
+        search.history.remember_run(
+            Comparison(run.trial.actions, first.trial.actions, median, noise)
+        )
 
 
 def learned(profile: Profile, earlier: History) -> Factors:
     """The factors by which the prices of a step come nearest to what earlier searches measured."""
     observed = []
     for run in earlier.recall_runs():
-        cost = candidates.price_of(profile, recoded(profile, run.actions)[0])
+        cost = candidates.price_of(profile, recoded(profile, run.first)[0])
         other = candidates.price_of(profile, recoded(profile, run.other)[0])
         if cost is not None and other is not None:
-            observed.append(Observed(cost, other, run.seconds, run.noise))
+            observed.append(Comparison(cost, other, run.seconds, run.noise))
     return fitted(profile, observed) if observed else Factors()
 
 

@@ -68,7 +68,7 @@ def _most(options, what: str) -> float:
     return sum(max((getattr(o, what) for o in tag), default=0) for tag in options)
 
 
-class Program:
+class MixedIntegerProgram:
     """The mixed-integer program of a profile. Only the choices are binary; what is demanded follows
     from them, and comes out as 0 or 1 by itself.
     """

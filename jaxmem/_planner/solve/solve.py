@@ -13,7 +13,7 @@ from jaxmem._core.actions import Choice
 from jaxmem._planner.solve.check import check_problem
 from jaxmem._planner.solve.cost import effective
 from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.solve.program import Program, Scale
+from jaxmem._planner.solve.program import MixedIntegerProgram, Scale
 from jaxmem._planner.solve.solution import Solution, corrected_seconds, demanded, fits, priced
 from jaxmem.errors import SolverError, TagError
 
@@ -93,7 +93,7 @@ def _search(problem: Problem, goal: str) -> Solution | None:
     if not all(choices.values()):  # a tag whose choices are all refused
         return None
     started = time.perf_counter()
-    program = Program(problem, choices, Scale.of(problem, choices))
+    program = MixedIntegerProgram(problem, choices, Scale.of(problem, choices))
     program.limit(problem.room, problem.host_room)
     program.minimise(goal)
     for actions in problem.excluded:

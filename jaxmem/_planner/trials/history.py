@@ -5,7 +5,6 @@ They guide; they prove nothing. A plan that is returned was compiled by the sear
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import statistics
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from jaxmem._core.actions import Action, Actions, Choice
 from jaxmem._core.database import Timing
 from jaxmem._cost.profile.times import due
+from jaxmem._planner.trials.comparison import Comparison
 from jaxmem._planner.trials.compile import CompiledStep
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.compiled.compiled import Compiled
@@ -22,21 +22,6 @@ from jaxmem._trace.jaxpr import text_of
 
 MOST = 48  # how many of the latest compiles are recalled
 FORM = 2  # of what "everything kept" means: it was the step as written, checkpoints and all, in 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """Two steps that were run in turns.
-
-    actions, other: what they were compiled under.
-    seconds: by how much the first took longer.
-    noise: the seconds by which that may be off.
-    """
-
-    actions: Actions
-    other: Actions
-    seconds: float
-    noise: float
 
 
 class History:
@@ -81,21 +66,23 @@ class History:
         self._database.write_times(self._device, "step", {self._step: timing})
         return least
 
-    def recall_runs(self) -> list[Run]:
+    def recall_runs(self) -> list[Comparison[Actions]]:
         """Pairs of steps that earlier searches ran in turns; what cannot be read is left out."""
         found = []
         for actions, told in self._database.read_tried(f"{self._device} runs", self._step, MOST):
             try:
                 other, seconds, noise = json.loads(told)
-                found.append(Run(_parse(actions), _parse(other), float(seconds), float(noise)))
+                found.append(
+                    Comparison(_parse(actions), _parse(other), float(seconds), float(noise))
+                )
             except (ValueError, TypeError, AttributeError):
                 continue
         return found
 
-    def remember_run(self, run: Run) -> None:
+    def remember_run(self, run: Comparison[Actions]) -> None:
         """Writes down by how much one step took longer than another."""
         told = json.dumps([_text(run.other), run.seconds, run.noise])
-        self._database.write_tried(f"{self._device} runs", self._step, _text(run.actions), told)
+        self._database.write_tried(f"{self._device} runs", self._step, _text(run.first), told)
 
     def recall_least(self, key: str) -> Actions | None:
         """The assignment of least bytes among choices that `key` tells, as an earlier search found

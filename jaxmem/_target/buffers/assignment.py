@@ -35,7 +35,7 @@ class Stay(NamedTuple):
     last: Moment
 
 
-class Assignment:
+class BufferAssignment:
     """A `BufferAssignmentProto`.
 
     places: where each buffer's value is defined, by the buffer's id.

@@ -53,7 +53,7 @@ class Life:
 
 
 @dataclasses.dataclass(frozen=True)
-class History:
+class BufferHistory:
     """Temporaries of the device over the schedule, in which a loop's body stands once.
 
     moments: how many instructions put something into memory. A history of more than `POINTS` of
@@ -82,13 +82,13 @@ class Peak:
     op: str
     loops: tuple[str, ...]
     held: tuple[Held, ...]
-    history: History = History()
+    history: BufferHistory = BufferHistory()
 
     @staticmethod
     def of(data: Mapping[str, Any]) -> "Peak":
         """Rebuilds a `Peak` from the JSON of its `dataclasses.asdict`, where tuples are lists."""
         past = data["history"]
-        history = History(
+        history = BufferHistory(
             past["moments"],
             tuple(past["ops"]),
             tuple(map(tuple, past["loops"])),

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxmem._target.buffers.assignment import Assignment
+from jaxmem._target.buffers.assignment import BufferAssignment
 from jaxmem._target.buffers.proto import Message, read
 from jaxmem.errors import StepError
 
@@ -39,7 +39,7 @@ def memories(hlo_proto: bytes) -> tuple[Memory, Memory]:
     Raises StepError if there is none in it.
     """
     try:
-        assignment = Assignment(read(hlo_proto).message(3))
+        assignment = BufferAssignment(read(hlo_proto).message(3))
         if not assignment.allocations:
             raise ValueError("there is no buffer assignment in it")
         return _of(assignment, DEVICE), _of(assignment, HOST)
@@ -56,7 +56,7 @@ def on_core(allocation: Message) -> bool:
     return allocation.number(COLOR) not in (DEVICE, HOST)
 
 
-def _of(assignment: Assignment, color: int) -> Memory:
+def _of(assignment: BufferAssignment, color: int) -> Memory:
     sizes = dict.fromkeys(("arguments", "outputs", "aliased", "rest"), 0)
     for a in assignment.allocations:
         if a.number(COLOR) != color or a.number(THREAD_LOCAL):

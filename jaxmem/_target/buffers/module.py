@@ -60,7 +60,7 @@ Place = tuple[int, tuple[int, ...]]  # an instruction's id, and an index into it
 
 
 @dataclasses.dataclass(frozen=True)
-class Instruction:
+class ModuleInstruction:
     """One operation of the optimized module. Instructions and computations are named by their ids.
 
     name: XLA's own, such as "fusion.3".
@@ -96,7 +96,7 @@ class Module:
     """
 
     def __init__(self, message: Message):
-        self.instructions: dict[int, Instruction] = {}
+        self.instructions: dict[int, ModuleInstruction] = {}
         self.roots: dict[int, int] = {}
         self.callers: dict[int, list[int]] = collections.defaultdict(list)
         self.entry = message.number(6)
@@ -104,7 +104,7 @@ class Module:
             number = computation.number(5)
             self.roots[number] = computation.number(6)
             for found in computation.messages(2):
-                made = Instruction(
+                made = ModuleInstruction(
                     name=found.text(1),
                     opcode=found.text(2),
                     op=found.message(7).text(2),
@@ -184,11 +184,11 @@ class Module:
         found = [*own, *self._readers.get((at, index), [])]
         return [self.instructions[i].name for i in found if self.instructions[i].opcode == "while"]
 
-    def origins(self, place: Place) -> list[Instruction]:
+    def origins(self, place: Place) -> list[ModuleInstruction]:
         """Returns the instructions that compute what lies at `place`; for what a loop stacks, those
         that compute what is stacked.
         """
-        found: dict[int, Instruction] = {}
+        found: dict[int, ModuleInstruction] = {}
         seen, todo = set(), [place]
         while todo:
             place = todo.pop()
@@ -229,7 +229,9 @@ class Module:
         passed = self._passed(i, index)
         return None if passed is None else [passed]
 
-    def _argument(self, caller: Instruction, at: int, number: int, index: tuple[int, ...]) -> Place:
+    def _argument(
+        self, caller: ModuleInstruction, at: int, number: int, index: tuple[int, ...]
+    ) -> Place:
         """Returns where parameter `number` of a computation that `caller` (id `at`) calls comes
         from.
 
@@ -239,7 +241,7 @@ class Module:
             return at, index
         return caller.operands[number], index
 
-    def _passed(self, i: Instruction, index: tuple[int, ...]) -> Place | None:
+    def _passed(self, i: ModuleInstruction, index: tuple[int, ...]) -> Place | None:
         """Returns the place whose value the instruction passes on, None if it makes its own."""
         if i.opcode == "get-tuple-element":
             return i.operands[0], (i.element, *index)

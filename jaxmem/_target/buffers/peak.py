@@ -12,13 +12,13 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from jaxmem._target.buffers.assignment import (
-    Assignment,
+    BufferAssignment,
     Moment,
     Stay,
     fullest_moments,
     schedule,
 )
-from jaxmem._target.buffers.held import POINTS, Held, History, Life, Peak
+from jaxmem._target.buffers.held import POINTS, BufferHistory, Held, Life, Peak
 from jaxmem._target.buffers.module import Module, Place
 from jaxmem._target.buffers.proto import Message, read
 from jaxmem.errors import StepError
@@ -37,7 +37,7 @@ def peak(hlo_proto: bytes, leave_out: Callable[[Message], bool] = lambda _: Fals
     """
     try:
         message = read(hlo_proto)  # HloProto: the module is field 1, the assignment field 3
-        module, assignment = Module(message.message(1)), Assignment(message.message(3))
+        module, assignment = Module(message.message(1)), BufferAssignment(message.message(3))
         if not (module.instructions and assignment.allocations):
             raise ValueError("there is no module or no buffer assignment in it")
         assignment.allocations = [a for a in assignment.allocations if not leave_out(a)]
@@ -57,7 +57,7 @@ _INDEX, _SIZE, _THREAD_LOCAL, _IS_ARGUMENT, _LIVE_OUT = 1, 2, 3, 5, 7
 _IS_TUPLE, _CONSTANT, _ALIASED = 11, 12, 13
 
 
-def _peak(module: Module, assignment: Assignment, order: Mapping[str, int]) -> Peak:
+def _peak(module: Module, assignment: BufferAssignment, order: Mapping[str, int]) -> Peak:
     """Names every allocation that counts. `order`: by an instruction's name, its place in the
     schedule.
 
@@ -122,11 +122,11 @@ def _peak(module: Module, assignment: Assignment, order: Mapping[str, int]) -> P
 
 def _history(
     module: Module,
-    assignment: Assignment,
+    assignment: BufferAssignment,
     stays: list[Stay],
     moments: Mapping[Moment, str],
     at_peak: Mapping[int, Held],
-) -> History:
+) -> BufferHistory:
     """Names what stays when.
 
     stays: of all temporary allocations of the device.
@@ -144,7 +144,7 @@ def _history(
         whole = _temporary(module, assignment, stay.bytes, False, stay.buffers)
         lives.append(Life(same or whole, first, last, whole.handed_on))
     instructions = [module.by_name.get(moments[point]) for point in points]
-    return History(
+    return BufferHistory(
         moments=len(moments),
         ops=tuple("" if at is None else module.instructions[at].op for at in instructions),
         loops=tuple(() if at is None else tuple(module.loops(at)) for at in instructions),
@@ -153,7 +153,7 @@ def _history(
 
 
 def _temporary(
-    module: Module, assignment: Assignment, size: int, host: bool, buffers: Iterable[int]
+    module: Module, assignment: BufferAssignment, size: int, host: bool, buffers: Iterable[int]
 ) -> Held:
     places = [assignment.places[b] for b in sorted(buffers)]
     return _held(module, "temporary", size, host, places)

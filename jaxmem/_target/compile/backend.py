@@ -27,7 +27,7 @@ from jaxmem._target.compile.kernels import kernel_flops
 from jaxmem._target.compile.link import measured_link
 from jaxmem._target.compile.options import options_of, tuned_alone
 from jaxmem._target.compile.protocol import Backend
-from jaxmem._target.compile.running import CannotRun, Run, fits, in_turns, obstacle
+from jaxmem._target.compile.running import CannotRun, StepRun, fits, in_turns, obstacle
 from jaxmem._target.compile.timing import measure_all
 from jaxmem._target.compiled.compiled import (
     Compiled,
@@ -110,11 +110,11 @@ class Local(Backend):
         return measured_link() or super().link
 
     def run(self, steps, traced, args, seconds) -> list[list[float]]:
-        runs: dict[int, Run] = {}
+        runs: dict[int, StepRun] = {}
         for i, step in enumerate(steps):
             if step.executable is None or not fits(step, self.target):
                 continue
-            run = Run(step.executable, args)
+            run = StepRun(step.executable, args)
             if (why := obstacle(traced, run.given)) is not None:
                 raise CannotRun(why)
             try:

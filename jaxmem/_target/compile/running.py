@@ -45,7 +45,7 @@ def fits(compiled: Compiled, target: Target) -> bool:
     return compiled.total_bytes + compiled.argument_bytes <= free_bytes(target)
 
 
-class Run:
+class StepRun:
     """A compiled step, and arguments to call it with as often as wanted: it gets copies of those
     that it takes the memory of.
 

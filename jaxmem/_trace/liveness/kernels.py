@@ -35,17 +35,7 @@ class Kernel:
     eqn: Any
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    overwrites: frozenset[int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Node:
-    """An equation, or a slice of what a loop slices, with values by the number of their origin."""
-
-    primitive: str
-    eqn: Any
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
+    overwrites: frozenset[int] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +75,7 @@ def kernels_of(flat: Flat, sliced: int, on_gpu: bool) -> Body:
     return Body(tuple(fusion.kernels()), avals, inputs, outputs)
 
 
-def _nodes(flat: Flat, sliced: int) -> tuple[list[Node], list, tuple[int | None, ...]]:
+def _nodes(flat: Flat, sliced: int) -> tuple[list[Kernel], list, tuple[int | None, ...]]:
     """The equations that lead to an output, with the avals of values and the program's outputs."""
     avals, nodes = list(flat.avals), []
     origin: dict[int, int] = {}
@@ -99,7 +89,7 @@ def _nodes(flat: Flat, sliced: int) -> tuple[list[Node], list, tuple[int | None,
     for v in flat.inputs[len(flat.inputs) - sliced :]:
         avals.append(avals[v])
         origin[v] = len(avals) - 1
-        nodes.append(Node(SLICED, None, (v,), (origin[v],)))
+        nodes.append(Kernel(SLICED, None, (v,), (origin[v],)))
     for e in flat.equations:
         name, pairs = e.eqn.primitive.name, list(zip(e.reads, e.outputs))
         barriers = [behind[v] for v in e.reads if v in behind]
@@ -107,14 +97,14 @@ def _nodes(flat: Flat, sliced: int) -> tuple[list[Node], list, tuple[int | None,
         alike = len(e.reads) == len(e.inputs) == len(e.outputs)
         if name in BARRIERS and alike:
             avals.append(None)
-            nodes.append(Node(name, e.eqn, reads, (len(avals) - 1,)))
+            nodes.append(Kernel(name, e.eqn, reads, (len(avals) - 1,)))
             behind.update(dict.fromkeys(e.outputs, len(avals) - 1))
             origin.update((o, of(v)) for v, o in pairs)
         elif name in RENAMED and alike:
             origin.update((o, of(v)) for v, o in pairs)
             behind.update((o, behind[v]) for v, o in pairs if v in behind)
         else:
-            nodes.append(Node(name, e.eqn, reads, e.outputs))
+            nodes.append(Kernel(name, e.eqn, reads, e.outputs))
     outputs = tuple(of(v) if isinstance(v, int) else None for v in flat.outputs)
     wanted, live = set(outputs), []
     for node in reversed(nodes):
@@ -127,7 +117,7 @@ def _nodes(flat: Flat, sliced: int) -> tuple[list[Node], list, tuple[int | None,
 class _Fusion:
     """Decides which nodes write their results. Nodes go by their position."""
 
-    def __init__(self, nodes: Sequence[Node], avals, outputs, on_gpu: bool):
+    def __init__(self, nodes: Sequence[Kernel], avals, outputs, on_gpu: bool):
         self.nodes, self.avals, self.on_gpu = nodes, avals, on_gpu
         self.made_by = {v: i for i, n in enumerate(nodes) for v in n.writes}
         self.readers: list[list[int]] = [[] for _ in nodes]

@@ -139,8 +139,8 @@ def test_states_are_priced_by_what_was_measured_of_each_way(ways):
     limits = Limits(target.usable_bytes, target.usable_bytes, target.host_bytes)
     kept = (Action.KEEP,)
     with backend_for(target) as backend:
-        asked = read_places(build, (first(), batch()), backend, limits, Allowed(kept, kept))
-    assert asked.search.question.link == Link(*(ways or (5e9, 5e9)))
+        search = read_places(build, (first(), batch()), backend, limits, Allowed(kept, kept))
+    assert search.question.link == Link(*(ways or (5e9, 5e9)))
 
 
 def test_on_a_cpu_copies_are_measured_and_run_beside_no_work(monkeypatch):
@@ -149,8 +149,8 @@ def test_on_a_cpu_copies_are_measured_and_run_beside_no_work(monkeypatch):
     limits = Limits(target.usable_bytes, target.usable_bytes, target.host_bytes)
     kept = (Action.KEEP,)
     with backend_for(target) as backend:
-        asked = read_places(build, (first(), batch()), backend, limits, Allowed(kept, kept))
-    assert asked.search.question.link == Link(4e9, 3e9, beside=False)
+        search = read_places(build, (first(), batch()), backend, limits, Allowed(kept, kept))
+    assert search.question.link == Link(4e9, 3e9, beside=False)
 
 
 def test_the_number_of_microbatches_is_decided_too():
