@@ -117,41 +117,31 @@ class Filtered:
 
 @dataclasses.dataclass(frozen=True)
 class FilteredStage:
-    """A traced step, and in time a lowered and a compiled one.
+    """A step that is traced, then lowered, then compiled. A compiled one is called as the step is.
 
-    traced: JAX's own stage.
-    given, returned: what of the arguments and of the result is no array.
+    stage: JAX's own stage.
+    given, returned: the static leaves of the arguments and of the result.
     """
 
-    traced: Any
+    stage: Any
     given: Tree
     returned: Tree
 
-    def lower(self) -> "FilteredLowered":
-        return FilteredLowered(self.traced.lower(), self.given, self.returned)
+    @property
+    def traced(self) -> Any:
+        """JAX's own traced stage, by the name that `nnx.jit` gives it."""
+        return self.stage
 
+    compiled = traced
 
-@dataclasses.dataclass(frozen=True)
-class FilteredLowered:
-    lowered: Any
-    given: Tree
-    returned: Tree
+    def lower(self) -> "FilteredStage":
+        return dataclasses.replace(self, stage=self.stage.lower())
 
-    def compile(self, compiler_options=None) -> "FilteredStep":
-        return FilteredStep(self.lowered.compile(compiler_options), self.given, self.returned)
-
-
-@dataclasses.dataclass(frozen=True)
-class FilteredStep:
-    """The executable, called as the step is. Raises StepError where what is no array has changed
-    since it was compiled.
-    """
-
-    compiled: Any
-    given: Tree
-    returned: Tree
+    def compile(self, compiler_options=None) -> "FilteredStage":
+        return dataclasses.replace(self, stage=self.stage.compile(compiler_options))
 
     def __call__(self, *args):
+        """Raises StepError where a static leaf has changed since the step was compiled."""
         arrays, given = Tree.of(args)
         if given != self.given:
             raise StepError(
@@ -160,4 +150,4 @@ class FilteredStep:
                 f" {given.difference(self.given, 'args')}; make the plan anew with these arguments,"
                 " or give numbers that change as arrays"
             )
-        return self.returned.filled(self.compiled(*arrays))
+        return self.returned.filled(self.stage(*arrays))

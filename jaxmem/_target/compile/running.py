@@ -53,12 +53,12 @@ class StepRun:
     """
 
     def __init__(self, executable: Any, args: tuple):
-        """executable: a compiled step, of jax.jit, nnx.jit or a `FilteredStep`.
+        """executable: a compiled step, of jax.jit, nnx.jit or a `FilteredStage`.
         args: arrays or shapes that the step was traced for.
         """
         self._compiled = getattr(executable, "compiled", executable)  # JAX's own
         self._infos = jax.tree.leaves(self._compiled.args_info)
-        # nnx.jit would change the user's modules, and a `FilteredStep` flattens in its own way.
+        # nnx.jit would change the user's modules, and a `FilteredStage` flattens in its own way.
         self._given = jax.tree.leaves(args) if self._compiled is executable else []
         same = len(self._given) == len(self._infos)
         self.given = same and all(map(_is_array_of, self._given, self._infos))
