@@ -9,6 +9,7 @@ import pytest
 
 import jaxmem
 from jaxmem._model.states import layout
+from jaxmem._model.states.places import Places
 from jaxmem._model.states.stacks import Copied, Stacks, buffers_of, parts_of
 from jaxmem.errors import OptimizerError
 from tests.shared import tiny_lm
@@ -128,7 +129,7 @@ def test_what_cannot_be_created_is_refused():
 
 def test_nothing_is_copied_where_nothing_moves():
     layers = {"a": jnp.ones((3, 2))}
-    here = layout.Placement(3, 0, 0)
+    here = Places(3, 3)
     again = layout.split(layout.split(layers, here), here)
     assert again["a"].unsafe_buffer_pointer() == layers["a"].unsafe_buffer_pointer()
     assert not isinstance(again, Stacks)

@@ -5,7 +5,6 @@ Stacks that change their lengths are filled a layer at a time, one array of a st
 that array is then there twice, and the device holds one layer of it more.
 """
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Collection, Sequence
@@ -16,52 +15,31 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxmem._model.states.places import DEVICE, HOST
+from jaxmem._model.states.places import DEVICE, HOST, Places
 from jaxmem._model.states.stacks import Copied, Stacks, length, masters_of, read_of
 from jaxmem._model.states.store import counted, fetch, put
 
+Bound = tuple[int, int, str]
 
-@dataclasses.dataclass(frozen=True)
-class Placement:
-    """Where the states of the layers lie, by how many layers there are of each kind, in order.
 
-    persist: the states of these are in device memory.
-    copies: the states of these are in host memory, and a copy of their parameters, in the dtype
-      that they compute in, is in device memory.
-    streamed: the states of these are in host memory.
-    buffers: how many of the streamed, the last ones, keep their parameters on the device from
-      forward to backward.
+def bounds(places: Places) -> list[Bound]:
+    """The stacks of layers: the first layer, the one after the last, and the memory of their
+    states.
     """
-
-    persist: int
-    copies: int
-    streamed: int
-    buffers: int = 0
-
-    @property
-    def count(self) -> int:
-        """How many layers there are."""
-        return self.persist + self.copies + self.streamed
-
-    @property
-    def bounds(self) -> list[tuple[int, int, str]]:
-        """The stacks: the first layer, the one after the last, and the memory of their states."""
-        ends = list(itertools.accumulate((self.persist, self.copies, self.streamed), initial=0))
-        kinds = (DEVICE, HOST, HOST)
-        found = [(*pair, kind) for pair, kind in zip(itertools.pairwise(ends), kinds)]
-        return [bound for bound in found if bound[0] < bound[1]]
-
-    def together(self, parts: Sequence):
-        """The stacks of `bounds` in one tree; the stack itself, where there is one alone."""
-        whole = len(parts) == 1 and not self.buffers
-        return parts[0] if whole else Stacks(tuple(parts), self.buffers)
-
-    def is_copied(self, bound: tuple[int, int, str]) -> bool:
-        return bool(self.copies) and bound[0] == self.persist
+    counts = (places.persist, places.copies, places.streamed)
+    ends = itertools.pairwise(itertools.accumulate(counts, initial=0))
+    found = [(*pair, kind) for pair, kind in zip(ends, (DEVICE, HOST, HOST))]
+    return [bound for bound in found if bound[0] < bound[1]]
 
 
-def split(layers, placement: Placement, kept: Collection[int] = ()):
-    """The layers' stacked arrays where `placement` wants them. Arrays that move are deleted where
+def together(places: Places, parts: Sequence):
+    """The stacks of `bounds` in one tree; the stack itself, where there is one alone."""
+    whole = len(parts) == 1 and not places.buffers
+    return parts[0] if whole else Stacks(tuple(parts), places.buffers)
+
+
+def split(layers, places: Places, kept: Collection[int] = ()):
+    """The layers' stacked arrays where `places` says. Arrays that move are deleted where
     they were.
 
     layers: a tree of stacked arrays, or of their shapes, in any such form.
@@ -69,20 +47,21 @@ def split(layers, placement: Placement, kept: Collection[int] = ()):
     """
     stacks = masters_of(layers)
     leaves = zip(*map(jax.tree.leaves, stacks))
-    divided = zip(*(_divided(arrays, placement.bounds, kept) for arrays in leaves))
+    divided = zip(*(_divided(arrays, bounds(places), kept) for arrays in leaves))
     parts = [jax.tree.unflatten(jax.tree.structure(stacks[0]), part) for part in divided]
-    return placement.together(parts)
+    return together(places, parts)
 
 
-def with_copies(layers, placement: Placement, dtype):
-    """Parameters that `split` returned, with the copies that `placement` wants, in `dtype`; None
+def with_copies(layers, places: Places, dtype):
+    """Parameters that `split` returned, with the copies of `places`, in `dtype`; None
     stands for the dtypes that they have.
     """
-    if not placement.copies:
+    if not places.copies:
         return layers
-    pairs = zip(masters_of(layers), placement.bounds)
-    parts = [copied(part, dtype) if placement.is_copied(bound) else part for part, bound in pairs]
-    return placement.together(parts)
+    pairs = zip(masters_of(layers), bounds(places))
+    first = places.persist  # the first layer with a copy
+    parts = [copied(part, dtype) if start == first else part for part, (start, *_) in pairs]
+    return together(places, parts)
 
 
 def copied(master, dtype) -> Copied:
@@ -104,7 +83,7 @@ def joined(layers, kept: Collection[int] = ()):
     """
     count = sum(map(length, masters_of(layers)))
     streams = any(map(_on_host, jax.tree.leaves(layers)))
-    return split(layers, Placement(0, 0, count) if streams else Placement(count, 0, 0), kept)
+    return split(layers, Places(count, 0 if streams else count), kept)
 
 
 def drop_copies(layers) -> None:

@@ -18,9 +18,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxmem._model.states import layout, room
-from jaxmem._model.states.layout import Placement
+from jaxmem._model.states.places import Places
 from jaxmem._optim.released.model import Model
-from jaxmem._optim.released.placement import check_memory, mesh_of
+from jaxmem._optim.released.placement import mesh_of
 from jaxmem.errors import OptimizerError
 
 
@@ -29,8 +29,7 @@ def created(
     optimizer,
     outer,
     layer: Callable,
-    where: Placement,
-    outer_moments: str,
+    places: Places,
     mesh: Mesh | None,
     divide: Callable | None,
 ):
@@ -38,13 +37,11 @@ def created(
 
     outer: the parameters outside the layers.
     layer: `layer(i)`, the parameters of layer i, which is traced.
-    where: how many layers there are, and where they lie.
-    outer_moments: the memory of the optimizer's arrays outside the layers.
+    places: the memories of the layers' states, and of the optimizer's arrays outside the layers.
     mesh: the devices; None stands for those of `outer`.
     divide: makes the PartitionSpecs of a state, of its parameters' shapes; None leaves all arrays
       whole on each device.
     """
-    check_memory(outer_moments)
     one = _one_layer(model, outer, layer)
     outside = jax.tree.map(_shape, outer)
     stacks_of = lambda count: jax.tree.map(lambda a: _shape(a, count), one)
@@ -54,30 +51,30 @@ def created(
     if divide is None:
         specs, state_specs = jax.tree.map(lambda _: PartitionSpec(), (params, state))
     else:
-        specs, state_specs = divide({**outside, model.layers: stacks_of(where.count)})
+        specs, state_specs = divide({**outside, model.layers: stacks_of(places.layers)})
     stack_specs, other_specs, near_specs, _ = optimizer.opened(model, params, state_specs)
 
-    places = _NewState(where, mesh or mesh_of(outer) or _mesh_of_one(outer))
+    new = _NewState(places, mesh or mesh_of(outer) or _mesh_of_one(outer))
     of_a_layer = params[model.layers], *optimizer.opened(model, params, state)[0].values()
-    _check_room(places, of_a_layer, (specs[model.layers], *stack_specs.values()))
-    outer = places.put(outer, model.outer(specs), layout.DEVICE)
-    made = optimizer.created(model, outer, layer, where.count, places.stacked, state_specs)
-    params = {**outer, model.layers: places.stacked(one, specs[model.layers], layer)}
+    _check_room(new, of_a_layer, (specs[model.layers], *stack_specs.values()))
+    outer = new.put(outer, model.outer(specs), layout.DEVICE)
+    made = optimizer.created(model, outer, layer, places.layers, new.stacked, state_specs)
+    params = {**outer, model.layers: new.stacked(one, specs[model.layers], layer)}
     stacks, others, near, closed = optimizer.opened(model, params, made)
-    params[model.layers] = layout.with_copies(params[model.layers], where, model.dtype)
-    others = places.put(others, other_specs, outer_moments)
-    return params, closed([*stacks.values()], others, places.put(near, near_specs, layout.DEVICE))
+    params[model.layers] = layout.with_copies(params[model.layers], places, model.dtype)
+    others = new.put(others, other_specs, places.outer_moments)
+    return params, closed([*stacks.values()], others, new.put(near, near_specs, layout.DEVICE))
 
 
 @dataclasses.dataclass(frozen=True)
 class _NewState:
-    """Where a state is made.
+    """Makes the arrays of a state in their memories.
 
-    where: how many layers there are, and where they lie.
+    places: the memories.
     mesh: the devices.
     """
 
-    where: Placement
+    places: Places
     mesh: Mesh
 
     def at(self, spec: PartitionSpec, kind: str) -> NamedSharding:
@@ -90,7 +87,7 @@ class _NewState:
         specs: the PartitionSpecs of the stacks.
         """
         parts = []
-        for start, stop, kind in self.where.bounds:
+        for start, stop, kind in layout.bounds(self.places):
             shape = lambda a, spec, count=stop - start, kind=kind: jax.ShapeDtypeStruct(
                 (count, *a.shape), a.dtype, sharding=self.at(spec, kind)
             )
@@ -99,7 +96,7 @@ class _NewState:
                 parts.append(jax.tree.map(layout.empty, shapes))
             else:
                 parts.append(layout.filled(shapes, lambda i, first=start: make(first + i)))
-        return self.where.together(parts)
+        return layout.together(self.places, parts)
 
     def put(self, tree, specs, kind: str):
         """Arrays in a memory; numbers, such as counters, in device memory."""
@@ -143,7 +140,7 @@ def _mesh_of_one(outer) -> Mesh:
     return first.sharding.mesh
 
 
-def _check_room(places: _NewState, stacks, specs) -> None:
+def _check_room(new: _NewState, stacks, specs) -> None:
     """Raises TargetError unless this process's machine has room for the layers that are to lie in
     its memory.
 
@@ -151,12 +148,12 @@ def _check_room(places: _NewState, stacks, specs) -> None:
     """
 
     def nbytes(a, spec) -> int:
-        part = NamedSharding(places.mesh, spec).shard_shape(a.shape)
+        part = NamedSharding(new.mesh, spec).shard_shape(a.shape)
         return math.prod(part) * a.dtype.itemsize
 
     a_layer = sum(jax.tree.leaves(jax.tree.map(nbytes, stacks, specs)))
-    a_layer *= len(places.mesh.local_devices)
-    device, where = places.mesh.devices.flat[0], places.where
-    streamed = where.copies + where.streamed
-    room.check_pool(device, a_layer * streamed)
-    room.check_free(a_layer * (streamed if room.has_host_memory(device) else where.count))
+    a_layer *= len(new.mesh.local_devices)
+    device, places = new.mesh.devices.flat[0], new.places
+    hosted = places.layers - places.persist
+    room.check_pool(device, a_layer * hosted)
+    room.check_free(a_layer * (hosted if room.has_host_memory(device) else places.layers))

@@ -10,21 +10,17 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxmem._model.states import layout, room
-from jaxmem._model.states.layout import Placement
+from jaxmem._model.states.places import Places
 from jaxmem._model.states.shared import delete_unless_in, sharing
 from jaxmem._model.states.stacks import masters_of
 from jaxmem._optim.released.model import Model
 from jaxmem.errors import OptimizerError
 
 
-def split(model: Model, optimizer, state, where: Placement, outer_moments: str):
-    """The state (params, optimizer state) with its layers as `where` says.
-
-    outer_moments: the memory of the optimizer's arrays outside the layers.
-    """
+def split(model: Model, optimizer, state, places: Places):
+    """The state (params, optimizer state) with its arrays where `places` says."""
     layers = state[0][model.layers]
-    share = Fraction(where.copies + where.streamed, where.count)
-    check_memory(outer_moments)
+    share = Fraction(places.layers - places.persist, places.layers)
     states = masters_of(layers), optimizer.opened(model, *state)[0]
     device, wanted = room.device_of(state), int(room.nbytes(states) * share)
     room.check_pool(device, wanted)
@@ -32,10 +28,10 @@ def split(model: Model, optimizer, state, where: Placement, outer_moments: str):
     if room.has_host_memory(device):
         there = [a for a in jax.tree.leaves(states) if a.sharding.memory_kind == layout.HOST]
         room.check_free(wanted - room.nbytes(there))
-    change = lambda layers, kept: layout.split(layers, where, kept)
-    params, new = _over(model, optimizer, state, change, outer_moments)
+    change = lambda layers, kept: layout.split(layers, places, kept)
+    params, new = _over(model, optimizer, state, change, places.outer_moments)
     layout.drop_copies(layers)
-    params[model.layers] = layout.with_copies(params[model.layers], where, model.dtype)
+    params[model.layers] = layout.with_copies(params[model.layers], places, model.dtype)
     return params, new
 
 
@@ -46,9 +42,9 @@ def joined(model: Model, optimizer, state):
     return whole
 
 
-def placement(count: int, persist: int, copies: int, buffers: int) -> Placement:
-    """How `count` layers are placed. Raises OptimizerError unless the numbers are of layers that
-    there are.
+def places_of(count: int, persist: int, copies: int, buffers: int, outer_moments: str) -> Places:
+    """The places of `count` layers. Raises OptimizerError unless the numbers are of layers that
+    there are, and `outer_moments` is a memory.
     """
     if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < 1:
         raise OptimizerError(
@@ -70,16 +66,12 @@ def placement(count: int, persist: int, copies: int, buffers: int) -> Placement:
             )
         left -= value
         before.append(f"{name}={value}")
-    return Placement(int(persist), int(copies), int(left + buffers), int(buffers))
-
-
-def check_memory(outer_moments: str) -> None:
-    """Raises OptimizerError unless it is the name of a memory that arrays may lie in."""
     if outer_moments not in (layout.DEVICE, layout.HOST):
         raise OptimizerError(
             f"released_step: `outer_moments` is {outer_moments!r}; expected the memory of the"
             f" moments outside the layers, {layout.DEVICE!r} or {layout.HOST!r}"
         )
+    return Places(int(count), int(persist), int(copies), int(buffers), outer_moments)
 
 
 def _over(model: Model, optimizer, state, change: Callable, outer_moments: str):

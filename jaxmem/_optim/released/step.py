@@ -106,8 +106,8 @@ class ReleasedStep:
                 f"create: `divided` is {divided!r}, and `mesh` is None; expected the mesh over"
                 " whose devices data_parallel divides the state"
             )
-        where = placement.placement(count, persist, copies, buffers)
-        arguments = outer, layer, where, outer_moments, mesh, divide
+        places = placement.places_of(count, persist, copies, buffers, outer_moments)
+        arguments = outer, layer, places, mesh, divide
         return created(self.model, self.optimizer, *arguments)
 
     def split(
@@ -147,8 +147,9 @@ class ReleasedStep:
         too little memory.
         """
         state = self._of_arrays("split", state)
-        where = placement.placement(self.model.count(state[0]), persist, copies, buffers)
-        return placement.split(self.model, self.optimizer, state, where, outer_moments)
+        count = self.model.count(state[0])
+        places = placement.places_of(count, persist, copies, buffers, outer_moments)
+        return placement.split(self.model, self.optimizer, state, places)
 
     def joined(self, state) -> tuple[Any, Any]:
         """Joins the stacks of a split state: each array of the layers becomes one stack.
