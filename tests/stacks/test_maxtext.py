@@ -132,7 +132,7 @@ def test_plans_of_maxtexts_step(case, policy):
     assert all(budget < 1.05 * least for budget in refused)
     # At twice the bytes of full recomputation a tenth of its time is gained, or what any budget
     # gains: where collectives and the head take most of the step, that is less. Changes of single
-    # tags by whole steps end up to half a per cent from the best that another budget's search finds.
+    # tags by whole steps end up to half a per cent from the best plan of another budget's search.
     reachable = max(0.9 * full.xla_seconds, 1.005 * min(seconds.values()))
     assert seconds[int(2 * least)] <= reachable
     assert jax.default_backend() == "cpu"
