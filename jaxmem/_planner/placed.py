@@ -36,44 +36,32 @@ from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import OptimizerError, StepError, TargetError
 
-ACTIONS, STATES_TOO, SHARDING, NUMBER = DECIDED = "actions", "states", "sharding", "microbatches"
+ACTIONS, STATES, SHARDING, MICROBATCHES = DECIDED = (
+    "actions", "states", "sharding", "microbatches",
+)  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class Decide:
-    """What a plan decides beside actions.
-
-    states: where states lie.
-    sharding: what is divided over devices.
-    microbatches: how many they are, also where the user names none.
-    """
-
-    states: bool
-    sharding: bool
-    microbatches: bool
-
-
-def check_decide(decide: Collection[str], target: Target, measure: float | None) -> Decide:
-    """What is to be decided. Raises StepError for a `decide` that names anything unknown,
-    TargetError for a target for which it cannot be.
+def check_decide(decide: Collection[str], target: Target, measure: float | None) -> frozenset[str]:
+    """The names of what a plan decides, some of `DECIDED`. Raises StepError for a `decide` that
+    names anything else, TargetError for a target for which it cannot be decided.
     """
     several = isinstance(decide, Collection) and not isinstance(decide, str)
-    names = set(map(str, decide)) if several else {str(decide)}
-    wanted = Decide(*(name in names for name in DECIDED[1:]))
-    if not names <= set(DECIDED) or ACTIONS not in names or (wanted.sharding > wanted.states):
+    names = frozenset(map(str, decide)) if several else frozenset({str(decide)})
+    states, sharding = STATES in names, SHARDING in names
+    if not names <= set(DECIDED) or ACTIONS not in names or (sharding and not states):
         raise StepError(
             f"plan: `decide` is {decide!r}; expected ('actions',), or ('actions', 'states') for a"
             " released step whose states may lie in host memory, or ('actions', 'states',"
             " 'sharding') for one that is divided over several devices; and 'microbatches' in any"
         )
-    if not wanted.states:
-        return wanted
-    if target.devices > 1 and not wanted.sharding:
+    if not states:
+        return names
+    if target.devices > 1 and not sharding:
         raise TargetError(
             f"plan: `decide` has 'states', and `target` is {str(target)!r}; expected one device, or"
             " 'sharding' in `decide` too: what is divided over several says where it lies"
         )
-    if target.devices == 1 and wanted.sharding:
+    if target.devices == 1 and sharding:
         raise TargetError(
             f"plan: `decide` has 'sharding', and `target` is {str(target)!r}; expected several"
             " devices, as in 'h200:8', or `decide` without it"
@@ -83,7 +71,7 @@ def check_decide(decide: Collection[str], target: Target, measure: float | None)
             f"plan: `measure` is {measure}, and `decide` has 'states', whose steps take arguments"
             " of other places each; expected measure=None"
         )
-    return wanted
+    return names
 
 
 def plan_places(
@@ -93,13 +81,13 @@ def plan_places(
     limits: Limits,
     allowed: Allowed,
     notes: tuple[str, ...],
-    decide: Decide,
+    decide: Collection[str],
 ) -> Plan:
     """Makes the plan for one number of microbatches. The arguments are those of `_plan`.
 
-    decide: what is decided.
+    decide: the names of what is decided, as `check_decide` returns them.
     """
-    if not decide.sharding:
+    if SHARDING not in decide:
         search = read_places(build, args, backend, limits, allowed)
         if (best := search.run()) is None:
             raise infeasible(search, limits)

@@ -18,7 +18,13 @@ from jaxmem._planner.boundary import Boundary, of_size
 from jaxmem._planner.measured import check_measure, measured
 from jaxmem._planner.microbatches import checked, fastest, numbers_for
 from jaxmem._planner.outcome.searched import infeasible, outcome
-from jaxmem._planner.placed import check_decide, plan_places
+from jaxmem._planner.placed import (
+    MICROBATCHES,
+    SHARDING,
+    STATES,
+    check_decide,
+    plan_places,
+)
 from jaxmem._planner.read import read_step
 from jaxmem._planner.search.candidates import price_of
 from jaxmem._planner.search.measure import Runs
@@ -132,8 +138,8 @@ def plan(
     if measure is not None:
         check_measure(measure, target)
     wanted = check_decide(decide, target, measure)
-    if wanted.microbatches and microbatches is None:
-        microbatches = numbers_for(args, target.devices if wanted.sharding else 1)
+    if MICROBATCHES in wanted and microbatches is None:
+        microbatches = numbers_for(args, target.devices if SHARDING in wanted else 1)
     check_batch(batch, sizes, args)
     limit = parse_budget(budget, target.usable_bytes)
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
@@ -149,7 +155,7 @@ def plan(
 
         def plan_for(args: tuple, measure: float | None, number: int | None) -> Plan:
             step = with_microbatches(build, number)
-            if wanted.states:
+            if STATES in wanted:
                 return plan_places(step, args, backend, limits, allowed, notes, wanted)
             return _plan(step, args, backend, limits, allowed, notes, measure)
 

@@ -4,14 +4,14 @@ by walks through its traces.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from jaxmem._core.assignment import Assignment
 from jaxmem._model.states.places import DEVICE, DIVIDED, HOST, Places
 from jaxmem._planner.joint.steps import PlacedSteps
 from jaxmem._planner.microbatches import checked as checked_numbers
-from jaxmem._planner.placed import Decide
+from jaxmem._planner.placed import SHARDING, STATES
 from jaxmem._planner.trials.compile import StepCompiler
 from jaxmem._planner.trials.trial import Limits
 from jaxmem._target.compile.protocol import Backend
@@ -62,14 +62,14 @@ class Walked:
 
     build: takes a plan, and returns the step.
     args: the step's arguments, functions of a size among them.
-    decide: what is decided beside actions.
+    decide: the names of what is decided.
     """
 
     build: Any
     args: tuple
     backend: Backend
     limits: Limits
-    decide: Decide
+    decide: Collection[str]
 
     def least(self, size: int) -> int:
         """Bytes with everything recomputed, and states streamed where they may be."""
@@ -81,7 +81,7 @@ class Walked:
 
     def _bytes(self, size: int, plan: Assignment) -> int:
         args = sized(self.args, size)
-        if self.decide.states:
+        if STATES in self.decide:
             return self._of_placed(args, plan)
         traced = StepCompiler(self.build, args, self.backend).trace(plan)
         devices = self.backend.target.devices
@@ -91,7 +91,7 @@ class Walked:
     def _of_placed(self, args: tuple, plan: Assignment) -> int:
         """The same where states are placed; of the ways to divide it, that which divides most."""
         refused = None
-        for how in reversed(DIVIDED) if self.decide.sharding else [None]:
+        for how in reversed(DIVIDED) if SHARDING in self.decide else [None]:
             try:
                 steps = PlacedSteps(self.build, args, self.backend, how)
                 return steps.walked(

@@ -12,7 +12,6 @@ import pytest
 
 import jaxmem
 from jaxmem._planner.boundary import Boundary, of_size, within
-from jaxmem._planner.placed import Decide
 from jaxmem._planner.sizes import Walked, possible
 from jaxmem._planner.trials.trial import Limits
 from jaxmem._result.plan.rows import Point
@@ -91,7 +90,7 @@ def test_multiples_of_what_the_step_can_be_traced_for_may_be_taken(microbatches,
     with backend_for(Target.parse("local")) as backend:
         limits = Limits(2**30, 2**30, 2**30)
         made = functools.partial(build, microbatches=most)
-        walked = Walked(made, (state(), tokens), backend, limits, Decide(False, False, False))
+        walked = Walked(made, (state(), tokens), backend, limits, ["actions"])
         found = possible(walked, None, numbers)
         assert found[:3] == range(least, 4 * least, least)
         assert list(possible(walked, (8, 4, 8), numbers)) == [4, 8]
@@ -105,7 +104,7 @@ def test_a_divided_step_is_walked_through_as_the_part_of_one_device():
     with backend_for(Target.parse("h200:2")) as backend:
         limits = Limits(2**30, 2**30, 2**30)
         of = lambda build, decide: Walked(build, (state(), tokens), backend, limits, decide)
-        two, one = of(divided, Decide(True, True, False)), of(build, Decide(True, False, False))
+        two, one = of(divided, ["actions", "states", "sharding"]), of(build, ["actions", "states"])
         assert 2 * (two.least(16) - two.least(8)) == one.least(16) - one.least(8)
         assert two.kept(16) > two.least(16)
         assert possible(two, None, None)[:2] == range(4, 12, 4), "two microbatches on each of two"
