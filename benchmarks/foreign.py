@@ -27,7 +27,7 @@ from benchmarks.shared.results import Report
 from benchmarks.shared.steps import SIZES, shapes, step_of
 from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.assignment import Assignment
-from jaxmem._core.labels import LABEL
+from jaxmem._core.groups import LABEL
 from jaxmem._model.auto.step import planned_step
 from jaxmem._planner.trials.compile import StepCompiler
 from jaxmem._target.compile.backend import backend_for

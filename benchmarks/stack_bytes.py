@@ -13,7 +13,7 @@ from benchmarks.shared.case import AnyTimes, Case
 from benchmarks.shared.plans import plans
 from benchmarks.shared.results import Report
 from jaxmem._core.actions import Actions
-from jaxmem._core.labels import group_label
+from jaxmem._core.groups import group_label
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 

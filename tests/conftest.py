@@ -30,8 +30,7 @@ import jax
 import pytest
 
 from jaxmem._target.compile.backend import Local
-from jaxmem._target.compile.pricing import Pricing
-from jaxmem._target.compile.protocol import Backend
+from jaxmem._target.compile.protocol import Backend, Pricing
 from tests.shared import compilers
 
 hypothesis.settings.register_profile(

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from jaxmem._core.actions import KEEP, REST, Action, Choice
-from jaxmem._core.labels import group_label, ranges, ungrouped
+from jaxmem._core.groups import group_label, ranges, ungrouped
 from jaxmem.errors import TagError
 
 

@@ -1,13 +1,15 @@
-"""Divides a block of a profile into groups of layers that a plan decides separately.
+"""Labels of blocks and of groups of layers, and the division of a block into groups that a plan
+decides separately. `block[0:6]` stands for the first six layers of `block`, and `auto` is the label
+of the block that `jaxmem.auto` makes.
 
 A group of layers is a block under a label such as `block[0:6]`, and a divided profile is a profile.
 So the solver, the evaluation of costs, tables and files know nothing of groups.
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable
 
-from jaxmem._core.labels import group_label, ranges
 from jaxmem._core.profile import BlockClass, Profile
 
 
@@ -44,3 +46,36 @@ def _part(block: BlockClass, start: int, stop: int) -> BlockClass:
     return dataclasses.replace(
         block, name=group_label(block.name, start, stop), layers=layers, runs=runs
     )
+
+
+LABEL = re.compile(r"(?P<block>.+)\[(?P<start>\d+):(?P<stop>\d+)\]")
+
+AUTO = "auto"
+
+
+def auto_label(number: int) -> str:
+    """The label of the `number`-th block that `jaxmem.auto` makes; the first is 1."""
+    return AUTO if number == 1 else f"{AUTO}_{number}"
+
+
+def is_auto(label: str) -> bool:
+    """Whether `jaxmem.auto` would give such a label: who passed the model on wrote no tag of it."""
+    return re.fullmatch(rf"{AUTO}(_\d+)?", ungrouped(label)) is not None
+
+
+def group_label(block: str, start: int, stop: int) -> str:
+    """The label of layers `start` up to, and without, `stop`."""
+    return f"{block}[{start}:{stop}]"
+
+
+def ungrouped(label: str) -> str:
+    """The block that a label is about: `block` for `block[0:6]`, and for `block` itself."""
+    match = LABEL.fullmatch(label)
+    return match["block"] if match else label
+
+
+def ranges(labels: Iterable[str], block: str) -> tuple[tuple[int, int], ...]:
+    """The ranges of layers of one block among labels, in order."""
+    matches = (LABEL.fullmatch(label) for label in labels)
+    found = (m for m in matches if m and m["block"] == block)
+    return tuple(sorted((int(m["start"]), int(m["stop"])) for m in found))

@@ -10,8 +10,7 @@ from jaxmem._core.progress import LOG
 from jaxmem._planner.search.factors import Factors, rescaled
 from jaxmem._planner.search.measure import Runs, fastest_measured, learned
 from jaxmem._planner.search.search import Found
-from jaxmem._planner.trials.comparison import Comparison
-from jaxmem._planner.trials.history import History
+from jaxmem._planner.trials.history import Comparison, History
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.running import CannotRun
 from jaxmem._target.devices.target import Target

@@ -14,6 +14,7 @@ from jaxmem._core.warn import silently, warn
 from jaxmem._cost.blocks.unnamed import listed, unnamed
 from jaxmem._cost.profile.options import Allowed, checked_outliers
 from jaxmem._cost.profile.times import RETRY_SECONDS
+from jaxmem._planner.advice import would_fit, would_save
 from jaxmem._planner.boundary import Boundary, of_size
 from jaxmem._planner.measured import check_measure, measured
 from jaxmem._planner.microbatches import checked, fastest, numbers_for
@@ -33,7 +34,6 @@ from jaxmem._planner.sizes import Walked, check_batch, possible
 from jaxmem._planner.solve import waste
 from jaxmem._planner.together import by_the_first
 from jaxmem._planner.trials.trial import Limits
-from jaxmem._planner.unasked import would_fit, would_save
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.protocol import Backend

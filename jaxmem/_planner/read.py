@@ -19,9 +19,9 @@ from jaxmem._cost.blocks.policies import (
 )
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile as make_profile
+from jaxmem._planner.advice import remedies
 from jaxmem._planner.measured import corrected
 from jaxmem._planner.outcome.searched import arguments_exceed
-from jaxmem._planner.remedies import remedies
 from jaxmem._planner.trials.compile import StepCompiler, Written
 from jaxmem._planner.trials.history import History
 from jaxmem._planner.trials.state import Search

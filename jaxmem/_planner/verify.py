@@ -7,7 +7,7 @@ import jax
 from jaxmem._core.actions import AS_WRITTEN, REST
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
-from jaxmem._core.labels import ungrouped
+from jaxmem._core.groups import ungrouped
 from jaxmem._core.profile import BlockClass
 from jaxmem._cost.blocks.classes import plan_fingerprint
 from jaxmem._cost.blocks.find import find_blocks
@@ -15,11 +15,11 @@ from jaxmem._cost.blocks.policies import check_plan_is_passed_on
 from jaxmem._cost.profile.profile import block_classes
 from jaxmem._planner.joint.steps import placed_steps
 from jaxmem._planner.trials.compile import StepCompiler
-from jaxmem._result.plan.plan import Plan
+from jaxmem._result.plan.plan import Plan, check_fingerprint, other_model
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import with_microbatches
-from jaxmem.errors import BudgetError, PlanFileError
+from jaxmem.errors import BudgetError
 
 
 def verify(plan: Plan, build, *args) -> Plan:
@@ -80,10 +80,7 @@ def _check_model(plan: Plan, blocks: list[BlockClass], idle: set[str]) -> None:
     """
 
     def fail(field: str, got, expected: str):
-        raise PlanFileError(
-            f"verify: the plan is for another model: its `{field}` is {got}, {expected}; plan this"
-            " model anew"
-        )
+        raise other_model("verify", field, got, expected)
 
     tags: dict[str, set[str]] = {}
     stacked = {block.name for block in blocks if block.divisible}
@@ -111,9 +108,4 @@ def _check_model(plan: Plan, blocks: list[BlockClass], idle: set[str]) -> None:
                 "a tag",
                 f"and the model's tags there are {', '.join(sorted(tags[block]))}",
             )
-    if plan.fingerprint != (found := plan_fingerprint(blocks)):
-        fail(
-            "fingerprint",
-            plan.fingerprint,
-            f"and the model's is {found}: it has other layers, shapes, dtypes or tags",
-        )
+    check_fingerprint(plan, plan_fingerprint(blocks), "verify")

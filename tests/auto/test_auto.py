@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import jaxmem
-from jaxmem._core.labels import ungrouped
+from jaxmem._core.groups import ungrouped
 from jaxmem._model.auto.calls import traced
 from jaxmem._model.auto.find import Finder, read
 from jaxmem.errors import StepError, TagError

@@ -18,7 +18,7 @@ from jaxmem._cost.blocks.segments import graph_of
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import block_classes, profile
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._target.compile.pricing import Pricing
+from jaxmem._target.compile.protocol import Pricing
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import batch_axes
 from jaxmem._trace.step import trace

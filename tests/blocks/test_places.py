@@ -20,7 +20,7 @@ from jaxmem._cost.profile.profile import block_classes, profile
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solve import solve
-from jaxmem._target.compile.pricing import Pricing
+from jaxmem._target.compile.protocol import Pricing
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 from jaxmem.errors import JaxmemWarning, TagError

@@ -2,8 +2,7 @@
 
 import pytest
 
-from jaxmem._core.groups import as_decided, divided, divisible
-from jaxmem._core.labels import group_label, ranges, ungrouped
+from jaxmem._core.groups import as_decided, divided, divisible, group_label, ranges, ungrouped
 from tests.shared.profiles import chain, profile
 
 pytestmark = pytest.mark.core

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxmem._target.deviceless.compiler import Compiler
-from jaxmem._trace.liveness.partial import partial_sums
+from jaxmem._trace.liveness.kernels import partial_sums
 from tests.shared.deviceless import result, spec
 
 pytestmark = pytest.mark.jax_defaults

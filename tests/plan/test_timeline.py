@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import jaxmem
 from jaxmem._model.states.places import DEVICE, DIVIDED, HOST, Places
-from jaxmem._planner.outcome.lanes import timeline_of
+from jaxmem._planner.outcome.placed import timeline_of
 from jaxmem._planner.placement.lanes import Lanes, Link, passes
 from jaxmem._planner.placement.layer import PLACES, Kind, States, Way
 from jaxmem._planner.placement.program import Question, priced

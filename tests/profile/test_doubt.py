@@ -15,7 +15,7 @@ from jaxmem._cost.profile.doubt import SEEN, with_doubts
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile
 from jaxmem._cost.profile.times import CEILING, ESTIMATED, job_times
-from jaxmem._target.compile.pricing import Pricing
+from jaxmem._target.compile.protocol import Pricing
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.job import Job
 from jaxmem._trace.step import trace

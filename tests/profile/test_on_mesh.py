@@ -19,7 +19,7 @@ from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile
 from jaxmem._cost.profile.times import job_times
 from jaxmem._cost.profile.whole import whole
-from jaxmem._target.compile.pricing import Pricing
+from jaxmem._target.compile.protocol import Pricing
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.export import export_flat
 from jaxmem._trace.jaxpr import as_function, matmul_flops

@@ -11,7 +11,7 @@ import pytest
 from jaxmem._core.database import Database, Timing
 from jaxmem._cost.profile.times import BUSY, OLD_SECONDS, RETRY_SECONDS, job_times
 from jaxmem._target.compile.backend import Local
-from jaxmem._target.compile.pricing import Pricing
+from jaxmem._target.compile.protocol import Pricing
 from jaxmem._target.compile.timing import measure_all
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.job import Job

@@ -13,7 +13,7 @@ import pytest
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST
 from jaxmem._core.profile import Option
 from jaxmem._planner.search import candidates
-from jaxmem._planner.search.policies import hand_policies
+from jaxmem._planner.search.candidates import hand_policies
 from jaxmem._planner.search.polish import polish
 from jaxmem._planner.solve.cost import effective, evaluate
 from jaxmem._planner.solve.problem import Problem

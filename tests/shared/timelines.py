@@ -2,7 +2,7 @@
 
 from jaxmem._core.actions import OFFLOAD
 from jaxmem._model.states.places import HOST
-from jaxmem._planner.outcome.lanes import timeline_of
+from jaxmem._planner.outcome.placed import timeline_of
 from jaxmem._planner.placement.lanes import Link
 from jaxmem._planner.placement.layer import PLACES, Kind, States, Way
 from jaxmem._planner.placement.program import Question, priced

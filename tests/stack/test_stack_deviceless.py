@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem._core.labels import ranges
+from jaxmem._core.groups import ranges
 from jaxmem._target.buffers.peak import peak
 from jaxmem._target.compiled.dumped import compile_dumped
 from jaxmem._target.deviceless.compiler import Compiler

@@ -15,8 +15,7 @@ from typing import Any
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.warn import warn
-from jaxmem._cost.blocks.loops import Builder
-from jaxmem._cost.blocks.operations import Operation
+from jaxmem._cost.blocks.loops import Builder, Operation
 from jaxmem._cost.blocks.segments import BlockGraph
 from jaxmem._trace.jaxpr import JaxprEqn, nbytes
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from jaxmem._core.labels import is_auto
+from jaxmem._core.groups import is_auto
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.warn import warn
 from jaxmem._cost.blocks.classes import Class, blocks_of, plan_fingerprint

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
-from jaxmem._core.labels import AUTO, auto_label
+from jaxmem._core.groups import AUTO, auto_label
 from jaxmem._model.auto.loops import holds_layers_within, is_loop, turn, with_bodies
 from jaxmem._model.auto.repeats import Repeat, between, part, repeats
 from jaxmem._model.layer.block import Layer, layer_of, layers_of

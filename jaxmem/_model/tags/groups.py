@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxmem._core.labels import group_label
+from jaxmem._core.groups import group_label
 from jaxmem._model.tags.policy import Policy, check_remat3, decisions, policy_for
 from jaxmem.errors import TagError
 

@@ -26,14 +26,13 @@ from jaxmem._planner.explain.over_time import elsewhere, live
 from jaxmem._planner.explain.rows import Row, added_up, without
 from jaxmem._planner.joint.steps import placed_steps
 from jaxmem._result.memory.explanation import Explanation, Part
-from jaxmem._result.plan.plan import Plan
+from jaxmem._result.plan.plan import Plan, check_fingerprint
 from jaxmem._target.buffers.held import Held, Peak
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import batch_axes
 from jaxmem._trace.step import trace, with_microbatches
-from jaxmem.errors import PlanFileError
 
 KEPT = "everything kept"
 _ADVICE = {  # for each kind of part, how a sentence names it, and what to do if it holds most
@@ -118,12 +117,8 @@ def explain(
         jaxpr, axes = found.jaxpr, batch_axes(found, planned, target.devices)
         blocks = block_classes(jaxpr, axes) if find_blocks(jaxpr.jaxpr).instances else []
         # Another model's plan would name tags and blocks that this step lacks.
-        if plan is not None and plan.fingerprint != (found := plan_fingerprint(blocks)):
-            raise PlanFileError(
-                "explain: the plan is for another model: its `fingerprint` is"
-                f" {plan.fingerprint}, and the model's is {found}:"
-                " it has other layers, shapes, dtypes or tags; plan this model anew"
-            )
+        if plan is not None:
+            check_fingerprint(plan, plan_fingerprint(blocks), "explain")
 
         def of(decided: Decisions, actions: Actions | None, name: str) -> Explanation:
             own = planned if decided is plan else whole

@@ -13,8 +13,7 @@ from jaxmem._planner.solve.cost import everything
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solution import priced
 from jaxmem._planner.trials.compile import Written
-from jaxmem._planner.trials.trial import Limits, Trial
-from jaxmem._planner.trials.written import cost_as_written
+from jaxmem._planner.trials.trial import Limits, Trial, cost_as_written
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target

@@ -4,8 +4,7 @@ import dataclasses
 
 from jaxmem._core.actions import ALL, Actions, Choice
 from jaxmem._core.assignment import Assignment, Decisions, leaves_as_written
-from jaxmem._core.groups import as_decided
-from jaxmem._core.labels import group_label, ungrouped
+from jaxmem._core.groups import as_decided, group_label, ungrouped
 from jaxmem._core.profile import BlockClass, Profile, Tag
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._planner.read import TracedStep, read_step

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxmem._core.actions import Actions, Choice
 from jaxmem._core.assignment import Assignment
-from jaxmem._core.labels import group_label
+from jaxmem._core.groups import group_label
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.progress import LOG
 from jaxmem._model.states.places import Places

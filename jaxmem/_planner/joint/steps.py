@@ -21,10 +21,10 @@ from jaxmem._optim.released.step import ReleasedStep
 from jaxmem._planner.joint.mesh import Divided, mesh_of
 from jaxmem._planner.placement.layer import States
 from jaxmem._planner.trials.compile import CompiledStep
-from jaxmem._result.plan.plan import Plan
+from jaxmem._result.plan.plan import Plan, other_model
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._trace.step import trace
-from jaxmem.errors import PlanFileError, StepError
+from jaxmem.errors import StepError
 
 
 class PlacedSteps:
@@ -177,9 +177,8 @@ def placed_steps(plan: Plan, build, args: tuple, backend: Backend, what: str) ->
     assert plan.places is not None
     steps = PlacedSteps(build, args, backend, plan.divided)
     if steps.layers != plan.places.layers:
-        raise PlanFileError(
-            f"{what}: the plan is for another model: its `places.layers` is {plan.places.layers},"
-            f" and the model has {steps.layers}; plan this model anew"
+        raise other_model(
+            what, "places.layers", plan.places.layers, f"and the model has {steps.layers}"
         )
     return steps
 

@@ -8,21 +8,23 @@ import jax
 from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
-from jaxmem._model.states.places import DEVICE
+from jaxmem._model.states.places import DEVICE, HOST
 from jaxmem._planner.joint.search import PlacedTrial, PlacementSearch
-from jaxmem._planner.outcome.lanes import timeline_of
 from jaxmem._planner.outcome.pareto import whole_actions
 from jaxmem._planner.outcome.searched import option_notes
 from jaxmem._planner.outcome.table import rows
 from jaxmem._planner.placement.front import way_of
+from jaxmem._planner.placement.lanes import passes
 from jaxmem._planner.placement.layer import RESIDENT, Kind, States, Way
 from jaxmem._planner.placement.program import Answer, Question, answer, priced
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.trials.clock import outside_blocks
 from jaxmem._planner.trials.trial import Limits
+from jaxmem._result.plan.lanes import Group, Pass
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.plan.rows import Bytes, Point
+from jaxmem._result.plan.timeline import Timeline
 from jaxmem.errors import BudgetError
 
 POINTS = 8  # budgets that the curve is solved for
@@ -151,4 +153,29 @@ def infeasible(search: PlacementSearch, limits: Limits) -> BudgetError:
         f" {show_bytes(least.host_bytes)} in host memory, {least.places}; expected a larger budget:"
         " smaller microbatches and a chunked loss need less",
         least_bytes=bytes_,
+    )
+
+
+def timeline_of(question: Question, found: Answer, outside: float) -> Timeline:
+    """The lanes of a step under an answer of the program.
+
+    outside: seconds of the work outside the layers.
+    """
+    states = question.states
+    groups = []
+    for kind, count in found.counts.items():
+        own = passes(question.ways[kind.way], kind.place, states, question.link, question.sharding)
+        # The lanes of the program are those of a timeline, by name.
+        three = [Pass(dataclasses.asdict(one)) for one in (own.forward, own.backward, own.last)]
+        device, host = states.on_device(kind.place), states.on_host(kind.place)
+        groups.append(Group(count, kind.place, device, host, *three))
+    layers = sum(n * question.seconds(kind) for kind, n in found.counts.items())
+    hosted = found.outer == HOST
+    return Timeline(
+        microbatches=question.microbatches,
+        groups=tuple(groups),
+        alone_seconds=max(0.0, found.seconds - layers),  # a difference of sums, which is rounded
+        outside_seconds=outside,
+        outer_device_bytes=0 if hosted else states.outside,
+        outer_host_bytes=states.outside if hosted else 0,
     )

@@ -30,9 +30,8 @@ from jaxmem._planner.solve.solution import Solution, priced
 from jaxmem._planner.solve.solve import least_bytes
 from jaxmem._planner.trials.compile import CompiledStep, Written
 from jaxmem._planner.trials.state import Search
-from jaxmem._planner.trials.trial import Trial
+from jaxmem._planner.trials.trial import Trial, cost_as_written
 from jaxmem._planner.trials.walks import agreed
-from jaxmem._planner.trials.written import cost_as_written
 from jaxmem._target.devices.support import misreading
 from jaxmem.errors import BudgetError, StepError
 

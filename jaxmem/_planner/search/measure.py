@@ -12,14 +12,13 @@ from jaxmem._core.profile import Profile
 from jaxmem._cost.profile.doubt import WORTH
 from jaxmem._cost.profile.recoded import recoded
 from jaxmem._planner.search import candidates
+from jaxmem._planner.search.candidates import hand_policies
 from jaxmem._planner.search.factors import NOISE, Factors, fitted, rescaled
-from jaxmem._planner.search.policies import hand_policies
 from jaxmem._planner.search.search import Found
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.solution import priced
-from jaxmem._planner.trials.comparison import Comparison
 from jaxmem._planner.trials.compile import CompiledStep
-from jaxmem._planner.trials.history import History
+from jaxmem._planner.trials.history import Comparison, History
 from jaxmem._planner.trials.state import Search
 from jaxmem._planner.trials.trial import Trial
 

@@ -24,7 +24,7 @@ from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._cost.profile.times import check_goes_on
 from jaxmem._planner.search import candidates
-from jaxmem._planner.search.policies import hand_policies
+from jaxmem._planner.search.candidates import hand_policies
 from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import Cost
 from jaxmem._planner.solve.problem import Key, Problem

@@ -5,16 +5,17 @@ They guide; they prove nothing. A plan that is returned was compiled by the sear
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 from jaxmem._core.actions import Action, Actions, Choice
 from jaxmem._core.database import Timing
 from jaxmem._cost.profile.times import due
-from jaxmem._planner.trials.comparison import Comparison
 from jaxmem._planner.trials.compile import CompiledStep
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.compiled.compiled import Compiled
@@ -22,6 +23,24 @@ from jaxmem._trace.jaxpr import text_of
 
 MOST = 48  # how many of the latest compiles are recalled
 FORM = 2  # of what "everything kept" means: it was the step as written, checkpoints and all, in 1
+
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison(Generic[T]):
+    """The difference of two steps, each known by its actions, or by their price.
+
+    first, other: the two steps.
+    seconds: the measured seconds by which the first took longer.
+    noise: the seconds by which the difference may be off.
+    """
+
+    first: T
+    other: T
+    seconds: float
+    noise: float
 
 
 class History:

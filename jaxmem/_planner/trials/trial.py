@@ -1,9 +1,19 @@
-"""One plan that a search compiled, and what it may take."""
+"""One plan that a search compiled, the limits of a plan, and the price of the step as written.
+
+If the step as written has checkpoints of its own, it is a second baseline and a candidate. The
+first choice was to call it "everything kept". Its bytes were then compared with plans that take its
+checkpoints away, and `auto(step, plan)` ran another program than the one that was compiled. No
+assignment of tags stands for an author's checkpoints. So `Search.written` is separate from the
+trials that the memory model is fitted to, and its actions are `AS_WRITTEN`. If times come from
+pieces alone, the step as written is priced between everything kept and full recomputation, by the
+FLOPs of its matrix products.
+"""
 
 import dataclasses
 
 from jaxmem._core.actions import Actions
-from jaxmem._planner.solve.cost import Cost
+from jaxmem._core.profile import Profile
+from jaxmem._planner.solve.cost import Cost, evaluate
 from jaxmem._planner.trials.compile import CompiledStep
 
 
@@ -68,3 +78,39 @@ class Limits:
     def allow(self, trial: Trial) -> bool:
         """Whether it fits on the device and in host memory."""
         return trial.total <= self.room and trial.host_bytes <= self.host_room
+
+
+def cost_as_written(profile: Profile, kept: Trial, step: CompiledStep) -> Cost:
+    """The cost of a step that its own checkpoints decide, from what it compiled to.
+
+    It lies between everything kept and full recomputation, as the FLOPs of its matrix products do.
+    What it saves is what it takes beyond arguments and the working memory of everything kept.
+
+    kept: the step with everything kept.
+    step: the step as written.
+    """
+    nothing = evaluate(profile, {block.name: {} for block in profile.blocks})
+    recomputed = sum(b.runs * c.flops for b, c in zip(profile.blocks, nothing.blocks))
+    more = step.compiled.matmul_flops - kept.step.compiled.matmul_flops
+    share = min(1.0, max(0.0, more / recomputed)) if recomputed else 0.0
+    between = lambda least, most: least + share * (most - least)
+    exposed = _exposed(profile, step.compiled.host_bytes)
+    saved = step.compiled.total_bytes - step.compiled.argument_bytes - kept.working
+    return dataclasses.replace(
+        nothing,
+        saved_bytes=max(0, saved),
+        host_bytes=step.compiled.host_bytes,
+        seconds=between(kept.cost.seconds, nothing.seconds) + exposed,
+        recompute_seconds=between(0.0, nothing.recompute_seconds),
+        host_seconds=exposed,
+    )
+
+
+def _exposed(profile: Profile, host_bytes: int) -> float:
+    """Seconds of transfers to host memory, and back, that the blocks' work does not hide."""
+    if not host_bytes:
+        return 0.0
+    transfer = host_bytes / profile.link_bytes_per_second
+    forward = sum(b.runs * b.forward_seconds for b in profile.blocks)
+    backward = sum(b.runs * b.backward_seconds for b in profile.blocks)
+    return max(0.0, transfer - forward) + max(0.0, transfer - backward)

@@ -8,7 +8,7 @@ from typing import Any
 from jaxmem._core import assignment
 from jaxmem._core.actions import Actions, Choice, keeps_everything
 from jaxmem._core.files import read_json, write_json
-from jaxmem._core.labels import ranges
+from jaxmem._core.groups import ranges
 from jaxmem._model.states.places import Places
 from jaxmem._result.plan import file, html, text
 from jaxmem._result.plan.rows import Bytes, Measured, Point, Row, WrittenStep
@@ -278,3 +278,27 @@ class Plan:
     def _repr_html_(self) -> str:
         """The plan in a notebook."""
         return html.html(self)
+
+
+def check_fingerprint(plan: Plan, found: str, what: str) -> None:
+    """Raises PlanFileError unless a plan has the fingerprint of the model at hand.
+
+    found: the model's fingerprint.
+    what: the public function that the error is from.
+    """
+    if plan.fingerprint != found:
+        model = f"and the model's is {found}: it has other layers, shapes, dtypes or tags"
+        raise other_model(what, "fingerprint", plan.fingerprint, model)
+
+
+def other_model(what: str, field: str, got, expected: str) -> PlanFileError:
+    """The error of a plan that was made for another model.
+
+    what: the public function that the error is from.
+    field: the plan's field that differs.
+    got, expected: its value, and the clause that says what the model has.
+    """
+    return PlanFileError(
+        f"{what}: the plan is for another model: its `{field}` is {got}, {expected}; plan this"
+        " model anew"
+    )

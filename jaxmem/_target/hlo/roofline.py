@@ -8,7 +8,7 @@ a copy are several times those of the memory's bandwidth.
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jaxmem._target.hlo.collectives import Collectives, is_collective
 from jaxmem._target.hlo.convolutions import convolution_flops
@@ -16,7 +16,6 @@ from jaxmem._target.hlo.costs import HloCosts
 from jaxmem._target.hlo.kernels import Kernels
 from jaxmem._target.hlo.products import flops_of
 from jaxmem._target.hlo.text import Array, Instruction, parse, turns_of
-from jaxmem._target.hlo.work import Work, total
 
 # Handed on, or made of nothing: no byte of it moves.
 _FREE = frozenset(
@@ -47,6 +46,35 @@ _DEAR: dict[str, int] = dict.fromkeys(_SPECIAL, 4)
 _DEAR |= dict.fromkeys(("exponential-minus-one", "log-plus-one", "cosine", "sine", "erf"), 16)
 _DEAR |= {"power": 8, "remainder": 8}
 _IN_PLACE = "output_to_operand_aliasing={{}: (0, {})}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Seconds of a kernel or of several that run one after the other.
+
+    busy: in which each is at one of its limits.
+    idle: of `busy`, those in which the memory has nothing to do.
+    moved: of copies beside them between the device's memory and its cores'.
+    crossed: of what moves between devices beside them.
+    flops, products: of matrix products, and their number.
+    """
+
+    busy: float = 0.0
+    idle: float = 0.0
+    moved: float = 0.0
+    crossed: float = 0.0
+    flops: int = 0
+    products: int = 0
+
+    @property
+    def unused(self) -> float:
+        """Seconds of `seconds` in which neither kernels nor copies use the memory."""
+        return max(0.0, self.seconds - (self.busy - self.idle) - self.moved)
+
+    @property
+    def seconds(self) -> float:
+        """Copies hide where the memory is idle, and what crosses hides behind all of it."""
+        return max(self.busy + max(0.0, self.moved - self.idle), self.crossed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,3 +319,17 @@ def _bytes(array: Array) -> int:
 def _padded(array: Array) -> int:
     """Bytes of a part of an array that is in the device's memory, wherever the part is."""
     return array.tiled_bytes
+
+
+def total(works: Iterable[Work]) -> Work:
+    """Several that run one after the other."""
+    known = list(works)
+    add: Callable[[str], float] = lambda name: math.fsum(getattr(w, name) for w in known)
+    return Work(
+        add("busy"),
+        add("idle"),
+        add("moved"),
+        add("crossed"),
+        sum(w.flops for w in known),
+        sum(w.products for w in known),
+    )

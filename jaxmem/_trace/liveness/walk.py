@@ -9,9 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 
 from jaxmem._trace.jaxpr import Flat, Jaxpr, Scan, as_loop, call_body, flatten, subjaxprs
-from jaxmem._trace.liveness.kernels import Body, Kernel, device_bytes, kernels_of
+from jaxmem._trace.liveness.kernels import Body, Kernel, device_bytes, kernels_of, partial_sums
 from jaxmem._trace.liveness.order import ORDERS, as_written, with_fetches_first
-from jaxmem._trace.liveness.partial import partial_sums
 from jaxmem._trace.primitives import RENAMED
 from jaxmem_kernels import reference_of
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from jaxmem._core.actions import Actions
-from jaxmem._core.labels import group_label, ranges, ungrouped
+from jaxmem._core.groups import group_label, ranges, ungrouped
 from jaxmem._model.codecs.outlier import OutlierSeparated
 from jaxmem._model.codecs.registry import parse
 from jaxmem._result.plan.plan import Plan

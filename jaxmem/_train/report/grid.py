@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Actions, Choice
 from jaxmem._core.bytes import show_bytes
-from jaxmem._core.labels import LABEL, ungrouped
+from jaxmem._core.groups import LABEL, ungrouped
 from jaxmem._result.plan.plan import Plan
 from jaxmem._train.report.bars import MEANINGS, chip
 from jaxmem._train.report.svg import breakable, escape, legend, show_ms

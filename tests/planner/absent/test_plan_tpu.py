@@ -12,7 +12,7 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile
 from jaxmem._target.compile.backend import backend_for
-from jaxmem._target.compile.pricing import Pricing
+from jaxmem._target.compile.protocol import Pricing
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 

@@ -1,13 +1,18 @@
-"""Says what it would have brought to compress values that `checkpoint_name` names, where the user
-did not ask for it.
+"""Tells the user what would have met a budget, or saved time, and was not asked for.
 
-Their authors never agreed to a loss, so that `jaxmem.plan` leaves codecs out for them unless
-`actions` says otherwise. Nothing is said that the same problem, solved with these codecs, does not
-bear out; that a budget would have been met, only where such a plan compiled within it.
+Values that `checkpoint_name` names: their authors never agreed to a loss, so `jaxmem.plan` leaves
+codecs out for them unless `actions` asks for codecs. The advice rests on the same problem, solved
+with these codecs. It says that a budget would have been met only if such a plan compiled within it.
+
+Arguments: where they alone exceed the budget, the advice names what would make them smaller, and by
+how many bytes.
 """
 
 import dataclasses
 from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
@@ -16,6 +21,8 @@ from jaxmem._planner.solve.solution import Solution
 from jaxmem._planner.trials.clock import LEAST_GAIN
 from jaxmem._planner.trials.state import Search
 from jaxmem._planner.trials.trial import Trial
+from jaxmem._trace.arguments import divisors, on_host
+from jaxmem._trace.jaxpr import nbytes
 from jaxmem.errors import StepError
 
 ASK = 'it was not asked for: give actions="all"'
@@ -86,3 +93,46 @@ def _lossless(profile: Profile) -> set[tuple[str, str]]:
         for tag in block.tags
         if not any(o.choice.action.compresses for o in tag.options)
     }
+
+
+DEVICES = 8  # that states are divided over in the example, where the target is one device
+# How optimizers call their moments, as attributes or keys of their states.
+MOMENTS = frozenset(
+    {"m", "v", "mu", "nu", "trace", "momentum", "velocity", "exp_avg", "exp_avg_sq"}
+)
+
+
+def remedies(traced: jax.stages.Traced, args: tuple, devices: int) -> str:
+    """What jaxmem can do, as the end of a sentence: each with the bytes of one device that it
+    spares; "" where no argument is donated, so that none is known as model state.
+
+    traced, args: the step, and what it was traced for.
+    devices: how many the target has.
+    """
+    states = moments = 0
+    infos = jax.tree.leaves_with_path(traced.args_info)
+    for (path, info), aval, parts in zip(infos, traced.jaxpr.in_avals, divisors(traced, args)):
+        if not info.donated or on_host(aval) or not jnp.issubdtype(aval.dtype, jnp.floating):
+            continue
+        size = nbytes(aval) // (parts or 1)
+        states += size
+        if _names(path) & MOMENTS and aval.dtype.itemsize >= 4:
+            moments += size
+    if not states:
+        return ""
+    count = devices if devices > 1 else DEVICES
+    found = [
+        "a jaxmem.released_step planned with decide=('actions', 'states') keeps states of layers in"
+        f" host memory: up to {show_bytes(states)} less",
+        f"its data_parallel divides states over {count} devices: up to"
+        f" {show_bytes(states - states // count)} less",
+    ]
+    if moments:
+        found.append(f"moments in bfloat16: {show_bytes(moments // 2)} less")
+    found.append("more microbatches: 0 B less, since they divide saved tensors and no arguments")
+    return "; ".join(found)
+
+
+def _names(path) -> set[str]:
+    """The attributes and keys of a path, as texts."""
+    return {str(getattr(key, "name", getattr(key, "key", ""))) for key in path}
