@@ -19,8 +19,8 @@ from benchmarks.shared.results import Report
 from experiments.models.loops import scanned
 from experiments.steps.step import step_over
 from jaxmem._core.actions import ALL, LOSSLESS
+from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.solve.cost import evaluate, everything
-from jaxmem._planner.trials.compile import StepCompiler
 from jaxmem._target.compile.backend import DEVICELESS_MARGIN, backend_for
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.jaxpr import matmul_flops

@@ -23,7 +23,7 @@ from unittest import mock
 import jaxmem
 from benchmarks.shared.case import Case
 from benchmarks.shared.results import Report
-from jaxmem._planner.trials.history import History
+from jaxmem._planner.search.history import History
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 

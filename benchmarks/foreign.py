@@ -29,7 +29,7 @@ from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.groups import LABEL
 from jaxmem._model.auto.step import planned_step
-from jaxmem._planner.trials.compile import StepCompiler
+from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 from tests.shared.foreign import flax_models, libraries, plain

@@ -48,7 +48,7 @@ from jaxmem._planner.placed import read_places
 from jaxmem._planner.placement.front import way_of
 from jaxmem._planner.placement.layer import RESIDENT, Way
 from jaxmem._planner.placement.program import Answer, Question, answer
-from jaxmem._planner.trials.trial import Limits
+from jaxmem._planner.search.trial import Limits
 from jaxmem._result.plan.rows import Point
 from jaxmem._target.compile.backend import DEVICELESS_MARGIN, backend_for
 from jaxmem._target.compile.protocol import Backend

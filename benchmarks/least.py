@@ -17,7 +17,7 @@ import jaxmem
 from benchmarks.shared.case import Case
 from benchmarks.shared.results import Report, say
 from jaxmem._planner.search import descent
-from jaxmem._planner.trials.history import History
+from jaxmem._planner.search.history import History
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 

@@ -24,8 +24,8 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile
 from jaxmem._planner.search.candidates import is_among
+from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.search.measure import hand_policies, quartiles
-from jaxmem._planner.trials.compile import StepCompiler
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.target import Target

@@ -39,7 +39,7 @@ from jaxmem._planner.placed import read_places
 from jaxmem._planner.placement.front import way_of
 from jaxmem._planner.placement.layer import BUFFERED, RESIDENT, STREAMED
 from jaxmem._planner.placement.program import Question, answer
-from jaxmem._planner.trials.trial import Limits
+from jaxmem._planner.search.trial import Limits
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.support import allowed_actions
 from jaxmem._target.devices.target import Target

@@ -30,10 +30,10 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile
+from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.solve.cost import effective, evaluate
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solve import solve
-from jaxmem._planner.trials.compile import StepCompiler
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.support import allowed_actions
 from jaxmem._target.devices.target import Target

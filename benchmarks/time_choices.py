@@ -18,8 +18,8 @@ from jaxmem._core.actions import KEEP, LOSSLESS, REST
 from jaxmem._core.assignment import Assignment
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile
+from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.trials.compile import StepCompiler
 from jaxmem._target.compile.backend import Deviceless
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace

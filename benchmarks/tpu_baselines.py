@@ -17,8 +17,8 @@ from benchmarks.shared.case import Case, show
 from benchmarks.shared.results import Report
 from experiments.models.loops import scanned
 from experiments.steps.step import step_over
+from jaxmem._planner.search.compile import CompiledStep, StepCompiler
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.trials.compile import CompiledStep, StepCompiler
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 

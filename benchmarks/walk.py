@@ -27,9 +27,9 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile
+from jaxmem._planner.search.compile import CompiledStep, StepCompiler
+from jaxmem._planner.search.walks import Walks
 from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.trials.compile import CompiledStep, StepCompiler
-from jaxmem._planner.trials.walks import Walks
 from jaxmem._target.compile.backend import Deviceless, Local
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.support import allowed_actions

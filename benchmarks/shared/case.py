@@ -19,7 +19,7 @@ from jaxmem._core.database import Database, Timing
 from jaxmem._core.profile import Profile
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile
-from jaxmem._planner.trials.compile import CompiledStep, StepCompiler
+from jaxmem._planner.search.compile import CompiledStep, StepCompiler
 from jaxmem._target.compile.backend import Local
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.support import allowed_actions

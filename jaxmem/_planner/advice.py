@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
 from jaxmem._planner.search.candidates import fastest
+from jaxmem._planner.search.clock import LEAST_GAIN
+from jaxmem._planner.search.state import Search
+from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.solution import Solution
-from jaxmem._planner.trials.clock import LEAST_GAIN
-from jaxmem._planner.trials.state import Search
-from jaxmem._planner.trials.trial import Trial
 from jaxmem._trace.arguments import divisors, on_host
 from jaxmem._trace.jaxpr import nbytes
 from jaxmem.errors import StepError

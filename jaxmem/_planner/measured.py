@@ -8,9 +8,9 @@ from jaxmem._core.database import Database
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._planner.search.factors import Factors, rescaled
+from jaxmem._planner.search.history import Comparison, History
 from jaxmem._planner.search.measure import Runs, fastest_measured, learned
 from jaxmem._planner.search.search import Found
-from jaxmem._planner.trials.history import Comparison, History
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.running import CannotRun
 from jaxmem._target.devices.target import Target

@@ -29,8 +29,8 @@ from jaxmem._planner.placement.sharding import (
 )
 from jaxmem._planner.read import read_step
 from jaxmem._planner.search.candidates import fastest
+from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.trials.trial import Limits
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.target import Target

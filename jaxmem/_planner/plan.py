@@ -30,10 +30,10 @@ from jaxmem._planner.read import read_step
 from jaxmem._planner.search.candidates import price_of
 from jaxmem._planner.search.measure import Runs
 from jaxmem._planner.search.search import find_plan
+from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.sizes import Walked, check_batch, possible
 from jaxmem._planner.solve import waste
 from jaxmem._planner.together import by_the_first
-from jaxmem._planner.trials.trial import Limits
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.protocol import Backend

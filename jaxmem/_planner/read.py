@@ -22,11 +22,11 @@ from jaxmem._cost.profile.profile import profile as make_profile
 from jaxmem._planner.advice import remedies
 from jaxmem._planner.measured import corrected
 from jaxmem._planner.outcome.searched import arguments_exceed
-from jaxmem._planner.trials.compile import StepCompiler, Written
-from jaxmem._planner.trials.history import History
-from jaxmem._planner.trials.state import Search
-from jaxmem._planner.trials.trial import Limits
-from jaxmem._planner.trials.walks import Walks
+from jaxmem._planner.search.compile import StepCompiler, Written
+from jaxmem._planner.search.history import History
+from jaxmem._planner.search.state import Search
+from jaxmem._planner.search.trial import Limits
+from jaxmem._planner.search.walks import Walks
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.compiled.compiled import check_arguments
 from jaxmem._target.devices.target import Target

@@ -12,8 +12,8 @@ from jaxmem._model.states.places import DEVICE, DIVIDED, HOST, Places
 from jaxmem._planner.joint.steps import PlacedSteps
 from jaxmem._planner.microbatches import checked as checked_numbers
 from jaxmem._planner.placed import SHARDING, STATES
-from jaxmem._planner.trials.compile import StepCompiler
-from jaxmem._planner.trials.trial import Limits
+from jaxmem._planner.search.compile import StepCompiler
+from jaxmem._planner.search.trial import Limits
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._trace.arguments import argument_bytes, is_function, shards_of, sized
 from jaxmem.errors import JaxmemError, OptimizerError, StepError

@@ -13,7 +13,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._cost.blocks.classes import plan_fingerprint
 from jaxmem._cost.profile.profile import block_classes
 from jaxmem._planner.explain.explain import explain
-from jaxmem._planner.trials.compile import StepCompiler
+from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._result.memory.explanation import Explanation, Part
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.plan.rows import Bytes

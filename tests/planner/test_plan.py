@@ -243,7 +243,7 @@ def test_steps_are_taken_as_they_are(unplanned):
 
 def test_a_step_planned_before_is_planned_from_what_it_compiled_to(unplanned, halved, monkeypatch):
     budget = int(0.45 * unplanned.baseline_bytes)
-    monkeypatch.setattr("jaxmem._planner.trials.history.History.recall", lambda _: [])
+    monkeypatch.setattr("jaxmem._planner.search.history.History.recall", lambda _: [])
     from_nothing = jaxmem.plan(build, *SHAPES, budget=budget)
     monkeypatch.undo()
     again = jaxmem.plan(build, *SHAPES, budget=budget)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem._planner.trials.history import History
+from jaxmem._planner.search.history import History
 from jaxmem._target.compile.backend import Local
 from jaxmem.errors import StepError
 from tests.shared import models

@@ -8,7 +8,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import KEEP, REST
-from jaxmem._planner.trials.trial import Trial
+from jaxmem._planner.search.trial import Trial
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles", "own_database")]
 LAYERS, WIDTH = 6, 64

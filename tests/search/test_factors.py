@@ -9,8 +9,8 @@ import pytest
 from jaxmem._core.actions import KEEP
 from jaxmem._core.profile import Option
 from jaxmem._planner.search.factors import LEAST, MOST, Factors, fitted, rescaled
+from jaxmem._planner.search.history import Comparison
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.trials.history import Comparison
 from jaxmem.errors import TagError
 from tests.shared.profiles import INT4, block, profile, profiles
 

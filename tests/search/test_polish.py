@@ -14,11 +14,11 @@ from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST
 from jaxmem._core.profile import Option
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.candidates import hand_policies
+from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.polish import polish
+from jaxmem._planner.search.trial import Limits, Trial
 from jaxmem._planner.solve.cost import effective, evaluate
 from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.trials.compile import CompiledStep
-from jaxmem._planner.trials.trial import Limits, Trial
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import SolverError, StepError

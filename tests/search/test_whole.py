@@ -10,9 +10,9 @@ import pytest
 import jaxmem._planner.search.search as search_module
 from jaxmem._core.actions import KEEP
 from jaxmem._core.profile import Option
+from jaxmem._planner.search.state import Search
+from jaxmem._planner.search.trial import Limits, Trial
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.trials.state import Search
-from jaxmem._planner.trials.trial import Limits, Trial
 from tests.search.test_polish import STATIC, Steps
 from tests.shared import searches
 from tests.shared.profiles import block, profile

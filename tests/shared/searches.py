@@ -4,9 +4,9 @@ import types
 from typing import Any
 
 from jaxmem._core.profile import Profile
-from jaxmem._planner.trials.state import Search
-from jaxmem._planner.trials.trial import Limits, Trial
-from jaxmem._planner.trials.walks import Walks
+from jaxmem._planner.search.state import Search
+from jaxmem._planner.search.trial import Limits, Trial
+from jaxmem._planner.search.walks import Walks
 from jaxmem._target.devices.target import Target
 
 

@@ -4,8 +4,8 @@ import dataclasses
 
 from jaxmem._core.assignment import Decisions, leaves_as_written
 from jaxmem._planner.hand.read import read_by_hand
+from jaxmem._planner.search.walks import Walks
 from jaxmem._planner.solve.cost import everything
-from jaxmem._planner.trials.walks import Walks
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import TagError

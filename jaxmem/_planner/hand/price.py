@@ -7,13 +7,13 @@ from jaxmem._core.assignment import Decisions, leaves_as_written
 from jaxmem._core.profile import Profile
 from jaxmem._planner.hand.read import read_by_hand
 from jaxmem._planner.outcome.searched import outcome
+from jaxmem._planner.search.compile import Written
 from jaxmem._planner.search.divide import Division, Groups
 from jaxmem._planner.search.search import Found
+from jaxmem._planner.search.trial import Limits, Trial, cost_as_written
 from jaxmem._planner.solve.cost import everything
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solution import priced
-from jaxmem._planner.trials.compile import Written
-from jaxmem._planner.trials.trial import Limits, Trial, cost_as_written
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target

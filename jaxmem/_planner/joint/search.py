@@ -21,7 +21,7 @@ from jaxmem._planner.joint.steps import PlacedSteps
 from jaxmem._planner.placement.layer import RESIDENT, Way
 from jaxmem._planner.placement.program import Answer, Question, answer
 from jaxmem._planner.placement.sharding import ONE_DEVICE, Sharding
-from jaxmem._planner.trials.compile import CompiledStep
+from jaxmem._planner.search.compile import CompiledStep
 from jaxmem.errors import StepError
 
 MOST_COMPILES = 3

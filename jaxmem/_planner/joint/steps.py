@@ -20,7 +20,7 @@ from jaxmem._optim.released.form import check_pair
 from jaxmem._optim.released.step import ReleasedStep
 from jaxmem._planner.joint.mesh import Divided, mesh_of
 from jaxmem._planner.placement.layer import States
-from jaxmem._planner.trials.compile import CompiledStep
+from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._result.plan.plan import Plan, other_model
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._trace.step import trace

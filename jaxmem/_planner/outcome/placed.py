@@ -17,10 +17,10 @@ from jaxmem._planner.placement.front import way_of
 from jaxmem._planner.placement.lanes import passes
 from jaxmem._planner.placement.layer import RESIDENT, Kind, States, Way
 from jaxmem._planner.placement.program import Answer, Question, answer, priced
+from jaxmem._planner.search.clock import outside_blocks
+from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.trials.clock import outside_blocks
-from jaxmem._planner.trials.trial import Limits
 from jaxmem._result.plan.lanes import Group, Pass
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.plan.rows import Bytes, Point

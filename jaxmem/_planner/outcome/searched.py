@@ -13,12 +13,12 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._planner.outcome.pareto import curve, whole_actions
 from jaxmem._planner.outcome.table import rows
 from jaxmem._planner.search.candidates import fastest
+from jaxmem._planner.search.clock import Clock
 from jaxmem._planner.search.measure import Runs, quartiles
 from jaxmem._planner.search.search import Found
+from jaxmem._planner.search.state import Search
+from jaxmem._planner.search.trial import Limits, Trial
 from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.trials.clock import Clock
-from jaxmem._planner.trials.state import Search
-from jaxmem._planner.trials.trial import Limits, Trial
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.plan.rows import Bytes, Measured, WrittenStep
 from jaxmem._target.devices.target import Target

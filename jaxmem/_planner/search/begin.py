@@ -21,17 +21,17 @@ from jaxmem._core.progress import LOG
 from jaxmem._core.warn import warn
 from jaxmem._cost.profile.recoded import recoded
 from jaxmem._planner.search import candidates
+from jaxmem._planner.search.compile import CompiledStep, Written
 from jaxmem._planner.search.descent import descended
 from jaxmem._planner.search.least import least
+from jaxmem._planner.search.state import Search
+from jaxmem._planner.search.trial import Trial, cost_as_written
+from jaxmem._planner.search.walks import agreed
 from jaxmem._planner.solve.cost import everything
 from jaxmem._planner.solve.memory import Expected
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solution import Solution, priced
 from jaxmem._planner.solve.solve import least_bytes
-from jaxmem._planner.trials.compile import CompiledStep, Written
-from jaxmem._planner.trials.state import Search
-from jaxmem._planner.trials.trial import Trial, cost_as_written
-from jaxmem._planner.trials.walks import agreed
 from jaxmem._target.devices.support import misreading
 from jaxmem.errors import BudgetError, StepError
 

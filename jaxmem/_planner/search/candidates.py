@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from jaxmem._core.actions import KEEP, RECOMPUTE, Action, Actions
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._planner.search import candidates
+from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.descent import descended
+from jaxmem._planner.search.state import Search
+from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.cost import Cost, evaluate, tag_at
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solution import Solution, priced
 from jaxmem._planner.solve.solve import least_bytes, solve
-from jaxmem._planner.trials.compile import CompiledStep
-from jaxmem._planner.trials.state import Search
-from jaxmem._planner.trials.trial import Trial
 from jaxmem.errors import TagError
 
 # Shares of the room that candidates are solved for. A prediction may be too low, and the plan for a

@@ -22,14 +22,14 @@ from collections.abc import Iterator, Mapping
 from jaxmem._core.actions import KEEP, REST, Actions
 from jaxmem._core.groups import divided, divisible
 from jaxmem._core.profile import BlockClass, Profile
+from jaxmem._planner.search.clock import LEAST_GAIN, Clock
+from jaxmem._planner.search.state import Search
+from jaxmem._planner.search.trial import Trial
+from jaxmem._planner.search.walks import MOST_WALKS
 from jaxmem._planner.solve.memory import Expected
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solution import Solution, priced
 from jaxmem._planner.solve.solve import solve
-from jaxmem._planner.trials.clock import LEAST_GAIN, Clock
-from jaxmem._planner.trials.state import Search
-from jaxmem._planner.trials.trial import Trial
-from jaxmem._planner.trials.walks import MOST_WALKS
 from jaxmem.errors import StepError
 
 MOST_DIVISIONS = 16  # places that are tried, evenly over the layers

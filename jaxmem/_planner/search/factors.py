@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxmem._core.actions import KEEP, Choice
 from jaxmem._core.profile import BlockClass, Option, Profile
+from jaxmem._planner.search.history import Comparison
 from jaxmem._planner.solve.cost import Cost, option_of
-from jaxmem._planner.trials.history import Comparison
 
 LEAST, MOST = 1 / 4, 4.0  # a factor beyond these is another error than one of prices
 PRIOR = 0.3  # the deviation from 1 that is expected of a factor before anything was measured

@@ -15,11 +15,11 @@ from jaxmem._core.actions import Actions
 from jaxmem._planner.search.candidates import is_among
 from jaxmem._planner.search.descent import descended
 from jaxmem._planner.search.factors import Factors, rescaled
+from jaxmem._planner.search.state import Search
+from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solution import Solution, priced
 from jaxmem._planner.solve.solve import least_bytes
-from jaxmem._planner.trials.state import Search
-from jaxmem._planner.trials.trial import Trial
 
 
 def least(search: Search, refused: Sequence[Actions] = ()) -> list[Solution]:

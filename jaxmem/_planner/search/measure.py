@@ -13,14 +13,14 @@ from jaxmem._cost.profile.doubt import WORTH
 from jaxmem._cost.profile.recoded import recoded
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.candidates import hand_policies
+from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.factors import NOISE, Factors, fitted, rescaled
+from jaxmem._planner.search.history import Comparison, History
 from jaxmem._planner.search.search import Found
+from jaxmem._planner.search.state import Search
+from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.solution import priced
-from jaxmem._planner.trials.compile import CompiledStep
-from jaxmem._planner.trials.history import Comparison, History
-from jaxmem._planner.trials.state import Search
-from jaxmem._planner.trials.trial import Trial
 
 # Prices under which the program is solved again, for plans that are best if the profile errs.
 DOUBTED = (Factors(recompute=0.5), Factors(recompute=2.0), Factors(codec=2.0))

@@ -25,13 +25,13 @@ from jaxmem._core.progress import LOG
 from jaxmem._cost.profile.times import check_goes_on
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.candidates import hand_policies
+from jaxmem._planner.search.compile import CompiledStep
+from jaxmem._planner.search.state import Search
+from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import Cost
 from jaxmem._planner.solve.problem import Key, Problem
 from jaxmem._planner.solve.solution import Solution
-from jaxmem._planner.trials.compile import CompiledStep
-from jaxmem._planner.trials.state import Search
-from jaxmem._planner.trials.trial import Trial
 from jaxmem.errors import SolverError
 
 MOST = 64  # compiles for buffers

@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.begin import begin, time_baselines
+from jaxmem._planner.search.clock import LEAST_GAIN, Clock
 from jaxmem._planner.search.divide import Division, divide
 from jaxmem._planner.search.least import corrected, least
 from jaxmem._planner.search.polish import polish
+from jaxmem._planner.search.state import Search, warn_left_out
+from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.problem import Key, Problem
 from jaxmem._planner.solve.solution import Solution
-from jaxmem._planner.trials.clock import LEAST_GAIN, Clock
-from jaxmem._planner.trials.state import Search, warn_left_out
-from jaxmem._planner.trials.trial import Trial
 from jaxmem.errors import StepError
 
 # By what share at most a whole compile is known to take less than the buffers that were assigned,

@@ -8,7 +8,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.database import Timing
-from jaxmem._planner.trials.history import History
+from jaxmem._planner.search.history import History
 from jaxmem._target.compile import backend
 from tests.shared import models
 

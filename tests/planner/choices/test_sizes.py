@@ -12,8 +12,8 @@ import pytest
 
 import jaxmem
 from jaxmem._planner.boundary import Boundary, of_size, within
+from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.sizes import Walked, possible
-from jaxmem._planner.trials.trial import Limits
 from jaxmem._result.plan.rows import Point
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target

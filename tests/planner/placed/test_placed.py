@@ -15,7 +15,7 @@ from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import Places
 from jaxmem._planner.placed import read_places
 from jaxmem._planner.placement.lanes import Link
-from jaxmem._planner.trials.trial import Limits
+from jaxmem._planner.search.trial import Limits
 from jaxmem._target.compile.backend import backend_for
 from jaxmem.errors import BudgetError, OptimizerError, PlanFileError, StepError, TargetError
 from jaxmem.plans import Target

@@ -13,11 +13,11 @@ from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.bytes import show_bytes
 from jaxmem._planner.explain.rows import UNSURE, without
 from jaxmem._planner.outcome.searched import infeasible, outcome
+from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.search import Found
+from jaxmem._planner.search.state import Search
+from jaxmem._planner.search.trial import Limits, Trial
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.trials.compile import CompiledStep
-from jaxmem._planner.trials.state import Search
-from jaxmem._planner.trials.trial import Limits, Trial
 from jaxmem._result.plan.rows import Bytes
 from jaxmem._target.compiled.compiled import Compiled
 from tests.shared import searches as stubs

@@ -12,7 +12,7 @@ import pytest
 import jaxmem
 from jaxmem._core.actions import KEEP, RECOMPUTE
 from jaxmem._core.assignment import Assignment
-from jaxmem._planner.trials.compile import StepCompiler
+from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import JaxmemWarning

@@ -10,14 +10,14 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._cost.profile.times import check_goes_on, is_beside_training
+from jaxmem._planner.search.clock import Clock, clock_of
+from jaxmem._planner.search.compile import CompiledStep, StepCompiler, all_compiled
+from jaxmem._planner.search.history import History
+from jaxmem._planner.search.trial import Limits, Trial
+from jaxmem._planner.search.walks import Walks, agreed
 from jaxmem._planner.solve.memory import Expected
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solution import Solution
-from jaxmem._planner.trials.clock import Clock, clock_of
-from jaxmem._planner.trials.compile import CompiledStep, StepCompiler, all_compiled
-from jaxmem._planner.trials.history import History
-from jaxmem._planner.trials.trial import Limits, Trial
-from jaxmem._planner.trials.walks import Walks, agreed
 from jaxmem._target.compile.running import CannotRun
 from jaxmem.errors import StepError
 

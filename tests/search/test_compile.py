@@ -9,7 +9,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import KEEP, REST
-from jaxmem._planner.trials.compile import CompiledStep, StepCompiler
+from jaxmem._planner.search.compile import CompiledStep, StepCompiler
 from jaxmem.errors import StepError
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]

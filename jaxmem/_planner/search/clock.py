@@ -5,8 +5,8 @@ import math
 
 from jaxmem._core.profile import Profile
 from jaxmem._cost.profile.doubt import WORTH
+from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.cost import Cost
-from jaxmem._planner.trials.trial import Trial
 from jaxmem._target.devices.target import Target
 
 LEAST_GAIN = 0.002  # the share of a step's time that a change of plan must gain

@@ -13,8 +13,8 @@ import dataclasses
 
 from jaxmem._core.actions import Actions
 from jaxmem._core.profile import Profile
+from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.solve.cost import Cost, evaluate
-from jaxmem._planner.trials.compile import CompiledStep
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from jaxmem._core.actions import Action, Actions, Choice
 from jaxmem._core.database import Timing
 from jaxmem._cost.profile.times import due
-from jaxmem._planner.trials.compile import CompiledStep
+from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._trace.jaxpr import text_of

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from jaxmem._core.actions import KEEP, OFFLOAD, REST
+from jaxmem._planner.search.clock import clock_of
+from jaxmem._planner.search.compile import CompiledStep
+from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.trials.clock import clock_of
-from jaxmem._planner.trials.compile import CompiledStep
-from jaxmem._planner.trials.trial import Trial
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target
 from tests.shared.profiles import INT4, chain, profile

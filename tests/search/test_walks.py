@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxmem._core.actions import KEEP, RECOMPUTE
+from jaxmem._planner.search.walks import MOST_WALKS, Walks, agreed
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solve import least_bytes, solve
-from jaxmem._planner.trials.walks import MOST_WALKS, Walks, agreed
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import SolverError
@@ -102,7 +102,7 @@ def test_compiles_tell_by_how_much_walks_are_off():
 
 def test_walks_that_teach_and_others_take_time_of_their_own(monkeypatch):
     walks = Told(lambda _: 0)
-    monkeypatch.setattr("jaxmem._planner.trials.walks.MOST_SECONDS_OF_OTHERS", -1.0)
+    monkeypatch.setattr("jaxmem._planner.search.walks.MOST_SECONDS_OF_OTHERS", -1.0)
     assert walks.told(NOTHING) is None
     assert walks.learn(NOTHING)
     assert walks.told(NOTHING) is not None, "it is known by now"
@@ -110,7 +110,7 @@ def test_walks_that_teach_and_others_take_time_of_their_own(monkeypatch):
 
 def test_walks_end_when_they_take_too_long(monkeypatch):
     walks = Told(lambda _: 0)
-    monkeypatch.setattr("jaxmem._planner.trials.walks.MOST_SECONDS", -1.0)
+    monkeypatch.setattr("jaxmem._planner.search.walks.MOST_SECONDS", -1.0)
     assert not walks.learn(NOTHING)
     with pytest.raises(SolverError, match="`history` is empty"):
         walks.model([])

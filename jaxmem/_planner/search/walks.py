@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 
 from jaxmem._core.actions import RECOMPUTE, REST, Actions
 from jaxmem._core.profile import Profile
+from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.memory import Expected
 from jaxmem._planner.solve.solution import Solution
-from jaxmem._planner.trials.compile import StepCompiler
 from jaxmem._trace.liveness.walk import runs_references
 
 MOST_WALKS = 8  # for one question to the solver
