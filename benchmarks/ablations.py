@@ -33,10 +33,10 @@ PHASES: dict[str, Patches] = {
     "nothing": (),
     "local search": (
         (candidates, "_descended", lambda *args: None),
-        (begin, "descended", lambda *args: None),
-        (least, "descended", lambda *args: None),
+        (begin, "local_search", lambda *args: None),
+        (least, "local_search", lambda *args: None),
     ),
-    "whole steps": ((search, "polish", lambda search: {}),),
+    "whole steps": ((search, "refine_by_whole_steps", lambda search: {}),),
     "groups": ((search, "divide", lambda search, best, clock: (best, None)),),
 }
 

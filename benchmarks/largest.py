@@ -253,7 +253,7 @@ def main() -> None:
                 if report.has(key):
                     continue
                 limits = limits_of(target, host, backend)
-                room = {"room": limits.room, "host_room": limits.host_room}
+                room = {"room": limits.usable_bytes, "host_room": limits.host_bytes}
                 within = dataclasses.replace(few.question, **room)
                 rule = functools.partial(ruled, name=name, recomputed=recomputed)
                 of_rule = [keys[h, name] for h in HOSTS if report.has(keys[h, name])]

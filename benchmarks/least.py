@@ -3,7 +3,7 @@
     python -m benchmarks.least
 
 A budget one byte above the arguments is asked for, which no plan meets, and the refusal names the
-least bytes that compiled. That is done ten times from nothing, with another seed for the descent
+least bytes that compiled. That is done ten times from nothing, with another seed for the search
 each time, and three times more after another budget was planned: these know the compiles of all
 searches before. `spread` is the largest of these least bytes over the smallest, less 1. Beside them
 stand the bytes of full recomputation, and what the refusals took.
@@ -16,7 +16,7 @@ from unittest import mock
 import jaxmem
 from benchmarks.shared.case import Case
 from benchmarks.shared.results import Report, say
-from jaxmem._planner.search import descent
+from jaxmem._planner.search import local_search
 from jaxmem._planner.search.history import History
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
@@ -30,7 +30,7 @@ def refusal(case: Case, budget: int, seed: int, cold: bool) -> dict:
     """The least that a search names, with its compiles and seconds."""
     forget = mock.patch.object(History, "recall", return_value=[]) if cold else None
     start = time.perf_counter()
-    with mock.patch.object(descent, "SEED", seed), forget or contextlib.nullcontext():
+    with mock.patch.object(local_search, "SEED", seed), forget or contextlib.nullcontext():
         try:
             jaxmem.plan(case.build, *case.args, budget=budget, target=case.target)
         except jaxmem.errors.BudgetError as error:
@@ -59,7 +59,9 @@ def run(report: Report, config: str, target: str) -> None:
                 say(f"{name}, after a plan for {share}")
                 budget = int(share * whole.compiled.total_bytes)
                 jaxmem.plan(case.build, *case.args, budget=budget, target=case.target)
-                report.add(f"{name} after {share}", refusal(case, none, descent.SEED, cold=False))
+                report.add(
+                    f"{name} after {share}", refusal(case, none, local_search.SEED, cold=False)
+                )
 
 
 def summary(report: Report, name: str) -> dict:

@@ -223,7 +223,7 @@ def _of(plan) -> dict:
 class Counting(jaxmem.runs.Rectifier):
     """One that counts, and plans nothing."""
 
-    def weigh(self, number, left):
+    def compile_buffers(self, number, left):
         return []
 
 

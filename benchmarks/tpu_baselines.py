@@ -47,7 +47,7 @@ def of_baseline(case: Case, baseline: Baseline, whole: bool = False) -> dict:
         build = lambda _: step_over(case.config, scanned(baseline.policy))
     compiler = StepCompiler(build, case.args, case.backend)
     (step,) = compiler.compile(baseline.actions)
-    return row(case, compiler.prove(step) if whole else step, baseline.actions)
+    return row(case, compiler.compile_fully(step) if whole else step, baseline.actions)
 
 
 def of_plan(case: Case, at_bytes: int) -> dict:

@@ -28,7 +28,7 @@ from jaxmem._core.profile import Profile
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile
 from jaxmem._planner.search.compile import CompiledStep, StepCompiler
-from jaxmem._planner.search.walks import Walks
+from jaxmem._planner.search.estimates import Estimates
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._target.compile.backend import Deviceless, Local
 from jaxmem._target.compile.protocol import Backend
@@ -61,14 +61,14 @@ def run(report: Report, name: str, backend: Backend) -> None:
     jaxpr = steps.trace(Assignment.nothing()).jaxpr
     made = profile(jaxpr, backend, Allowed(here), database=backend.database)
     steps.idle_blocks = made.idle_blocks
-    walks = Walks(steps, made)
+    walks = Estimates(steps, made)
     key = lambda which: f"{name}, {target.name}, {which}"
     todo = {k: a for k, a in assignments(made).items() if not report.has(key(k))}
     for which, actions in todo.items():
         (step,) = steps.attempt(actions)
         if not isinstance(step, CompiledStep):
             continue
-        told = walks.beside_arguments(actions) + step.compiled.argument_bytes
+        told = walks.temporary_bytes(actions) + step.compiled.argument_bytes
         total = step.compiled.total_bytes
         row = {"walked": told, "compiled": total, "error": told / total - 1}
         report.add(key(which), row | {"loop": any(word in name for word in LOOPS)})

@@ -77,6 +77,14 @@ REST = "*"
 AS_WRITTEN: Actions = {}
 
 
+def stored(actions: Actions) -> Actions:
+    """The choices that store something: two assignments are the same if these are."""
+    return {
+        label: {tag: choice for tag, choice in tags.items() if choice != RECOMPUTE}
+        for label, tags in actions.items()
+    }
+
+
 def keeps_everything(actions: Actions) -> bool:
     """Whether every block is as it is without a checkpoint."""
     return bool(actions) and all(choices.get(REST) == KEEP for choices in actions.values())

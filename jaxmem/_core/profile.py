@@ -136,3 +136,8 @@ class Profile:
     def everything_kept(self) -> Actions:
         """The assignment that makes the step as it is without a plan."""
         return {block.name: {REST: KEEP} for block in self.blocks}
+
+    @property
+    def everything_recomputed(self) -> Actions:
+        """The assignment that keeps the blocks' inputs alone."""
+        return {block.name: {} for block in self.blocks}

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
 from jaxmem._planner.search.candidates import fastest
-from jaxmem._planner.search.clock import LEAST_GAIN
 from jaxmem._planner.search.state import Search
+from jaxmem._planner.search.step_time import LEAST_GAIN
 from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.solution import Solution
 from jaxmem._trace.arguments import divisors, on_host
@@ -39,13 +39,12 @@ def would_fit(search: Search, wider: Callable[[], Profile]) -> str:
     if found is None:
         return ""
     solution, names = found
-    (step,) = search.attempt(solution.actions, least=search.least)
+    (step,) = search.try_compile(solution.actions, least=search.least)
     if isinstance(step, StepError):
         return ""
-    limits, size = search.limits, step.compiled.total_bytes
-    if size > limits.room or step.compiled.host_bytes > limits.host_room:
+    if not search.limits.allow(step):
         return ""
-    return f"; compressing {names} would have met it, with {show_bytes(size)}: {ASK}"
+    return f"; compressing {names} would have met it, with {show_bytes(step.total)}: {ASK}"
 
 
 def would_save(search: Search, best: Trial, wider: Callable[[], Profile]) -> tuple[str, ...]:

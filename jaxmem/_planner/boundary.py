@@ -1,5 +1,5 @@
-"""Finds the largest size that fits, or the fastest, with few plans: walks say what to expect of a
-size, and what a plan compiled to corrects them.
+"""Finds the largest size that fits, or the fastest, with few plans: estimates say what to expect of
+a size, and what a plan compiled to corrects them.
 """
 
 import dataclasses
@@ -126,8 +126,9 @@ class Boundary:
         return self._by(self._learned, index)
 
     def _by(self, learned: Mapping[int, float], index: int) -> float:
-        """Bytes of the least plan: those of a walk, by a line through the two nearest sizes that
-        were planned. What walks are off is taken to be the same for all where only one was.
+        """Bytes of the least plan: those of an estimate, by a line through the two nearest sizes
+        that were planned. What estimates are off is taken to be the same for all where only one
+        was.
         """
         told = self._least(index)
         near = sorted(learned, key=lambda i: abs(i - index))[:2]

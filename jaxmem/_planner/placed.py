@@ -166,7 +166,7 @@ def read_places(
     allowed: Allowed,
     sharding: Sharding = ONE_DEVICE,
 ) -> PlacementSearch:
-    """Reads a step, profiles it with resident states, and walks through it with streamed ones."""
+    """Reads a step, profiles it with resident states, and estimates it with streamed ones."""
     several = sharding.devices > 1
     steps = PlacedSteps(build, args, backend, sharding.divided if several else None)
     states = steps.states()
@@ -187,8 +187,8 @@ def read_places(
         with_working(front(profile, block), steps, block.name, others, sharding),
         Link(*backend.link, beside=target.traits.host_is_apart),
         block.runs // block.layers,
-        limits.room,
-        limits.host_room,
+        limits.usable_bytes,
+        limits.host_bytes,
         places=places,
         sharding=sharding,
         outer_moves=moves,

@@ -31,7 +31,7 @@ from jaxmem._planner.search.candidates import price_of
 from jaxmem._planner.search.measure import Runs
 from jaxmem._planner.search.search import find_plan
 from jaxmem._planner.search.trial import Limits
-from jaxmem._planner.sizes import Walked, check_batch, possible
+from jaxmem._planner.sizes import StepSizes, check_batch, possible
 from jaxmem._planner.solve import waste
 from jaxmem._planner.together import by_the_first
 from jaxmem._result.plan.plan import Plan
@@ -167,16 +167,16 @@ def plan(
         if batch is None:
             return plan_at(args, measure)
         most = None if microbatches is None else max(checked(microbatches))
-        walked = Walked(with_microbatches(build, most), args, backend, limits, wanted)
+        step_sizes = StepSizes(with_microbatches(build, most), args, backend, limits, wanted)
         found = of_size(
             batch,
             Boundary(
-                possible(walked, sizes, microbatches),
-                walked.least,
-                limits.room,
+                possible(step_sizes, sizes, microbatches),
+                step_sizes.least,
+                limits.usable_bytes,
                 lambda size: plan_at(sized(args, size), None),
             ),
-            walked.kept,
+            step_sizes.kept,
         )
         if measure is None:
             return found
@@ -227,7 +227,7 @@ def _plan(
     assert found.best is not None
     if allowed.named != allowed.actions and found.best is not search.baseline:
         notes += would_save(search, found.best, wider)
-    notes += _kernel_notes(search.walks.more_by_kernels(found.best.actions))
+    notes += _kernel_notes(search.estimates.more_by_kernels(found.best.actions))
     return outcome(found, notes, runs)
 
 
@@ -280,7 +280,7 @@ def _warn_of_unrolled(profile: Profile, target: Target, arguments: int, limits: 
     """
     obstacle = unrolled_obstacle(target)
     kept = sum(b.layers * b.everything_bytes for b in profile.blocks)
-    if not profile.unrolled or obstacle is None or arguments + kept <= limits.room:
+    if not profile.unrolled or obstacle is None or arguments + kept <= limits.usable_bytes:
         return
     warn(
         f"plan: the layers of block {', '.join(map(repr, profile.unrolled))} follow each other"

@@ -23,10 +23,10 @@ from jaxmem._planner.advice import remedies
 from jaxmem._planner.measured import corrected
 from jaxmem._planner.outcome.searched import arguments_exceed
 from jaxmem._planner.search.compile import StepCompiler, Written
+from jaxmem._planner.search.estimates import Estimates
 from jaxmem._planner.search.history import History
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Limits
-from jaxmem._planner.search.walks import Walks
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.compiled.compiled import check_arguments
 from jaxmem._target.devices.target import Target
@@ -77,7 +77,7 @@ class TracedStep:
             limits,
             self.steps,
             self.history,
-            Walks(self.steps, self.profile, self.shards),
+            Estimates(self.steps, self.profile, self.shards),
             self.written,
             careful,
             profile_seconds=self.seconds,
@@ -105,7 +105,7 @@ def read_step(
     traced = steps.trace(Assignment.nothing())
     check_arguments(target, traced)
     arguments = argument_bytes(traced, args, target.devices)
-    if limits is not None and arguments > limits.room:
+    if limits is not None and arguments > limits.usable_bytes:
         smaller = remedies(traced, args, target.devices)
         raise arguments_exceed(arguments, limits, target, smaller)
     as_written = steps.trace(Assignment.unchanged()).jaxpr

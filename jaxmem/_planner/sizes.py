@@ -1,5 +1,5 @@
 """The sizes of a minibatch, or context lengths, that may be chosen, and what a step takes for each,
-by walks through its traces.
+by liveness estimates of its traces.
 """
 
 import dataclasses
@@ -57,8 +57,8 @@ def _checked(sizes: Sequence[int]) -> Sequence[int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Walked:
-    """What a step takes by its size, by walks through its traces.
+class StepSizes:
+    """What a step takes by its size, by liveness estimates of its traces.
 
     build: takes a plan, and returns the step.
     args: the step's arguments, functions of a size among them.
@@ -94,7 +94,7 @@ class Walked:
         for how in reversed(DIVIDED) if SHARDING in self.decide else [None]:
             try:
                 steps = PlacedSteps(self.build, args, self.backend, how)
-                return steps.walked(
+                return steps.estimate(
                     plan, _places(steps, None if plan == Assignment.everything() else self.limits)
                 )
             except OptimizerError as error:
@@ -108,15 +108,15 @@ def _places(steps: PlacedSteps, limits: Limits | None) -> Places:
     states = steps.states()
     if limits is None or not states.layer:
         return Places(states.layers, states.layers)
-    outside = states.outside if states.outside <= limits.host_room else 0
-    streamed = min(states.layers, (limits.host_room - outside) // states.layer)
+    outside = states.outside if states.outside <= limits.host_bytes else 0
+    streamed = min(states.layers, (limits.host_bytes - outside) // states.layer)
     return Places(
         states.layers, states.layers - streamed, outer_moments=HOST if outside else DEVICE
     )
 
 
 def possible(
-    walked: Walked, sizes: Sequence[int] | None, microbatches: Sequence[int] | None
+    step_sizes: StepSizes, sizes: Sequence[int] | None, microbatches: Sequence[int] | None
 ) -> Sequence[int]:
     """The sizes that may be taken: those given, else multiples of the first that works, of the
     powers of two that numbers of microbatches and devices divide.
@@ -126,11 +126,11 @@ def possible(
     if sizes is not None:
         return _checked(sizes)
     numbers = [1] if microbatches is None else checked_numbers(microbatches)
-    each = math.lcm(*numbers, walked.backend.target.devices)
+    each = math.lcm(*numbers, step_sizes.backend.target.devices)
     tried, last = [each << i for i in range(PROBED)], None
     for size in tried:
         try:
-            walked.least(size)
+            step_sizes.least(size)
         except JaxmemError as error:
             last = error
         else:

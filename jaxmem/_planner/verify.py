@@ -49,7 +49,7 @@ def verify(plan: Plan, build, *args) -> Plan:
         if placed is not None and plan.places is not None:
             steps = StepCompiler(build, placed.args_at(plan.places), backend)
         actions = AS_WRITTEN if plan.as_written else plan.actions
-        compiled = steps.prove(*steps.compile(actions)).compiled
+        compiled = steps.compile_fully(*steps.compile(actions)).compiled
     total, host = compiled.total_bytes, compiled.host_bytes
     if total > plan.budget_bytes:
         raise BudgetError(

@@ -25,12 +25,13 @@ NO_PROFILE: Any = None
 
 
 class Steps:
-    """Steps that take what `told` says of an answer: by walks, and by compiles `more` on top."""
+    """Steps that take what `told` says of an answer: by estimates, and by compiles `more` on top.
+    """
 
     def __init__(self, told, more=0, fails=()):
         self.told, self.more, self.fails, self.compiles = told, more, fails, 0
 
-    def walked(self, assignment, places):
+    def estimate(self, assignment, places):
         return self.told(assignment, places)
 
     def compile(self, assignment, places):
@@ -39,8 +40,7 @@ class Steps:
             raise StepError("XLA could not compile the step")
         more = self.more(places) if callable(self.more) else self.more
         total = self.told(assignment, places) + more
-        compiled = types.SimpleNamespace(total_bytes=total, host_bytes=0)
-        return types.SimpleNamespace(compiled=compiled)
+        return types.SimpleNamespace(total=total, host_bytes=0)
 
 
 def search(room, told, **steps):
@@ -68,7 +68,7 @@ def is_least(assignment, places):
 
 
 def test_an_answer_that_is_expected_to_fit_is_found_at_every_room_above_the_least():
-    """Walks say much more of every answer but the least."""
+    """Estimates say much more of every answer but the least."""
     told = lambda *a: sums(*a) + (0 if is_least(*a) else 900 * MB)
     least = search(None, told).least()
     floor = told(search(None, told).assignment(least), least.places)

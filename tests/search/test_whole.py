@@ -13,7 +13,7 @@ from jaxmem._core.profile import Option
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Limits, Trial
 from jaxmem._planner.solve.cost import evaluate
-from tests.search.test_polish import STATIC, Steps
+from tests.search.test_whole_steps import STATIC, Steps
 from tests.shared import searches
 from tests.shared.profiles import block, profile
 
@@ -29,7 +29,7 @@ class Whole(Steps):
         super().__init__(made, {})
         self.more, self.proved = more, []
 
-    def prove(self, step):
+    def compile_fully(self, step):
         self.proved.append([*step.actions["block"]])
         total = step.compiled.total_bytes + self.more
         compiled = dataclasses.replace(step.compiled, total_bytes=total)
@@ -53,7 +53,7 @@ def settled(more, room, monkeypatch):
     )
     monkeypatch.setattr(Search, "compiles_left", 0)
     monkeypatch.setattr(search_module, "begin", lambda search, arguments: None)
-    monkeypatch.setattr(search_module, "polish", lambda search: {})
+    monkeypatch.setattr(search_module, "refine_by_whole_steps", lambda search: {})
     found = search_module.find_plan(search, STATIC)
     best = None if found.best is None else [*found.best.actions["block"]]
     return best, steps.proved

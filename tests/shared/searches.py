@@ -4,13 +4,13 @@ import types
 from typing import Any
 
 from jaxmem._core.profile import Profile
+from jaxmem._planner.search.estimates import Estimates
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Limits, Trial
-from jaxmem._planner.search.walks import Walks
 from jaxmem._target.devices.target import Target
 
 
-class NoWalks(Walks):
+class NoEstimates(Estimates):
     """Liveness estimates whose seconds are spent."""
 
     def learn(self, actions) -> bool:
@@ -38,6 +38,6 @@ def search(
     """
     steps = stub("h200") if steps is None else steps
     history: Any = types.SimpleNamespace(remember=lambda step: None)
-    found = Search(profile, limits, steps, history, NoWalks(steps, profile), **others)
+    found = Search(profile, limits, steps, history, NoEstimates(steps, profile), **others)
     found.baseline, found.tried = baseline, [*tried]
     return found

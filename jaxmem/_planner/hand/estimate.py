@@ -4,7 +4,7 @@ import dataclasses
 
 from jaxmem._core.assignment import Decisions, leaves_as_written
 from jaxmem._planner.hand.read import read_by_hand
-from jaxmem._planner.search.walks import Walks
+from jaxmem._planner.search.estimates import Estimates
 from jaxmem._planner.solve.cost import everything
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
@@ -61,10 +61,10 @@ def estimate(build, assignment: Decisions, *args, target: str | Target = "local"
                 " price without a compile; expected actions for its blocks, or use"
                 " jaxmem.plans.price, which compiles it"
             )
-        walks = Walks(step.steps, whole, step.shards)
+        estimates = Estimates(step.steps, whole, step.shards)
         return Estimate(
-            bytes=step.arguments + walks.beside_arguments(by_hand.actions),
-            baseline_bytes=step.arguments + walks.beside_arguments(whole.everything_kept),
+            bytes=step.arguments + estimates.temporary_bytes(by_hand.actions),
+            baseline_bytes=step.arguments + estimates.temporary_bytes(whole.everything_kept),
             saved_bytes=by_hand.cost.saved_bytes,
             arguments_bytes=step.arguments,
             seconds_more=by_hand.cost.seconds - everything(whole).seconds,

@@ -25,9 +25,9 @@ from jaxmem._planner.search.compile import CompiledStep
 from jaxmem.errors import StepError
 
 MOST_COMPILES = 3
-MOST_WALKS = 6  # for one answer of the program
+MOST_ESTIMATES = 6  # for one answer of the program
 ENOUGH = 0.98  # of the room: a plan that uses so much is not improved on
-NEARLY = 0.995  # of the room: walks are no truer
+NEARLY = 0.995  # of the room: estimates are no truer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PlacedTrial:
 
     @property
     def total(self) -> int:
-        return self.step.compiled.total_bytes
+        return self.step.total
 
 
 @dataclasses.dataclass
@@ -73,7 +73,7 @@ class PlacementSearch:
     profile_seconds: float = 0.0
     solve_seconds: float = 0.0
     tried: list[PlacedTrial] = dataclasses.field(default_factory=list)
-    _walked: dict = dataclasses.field(default_factory=dict)
+    _estimated: dict = dataclasses.field(default_factory=dict)
 
     def run(self) -> PlacedTrial | None:
         """The fastest answer that compiles within the limits; None where the program has none, or
@@ -95,13 +95,13 @@ class PlacementSearch:
         """Where compiles taught unlike errors, and none was within the room: tries an answer that
         fits by more than these errors differ, and the least.
         """
-        errors = [t.total - self._walked_of(t.answer) for t in self.tried]
+        errors = [t.total - self._estimated_of(t.answer) for t in self.tried]
         self.error = 2 * max(errors) - min(errors)
         for find in (self.agreed, self.least):
             found = find()
             if found is None or self.fitting or self._is_tried(found):
                 continue
-            if self.question.room is None or self._walked_of(found) <= self.question.room:
+            if self.question.room is None or self._estimated_of(found) <= self.question.room:
                 self._compiled(found)
 
     def _compiled(self, found: Answer) -> PlacedTrial | None:
@@ -119,7 +119,7 @@ class PlacementSearch:
             LOG.warning("a plan is left out: %s", str(error)[:400])
             return None
         self.tried.append(PlacedTrial(found, predicted, step))
-        self.error = self.tried[-1].total - self._walked_of(found)
+        self.error = self.tried[-1].total - self._estimated_of(found)
         return self.tried[-1]
 
     def _is_tried(self, found: Answer) -> bool:
@@ -131,18 +131,18 @@ class PlacementSearch:
 
     def fits(self, step: CompiledStep) -> bool:
         room, host_room = self.question.room, self.question.host_room
-        on_device = room is None or step.compiled.total_bytes <= room
-        return on_device and (host_room is None or step.compiled.host_bytes <= host_room)
+        on_device = room is None or step.total <= room
+        return on_device and (host_room is None or step.host_bytes <= host_room)
 
     def agreed(self) -> Answer | None:
-        """The fastest answer that walks expect to fit. The program's sums are of layers alike: what
-        an answer of several kinds takes less or more is found by asking again.
+        """The fastest answer that estimates expect to fit. The program's sums are of layers alike:
+        what an answer of several kinds takes less or more is found by asking again.
         """
         room, short, best = self.question.room, self.question.short + self.error, None
         if room is None:
             return self._solved(dataclasses.replace(self.question, short=short))
         answered = short  # for which there was an answer, the last time
-        for _ in range(MOST_WALKS):
+        for _ in range(MOST_ESTIMATES):
             found = self._solved(dataclasses.replace(self.question, short=short))
             if found is None:
                 short = (answered + short) // 2
@@ -163,16 +163,16 @@ class PlacementSearch:
 
     def expected(self, found: Answer) -> int:
         """Bytes of the device that a step under an answer is expected to compile to."""
-        return self._walked_of(found) + self.error
+        return self._estimated_of(found) + self.error
 
-    def _walked_of(self, found: Answer) -> int:
-        return self.walked(self.assignment(found), found.places)
+    def _estimated_of(self, found: Answer) -> int:
+        return self.estimate(self.assignment(found), found.places)
 
-    def walked(self, assignment: Assignment, places: Places) -> int:
+    def estimate(self, assignment: Assignment, places: Places) -> int:
         key = repr(sorted(assignment.actions.items())), places
-        if key not in self._walked:
-            self._walked[key] = self.steps.walked(assignment, places)
-        return self._walked[key]
+        if key not in self._estimated:
+            self._estimated[key] = self.steps.estimate(assignment, places)
+        return self._estimated[key]
 
     def assignment(self, found: Answer) -> Assignment:
         """What `build` is given."""
@@ -212,8 +212,8 @@ def with_working(
     others: Mapping[str, Mapping[str, Choice]],
     sharding: Sharding = ONE_DEVICE,
 ) -> tuple[Way, ...]:
-    """The ways with the working memory of steps all of whose layers go that way: each is walked
-    through with states in host memory, and the first one with resident states too.
+    """The ways with the working memory of steps all of whose layers go that way: each is
+    estimated with states in host memory, and the first one with resident states too.
 
     sharding: how the step is divided. Over several devices states are resident in all layers, or
       layers are gathered one at a time whether their own states are resident or not.
@@ -226,7 +226,7 @@ def with_working(
         assignment = Assignment({**others, label: way.choices})
         held = states.fixed + states.outside + layers * way.device_bytes
         held += layers * states.on_device(RESIDENT) if places.persist else 0
-        return steps.walked(assignment, places) - held
+        return steps.estimate(assignment, places) - held
 
     if sharding.devices > 1:
         where = streamed if sharding.by_layer else resident

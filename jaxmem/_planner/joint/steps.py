@@ -1,4 +1,4 @@
-"""A released step under given actions and with its states at given places: traced, walked through
+"""A released step under given actions and with its states at given places: traced, estimated
 and compiled.
 """
 
@@ -28,7 +28,7 @@ from jaxmem.errors import StepError
 
 
 class PlacedSteps:
-    """Traces, walks through and compiles the steps of one `build`.
+    """Traces, estimates and compiles the steps of one `build`.
 
     build: takes a plan and returns a released step.
     args: the step's arguments, the state first: arrays or shapes, in any form.
@@ -152,7 +152,7 @@ class PlacedSteps:
     def trace(self, assignment: Assignment | None, places: Places) -> tuple[Any, jax.stages.Traced]:
         return trace(self.build, assignment, self.args_at(places))
 
-    def walked(self, assignment: Assignment | None, places: Places) -> int:
+    def estimate(self, assignment: Assignment | None, places: Places) -> int:
         """Bytes that the step is expected to take on the device, its arguments among them."""
         _, traced = self.trace(assignment, places)
         return self.backend.step_bytes(traced, _bytes(self.args_at(places))[0])

@@ -17,7 +17,7 @@ from jaxmem._planner.placement.front import way_of
 from jaxmem._planner.placement.lanes import passes
 from jaxmem._planner.placement.layer import RESIDENT, Kind, States, Way
 from jaxmem._planner.placement.program import Answer, Question, answer, priced
-from jaxmem._planner.search.clock import outside_blocks
+from jaxmem._planner.search.step_time import outside_blocks
 from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import Problem
@@ -32,7 +32,7 @@ TAKEN = "states take the link, or the memory, that it needs"
 KEPT = "everything that the layer saves is kept"
 NOT_COMPILED = (
     "the step without a plan, all of whose states are on the device, was not compiled: its bytes"
-    " are those of a walk through its trace"
+    " are those of a liveness estimate of its trace"
 )
 
 
@@ -56,7 +56,7 @@ def outcome(
     outside = _seconds_outside(search, best)
     kept = way_of(profile, block, {REST: KEEP})
     everything = _all_kept(question, kept) + outside
-    baseline = max(search.steps.walked(None, search.steps.resident) + search.error, 0)
+    baseline = max(search.steps.estimate(None, search.steps.resident) + search.error, 0)
     arguments = best.step.compiled.argument_bytes
     seconds = best.answer.seconds + outside
     return Plan(
@@ -65,7 +65,7 @@ def outcome(
         predicted_bytes=best.predicted_bytes,
         compiled_bytes=best.total,
         baseline_bytes=baseline,
-        host_bytes=best.step.compiled.host_bytes,
+        host_bytes=best.step.host_bytes,
         predicted_seconds=seconds,
         baseline_seconds=everything,
         uncertain_seconds=profile.uncertainty * abs(seconds - everything),
@@ -127,7 +127,7 @@ def _curve(search: PlacementSearch, outside: float) -> tuple[Point, ...]:
         one = answer(dataclasses.replace(question, room=room))
         if one is not None and (not found or one.seconds < found[-1].seconds):
             found.append(one)
-    # Walks may be off by more than the least answer takes.
+    # Estimates may be off by more than the least answer takes.
     size = lambda a: max(0, a.device_bytes)
     return tuple(Point(size(a), a.seconds + outside, search.actions(a)) for a in found)
 
@@ -136,7 +136,7 @@ def infeasible(search: PlacementSearch, limits: Limits) -> BudgetError:
     """The error that names the least bytes, on the device and in host memory."""
     least, states = search.least(), search.question.states
     target = search.steps.backend.target
-    given, host = show_bytes(limits.budget), show_bytes(limits.host_room)
+    given, host = show_bytes(limits.budget), show_bytes(limits.host_bytes)
     if least is None:
         needed = show_bytes(states.layers * states.layer)
         return BudgetError(
@@ -145,7 +145,7 @@ def infeasible(search: PlacementSearch, limits: Limits) -> BudgetError:
             f" states take {needed} in all; expected more of either",
             least_bytes=None,
         )
-    over = [t.total for t in search.tried if t.total > limits.room]
+    over = [t.total for t in search.tried if t.total > limits.usable_bytes]
     bytes_ = min([search.expected(least), *over])
     return BudgetError(
         f"plan: `budget` is {given}, and `host_budget` {host} for target {str(target)!r}: the least"

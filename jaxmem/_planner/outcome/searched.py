@@ -13,10 +13,10 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._planner.outcome.pareto import curve, whole_actions
 from jaxmem._planner.outcome.table import rows
 from jaxmem._planner.search.candidates import fastest
-from jaxmem._planner.search.clock import Clock
 from jaxmem._planner.search.measure import Runs, quartiles
 from jaxmem._planner.search.search import Found
 from jaxmem._planner.search.state import Search
+from jaxmem._planner.search.step_time import StepTime
 from jaxmem._planner.search.trial import Limits, Trial
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._result.plan.plan import Plan
@@ -51,7 +51,7 @@ def outcome(
     assert best is not None
     profile, baseline, model = search.profile, search.baseline, search.model()
     steps = search.steps
-    clock = search.clock
+    step_time = search.step_time
     problem = search.problem(model)
     # The table is of what was decided, of divided layers too, within the room that the memory model
     # leaves. The curve is always of undivided layers.
@@ -69,10 +69,10 @@ def outcome(
         compiled_bytes=best.total,
         baseline_bytes=baseline.total,
         host_bytes=best.host_bytes,
-        predicted_seconds=clock.of(best),
-        baseline_seconds=clock.base,
-        baseline_source=clock.source,
-        uncertain_seconds=clock.uncertain(best.cost),
+        predicted_seconds=step_time.of(best),
+        baseline_seconds=step_time.base,
+        baseline_source=step_time.source,
+        uncertain_seconds=step_time.uncertain(best.cost),
         profile_seconds=search.profile_seconds,
         solve_seconds=search.solve_seconds,
         compile_seconds=steps.seconds,
@@ -87,20 +87,20 @@ def outcome(
         points=curve(
             problem,
             lambda size: search.predicted(int(model.reference) + size),
-            clock.seconds,
-            clock.uncertain,
+            step_time.seconds,
+            step_time.uncertain,
             baseline.total,
         ),
         notes=notes + option_notes(best.step.compiled.options),
         compiler_options=best.step.compiled.options,
         measured=tuple(_measured(run, run.trial is best) for run in runs),
         as_written=best is search.written,
-        written=_written(search, clock),
-        lossy=_lossy(search, best, clock, problem),
+        written=_written(search, step_time),
+        lossy=_lossy(search, best, step_time, problem),
     ).with_step(best.step.compiled.executable)
 
 
-def _lossy(search: Search, best: Trial, clock: Clock, problem: Problem) -> str:
+def _lossy(search: Search, best: Trial, step_time: StepTime, problem: Problem) -> str:
     """Which tensors the plan holds with a loss, and what the best plan without one would take;
     empty where it loses nothing.
     """
@@ -114,24 +114,27 @@ def _lossy(search: Search, best: Trial, clock: Clock, problem: Problem) -> str:
     named = ", ".join(dict.fromkeys(names))
     exact = [t for t in search.fitting if not t.cost.is_lossy]
     if exact:
-        other = min(exact, key=clock.of)
-        more, off = clock.of(other) - clock.of(best), clock.uncertain(best.cost, other.cost)
+        other = min(exact, key=step_time.of)
+        more, off = (
+            step_time.of(other) - step_time.of(best),
+            step_time.uncertain(best.cost, other.cost),
+        )
         said = f"the fastest plan without loss, compiled to {show_bytes(other.total)}, takes"
     else:
         solution = fastest(problem.lossless())
         if solution is None:
             return f"{named}; no plan without loss is predicted to fit"
-        more = clock.seconds(solution.cost) - clock.of(best)
-        off = clock.uncertain(best.cost, solution.cost)
+        more = step_time.seconds(solution.cost) - step_time.of(best)
+        off = step_time.uncertain(best.cost, solution.cost)
         said = "the fastest plan without loss is predicted to take"
     return f"{named}; {said} {1e3 * more:.2f} ms more, ± {1e3 * off:.2f} ms"
 
 
-def _written(search: Search, clock: Clock) -> WrittenStep | None:
+def _written(search: Search, step_time: StepTime) -> WrittenStep | None:
     """The step as written, where it has checkpoints of its own."""
     if (own := search.checkpointed) is None:
         return None
-    return WrittenStep(own.total, own.host_bytes, clock.of(own), _parts(search, own))
+    return WrittenStep(own.total, own.host_bytes, step_time.of(own), _parts(search, own))
 
 
 def option_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -200,7 +203,7 @@ def _margin(limits: Limits) -> str:
     """The end of an error's sentence, about the share of the budget that a plan may not use; empty
     where there is none.
     """
-    margin = 1 - limits.room / limits.budget
+    margin = 1 - limits.usable_bytes / limits.budget
     if not 1e-3 < margin < 0.5:  # a larger share is the rounding of a budget of a few bytes
         return ""
     return f"; {margin:.0%} of the budget is left for what the device takes beside a step's buffers"

@@ -22,11 +22,11 @@ from jaxmem._core.warn import warn
 from jaxmem._cost.profile.recoded import recoded
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.compile import CompiledStep, Written
-from jaxmem._planner.search.descent import descended
+from jaxmem._planner.search.estimates import agreed
 from jaxmem._planner.search.least import least
+from jaxmem._planner.search.local_search import local_search
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Trial, cost_as_written
-from jaxmem._planner.search.walks import agreed
 from jaxmem._planner.solve.cost import everything
 from jaxmem._planner.solve.memory import Expected
 from jaxmem._planner.solve.problem import Problem
@@ -43,7 +43,7 @@ def begin(search: Search, arguments: int) -> None:
     Such a guess knows only the bytes of the arguments, and what earlier searches compiled.
     """
     profile, limits, kept = search.profile, search.limits, search.profile.everything_kept
-    whole = lambda step: Trial(step, everything(profile), step.compiled.total_bytes)
+    whole = lambda step: Trial(step, everything(profile), step.total)
     # Sort what earlier searches compiled into everything kept, of which the latest counts, and
     # plans. A plan that takes a choice without a price in this profile tells nothing.
     known, recalled = None, search.recalled
@@ -53,7 +53,7 @@ def begin(search: Search, arguments: int) -> None:
             continue
         step = _as_here(profile, step)
         if (cost := candidates.price_of(profile, step.actions)) is not None:
-            recalled.append(Trial(step, cost, step.compiled.total_bytes))
+            recalled.append(Trial(step, cost, step.total))
     # Compile everything kept, with a guess beside it where two compile at once.
     guess = guessed = None
     if search.steps.backend.width > 1:
@@ -62,27 +62,29 @@ def begin(search: Search, arguments: int) -> None:
         if search.written_history is not None and _too_large(search) is None:
             search.steps.begin(AS_WRITTEN)
         guess = _first_guess(search, recalled, arguments)
-        step, guessed = search.attempt(kept, guess.actions)
+        step, guessed = search.try_compile(kept, guess.actions)
         if isinstance(step, StepError):
             raise step
         search.baseline = whole(step)
-    elif known is not None and known.total > limits.room:  # what does not fit is not compiled again
+    elif (
+        known is not None and known.total > limits.usable_bytes
+    ):  # what does not fit is not compiled again
         search.baseline = known
     else:
         (step,) = search.compile(kept)
         search.baseline = whole(step)
     search.written = _written(search)
-    fits = search.baseline.total <= limits.room
+    fits = search.baseline.total <= limits.usable_bytes
     if fits and (guess is None or guessed is None or isinstance(guessed, StepError)):
         return
     # Elsewhere the guess comes second, and reckons with the working memory of everything kept.
     if guess is None or guessed is None:
         known_trials = [*search.compiled, *recalled]
         guess = _first_guess(search, known_trials, search.static)
-        (guessed,) = search.attempt(guess.actions, least=search.baseline.total)
+        (guessed,) = search.try_compile(guess.actions, least=search.baseline.total)
     if isinstance(guessed, StepError):
         search.refused.append(guess.actions)
-        guess = priced(Problem(profile), {b.name: {} for b in profile.blocks})
+        guess = priced(Problem(profile), profile.everything_recomputed)
         (guessed,) = search.compile(guess.actions, least=search.baseline.total)
     search.tried.append(Trial(guessed, guess.cost, search.expected(guess), guess.gap))
 
@@ -99,7 +101,7 @@ def time_baselines(search: Search) -> None:
 def _too_large(search: Search) -> CompiledStep | None:
     """The step as written, where an earlier search saw that it does not fit."""
     *_, known = [None, *(search.written_history.recall() if search.written_history else [])]
-    return known if known and known.compiled.total_bytes > search.limits.room else None
+    return known if known and known.compiled.total_bytes > search.limits.usable_bytes else None
 
 
 def _written(search: Search) -> Trial | None:
@@ -112,10 +114,10 @@ def _written(search: Search) -> Trial | None:
     step: CompiledStep | StepError | None = _too_large(search)
     if step is None:
         LOG.info("compiling the step as written")
-        (step,) = search.attempt(AS_WRITTEN, least=search.baseline.total)
+        (step,) = search.try_compile(AS_WRITTEN, least=search.baseline.total)
     if isinstance(step, StepError):
         return None
-    if step.compiled.host_bytes and (version := misreading(search.steps.backend.target)):
+    if step.host_bytes and (version := misreading(search.steps.backend.target)):
         warn(
             "plan: the step as written offloads tensors by checkpoints of its own, and jaxlib"
             f" {version} reads offloaded tensors of a loop at wrong offsets on this target (fixed"
@@ -124,59 +126,59 @@ def _written(search: Search) -> Trial | None:
         )
         return None
     cost = cost_as_written(search.profile, search.baseline, step)
-    return Trial(step, cost, step.compiled.total_bytes)
+    return Trial(step, cost, step.total)
 
 
 def _as_here(profile: Profile, step: CompiledStep) -> CompiledStep:
     """A remembered compile as it would be if its codecs had the room that they have here."""
     actions, more = recoded(profile, step.actions)
-    total = step.compiled.total_bytes + more
+    total = step.total + more
     return CompiledStep(actions, dataclasses.replace(step.compiled, total_bytes=total))
 
 
 def _first_guess(search: Search, known: list[Trial], static: int) -> Solution:
-    """Returns the fastest plan that walks expect to fit, or the plan nearest to the room where none
-    is.
+    """Returns the fastest plan that estimates expect to fit, or the plan nearest to the room where
+    none is.
 
     known: compiles that tell of working memory; may be empty.
     static: bytes of the arguments.
 
     Raises BudgetError if no assignment needs as little host memory as is allowed.
     """
-    profile, limits, walks = search.profile, search.limits, search.walks
-    nothing = {b.name: {} for b in profile.blocks}
-    walks.learn(nothing)
+    profile, limits, estimates = search.profile, search.limits, search.estimates
+    nothing = profile.everything_recomputed
+    estimates.learn(nothing)
 
     def model() -> Expected:
-        return walks.model([(t.actions, t.working) for t in known])
+        return estimates.model([(t.actions, t.working) for t in known])
 
     def answer(model: Expected) -> Solution | None:
-        room = limits.room - static - int(model.reference)
-        problem = Problem(profile, room, limits.host_room, model.working)
+        room = limits.usable_bytes - static - int(model.reference)
+        problem = Problem(profile, room, limits.host_bytes, model.working)
         return candidates.fastest(problem) or least_bytes(problem)
 
-    beside = limits.room - static
-    solution = agreed(answer, model, beside, walks)
+    beside = limits.usable_bytes - static
+    solution = agreed(answer, model, beside, estimates)
     if solution is None:
         raise BudgetError(
-            f"plan: `host_budget` is {show_bytes(limits.host_room)}, and no assignment of the"
+            f"plan: `host_budget` is {show_bytes(limits.host_bytes)}, and no assignment of the"
             " actions allowed needs so little"
         )
     # What an earlier search saw fit is certain. A guess is worth more if it is faster, and expected
     # to fit.
-    fitting = [t for t in known if t.total <= limits.room and t.host_bytes <= limits.host_room]
+    fitting = [t for t in known if limits.allow(t)]
     best = min(fitting, key=lambda t: t.cost.cautious_seconds, default=None)
     fits = solution.saved_bytes + model().predict(solution.actions) <= beside
     if best is not None:
         faster = fits and solution.cautious_seconds < best.cost.cautious_seconds
         return solution if faster else priced(Problem(profile), best.actions)
     if not fits:
-        expected = walks.expecting([(t.actions, t.working) for t in known])
+        expected = estimates.expecting([(t.actions, t.working) for t in known])
         smallest, *_ = least(search)
         size = expected(smallest.actions)
         if size is not None and size > beside:  # nothing is nearer to the room
             return smallest
-        problem = Problem(profile, None, limits.host_room)
+        problem = Problem(profile, None, limits.host_bytes)
         starts = [solution.actions, nothing, smallest.actions]
-        solution = descended(starts, problem, expected, beside) or solution
+        solution = local_search(starts, problem, expected, beside) or solution
     return solution

@@ -7,11 +7,11 @@ are compiled, and leaves out those that were compiled before.
 import math
 from collections.abc import Callable, Sequence
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, Action, Actions
+from jaxmem._core.actions import KEEP, RECOMPUTE, Actions, stored
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.compile import CompiledStep
-from jaxmem._planner.search.descent import descended
+from jaxmem._planner.search.local_search import local_search
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.cost import Cost, evaluate, tag_at
@@ -37,13 +37,13 @@ def fastest(problem: Problem) -> Solution | None:
 def within_budget(search: Search, count: int) -> list[Solution]:
     """Returns the fastest assignments for the room that is left, and for a little less of it: one
     for each of the first `count` of `SHARES`, where there is one. All but the first share are less
-    by what the predictions of this search were short by at most. Those that walks do not expect to
-    fit are left out.
+    by what the predictions of this search were short by at most. Those that estimates do not expect
+    to fit are left out.
     """
     short = _short(search)
     shares = [SHARES[0], *(share - short for share in SHARES[1:])][:count]
     found = [search.agreed(fastest, share) for share in shares]
-    most = NEARLY * search.limits.room
+    most = NEARLY * search.limits.usable_bytes
     return [s for s in found if s is not None and search.expected(s) <= most]
 
 
@@ -51,18 +51,18 @@ def _short(search: Search) -> float:
     """The share of the room by which a prediction was short at most. The first trial's is left
     out, since no plan had taught anything before it; the least of `SHARES` allows for a little.
     """
-    errors = [(t.total - t.predicted_bytes) / search.limits.room for t in search.tried[1:]]
+    errors = [(t.total - t.predicted_bytes) / search.limits.usable_bytes for t in search.tried[1:]]
     return max([0.0, *(error - (1 - SHARES[1]) for error in errors)])
 
 
 def nearest(search: Search) -> list[Solution]:
     """Returns, for a search in which nothing fits yet, assignments that may, at least one: first
-    what small changes find, judged by walks, and then the assignment of fewest bytes by the memory
-    model, and full recomputation. The latter two are unlike the first, which walks may be wrong
-    about.
+    what small changes find, judged by estimates, and then the assignment of fewest bytes by the
+    memory model, and full recomputation. The latter two are unlike the first, which estimates may
+    be wrong about.
     """
     by_model = search.agreed(least_bytes)
-    nothing = priced(search.problem(search.model()), {b.name: {} for b in search.profile.blocks})
+    nothing = priced(search.problem(search.model()), search.profile.everything_recomputed)
     unlike = [s for s in (by_model, nothing) if s is not None]
     usable = [t for t in search.compiled if not (search.lossless and t.cost.is_lossy)]
     smallest = min(usable, key=lambda t: t.total).actions
@@ -71,19 +71,19 @@ def nearest(search: Search) -> list[Solution]:
     if found is None:
         return unlike
     # What is expected to fit may not; what is not, is the same for every share of the room.
-    fits = search.expected(found) <= search.limits.room
+    fits = search.expected(found) <= search.limits.usable_bytes
     second = _descended(search, starts, SHARES[1]) if fits else None
     return [found, *([] if second is None else [second]), *unlike]
 
 
 def _descended(search: Search, starts: Sequence[Actions], share: float = 1.0) -> Solution | None:
-    """The fastest plan that walks expect to fit a `share` of the room, found by small changes of
-    `starts`; the one nearest to it where none fits, None once estimates took too long.
+    """The fastest plan that estimates expect to fit a `share` of the room, found by small changes
+    of `starts`; the one nearest to it where none fits, None once estimates took too long.
     """
     known = [(t.actions, t.working) for t in (*search.compiled, *search.recalled)]
-    room = search.limits.room * share - search.static
-    expected = search.walks.expecting(known)
-    return descended(starts, search.problem(search.model()), expected, room)
+    room = search.limits.usable_bytes * share - search.static
+    expected = search.estimates.expecting(known)
+    return local_search(starts, search.problem(search.model()), expected, room)
 
 
 def recalled(
@@ -97,7 +97,7 @@ def recalled(
     faster = [
         t
         for t in search.recalled
-        if t.total <= limits.room and t.host_bytes <= limits.host_room
+        if limits.allow(t)
         if seconds(t) < best
         if not is_among(t.actions, search.compiled)
     ]
@@ -140,15 +140,7 @@ def is_among(actions: Actions, others: Sequence[Trial | Solution | CompiledStep]
 
 def alike(actions: Actions, others: Actions) -> bool:
     """Whether two assignments are the same; a tag that is absent is recomputed."""
-    return _stored(actions) == _stored(others)
-
-
-def _stored(actions: Actions) -> dict:
-    """The choices that store something, which is how two assignments are compared."""
-    return {
-        label: {t: c for t, c in tags.items() if c.action is not Action.RECOMPUTE}
-        for label, tags in actions.items()
-    }
+    return stored(actions) == stored(others)
 
 
 def _is_saved(cost: Cost, label: str, tag: str) -> bool:
@@ -170,7 +162,7 @@ def hand_policies(profile: Profile) -> dict[str, Actions]:
     found: dict[str, Actions] = {}
     for name, tags_of in of_each.items():
         # Classes of one label share their decisions: a tag is kept if any of them would keep it.
-        actions = found.setdefault(name, {block.name: {} for block in profile.blocks})
+        actions = found.setdefault(name, profile.everything_recomputed)
         for block in profile.blocks:
             actions[block.name] |= dict.fromkeys(tags_of(block), KEEP)
     return {n: a for n, a in found.items() if candidates.price_of(profile, a) is not None}

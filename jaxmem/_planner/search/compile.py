@@ -36,6 +36,15 @@ class CompiledStep:
     compiled: Compiled
     places: Places | None = None
 
+    @property
+    def total(self) -> int:
+        """Bytes on the device."""
+        return self.compiled.total_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        return self.compiled.host_bytes
+
 
 class Written(enum.Enum):
     """What the step is as its author wrote it, before a plan.
@@ -79,14 +88,14 @@ class StepCompiler:
 
     def compile(self, *many: Actions) -> list[CompiledStep]:
         """Compiles the step under each of `many` actions, side by side where the target allows."""
-        return all_compiled(self.attempt(*many))
+        return all_compiled(self.try_compile(*many))
 
-    def attempt(self, *many: Actions) -> list[CompiledStep | StepError]:
+    def try_compile(self, *many: Actions) -> list[CompiledStep | StepError]:
         """The same, with the error of each that XLA could not compile in its place."""
         self.compiles += len(many)
-        return self.weigh(*many)
+        return self.compile_buffers(*many)
 
-    def weigh(self, *many: Actions) -> list[CompiledStep | StepError]:
+    def compile_buffers(self, *many: Actions) -> list[CompiledStep | StepError]:
         """The same, not counted among the compiles."""
         start = time.perf_counter()
         futures = [self._begin(actions) for actions in many]  # before the first is waited for
@@ -100,8 +109,8 @@ class StepCompiler:
         return found
 
     def begin(self, actions: Actions) -> None:
-        """Begins a compile that `attempt` will be asked for. It gains where the backend compiles
-        beside what this process does: where its `width` is above 1.
+        """Begins a compile that `try_compile` will be asked for. It gains where the backend
+        compiles beside what this process does: where its `width` is above 1.
         """
         self._begun.append((actions, self._begin(actions)))
 
@@ -112,7 +121,7 @@ class StepCompiler:
                 return self._begun.pop(i)[1]
         return self.backend.assign(*self._stages(self.plan_of(actions)))
 
-    def prove(self, step: CompiledStep) -> CompiledStep:
+    def compile_fully(self, step: CompiledStep) -> CompiledStep:
         """Compiles a step whole, whose buffers alone were assigned; another is returned as it is.
 
         Raises StepError where XLA does not compile it.

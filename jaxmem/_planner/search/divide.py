@@ -22,10 +22,10 @@ from collections.abc import Iterator, Mapping
 from jaxmem._core.actions import KEEP, REST, Actions
 from jaxmem._core.groups import divided, divisible
 from jaxmem._core.profile import BlockClass, Profile
-from jaxmem._planner.search.clock import LEAST_GAIN, Clock
+from jaxmem._planner.search.estimates import MOST_ESTIMATES
 from jaxmem._planner.search.state import Search
+from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime
 from jaxmem._planner.search.trial import Trial
-from jaxmem._planner.search.walks import MOST_WALKS
 from jaxmem._planner.solve.memory import Expected
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solution import Solution, priced
@@ -187,7 +187,7 @@ def _peak(working: Working, groups: Groups, profile: Profile, solution: Solution
     return max(at_ends, *of_first) if of_first else at_ends
 
 
-def divide(search: Search, best: Trial, clock: Clock) -> tuple[Trial, Division | None]:
+def divide(search: Search, best: Trial, step_time: StepTime) -> tuple[Trial, Division | None]:
     """Returns the best plan that decides two groups of layers apart, with its division, if it
     is faster than `best` by `LEAST_GAIN` and compiles within the limits; else `best` and None.
 
@@ -195,14 +195,14 @@ def divide(search: Search, best: Trial, clock: Clock) -> tuple[Trial, Division |
     bytes alone, and may be wrong: where the clock calls such a plan slower, one without such
     layers is looked for.
     """
-    divided, division, slower = _divide(search, best, clock, whole=True)
+    divided, division, slower = _divide(search, best, step_time, whole=True)
     if division is None and slower:
-        divided, division, _ = _divide(search, best, clock, whole=False)
+        divided, division, _ = _divide(search, best, step_time, whole=False)
     return divided, division
 
 
 def _divide(
-    search: Search, best: Trial, clock: Clock, whole: bool
+    search: Search, best: Trial, step_time: StepTime, whole: bool
 ) -> tuple[Trial, Division | None, bool]:
     """The best plan of two groups of layers; `whole` allows that the last group is under no
     checkpoint. The third of what is returned says whether one with such layers fits, and the
@@ -215,33 +215,33 @@ def _divide(
     while search.compiles_left > 0:
         model = search.model()
         # The memory model is of layers alike and is not fitted to divided plans. What their
-        # predictions were short by, `short`, of walks or compiles, is added to its reference.
+        # predictions were short by, `short`, of estimates or compiles, is added to its reference.
         base = search.static + int(model.reference) + short
         problem = search.problem(model)
         stored = _share_stored(search, model) if whole else None
-        division = search.solved(best_division, problem.within(limits.room - base), stored)
+        division = search.solved(best_division, problem.within(limits.usable_bytes - base), stored)
         if division is None or division.solution.actions in seen:
             break
         if division.solution.cautious_seconds > worth:
             break
         seen.append(division.solution.actions)
         predicted = base + division.bytes
-        walked = _walked(search, division.solution.actions, best)
-        if walked is not None and walked > limits.room:
-            if len(seen) >= MOST_WALKS:
+        estimated = _estimated(search, division.solution.actions, best)
+        if estimated is not None and estimated > limits.usable_bytes:
+            if len(seen) >= MOST_ESTIMATES:
                 break
-            short += walked - predicted  # no compile is spent on what is not expected to fit
+            short += estimated - predicted  # no compile is spent on what is not expected to fit
             continue
-        (step,) = search.attempt(division.solution.actions, least=best.total)
+        (step,) = search.try_compile(division.solution.actions, least=best.total)
         if isinstance(step, StepError):
             break
-        told = predicted if walked is None else walked
+        told = predicted if estimated is None else estimated
         solution, told = division.solution, max(search.static, told)
         tried = Trial(step, solution.cost, told, solution.gap)
         short += tried.total - predicted
-        if tried.total > limits.room or tried.host_bytes > limits.host_room:
+        if not limits.allow(tried):
             continue
-        if clock.cautious(tried) >= clock.cautious(best):
+        if step_time.cautious(tried) >= step_time.cautious(best):
             slower = bool(division.groups.whole)
             break
         best, chosen = tried, division
@@ -249,12 +249,12 @@ def _divide(
     return best, chosen, slower
 
 
-def _walked(search: Search, actions: Actions, best: Trial) -> int | None:
+def _estimated(search: Search, actions: Actions, best: Trial) -> int | None:
     """Bytes of the step under actions of divided layers: those that `best` compiled to, and the
     difference of liveness estimates; None once estimates took too long.
     """
-    walks = search.walks
-    own, of_best = walks.told(actions), walks.told(best.actions)
+    estimates = search.estimates
+    own, of_best = estimates.estimate(actions), estimates.estimate(best.actions)
     return None if own is None or of_best is None else best.total + own - of_best
 
 

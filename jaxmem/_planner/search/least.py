@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from jaxmem._core.actions import Actions
 from jaxmem._planner.search.candidates import is_among
-from jaxmem._planner.search.descent import descended
 from jaxmem._planner.search.factors import Factors, rescaled
+from jaxmem._planner.search.local_search import local_search
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.problem import Problem
@@ -31,11 +31,11 @@ def least(search: Search, refused: Sequence[Actions] = ()) -> list[Solution]:
     problem = _timeless(search, refused)
     key = f"{sorted(problem.open_choices().items())} {problem.host_room} {problem.excluded}"
     known = search.history.recall_least(key)
-    nothing: Actions = {block.name: {} for block in problem.profile.blocks}
+    nothing: Actions = problem.profile.everything_recomputed
     saved = least_bytes(problem)
     starts = [nothing, *([] if saved is None else [saved.actions])]
     if known is None:
-        found = descended(starts, problem, search.walks.least, 0.0)
+        found = local_search(starts, problem, search.estimates.estimate_for_least, 0.0)
         if found is not None:
             known = found.actions
             search.history.remember_least(key, known)
@@ -50,15 +50,15 @@ def corrected(search: Search, known: Sequence[Trial], refused: Sequence[Actions]
     refused: what XLA did not compile.
     """
     problem = _timeless(search, refused)
-    expected = search.walks.expecting([(t.actions, t.working) for t in known])
-    found = descended([t.actions for t in known], problem, expected, 0.0)
+    expected = search.estimates.expecting([(t.actions, t.working) for t in known])
+    found = local_search([t.actions for t in known], problem, expected, 0.0)
     return _each(search, [] if found is None else [found.actions])
 
 
 def _timeless(search: Search, refused: Sequence[Actions]) -> Problem:
     """The problem without a limit on device bytes, in which nothing takes time."""
     profile = rescaled(search.profile, Factors(0.0, 0.0, 0.0))
-    return Problem(profile, None, search.limits.host_room, excluded=tuple(refused))
+    return Problem(profile, None, search.limits.host_bytes, excluded=tuple(refused))
 
 
 def _each(search: Search, many: Sequence[Actions]) -> list[Solution]:

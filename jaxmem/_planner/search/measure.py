@@ -173,9 +173,9 @@ def _compiled(search: Search, actions: Actions) -> Trial | None:
     model = search.model()
     solution = priced(search.problem(model), actions)
     predicted = search.predicted(solution.saved_bytes + model.predict(solution.actions))
-    if predicted > (1 + OVER) * limits.room or solution.host_bytes > limits.host_room:
+    if predicted > (1 + OVER) * limits.usable_bytes or solution.host_bytes > limits.host_bytes:
         return None
-    (step,) = search.attempt(solution.actions)
+    (step,) = search.try_compile(solution.actions)
     if not isinstance(step, CompiledStep):
         return None
     trial = Trial(step, evaluate(search.profile, solution.actions), predicted)

@@ -3,10 +3,11 @@ and solves again.
 
 A compile takes far longer than a solve, so that a search is bounded by its number of compiles. Its
 phases are `begin` (everything kept, the step as written, and a first guess), `refine` (the best
-plan that fits), `look_for_lossless` (the best that uses no lossy codec), `polish` (changes that
-whole steps are compiled for, where that is quick) and `divide` (two groups of layers, where that is
-faster). Where everything fits, `hasten` (a plan that is faster than the step without one) takes the
-place of `refine`; where nothing does, `compile_least` compiles what takes the least bytes.
+plan that fits), `look_for_lossless` (the best that uses no lossy codec), `refine_by_whole_steps`
+(changes that whole steps are compiled for, where that is quick) and `divide` (two groups of layers,
+where that is faster). Where everything fits, `hasten` (a plan that is faster than the step without
+one) takes the place of `refine`; where nothing does, `compile_least` compiles what takes the least
+bytes.
 """
 
 import dataclasses
@@ -15,12 +16,12 @@ from collections.abc import Mapping, Sequence
 
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.begin import begin, time_baselines
-from jaxmem._planner.search.clock import LEAST_GAIN, Clock
 from jaxmem._planner.search.divide import Division, divide
 from jaxmem._planner.search.least import corrected, least
-from jaxmem._planner.search.polish import polish
 from jaxmem._planner.search.state import Search, warn_left_out
+from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime
 from jaxmem._planner.search.trial import Trial
+from jaxmem._planner.search.whole_steps import refine_by_whole_steps
 from jaxmem._planner.solve.problem import Key, Problem
 from jaxmem._planner.solve.solution import Solution
 from jaxmem.errors import StepError
@@ -62,7 +63,7 @@ def find_plan(search: Search, arguments: int) -> Found:
     """
     begin(search, arguments)
     time_baselines(search)
-    if search.baseline.total <= search.limits.room:
+    if search.baseline.total <= search.limits.usable_bytes:
         hasten(search)
     else:
         refine(search)
@@ -72,13 +73,13 @@ def find_plan(search: Search, arguments: int) -> Found:
             return Found(search, proven, None)
     if search.careful:
         look_for_lossless(search)
-    corrections = polish(search)
+    corrections = refine_by_whole_steps(search)
     more = 0  # bytes that something which did not fit took, compiled whole, beyond its buffers
     while search.fitting or search.checkpointed_fits:
         # Where compiles end before they are done, only what would be returned is compiled whole. It
         # may take more then, and something else is the best.
         for trial, groups in _ranked(search, more):
-            proven = search.proven(trial)
+            proven = search.compiled_fully(trial)
             if proven is not None and search.limits.allow(proven):
                 return Found(search, proven, groups, corrections)
             more = max(more, 1, 0 if proven is None else proven.total - trial.total)
@@ -91,14 +92,14 @@ def look_for_lossless(search: Search) -> None:
     what is compiled decides whether one fits, not what was expected.
     """
     limits = search.limits
-    clock = search.clock
-    best = min(search.fitting, key=clock.cautious, default=None)
+    step_time = search.step_time
+    best = min(search.fitting, key=step_time.cautious, default=None)
     if best is None or not best.cost.is_lossy:
         return
     exact = search.without_loss()
     for _ in range(LOSSLESS_COMPILES):
         fitting = [t for t in search.fitting if not t.cost.is_lossy]
-        if any(t.total >= ENOUGH * limits.room for t in fitting):
+        if any(t.total >= ENOUGH * limits.usable_bytes for t in fitting):
             return
         picks = search.solved(candidates.within_budget, exact, 2)
         if not (fresh := _fresh(search, picks)) and not fitting:
@@ -115,7 +116,7 @@ def _compile(search: Search, picks: list[Solution]) -> None:
         return
     # Each trial keeps what the model said before it learned of the trial.
     expected = [search.expected(pick) for pick in picks]
-    steps = search.attempt(*(p.actions for p in picks), least=search.least)
+    steps = search.try_compile(*(p.actions for p in picks), least=search.least)
     for step, pick, predicted in zip(steps, picks, expected):
         if isinstance(step, StepError):
             search.refused.append(pick.actions)
@@ -144,7 +145,7 @@ def hasten(search: Search) -> None:
     than the step as it is, which fits.
     """
 
-    problem = Problem(search.profile, None, search.limits.host_room)
+    problem = Problem(search.profile, None, search.limits.host_bytes)
     best = search.solved(candidates.fastest, problem)
     most = search.baseline.cost.seconds - LEAST_GAIN * search.profile.step_seconds
     if best is None or best.cautious_seconds >= most:
@@ -153,7 +154,7 @@ def hasten(search: Search) -> None:
         return
     if candidates.is_among(best.actions, search.compiled):
         return
-    (step,) = search.attempt(best.actions, least=search.baseline.total)
+    (step,) = search.try_compile(best.actions, least=search.baseline.total)
     if not isinstance(step, StepError):
         search.tried.append(Trial(step, best.cost, search.expected(best), best.gap))
 
@@ -165,18 +166,18 @@ def refine(search: Search) -> None:
     limits = search.limits
     width = search.steps.backend.width
     # No assignment of tags is faster than the best one without a limit on device bytes.
-    best = search.solved(candidates.fastest, Problem(search.profile, None, limits.host_room))
+    best = search.solved(candidates.fastest, Problem(search.profile, None, limits.host_bytes))
     least_seconds = best.cautious_seconds if best else 0.0
     while (left := search.compiles_left) > 0:
         within, model = search.within_budget, search.model()
         # A plan that an earlier search saw fit is compiled before anything is called enough:
         # else a search with more history could return a slower plan than one with less.
-        clock = search.clock
-        earlier = candidates.recalled(search, search.problem(model), clock.cautious)
+        step_time = search.step_time
+        earlier = candidates.recalled(search, search.problem(model), step_time.cautious)
         # A plan that fills the room, or is as fast as one without a limit, ends the search. One
         # of unknown worth, found by small changes, does not by filling it.
         done = any(
-            (t.total >= ENOUGH * limits.room and t.gap < math.inf)
+            (t.total >= ENOUGH * limits.usable_bytes and t.gap < math.inf)
             or t.cost.cautious_seconds <= least_seconds
             for t in within
         )
@@ -201,7 +202,7 @@ def refine(search: Search) -> None:
 
 def _exceeds_by_far(search: Search, total: int) -> bool:
     """Whether so many bytes are over the room by much."""
-    room = search.limits.room
+    room = search.limits.usable_bytes
     return total > room + HOPELESS * (room - search.static)
 
 
@@ -219,14 +220,14 @@ def _fresh(search: Search, picks: list[Solution]) -> list[Solution]:
 def _proven_least(search: Search) -> Trial | None:
     """What fits once it is compiled whole, of what takes the least buffers, which do not fit."""
     limits = search.limits
-    near = dataclasses.replace(limits, room=int((1 + BUFFERS_DIFFER) * limits.room))
+    near = dataclasses.replace(limits, usable_bytes=int((1 + BUFFERS_DIFFER) * limits.usable_bytes))
     if not search.steps.backend.assigns or search.fitting or search.checkpointed_fits:
         return None
     own = [] if search.checkpointed is None else [search.checkpointed]
     likely = [t for t in (*search.compiled, *own) if near.allow(t)]
     for trial in sorted(likely, key=lambda t: t.total)[:MOST_PROVEN]:
         try:
-            proven = search.proven(trial)
+            proven = search.compiled_fully(trial)
         except StepError as error:  # of everything kept: the others may still fit
             warn_left_out(trial.actions, error)
             continue
@@ -240,42 +241,44 @@ def _ranked(search: Search, more: int) -> list[tuple[Trial, Division | None]]:
 
     more: bytes that something which did not fit took, compiled whole, beyond its buffers.
     """
-    limits, clock = search.limits, search.clock
+    limits, step_time = search.limits, search.step_time
     found: list[tuple[Trial, Division | None]] = []
     if search.fitting:
         fits = limits.allow(search.baseline)
         # Each costs a whole compile, which what is as near to the room would fail in as well.
-        likely = [t for t in search.fitting if t.total + more <= limits.room]
-        best = min(likely or search.fitting, key=lambda t: (clock.cautious(t), t.total))
+        likely = [t for t in search.fitting if t.total + more <= limits.usable_bytes]
+        best = min(likely or search.fitting, key=lambda t: (step_time.cautious(t), t.total))
         # A step that fits stays as it is unless a plan is faster by what is worth a word. Times
         # that are computed from a device's rates are too rough to say so.
         rough = search.profile.time_source == "roofline"
-        if fits and (rough or clock.cautious(best) > (1 - LEAST_GAIN) * clock.base):
+        if fits and (rough or step_time.cautious(best) > (1 - LEAST_GAIN) * step_time.base):
             best = search.baseline
-        best = _worth_its_loss(search, clock, best, likely or search.fitting)
+        best = _worth_its_loss(search, step_time, best, likely or search.fitting)
         alone = fits or more > 0
-        divided, division = (best, None) if alone else divide(search, best, clock)
-        if _worth_its_loss(search, clock, divided, [best]) is best:
+        divided, division = (best, None) if alone else divide(search, best, step_time)
+        if _worth_its_loss(search, step_time, divided, [best]) is best:
             divided, division = best, None
         found = [(divided, division), (best, None)][divided is best :]
     if (own := search.checkpointed_fits) is not None:
-        worth = (1 - LEAST_GAIN) * clock.of(own)
+        worth = (1 - LEAST_GAIN) * step_time.of(own)
         faster = [
             each
             for each in found
-            if clock.cautious(each[0]) <= worth
-            and _worth_its_loss(search, clock, each[0], [own]) is not own
+            if step_time.cautious(each[0]) <= worth
+            and _worth_its_loss(search, step_time, each[0], [own]) is not own
         ]
         found = [*faster, (own, None), *(each for each in found if each not in faster)]
     return found
 
 
-def _worth_its_loss(search: Search, clock: Clock, best: Trial, others: Sequence[Trial]) -> Trial:
+def _worth_its_loss(
+    search: Search, step_time: StepTime, best: Trial, others: Sequence[Trial]
+) -> Trial:
     """`best`, or where that loses accuracy for less than is noticed, the fastest of `others` that
     does not.
     """
     exact = [t for t in others if not t.cost.is_lossy]
     if not (search.careful and best.cost.is_lossy and exact):
         return best
-    other = min(exact, key=lambda t: (clock.of(t), t.total))
-    return best if clock.is_worth_losing(best, other) else other
+    other = min(exact, key=lambda t: (step_time.of(t), t.total))
+    return best if step_time.is_worth_losing(best, other) else other

@@ -10,11 +10,11 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._cost.profile.times import check_goes_on, is_beside_training
-from jaxmem._planner.search.clock import Clock, clock_of
 from jaxmem._planner.search.compile import CompiledStep, StepCompiler, all_compiled
+from jaxmem._planner.search.estimates import Estimates, agreed
 from jaxmem._planner.search.history import History
+from jaxmem._planner.search.step_time import StepTime, step_time_of
 from jaxmem._planner.search.trial import Limits, Trial
-from jaxmem._planner.search.walks import Walks, agreed
 from jaxmem._planner.solve.memory import Expected
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solution import Solution
@@ -34,7 +34,7 @@ class Search:
     limits: the bytes that a plan may take.
     steps: compiles the step, and counts compiles.
     history: the compiles of earlier searches.
-    walks: liveness estimates of plans that were not compiled.
+    estimates: liveness estimates of plans that were not compiled.
     written_history: earlier compiles of the step as written, where it has checkpoints of its own;
       else None.
     careful: whether a lossy codec must gain what a user would notice, as `Allowed` has it.
@@ -53,7 +53,7 @@ class Search:
     limits: Limits
     steps: StepCompiler
     history: History
-    walks: Walks
+    estimates: Estimates
     written_history: History | None = None
     careful: bool = False
     lossless: bool = False
@@ -66,9 +66,9 @@ class Search:
     baseline: Trial = dataclasses.field(init=False)
 
     @property
-    def clock(self) -> Clock:
+    def step_time(self) -> StepTime:
         """Tells the seconds of whole steps."""
-        return clock_of(self.profile, self.baseline, self.steps.backend.target)
+        return step_time_of(self.profile, self.baseline, self.steps.backend.target)
 
     def solved(self, solver, *arguments):
         """What `solver` returns, and its time added to `solve_seconds`."""
@@ -102,7 +102,7 @@ class Search:
 
         `least` is the least bytes that compiled so far, for the log.
         """
-        return all_compiled(self.attempt(*many, least=least))
+        return all_compiled(self.try_compile(*many, least=least))
 
     def timed(self, *trials: Trial) -> list[Trial]:
         """The trials with measured seconds, those aside that do not run here, or not within this
@@ -126,7 +126,9 @@ class Search:
                     known[i] = self.history_of(trials[i].actions).remember_seconds(own)
         return [dataclasses.replace(t, measured_seconds=s) for t, s in zip(trials, known)]
 
-    def attempt(self, *many: Actions, least: int | None = None) -> list[CompiledStep | StepError]:
+    def try_compile(
+        self, *many: Actions, least: int | None = None
+    ) -> list[CompiledStep | StepError]:
         """The same, with the error of each that XLA does not compile in its place: XLA has defects,
         and one plan that meets them is no reason to have none.
         """
@@ -145,7 +147,7 @@ class Search:
             so_far,
             extra={"done": done, "of": most},
         )
-        found = self.steps.attempt(*many)
+        found = self.steps.try_compile(*many)
         for actions, step in zip(many, found):
             if isinstance(step, CompiledStep):
                 self.history_of(step.actions).remember(step)
@@ -196,21 +198,21 @@ class Search:
     @property
     def within_budget(self) -> list[Trial]:
         """What fits on the device, whether its host memory fits or not."""
-        return [t for t in self.compiled if t.total <= self.limits.room]
+        return [t for t in self.compiled if t.total <= self.limits.usable_bytes]
 
     @property
     def fitting(self) -> list[Trial]:
         """What fits on the device and in host memory."""
         return [t for t in self.compiled if self.limits.allow(t)]
 
-    def proven(self, trial: Trial) -> Trial | None:
+    def compiled_fully(self, trial: Trial) -> Trial | None:
         """Returns a trial as its whole compile is, which takes its place; None where XLA does not
         compile it.
 
         Raises StepError where that is the step with everything kept.
         """
         try:
-            step = self.steps.prove(trial.step)
+            step = self.steps.compile_fully(trial.step)
         except StepError as error:
             if trial is self.baseline:
                 raise
@@ -235,33 +237,33 @@ class Search:
         first compile that has choices is its reference.
         """
         known = [*self.compiled, *self.recalled]
-        return self.walks.model([(t.actions, t.working) for t in known])
+        return self.estimates.model([(t.actions, t.working) for t in known])
 
     def expected(self, solution: Solution) -> int:
-        """Bytes of the step that a solution is expected to compile to, which it is walked through
-        for.
+        """Bytes of the step that a solution is expected to compile to, of which it
+        makes a liveness estimate.
         """
-        self.walks.learn(solution.actions)
+        self.estimates.learn(solution.actions)
         return self.predicted(solution.saved_bytes + self.model().predict(solution.actions))
 
     def agreed(
         self, ask: Callable[[Problem], Solution | None], share: float = 1.0
     ) -> Solution | None:
-        """Returns what `ask` answers to the problem of a `share` of the room, when walks agree that
-        it fits.
+        """Returns what `ask` answers to the problem of a `share` of the room, when estimates agree
+        that it fits.
         """
-        beside = self.limits.room * share - self.static
-        return agreed(lambda m: ask(self.problem(m, share)), self.model, beside, self.walks)
+        beside = self.limits.usable_bytes * share - self.static
+        return agreed(lambda m: ask(self.problem(m, share)), self.model, beside, self.estimates)
 
     def problem(self, model: Expected, share: float = 1.0) -> Problem:
         """Returns what the solver is asked: its room is what is left of a `share` of the limits'
         room beside the arguments and the working memory of the model's reference.
         """
-        room = int(self.limits.room * share) - self.static - int(model.reference)
+        room = int(self.limits.usable_bytes * share) - self.static - int(model.reference)
         problem = Problem(
             self.profile,
             room,
-            self.limits.host_room,
+            self.limits.host_bytes,
             model.working,
             excluded=tuple(self.refused),
             time_limit=SOLVE_SECONDS,

@@ -40,11 +40,11 @@ class Trial:
 
     @property
     def total(self) -> int:
-        return self.step.compiled.total_bytes
+        return self.step.total
 
     @property
     def host_bytes(self) -> int:
-        return self.step.compiled.host_bytes
+        return self.step.host_bytes
 
     @property
     def xla_seconds(self) -> float | None:
@@ -67,17 +67,17 @@ class Limits:
     """What a plan may take, in bytes.
 
     budget: what was asked for.
-    room: the part of the budget that a plan may use; the rest is left for the device.
-    host_room: what may lie in host memory.
+    usable_bytes: the part of the budget that a plan may use; the device needs the rest.
+    host_bytes: the bytes that a plan may store in host memory.
     """
 
     budget: int
-    room: int
-    host_room: int
+    usable_bytes: int
+    host_bytes: int
 
-    def allow(self, trial: Trial) -> bool:
-        """Whether it fits on the device and in host memory."""
-        return trial.total <= self.room and trial.host_bytes <= self.host_room
+    def allow(self, step: Trial | CompiledStep) -> bool:
+        """Whether a compiled step fits on the device and in host memory."""
+        return step.total <= self.usable_bytes and step.host_bytes <= self.host_bytes
 
 
 def cost_as_written(profile: Profile, kept: Trial, step: CompiledStep) -> Cost:
@@ -89,17 +89,17 @@ def cost_as_written(profile: Profile, kept: Trial, step: CompiledStep) -> Cost:
     kept: the step with everything kept.
     step: the step as written.
     """
-    nothing = evaluate(profile, {block.name: {} for block in profile.blocks})
+    nothing = evaluate(profile, profile.everything_recomputed)
     recomputed = sum(b.runs * c.flops for b, c in zip(profile.blocks, nothing.blocks))
     more = step.compiled.matmul_flops - kept.step.compiled.matmul_flops
     share = min(1.0, max(0.0, more / recomputed)) if recomputed else 0.0
     between = lambda least, most: least + share * (most - least)
-    exposed = _exposed(profile, step.compiled.host_bytes)
-    saved = step.compiled.total_bytes - step.compiled.argument_bytes - kept.working
+    exposed = _exposed(profile, step.host_bytes)
+    saved = step.total - step.compiled.argument_bytes - kept.working
     return dataclasses.replace(
         nothing,
         saved_bytes=max(0, saved),
-        host_bytes=step.compiled.host_bytes,
+        host_bytes=step.host_bytes,
         seconds=between(kept.cost.seconds, nothing.seconds) + exposed,
         recompute_seconds=between(0.0, nothing.recompute_seconds),
         host_seconds=exposed,

@@ -60,8 +60,8 @@ def _check_limits(problem: Problem) -> None:
 def _check_graph(block: BlockClass) -> None:
     """Raises SolverError unless every value that is read is an input, free, or made before.
 
-    The walks in `cost` and `demand` go through the equations once, from the last to the first. So
-    they would miss what is demanded of an equation that stands after its own readers.
+    The walks in `cost` and `demand` go through the equations once, from the last to the first.
+    So they would miss what is demanded of an equation that stands after its own readers.
     """
     if block.input_seconds and len(block.input_seconds) != len(block.inputs):
         raise SolverError(

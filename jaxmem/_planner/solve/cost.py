@@ -1,4 +1,4 @@
-"""The price of a given assignment, by a walk over each block's graph.
+"""The price of a given assignment, by an estimate over each block's graph.
 
 It knows nothing of the mixed-integer program (`program.py`), whose answers it checks: the price of
 a solution is always the one that is told here.
@@ -199,8 +199,8 @@ def _check_names(profile: Profile, actions: Actions) -> None:
 def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> BlockCost:
     if choices.get(REST) == KEEP:
         return _everything_cost(block)
-    # First: what is demanded. Equations are in topological order, so that the walk from the last
-    # one meets every reader of a value before the equation that makes it.
+    # First: what is demanded. Equations are in topological order, so that the estimate from the
+    # last one meets every reader of a value before the equation that makes it.
     free = set(block.free)
     demanded = set(block.needed) - free
     recomputed: list[int] = []

@@ -38,7 +38,7 @@ class Demand:
 
 
 def demand_of(block: BlockClass) -> Demand:
-    """Reduces a block's graph by one walk from its last equation to its first."""
+    """Reduces a block's graph by one estimate from its last equation to its first."""
     free = set(block.free)
     demanders: dict[int, set[int]] = defaultdict(set)  # value -> who demands it, as in a When
     for v in block.needed:

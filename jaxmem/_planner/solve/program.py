@@ -151,7 +151,7 @@ class MixedIntegerProgram:
         """The assignment that was found. A binary variable may come out as 0.9999999, hence the
         maximum.
         """
-        result: Actions = {b.name: {} for b in self._profile.blocks}
+        result: Actions = self._profile.everything_recomputed
         for (label, name), open_ in self._choices.items():
             result[label][name] = max(
                 open_, key=lambda c: self._pick[label, name, c].varValue or 0.0

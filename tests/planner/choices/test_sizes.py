@@ -13,7 +13,7 @@ import pytest
 import jaxmem
 from jaxmem._planner.boundary import Boundary, of_size, within
 from jaxmem._planner.search.trial import Limits
-from jaxmem._planner.sizes import Walked, possible
+from jaxmem._planner.sizes import StepSizes, possible
 from jaxmem._result.plan.rows import Point
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
@@ -90,10 +90,10 @@ def test_multiples_of_what_the_step_can_be_traced_for_may_be_taken(microbatches,
     with backend_for(Target.parse("local")) as backend:
         limits = Limits(2**30, 2**30, 2**30)
         made = functools.partial(build, microbatches=most)
-        walked = Walked(made, (state(), tokens), backend, limits, ["actions"])
-        found = possible(walked, None, numbers)
+        estimated = StepSizes(made, (state(), tokens), backend, limits, ["actions"])
+        found = possible(estimated, None, numbers)
         assert found[:3] == range(least, 4 * least, least)
-        assert list(possible(walked, (8, 4, 8), numbers)) == [4, 8]
+        assert list(possible(estimated, (8, 4, 8), numbers)) == [4, 8]
 
 
 def test_a_divided_step_is_walked_through_as_the_part_of_one_device():
@@ -103,7 +103,7 @@ def test_a_divided_step_is_walked_through_as_the_part_of_one_device():
 
     with backend_for(Target.parse("h200:2")) as backend:
         limits = Limits(2**30, 2**30, 2**30)
-        of = lambda build, decide: Walked(build, (state(), tokens), backend, limits, decide)
+        of = lambda build, decide: StepSizes(build, (state(), tokens), backend, limits, decide)
         two, one = of(divided, ["actions", "states", "sharding"]), of(build, ["actions", "states"])
         assert 2 * (two.least(16) - two.least(8)) == one.least(16) - one.least(8)
         assert two.kept(16) > two.least(16)
@@ -222,8 +222,8 @@ def test_the_last_within_a_room_is_that_of_all(grows, count):
 SEARCHED = range(8, 8001, 8)
 
 
-def searched(true, walked, told=True, seconds=lambda n: 1.0):
-    """A boundary whose plans need `true` bytes, where walks say `walked`."""
+def searched(true, estimated, told=True, seconds=lambda n: 1.0):
+    """A boundary whose plans need `true` bytes, where estimates say `estimated`."""
     made = []
 
     def plan_at(size):
@@ -233,7 +233,7 @@ def searched(true, walked, told=True, seconds=lambda n: 1.0):
         points = (Point(int(true(size)), 1.0),) if told else ()
         return dataclasses.replace(plans.plan(), points=points, predicted_seconds=seconds(size))
 
-    return Boundary(SEARCHED, walked, ROOM, plan_at), made
+    return Boundary(SEARCHED, estimated, ROOM, plan_at), made
 
 
 TRUE = [lambda n: 2000 + 3 * n, lambda n: 2000 + n * n // 500, lambda n: n, lambda n: 9000 + n]

@@ -1,4 +1,4 @@
-"""Walks teach the solver: it is asked again until what it answers is expected to fit."""
+"""Estimates teach the solver: it is asked again until what it answers is expected to fit."""
 
 import types
 from typing import Any
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxmem._core.actions import KEEP, RECOMPUTE
-from jaxmem._planner.search.walks import MOST_WALKS, Walks, agreed
+from jaxmem._planner.search.estimates import MOST_ESTIMATES, Estimates, agreed
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solve import least_bytes, solve
@@ -22,18 +22,18 @@ pytestmark = pytest.mark.core
 MADE = profile(chain(layers=4, runs=4))
 NOTHING = {"block": {}}
 BACKEND = types.SimpleNamespace(assigns=False)
-# Traces nothing: `Told` knows what a walk would tell.
+# Traces nothing: `Told` knows what an estimate would tell.
 NOBODY: Any = types.SimpleNamespace(backend=BACKEND)
 
 
-class Told(Walks):
-    """Walks whose working bytes are told by a function of the actions."""
+class Told(Estimates):
+    """Estimates whose working bytes are told by a function of the actions."""
 
     def __init__(self, working):
         super().__init__(NOBODY, MADE)
         self._working, self.asked = working, []
 
-    def beside_arguments(self, actions):
+    def temporary_bytes(self, actions):
         self.asked.append(actions)
         return evaluate(MADE, actions).saved_bytes + self._working(actions)
 
@@ -53,33 +53,39 @@ def drawn(sizes):
     return working
 
 
-def asked(room, walks):
+def asked(room, estimates):
     def ask(model):
         problem = Problem(MADE, room - int(model.reference), working=model.working)
         return solve(problem) or least_bytes(problem)
 
-    return agreed(ask, lambda: walks.model([]), room, walks)
+    return agreed(ask, lambda: estimates.model([]), room, estimates)
 
 
 @hypothesis.settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 300), min_size=7, max_size=7), st.integers(0, 900))
 def test_the_answer_fits_or_was_asked_for_again(sizes, room):
-    walks = Told(drawn(sizes))
-    walks.learn(NOTHING)
-    answer = asked(room, walks)
+    estimates = Told(drawn(sizes))
+    estimates.learn(NOTHING)
+    answer = asked(room, estimates)
     assert answer is not None
     total = answer.saved_bytes + drawn(sizes)(answer.actions)
-    if total > room:  # walks did not help: all were used up, or the last two answers were the same
-        known = [stored(actions) for actions in walks.asked]
-        assert len(walks.asked) > MOST_WALKS or stored(answer.actions) in known
-    # nothing is walked through twice
-    assert len(walks.asked) == len({repr(stored(a)) for a in walks.asked}) <= MOST_WALKS + 1
+    if (
+        total > room
+    ):  # estimates did not help: all were used up, or the last two answers were the same
+        known = [stored(actions) for actions in estimates.asked]
+        assert len(estimates.asked) > MOST_ESTIMATES or stored(answer.actions) in known
+    # nothing is estimated twice
+    assert (
+        len(estimates.asked)
+        == len({repr(stored(a)) for a in estimates.asked})
+        <= MOST_ESTIMATES + 1
+    )
 
 
 def test_a_walk_that_tells_of_more_memory_makes_the_solver_ask_for_less():
     generous, strict = Told(lambda _: 0), Told(lambda actions: 400 * bool(actions["block"]))
-    for walks in (generous, strict):
-        walks.learn(NOTHING)
+    for estimates in (generous, strict):
+        estimates.learn(NOTHING)
     room = evaluate(MADE, {"block": {"u": KEEP, "v": KEEP}}).saved_bytes
     free, bound = asked(room, generous), asked(room, strict)
     assert free is not None
@@ -90,39 +96,39 @@ def test_a_walk_that_tells_of_more_memory_makes_the_solver_ask_for_less():
 
 def test_compiles_tell_by_how_much_walks_are_off():
     kept = {"block": {"u": KEEP}}
-    walks = Told(lambda _: 100)
-    walks.learn(NOTHING)
-    walks.learn(kept)
-    model = walks.model([(NOTHING, 170.0)])
+    estimates = Told(lambda _: 100)
+    estimates.learn(NOTHING)
+    estimates.learn(kept)
+    model = estimates.model([(NOTHING, 170.0)])
     assert model.predict(NOTHING) == 170
     assert model.predict(kept) == pytest.approx(170, abs=1)
-    # what nobody walked through is told by the fitted sum
+    # what nobody estimated is told by the fitted sum
     assert model.predict({"block": {"v": KEEP}}) > 0
 
 
 def test_walks_that_teach_and_others_take_time_of_their_own(monkeypatch):
-    walks = Told(lambda _: 0)
-    monkeypatch.setattr("jaxmem._planner.search.walks.MOST_SECONDS_OF_OTHERS", -1.0)
-    assert walks.told(NOTHING) is None
-    assert walks.learn(NOTHING)
-    assert walks.told(NOTHING) is not None, "it is known by now"
+    estimates = Told(lambda _: 0)
+    monkeypatch.setattr("jaxmem._planner.search.estimates.MOST_SECONDS_OF_OTHERS", -1.0)
+    assert estimates.estimate(NOTHING) is None
+    assert estimates.learn(NOTHING)
+    assert estimates.estimate(NOTHING) is not None, "it is known by now"
 
 
 def test_walks_end_when_they_take_too_long(monkeypatch):
-    walks = Told(lambda _: 0)
-    monkeypatch.setattr("jaxmem._planner.search.walks.MOST_SECONDS", -1.0)
-    assert not walks.learn(NOTHING)
+    estimates = Told(lambda _: 0)
+    monkeypatch.setattr("jaxmem._planner.search.estimates.MOST_SECONDS", -1.0)
+    assert not estimates.learn(NOTHING)
     with pytest.raises(SolverError, match="`history` is empty"):
-        walks.model([])
+        estimates.model([])
 
 
 @pytest.mark.parametrize("target", ["v5e:4", "v5p:2x2x1"])
 def test_of_absent_tpus_the_same_programs_run_kernels_as_of_those_at_hand(target):
     """No step is traced to ask for a difference, which a plan would then tell of."""
     with backend_for(Target.parse(target)) as backend:
-        walks = Walks(types.SimpleNamespace(backend=backend), MADE, shards=4)
-        assert walks.more_by_kernels(NOTHING) is None
+        estimates = Estimates(types.SimpleNamespace(backend=backend), MADE, shards=4)
+        assert estimates.more_by_kernels(NOTHING) is None
     with backend_for(Target.parse("h200:4")) as backend:
-        walks = Walks(types.SimpleNamespace(backend=backend), MADE, shards=4)
+        estimates = Estimates(types.SimpleNamespace(backend=backend), MADE, shards=4)
         with pytest.raises(AttributeError, match="trace"):
-            walks.more_by_kernels(NOTHING)
+            estimates.more_by_kernels(NOTHING)

@@ -15,8 +15,8 @@ from jaxmem._core.profile import Option
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.candidates import hand_policies
 from jaxmem._planner.search.compile import CompiledStep
-from jaxmem._planner.search.polish import polish
 from jaxmem._planner.search.trial import Limits, Trial
+from jaxmem._planner.search.whole_steps import refine_by_whole_steps
 from jaxmem._planner.solve.cost import effective, evaluate
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._target.compiled.compiled import Compiled
@@ -45,7 +45,7 @@ class Steps:
         told = Compiled(total, STATIC, 0, 0, 0, cost.host_bytes, seconds, 0, 0, 0.0)
         return CompiledStep(actions, told)
 
-    def weigh(self, *many):
+    def compile_buffers(self, *many):
         self.weighed += many
         refused = lambda actions: effective(self.made, actions) in self.refused
         return [StepError("no") if refused(a) else self.step(a) for a in many]
@@ -59,7 +59,7 @@ def polished(made, errors, room, start, host_room=10**9, refused=()):
     limits = Limits(room, room, host_room)
     everything = {b.name: {REST: KEEP} for b in made.blocks}
     search = searches.search(made, limits, trial(everything), [trial(start)], steps)
-    polish(search)
+    refine_by_whole_steps(search)
     best = min(search.fitting, key=lambda t: t.xla_seconds + t.cost.doubt_seconds, default=None)
     return best, search, steps
 
@@ -159,7 +159,7 @@ def test_nothing_is_weighed_where_a_whole_compile_alone_tells():
     steps.backend.assigns = False
     everything = {"block": {REST: KEEP}}
     start = Trial(steps.step(everything), evaluate(made, everything), 0)
-    polish(searches.search(made, Limits(10**6, 10**6, 0), start, steps=steps))
+    refine_by_whole_steps(searches.search(made, Limits(10**6, 10**6, 0), start, steps=steps))
     assert not steps.weighed
 
 

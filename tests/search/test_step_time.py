@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from jaxmem._core.actions import KEEP, OFFLOAD, REST
-from jaxmem._planner.search.clock import clock_of
 from jaxmem._planner.search.compile import CompiledStep
+from jaxmem._planner.search.step_time import step_time_of
 from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._target.compiled.compiled import Compiled
@@ -24,35 +24,35 @@ def trial(tags, xla_seconds=None):
     return Trial(CompiledStep(actions, compiled), evaluate(MADE, actions), 100)
 
 
-def clock(baseline=None, measured=None):
+def step_time(baseline=None, measured=None):
     kept = dataclasses.replace(trial(EVERYTHING, baseline), measured_seconds=measured)
-    return clock_of(MADE, kept, Target.parse("h200"))
+    return step_time_of(MADE, kept, Target.parse("h200"))
 
 
 def test_a_run_tells_more_than_an_estimate_and_that_more_than_pieces():
-    assert (clock(20.0, 30.0).base, clock(20.0, 30.0).source) == (30.0, "measured")
-    assert (clock(20.0).base, clock(20.0).source) == (20.0, "xla")
-    assert clock().source == "pieces"
-    assert clock().base > MADE.step_seconds, "and what is outside of blocks"
+    assert (step_time(20.0, 30.0).base, step_time(20.0, 30.0).source) == (30.0, "measured")
+    assert (step_time(20.0).base, step_time(20.0).source) == (20.0, "xla")
+    assert step_time().source == "pieces"
+    assert step_time().base > MADE.step_seconds, "and what is outside of blocks"
 
 
 def test_a_plan_costs_or_gains_what_its_pieces_do():
-    now = clock(measured=30.0)
+    now = step_time(measured=30.0)
     kept, coded, nothing = trial({"u": KEEP, "v": KEEP}), trial({"u": INT4}), trial({})
     for one in (kept, coded, nothing):
         apart = one.cost.seconds - trial(EVERYTHING).cost.seconds
         assert now.of(one) == pytest.approx(30.0 + apart)
     assert now.of(nothing) > 30.0
     assert now.seconds(trial(EVERYTHING).cost) == 30.0
-    assert clock(measured=1e-9).of(trial(EVERYTHING)) >= 0.0
+    assert step_time(measured=1e-9).of(trial(EVERYTHING)) >= 0.0
 
 
 def test_estimates_of_whole_steps_are_compared_with_each_other_alone():
     told = trial({}, xla_seconds=7.0)
-    assert clock(20.0).of(told) == 7.0
-    assert clock(20.0, measured=30.0).of(told) != 7.0, "the other is measured"
-    assert clock().of(told) != 7.0
-    untold = clock(20.0).of(trial({}))
+    assert step_time(20.0).of(told) == 7.0
+    assert step_time(20.0, measured=30.0).of(told) != 7.0, "the other is measured"
+    assert step_time().of(told) != 7.0
+    untold = step_time(20.0).of(trial({}))
     assert untold == pytest.approx(20.0 + trial({}).cost.seconds - trial(EVERYTHING).cost.seconds)
 
 
@@ -64,7 +64,7 @@ def test_copies_to_the_host_are_added_to_an_estimate_that_has_none():
 
 
 def test_what_both_steps_do_is_not_uncertain():
-    now = clock(measured=30.0)
+    now = step_time(measured=30.0)
     assert now.uncertain(trial(EVERYTHING).cost) == 0.0
     kept, nothing = now.uncertain(trial({"u": KEEP}).cost), now.uncertain(trial({}).cost)
     everything = trial(EVERYTHING).cost.seconds  # of keeping alone

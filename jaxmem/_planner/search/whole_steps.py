@@ -40,7 +40,7 @@ NEARLY = 1.02  # of the room: working memory may be less under the change
 IN_A_ROW = 3  # answers by corrected prices that gain nothing
 
 
-def polish(search: Search) -> Mapping[Key, float]:
+def refine_by_whole_steps(search: Search) -> Mapping[Key, float]:
     """Adds to the search what is faster than the best of them, by the clock, and fits: policies
     that one would try by hand, what the program answers to corrected prices, and changes of one
     tag to keep or to recompute, until none gains. Returns the corrections, as `Problem` has them.
@@ -50,17 +50,17 @@ def polish(search: Search) -> Mapping[Key, float]:
     if not search.steps.backend.assigns or not search.fitting:
         return {}
     LOG.info("weighing changes by the whole step")
-    polisher = _Polisher(search)
-    polisher.weigh([*hand_policies(search.profile).values(), *_without_limit(search)])
-    polisher.solve()
-    while not polisher.ended and (polisher.change() | polisher.solve()):
+    refinement = _Refinement(search)
+    refinement.compile_buffers([*hand_policies(search.profile).values(), *_without_limit(search)])
+    refinement.solve()
+    while not refinement.ended and (refinement.change() | refinement.solve()):
         pass
-    return polisher.longer(polisher.best).by_choice
+    return refinement.longer(refinement.best).by_choice
 
 
-class _Polisher:
+class _Refinement:
     def __init__(self, search: Search):
-        self.search, self.clock = search, search.clock
+        self.search, self.step_time = search, search.step_time
         self.left = MOST
 
     @property
@@ -69,7 +69,7 @@ class _Polisher:
 
     @property
     def best(self) -> Trial:
-        return min(self.search.fitting, key=self.clock.cautious)
+        return min(self.search.fitting, key=self.step_time.cautious)
 
     def change(self) -> bool:
         """Weighs every change of one tag, of whatever is the best by then; whether another is."""
@@ -80,7 +80,7 @@ class _Polisher:
             while left and len(now) < width:
                 actions = _changed(self.search.profile, base.actions, *left.pop(0))
                 now += [actions] if self._may_fit(actions, base) else []
-            self.weigh(now)
+            self.compile_buffers(now)
         return self.best is not before  # be it by a hair: then it has neighbours of its own
 
     def solve(self) -> bool:
@@ -92,7 +92,7 @@ class _Polisher:
             best = self.best
             if (solution := self._by_corrected_prices(best)) is None:
                 break
-            self.weigh([solution.actions], solution.gap)
+            self.compile_buffers([solution.actions], solution.gap)
             missed = 0 if self._gained(best) else missed + 1
         return self._gained(before)
 
@@ -103,12 +103,12 @@ class _Polisher:
         search = self.search
         known = [t for t in (*search.compiled, *search.recalled) if t.xla_seconds is not None]
         known.sort(key=lambda t: t is not best)
-        told = [(t.actions, self.clock.of(t) - t.cost.seconds) for t in known]
+        told = [(t.actions, self.step_time.of(t) - t.cost.seconds) for t in known]
         return Additive.fit(told, search.profile)
 
     def _gained(self, before: Trial) -> bool:
-        gained = self.clock.cautious(before) - self.clock.cautious(self.best)
-        return gained > FASTER * self.clock.base
+        gained = self.step_time.cautious(before) - self.step_time.cautious(self.best)
+        return gained > FASTER * self.step_time.base
 
     def _by_corrected_prices(self, best: Trial) -> Solution | None:
         """The fastest assignment that nobody weighed, by the profile's prices and what whole steps
@@ -130,7 +130,7 @@ class _Polisher:
         if solution is None:
             return None
         expected = solution.cautious_seconds + model.predict(solution.actions)
-        worth = self.clock.cautious(best) - FASTER * self.clock.base
+        worth = self.step_time.cautious(best) - FASTER * self.step_time.base
         return solution if expected < worth else None
 
     def _may_fit(self, actions: Actions, base: Trial) -> bool:
@@ -139,9 +139,9 @@ class _Polisher:
         """
         cost = candidates.price_of(self.search.profile, actions)
         more = 0 if cost is None else cost.saved_bytes - base.cost.saved_bytes
-        return base.total + more <= NEARLY * self.search.limits.room
+        return base.total + more <= NEARLY * self.search.limits.usable_bytes
 
-    def weigh(self, many: list[Actions], gap: float = 0.0) -> None:
+    def compile_buffers(self, many: list[Actions], gap: float = 0.0) -> None:
         """Weighs assignments that are new and have a price; what they may be off is `gap`."""
         check_goes_on()
         known = [t.actions for t in (*self.search.compiled, *self.search.recalled)]
@@ -154,13 +154,13 @@ class _Polisher:
                 fresh.append((actions, cost))
                 known.append(actions)
         self.left -= len(fresh)
-        found = self.search.steps.weigh(*(actions for actions, _ in fresh))
+        found = self.search.steps.compile_buffers(*(actions for actions, _ in fresh))
         for (actions, cost), step in zip(fresh, found):
             if not isinstance(step, CompiledStep):
                 self.search.refused.append(actions)
                 continue
             self.search.history.remember(step)
-            total = step.compiled.total_bytes
+            total = step.total
             self.search.tried.append(Trial(step, cost, total, gap))
 
 
@@ -168,7 +168,9 @@ def _without_limit(search: Search) -> list[Actions]:
     """The fastest assignment by prices without a limit on device bytes. Its compiled bytes may fit,
     and changes of tags reach other plans from it than from one that fills the budget.
     """
-    problem = Problem(search.profile, None, search.limits.host_room, excluded=tuple(search.refused))
+    problem = Problem(
+        search.profile, None, search.limits.host_bytes, excluded=tuple(search.refused)
+    )
     try:
         best = candidates.fastest(problem)
     except SolverError as error:  # something that fits is found already

@@ -22,13 +22,15 @@ from jaxmem.errors import TagError
 
 PATIENCE = 40  # how many assignments are tried after the best one
 CHANGES = (1, 2, 3)  # of an assignment, at once
-SEED = 0  # one and the same, so that a search takes the same way again, unless walks take too long
+SEED = (
+    0  # one and the same, so that a search takes the same way again, unless estimates take too long
+)
 DRAWS = 50  # for one assignment that was not tried before
 
 Bytes = Callable[[Actions], float | None]
 
 
-def descended(
+def local_search(
     starts: Iterable[Actions], problem: Problem, bytes_of: Bytes, room: float
 ) -> Solution | None:
     """Returns the fastest assignment found that takes at most `room`, else the one that exceeds it
@@ -72,7 +74,7 @@ class _Descent:
         if solution is None:
             return False
         self.tried.add(_key(solution.actions))
-        # Of what fits only the faster is of interest, and that is known without a walk.
+        # Of what fits only the faster is of interest, and that is known without an estimate.
         here = self.here
         if here is not None and here[0] == 0 and _slower(solution, here[1]):
             return False
@@ -84,7 +86,7 @@ class _Descent:
         if here is None or over <= here[0]:
             self.here = over, solution
         # Of equal ones the best moves least to the host: what is fetched from there is on the
-        # device earlier than a walk says.
+        # device earlier than an estimate says.
         rank = (over, solution.host_bytes if over else 0, solution.cautious_seconds)
         if self.best is not None and rank >= self.best[0]:
             return False

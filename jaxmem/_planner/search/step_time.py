@@ -13,7 +13,7 @@ LEAST_GAIN = 0.002  # the share of a step's time that a change of plan must gain
 
 
 @dataclasses.dataclass(frozen=True)
-class Clock:
+class StepTime:
     """Takes what an assignment costs to the seconds of the step under it.
 
     base: seconds of the step with everything kept.
@@ -77,12 +77,12 @@ def _moving(cost: Cost) -> float:
     return cost.seconds - cost.recompute_seconds
 
 
-def clock_of(profile: Profile, baseline: Trial, target: Target) -> Clock:
+def step_time_of(profile: Profile, baseline: Trial, target: Target) -> StepTime:
     """The clock of a search, by the best that is known of the step with everything kept."""
     told = {"measured": baseline.measured_seconds, "xla": baseline.xla_seconds}
     told["pieces"] = _sum_of_pieces(profile, baseline, target)
     source, base = next((s, t) for s, t in told.items() if t is not None)
-    return Clock(base, source, baseline.cost, profile.uncertainty)
+    return StepTime(base, source, baseline.cost, profile.uncertainty)
 
 
 def _sum_of_pieces(profile: Profile, baseline: Trial, target: Target) -> float:
