@@ -9,7 +9,7 @@ seconds plus doubts, so brute force still proves its optimum. The seconds that a
 no doubt. Lossless codecs have no doubt, and neither have codecs to which `actions=` leaves no
 alternative.
 
-Before a lossy plan is returned, up to two lossless plans are compiled (`without_loss` in
+Before a lossy plan is returned, up to two lossless plans are compiled (`look_for_lossless` in
 `_planner/search/search.py`). The prediction that no lossless plan fits may be wrong by the few
 bytes that decide it.
 

@@ -163,8 +163,8 @@ def _options(
 
 
 def moved(kept: tuple) -> tuple:
-    """The keys of moving to host memory and back what `kept` keeps: a pass more, since it is also
-    written for the transfer, and read after it.
+    """The job keys of an offload: the passes of keeping, and one more. The tensor is also read for
+    the transfer to host memory, and written after the transfer back.
     """
     return (*kept, kept[0])
 

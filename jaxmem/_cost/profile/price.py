@@ -172,7 +172,9 @@ def priced_class(
 
 
 def _divisible(instances: Sequence[Instance]) -> int:
-    """Of how many layers of the program a class is all, where a plan may divide them; else 0."""
+    """The number of layers in the loop if this class is all of them and a plan may divide them;
+    else 0.
+    """
     (several, *others) = {i.divisible for i in instances}
     if others or not several:
         return 0

@@ -30,7 +30,7 @@ def profile(
     """Returns what is learned of a step from its jaxpr, and from timing its pieces.
 
     jaxpr: the step's, traced with every tag recomputed.
-    backend: a `jaxmem._target.compile.backend.Pricing`, which knows the target and tells times.
+    backend: a `Pricing`, which knows the target and tells times.
     allowed: the actions and codecs that are given prices.
     axes: size by name of the mesh axes that divide the step's batch.
     database: where times are remembered; None means the user's own.

@@ -21,8 +21,9 @@ from jaxmem.errors import StepError
 BUSY = 0.2
 RETRY_SECONDS = 600  # busy times are measured again, but not by each plan of the same busy minutes
 # By how much work may take longer than an estimate of its time, as a share of it. Estimates take
-# codecs' kernels to run at 0.8 of the memory's rate (`_device.rates`), which is not measured: a
-# kernel at 0.55 of it takes half as much again. A roofline leaves out launches and caches too.
+# codecs' kernels to run at 0.8 of the memory's rate (`_target/devices/rates.py`), which is not
+# measured: a kernel at 0.55 of it takes half as much again. A roofline leaves out launches and
+# caches too.
 ESTIMATED, CEILING = 0.5, 1.0
 OLD_SECONDS = 30 * 86400  # drivers, clocks and coolers change, and measuring takes seconds a month
 

@@ -5,9 +5,10 @@ full recomputation. If the budget has bytes to spare, the first guess is also th
 Otherwise its bytes are the reference of the memory model, and are nearer to the answer than the
 bytes of an extreme assignment.
 
-Everything kept is compiled even if its bytes may be plainly over the budget. A plan reports these
-bytes, XLA's estimate of its time is the origin from which every other time is counted, and it
-compiles at the same time as the first guess. Neither of the two compiles is stopped when the other
+Everything kept is compiled even if its bytes may be plainly over the budget, unless an earlier
+search saw that they are. A plan reports these bytes. XLA's estimate of the time of everything kept
+is the origin from which every other time is counted. Its compile tells the bytes of the arguments,
+and runs at the same time as the first guess. Neither of the two compiles is stopped when the other
 one fits: both begin at the same time, so that stopping one could save no more than the difference
 between their times.
 """

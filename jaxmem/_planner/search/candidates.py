@@ -35,10 +35,9 @@ def fastest(problem: Problem) -> Solution | None:
 
 
 def within_budget(search: Search, count: int) -> list[Solution]:
-    """Returns the fastest assignments for the room that is left, and for a little less of it: one
-    for each of the first `count` of `SHARES`, where there is one. All but the first share are less
-    by what the predictions of this search were short by at most. Those that estimates do not expect
-    to fit are left out.
+    """Returns the fastest assignment for each of the first `count` of `SHARES` of the usable bytes.
+    Each share but the first is reduced by the largest underprediction of this search. Assignments
+    that estimates do not expect to fit are left out.
     """
     short = _short(search)
     shares = [SHARES[0], *(share - short for share in SHARES[1:])][:count]

@@ -149,8 +149,8 @@ def _solved(problem: Problem, groups: Groups, newest: str) -> Division | None:
 
 
 def _counted_for(working: Working, of: Mapping[str, list]) -> dict:
-    """The working memory of the choices of blocks, that of each divided one counted for the groups
-    that `of` names.
+    """Working memory by choice. The working memory of a divided block is counted for each of the
+    groups that `of` names.
     """
     return {
         (label, tag, choice): size

@@ -85,8 +85,8 @@ class _Descent:
         over = max(0.0, size - self.room)
         if here is None or over <= here[0]:
             self.here = over, solution
-        # Of equal ones the best moves least to the host: what is fetched from there is on the
-        # device earlier than an estimate says.
+        # If two assignments exceed the limit equally, the one with fewer host bytes is better: a
+        # fetched tensor reaches the device earlier than the estimate assumes.
         rank = (over, solution.host_bytes if over else 0, solution.cautious_seconds)
         if self.best is not None and rank >= self.best[0]:
             return False

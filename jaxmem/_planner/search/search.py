@@ -26,8 +26,8 @@ from jaxmem._planner.solve.problem import Key, Problem
 from jaxmem._planner.solve.solution import Solution
 from jaxmem.errors import StepError
 
-# By what share at most a whole compile is known to take less than the buffers that were assigned,
-# and of how many a whole compile may find out, before a budget is refused.
+# A full compile takes at most this share fewer bytes than its buffer assignment. At most so many
+# trials near the budget are compiled fully before the budget is refused.
 BUFFERS_DIFFER = 0.05
 MOST_PROVEN = 3
 ENOUGH = 0.98  # the share of the room of which a plan that uses it is not improved on
@@ -55,11 +55,12 @@ class Found:
 
 
 def find_plan(search: Search, arguments: int) -> Found:
-    """Finds the fastest plan within the limits that at most `MOST_COMPILES` compiles show to fit.
+    """Finds the fastest plan within the limits, and shows by compiles that it fits: at most
+    `MOST_COMPILES`, and for a TPU the compiles for buffers of `refine_by_whole_steps`.
 
     arguments: bytes of the step's arguments on one device, as traced.
 
-    Raises BudgetError if no assignment needs as little host memory as `host_room`.
+    Raises BudgetError if no assignment needs as little host memory as `limits.host_bytes`.
     """
     begin(search, arguments)
     time_baselines(search)
@@ -74,7 +75,8 @@ def find_plan(search: Search, arguments: int) -> Found:
     if search.careful:
         look_for_lossless(search)
     corrections = refine_by_whole_steps(search)
-    more = 0  # bytes that something which did not fit took, compiled whole, beyond its buffers
+    # The largest excess seen so far: the bytes of a full compile minus those of its buffers.
+    more = 0
     while search.fitting or search.checkpointed_fits:
         # Where compiles end before they are done, only what would be returned is compiled whole. It
         # may take more then, and something else is the best.
@@ -239,7 +241,7 @@ def _proven_least(search: Search) -> Trial | None:
 def _ranked(search: Search, more: int) -> list[tuple[Trial, Division | None]]:
     """What a search may return, the best first, with how it divides layers.
 
-    more: bytes that something which did not fit took, compiled whole, beyond its buffers.
+    more: the largest excess of a full compile over its buffer assignment that was seen.
     """
     limits, step_time = search.limits, search.step_time
     found: list[tuple[Trial, Division | None]] = []

@@ -65,8 +65,8 @@ class StepTime:
         return self.uncertainty * apart
 
     def is_worth_losing(self, lossy: Trial, exact: Trial) -> bool:
-        """Whether a plan with lossy codecs gains more over one without than one would notice, and
-        than times are known to.
+        """Whether the lossy plan is faster than the exact one by at least 2 % of the step plus the
+        uncertainty of the difference.
         """
         noticed = WORTH * self.base + self.uncertain(lossy.cost, exact.cost)
         return self.of(exact) - self.of(lossy) >= noticed
