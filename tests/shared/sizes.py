@@ -24,7 +24,7 @@ def code_lines(source: str) -> int:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in NO_CODE:
             found.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.estimate(ast.parse(source)):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             first = node.body[0]
             found.difference_update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
@@ -38,7 +38,7 @@ def lines_of(folder: str) -> int:
 
 def classes(folder: str) -> list[ast.ClassDef]:
     trees = (ast.parse(p.read_text("utf-8")) for p in (ROOT / folder).rglob("*.py"))
-    return [n for tree in trees for n in ast.estimate(tree) if isinstance(n, ast.ClassDef)]
+    return [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
 
 
 def records(folder: str) -> int:
