@@ -13,13 +13,11 @@ from jaxmem._cost.profile.doubt import WORTH
 from jaxmem._cost.profile.recoded import recoded
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.candidates import hand_policies
-from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.factors import NOISE, Factors, fitted, rescaled
 from jaxmem._planner.search.history import Comparison, History
 from jaxmem._planner.search.search import Found
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Trial
-from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.solution import priced
 
 # Prices under which the program is solved again, for plans that are best if the profile errs.
@@ -170,17 +168,12 @@ def _compiled(search: Search, actions: Actions) -> Trial | None:
     for trial in search.compiled:
         if trial.step.compiled.executable is not None and candidates.is_among(actions, [trial]):
             return trial if trial in search.fitting else None
-    model = search.model()
-    solution = priced(search.problem(model), actions)
-    predicted = search.predicted(solution.saved_bytes + model.predict(solution.actions))
-    if predicted > (1 + OVER) * limits.usable_bytes or solution.host_bytes > limits.host_bytes:
+    solution = priced(search.problem(search.model()), actions)
+    over = search.expected(solution) > (1 + OVER) * limits.usable_bytes
+    if over or solution.host_bytes > limits.host_bytes:
         return None
-    (step,) = search.try_compile(solution.actions)
-    if not isinstance(step, CompiledStep):
-        return None
-    trial = Trial(step, evaluate(search.profile, solution.actions), predicted)
-    search.tried.append(trial)
-    return trial if trial in search.fitting else None
+    found = search.compile_solutions([solution])
+    return next((trial for trial in found if limits.allow(trial)), None)
 
 
 def quartiles(rounds: Sequence[float]) -> tuple[float, float, float]:

@@ -108,22 +108,7 @@ def look_for_lossless(search: Search) -> None:
             fresh = _fresh(search, search.solved(candidates.nearest, exact))
         if not fresh:
             return
-        _compile(search, fresh[:1])
-
-
-def _compile(search: Search, picks: list[Solution]) -> None:
-    """Compiles solutions, if there are any, and adds them to the search."""
-
-    if not picks:
-        return
-    # Each trial keeps what the model said before it learned of the trial.
-    expected = [search.expected(pick) for pick in picks]
-    steps = search.try_compile(*(p.actions for p in picks), least=search.least)
-    for step, pick, predicted in zip(steps, picks, expected):
-        if isinstance(step, StepError):
-            search.refused.append(pick.actions)
-            continue
-        search.tried.append(Trial(step, pick.cost, predicted, pick.gap))
+        search.compile_solutions(fresh[:1])
 
 
 def compile_least(search: Search) -> None:
@@ -131,15 +116,15 @@ def compile_least(search: Search) -> None:
     limits = search.limits
     every = search.solved(least, search, search.refused)
     first = every[:2]  # unlike each other, since liveness estimates may be wrong about one
-    _compile(search, _fresh(search, first))
+    search.compile_solutions(_fresh(search, first))
     of = lambda picks: [t for t in search.compiled if candidates.is_among(t.actions, picks)]
     if all(_exceeds_by_far(search, t.total) for t in of(first)):
         return
-    _compile(search, _fresh(search, every[2:]))
+    search.compile_solutions(_fresh(search, every[2:]))
     if not any(limits.allow(t) for t in search.tried):
         # What liveness estimates were off for these corrects them for assignments nearby.
         nearby = search.solved(corrected, search, of(every), search.refused)
-        _compile(search, _fresh(search, nearby))
+        search.compile_solutions(_fresh(search, nearby))
 
 
 def hasten(search: Search) -> None:
@@ -156,9 +141,7 @@ def hasten(search: Search) -> None:
         return
     if candidates.is_among(best.actions, search.compiled):
         return
-    (step,) = search.try_compile(best.actions, least=search.baseline.total)
-    if not isinstance(step, StepError):
-        search.tried.append(Trial(step, best.cost, search.expected(best), best.gap))
+    search.compile_solutions([best])
 
 
 def refine(search: Search) -> None:
@@ -199,7 +182,7 @@ def refine(search: Search) -> None:
             fresh = _fresh(search, search.solved(candidates.nearest, search))
         if not (fresh := fresh[: min(width, left)]):
             return
-        _compile(search, fresh)
+        search.compile_solutions(fresh)
 
 
 def _exceeds_by_far(search: Search, total: int) -> bool:

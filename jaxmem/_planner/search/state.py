@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from jaxmem._core.actions import AS_WRITTEN, Actions
 from jaxmem._core.bytes import show_bytes
@@ -204,6 +204,24 @@ class Search:
     def fitting(self) -> list[Trial]:
         """What fits on the device and in host memory."""
         return [t for t in self.compiled if self.limits.allow(t)]
+
+    def compile_solutions(self, picks: Sequence[Solution]) -> list[Trial]:
+        """Compiles solutions, if there are any. Returns their trials, which are added to `tried`;
+        those that XLA refuses are added to `refused`.
+        """
+        if not picks:
+            return []
+        # Each trial keeps the prediction of the model before it learned of the trial.
+        expected = [self.expected(pick) for pick in picks]
+        steps = self.try_compile(*(pick.actions for pick in picks), least=self.least)
+        found = []
+        for step, pick, predicted in zip(steps, picks, expected):
+            if isinstance(step, StepError):
+                self.refused.append(pick.actions)
+            else:
+                found.append(Trial(step, pick.cost, predicted, pick.gap))
+        self.tried += found
+        return found
 
     def compiled_fully(self, trial: Trial) -> Trial | None:
         """Returns a trial as its whole compile is, which takes its place; None where XLA does not
