@@ -41,7 +41,6 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import HOST, Places
-from jaxmem._planner.boundary import Boundary
 from jaxmem._planner.joint.search import PlacedTrial, PlacementSearch, with_working
 from jaxmem._planner.joint.steps import PlacedSteps
 from jaxmem._planner.placed import read_places
@@ -49,6 +48,7 @@ from jaxmem._planner.placement.front import way_of
 from jaxmem._planner.placement.layer import RESIDENT, Way
 from jaxmem._planner.placement.program import Answer, Question, answer
 from jaxmem._planner.search.trial import Limits
+from jaxmem._planner.sizes import Boundary
 from jaxmem._result.plan.rows import Point
 from jaxmem._target.compile.backend import DEVICELESS_MARGIN, backend_for
 from jaxmem._target.compile.protocol import Backend

@@ -20,11 +20,11 @@ from jaxmem._cost.blocks.policies import (
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile as make_profile
 from jaxmem._planner.advice import remedies
-from jaxmem._planner.measured import corrected
 from jaxmem._planner.outcome.searched import arguments_exceed
 from jaxmem._planner.search.compile import StepCompiler, Written
 from jaxmem._planner.search.estimates import Estimates
 from jaxmem._planner.search.history import History
+from jaxmem._planner.search.measure import corrected
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Limits
 from jaxmem._target.compile.protocol import Backend

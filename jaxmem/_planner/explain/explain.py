@@ -21,9 +21,17 @@ from jaxmem._cost.blocks.policies import has_policies, own_checkpoints
 from jaxmem._cost.blocks.unnamed import listed, unnamed
 from jaxmem._cost.profile.profile import block_classes
 from jaxmem._planner.explain.moved import moved
-from jaxmem._planner.explain.names import Arguments, expected, name_saved, operation, show_array
+from jaxmem._planner.explain.names import (
+    Arguments,
+    Row,
+    added_up,
+    expected,
+    name_saved,
+    operation,
+    show_array,
+    without,
+)
 from jaxmem._planner.explain.over_time import elsewhere, live
-from jaxmem._planner.explain.rows import Row, added_up, without
 from jaxmem._planner.joint.steps import placed_steps
 from jaxmem._result.memory.explanation import Explanation, Part
 from jaxmem._result.plan.plan import Plan, check_fingerprint

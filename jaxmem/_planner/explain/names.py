@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 
@@ -18,6 +18,7 @@ from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions
 from jaxmem._core.profile import BlockClass
 from jaxmem._model.codecs.registry import parse
 from jaxmem._model.states.places import HOST
+from jaxmem._result.memory.explanation import Item, Part
 from jaxmem._target.buffers.held import Held, Peak
 from jaxmem._trace.primitives import RELABELLED
 
@@ -284,3 +285,40 @@ class Arguments:
         """
         parts = re.findall(r"^[^.\[]+|\.[^.\[]+|\[[^\]]*\]", name)
         return (parts[0] if parts else name), "".join(parts[:2])
+
+
+Row = tuple[str, str, str, int]  # a kind, a part of it, an item of the part, and bytes
+
+# Kinds, from the one that is named least surely.
+UNSURE = (
+    *("packing", "other", "outside", "layer", "gradients"),
+    *("untagged", "saved", "outputs", "arguments"),
+)
+
+
+def without(rows: list[Row], excess: int) -> list[Row]:
+    """Rows of (kind, part, item, bytes) less `excess` bytes in all, which several buffers are said
+    to hold and XLA counts once. They are taken from what is named least surely.
+    """
+    kept = []
+    for row in sorted(rows, key=lambda row: UNSURE.index(row[0])):
+        taken = min(excess, row[3])
+        excess -= taken
+        kept += [(*row[:3], row[3] - taken)] if row[3] > taken else []
+    return kept
+
+
+def added_up(rows: Iterable[Row]) -> tuple[Part, ...]:
+    """Rows, added up; the largest part and the largest items first."""
+    grouped: dict[tuple[str, str], dict[str, list[int]]] = collections.defaultdict(
+        lambda: collections.defaultdict(list)
+    )
+    for kind, part, item, size in rows:
+        grouped[kind, part][item].append(size)
+    parts = []
+    for (kind, name), found in grouped.items():
+        items = sorted(
+            (Item(item, sum(s), len(s)) for item, s in found.items()), key=lambda i: -i.bytes
+        )
+        parts.append(Part(kind, name, sum(i.bytes for i in items), tuple(items)))
+    return tuple(sorted(parts, key=lambda p: -p.bytes))

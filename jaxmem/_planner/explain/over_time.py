@@ -3,7 +3,7 @@
 import collections
 from collections.abc import Callable, Mapping
 
-from jaxmem._planner.explain.rows import Row, without
+from jaxmem._planner.explain.names import Row, without
 from jaxmem._result.memory.live import KINDS, Live, Series, phases
 from jaxmem._target.buffers.held import Held, Peak
 

@@ -1,5 +1,5 @@
 """Runs a search's plans, and the policies that one would pick by hand, on the device at hand, and
-takes the fastest.
+takes the fastest. Runs of earlier searches correct the prices of a profile.
 """
 
 import dataclasses
@@ -8,7 +8,10 @@ import statistics
 from collections.abc import Sequence
 
 from jaxmem._core.actions import AS_WRITTEN, Actions
+from jaxmem._core.assignment import Assignment
+from jaxmem._core.database import Database
 from jaxmem._core.profile import Profile
+from jaxmem._core.progress import LOG
 from jaxmem._cost.profile.doubt import WORTH
 from jaxmem._cost.profile.recoded import recoded
 from jaxmem._planner.search import candidates
@@ -19,6 +22,11 @@ from jaxmem._planner.search.search import Found
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.solution import priced
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.compile.running import CannotRun
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.step import trace
+from jaxmem.errors import StepError, TargetError
 
 # Prices under which the program is solved again, for plans that are best if the profile errs.
 DOUBTED = (Factors(recompute=0.5), Factors(recompute=2.0), Factors(codec=2.0))
@@ -182,3 +190,54 @@ def quartiles(rounds: Sequence[float]) -> tuple[float, float, float]:
         return rounds[0], rounds[0], rounds[0]
     lower, median, upper = statistics.quantiles(rounds, n=4, method="inclusive")
     return lower, median, upper
+
+
+def check_measure(seconds, target: Target) -> None:
+    """Raises StepError if `measure` is no number of seconds, TargetError if the step would not run
+    on the target.
+    """
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds < math.inf:
+        raise StepError(
+            f"plan: `measure` is {seconds!r}; expected the seconds that steps may be run for, such"
+            " as 30"
+        )
+    if not target.local:
+        raise TargetError(
+            f"plan: `measure` is {seconds}, and the target is {str(target)!r}: steps are run on the"
+            " device at hand alone; leave `measure` out, or plan for target='local' there"
+        )
+
+
+def corrected(profile: Profile, history: History) -> tuple[Profile, tuple[str, ...]]:
+    """Returns the profile with its prices as runs of whole steps in earlier searches taught, and
+    what to tell the user of it.
+    """
+    factors = learned(profile, history)
+    if factors == Factors():
+        return profile, ()
+    note = f"times of pieces are corrected by earlier runs of whole steps, in which {factors}"
+    return rescaled(profile, factors), (note,)
+
+
+def remember_run(build, args: tuple, actions: Actions, other: Actions, seconds, noise) -> None:
+    """Writes down by how much a step took longer under some actions than under others, on the
+    device at hand, for later plans of it: see `corrected`.
+    """
+    with backend_for(Target.parse("local"), Database()) as backend:
+        _, traced = trace(build, Assignment.nothing(), args)
+        History(backend, traced.jaxpr).remember_run(Comparison(actions, other, seconds, noise))
+
+
+def measured(found: Found, seconds: float) -> tuple[Found, list[Runs], tuple[str, ...]]:
+    """Returns what was found with the fastest by the clock as its best, what was run, and what to
+    tell the user of it.
+    """
+    LOG.info("running what may be fastest, for %g s", seconds)
+    try:
+        fastest, runs = fastest_measured(found, seconds)
+    except CannotRun as why:
+        return found, [], (f"nothing was run for `measure`: {why}",)
+    if not runs:
+        return found, [], ("nothing was run for `measure`: there is no memory for the step",)
+    return fastest, runs, ()

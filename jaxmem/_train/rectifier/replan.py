@@ -14,8 +14,8 @@ import jax
 
 from jaxmem._cost.profile.times import beside_training
 from jaxmem._planner.explain.explain import explain
-from jaxmem._planner.measured import remember_run
 from jaxmem._planner.plan import plan as make_plan
+from jaxmem._planner.search.measure import remember_run
 from jaxmem._planner.verify import verify
 from jaxmem._result.plan.plan import Plan
 from jaxmem._trace.step import with_microbatches

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._planner.boundary import Boundary, of_size, within
 from jaxmem._planner.search.trial import Limits
-from jaxmem._planner.sizes import StepSizes, possible
+from jaxmem._planner.sizes import Boundary, StepSizes, of_size, possible, within
 from jaxmem._result.plan.rows import Point
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.bytes import show_bytes
-from jaxmem._planner.explain.rows import UNSURE, without
+from jaxmem._planner.explain.names import UNSURE, without
 from jaxmem._planner.outcome.searched import infeasible, outcome
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.search import Found
