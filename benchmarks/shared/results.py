@@ -6,12 +6,14 @@ import os
 import pathlib
 import platform
 import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
+from benchmarks.shared.sources import Sources
 from jaxmem._core.files import read_json, write_json
 from jaxmem._core.versions import installed
 
@@ -23,7 +25,9 @@ class Report:
     """The results of one script, read again by a run that goes on where another stopped.
 
     `numbers` are whole-number options of the command line with their defaults, `chosen` what they
-    are. Results of other numbers, or of other versions, are not gone on with.
+    are. Results of other numbers, or of other versions, are not gone on with. Results that are gone
+    on with keep the sources that were recorded for the first of them, so that they are listed as
+    stale if any of them is.
     """
 
     def __init__(self, module: str, argv: Sequence[str] | None = None, **numbers: int):
@@ -49,15 +53,25 @@ class Report:
         self.about |= {"settings": self.chosen} if numbers else {}
         self.summary: dict[str, Any] | None = None
         self.results: dict[str, Any] = {}
+        # Seconds of the runs before; None if the file does not say.
+        self.before, self.start = 0.0, time.perf_counter()
+        self.sources = Sources().record(f"benchmarks/{module}.py")
         if self.path.exists() and not args.fresh:
             old = read_json(self.path)
             if all(old.get(k, {}) == self.about.get(k, {}) for k in ("versions", "settings")):
-                self.results = old["results"]
+                self.results, self.before = old["results"], old.get("seconds")
+                self.sources = {key: old.get(key) for key in self.sources}
 
     def has(self, key: str) -> bool:
         return key in self.results
 
     def __getitem__(self, key: str):
+        return self.results[key]
+
+    def once(self, key: str, make: Callable, *args, **given) -> Any:
+        """The result of a key, which `make(*args, **given)` returns if it is not there yet."""
+        if key not in self.results:
+            self.add(key, make(*args, **given))
         return self.results[key]
 
     def add(self, key: str, value) -> None:
@@ -79,8 +93,11 @@ class Report:
             self.summarise(summary(self))
 
     def write(self) -> None:
+        now = time.perf_counter() - self.start
+        seconds = {"seconds": None if self.before is None else round(self.before + now, 1)}
         summary = {} if self.summary is None else {"summary": self.summary}
-        write_json(self.path, self.about | summary | {"results": self.results})
+        results = {"results": self.results}
+        write_json(self.path, self.about | self.sources | seconds | summary | results)
 
 
 def versions() -> dict[str, str]:
