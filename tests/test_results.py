@@ -10,6 +10,8 @@ import statistics
 
 import pytest
 
+from benchmarks.shared.stale import written_by
+
 ROOT = pathlib.Path(__file__).parent.parent
 MODELS = ("gpt_117m", "gpt_345m", "bert_base")
 QUARTILES = ("median", "lower_quartile", "upper_quartile")
@@ -75,6 +77,17 @@ def answer(words: str) -> str:
 )
 def test_quotes_are_told_from_what_only_resembles_them(cell, values, agrees):
     assert quotes(cell, *values) is agrees
+
+
+def test_the_page_names_the_commit_that_wrote_each_result():
+    """Where a result records its commit, or git knows it."""
+    text = "".join((ROOT / p).read_text("utf-8") for p in ("docs/results.md", "docs/kernels.md"))
+    named = re.findall(r"`benchmarks/results/(\w+)\.json`(?:\s\(commit\s`(\w+)`\))?", text)
+    assert len(named) > 40
+    for name, commit in named:
+        wrote = written_by(ROOT, ROOT / "benchmarks" / "results" / f"{name}.json")
+        assert commit, name
+        assert wrote is None or wrote.startswith(commit), name
 
 
 @pytest.mark.parametrize("task", README)

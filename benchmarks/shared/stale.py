@@ -35,9 +35,9 @@ def has_history(root: pathlib.Path) -> bool:
 
 def written_by(root: pathlib.Path, path: pathlib.Path) -> str | None:
     """The commit that wrote a result: the recorded one, or the last that changed the file."""
-    recorded = read_json(path).get("commit")
-    if recorded or not has_history(root):
-        return recorded
+    found = read_json(path)
+    if "commit" in found or not has_history(root):
+        return found.get("commit")
     return (git(root, "log", "-1", "--format=%H", "--", str(path)) or "").strip() or None
 
 
