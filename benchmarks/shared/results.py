@@ -5,13 +5,15 @@ import json
 import os
 import pathlib
 import platform
+import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+from scipy.stats import spearmanr
 
 from benchmarks.shared.sources import Sources
 from jaxmem._core.files import read_json, write_json
@@ -85,12 +87,19 @@ class Report:
         self.write()
         print(json.dumps(summary, indent=1))
 
-    def for_each(self, names: Sequence[str], run: Callable, summary: Callable) -> None:
-        """Calls `run(self, name)` for each name, and writes `summary(self)` after each."""
+    def under(self, prefix: str) -> dict[str, Any]:
+        """The results whose keys begin with a prefix, by the rest of their keys."""
+        found = self.results.items()
+        return {key.removeprefix(prefix): row for key, row in found if key.startswith(prefix)}
+
+    def for_each(self, cases: Iterable, run: Callable, summary: Callable) -> None:
+        """Calls `run(self, case)` for each case, or `run(self, *case)` for a tuple. Then writes
+        `summary(self)`.
+        """
         warnings.simplefilter("ignore")
-        for name in names:
-            run(self, name)
-            self.summarise(summary(self))
+        for case in cases:
+            run(self, *(case if isinstance(case, tuple) else (case,)))
+        self.summarise(summary(self))
 
     def write(self) -> None:
         now = time.perf_counter() - self.start
@@ -98,6 +107,24 @@ class Report:
         summary = {} if self.summary is None else {"summary": self.summary}
         results = {"results": self.results}
         write_json(self.path, self.about | self.sources | seconds | summary | results)
+
+
+def of_errors(errors: Iterable[float]) -> dict[str, float]:
+    """What signed relative errors come to. All but the last number are of their sizes."""
+    errors = list(errors)
+    sizes = sorted(map(abs, errors))
+    return {
+        "median error": statistics.median(sizes),
+        "90 % are within": sizes[int(0.9 * (len(sizes) - 1))],
+        "worst": sizes[-1],
+        "median, with its sign": statistics.median(errors),
+    }
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float:
+    """How far two orders agree: 1 where they are the same."""
+    found: Any = spearmanr(one, other)
+    return float(found.statistic)
 
 
 def versions() -> dict[str, str]:
