@@ -82,16 +82,12 @@ def of_phase(report: Report, name: str, phase: str) -> dict:
     }
 
 
-def summary(report: Report) -> dict:
-    phases = [phase for phase in PHASES if phase != "nothing"]
-    return {
-        name: {phase: of_phase(report, name, phase) for phase in phases}
-        for name in map(" ".join, CASES)
-    }
+def of_case(report: Report, name: str) -> dict:
+    return {p: of_phase(report, name, p) for p in PHASES if p != "nothing"}
 
 
 def main() -> None:
-    Report("ablations").for_each(CASES, run, summary)
+    Report("ablations").of_each(CASES, run, of_case)
 
 
 if __name__ == "__main__":

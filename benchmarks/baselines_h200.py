@@ -95,12 +95,8 @@ def table(report: Report, config: str) -> dict:
     return {"counts": counts, "largest deviation of HLO FLOPs": deviation, "rows": rows}
 
 
-def summary(report: Report) -> dict:
-    return {config: table(report, config) for config in CONFIGS}
-
-
 def main() -> None:
-    Report("baselines_h200").for_each(CONFIGS, compare, summary)
+    Report("baselines_h200").of_each(CONFIGS, compare, table)
 
 
 if __name__ == "__main__":

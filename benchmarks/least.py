@@ -60,12 +60,8 @@ def of_case(report: Report, name: str) -> dict:
     }
 
 
-def summary(report: Report) -> dict:
-    return {name: of_case(report, name) for name in map(" ".join, CASES)}
-
-
 def main() -> None:
-    Report("least").for_each(CASES, run, summary)
+    Report("least").of_each(CASES, run, of_case)
 
 
 if __name__ == "__main__":

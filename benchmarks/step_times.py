@@ -14,6 +14,7 @@ runs too.) `error` is predicted over measured, less 1.
 """
 
 import functools
+import itertools
 import random
 import statistics
 from collections.abc import Callable
@@ -100,7 +101,9 @@ def summary(report: Report) -> dict:
     # What everything is compared with is no plan.
     of = lambda name: [r for k, r in report.under(f"{name}, ").items() if k != BASE]
     rows = {name: of(name) for name in CASES}
-    return {name: of_rows(rows[name]) for name in CASES} | {"all": of_rows(sum(rows.values(), []))}
+    return {name: of_rows(rows[name]) for name in CASES} | {
+        "all": of_rows([*itertools.chain(*rows.values())])
+    }
 
 
 def main() -> None:

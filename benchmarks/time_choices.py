@@ -41,7 +41,8 @@ def run(report: Report, name: str) -> None:
             report.add(f"{name}, {key}", {"xla_seconds": seconds, "model_seconds": model})
 
 
-def of_config(rows: dict[str, dict]) -> dict:
+def of_config(report: Report, name: str) -> dict:
+    rows = report.under(f"{name}, ")
     base = rows.pop(EVERY)
     longer = lambda row, key: (row[key] - base[key]) / base["xla_seconds"]
     choices = {
@@ -57,12 +58,8 @@ def of_config(rows: dict[str, dict]) -> dict:
     }
 
 
-def summary(report: Report) -> dict:
-    return {name: of_config(report.under(f"{name}, ")) for name in CONFIGS}
-
-
 def main() -> None:
-    Report("time_choices").for_each(CONFIGS, run, summary)
+    Report("time_choices").of_each(CONFIGS, run, of_config)
 
 
 if __name__ == "__main__":

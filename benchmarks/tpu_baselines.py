@@ -88,12 +88,8 @@ def of_case(report: Report, key: str) -> dict:
     return {"counts": counts, "rows": rows}
 
 
-def summary(report: Report) -> dict:
-    return {key: of_case(report, key) for key in CASES}
-
-
 def main() -> None:
-    Report("tpu_baselines").for_each(CASES, compare, summary)
+    Report("tpu_baselines").of_each(CASES, compare, of_case)
 
 
 if __name__ == "__main__":

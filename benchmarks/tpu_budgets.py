@@ -67,13 +67,12 @@ def run(report: Report, key: str) -> None:
             report.once(f"{key} {label}", step.row, min(budget, most))
 
 
-def summary(report: Report) -> dict:
-    rows = {key: report.under(f"{key} ") for key in CASES}
-    return {key: of_rows(r for k, r in rows[key].items() if k != "ends") for key in CASES}
+def of_case(report: Report, key: str) -> dict:
+    return of_rows(r for k, r in report.under(f"{key} ").items() if k != "ends")
 
 
 def main() -> None:
-    Report("tpu_budgets").for_each(CASES, run, summary)
+    Report("tpu_budgets").of_each(CASES, run, of_case)
 
 
 if __name__ == "__main__":

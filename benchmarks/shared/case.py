@@ -86,7 +86,7 @@ class Step:
         """The step under each, None being everything kept."""
         return self.steps.compile(*(self.keep_everything if a is None else a for a in many))
 
-    def plan(self, budget: int, **given) -> jaxmem.Plan:
+    def plan(self, budget: int | None, **given) -> jaxmem.Plan:
         return jaxmem.plan(self.build, *self.args, budget=budget, target=self.target, **given)
 
     def attempt(self, budget: int, **given) -> tuple[jaxmem.Plan | None, dict[str, Any]]:

@@ -9,7 +9,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -96,10 +96,25 @@ class Report:
         """Calls `run(self, case)` for each case, or `run(self, *case)` for a tuple. Then writes
         `summary(self)`.
         """
+        for _ in self._each(cases, run):
+            pass
+        self.summarise(summary(self))
+
+    def of_each(self, cases: Iterable, run: Callable, of_case: Callable) -> None:
+        """`for_each`, with a summary of each case as soon as it has run: `of_case(self, name)`,
+        where the name is the words of the case.
+        """
+        found = {}
+        for name in self._each(cases, run):
+            found[name] = of_case(self, name)
+            self.summarise(found)
+
+    def _each(self, cases: Iterable, run: Callable) -> Iterator[str]:
         warnings.simplefilter("ignore")
         for case in cases:
-            run(self, *(case if isinstance(case, tuple) else (case,)))
-        self.summarise(summary(self))
+            words = case if isinstance(case, tuple) else (case,)
+            run(self, *words)
+            yield " ".join(map(str, words))
 
     def write(self) -> None:
         now = time.perf_counter() - self.start
