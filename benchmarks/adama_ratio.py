@@ -15,6 +15,8 @@ adama_ratio.svg beside the JSON, whose first steps, far above 1 while gradients 
 as the identity are nearly 0, are cut off.
 """
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 
@@ -156,28 +158,29 @@ def panel(
     return "".join(marks)
 
 
-def main() -> None:
-    report = Report("adama_ratio")
-    for way in WAYS:
-        for n in COUNTS:
-            if not report.has(f"{way}, N={n}"):
-                report.add(f"{way}, N={n}", follow(n, way))
-    rows, scaled = ({n: report.results[f"{way}, N={n}"] for n in COUNTS} for way in WAYS)
+def run(report: Report, way: str, n: int) -> None:
+    report.once(f"{way}, N={n}", follow, n, way)
+
+
+def summary(report: Report) -> dict:
+    rows, scaled = ({n: report[f"{way}, N={n}"] for n in COUNTS} for way in WAYS)
     write_whole(report.path.with_suffix(".svg"), figure(rows, scaled))
     within = lambda values: sum(abs(r - 1) <= 0.01 for r in values) / len(values)
-    report.summarise(
-        {
-            name: {
-                "least": min(row["ratio"]),
-                "largest": max(row["ratio"]),
-                "mean of the last 50 steps": sum(row["ratio"][-50:]) / 50,
-                "median of the last 50 steps": sum(row["median"][-50:]) / 50,
-                "steps within 1 % of 1": within(row["ratio"]),
-                "medians within 1 % of 1": within(row["median"]),
-            }
-            for name, row in report.results.items()
+    return {
+        name: {
+            "least": min(row["ratio"]),
+            "largest": max(row["ratio"]),
+            "mean of the last 50 steps": sum(row["ratio"][-50:]) / 50,
+            "median of the last 50 steps": sum(row["median"][-50:]) / 50,
+            "steps within 1 % of 1": within(row["ratio"]),
+            "medians within 1 % of 1": within(row["median"]),
         }
-    )
+        for name, row in report.results.items()
+    }
+
+
+def main() -> None:
+    Report("adama_ratio").for_each(itertools.product(WAYS, COUNTS), run, summary)
 
 
 if __name__ == "__main__":
