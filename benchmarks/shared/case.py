@@ -34,6 +34,11 @@ from jaxmem._target.devices.target import Target
 # A compiled program is remembered whoever traced it.
 jax.config.update("jax_traceback_in_locations_limit", 0)
 
+# A GPT that trains in seconds, under a plan.
+SMALL = (
+    "model.layers=2", "model.width=32", "model.heads=2", "train.sequence=32", "train.loss_chunk=32",
+    "train.batch=4", "plan.budget=90%",
+)  # fmt: skip
 IMAGES = ("model.depth=14", "model.width=8", "train.steps=200", "train.batch=64")
 
 
