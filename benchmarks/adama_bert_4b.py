@@ -55,8 +55,7 @@ def summary(report: Report) -> dict:
 
 
 def main() -> None:
-    run = lambda report, name: report.once(name, row, name)
-    Report("adama_bert_4b").for_each(CASES, run, summary)
+    Report("adama_bert_4b").rows(CASES, row, summary)
 
 
 if __name__ == "__main__":

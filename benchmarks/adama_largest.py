@@ -12,7 +12,7 @@ is the cap over these; `of the bound` is the largest model found over it. Sizes 
 compiling; widths are multiples of 16, so that a model is 1 to 2 % larger than the next.
 """
 
-import itertools
+import functools
 import math
 
 import numpy as np
@@ -23,8 +23,8 @@ from experiments.command.load import load
 from experiments.config.text import Config
 from jaxmem._target.deviceless.compiler import Compiler
 
-GB, DEVICES = 10**9, 8
-CAPS = (16 * GB, 32 * GB, 80 * GB)
+DEVICES = 8
+CAPS = {f"{size} GB": size * 10**9 for size in (16, 32, 80)}
 WAYS = {
     "accumulation, whole": (accumulation, ("nothing",), 16.0),
     "AdamA, whole": (adama, ("nothing",), 12.0),
@@ -50,9 +50,10 @@ def sized(parameters: float) -> Config:
     return load("bert_4b", ["train.batch=256", "optimizer.clip=none", *sizes])
 
 
-def largest(compiler: Compiler, way: str, cap: int) -> dict:
+def largest(compiler: Compiler, way: str, memory: str) -> dict:
     """By the secant: bytes are nearly proportional to parameters."""
     make, arguments, each = WAYS[way]
+    cap = CAPS[memory]
     bound = cap / each
     known: dict[int, int] = {}
     fits, over = None, math.inf
@@ -80,10 +81,6 @@ def largest(compiler: Compiler, way: str, cap: int) -> dict:
     return found | {"of the bound": fits[0] / bound, "tried": known}
 
 
-def run(report: Report, compiler: Compiler, cap: int, way: str) -> None:
-    report.once(f"{way}, {cap // GB} GB", largest, compiler, way, cap)
-
-
 def summary(report: Report) -> dict:
     return {
         key: {"billion": row["parameters"] / 1e9, "of the bound": row["of the bound"]}
@@ -93,8 +90,8 @@ def summary(report: Report) -> dict:
 
 def main() -> None:
     with Compiler(f"h200:{DEVICES}", workers=1) as compiler:
-        cases = itertools.product([compiler], CAPS, WAYS)
-        Report("adama_largest").for_each(cases, run, summary)
+        cases = [(way, cap) for cap in CAPS for way in WAYS]
+        Report("adama_largest").rows(cases, functools.partial(largest, compiler), summary)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ the 8 sequences as 8 microbatches; the others, which cannot without a buffer for
 them at once. The paper, in GB on one GPU: Adam 6.15, Adafactor 4.83, SM3 4.90, AdamA 4.18.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -66,10 +67,6 @@ def row(compiler: Compiler, name: str) -> dict[str, int]:
     return {"bytes": found.total_bytes, "temp_bytes": found.temp_bytes}
 
 
-def run(report: Report, compiler: Compiler, name: str) -> None:
-    report.once(name, row, compiler, name)
-
-
 def summary(report: Report) -> dict:
     rows = {name: row["bytes"] for name, row in report.results.items()}
     best = min(rows[name] for name in OPTIMIZERS)
@@ -79,7 +76,7 @@ def summary(report: Report) -> dict:
 def main() -> None:
     names = [*OPTIMIZERS, *(f"AdamA, N={n}" for n in (1, 2, 4, 8))]
     with Compiler("h200", workers=1) as compiler:
-        Report("adama_table2").for_each([(compiler, name) for name in names], run, summary)
+        Report("adama_table2").rows(names, functools.partial(row, compiler), summary)
 
 
 if __name__ == "__main__":

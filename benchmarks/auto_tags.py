@@ -20,8 +20,7 @@ from unittest import mock
 import jax
 
 import jaxmem
-from benchmarks.shared.case import Step, on
-from benchmarks.shared.ranges import between
+from benchmarks.shared.case import Step, between, on
 from benchmarks.shared.results import Report
 from experiments.command.load import load
 from experiments.steps.step import abstract, make_step, step_over

@@ -72,7 +72,7 @@ def compare(report: Report, config: str) -> None:
         report.once(f"{config} plan 8 % below the least", of_plan, case, int(BELOW * least))
 
 
-def table(report: Report, config: str) -> dict:
+def of_case(report: Report, config: str) -> dict:
     rows, counts = [], {}
     bases, plans = (report.under(f"{config} {what} ") for what in ("baseline", "plan"))
     step = max(r["xla_seconds"] or 0 for r in bases.values())
@@ -96,7 +96,7 @@ def table(report: Report, config: str) -> dict:
 
 
 def main() -> None:
-    Report("baselines_h200").of_each(CONFIGS, compare, table)
+    Report("baselines_h200").of_each(CONFIGS, compare, of_case)
 
 
 if __name__ == "__main__":

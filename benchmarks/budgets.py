@@ -17,8 +17,7 @@ import itertools
 import re
 import statistics
 
-from benchmarks.shared.case import Case, case_on, forgetting
-from benchmarks.shared.ranges import between, of_rows
+from benchmarks.shared.case import Case, between, case_on, forgetting, of_rows
 from benchmarks.shared.results import Report
 
 CASES = (("gpt_nano", "local"), ("gpt_117m", "h200"), ("gpt_345m", "h200"))

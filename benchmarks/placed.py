@@ -22,8 +22,7 @@ import itertools
 import statistics
 from typing import Any
 
-from benchmarks.shared.case import on
-from benchmarks.shared.ranges import from_to
+from benchmarks.shared.case import from_to, on
 from benchmarks.shared.released import MODELS, config_of, planned_step
 from benchmarks.shared.results import Report
 from jaxmem._core.actions import ALL, KEEP, LOSSLESS, OFFLOAD, REST

@@ -23,8 +23,7 @@ import itertools
 import statistics
 
 from benchmarks import placed
-from benchmarks.shared.case import on
-from benchmarks.shared.ranges import from_to
+from benchmarks.shared.case import from_to, on
 from benchmarks.shared.results import Report
 from jaxmem._core.database import Database
 from jaxmem._planner.placement.layer import RESIDENT, STREAMED, Kind

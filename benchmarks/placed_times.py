@@ -70,7 +70,7 @@ def summary(report: Report) -> dict:
 
 
 def main() -> None:
-    Report("placed_times").for_each(MODELS, lambda report, m: report.once(m, rows, m), summary)
+    Report("placed_times").rows(MODELS, rows, summary)
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def summary(report: Report) -> dict:
 
 
 def main() -> None:
-    Report("protrain_table").for_each(ROWS, lambda report, n: report.once(n, row, n), summary)
+    Report("protrain_table").rows(ROWS, row, summary)
 
 
 if __name__ == "__main__":

@@ -93,10 +93,6 @@ def beside(model: str, target: str) -> dict:
         return {"beside": shares(path.read_text(encoding="utf-8"))}
 
 
-def run(report: Report, model: str, target: str) -> None:
-    report.once(f"{model}, {target}", beside, model, target)
-
-
 def summary(report: Report) -> dict:
     found = [row["beside"] for row in report.results.values()]
     names = {"all-gather": "gathered beside products", "reduce-scatter": "scattered"}
@@ -104,7 +100,7 @@ def summary(report: Report) -> dict:
 
 
 def main() -> None:
-    Report("sharded").for_each(itertools.product(MODELS, TARGETS), run, summary)
+    Report("sharded").rows(itertools.product(MODELS, TARGETS), beside, summary)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def run(report: Report, name: str) -> None:
             report.add(f"{name}, {key}", {"xla_seconds": seconds, "model_seconds": model})
 
 
-def of_config(report: Report, name: str) -> dict:
+def of_case(report: Report, name: str) -> dict:
     rows = report.under(f"{name}, ")
     base = rows.pop(EVERY)
     longer = lambda row, key: (row[key] - base[key]) / base["xla_seconds"]
@@ -59,7 +59,7 @@ def of_config(report: Report, name: str) -> dict:
 
 
 def main() -> None:
-    Report("time_choices").of_each(CONFIGS, run, of_config)
+    Report("time_choices").of_each(CONFIGS, run, of_case)
 
 
 if __name__ == "__main__":

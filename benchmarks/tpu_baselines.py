@@ -20,9 +20,6 @@ from benchmarks.shared.results import Report
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.trials.compile import CompiledStep
 
-# Of dropout by threefry, JAX's default, XLA:TPU writes dozens of arrays as large as the mask.
-jax.config.update("jax_default_prng_impl", "rbg")
-
 CASES = tuple(f"{name} {target}" for name in ("gpt_117m", "gpt_345m") for target in ("v5e", "v6e"))
 DRAW = 0.01  # of the baseline's time
 
@@ -89,6 +86,8 @@ def of_case(report: Report, key: str) -> dict:
 
 
 def main() -> None:
+    # Of dropout by threefry, JAX's default, XLA:TPU writes dozens of arrays as large as the mask.
+    jax.config.update("jax_default_prng_impl", "rbg")
     Report("tpu_baselines").of_each(CASES, compare, of_case)
 
 

@@ -15,16 +15,12 @@ import jax
 
 import jaxmem
 from benchmarks.shared import sharded_llama
-from benchmarks.shared.case import Step, on
-from benchmarks.shared.ranges import between, of_rows
+from benchmarks.shared.case import Step, between, of_rows, on
 from benchmarks.shared.results import Report
 from benchmarks.shared.steps import of_config, shapes, step_of
 from jaxmem._trace.step import trace
 from tests.shared.foreign import libraries
 from tests.shared.foreign.size import Size
-
-# Of dropout by threefry, JAX's default, XLA:TPU writes dozens of arrays as large as the mask.
-jax.config.update("jax_default_prng_impl", "rbg")
 
 MiB = 2**20
 BETWEEN = 8
@@ -72,6 +68,8 @@ def of_case(report: Report, key: str) -> dict:
 
 
 def main() -> None:
+    # Of dropout by threefry, JAX's default, XLA:TPU writes dozens of arrays as large as the mask.
+    jax.config.update("jax_default_prng_impl", "rbg")
     Report("tpu_budgets").of_each(CASES, run, of_case)
 
 

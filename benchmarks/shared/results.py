@@ -109,6 +109,16 @@ class Report:
             found[name] = of_case(self, name)
             self.summarise(found)
 
+    def rows(self, cases: Iterable, make: Callable, summary: Callable) -> None:
+        """`for_each`, where `make(case)`, or `make(*case)`, is the one result of each case. Its key
+        is the words of the case, between commas.
+        """
+
+        def run(report: Report, *words) -> None:
+            report.once(", ".join(map(str, words)), make, *words)
+
+        self.for_each(cases, run, summary)
+
     def _each(self, cases: Iterable, run: Callable) -> Iterator[str]:
         warnings.simplefilter("ignore")
         for case in cases:
