@@ -129,7 +129,7 @@ def summary(report: Report) -> dict:
 
 def of_rules(rows: list[dict[str, float | None]]) -> dict[str, dict]:
     """By rule: how many times as long it takes as the joint answer, where it finds one."""
-    found = {rule: [row[rule] for row in rows if row[rule]] for rule in rows[0]}
+    found = {rule: [ratio for row in rows if (ratio := row[rule])] for rule in rows[0]}
     return {
         rule: {
             "found": len(ratios),

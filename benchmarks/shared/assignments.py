@@ -1,7 +1,7 @@
 """Assignments of every kind for a profile: one action for all tags, random ones, solved ones."""
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Actions, Choice
 from jaxmem._core.profile import Profile, Tag
@@ -38,7 +38,7 @@ def under(profile: Profile, action: Action) -> Actions:
     return every(profile, lambda tag: next(options(tag), RECOMPUTE))
 
 
-def drawn(profile: Profile, pick: Callable[[list[Choice]], Choice]) -> Actions:
+def drawn(profile: Profile, pick: Callable[[Sequence[Choice]], Choice]) -> Actions:
     """`pick` of each tag's choices."""
     found = recomputed(profile)
     for (block, tag), choices in Problem(profile).open_choices().items():

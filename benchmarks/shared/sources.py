@@ -19,8 +19,8 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).parents[2]
 # The folder that holds each package.
-FOLDERS = dict.fromkeys(("jaxmem", "experiments", "benchmarks", "tests"), ".")
-FOLDERS["jaxmem_kernels"] = "kernels"
+FOLDERS = {"jaxmem_kernels": "kernels"}
+FOLDERS |= dict.fromkeys(("jaxmem", "experiments", "benchmarks", "tests"), ".")
 NAMED = re.compile(rf"\b(?:{'|'.join(FOLDERS)})(?:\.\w+)+")
 # Files that a source reads by name, not by an import.
 READ = {"experiments/command/load.py": "configs"}
