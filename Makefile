@@ -26,7 +26,7 @@ INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check -c constraint
 JAX_PLATFORMS ?= $(if $(shell command -v nvidia-smi),,cpu)
 export JAX_PLATFORMS
 
-.PHONY: help setup run test test-core test-slow test-matrix stacks bench lint format typecheck docs wheel present clean
+.PHONY: help setup run test test-core test-slow test-matrix stacks bench stale lint format typecheck docs wheel present clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
@@ -68,6 +68,9 @@ test-matrix:  ## the core tests on python3.11 and python3.12 where present, and 
 BENCH ?= $(patsubst benchmarks/%.py,%,$(shell grep -l "^if __name__" benchmarks/*.py))
 bench: $(VENV)/.installed  ## every script of benchmarks/, or those named in BENCH="a b"
 	$(foreach name,$(BENCH),$(PY) -m benchmarks.$(name) &&) true
+
+stale: $(VENV)/.installed  ## the results whose sources changed since they were measured, and the time to measure again
+	@$(PY) -m benchmarks.shared.stale
 
 lint: $(VENV)/.installed-dev  ## ruff, without changing a file
 	$(PY) -m ruff check .

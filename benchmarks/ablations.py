@@ -12,17 +12,13 @@ roofline of its fusions. A ratio is the variant's over the search's: above 1, th
 
 import contextlib
 import statistics
-import time
 from collections.abc import Callable
 from unittest import mock
 
-import jaxmem
-from benchmarks.shared.case import Case
+from benchmarks.shared.case import Case, case_on, forgetting
 from benchmarks.shared.results import Report
 from jaxmem._planner.search import begin, candidates, least, search
 from jaxmem._planner.search.history import History
-from jaxmem._target.compile.backend import backend_for
-from jaxmem._target.devices.target import Target
 
 CASES = (("gpt_nano", "local"), ("gpt_117m", "h200"), ("gpt_117m", "v5e"))
 SHARES = (0.0, 0.03, 0.25, 0.5, 0.75)  # of what everything kept takes beyond the least
@@ -37,86 +33,61 @@ PHASES: dict[str, Patches] = {
         (least, "local_search", lambda *args: None),
     ),
     "whole steps": ((search, "refine_by_whole_steps", lambda search: {}),),
-    "groups": ((search, "divide", lambda search, best, clock: (best, None)),),
+    "groups": ((search, "divide", lambda search, best, step_time: (best, None)),),
 }
 
 
-@contextlib.contextmanager
-def without(phase: str):
-    """A search without one phase, that recalls nothing."""
+def planned(case: Case, budget: int, phase: str) -> dict:
+    """What becomes of a budget in a search without one phase, that recalls nothing."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(History, "recall", return_value=[]))
+        stack.enter_context(forgetting())
         stack.enter_context(mock.patch.object(History, "recall_least", return_value=None))
         for owner, name, instead in PHASES[phase]:
             stack.enter_context(mock.patch.object(owner, name, instead))
-        yield
-
-
-def planned(case: Case, budget: int, phase: str) -> dict:
-    start = time.perf_counter()
-    with without(phase):
-        try:
-            plan = jaxmem.plan(case.build, *case.args, budget=budget, target=case.target)
-        except jaxmem.errors.BudgetError as error:
-            return {"found": False, "least": error.least_bytes}
-    return {
-        "found": True,
-        "bytes": plan.compiled_bytes,
-        "seconds": plan.predicted_seconds,
-        "compiles": plan.compiles,
-        "wall_seconds": time.perf_counter() - start,
-    }
-
-
-def run(report: Report, config: str, target: str) -> None:
-    name = f"{config} {target}"
-    with backend_for(Target.parse(target)) as backend:
-        case = Case(config, backend)
-        if not report.has(f"{name} ends"):
-            report.add(f"{name} ends", ends(case))
-        low, high = (report[f"{name} ends"][key] for key in ("least", "everything"))
-        for share in SHARES:
-            for phase in PHASES:
-                key = f"{name} {share} without {phase}"
-                if not report.has(key):
-                    budget = int((low + share * (high - low)) / (1 - backend.margin)) + 1
-                    report.add(key, planned(case, budget, phase))
+        return case.row(budget)
 
 
 def ends(case: Case) -> dict:
     """The least bytes of a budget that is refused, and those with everything kept."""
-    everything = jaxmem.plan(case.build, *case.args, budget=10**15, target=case.target)
+    everything = case.plan(10**15)
     none = 1 + int(everything.baseline_parts.arguments / (1 - case.backend.margin))
     refused = planned(case, none, "nothing")
     return {"least": refused["least"], "everything": everything.baseline_bytes}
 
 
-def summary(report: Report, name: str) -> dict:
-    """By phase: by what share plans take longer without it, and where no plan is found without."""
-    found = {}
-    for phase in PHASES:
-        ratios, lost = [], []
+def run(report: Report, config: str, target: str) -> None:
+    name = f"{config} {target}"
+    with case_on(target, config) as case:
+        low, high = report.once(f"{name} ends", ends, case).values()
         for share in SHARES:
-            own, other = (report[f"{name} {share} without {p}"] for p in ("nothing", phase))
-            if own["found"] and other["found"]:
-                ratios.append(other["seconds"] / own["seconds"])
-            elif own["found"]:
-                lost.append(share)
-        found[phase] = {
-            "time ratios": ratios,
-            "mean ratio": statistics.fmean(ratios) if ratios else None,
-            "budgets refused without it": lost,
-            "worth it": bool(lost) or (bool(ratios) and max(ratios) > 1 + WORTH),
-        }
-    return {phase: told for phase, told in found.items() if phase != "nothing"}
+            budget = int((low + share * (high - low)) / (1 - case.backend.margin)) + 1
+            for phase in PHASES:
+                report.once(f"{name} {share} without {phase}", planned, case, budget, phase)
+
+
+def of_phase(report: Report, name: str, phase: str) -> dict:
+    """By what share plans take longer without a phase, and where no plan is found without it."""
+    ratios, lost = [], []
+    for share in SHARES:
+        own, other = (report[f"{name} {share} without {p}"] for p in ("nothing", phase))
+        if own["found"] and other["found"]:
+            ratios.append(other["predicted_seconds"] / own["predicted_seconds"])
+        elif own["found"]:
+            lost.append(share)
+    return {
+        "time ratios": ratios,
+        "mean ratio": statistics.fmean(ratios) if ratios else None,
+        "budgets refused without it": lost,
+        "worth it": bool(lost) or (bool(ratios) and max(ratios) > 1 + WORTH),
+    }
+
+
+def of_case(report: Report, name: str) -> dict:
+    return {p: of_phase(report, name, p) for p in PHASES if p != "nothing"}
 
 
 def main() -> None:
-    report = Report("ablations")
-    for config, target in CASES:
-        run(report, config, target)
-        done = [f"{c} {t}" for c, t in CASES if report.has(f"{c} {t} {SHARES[-1]} without groups")]
-        report.summarise({name: summary(report, name) for name in done})
+    Report("ablations").of_each(CASES, run, of_case)
 
 
 if __name__ == "__main__":

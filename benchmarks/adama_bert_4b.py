@@ -9,10 +9,9 @@ gradient sum: 4 bytes a parameter, of what accumulation takes. The paper saves 2
 over eight, 20.1 GB against divided moments alone, 7.6 GB against divided moments and gradients.
 """
 
-from benchmarks.shared.devices import accumulation, adama, compiled, count
+from benchmarks.shared.devices import accumulation, adama, compiled_on, count
 from benchmarks.shared.results import Report
 from experiments.command.load import load
-from experiments.config.text import Config
 from jaxmem._target.deviceless.compiler import Compiler
 
 CASES = {
@@ -26,41 +25,37 @@ CASES = {
     ),
     "AdamA, moments divided, 8": (8, adama, ("moments",)),
 }
+# What AdamA saves: accumulation, AdamA.
+SAVED = {
+    "1": ("accumulation, 1", "AdamA, 1"),
+    "8": ("accumulation, moments divided, 8", "AdamA, moments divided, 8"),
+    "8, against divided gradients": (
+        "accumulation, moments and gradients divided, 8",
+        "AdamA, moments divided, 8",
+    ),
+}
+CONFIG = load("bert_4b", ["optimizer.clip=none"])
 
 
-def config_of() -> Config:
-    return load("bert_4b", ["optimizer.clip=none"])
+def row(name: str) -> dict[str, int]:
+    devices, make, arguments = CASES[name]
+    with Compiler(f"h200:{devices}", workers=1) as compiler:
+        found = compiled_on(compiler, CONFIG, devices, make(CONFIG, devices, *arguments))
+    return {"bytes": found.total_bytes, "temp_bytes": found.temp_bytes}
+
+
+def summary(report: Report) -> dict:
+    size, told = count(CONFIG), {}
+    for name, pair in SAVED.items():
+        before, after = (report[key]["bytes"] for key in pair)
+        saved = before - after
+        own = {"saved bytes": saved, "saved": saved / before, "of the bound": saved / (4 * size)}
+        told |= {name: own, f"bound, {name}": 4 * size / before}
+    return {"parameters": size} | told
 
 
 def main() -> None:
-    report, config = Report("adama_bert_4b"), config_of()
-    for name, (devices, make, arguments) in CASES.items():
-        if not report.has(name):
-            with Compiler(f"h200:{devices}", workers=1) as compiler:
-                found = compiled(compiler, config, devices, make(config, devices, *arguments))
-            report.add(name, {"bytes": found.total_bytes, "temp_bytes": found.temp_bytes})
-    size, rows = count(config), {name: row["bytes"] for name, row in report.results.items()}
-
-    def saving(accumulated: str, released: str) -> dict:
-        saved = rows[accumulated] - rows[released]
-        return {
-            "saved bytes": saved,
-            "saved": saved / rows[accumulated],
-            "of the bound": saved / (4 * size),
-        }
-
-    report.summarise(
-        {
-            "parameters": size,
-            "bound, 1": 4 * size / rows["accumulation, 1"],
-            "1": saving("accumulation, 1", "AdamA, 1"),
-            "bound, 8": 4 * size / rows["accumulation, moments divided, 8"],
-            "8": saving("accumulation, moments divided, 8", "AdamA, moments divided, 8"),
-            "8, against divided gradients": saving(
-                "accumulation, moments and gradients divided, 8", "AdamA, moments divided, 8"
-            ),
-        }
-    )
+    Report("adama_bert_4b").rows(CASES, row, summary)
 
 
 if __name__ == "__main__":

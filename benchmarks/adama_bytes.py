@@ -17,7 +17,9 @@ import math
 import jax
 import jax.numpy as jnp
 
+from benchmarks.shared.released import nbytes
 from benchmarks.shared.results import Report
+from benchmarks.shared.steps import compiled
 from experiments.command.load import load
 from experiments.config.text import Config
 from experiments.models import registry as models
@@ -26,7 +28,6 @@ from experiments.steps.accumulate import microbatches
 from experiments.steps.step import abstract, make_step
 from jaxmem._core.assignment import Assignment
 from jaxmem._target.deviceless.compiler import Compiler
-from jaxmem._trace.export import export_flat
 
 CONFIG, TARGET = "gpt_345m", "h200"
 INPUT = "by the input alone"
@@ -74,20 +75,22 @@ def by_input(config: Config):
 
 
 def measured(compiler: Compiler, step, args, donate: bool) -> dict[str, int]:
-    exported, donated = export_flat(
-        jax.jit(step, donate_argnums=0 if donate else ()).trace(*args), "cuda"
-    )
-    compiled = compiler.submit(exported, donated=donated).result()
+    found = compiled(compiler, jax.jit(step, donate_argnums=0 if donate else ()).trace(*args))
     names = ("temp_bytes", "argument_bytes", "total_bytes")
-    return {name: getattr(compiled, name) for name in names}
+    return {name: getattr(found, name) for name in names}
+
+
+def run(report: Report, compiler: Compiler, way: str) -> None:
+    config = config_of("scan" if way == INPUT else way)
+    step = by_input(config) if way == INPUT else make_step(config, PLAN)
+    report.once(way, measured, compiler, step, abstract(config), donate=way != INPUT)
 
 
 def bound(config: Config) -> dict[str, int]:
     params = abstract(config)[0].params
-    size = lambda tree: sum(math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(tree))
-    layer = size(params["blocks"]) // config.model.layers
-    outer = {k: size(v) for k, v in params.items() if k != "blocks"}
-    found = {"parameters": size(params), "layer": layer, "largest": max(layer, *outer.values())}
+    layer = nbytes(params["blocks"]) // config.model.layers
+    outer = {k: nbytes(v) for k, v in params.items() if k != "blocks"}
+    found = {"parameters": nbytes(params), "layer": layer, "largest": max(layer, *outer.values())}
     return found | {"bound": found["largest"] + 2 * layer + found["parameters"] // 50}
 
 
@@ -99,33 +102,26 @@ def rows_of(config: Config) -> int:
     return sum(math.prod(a.shape[:-1]) for a in jax.tree.leaves(params))
 
 
-def main() -> None:
-    report = Report("adama_bytes")
-    with Compiler(TARGET, workers=2) as compiler:
-        if not report.has(INPUT):
-            config = config_of("scan")
-            report.add(INPUT, measured(compiler, by_input(config), abstract(config), donate=False))
-        for way in WAYS:
-            if not report.has(way):
-                config = config_of(way)
-                report.add(
-                    way, measured(compiler, make_step(config, PLAN), abstract(config), donate=True)
-                )
-    rows, limits = report.results, bound(config_of("scan"))
+def summary(report: Report) -> dict:
+    rows, config = report.results, config_of("scan")
+    limits = bound(config)
     gradients = {way: rows[way]["temp_bytes"] - rows[INPUT]["temp_bytes"] for way in WAYS}
-    released, row = rows["AdamA, released"], rows["AdamA, released, row ratio"]
-    held = rows["optax.MultiSteps"]["argument_bytes"] - released["argument_bytes"]
-    row_held = row["argument_bytes"] - released["argument_bytes"]
-    report.summarise(
-        {
-            "gradient bytes": gradients,
-            "and among MultiSteps' arguments": held,
-            "and among the row ratio's": row_held,
-            "rows": rows_of(config_of("scan")),
-            **limits,
-            "within": gradients["AdamA, released"] <= limits["bound"],
-        }
-    )
+    released = rows["AdamA, released"]["argument_bytes"]
+    held = {way: rows[way]["argument_bytes"] - released for way in WAYS}
+    return {
+        "gradient bytes": gradients,
+        "and among MultiSteps' arguments": held["optax.MultiSteps"],
+        "and among the row ratio's": held["AdamA, released, row ratio"],
+        "rows": rows_of(config),
+        **limits,
+        "within": gradients["AdamA, released"] <= limits["bound"],
+    }
+
+
+def main() -> None:
+    with Compiler(TARGET, workers=2) as compiler:
+        cases = [(compiler, way) for way in (INPUT, *WAYS)]
+        Report("adama_bytes").for_each(cases, run, summary)
 
 
 if __name__ == "__main__":

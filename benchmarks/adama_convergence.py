@@ -157,18 +157,21 @@ def cell(results: dict, model: str, beta: float, n: int) -> dict:
     }
 
 
+def run(report: Report, seed: int, beta: float, model: str) -> None:
+    for case in ways(model):
+        report.once(named(model, *case, beta, seed), train, model, *case, beta, seed)
+
+
+def summary(report: Report) -> dict:
+    return {
+        f"{model}, beta2 {beta}, N={n}": cell(report.results, model, beta, n)
+        for model, beta, n in itertools.product(MODELS, BETAS, COUNTS)
+    }
+
+
 def main() -> None:
-    report = Report("adama_convergence")
-    for seed, beta, model in itertools.product(SEEDS, BETAS, MODELS):
-        for way, n in ways(model):
-            if not report.has(key := named(model, way, n, beta, seed)):
-                report.add(key, train(model, way, n, beta, seed))
-    report.summarise(
-        {
-            f"{model}, beta2 {beta}, N={n}": cell(report.results, model, beta, n)
-            for model, beta, n in itertools.product(MODELS, BETAS, COUNTS)
-        }
-    )
+    cases = itertools.product(SEEDS, BETAS, MODELS)
+    Report("adama_convergence").for_each(cases, run, summary)
 
 
 if __name__ == "__main__":

@@ -12,18 +12,19 @@ is the cap over these; `of the bound` is the largest model found over it. Sizes 
 compiling; widths are multiples of 16, so that a model is 1 to 2 % larger than the next.
 """
 
+import functools
 import math
 
 import numpy as np
 
-from benchmarks.shared.devices import accumulation, adama, compiled, count
+from benchmarks.shared.devices import accumulation, adama, compiled_on, count
 from benchmarks.shared.results import Report
 from experiments.command.load import load
 from experiments.config.text import Config
 from jaxmem._target.deviceless.compiler import Compiler
 
-GB, DEVICES = 10**9, 8
-CAPS = (16 * GB, 32 * GB, 80 * GB)
+DEVICES = 8
+CAPS = {f"{size} GB": size * 10**9 for size in (16, 32, 80)}
 WAYS = {
     "accumulation, whole": (accumulation, ("nothing",), 16.0),
     "AdamA, whole": (adama, ("nothing",), 12.0),
@@ -49,25 +50,21 @@ def sized(parameters: float) -> Config:
     return load("bert_4b", ["train.batch=256", "optimizer.clip=none", *sizes])
 
 
-def bytes_of(
-    compiler: Compiler, make, arguments: tuple, config: Config, known: dict[int, int]
-) -> int:
-    size = count(config)
-    if size not in known:
-        known[size] = compiled(
-            compiler, config, DEVICES, make(config, DEVICES, *arguments)
-        ).total_bytes
-    return known[size]
-
-
-def largest(compiler: Compiler, make, arguments: tuple, cap: int, bound: float) -> dict:
+def largest(compiler: Compiler, way: str, memory: str) -> dict:
     """By the secant: bytes are nearly proportional to parameters."""
+    make, arguments, each = WAYS[way]
+    cap = CAPS[memory]
+    bound = cap / each
     known: dict[int, int] = {}
     fits, over = None, math.inf
     guess = 0.9 * bound
     for _ in range(6):
         config = sized(guess)
-        size, total = count(config), bytes_of(compiler, make, arguments, config, known)
+        size = count(config)
+        if size not in known:
+            made = make(config, DEVICES, *arguments)
+            known[size] = compiled_on(compiler, config, DEVICES, made).total_bytes
+        total = known[size]
         if total <= cap and (fits is None or size > fits[0]):
             fits = size, total, config.model.layers, config.model.width
         elif total > cap:
@@ -80,26 +77,21 @@ def largest(compiler: Compiler, make, arguments: tuple, cap: int, bound: float) 
             break
     if fits is None:
         return {"parameters": None, "tried": known}
-    return dict(zip(("parameters", "bytes", "layers", "width"), fits)) | {
-        "of the bound": fits[0] / bound,
-        "tried": known,
+    found = dict(zip(("parameters", "bytes", "layers", "width"), fits))
+    return found | {"of the bound": fits[0] / bound, "tried": known}
+
+
+def summary(report: Report) -> dict:
+    return {
+        key: {"billion": row["parameters"] / 1e9, "of the bound": row["of the bound"]}
+        for key, row in report.results.items()
     }
 
 
 def main() -> None:
-    report = Report("adama_largest")
     with Compiler(f"h200:{DEVICES}", workers=1) as compiler:
-        for cap in CAPS:
-            for way, (make, arguments, each) in WAYS.items():
-                if not report.has(key := f"{way}, {cap // GB} GB"):
-                    report.add(key, largest(compiler, make, arguments, cap, cap / each))
-    rows = report.results
-    report.summarise(
-        {
-            key: {"billion": row["parameters"] / 1e9, "of the bound": row["of the bound"]}
-            for key, row in rows.items()
-        }
-    )
+        cases = [(way, cap) for cap in CAPS for way in WAYS]
+        Report("adama_largest").rows(cases, functools.partial(largest, compiler), summary)
 
 
 if __name__ == "__main__":

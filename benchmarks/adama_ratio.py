@@ -15,6 +15,8 @@ adama_ratio.svg beside the JSON, whose first steps, far above 1 while gradients 
 as the identity are nearly 0, are cut off.
 """
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 
@@ -87,8 +89,10 @@ def used(b2: float, n: int, state) -> list:
     return scaled
 
 
-def follow(n: int, way: str) -> dict[str, list[float]]:
-    config = small_resnet(n, SEED, f"optimizer.second_moment={way}")
+def follow(way: str, microbatches: str) -> dict[str, list[float]]:
+    config = small_resnet(
+        n := int(microbatches.removeprefix("N=")), SEED, f"optimizer.second_moment={way}"
+    )
     images, state = read(config), image_step.init_state(config)
     other, step, rows = jax.tree.map(jnp.zeros_like, state.params), watched_step(config), []
     for number in range(1, config.train.steps + 1):
@@ -102,82 +106,70 @@ def figure(rows: dict[int, dict[str, list[float]]], scaled: dict[int, dict]) -> 
     """Three panels over steps, the ratio without and with the row ratio, with 1 marked, and
     signal-to-noise with 0; what is beyond a frame lies on it.
     """
-    of = lambda which, name: {n: row[name] for n, row in which.items()}
+    of = lambda which, name: [row[name] for row in which.values()]
     panels = [
         panel("mean of √v / √v′", of(rows, "ratio"), 0, (0.95, 1.15), 1.0),
         panel("the same with the row ratio", of(scaled, "ratio"), HEIGHT, (0.95, 1.15), 1.0),
         panel("signal to noise", of(rows, "signal to noise"), 2 * HEIGHT, (-0.5, 1.0), 0.0),
     ]
-    names = "".join(
-        f'<text x="{LEFT + 70 * i}" y="14" fill="{c}">N = {n}</text>'
-        for i, (n, c) in enumerate(zip(rows, COLOURS))
-    )
+    names = [
+        f'<text x="{LEFT + 70 * i}" y="14" fill="{COLOURS[i]}">N = {n}</text>'
+        for i, n in enumerate(rows)
+    ]
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {3 * HEIGHT}"'
-        ' font-family="sans-serif" font-size="12">'
+        ' font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
     )
-    return f'{head}<rect width="100%" height="100%" fill="white"/>{names}{"".join(panels)}</svg>\n'
+    return f"{head}{''.join(names + panels)}</svg>\n"
 
 
 def panel(
-    title: str, lines: dict[int, list[float]], top: int, limits: tuple[float, float], mark: float
+    title: str, lines: list[list[float]], top: int, limits: tuple[float, float], mark: float
 ) -> str:
     low, high = limits
-    steps = max(len(line) for line in lines.values())
-    x = lambda i: LEFT + (WIDTH - LEFT - 16) * i / max(1, steps - 1)
-    y = lambda v: (
-        top
-        + HEIGHT
-        - BOTTOM
-        - (HEIGHT - BOTTOM - TOP - 10) * (min(max(v, low), high) - low) / (high - low)
+    steps, tall, right = max(map(len, lines)), HEIGHT - BOTTOM - TOP - 10, WIDTH - 16
+    share = lambda v: (min(max(v, low), high) - low) / (high - low)
+    x = lambda i: LEFT + (right - LEFT) * i / max(1, steps - 1)
+    y = lambda v: top + HEIGHT - BOTTOM - tall * share(v)
+    across = lambda v, look: (
+        f'<line x1="{LEFT}" x2="{right}" y1="{y(v):.1f}" y2="{y(v):.1f}" {look}/>'
     )
-    marks = [f'<text x="{LEFT}" y="{top + TOP + 4}">{title}</text>']
-    for v in [low + (high - low) * k / 4 for k in range(5)]:
-        marks.append(f'<text x="{LEFT - 6}" y="{y(v) + 4:.1f}" text-anchor="end">{v:.3g}</text>')
-        marks.append(
-            f'<line x1="{LEFT}" x2="{WIDTH - 16}" y1="{y(v):.1f}" y2="{y(v):.1f}" stroke="#ddd"/>'
-        )
-    for i in range(0, steps + 1, max(1, steps // 4)):
-        marks.append(
-            f'<text x="{x(i):.1f}" y="{top + HEIGHT - 22}" text-anchor="middle">{i}</text>'
-        )
-    marks.append(
-        f'<text x="{(LEFT + WIDTH) / 2}" y="{top + HEIGHT - 6}" text-anchor="middle">step</text>'
+    text = lambda x, y, said, at="middle": (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{at}">{said}</text>'
     )
-    marks.append(
-        f'<line x1="{LEFT}" x2="{WIDTH - 16}" y1="{y(mark):.1f}" y2="{y(mark):.1f}" stroke="#555"'
-        ' stroke-dasharray="4"/>'
-    )
-    for line, colour in zip(lines.values(), COLOURS):
+    marks = [text(LEFT, top + TOP + 4, title, "start")]
+    for v in (low + (high - low) * k / 4 for k in range(5)):
+        marks += [text(LEFT - 6, y(v) + 4, f"{v:.3g}", "end"), across(v, 'stroke="#ddd"')]
+    marks += [text(x(i), top + HEIGHT - 22, i) for i in range(0, steps + 1, max(1, steps // 4))]
+    marks.append(text((LEFT + WIDTH) / 2, top + HEIGHT - 6, "step"))
+    marks.append(across(mark, 'stroke="#555" stroke-dasharray="4"'))
+    for line, colour in zip(lines, COLOURS):
         points = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(line))
-        marks.append(
-            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
-        )
+        look = f'fill="none" stroke="{colour}" stroke-width="1.5"'
+        marks.append(f'<polyline points="{points}" {look}/>')
     return "".join(marks)
 
 
-def main() -> None:
-    report = Report("adama_ratio")
-    for way in WAYS:
-        for n in COUNTS:
-            if not report.has(f"{way}, N={n}"):
-                report.add(f"{way}, N={n}", follow(n, way))
-    rows, scaled = ({n: report.results[f"{way}, N={n}"] for n in COUNTS} for way in WAYS)
+def summary(report: Report) -> dict:
+    rows, scaled = ({n: report[f"{way}, N={n}"] for n in COUNTS} for way in WAYS)
     write_whole(report.path.with_suffix(".svg"), figure(rows, scaled))
     within = lambda values: sum(abs(r - 1) <= 0.01 for r in values) / len(values)
-    report.summarise(
-        {
-            name: {
-                "least": min(row["ratio"]),
-                "largest": max(row["ratio"]),
-                "mean of the last 50 steps": sum(row["ratio"][-50:]) / 50,
-                "median of the last 50 steps": sum(row["median"][-50:]) / 50,
-                "steps within 1 % of 1": within(row["ratio"]),
-                "medians within 1 % of 1": within(row["median"]),
-            }
-            for name, row in report.results.items()
+    return {
+        name: {
+            "least": min(row["ratio"]),
+            "largest": max(row["ratio"]),
+            "mean of the last 50 steps": sum(row["ratio"][-50:]) / 50,
+            "median of the last 50 steps": sum(row["median"][-50:]) / 50,
+            "steps within 1 % of 1": within(row["ratio"]),
+            "medians within 1 % of 1": within(row["median"]),
         }
-    )
+        for name, row in report.results.items()
+    }
+
+
+def main() -> None:
+    cases = itertools.product(WAYS, (f"N={n}" for n in COUNTS))
+    Report("adama_ratio").rows(cases, follow, summary)
 
 
 if __name__ == "__main__":

@@ -9,19 +9,18 @@ them at once. The paper, in GB on one GPU: Adam 6.15, Adafactor 4.83, SM3 4.90, 
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import optax
 
 from benchmarks.shared.results import Report
+from benchmarks.shared.steps import compiled
 from experiments.command.load import load
 from experiments.config.text import Config
 from experiments.models.loops import stacked
 from experiments.steps.step import State, abstract, make_loss, make_step
 from jaxmem._target.deviceless.compiler import Compiler
-from jaxmem._trace.export import export_flat
 
 OPTIMIZERS = {
     "Adam": optax.adam(1e-4),
@@ -53,29 +52,31 @@ def plain(config: Config, tx: optax.GradientTransformation):
     )
 
 
-def main() -> None:
-    report = Report("adama_table2")
-    one = config_of("train.microbatches=1", "optimizer.accumulation=scan")
-    cases: dict[str, Callable] = {
-        name: functools.partial(plain, one, tx) for name, tx in OPTIMIZERS.items()
-    }
-    for n in (1, 2, 4, 8):
-        config = config_of(f"train.microbatches={n}")
-        cases[f"AdamA, N={n}"] = lambda config=config: (make_step(config), abstract(config))
-    with Compiler("h200", workers=1) as compiler:
-        for name, make in cases.items():
-            if not report.has(name):
-                step, arguments = make()
-                exported, donated = export_flat(
-                    jax.jit(step, donate_argnums=0).trace(*arguments), "cuda"
-                )
-                found = compiler.submit(exported, donated=donated).result()
-                report.add(name, {"bytes": found.total_bytes, "temp_bytes": found.temp_bytes})
+def case(name: str) -> tuple:
+    """A step, and the shapes of its arguments."""
+    if name in OPTIMIZERS:
+        one = config_of("train.microbatches=1", "optimizer.accumulation=scan")
+        return plain(one, OPTIMIZERS[name])
+    config = config_of(f"train.microbatches={name.removeprefix('AdamA, N=')}")
+    return make_step(config), abstract(config)
+
+
+def row(compiler: Compiler, name: str) -> dict[str, int]:
+    step, arguments = case(name)
+    found = compiled(compiler, jax.jit(step, donate_argnums=0).trace(*arguments))
+    return {"bytes": found.total_bytes, "temp_bytes": found.temp_bytes}
+
+
+def summary(report: Report) -> dict:
     rows = {name: row["bytes"] for name, row in report.results.items()}
     best = min(rows[name] for name in OPTIMIZERS)
-    report.summarise(
-        {"bytes": rows, "AdamA, N=8, over the least of the others": rows["AdamA, N=8"] / best}
-    )
+    return {"bytes": rows, "AdamA, N=8, over the least of the others": rows["AdamA, N=8"] / best}
+
+
+def main() -> None:
+    names = [*OPTIMIZERS, *(f"AdamA, N={n}" for n in (1, 2, 4, 8))]
+    with Compiler("h200", workers=1) as compiler:
+        Report("adama_table2").rows(names, functools.partial(row, compiler), summary)
 
 
 if __name__ == "__main__":

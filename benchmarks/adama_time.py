@@ -9,23 +9,19 @@ in every round in another order; ratios are to "in_place", paired by round: medi
 by the clock and by all cores' work.
 """
 
-import jax
-import numpy as np
-
-from benchmarks.shared.case import nano
+from benchmarks.shared.case import compile_planned, nano
 from benchmarks.shared.results import Report
-from benchmarks.shared.timing import cache_compiles, interleaved
-from experiments.gpu_check.measure import quartiles
-from experiments.steps.step import abstract, make_step
-from jaxmem._core.assignment import Assignment
+from benchmarks.shared.timing import cache_compiles, interleaved, over
 
+COMMON = "model.loop=stack", "train.microbatches=8"
+ROW = "optimizer.second_moment=row"
 WAYS = {
     "scan": ("scan", "value"),
     "in_place": ("in_place", "value"),
     "adama": ("adama", "value"),
     "released": ("released", "value"),
-    "released, row ratio": ("released", "value", "optimizer.second_moment=row"),
-    "released, row ratio, not clipped": ("released", "none", "optimizer.second_moment=row"),
+    "released, row ratio": ("released", "value", ROW),
+    "released, row ratio, not clipped": ("released", "none", ROW),
     "released, clipped by component": ("released", "component"),
     "released, clipped by global norm": ("released", "norm"),
 }
@@ -39,31 +35,23 @@ def main() -> None:
     report = Report("adama_time", rounds=25)
     cache_compiles()
     for size, overrides in SIZES.items():
-        configs = {
-            name: nano(
-                "model.loop=stack",
-                "train.microbatches=8",
-                f"optimizer.accumulation={way}",
-                f"optimizer.clip={clip}",
-                *more,
-                *overrides,
-            )
-            for name, (way, clip, *more) in WAYS.items()
-        }
-        steps = {
-            way: jax.jit(make_step(c, Assignment({"block": {}})), donate_argnums=0)
-            .lower(*abstract(c))
-            .compile()
-            for way, c in configs.items()
-        }
+        configs = {}
+        for name, (way, clip, *more) in WAYS.items():
+            own = f"optimizer.accumulation={way}", f"optimizer.clip={clip}"
+            configs[name] = nano(*COMMON, *own, *more, *overrides)
+        steps = {name: compile_planned(config, {"block": {}}) for name, config in configs.items()}
         both = interleaved(configs["in_place"], [steps], report.chosen["rounds"], configs)
-        for what, seconds in zip(("clock", "cores"), both):
-            base = np.asarray(seconds["in_place"])
-            for way in WAYS:
-                row = report.results.setdefault(f"{size}, {way}", {})
-                row[what] = quartiles((np.asarray(seconds[way]) / base).tolist())
+        for way in WAYS:
+            report.results[f"{size}, {way}"] = {
+                what: over(seconds[way], seconds["in_place"])
+                for what, seconds in zip(("clock", "cores"), both)
+            }
+    report.summarise(summary(report))
+
+
+def summary(report: Report) -> dict:
     cores = {name: row["cores"]["median"] for name, row in report.results.items()}
-    report.summarise({"median of cores' work, to accumulation in place": cores})
+    return {"median of cores' work, to accumulation in place": cores}
 
 
 if __name__ == "__main__":

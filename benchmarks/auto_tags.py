@@ -20,13 +20,12 @@ from unittest import mock
 import jax
 
 import jaxmem
+from benchmarks.shared.case import Step, between, on
 from benchmarks.shared.results import Report
 from experiments.command.load import load
 from experiments.steps.step import abstract, make_step, step_over
 from jaxmem._core.actions import keeps_everything
 from jaxmem._core.assignment import Assignment
-from jaxmem._target.compile.backend import Deviceless
-from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 
 CONFIGS = ("gpt_117m", "bert_base", "gpt_345m")
@@ -61,97 +60,71 @@ def untagged(config) -> Callable:
     return plain
 
 
-def builds(config) -> dict[str, Callable]:
-    return {
-        "tags": functools.partial(make_step, config),
-        "auto": jaxmem.auto(untagged(config)),
-    }
+def at(step: Step, budget: int) -> dict:
+    """What becomes of a budget, with XLA's seconds of the whole step under the plan."""
+    plan, row = step.attempt(budget)
+    if plan is None:
+        return row
+    under = None if keeps_everything(plan.actions) else Assignment(plan.actions)
+    whole = step.backend.compile(*trace(step.build, under, step.args)).result()
+    assert whole.xla_seconds is not None
+    tags = sum(len(tags) for tags in plan.actions.values())
+    return row | {"xla_seconds": whole.xla_seconds, "tags": tags}
 
 
-def estimate(build: Callable, args: tuple, actions) -> float:
-    """XLA's seconds of the step under a plan's actions."""
-    plan = None if keeps_everything(actions) else Assignment(actions)
-    with Deviceless(Target.parse(TARGET)) as backend:
-        seconds = backend.compile(*trace(build, plan, args)).result().xla_seconds
-    assert seconds is not None
-    return seconds
+def both(steps: dict[str, Step], budget: int) -> dict:
+    rows = {way: at(step, budget) for way, step in steps.items()}
+    found = all(row["found"] for row in rows.values())
+    ratio = rows["auto"]["xla_seconds"] / rows["tags"]["xla_seconds"] if found else None
+    return {"budget": budget, "ratio": ratio} | rows
 
 
-def at(build: Callable, args: tuple, budget: int) -> dict:
-    start = time.perf_counter()
-    try:
-        plan = jaxmem.plan(build, *args, budget=budget, target=TARGET)
-    except jaxmem.errors.BudgetError as error:
-        return {"found": False, "least": error.least_bytes}
-    seconds = time.perf_counter() - start
-    return {
-        "found": True,
-        "seconds": seconds,
-        "compiles": plan.compiles,
-        "solve_seconds": plan.solve_seconds,
-        "share_of_budget": plan.compiled_bytes / budget,
-        "xla_seconds": estimate(build, args, plan.actions),
-        "tags": sum(len(tags) for tags in plan.actions.values()),
-    }
+def ends(steps: dict[str, Step]) -> dict:
+    whole = steps["auto"].plan(10**15)
+    least = steps["tags"].least(whole.baseline_parts.arguments)
+    return {"least": least, "everything": whole.baseline_bytes}
 
 
-def ends(config, args: tuple) -> dict:
-    tagged = builds(config)["tags"]
-    whole = jaxmem.plan(builds(config)["auto"], *args, budget=10**15, target=TARGET)
-    # The arguments alone: with less, nothing would be compiled.
-    none = 1 + int(whole.baseline_parts.arguments / 0.98)
-    try:
-        jaxmem.plan(tagged, *args, budget=none, target=TARGET)
-    except jaxmem.errors.BudgetError as error:
-        return {"least": error.least_bytes, "everything": whole.baseline_bytes}
-    raise AssertionError("the arguments' bytes were enough for the step")
-
-
-def from_nothing(config, args: tuple, budget: int) -> dict:
+def from_nothing(steps: dict[str, Step], budget: int) -> dict:
     """Seconds of the first plan of each, in a cache folder of its own, the best of two turns."""
     found: dict[str, list[float]] = {"tags": [], "auto": []}
-    for names in (("tags", "auto"), ("auto", "tags")):
-        for name in names:
-            cache = tempfile.TemporaryDirectory()
-            with cache as folder, mock.patch.dict("os.environ", XDG_CACHE_HOME=folder):
-                start = time.perf_counter()
-                jaxmem.plan(builds(config)[name], *args, budget=budget, target=TARGET)
-                found[name].append(time.perf_counter() - start)
+    for name in ("tags", "auto", "auto", "tags"):
+        cache = tempfile.TemporaryDirectory()
+        with cache as folder, mock.patch.dict("os.environ", XDG_CACHE_HOME=folder):
+            start = time.perf_counter()
+            steps[name].plan(budget)
+            found[name].append(time.perf_counter() - start)
     return {name: min(seconds) for name, seconds in found.items()}
 
 
 def run(report: Report, name: str) -> None:
     config = load(name, OVERRIDES)
-    args = abstract(config)
-    if not report.has(f"{name} ends"):
-        report.add(f"{name} ends", ends(config, args))
-    e = report[f"{name} ends"]
-    for i in range(1, BUDGETS + 1):
-        budget = e["least"] + (e["everything"] - e["least"]) * i // (BUDGETS + 1)
-        if not report.has(f"{name} {i}"):
-            rows = {way: at(build, args, budget) for way, build in builds(config).items()}
-            both = all(row["found"] for row in rows.values())
-            ratio = rows["auto"]["xla_seconds"] / rows["tags"]["xla_seconds"] if both else None
-            report.add(f"{name} {i}", {"budget": budget, "ratio": ratio} | rows)
-    if name == CONFIGS[0] and not report.has(f"{name} from nothing"):
-        middle = (e["least"] + e["everything"]) // 2
-        report.add(f"{name} from nothing", from_nothing(config, args, middle))
+    builds = {
+        "tags": functools.partial(make_step, config),
+        "auto": jaxmem.auto(untagged(config)),
+    }
+    with on(TARGET) as backend:
+        steps = {way: Step(build, abstract(config), backend) for way, build in builds.items()}
+        low, high = report.once(f"{name} ends", ends, steps).values()
+        for label, budget in between(low, high, BUDGETS).items():
+            report.once(f"{name} {label.partition('/')[0]}", both, steps, budget)
+        if name == CONFIGS[0]:
+            report.once(f"{name} from nothing", from_nothing, steps, (low + high) // 2)
 
 
 def summary(report: Report) -> dict:
-    rows = {k: r for k, r in report.results.items() if "ratio" in r}
-    ratios = [r["ratio"] for r in rows.values() if r["ratio"] is not None]
-    times = next((r for k, r in report.results.items() if k.endswith("from nothing")), None)
+    rows = [r for r in report.results.values() if "ratio" in r]
+    found = {way: [r[way] for r in rows if r[way]["found"]] for way in ("auto", "tags")}
+    ratios = [r["ratio"] for r in rows if r["ratio"] is not None]
+    times = report[f"{CONFIGS[0]} from nothing"]
     return {
         "budgets": len(rows),
-        "found under auto": sum(r["auto"]["found"] for r in rows.values()),
-        "found with tags": sum(r["tags"]["found"] for r in rows.values()),
-        "largest ratio": max(ratios, default=None),
-        "geometric mean": statistics.geometric_mean(ratios) if ratios else None,
-        "seconds of the first plan, auto over tags": times and times["auto"] / times["tags"],
-        "median solve under auto": statistics.median(
-            r["auto"]["solve_seconds"] for r in rows.values() if r["auto"]["found"]
-        ),
+        "found under auto": len(found["auto"]),
+        "found with tags": len(found["tags"]),
+        "largest ratio": max(ratios),
+        "geometric mean": statistics.geometric_mean(ratios),
+        "seconds of the first plan, auto over tags": times["auto"] / times["tags"],
+        "median solve under auto": statistics.median(r["solve_seconds"] for r in found["auto"]),
     }
 
 

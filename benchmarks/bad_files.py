@@ -16,6 +16,7 @@ import pathlib
 import tempfile
 from collections.abc import Callable, Iterator
 
+from benchmarks.shared.case import SMALL
 from benchmarks.shared.results import Report
 from experiments import train, train_glue, train_images
 from experiments.command.load import FOLDER, load
@@ -26,10 +27,6 @@ from tests.shared.bad_configs import bad_configs
 from tests.shared.bad_plans import bad_plans, full
 
 PROGRAMS = {"train": train, "train_glue": train_glue, "train_images": train_images}
-SMALL = (
-    "model.layers=2", "model.width=32", "model.heads=2", "train.sequence=32", "train.loss_chunk=32",
-    "train.batch=4", "plan.budget=90%",
-)  # fmt: skip
 CONFIG, PLAN = "mine.toml", "mine.json"
 READERS: tuple[tuple[Callable, list[str]], ...] = (
     (cli.main, ["show", PLAN]),
@@ -77,6 +74,14 @@ def tried(cases: Iterator[Case], file: str) -> dict[str, dict[str, int]]:
     return found
 
 
+def summary(report: Report) -> dict:
+    total = lambda rows, what: sum(row[what] for row in rows.values())
+    return {
+        name: {what: total(rows, what) for what in ("files", "refused")}
+        for name, rows in report.results.items()
+    }
+
+
 def main() -> None:
     report, here = Report("bad_files"), os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
@@ -84,13 +89,7 @@ def main() -> None:
         found = {"configs": tried(of_configs(), CONFIG), "plans": tried(of_plans(), PLAN)}
         os.chdir(here)
     report.results |= found
-    total = lambda rows, what: sum(row[what] for row in rows.values())
-    report.summarise(
-        {
-            name: {"files": total(rows, "files"), "refused": total(rows, "refused")}
-            for name, rows in found.items()
-        }
-    )
+    report.summarise(summary(report))
 
 
 if __name__ == "__main__":

@@ -12,17 +12,11 @@ since asking for them changes the matrix kernels. A plan wins where its time is 
 0.5 % of the step.
 """
 
-import jaxmem
-from benchmarks.shared.baselines import Baseline, baselines
-from benchmarks.shared.case import Case, show
+from benchmarks.shared.assignments import show
+from benchmarks.shared.baselines import Baseline, baselines, compiler_of
+from benchmarks.shared.case import Case, case_on
 from benchmarks.shared.results import Report
-from experiments.models.loops import scanned
-from experiments.steps.step import step_over
-from jaxmem._core.actions import ALL, LOSSLESS
-from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.solve.cost import evaluate, everything
-from jaxmem._target.compile.backend import DEVICELESS_MARGIN, backend_for
-from jaxmem._target.devices.target import Target
 from jaxmem._trace.jaxpr import matmul_flops
 
 CONFIGS, TARGET = ("gpt_117m", "gpt_345m"), "h200"
@@ -37,121 +31,72 @@ BELOW = 0.92
 DRAW = 0.005  # of a step
 
 
-def products(case: Case, actions, kept_flops: float) -> float:
+def row(case: Case, compiled, actions) -> dict:
+    """What is compared of a baseline and of a plan."""
     cost = evaluate(case.profile, actions)
-    return kept_flops + sum(b.runs * c.flops for b, c in zip(case.profile.blocks, cost.blocks))
-
-
-def of_baseline(case: Case, baseline: Baseline, kept_flops: float) -> dict:
-    if baseline.exact:
-        build = case.build
-    else:
-        build = lambda _: step_over(case.config, scanned(baseline.policy))
-    steps = StepCompiler(build, case.args, case.backend)
-    compiled = steps.compile(baseline.actions)[0].compiled
-    cost = evaluate(case.profile, baseline.actions)
-    predicted = products(case, baseline.actions, kept_flops)
+    flops = sum(matmul_flops(e)[0] for e in case.trace(None).jaxpr.jaxpr.eqns)
+    flops += sum(b.runs * c.flops for b, c in zip(case.profile.blocks, cost.blocks))
     return {
         "bytes": compiled.total_bytes,
         "host_bytes": compiled.host_bytes,
         "model_extra_seconds": cost.seconds,
-        "model_is": "exact" if baseline.exact else "the nearest keep-set",
         "xla_seconds": compiled.xla_seconds,
-        "flops_ratio": compiled.matmul_flops / predicted,
-        "actions": show(baseline.actions),
+        "flops_ratio": compiled.matmul_flops / flops,
+        "actions": show(actions),
     }
 
 
-def of_plan(case: Case, at_bytes: int, lossless: bool, kept_flops: float) -> dict:
-    """A plan of no more than `at_bytes` as compiled: the planner's margin for autotuning is added
-    to the budget.
-    """
-    budget = int(at_bytes / (1 - DEVICELESS_MARGIN)) + 1
-    try:
-        plan = jaxmem.plan(
-            case.build,
-            *case.args,
-            budget=budget,
-            target=case.target,
-            actions=LOSSLESS if lossless else ALL,
-        )
-    except jaxmem.errors.BudgetError as error:
-        return {"at_bytes": at_bytes, "found": False, "least_bytes": error.least_bytes}
+def of_baseline(case: Case, baseline: Baseline) -> dict:
+    compiled = compiler_of(case, baseline).compile(baseline.actions)[0].compiled
+    model = {"model_is": "exact" if baseline.exact else "the nearest keep-set"}
+    return row(case, compiled, baseline.actions) | model
+
+
+def of_plan(case: Case, at_bytes: int) -> dict:
+    """A plan of no more than `at_bytes` as compiled."""
+    plan, told = case.attempt(case.budget_for(at_bytes))
+    told |= {"at_bytes": at_bytes, "everything_extra_seconds": everything(case.profile).seconds}
+    if plan is None:
+        return told
     compiled = case.compile(plan.actions)[0].compiled
-    return {
-        "at_bytes": at_bytes,
-        "found": True,
-        "bytes": plan.compiled_bytes,
-        "host_bytes": plan.host_bytes,
-        "compiles": plan.compiles,
-        "model_extra_seconds": evaluate(case.profile, plan.actions).seconds,
-        "xla_seconds": compiled.xla_seconds,
-        "flops_ratio": compiled.matmul_flops / products(case, plan.actions, kept_flops),
-        "actions": show(plan.actions),
-    }
+    return told | row(case, compiled, plan.actions) | {"bytes": plan.compiled_bytes}
 
 
 def compare(report: Report, config: str) -> None:
-    with backend_for(Target.parse(TARGET)) as backend:
-        case = Case(config, backend)
-        kept_flops = sum(matmul_flops(e)[0] for e in case.trace(None).jaxpr.jaxpr.eqns)
-        everything_seconds = {"everything_extra_seconds": everything(case.profile).seconds}
+    with case_on(TARGET, config) as case:
         for baseline in sorted(baselines(case.profile), key=lambda b: b.name not in FIRST):
-            if not report.has(key := f"{config} baseline {baseline.name}"):
-                report.add(key, of_baseline(case, baseline, kept_flops))
-            if not report.has(plan := f"{config} plan {baseline.name}"):
-                report.add(
-                    plan,
-                    of_plan(case, report[key]["bytes"], False, kept_flops) | everything_seconds,
-                )
-        least = min(
-            r["bytes"] for k, r in report.results.items() if k.startswith(f"{config} baseline")
-        )
-        if not report.has(key := f"{config} plan 8 % below the least"):
-            report.add(
-                key, of_plan(case, int(BELOW * least), False, kept_flops) | everything_seconds
-            )
+            key = f"{config} baseline {baseline.name}"
+            at = report.once(key, of_baseline, case, baseline)["bytes"]
+            report.once(f"{config} plan {baseline.name}", of_plan, case, at)
+        least = min(r["bytes"] for r in report.under(f"{config} baseline ").values())
+        report.once(f"{config} plan 8 % below the least", of_plan, case, int(BELOW * least))
 
 
-def table(report: Report, config: str) -> dict:
-    rows, wins = [], {}
-    results = report.results
-    step = max(
-        (r["xla_seconds"] or 0 for k, r in results.items() if k.startswith(f"{config} baseline")),
-        default=0,
-    )
-    for key, plan in results.items():
-        if not key.startswith(f"{config} plan ") or not plan["found"]:
+def of_case(report: Report, config: str) -> dict:
+    rows, counts = [], {}
+    bases, plans = (report.under(f"{config} {what} ") for what in ("baseline", "plan"))
+    step = max(r["xla_seconds"] or 0 for r in bases.values())
+    for name, plan in plans.items():
+        if not plan["found"]:
             continue
-        name = key.removeprefix(f"{config} plan ")
-        base = results.get(f"{config} baseline {name}", {})
+        base = bases.get(name, {})
         row = {"against": name, "plan_bytes": plan["bytes"], "baseline_bytes": base.get("bytes")}
         for what in ("model_extra_seconds", "xla_seconds"):
             row[what] = [base.get(what), plan[what]]
-            if base and base.get(what) is not None and plan[what] is not None:
-                less = base[what] - plan[what]
-                outcome = "win" if less > DRAW * step else "loss" if less < -DRAW * step else "draw"
+            if None not in row[what]:
+                less = (base[what] - plan[what]) / step
+                outcome = "win" if less > DRAW else "loss" if less < -DRAW else "draw"
                 row[f"by {what}"] = outcome
-                wins.setdefault(what, {}).setdefault(outcome, []).append(name)
+                of = counts.setdefault(what, {})
+                of[outcome] = of.get(outcome, 0) + 1
         rows.append(row)
-    ratios = [
-        abs(r["flops_ratio"] - 1)
-        for k, r in results.items()
-        if k.startswith(config) and "flops_ratio" in r
-    ]
-    count = {w: {o: len(n) for o, n in found.items()} for w, found in wins.items()}
-    return {
-        "counts": count,
-        "largest deviation of HLO FLOPs": max(ratios, default=None),
-        "rows": rows,
-    }
+    found = [*bases.values(), *(r for r in plans.values() if r["found"])]
+    deviation = max(abs(r["flops_ratio"] - 1) for r in found)
+    return {"counts": counts, "largest deviation of HLO FLOPs": deviation, "rows": rows}
 
 
 def main() -> None:
-    report = Report("baselines_h200")
-    for config in CONFIGS:
-        compare(report, config)
-        report.summarise({c: table(report, c) for c in CONFIGS})
+    Report("baselines_h200").of_each(CONFIGS, compare, of_case)
 
 
 if __name__ == "__main__":

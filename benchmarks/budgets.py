@@ -13,19 +13,12 @@ whether or not one was remembered. Every second budget between is planned from n
 as any later plan of a step is, from what earlier searches compiled.
 """
 
-import contextlib
 import itertools
 import re
 import statistics
-import time
-from unittest import mock
 
-import jaxmem
-from benchmarks.shared.case import Case
+from benchmarks.shared.case import Case, between, case_on, forgetting, of_rows
 from benchmarks.shared.results import Report
-from jaxmem._planner.search.history import History
-from jaxmem._target.compile.backend import backend_for
-from jaxmem._target.devices.target import Target
 
 CASES = (("gpt_nano", "local"), ("gpt_117m", "h200"), ("gpt_345m", "h200"))
 BETWEEN, ODD = 8, "1357"
@@ -33,56 +26,25 @@ BETWEEN, ODD = 8, "1357"
 
 def ends(case: Case) -> dict:
     """Bytes of the least that compiled, of every tag kept, and of everything kept."""
-    everything = jaxmem.plan(case.build, *case.args, budget=10**15, target=case.target)
-    keep = case.compile(
-        {
-            label: {t: c for t, c in tags.items() if t != "*"}
-            for label, tags in everything.actions.items()
-        }
-    )
-    # The arguments alone: with less, nothing would be compiled.
-    none = 1 + int(everything.baseline_parts.arguments / (1 - case.backend.margin))
-    try:
-        jaxmem.plan(case.build, *case.args, budget=none, target=case.target)
-    except jaxmem.errors.BudgetError as error:
-        return {
-            "least": error.least_bytes,
-            "keep_all": keep[0].compiled.total_bytes,
-            "everything": everything.baseline_bytes,
-        }
-    raise AssertionError("the arguments' bytes were enough for the step")
+    everything = case.plan(10**15)
+    kept = {
+        label: {t: c for t, c in tags.items() if t != "*"}
+        for label, tags in everything.actions.items()
+    }
+    return {
+        "least": case.least(everything.baseline_parts.arguments),
+        "keep_all": case.compile(kept)[0].compiled.total_bytes,
+        "everything": everything.baseline_bytes,
+    }
 
 
 def at(case: Case, budget: int, from_nothing: bool) -> dict:
-    start = time.perf_counter()
-    forget = (
-        mock.patch.object(History, "recall", return_value=[])
-        if from_nothing
-        else contextlib.nullcontext()
-    )
-    try:
-        with forget:
-            plan = jaxmem.plan(case.build, *case.args, budget=budget, target=case.target)
-    except jaxmem.errors.BudgetError as error:
-        return {"budget": budget, "found": False, "least": error.least_bytes}
-    return {
-        "budget": budget,
-        "found": True,
-        "from_nothing": from_nothing,
-        "compiles": plan.compiles,
-        "within": plan.compiled_bytes <= budget,
-        "share_of_budget": plan.compiled_bytes / budget,
-        "share_less_margin": plan.compiled_bytes / (budget * (1 - case.backend.margin)),
-        "compiled_bytes": plan.compiled_bytes,
-        "predicted_bytes": plan.predicted_bytes,
-        "prediction_error": abs(plan.predicted_bytes / plan.compiled_bytes - 1),
-        "host_bytes": plan.host_bytes,
-        "predicted_seconds": plan.predicted_seconds,
-        "baseline_seconds": plan.baseline_seconds,
-        "keeps_everything": plan.keeps_everything,
-        "same_program_as_no_plan": program(case, plan) == program(case, None),
-        "wall_seconds": time.perf_counter() - start,
-    }
+    with forgetting(from_nothing):
+        plan, row = case.attempt(budget)
+    if plan is None:
+        return row
+    same = program(case, plan) == program(case, None)
+    return row | {"from_nothing": from_nothing, "same_program_as_no_plan": same}
 
 
 def program(case: Case, plan) -> str:
@@ -95,56 +57,38 @@ def program(case: Case, plan) -> str:
 
 def run(report: Report, config: str, target: str) -> None:
     name = f"{config} {target}"
-    with backend_for(Target.parse(target)) as backend:
-        _points(report, name, Case(config, backend))
+    with case_on(target, config) as case:
+        e = report.once(f"{name} ends", ends, case)
+        divided = between(e["least"], e["keep_all"], BETWEEN)
+        even = {label: budget for label, budget in divided.items() if label[0] not in ODD}
+        # In the order in which they are planned: what is not from nothing recalls those before it.
+        budgets = {"everything": case.budget_for(e["everything"])} | even
+        budgets |= {"keep_all": e["keep_all"]} | divided
+        budgets["above"] = (e["keep_all"] + e["everything"]) // 2
+        for label, budget in budgets.items():
+            report.once(f"{name} {label}", at, case, budget, label[0] in ODD)
 
 
-def _points(report: Report, name: str, case: Case) -> None:
-    if not report.has(f"{name} ends"):
-        report.add(f"{name} ends", ends(case))
-    e = report[f"{name} ends"]
-    budgets = {
-        f"{i}/{BETWEEN + 1}": e["least"] + (e["keep_all"] - e["least"]) * i // (BETWEEN + 1)
-        for i in range(1, BETWEEN + 1)
-    }
-    budgets |= {"keep_all": e["keep_all"], "above": (e["keep_all"] + e["everything"]) // 2}
-    margin = case.backend.margin
-    budgets["everything"] = int(e["everything"] / (1 - margin)) + 1 if margin else e["everything"]
-    for label in sorted(
-        budgets,
-        key=lambda b: (b != "everything", b.isalpha(), int(b[0]) % 2 if b[0].isdigit() else 0),
-    ):
-        if not report.has(f"{name} {label}"):
-            report.add(f"{name} {label}", at(case, budgets[label], label[0] in ODD))
-
-
-def summary(report: Report, name: str) -> dict:
-    rows = [r for k, r in report.results.items() if k.startswith(name) and "budget" in r]
-    between = [
-        r
-        for r in rows
-        if report[f"{name} ends"]["least"] < r["budget"] < report[f"{name} ends"]["keep_all"]
-    ]
-    found = sorted((r for r in rows if r["found"]), key=lambda r: r["budget"])
-    inside = [r for r in between if r["found"]]
-    pairs = itertools.pairwise(found)
-    middle = lambda key, of=inside: statistics.median(r[key] for r in of) if of else None
-    alone = [r for r in inside if r["from_nothing"]]
+def of_case(report: Report, name: str) -> dict:
+    rows = report.under(f"{name} ")
+    e = rows.pop("ends")
+    inside = [r for r in rows.values() if e["least"] < r["budget"] < e["keep_all"]]
+    found = sorted((r for r in rows.values() if r["found"]), key=lambda r: r["budget"])
+    alone = [r for r in inside if r["found"] and r["from_nothing"]]
+    told, between_ends = of_rows(rows.values()), of_rows(inside)
+    less_margin = [r["share_less_margin"] for r in inside if r["found"]]
     return {
-        "budgets": len(rows),
-        "between least and keep-all": len(between),
-        "of those, found": len(inside),
-        "within the budget": sum(r["within"] for r in found),
-        "most compiles": max((r["compiles"] for r in found), default=None),
-        "median share of budget": middle("share_of_budget"),
-        "median share less margin": middle("share_less_margin"),
-        "median prediction error": middle("prediction_error"),
-        "median prediction error, planned from nothing": middle("prediction_error", alone),
-        "median compiles, planned from nothing": middle("compiles", alone),
-        "median compiles": middle("compiles"),
-        "largest prediction error": max((r["prediction_error"] for r in inside), default=None),
+        "budgets": told["budgets"],
+        "between least and keep-all": between_ends.pop("budgets"),
+        "of those, found": between_ends.pop("found"),
+        "within the budget": told["within"],
+        **between_ends,
+        "most compiles": told["most compiles"],
+        "median share less margin": statistics.median(less_margin),
+        "planned from nothing": of_rows(alone),
         "times that rose with the budget": sum(
-            b["predicted_seconds"] > a["predicted_seconds"] * (1 + 1e-9) for a, b in pairs
+            b["predicted_seconds"] > a["predicted_seconds"] * (1 + 1e-9)
+            for a, b in itertools.pairwise(found)
         ),
         "build(None)'s program at everything": all(
             r["same_program_as_no_plan"] for r in found if r["keeps_everything"]
@@ -153,11 +97,7 @@ def summary(report: Report, name: str) -> dict:
 
 
 def main() -> None:
-    report = Report("budgets")
-    for config, target in CASES:
-        run(report, config, target)
-        done = [f"{c} {t}" for c, t in CASES if report.has(f"{c} {t} ends")]
-        report.summarise({name: summary(report, name) for name in done})
+    Report("budgets").of_each(CASES, run, of_case)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ its manifest. Then the newest state is asked for, which all arrays are compared 
 reads the same files but for the manifest, so that faults in manifests are not its.
 """
 
+import collections
 import pathlib
 import random
 import shutil
@@ -106,42 +107,48 @@ def by_orbax(folder: pathlib.Path) -> str:
     return "right values" if alike(list(got.values()), list(want.values())) else "wrong values"
 
 
+def faulty(whole: pathlib.Path, folder: pathlib.Path, faults: int):
+    """Makes so many faults, each in a copy of its own; gives the fault's name and the file."""
+    newest = whole / f"{STEPS[-1]:08d}"
+    files = sorted(p.relative_to(whole) for p in newest.rglob("*") if p.is_file())
+    draw, made = random.Random(0), 0
+    while made < faults:
+        name, file = draw.choice(list(FAULTS)), draw.choice(files)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(whole, folder)
+        before = (folder / file).read_bytes()
+        FAULTS[name](folder / file, draw)
+        if (folder / file).exists() and (folder / file).read_bytes() == before:
+            continue  # the older file is the same, or an empty one was emptied
+        made += 1
+        yield name, file
+
+
+def summary(report: Report) -> dict:
+    total: dict[str, collections.Counter] = {}
+    for key, row in report.results.items():
+        total.setdefault(key.split(", ")[0], collections.Counter()).update(row)
+    return total
+
+
 def main() -> None:
     report = Report("checkpoint_faults", faults=1200)
-    draw = random.Random(0)
-    counts: dict[str, dict[str, int]] = {}
+    counts: dict[str, collections.Counter] = {}
     with tempfile.TemporaryDirectory() as scratch:
         whole, folder = pathlib.Path(scratch) / "whole", pathlib.Path(scratch) / "checkpoints"
         with Checkpoints(whole, 3) as checkpoints:
             for step in STEPS:
                 checkpoints.save(step, state(step), {})
             checkpoints.wait()
-        newest = f"{STEPS[-1]:08d}"
-        files = sorted(p.relative_to(whole) for p in (whole / newest).rglob("*") if p.is_file())
         assert by_jaxmem(whole) == by_orbax(whole) == "right values"
-        made = 0
-        while made < report.chosen["faults"]:
-            name, file = draw.choice(list(FAULTS)), draw.choice(files)
-            shutil.rmtree(folder, ignore_errors=True)
-            shutil.copytree(whole, folder)
-            before = (folder / file).read_bytes()
-            FAULTS[name](folder / file, draw)
-            if (folder / file).exists() and (folder / file).read_bytes() == before:
-                continue  # the older file is the same, or an empty one was emptied
-            made += 1
+        for name, file in faulty(whole, folder, report.chosen["faults"]):
             outcomes = {"jaxmem": by_jaxmem(folder)}
             if file.name != manifest.NAME:
                 outcomes["orbax alone"] = by_orbax(folder)
             for who, outcome in outcomes.items():
-                row = counts.setdefault(f"{who}, {name}", {})
-                row[outcome] = row.get(outcome, 0) + 1
-    report.results |= counts
-    total: dict[str, dict[str, int]] = {}
-    for key, row in counts.items():
-        of = total.setdefault(key.split(", ")[0], {})
-        for outcome, count in row.items():
-            of[outcome] = of.get(outcome, 0) + count
-    report.summarise(total)
+                counts.setdefault(f"{who}, {name}", collections.Counter())[outcome] += 1
+    report.results = dict(counts)
+    report.summarise(summary(report))
 
 
 if __name__ == "__main__":

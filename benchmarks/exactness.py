@@ -16,8 +16,9 @@ import jax
 import numpy as np
 
 import jaxmem
+from benchmarks.shared.assignments import every, show
 from benchmarks.shared.baselines import naive, own_codec
-from benchmarks.shared.case import Case, local, show
+from benchmarks.shared.case import local_profile, nano
 from benchmarks.shared.results import Report
 from experiments.command.load import load
 from experiments.data import text as data
@@ -32,26 +33,23 @@ BFLOAT16 = ("model.dtype=bfloat16",)
 FLOAT64 = ("model.dtype=float64", "train.batch=2")
 
 
-def everywhere(profile, choose) -> Actions:
-    return {b.name: {t.name: choose(t) for t in b.tags} for b in profile.blocks}
-
-
 def plans(profile) -> dict[str, Actions]:
     """By name; those that only keep, recompute and offload have a name that ends in "lossless"."""
-    offloaded = lambda choice: Choice(Action.COMPRESS_OFFLOAD, choice.codec)
-    found = {
-        "keep lossless": everywhere(profile, lambda _: KEEP),
-        "recompute lossless": everywhere(profile, lambda _: RECOMPUTE),
-        "offload lossless": everywhere(profile, lambda _: OFFLOAD),
-        "compress": everywhere(profile, own_codec),
-        "compress_offload": everywhere(profile, lambda t: offloaded(own_codec(t))),
-        "compress naive": everywhere(profile, naive),
-    }
     rng = random.Random(0)
-    lossless = lambda _: rng.choice((KEEP, RECOMPUTE, OFFLOAD))
-    any_ = lambda t: rng.choice((KEEP, RECOMPUTE, OFFLOAD, own_codec(t), offloaded(own_codec(t))))
-    found |= {f"random {i} lossless": everywhere(profile, lossless) for i in range(LOSSLESS)}
-    return found | {f"random {i}": everywhere(profile, any_) for i in range(MIXED)}
+    offloaded = lambda tag: Choice(Action.COMPRESS_OFFLOAD, own_codec(tag).codec)
+    exact = KEEP, RECOMPUTE, OFFLOAD
+    ways = {
+        "keep lossless": lambda _: KEEP,
+        "recompute lossless": lambda _: RECOMPUTE,
+        "offload lossless": lambda _: OFFLOAD,
+        "compress": own_codec,
+        "compress_offload": offloaded,
+        "compress naive": naive,
+    }
+    ways |= {f"random {i} lossless": lambda _: rng.choice(exact) for i in range(LOSSLESS)}
+    any_ = lambda tag: rng.choice((*exact, own_codec(tag), offloaded(tag)))
+    ways |= {f"random {i}": any_ for i in range(MIXED)}
+    return {name: every(profile, choose) for name, choose in ways.items()}
 
 
 def loss_and_gradient(overrides, actions: Actions | None):
@@ -73,35 +71,42 @@ def farthest(gradient, reference) -> float:
     return max(jax.tree.leaves(jax.tree.map(distance, gradient, reference)))
 
 
-def main() -> None:
-    report = Report("exactness")
-    chosen = plans(Case("gpt_nano", local()).profile)
-    for label, overrides in (("float32", ()), ("bfloat16", BFLOAT16)):
-        reference, _ = loss_and_gradient(DROPOUT + overrides, None)
-        for name, actions in chosen.items():
-            value, _ = loss_and_gradient(DROPOUT + overrides, actions)
-            same, apart = bool(value == reference), abs(float(value) / float(reference) - 1)
-            report.add(
-                f"{label} {name}", {"loss": float(value), "bit_equal": same, "relative": apart}
-            )
+def losses(report: Report, label: str, overrides, chosen: dict[str, Actions]) -> None:
+    reference, _ = loss_and_gradient(DROPOUT + overrides, None)
+    for name, actions in chosen.items():
+        value, _ = loss_and_gradient(DROPOUT + overrides, actions)
+        same, apart = bool(value == reference), abs(float(value) / float(reference) - 1)
+        row = {"loss": float(value), "bit_equal": same, "relative": apart}
+        report.add(f"{label} {name}", row)
+
+
+def gradients(report: Report, chosen: dict[str, Actions]) -> None:
     jax.config.update("jax_enable_x64", True)
     _, reference = loss_and_gradient(DROPOUT + FLOAT64, None)
     for name, actions in chosen.items():
         if name.endswith("lossless"):
             _, gradient = loss_and_gradient(DROPOUT + FLOAT64, actions)
             report.add(f"float64 {name}", {"farthest": farthest(gradient, reference)})
-    rows = report.results
-    of = lambda label, key: [r[key] for k, r in rows.items() if k.startswith(label)]
-    report.summarise(
-        {
-            "plans": len(chosen),
-            "float32 losses bit-equal": f"{sum(of('float32', 'bit_equal'))} of"
-            f" {len(of('float32', 'bit_equal'))}",
-            "bfloat16 loss, farthest (target 1e-3)": max(of("bfloat16", "relative")),
-            "float64 gradient, farthest (target 1e-12)": max(of("float64", "farthest")),
-            "actions": {name: show(actions) for name, actions in chosen.items()},
-        }
-    )
+
+
+def summary(report: Report) -> dict:
+    of = lambda label, key: [r[key] for r in report.under(label).values()]
+    equal = of("float32", "bit_equal")
+    return {
+        "plans": len(equal),
+        "float32 losses bit-equal": f"{sum(equal)} of {len(equal)}",
+        "bfloat16 loss, farthest (target 1e-3)": max(of("bfloat16", "relative")),
+        "float64 gradient, farthest (target 1e-12)": max(of("float64", "farthest")),
+    }
+
+
+def main() -> None:
+    report, chosen = Report("exactness"), plans(local_profile(nano()))
+    losses(report, "float32", (), chosen)
+    losses(report, "bfloat16", BFLOAT16, chosen)
+    gradients(report, chosen)
+    actions = {name: show(actions) for name, actions in chosen.items()}
+    report.summarise(summary(report) | {"actions": actions})
 
 
 if __name__ == "__main__":

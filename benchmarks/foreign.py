@@ -16,13 +16,13 @@ codec, `lossless`.
 
 import functools
 import statistics
-import warnings
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 import jaxmem
+from benchmarks.shared.case import Step, on
 from benchmarks.shared.results import Report
 from benchmarks.shared.steps import SIZES, shapes, step_of
 from jaxmem._core.actions import KEEP, REST
@@ -30,8 +30,6 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._core.groups import LABEL
 from jaxmem._model.auto.step import planned_step
 from jaxmem._planner.search.compile import StepCompiler
-from jaxmem._target.compile.backend import backend_for
-from jaxmem._target.devices.target import Target
 from tests.shared.foreign import flax_models, libraries, plain
 
 SHARES = (0.9, 0.6, 0.4)
@@ -60,12 +58,12 @@ EIGHT = "h200:8"
 NOISE = 1e-4  # of the largest gradient: one below it is rounding
 
 
-def compiled_bytes(step: Callable, args: tuple, target: str) -> int:
-    """Of the step under full recomputation."""
-    with backend_for(Target.parse(target)) as backend:
-        build = lambda plan: planned_step(step, Assignment.nothing())
-        (found,) = StepCompiler(build, args, backend).compile({})
-    return found.compiled.total_bytes
+def ends(step: Callable, planned: Step) -> dict:
+    """Bytes of the step as it is, and under full recomputation."""
+    build = lambda plan: planned_step(step, Assignment.nothing())
+    (full,) = StepCompiler(build, planned.args, planned.backend).compile({})
+    baseline = planned.plan(10**15).baseline_bytes
+    return {"baseline": baseline, "recomputed": full.compiled.total_bytes}
 
 
 def farthest(got, want, start) -> float:
@@ -88,51 +86,37 @@ def under_checkpoints(plan) -> int | None:
     return sum(int(m["stop"]) - int(m["start"]) for m in matches if m)
 
 
-def planned(step: Callable, args: tuple, target: str, budget: int, own=None) -> dict:
+def at(step: Step, budget: int, args: tuple, own=None) -> dict:
     """What became of one budget. `own` is what the user's step returns, where it was run."""
-    try:
-        plan = jaxmem.plan(jaxmem.auto(step), *shapes(args), budget=budget, target=target)
-    except jaxmem.errors.BudgetError as error:
-        return {"budget": budget, "found": False, "floor": error.least_bytes}
-    found = {
-        "budget": budget,
-        "found": True,
-        "within": plan.compiled_bytes <= budget,
-        "share_of_budget": plan.compiled_bytes / budget,
+    plan, row = step.attempt(budget)
+    if plan is None:
+        return row | {"floor": row["least"]}
+    choices = [choice for tags in plan.actions.values() for choice in tags.values()]
+    row |= {
         "share_of_baseline": plan.compiled_bytes / plan.baseline_bytes,
         "time": plan.predicted_seconds / plan.baseline_seconds,
-        "compiles": plan.compiles,
-        "solve_seconds": plan.solve_seconds,
         "layers_under_checkpoints": under_checkpoints(plan),
-        "tags": sum(len(tags) for tags in plan.actions.values()),
-        "lossless": not any(
-            choice.action.compresses and choice.codec != "bit_mask()"
-            for tags in plan.actions.values()
-            for choice in tags.values()
-        ),
+        "tags": len(choices),
+        "lossless": not any(c.action.compresses and c.codec != "bit_mask()" for c in choices),
     }
     if own is not None:
         moved, value = plan.step(jax.tree.map(jnp.copy, args[0]), *args[1:])
-        found["loss"] = abs(float(value) / float(own[1]) - 1)
-        found["update"] = farthest(moved, own[0], args[0])
-    return found
+        row["loss"] = abs(float(value) / float(own[1]) - 1)
+        row["update"] = farthest(moved, own[0], args[0])
+    return row
 
 
 def run(report: Report, name: str, target: str) -> None:
     loss, params, rest = (MODELS | ON_A_MESH)[name](SIZES[target])
-    args, step = (params, *rest), step_of(loss)
-    key = f"{name}, {target}"
+    args, step, key = (params, *rest), step_of(loss), f"{name}, {target}"
     own = jax.jit(step)(*args) if target == "local" else None
-    if not report.has(key):
-        everything = jaxmem.plan(jaxmem.auto(step), *shapes(args), budget=10**15, target=target)
-        full = compiled_bytes(step, shapes(args), target)
-        report.add(key, {"baseline": everything.baseline_bytes, "recomputed": full})
-    ends = report[key]
-    budgets = {f"{share}": int(share * ends["baseline"]) for share in SHARES}
-    budgets["recomputed"] = int(OF_RECOMPUTATION * ends["recomputed"])
-    for label, budget in budgets.items():
-        if not report.has(f"{key}, {label}"):
-            report.add(f"{key}, {label}", planned(step, args, target, budget, own))
+    with on(target) as backend:
+        planned = Step(jaxmem.auto(step), shapes(args), backend)
+        sizes = report.once(key, ends, step, planned)
+        budgets = {f"{share}": int(share * sizes["baseline"]) for share in SHARES}
+        budgets["recomputed"] = int(OF_RECOMPUTATION * sizes["recomputed"])
+        for label, budget in budgets.items():
+            report.once(f"{key}, {label}", at, planned, budget, args, own)
 
 
 def summary(report: Report) -> dict:
@@ -142,9 +126,10 @@ def summary(report: Report) -> dict:
     least = lambda key: int(OF_RECOMPUTATION * report[key.rpartition(", ")[0]]["recomputed"])
     possible = [r for k, r in rows.items() if r["budget"] >= least(k)]
     ran = [r for r in found if "update" in r]
-    exact = [r for r in ran if r["lossless"]]
+    exact = [r["update"] for r in ran if r["lossless"]]
     high = {k: r for k, r in rows.items() if k.endswith("h200, 0.9") and r["found"]}
     unused = {k: r for k, r in high.items() if r["share_of_budget"] < 0.85}
+    names = "share_of_budget", "layers_under_checkpoints"
     return {
         "models": len(MODELS | ON_A_MESH),
         "budgets": len(rows),
@@ -154,13 +139,11 @@ def summary(report: Report) -> dict:
         "found of these": sum(r["found"] for r in possible),
         "not found": {k: r["floor"] / r["budget"] for k, r in rows.items() if not r["found"]},
         "largest difference of the loss": max((r["loss"] for r in ran), default=None),
-        "largest difference of a gradient, lossless": max((r["update"] for r in exact), default=0),
+        "largest difference of a gradient, lossless": max(exact, default=0),
         "lossless of those run": f"{len(exact)} of {len(ran)}",
         "plans for h200 at 0.9": len(high),
         "use 85 % of it at least": len(high) - len(unused),
-        "use less": {
-            k: [r["share_of_budget"], r["layers_under_checkpoints"]] for k, r in unused.items()
-        },
+        "use less": {k: [r[name] for name in names] for k, r in unused.items()},
         "median of the solvers' seconds in a search": statistics.median(
             r["solve_seconds"] for r in found
         ),
@@ -168,14 +151,9 @@ def summary(report: Report) -> dict:
 
 
 def main() -> None:
-    report = Report("foreign")
-    warnings.simplefilter("ignore")
-    for name in MODELS:
-        for target in ("local", "h200"):
-            run(report, name, target)
-    for name in ON_A_MESH:
-        run(report, name, EIGHT)
-    report.summarise(summary(report))
+    cases = [(name, target) for name in MODELS for target in ("local", "h200")]
+    cases += [(name, EIGHT) for name in ON_A_MESH]
+    Report("foreign").for_each(cases, run, summary)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ that has ended are compared with those of a run that was not stopped. Two runs g
 other.
 """
 
+import collections
 import concurrent.futures
 import contextlib
 import json
@@ -25,25 +26,16 @@ import threading
 import time
 import warnings
 
+from benchmarks.shared.case import SMALL
 from benchmarks.shared.results import Report
 from jaxmem import runs
 from jaxmem._train.checkpoints.checkpoints import Checkpoints, steps_in
 from jaxmem.errors import RunError
 
 SETTINGS = (
-    "model.layers=2",
-    "model.width=32",
-    "model.heads=2",
-    "train.sequence=32",
-    "train.loss_chunk=32",
-    "train.batch=4",
-    "train.steps=40",
-    "train.eval_batches=2",
-    "train.save_every=0",
-    "optimizer.warmup=2",
+    *SMALL, "train.steps=40", "train.eval_batches=2", "train.save_every=0", "optimizer.warmup=2",
     "sample.length=20",
-    "plan.budget=90%",
-)
+)  # fmt: skip
 STEPS = 40
 
 
@@ -137,58 +129,81 @@ class Runner:
         return {"ended": True, "same": same}
 
 
-def main() -> None:
-    report = Report("kills", kills=200, asked=60)
+def kinds_left(report: Report) -> list[signal.Signals]:
+    """The signals that are still to be sent, in random order."""
     kills, asked = report.chosen["kills"], report.chosen["asked"]
     kinds = [signal.SIGKILL] * kills + [signal.SIGTERM, signal.SIGINT] * (asked // 2)
     random.Random(0).shuffle(kinds)
+    for done in report.results.values():
+        if done["signal"] is not None:
+            kinds.remove(signal.Signals[done["signal"]])
+    return kinds
+
+
+def whole_run(whole: pathlib.Path) -> float:
+    """Seconds of a run that is not stopped, whose programs are compiled."""
+    seconds = 0.0
+    for again in (False, True):  # the first fills the cache
+        shutil.rmtree(whole, ignore_errors=True)
+        began = time.monotonic()
+        with start(whole) as process:
+            process.communicate()
+        assert process.returncode == 0, again
+        seconds = time.monotonic() - began
+    return seconds
+
+
+def stop_all(report: Report, left: list, scratch: pathlib.Path) -> None:
+    """Sends the signals that are left, to two runs beside each other."""
+    whole, lock = scratch / "whole", threading.Lock()
+    seconds = 1.4 * whole_run(whole)
+
+    def work(number: int) -> None:
+        runner = Runner(scratch / f"out{number}", whole, seconds, number)
+        while True:
+            with lock:
+                if not left:
+                    return
+                kind = left.pop()
+            found = runner.stop(kind)
+            with lock:
+                if "ended" in found and found["signal"] != kind.name:
+                    left.append(kind)  # it had ended before the signal was sent
+                report.add(str(len(report.results)), found)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, range(2)))
+
+
+def of_signal(found: list[dict], name: str) -> dict:
+    sent = [r for r in found if r["signal"] == name]
+    of = [r for r in sent if "ended" not in r]
+    count = lambda key: collections.Counter(r[key] for r in of)
+    return {
+        "stopped": len(of),
+        "after its run": len(sent) - len(of),
+        "by phase": dict(sorted(count("phase").items())),
+        "codes": {str(code): n for code, n in sorted(count("code").items())},
+        "steps lost that were saved": sum(r["lost"] for r in of),
+        "most steps repeated": max((r["repeated"] for r in of), default=0),
+        "tracebacks": sum(r["traceback"] for r in of),
+    }
+
+
+def summary(report: Report) -> dict:
+    found = list(report.results.values())
+    ended = [r for r in found if "ended" in r]
+    told = {"ended": len(ended), "as without": sum(r["same"] for r in ended)}
+    return told | {name: of_signal(found, name) for name in ("SIGKILL", "SIGTERM", "SIGINT")}
+
+
+def main() -> None:
+    report = Report("kills", kills=200, asked=60)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{scratch}/cache"
-        whole = pathlib.Path(scratch) / "whole"
-        for again in (False, True):  # the first fills the cache
-            shutil.rmtree(whole, ignore_errors=True)
-            began = time.monotonic()
-            with start(whole) as process:
-                process.communicate()
-            assert process.returncode == 0, again
-        seconds = 1.4 * (time.monotonic() - began)  # two go on beside each other
-        left, lock = list(kinds), threading.Lock()
-        for done in report.results.values():
-            if done["signal"] is not None:
-                left.remove(signal.Signals[done["signal"]])
-
-        def work(number: int) -> None:
-            runner = Runner(pathlib.Path(scratch) / f"out{number}", whole, seconds, number)
-            while True:
-                with lock:
-                    if not left:
-                        return
-                    kind = left.pop()
-                found = runner.stop(kind)
-                with lock:
-                    if "ended" in found and found["signal"] != kind.name:
-                        left.append(kind)  # it had ended before the signal was sent
-                    report.add(str(len(report.results)), found)
-
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            list(pool.map(work, range(2)))
-    found = list(report.results.values())
-    stopped, ended = [r for r in found if "ended" not in r], [r for r in found if "ended" in r]
-    summary: dict[str, object] = {"ended": len(ended), "as without": sum(r["same"] for r in ended)}
-    for name in ("SIGKILL", "SIGTERM", "SIGINT"):
-        of = [r for r in stopped if r["signal"] == name]
-        codes, phases = sorted({r["code"] for r in of}), sorted({r["phase"] for r in of})
-        summary[name] = {
-            "stopped": len(of),
-            "after its run": sum(r["signal"] == name for r in ended),
-            "by phase": {phase: sum(r["phase"] == phase for r in of) for phase in phases},
-            "codes": {str(code): sum(r["code"] == code for r in of) for code in codes},
-            "steps lost that were saved": sum(r["lost"] for r in of),
-            "most steps repeated": max((r["repeated"] for r in of), default=0),
-            "tracebacks": sum(r["traceback"] for r in of),
-        }
-    report.summarise(summary)
+        stop_all(report, kinds_left(report), pathlib.Path(scratch))
+    report.summarise(summary(report))
 
 
 if __name__ == "__main__":

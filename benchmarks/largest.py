@@ -25,17 +25,16 @@ Codecs are allowed. No step is run.
 import dataclasses
 import functools
 import itertools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+from benchmarks.shared.case import on
+from benchmarks.shared.released import NO_DROPOUT, state_of, step_of
 from benchmarks.shared.results import Report, say
 from experiments.command.load import load
 from experiments.models import registry
-from experiments.steps.accumulate import released_step
 from jaxmem._core.actions import ALL
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database
@@ -50,10 +49,9 @@ from jaxmem._planner.placement.program import Answer, Question, answer
 from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.sizes import Boundary
 from jaxmem._result.plan.rows import Point
-from jaxmem._target.compile.backend import DEVICELESS_MARGIN, backend_for
+from jaxmem._target.compile.backend import DEVICELESS_MARGIN
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.support import allowed_actions
-from jaxmem._target.devices.target import Target
 from jaxmem.errors import BudgetError
 
 DEVICES = {"rtx4090": 24 * 10**9, "a100-80gb": 80 * 10**9, "h200": 141 * 10**9}
@@ -61,8 +59,7 @@ HOSTS = {"128 GB": 128 * 10**9, "256 GB": 256 * 10**9, "1 TB": 10**12}
 RULES = ("joint", "states alone", "activations alone", "nothing moved")
 FEW, MOST = 8, 1024  # layers: of the step that the program is asked of, and of those looked among
 BYTES = 12  # a parameter's: itself and two moments, in float32
-COMMON = ["model.dropout=0", "model.attention_dropout=0", "train.batch=4", "plan.budget=none"]
-COMMON += ["optimizer.clip=none"]
+COMMON = [*NO_DROPOUT, "train.batch=4", "plan.budget=none", "optimizer.clip=none"]
 
 
 @functools.cache
@@ -70,22 +67,20 @@ def config_of(layers: int) -> Any:
     return load("gpt_10b", [*COMMON, f"model.layers={layers}"])
 
 
-def state_of(layers: int):
+def shapes_of(layers: int):
     """Shapes of parameters and moments."""
-    config = config_of(layers)
-    init = released_step(config, None, dtype=jnp.bfloat16).init
-    return jax.eval_shape(lambda: init(registry.create(config, jax.random.key(0))))
+    return state_of(config_of(layers), step_of(config_of(layers)))
 
 
 def parameters(layers: int) -> int:
-    return sum(a.size for a in jax.tree.leaves(state_of(layers)[0]))
+    return sum(a.size for a in jax.tree.leaves(shapes_of(layers)[0]))
 
 
 def steps_of(layers: int, backend: Backend) -> tuple[Any, tuple, Backend]:
     """What builds the step, and its arguments."""
     config = config_of(layers)
-    build = lambda plan: released_step(config, plan, dtype=jnp.bfloat16)
-    return build, (state_of(layers), registry.batch_shape(config)), backend
+    build = functools.partial(step_of, config)
+    return build, (shapes_of(layers), registry.batch_shape(config)), backend
 
 
 def read(backend: Backend, limits: Limits) -> tuple[PlacementSearch, Way]:
@@ -135,11 +130,9 @@ class Found:
 def least_of(search: PlacementSearch, lowest: Answer) -> PlacedTrial | None:
     """The least step, compiled; None where it does not fit."""
     predicted = search.expected(lowest)
-    trial = PlacedTrial(
-        lowest, predicted, search.steps.compile(search.assignment(lowest), lowest.places)
-    )
-    search.error += trial.total - predicted
-    return trial if search.fits(trial.step) else None
+    step = search.steps.compile(search.assignment(lowest), lowest.places)
+    search.error += step.total - predicted
+    return PlacedTrial(lowest, predicted, step) if search.fits(step) else None
 
 
 def boundary_of(
@@ -181,19 +174,18 @@ def temporaries(search: PlacementSearch) -> int:
     """
     layers = search.question.states.layers
     assignment = Assignment({**search.others, search.block.name: {}})
-    compiled = search.steps.compile(assignment, Places(layers, 0, outer_moments=HOST)).compiled
-    return compiled.total_bytes - compiled.argument_bytes
+    step = search.steps.compile(assignment, Places(layers, 0, outer_moments=HOST))
+    return step.total - step.compiled.argument_bytes
 
 
-def run(report: Report, key: str, few: PlacementSearch, rule: Callable, error: int | None) -> None:
-    """Adds what is found for one GPU, one size of host memory, and one rule."""
-    joint = key.endswith("joint")
+def row(few: PlacementSearch, rule: Callable, error: int | None, joint: bool) -> dict[str, Any]:
+    """What is found for one GPU, one size of host memory, and one rule."""
     boundary = boundary_of(few, rule, joint, error)
     index = boundary.find()
     found, layers = boundary.plans[index], boundary.sizes[index]
     assert isinstance(found, Found)
     best, beyond = found.best, boundary.failures.get(index + 1)
-    row = {
+    return {
         "layers": layers,
         "parameters": parameters(layers),
         "states": str(best.answer.places),
@@ -201,13 +193,10 @@ def run(report: Report, key: str, few: PlacementSearch, rule: Callable, error: i
         "compiled": best.total,
         "error": best.predicted_bytes / best.total - 1,
         "host predicted": best.answer.host_bytes,
-        "host compiled": best.step.compiled.host_bytes,
+        "host compiled": best.step.host_bytes,
         "walks are off by": found.search.error,
         "a layer more needs": beyond and beyond.least_bytes,
-    }
-    if joint:
-        row["temporaries"] = temporaries(found.search)
-    report.add(key, row)
+    } | ({"temporaries": temporaries(found.search)} if joint else {})
 
 
 def limits_of(target: str, host: str, backend: Backend) -> Limits:
@@ -215,21 +204,37 @@ def limits_of(target: str, host: str, backend: Backend) -> Limits:
     return Limits(budget, int(budget * (1 - backend.margin)), HOSTS[host])
 
 
+def run(report: Report, target: str) -> None:
+    keys = {(host, name): f"{target}, {host}, {name}" for name in RULES for host in HOSTS}
+    if all(map(report.has, keys.values())):
+        return
+    with on(target, Database()) as backend:
+        say(f"{target}: walking through {FEW} layers")
+        few, recomputed = read(backend, limits_of(target, "1 TB", backend))
+        for (host, name), key in keys.items():
+            limits = limits_of(target, host, backend)
+            rooms = {"room": limits.usable_bytes, "host_room": limits.host_bytes}
+            within = dataclasses.replace(few, question=dataclasses.replace(few.question, **rooms))
+            rule = functools.partial(ruled, name=name, recomputed=recomputed)
+            of_rule = [report[keys[h, name]] for h in HOSTS if report.has(keys[h, name])]
+            error = of_rule[-1]["walks are off by"] if of_rule else None
+            # Where all states are on the device, host memory is not what is short.
+            if of_rule and 2 * of_rule[0]["host compiled"] <= min(HOSTS.values()):
+                report.once(key, lambda first=of_rule[0]: first)
+            report.once(key, row, within, rule, error, joint=name == "joint")
+
+
 def summary(report: Report) -> dict:
     told: dict[str, Any] = {"share": {}, "share of all memory": {}, "times as large": {}}
     for target, host in itertools.product(DEVICES, HOSTS):
-        cell = f"{target}, {host}"
-        if not all(report.has(f"{cell}, {name}") for name in RULES):
-            continue
-        joint, device = report[f"{cell}, joint"], DEVICES[target]
-        both = device + HOSTS[host]
-        could = (both - joint["temporaries"] - DEVICELESS_MARGIN * device) / BYTES
-        told["share"][cell] = joint["parameters"] / could
-        told["share of all memory"][cell] = BYTES * joint["parameters"] / both
-        told["times as large"][cell] = {
-            name: joint["parameters"] / report[f"{cell}, {name}"]["parameters"]
-            for name in RULES[1:]
-        }
+        cell, device = f"{target}, {host}", DEVICES[target]
+        size = {name: report[f"{cell}, {name}"]["parameters"] for name in RULES}
+        joint, both = size["joint"], device + HOSTS[host]
+        temporary = report[f"{cell}, joint"]["temporaries"]
+        could = (both - temporary - DEVICELESS_MARGIN * device) / BYTES
+        told["share"][cell] = joint / could
+        told["share of all memory"][cell] = BYTES * joint / both
+        told["times as large"][cell] = {name: joint / size[name] for name in RULES[1:]}
     rows = [(key.split(", "), row) for key, row in report.results.items()]
     told["within"] = all(
         r["compiled"] <= DEVICES[t] and r["host compiled"] <= HOSTS[h] for (t, h, _), r in rows
@@ -240,30 +245,7 @@ def summary(report: Report) -> dict:
 
 
 def main() -> None:
-    report = Report("largest")
-    warnings.simplefilter("ignore")
-    for target in DEVICES:
-        keys = {(host, name): f"{target}, {host}, {name}" for name in RULES for host in HOSTS}
-        if all(map(report.has, keys.values())):
-            continue
-        with backend_for(Target.parse(target), Database()) as backend:
-            say(f"{target}: walking through {FEW} layers")
-            few, recomputed = read(backend, limits_of(target, "1 TB", backend))
-            for (host, name), key in keys.items():
-                if report.has(key):
-                    continue
-                limits = limits_of(target, host, backend)
-                room = {"room": limits.usable_bytes, "host_room": limits.host_bytes}
-                within = dataclasses.replace(few.question, **room)
-                rule = functools.partial(ruled, name=name, recomputed=recomputed)
-                of_rule = [keys[h, name] for h in HOSTS if report.has(keys[h, name])]
-                # Where all states are on the device, host memory is not what is short.
-                if of_rule and 2 * report[of_rule[0]]["host compiled"] <= min(HOSTS.values()):
-                    report.add(key, report[of_rule[0]])
-                    continue
-                error = report[of_rule[-1]]["walks are off by"] if of_rule else None
-                run(report, key, dataclasses.replace(few, question=within), rule, error)
-    report.summarise(summary(report))
+    Report("largest").for_each(DEVICES, run, summary)
 
 
 if __name__ == "__main__":

@@ -20,17 +20,11 @@ No step is run.
 import dataclasses
 import itertools
 import statistics
-import warnings
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from benchmarks import streamed_bytes
+from benchmarks.shared.case import from_to, on
+from benchmarks.shared.released import MODELS, config_of, planned_step
 from benchmarks.shared.results import Report
-from experiments.command.load import load
-from experiments.models import registry
-from experiments.steps.accumulate import released_step
 from jaxmem._core.actions import ALL, KEEP, LOSSLESS, OFFLOAD, REST
 from jaxmem._core.database import Database
 from jaxmem._cost.profile.options import Allowed
@@ -40,27 +34,21 @@ from jaxmem._planner.placement.front import way_of
 from jaxmem._planner.placement.layer import BUFFERED, RESIDENT, STREAMED
 from jaxmem._planner.placement.program import Question, answer
 from jaxmem._planner.search.trial import Limits
-from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.support import allowed_actions
 from jaxmem._target.devices.target import Target
 
 MICROBATCHES = 2
-TARGETS = ("h200", "rtx4090", "a100-80gb")
+CASES = tuple(itertools.product(MODELS, ("h200", "rtx4090", "a100-80gb")))
 BUDGETS = 5
 LEAST = 1.03  # of what the program's least compiles to
 
 
 def search_of(model: str, backend) -> PlacementSearch:
-    name, own = streamed_bytes.MODELS[model]
-    size = [f"train.batch={8 * MICROBATCHES}", f"train.microbatches={MICROBATCHES}"]
-    config = load(name, [*streamed_bytes.COMMON, *own, *size])
-    build = lambda plan: released_step(config, plan, dtype=jnp.bfloat16)
-    first = lambda: build(None).init(registry.create(config, jax.random.key(0)))
+    build, args = planned_step(config_of(model, MICROBATCHES))
     target = backend.target
     limits = Limits(target.usable_bytes, target.usable_bytes, target.host_bytes)
     lossless, _ = allowed_actions(LOSSLESS, target)
     actions = tuple(a for a in ALL if a in lossless)
-    args = jax.eval_shape(first), registry.batch_shape(config)
     return read_places(build, args, backend, limits, Allowed(actions, actions))
 
 
@@ -81,49 +69,49 @@ def rooms(search: PlacementSearch, target: Target) -> list[int]:
     assert least is not None
     assert most is not None
     compiled = search.steps.compile(search.assignment(least), least.places)
-    low, high = (
-        int(LEAST * compiled.compiled.total_bytes),
-        min(most.device_bytes, target.usable_bytes),
-    )
-    return [low + (high - low) * i // (BUDGETS - 1) for i in range(BUDGETS)]
+    most_bytes = min(most.device_bytes, target.usable_bytes)
+    return from_to(int(LEAST * compiled.total), most_bytes, BUDGETS)
 
 
-def run(report: Report, model: str, target: str, backend) -> None:
+def at(unlimited: PlacementSearch, simpler: dict[str, Question], room: int) -> dict[str, Any]:
+    """What is found within so many bytes."""
+    within = lambda question: dataclasses.replace(question, room=room)
+    search = dataclasses.replace(unlimited, question=within(unlimited.question), tried=[])
+    best, first = search.run(), search.tried[0]
+    row = {
+        "room": room,
+        "compiles": len(search.tried),
+        "solve seconds": search.solve_seconds,
+        "first error": first.predicted_bytes / first.total - 1,
+    }
+    if best is None:
+        return row
+    short = {"short": search.error}
+    others = {
+        name: answer(dataclasses.replace(within(question), **short))
+        for name, question in simpler.items()
+    }
+    return row | {
+        "states": str(best.answer.places),
+        "predicted": best.predicted_bytes,
+        "compiled": best.total,
+        "error": best.predicted_bytes / best.total - 1,
+        "host predicted": best.answer.host_bytes,
+        "host compiled": best.step.host_bytes,
+        "seconds": best.answer.seconds,
+        "rules": {name: a and a.seconds for name, a in others.items()},
+    }
+
+
+def run(report: Report, model: str, target: str) -> None:
     keys = [f"{model}, {target}, {i}" for i in range(BUDGETS)]
     if all(map(report.has, keys)):
         return
-    unlimited = search_of(model, backend)
-    simpler = rules(unlimited)
-    for key, room in zip(keys, rooms(unlimited, backend.target)):
-        if report.has(key):
-            continue
-        within = lambda question, room=room: dataclasses.replace(question, room=room)
-        search = dataclasses.replace(unlimited, question=within(unlimited.question), tried=[])
-        best = search.run()
-        row: dict[str, Any] = {
-            "room": room,
-            "compiles": len(search.tried),
-            "solve seconds": search.solve_seconds,
-        }
-        first = search.tried[0]
-        row["first error"] = first.predicted_bytes / first.total - 1
-        if best is not None:
-            short = {"short": search.error}
-            others = {
-                name: answer(dataclasses.replace(within(question), **short))
-                for name, question in simpler.items()
-            }
-            row |= {
-                "states": str(best.answer.places),
-                "predicted": best.predicted_bytes,
-                "compiled": best.total,
-                "error": best.predicted_bytes / best.total - 1,
-                "host predicted": best.answer.host_bytes,
-                "host compiled": best.step.compiled.host_bytes,
-                "seconds": best.answer.seconds,
-                "rules": {name: a and a.seconds for name, a in others.items()},
-            }
-        report.add(key, row)
+    with on(target, Database()) as backend:
+        unlimited = search_of(model, backend)
+        simpler = rules(unlimited)
+        for key, room in zip(keys, rooms(unlimited, backend.target)):
+            report.once(key, at, unlimited, simpler, room)
 
 
 def summary(report: Report) -> dict:
@@ -134,23 +122,27 @@ def summary(report: Report) -> dict:
         told |= {f"median {name}": statistics.median(size(name)), f"worst {name}": size(name)[-1]}
     told["host bytes exact"] = sum(r["host predicted"] == r["host compiled"] for r in rows)
     told["most solve seconds"] = max(r["solve seconds"] for r in rows)
-    for rule in rows[0]["rules"]:
-        ratios = [r["rules"][rule] / r["seconds"] for r in rows if r["rules"][rule]]
-        told[rule] = {
+    return told | of_rules(
+        [{n: s and s / r["seconds"] for n, s in r["rules"].items()} for r in rows]
+    )
+
+
+def of_rules(rows: list[dict[str, float | None]]) -> dict[str, dict]:
+    """By rule: how many times as long it takes as the joint answer, where it finds one."""
+    found = {rule: [ratio for row in rows if (ratio := row[rule])] for rule in rows[0]}
+    return {
+        rule: {
             "found": len(ratios),
             "times as long": statistics.geometric_mean(ratios) if ratios else None,
             "least": min(ratios, default=None),
+            "most": max(ratios, default=None),
         }
-    return told
+        for rule, ratios in found.items()
+    }
 
 
 def main() -> None:
-    report = Report("placed")
-    warnings.simplefilter("ignore")
-    for model, target in itertools.product(streamed_bytes.MODELS, TARGETS):
-        with backend_for(Target.parse(target), Database()) as backend:
-            run(report, model, target, backend)
-    report.summarise(summary(report))
+    Report("placed").for_each(CASES, run, summary)
 
 
 if __name__ == "__main__":

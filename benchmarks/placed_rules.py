@@ -21,16 +21,13 @@ same budget with half of the host memory that the joint answer takes: time may n
 import dataclasses
 import itertools
 import statistics
-import warnings
-from typing import Any
 
-from benchmarks import placed, streamed_bytes
+from benchmarks import placed
+from benchmarks.shared.case import from_to, on
 from benchmarks.shared.results import Report
 from jaxmem._core.database import Database
 from jaxmem._planner.placement.layer import RESIDENT, STREAMED, Kind
 from jaxmem._planner.placement.program import Answer, Question, answer, priced
-from jaxmem._target.compile.backend import backend_for
-from jaxmem._target.devices.target import Target
 
 BUDGETS = 12
 LEAST = 1.05
@@ -90,67 +87,53 @@ def rooms(question: Question, usable: int) -> list[int]:
     most = answer(dataclasses.replace(question, room=None))
     assert least is not None
     assert most is not None
-    low, high = int(LEAST * least.device_bytes), min(most.device_bytes, usable)
-    return [low + (high - low) * i // (BUDGETS - 1) for i in range(BUDGETS)]
+    return from_to(int(LEAST * least.device_bytes), min(most.device_bytes, usable), BUDGETS)
 
 
-def run(report: Report, model: str, target: str, backend) -> None:
+def at(question: Question, simpler: dict[str, Question]) -> dict:
+    """The joint answer, and the seconds of the others over its own."""
+    joint = answer(question)
+    assert joint is not None
+    with_less = answer(dataclasses.replace(question, host_room=joint.host_bytes // 2))
+    ratio = lambda one: None if one is None else one.seconds / joint.seconds
+    return {
+        "room": question.room,
+        "states": str(joint.places),
+        "seconds": joint.seconds,
+        "solve seconds": joint.solve_seconds,
+        "host": ratio(with_less),
+        "rules": {name: ratio(one) for name, one in rules(simpler, question).items()},
+    }
+
+
+def run(report: Report, model: str, target: str) -> None:
     if report.has(key := f"{model}, {target}"):
         return
-    asked = placed.asked_of(model, backend)
-    simpler, rows = placed.rules(asked), []
-    for room in rooms(asked.search.question, backend.target.usable_bytes):
-        question = dataclasses.replace(asked.search.question, room=room)
-        joint = answer(question)
-        assert joint is not None
-        found = rules(simpler, question)
-        less = dataclasses.replace(question, host_room=joint.host_bytes // 2)
-        with_less = answer(less)
-        row: dict[str, Any] = {
-            "room": room,
-            "states": str(joint.places),
-            "seconds": joint.seconds,
-            "solve seconds": joint.solve_seconds,
-            "host": None if with_less is None else with_less.seconds / joint.seconds,
-        }
-        row["rules"] = {
-            name: None if one is None else one.seconds / joint.seconds
-            for name, one in found.items()
-        }
-        rows.append(row)
-    report.add(key, {"budgets": rows})
+    with on(target, Database()) as backend:
+        search = placed.search_of(model, backend)
+        simpler, question = placed.rules(search), search.question
+        sizes = rooms(question, backend.target.usable_bytes)
+        rows = [at(dataclasses.replace(question, room=room), simpler) for room in sizes]
+        report.add(key, {"budgets": rows})
 
 
 def summary(report: Report) -> dict:
     rows = [row for found in report.results.values() for row in found["budgets"]]
-    solves = sorted(row["solve seconds"] for row in rows)
-    told: dict[str, Any] = {"budgets": len(rows), "median solve seconds": statistics.median(solves)}
-    told["most solve seconds"] = solves[-1]
+    solves = [row["solve seconds"] for row in rows]
     times = [[r["seconds"] for r in found["budgets"]] for found in report.results.values()]
-    told["rises with the budget"] = sum(
-        b > a * (1 + 1e-6) for one in times for a, b in itertools.pairwise(one)
-    )
-    told["falls with less host memory"] = sum(
-        row["host"] is not None and row["host"] < 1 - 1e-6 for row in rows
-    )
-    for rule in rows[0]["rules"]:
-        ratios = [row["rules"][rule] for row in rows if row["rules"][rule] is not None]
-        told[rule] = {
-            "found": len(ratios),
-            "times as long": statistics.geometric_mean(ratios),
-            "least": min(ratios),
-            "most": max(ratios),
-        }
-    return told
+    pairs = [pair for one in times for pair in itertools.pairwise(one)]
+    less = [row["host"] for row in rows if row["host"] is not None]
+    return {
+        "budgets": len(rows),
+        "median solve seconds": statistics.median(solves),
+        "most solve seconds": max(solves),
+        "rises with the budget": sum(b > a * (1 + 1e-6) for a, b in pairs),
+        "falls with less host memory": sum(ratio < 1 - 1e-6 for ratio in less),
+    } | placed.of_rules([row["rules"] for row in rows])
 
 
 def main() -> None:
-    report = Report("placed_rules")
-    warnings.simplefilter("ignore")
-    for model, target in itertools.product(streamed_bytes.MODELS, placed.TARGETS):
-        with backend_for(Target.parse(target), Database()) as backend:
-            run(report, model, target, backend)
-    report.summarise(summary(report))
+    Report("placed_rules").for_each(placed.CASES, run, summary)
 
 
 if __name__ == "__main__":

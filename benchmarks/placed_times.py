@@ -9,32 +9,26 @@ predicted and as measured, and `absolute` is predicted over measured seconds: ot
 machine only adds time, so that runs are compared by their fastest.
 """
 
-import statistics
-import time
-import warnings
-from typing import Any
-
 import jax
 
 import jaxmem
-from benchmarks.shared.results import Report
-from experiments.command.load import load
-from experiments.steps.step import abstract, init_state, make_step
+from benchmarks.shared.case import Case, nano, on
+from benchmarks.shared.released import NO_DROPOUT, OWN
+from benchmarks.shared.results import Report, of_errors
+from benchmarks.shared.timing import in_turns
+from experiments.steps.step import abstract, init_state
 
-OWN = ["model.loop=stack", "optimizer.accumulation=released", "optimizer.clip=component"]
-OWN += ["plan.budget=none", "model.dropout=0", "model.attention_dropout=0"]
 MODELS = {"gpt_nano": [], "gpt_nano, 4 times as wide": ["model.width=512", "train.batch=4"]}
 SHARES = (1.0, 0.8, 0.6, 0.45)
-ROUNDS = 12
+ROUNDS = 11
 
 
-def planned(config) -> dict[float, jaxmem.Plan]:
-    build, args = lambda plan: make_step(config, plan), abstract(config)
+def planned(case: Case) -> dict[float, jaxmem.Plan]:
     found: dict[float, jaxmem.Plan] = {}
     for share in SHARES:
         budget = None if share == 1.0 else int(share * found[1.0].compiled_bytes)
         try:
-            found[share] = jaxmem.plan(build, *args, budget=budget, decide=("actions", "states"))
+            found[share] = case.plan(budget, decide=("actions", "states"))
         except jaxmem.errors.BudgetError as error:
             print(f"{share}: {error}")
     return found
@@ -44,29 +38,21 @@ def timed(config, plans: dict[float, jaxmem.Plan]) -> dict[float, float]:
     """Seconds of the fastest step of each plan, of steps in turns."""
     _, batch = abstract(config)
     tokens = jax.numpy.zeros(batch.shape, batch.dtype)
-    fresh = lambda: jax.jit(lambda: init_state(config))()
-    states = {share: plan.place(fresh()) for share, plan in plans.items()}
-    rounds: dict[float, list[float]] = {share: [] for share in plans}
-    for _ in range(ROUNDS):
-        for share, plan in plans.items():
-            start = time.perf_counter()
-            states[share], metrics = plan.step(states[share], tokens)
-            jax.block_until_ready((states[share], metrics))
-            rounds[share].append(time.perf_counter() - start)
-    return {share: min(seconds[1:]) for share, seconds in rounds.items()}
+    fresh = jax.jit(lambda: init_state(config))
+    states = {str(share): plan.place(fresh()) for share, plan in plans.items()}
+    steps = {str(share): plan.step for share, plan in plans.items()}
+    seconds, _ = in_turns([steps], ROUNDS, states, {name: name for name in steps}, tokens)
+    return {share: min(seconds[str(share)]) for share in plans}
 
 
-def run(report: Report, model: str) -> None:
-    if report.has(model):
-        return
-    config = load("gpt_nano", [*OWN, *MODELS[model]])
-    plans = planned(config)
-    seconds = timed(config, plans)
-    rows: dict[str, Any] = {}
+def rows(model: str) -> dict:
+    config = nano(*OWN, *NO_DROPOUT, "optimizer.clip=component", *MODELS[model])
+    plans = planned(Case(config, on("local")))
+    seconds, found = timed(config, plans), {}
     for share, plan in plans.items():
         predicted = plan.predicted_seconds / plans[1.0].predicted_seconds
         measured = seconds[share] / seconds[1.0]
-        rows[str(share)] = {
+        found[str(share)] = {
             "states": str(plan.places),
             "compiled": plan.compiled_bytes,
             "host": plan.host_bytes,
@@ -75,21 +61,16 @@ def run(report: Report, model: str) -> None:
             "error": predicted / measured - 1,
             "absolute": plan.predicted_seconds / seconds[share],
         }
-    report.add(model, rows)
+    return found
 
 
 def summary(report: Report) -> dict:
-    rows = [r for found in report.results.values() for s, r in found.items() if s != "1.0"]
-    errors = sorted(abs(r["error"]) for r in rows)
-    return {"plans": len(rows), "median error": statistics.median(errors), "worst": errors[-1]}
+    found = [r for rows in report.results.values() for s, r in rows.items() if s != "1.0"]
+    return {"plans": len(found)} | of_errors(r["error"] for r in found)
 
 
 def main() -> None:
-    report = Report("placed_times")
-    warnings.simplefilter("ignore")
-    for model in MODELS:
-        run(report, model)
-    report.summarise(summary(report))
+    Report("placed_times").rows(MODELS, rows, summary)
 
 
 if __name__ == "__main__":

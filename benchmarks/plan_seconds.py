@@ -75,13 +75,12 @@ def summary(report: Report) -> dict:
     return told
 
 
+def run(report: Report, target: str, budget: str) -> None:
+    report.once(f"{target} {budget}", one, target, budget)
+
+
 def main() -> None:
-    report = Report("plan_seconds")
-    for case in GOALS:
-        key = " ".join(case)
-        if not report.has(key):
-            report.add(key, one(*case))
-    report.summarise(summary(report))
+    Report("plan_seconds").for_each(GOALS, run, summary)
 
 
 if __name__ == "__main__":

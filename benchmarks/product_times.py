@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.shared.results import Report
+from benchmarks.shared.steps import compiled
 from jaxmem._target.deviceless.compiler import Compiler
-from jaxmem._trace.export import export_flat
 
 TARGET, CAPABILITY = "h200", 90
 LIBRARY = {"xla_gpu_enable_triton_gemm": False}
@@ -41,43 +41,39 @@ def products() -> list[tuple[int, ...]]:
     return [*OF_LAYERS, *OF_GRADIENTS, *OF_ATTENTION, *ODD]
 
 
-def exported(*batch_m_n_k: int) -> bytes:
+def ratio(compiler: Compiler, *batch_m_n_k: int) -> dict[str, float]:
+    """Seconds of a product by the formula and by the table, which XLA reads for library calls."""
     *batch, m, n, k = batch_m_n_k
     shapes = (*batch, m, k), (*batch, k, n)
     avals = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
-    return export_flat(jax.jit(jnp.matmul).trace(*avals), "cuda", CAPABILITY)[0]
+    traced = jax.jit(jnp.matmul).trace(*avals)
+    ours, table = (
+        compiled(compiler, traced, CAPABILITY, options).xla_seconds for options in (None, LIBRARY)
+    )
+    assert ours is not None
+    assert table is not None
+    return {"formula": ours, "table": table, "ratio": ours / table}
+
+
+def of_ratios(ratios: list[float]) -> dict[str, float]:
+    return {
+        "products": len(ratios),
+        "median": statistics.median(ratios),
+        "mean distance from 1": statistics.mean(abs(r - 1) for r in ratios),
+        "least": min(ratios),
+        "largest": max(ratios),
+    }
 
 
 def summary(report: Report) -> dict:
-    found = {}
-    for name, chosen in (("shapes that tiles divide", False), ("other shapes", True)):
-        ratios = [r["ratio"] for k, r in report.results.items() if ("50257" in k) == chosen]
-        found[name] = {
-            "products": len(ratios),
-            "median": statistics.median(ratios),
-            "mean distance from 1": statistics.mean(abs(r - 1) for r in ratios),
-            "least": min(ratios),
-            "largest": max(ratios),
-        }
-    return found
+    of = lambda odd: [r["ratio"] for k, r in report.results.items() if ("50257" in k) == odd]
+    return {"shapes that tiles divide": of_ratios(of(False)), "other shapes": of_ratios(of(True))}
 
 
 def main() -> None:
-    report = Report("product_times")
-    wanted = [shape for shape in products() if not report.has(str(shape))]
-    with Compiler(TARGET) as compiler:
-        futures = [
-            (shape, compiler.submit(program), compiler.submit(program, options=LIBRARY))
-            for shape in wanted
-            for program in [exported(*shape)]
-        ]
-        for shape, fused, library in futures:
-            ours, table = fused.result().xla_seconds, library.result().xla_seconds
-            assert ours is not None
-            assert table is not None
-            row = {"formula": ours, "table": table, "ratio": ours / table}
-            report.add(str(shape), row)
-    report.summarise(summary(report))
+    with Compiler(TARGET, workers=1) as compiler:
+        run = lambda report, *shape: report.once(str(shape), ratio, compiler, *shape)
+        Report("product_times").for_each(products(), run, summary)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,16 @@ backward repeats. Of some, with the optimized HLO's products and FLOPs, loops ti
 step is run, and `local` has the times of h200: neither changes a byte.
 """
 
-from benchmarks.shared.case import AnyTimes, Case, show
-from benchmarks.shared.plans import plans
+from benchmarks.shared.assignments import plans, show
+from benchmarks.shared.case import AnyTimes, Case, case_on
 from benchmarks.shared.results import Report
 from jaxmem._core.actions import Actions
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._target.compile.backend import backend_for
-from jaxmem._target.devices.target import Target
 from jaxmem._trace.jaxpr import as_scan, matmul_flops, nbytes, subjaxprs
 from tests.shared.audit import audit
 
 CONFIGS, TARGETS = ("gpt_117m", "gpt_345m", "gpt_4b7"), ("h200", "a100-80gb", "local")
+CASES = tuple((c, t) for t in TARGETS for c in CONFIGS)
 COMPILED = {
     ("gpt_117m", "h200"): ("recompute", "compress", "solved 0.2"),
     ("gpt_345m", "h200"): ("recompute", "solved 0.2", "random 1"),
@@ -41,12 +40,15 @@ def stacks(jaxpr) -> int:
     read = set()
     for eqn in jaxpr.eqns:
         if (scan := as_scan(eqn)) is not None and eqn.params["reverse"]:
-            used = {id(v) for e in scan.jaxpr.eqns for v in _read(e)} | {
-                id(v) for v in scan.jaxpr.outvars
-            }
+            used = _used(scan.jaxpr)
             operands = zip(eqn.invars, scan.jaxpr.invars)
             read |= {id(o) for o, i in operands if id(o) in made and id(i) in used}
     return sum(made[v] for v in read)
+
+
+def _used(jaxpr) -> set[int]:
+    """What a jaxpr reads, by id."""
+    return {id(v) for e in jaxpr.eqns for v in _read(e)} | {id(v) for v in jaxpr.outvars}
 
 
 def _read(eqn):
@@ -54,20 +56,21 @@ def _read(eqn):
     inner = next(subjaxprs(eqn), None)
     if inner is None or len(inner.invars) != len(eqn.invars):
         return eqn.invars
-    used = {id(v) for e in inner.eqns for v in _read(e)} | {id(v) for v in inner.outvars}
+    used = _used(inner)
     return [o for o, i in zip(eqn.invars, inner.invars) if id(i) in used]
 
 
-def traced_products(case: Case, actions: Actions | None) -> tuple[float, int]:
-    counts = [matmul_flops(e) for e in case.trace(actions).jaxpr.jaxpr.eqns]
-    return sum(f for f, _ in counts), sum(n for _, n in counts)
+def recomputed(case: Case, cost) -> tuple[int, float]:
+    """Matrix products that a plan is predicted to repeat, and their FLOPs."""
+    blocks = list(zip(case.profile.blocks, cost.blocks))
+    return sum(b.runs * c.matmuls for b, c in blocks), sum(b.runs * c.flops for b, c in blocks)
 
 
-def compare(case: Case, actions: Actions, keep) -> dict:
-    traced = case.trace(actions)
+def compare(case: Case, actions: Actions) -> dict:
+    """[predicted, in the trace]."""
+    keep, traced = audit(case.trace(None)), case.trace(actions)
     found, said = audit(traced), evaluate(case.profile, actions)
-    matmuls = sum(b.runs * c.matmuls for b, c in zip(case.profile.blocks, said.blocks))
-    flops = sum(b.runs * c.flops for b, c in zip(case.profile.blocks, said.blocks))
+    matmuls, flops = recomputed(case, said)
     row = {
         "saved_bytes": [said.saved_bytes, found.saved_bytes],
         "host_bytes": [said.host_bytes, found.host_bytes],
@@ -83,12 +86,8 @@ def compiled(case: Case, actions: Actions) -> dict:
     and what is recomputed.
     """
     base, under = (v.compiled for v in case.compile(None, actions))
-    said = evaluate(case.profile, actions)
-    matmuls = sum(b.runs * c.matmuls for b, c in zip(case.profile.blocks, said.blocks))
-    flops = (
-        sum(b.runs * c.flops for b, c in zip(case.profile.blocks, said.blocks))
-        + traced_products(case, None)[0]
-    )
+    matmuls, flops = recomputed(case, evaluate(case.profile, actions))
+    flops += sum(matmul_flops(e)[0] for e in case.trace(None).jaxpr.jaxpr.eqns)
     return {
         "recomputed_matmuls": [matmuls, under.matmuls - base.matmuls],
         "step_flops": [flops, under.matmul_flops],
@@ -97,36 +96,33 @@ def compiled(case: Case, actions: Actions) -> dict:
     }
 
 
+def run(report: Report, config: str, target: str) -> None:
+    database = AnyTimes() if target == "local" else None
+    with case_on(target, config, database=database) as case:
+        made = plans(case.profile, case.config.model.width)
+        for name, actions in made.items():
+            report.once(f"{config} {target} {name}", compare, case, actions)
+        # Compiles come last, since they take the longest.
+        if all(report.has(f"{c} {t} keep") for c, t in CASES):
+            for name in COMPILED.get((config, target), ()):
+                report.once(f"HLO {config} {target} {name}", compiled, case, made[name])
+
+
+def summary(report: Report) -> dict:
+    hlo = report.under("HLO ")
+    traced = [r for k, r in report.results.items() if not k.startswith("HLO")]
+    pairs = [r["recomputed_matmuls"] for r in hlo.values()]
+    return {
+        "plans": len(traced),
+        "equal in bytes and products, as traced": sum(r["equal"] for r in traced),
+        "plans compiled": len(hlo),
+        "equal in recomputed products, as compiled": sum(a == b for a, b in pairs),
+        "largest deviation of HLO FLOPs": max(abs(r["flops_ratio"] - 1) for r in hlo.values()),
+    }
+
+
 def main() -> None:
-    report = Report("profile_exact")
-    for config, target in [(c, t) for t in TARGETS for c in CONFIGS] + list(COMPILED):
-        with backend_for(Target.parse(target)) as backend:
-            case = Case(config, backend, AnyTimes() if target == "local" else None)
-            made = plans(case)
-            wanted = {n: a for n, a in made.items() if not report.has(f"{config} {target} {n}")}
-            keep = audit(case.trace(None)) if wanted else None
-            for name, actions in wanted.items():
-                report.add(f"{config} {target} {name}", compare(case, actions, keep))
-            if all(report.has(f"{c} {t} keep") for t in TARGETS for c in CONFIGS):
-                for name in COMPILED.get((config, target), ()):
-                    if not report.has(key := f"HLO {config} {target} {name}"):
-                        report.add(key, compiled(case, made[name]))
-    rows = report.results
-    traced = [r for k, r in rows.items() if not k.startswith("HLO")]
-    hlo = [r for k, r in rows.items() if k.startswith("HLO")]
-    report.summarise(
-        {
-            "plans": len(traced),
-            "equal in bytes and products, as traced": sum(r["equal"] for r in traced),
-            "plans compiled": len(hlo),
-            "equal in recomputed products, as compiled": sum(
-                r["recomputed_matmuls"][0] == r["recomputed_matmuls"][1] for r in hlo
-            ),
-            "largest deviation of HLO FLOPs": max(
-                (abs(r["flops_ratio"] - 1) for r in hlo), default=None
-            ),
-        }
-    )
+    Report("profile_exact").for_each([*CASES, *COMPILED], run, summary)
 
 
 if __name__ == "__main__":

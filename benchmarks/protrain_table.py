@@ -5,8 +5,8 @@ four GPUs of two kinds.
 
 Released steps of AdamA with one microbatch, in bfloat16 with float32 states, of sequences of 1024.
 What layers do, where their states lie, and what is divided over the four devices, are planned
-together,
-and the plan is compiled for GPUs that are not there. A host has 90 GiB for each of its GPUs.
+together, and the plan is compiled for GPUs that are not there. A host has 90 GiB for each of its
+GPUs.
 
 `recomputed` are layers that recompute all of their tags, `kept` those that keep everything, and
 `offloaded` those that move a tensor to the host; `persist` are layers whose states stay on the
@@ -14,27 +14,14 @@ device. ProTrain's four numbers stand beside them.
 """
 
 import time
-import warnings
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 import jaxmem
+from benchmarks.shared.released import LONG, NO_DROPOUT, OWN, planned_step
 from benchmarks.shared.results import Report
 from experiments.command.load import load
-from experiments.models import registry
-from experiments.steps.accumulate import released_step
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST
 
-OWN = ["plan.budget=none", "optimizer.clip=none", "optimizer.accumulation=released"]
-OWN += ["model.loop=stack", "model.dropout=0", "model.attention_dropout=0"]
-OWN += [
-    "model.dtype=bfloat16",
-    "train.sequence=1024",
-    "train.loss_chunk=128",
-    "train.microbatches=1",
-]
 # By row of the paper's table: model, batch, target; blocks that ProTrain checkpoints, of all;
 # blocks that it swaps; chunks that persist, of all; buffers.
 ROWS = {
@@ -48,10 +35,8 @@ ROWS = {
 
 
 def planned(model: str, batch: int, target: str) -> jaxmem.Plan:
-    config = load(model, [*OWN, f"train.batch={batch}"])
-    build = lambda plan: released_step(config, plan, axis_name="data", dtype=jnp.bfloat16)
-    first = lambda: build(None).init(registry.create(config, jax.random.key(0)))
-    args = jax.eval_shape(first), registry.batch_shape(config)
+    size = f"train.batch={batch}", "train.microbatches=1"
+    build, args = planned_step(load(model, [*OWN, *NO_DROPOUT, *LONG, *size]), axis="data")
     decide = "actions", "states", "sharding"
     return jaxmem.plan(build, *args, target=target, host_budget="90GiB", decide=decide)
 
@@ -73,33 +58,29 @@ def counts(plan: jaxmem.Plan) -> dict[str, int]:
     return found
 
 
-def run(report: Report, row: str) -> None:
-    if report.has(row):
-        return
-    model, batch, target, protrain = ROWS[row]
+def row(name: str) -> dict:
+    model, batch, target, protrain = ROWS[name]
+    found: dict[str, Any] = {"model": model, "batch": batch, "target": target}
     start = time.perf_counter()
     try:
         plan = planned(model, batch, target)
     except jaxmem.errors.BudgetError as error:
-        report.add(row, {"model": model, "batch": batch, "target": target, "error": str(error)})
-        return
+        return found | {"error": str(error)}
     places = plan.places
     assert places is not None
-    found: dict[str, Any] = {"model": model, "batch": batch, "target": target}
     found |= {"protrain": protrain, "layers": places.layers} | counts(plan)
     found |= {name: getattr(places, name) for name in ("persist", "copies", "buffers", "streamed")}
     found |= {"divided": plan.divided, "compiled": plan.compiled_bytes, "host": plan.host_bytes}
     found |= {"seconds": plan.predicted_seconds, "compiles": plan.compiles}
-    found["planned in seconds"] = time.perf_counter() - start
-    report.add(row, found)
+    return found | {"planned in seconds": time.perf_counter() - start}
+
+
+def summary(report: Report) -> dict:
+    return {"rows": len(report.results)}
 
 
 def main() -> None:
-    report = Report("protrain_table")
-    warnings.simplefilter("ignore")
-    for row in ROWS:
-        run(report, row)
-    report.summarise({"rows": len(report.results)})
+    Report("protrain_table").rows(ROWS, row, summary)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,14 @@ Command:  python -m benchmarks.quality [--out FILE] [--steps N] [--seeds N] [--b
 import math
 import statistics
 import time
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 import jaxmem
-from benchmarks.shared.baselines import naive, of_choices, own_codec
+from benchmarks.shared.assignments import every, keep_everything, keep_tags
+from benchmarks.shared.baselines import naive, own_codec
 from benchmarks.shared.case import compile_step, local_profile, nano
 from benchmarks.shared.results import Report
 from benchmarks.shared.timing import cache_compiles
@@ -32,152 +34,142 @@ from experiments.running.planning import new_plan
 from experiments.running.shown import Progress
 from experiments.running.text import TEXT, evaluate
 from experiments.steps.step import make_loss
-from jaxmem._core.actions import KEEP, Actions
+from jaxmem._core.actions import Actions
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
 
 TARGET = 0.005
+CODECS = {"own": own_codec, "naive": naive}
 
 
-def variants(config: Config, profile: Profile) -> dict[str, Actions]:
-    plan = new_plan(config)
+class Setting(NamedTuple):
+    """What all measurements have: the config, its profile and its text."""
+
+    config: Config
+    profile: Profile
+    text: data.Text
+
+
+def variants(setting: Setting) -> dict[str, Actions]:
     return {
-        "unplanned": of_choices("", profile, lambda _: KEEP, rest=True).actions,
-        "plan": plan.actions,
-        "own_codecs": of_choices("", profile, own_codec).actions,
-        "naive": of_choices("", profile, naive).actions,
+        "unplanned": keep_everything(setting.profile),
+        "plan": new_plan(setting.config).actions,
+        "own_codecs": every(setting.profile, own_codec),
+        "naive": every(setting.profile, naive),
     }
 
 
-def train(config: Config, step, text: data.Text, batches: int):
+def train(setting: Setting, actions: Actions, seed: int):
     """The trained parameters and what is reported of them."""
-    t, rows = config.train, []
+    own = setting.config.train.model_copy(update={"seed": seed})
+    config = setting.config.model_copy(update={"train": own})
+    step, metrics = compile_step(setting.config, jaxmem.remat_policy(Assignment(actions))), {}
     started = time.perf_counter()
-    with Progress(t.steps, 50, TEXT.unit, TEXT.count(config)) as progress:
+    with Progress(own.steps, 50, TEXT.unit, TEXT.count(config)) as progress:
         state = TEXT.first_state(config, None)
-        for number in range(1, t.steps + 1):
-            state, metrics = step.step(state, TEXT.batch(config, text, number))
-            found = {name: float(value) for name, value in metrics.items() if not np.ndim(value)}
-            rows.append({"step": number} | found)
-            progress(number, found["loss"])
-            if not math.isfinite(found["loss"]):
-                raise DivergedError(f"step {number}: the loss is {found['loss']}; {TEXT.remedy}")
-    longer = config.model_copy(update={"train": t.model_copy(update={"eval_batches": batches})})
+        for number in range(1, own.steps + 1):
+            state, metrics = step(state, TEXT.batch(config, setting.text, number))
+            loss = float(metrics["loss"])
+            progress(number, loss)
+            if not math.isfinite(loss):
+                raise DivergedError(f"step {number}: the loss is {loss}; {TEXT.remedy}")
+    longer = own.model_copy(update={"eval_batches": 2 * own.eval_batches})
     return state.params, {
-        **evaluate(longer, state, text),
-        "train_loss": rows[-1],
+        **evaluate(config.model_copy(update={"train": longer}), state, setting.text),
+        "train_loss": {name: float(v) for name, v in metrics.items() if not np.ndim(v)},
         "seconds": time.perf_counter() - started,
+        "actions": {t: str(c) for tags in actions.values() for t, c in tags.items()},
     }
 
 
-def training(
-    config: Config, seeds: int, chosen: dict[str, Actions], text: data.Text, report: Report
-) -> dict:
+def training(report: Report, setting: Setting) -> dict:
     """Every variant from every seed, seed by seed; the parameters of the first, unplanned."""
-    steps, params = {}, {}
-    for seed in range(seeds):
-        seeded = config.model_copy(update={"train": config.train.model_copy(update={"seed": seed})})
+    params, chosen = {}, variants(setting)
+    for seed in range(report.chosen["seeds"]):
         for name, actions in chosen.items():
             key, first = f"train/{name}/{seed}", name == "unplanned" and seed == 0
-            if report.has(key) and not first:
-                continue
-            if name not in steps:
-                steps[name] = compile_step(config, jaxmem.remat_policy(Assignment(actions)))
-            trained, result = train(seeded, steps[name], text, 2 * config.train.eval_batches)
-            params = trained if first else params
-            report.add(
-                key,
-                result
-                | {"actions": {t: str(c) for tags in actions.values() for t, c in tags.items()}},
-            )
+            if first or not report.has(key):
+                trained, result = train(setting, actions, seed)
+                params = trained if first else params
+                report.add(key, result)
     return params
 
 
-def gradients(
-    config: Config, profile: Profile, params: dict, text: data.Text, batches: int, report: Report
-) -> None:
+def gradients(report: Report, setting: Setting, params: dict) -> None:
     """1 - cosine of the gradient with one tag compressed and the exact one, by tag and codec."""
-    t = config.train
-    tokens = [
-        data.sample(text.train, t.seed, 10**6 + i, t.batch, t.sequence) for i in range(batches)
-    ]
+    t, text = setting.config.train, setting.text.train
+    batches = range(report.chosen["batches"])
+    tokens = [data.sample(text, t.seed, 10**6 + i, t.batch, t.sequence) for i in batches]
 
     def gradient(actions: Actions) -> list[np.ndarray]:
-        compiled = jax.jit(
-            jax.grad(make_loss(config, scanned(jaxmem.remat_policy(Assignment(actions)))))
-        )
+        loss = make_loss(setting.config, scanned(jaxmem.remat_policy(Assignment(actions))))
+        compiled = jax.jit(jax.grad(loss))
         leaves = [jax.tree.leaves(compiled(params, one)) for one in tokens]
-        return [
-            np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in one]) for one in leaves
-        ]
+        flat = lambda one: np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in one])
+        return [flat(one) for one in leaves]
 
-    keep = of_choices("", profile, lambda _: KEEP).actions
+    def compressed(block, tag, which: str) -> dict:
+        choice = CODECS[which](tag)
+        got = gradient(keep | {block.name: keep[block.name] | {tag.name: choice}})
+        errors = [1 - g @ e / np.sqrt((g @ g) * (e @ e)) for g, e in zip(got, exact)]
+        return {"codec": choice.codec, "one_less_cosine": [float(e) for e in errors]}
+
+    keep = keep_tags(setting.profile)
     exact = gradient(keep)
-    for block in profile.blocks:
+    for block in setting.profile.blocks:
         for tag in (t for t in block.tags if t.dtype != "bool"):
-            for which, choose in (("own", own_codec), ("naive", naive)):
+            for which in CODECS:
                 key = f"gradient/{tag.kind}/{tag.name}/{which}"
-                if not report.has(key):
-                    got = gradient(keep | {block.name: keep[block.name] | {tag.name: choose(tag)}})
-                    errors = [1 - g @ e / np.sqrt((g @ g) * (e @ e)) for g, e in zip(got, exact)]
-                    report.add(
-                        key,
-                        {"codec": choose(tag).codec, "one_less_cosine": [float(e) for e in errors]},
-                    )
+                report.once(key, compressed, block, tag, which)
 
 
-def summary(results: dict[str, dict]) -> dict:
-    parted = [(key.split("/"), value) for key, value in results.items()]
-    val = {
-        (name, seed): v["val_loss"]
-        for (what, name, *rest), v in parted
-        if what == "train"
-        for seed in rest
-    }
-    seeds = [seed for name, seed in val if name == "unplanned"]
-    losses = {}
-    for name in dict.fromkeys(name for name, _ in val):
-        more = [val[name, s] / val["unplanned", s] - 1 for s in seeds if (name, s) in val]
-        if more:
-            mean = statistics.mean(more)
-            losses[name] = {
-                "relative_difference": mean,
-                "by_seed": more,
-                "within_target": abs(mean) <= TARGET,
-            }
+def of_training(report: Report) -> dict:
+    """By variant: by what share the validation loss differs from that without a plan."""
+    val: dict[str, dict[str, float]] = {}
+    for key, row in report.under("train/").items():
+        name, seed = key.split("/")
+        val.setdefault(name, {})[seed] = row["val_loss"]
+    unplanned, losses = val["unplanned"], {}
+    for name, by_seed in val.items():
+        more = [by_seed[seed] / unplanned[seed] - 1 for seed in unplanned if seed in by_seed]
+        mean = statistics.mean(more)
+        losses[name] = {
+            "relative_difference": mean,
+            "by_seed": more,
+            "within_target": abs(mean) <= TARGET,
+        }
+    return losses
+
+
+def of_gradients(report: Report) -> dict:
+    """By kind of tensor: 1 - cosine with each codec, as a mean over tags and batches."""
     errors: dict[str, dict[str, list[float]]] = {}
-    for (what, *rest), value in parted:
-        if what == "gradient":
-            kind, _, which = rest
-            errors.setdefault(kind, {}).setdefault(which, []).extend(value["one_less_cosine"])
-    means = {
-        kind: {which: statistics.mean(e) for which, e in found.items()}
-        for kind, found in errors.items()
+    for key, row in report.under("gradient/").items():
+        kind, _, which = key.split("/")
+        errors.setdefault(kind, {}).setdefault(which, []).extend(row["one_less_cosine"])
+    kinds = {}
+    for kind, found in errors.items():
+        means = {which: statistics.mean(found[which]) for which in CODECS}
+        kinds[kind] = means | {"own_is_nearer": means["own"] < means["naive"]}
+    return kinds
+
+
+def summary(report: Report) -> dict:
+    return {
+        "target": TARGET,
+        "validation_loss": of_training(report),
+        "gradient_one_less_cosine_by_kind": of_gradients(report),
     }
-    kinds = {
-        k: m | {"own_is_nearer": m["own"] < m["naive"]} for k, m in means.items() if len(m) == 2
-    }
-    return {"target": TARGET, "validation_loss": losses, "gradient_one_less_cosine_by_kind": kinds}
 
 
 def main() -> None:
     report = Report("quality", steps=150, seeds=3, batches=4)
-    chosen = report.chosen
     cache_compiles()
-    config = nano(f"train.steps={chosen['steps']}")
+    config = nano(f"train.steps={report.chosen['steps']}")
     text = data.read(config.data.path, config.train.sequence)
-    profile = local_profile(config)
-    params = training(config, chosen["seeds"], variants(config, profile), text, report)
-    gradients(config, profile, params, text, chosen["batches"], report)
-    found = summary(report.results)
-    report.summarise(found)
-    for name, one in found["validation_loss"].items():
-        print(
-            f"{name:12} {one['relative_difference']:+.3%} of the unplanned loss, by seed"
-            f" {one['by_seed']}"
-        )
-    for kind, one in found["gradient_one_less_cosine_by_kind"].items():
-        print(f"{kind:10} 1 - cosine: own {one['own']:.3g}, naive {one['naive']:.3g}")
+    setting = Setting(config, local_profile(config), text)
+    gradients(report, setting, training(report, setting))
+    report.summarise(summary(report))
 
 
 if __name__ == "__main__":

@@ -17,22 +17,20 @@ quiet ones, at shares of the bytes of everything kept, in turns.
 turns.
 """
 
-import contextlib
 import functools
 import json
 import pathlib
 import random
 import statistics
 import tempfile
-import time
-import warnings
-from collections.abc import Iterator
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 
 import jaxmem
 from benchmarks.shared.results import Report, say
+from benchmarks.shared.timing import in_turns
 from experiments.command.load import load
 from experiments.config.text import Config
 from experiments.data import text
@@ -64,8 +62,7 @@ def gains(config: Config, loud: bool) -> dict[str, jax.Array]:
     return found
 
 
-@contextlib.contextmanager
-def tagged_by(factors: dict[str, jax.Array]) -> Iterator[None]:
+def tagged_by(factors: dict[str, jax.Array]):
     """While the statement runs, tags store their tensors multiplied."""
     plain = jaxmem.tag
 
@@ -75,11 +72,7 @@ def tagged_by(factors: dict[str, jax.Array]) -> Iterator[None]:
         factor = factors[name].astype(x.dtype)
         return plain(x * factor, name, **given) / factor
 
-    jaxmem.tag = tag
-    try:
-        yield
-    finally:
-        jaxmem.tag = plain
+    return mock.patch.object(jaxmem, "tag", tag)
 
 
 def build_of(config: Config):
@@ -142,78 +135,73 @@ class Recording(jaxmem.runs.Rectifier):
         return super()._swap(number, plan, *given, **numbers)
 
 
-def trained(report: Report, seed: int) -> None:
-    config = config_of(seed)
-    build, args = build_of(config), shapes(config)
-    kept = jaxmem.plan(build, *args)
-    budget = int(SHARE * kept.baseline_bytes)
-    plan = jaxmem.plan(build, *args, budget=budget, codecs=CODECS)
-    rectifier = Recording(plan, build, *args, every=EVERY, codecs=CODECS)
+class Planning:
+    """A config's step and what plans it within a share of the bytes of everything kept."""
+
+    def __init__(self, share: float, seed: int = 0, **given):
+        self.config, self.given = config_of(seed), given
+        self.build, self.args = build_of(self.config), shapes(self.config)
+        self.kept = jaxmem.plan(self.build, *self.args)
+        self.budget = int(share * self.kept.baseline_bytes)
+
+    def plan(self, **more) -> jaxmem.Plan:
+        return jaxmem.plan(self.build, *self.args, budget=self.budget, **self.given, **more)
+
+
+def trained(seed: int) -> dict:
+    planning = Planning(SHARE, seed, codecs=CODECS)
+    plan = planning.plan()
+    rectifier = Recording(plan, planning.build, *planning.args, every=EVERY, codecs=CODECS)
     ways = {
-        "everything kept": (kept.step, None),
+        "everything kept": (planning.kept.step, None),
         "first plan": (plan.step, None),
         "rectified": (plan.step, rectifier),
     }
     found = {}
     for name, (step, revising) in ways.items():
         say(name)
-        rows, decisions = losses(step, config, revising)
-        last = [row["loss"] for row in rows[-LAST:]]
-        loud = [row["loss"] for row in rows[QUIET - LAST - 1 : QUIET - 1]]
+        rows, decisions = losses(step, planning.config, revising)
+        key = "outliers_beyond_room"
         found[name] = {
-            "loss": statistics.fmean(last),
-            "loss while loud": statistics.fmean(loud),
-            "beyond room": {
-                r["step"]: r["outliers_beyond_room"] for r in rows if "outliers_beyond_room" in r
-            },
+            "loss": statistics.fmean(row["loss"] for row in rows[-LAST:]),
+            "loss while loud": statistics.fmean(
+                row["loss"] for row in rows[QUIET - LAST - 1 : QUIET - 1]
+            ),
+            "beyond room": {row["step"]: row[key] for row in rows if key in row},
             "decisions": decisions,
         }
     # Each plan that was taken was made for the counts of the decision before it.
-    decisions, counts, as_planned = found["rectified"]["decisions"], None, []
-    taken = iter(rectifier.taken)
-    for row in decisions:
+    counts, as_planned, taken = None, [], iter(rectifier.taken)
+    for row in found["rectified"]["decisions"]:
         counts = row.get("outliers", counts)
         if row.get("event") == "swap":
-            again = jaxmem.plan(build, *args, budget=budget, codecs=CODECS, outliers=counts)
+            again = planning.plan(outliers=counts)
             as_planned.append(again.actions == next(taken).actions)
-    found["as planned"] = as_planned
-    report.add(f"trained, {seed}", found)
+    return found | {"as planned": as_planned}
 
 
-def stale(report: Report, share: str) -> None:
+def stale(share: str) -> dict:
     """Steps under the plan for loud tensors, and under the one for quiet ones."""
-    config = config_of()
-    build, args = build_of(config), shapes(config)
-    budget = int(BUDGETS[share] * jaxmem.plan(build, *args).baseline_bytes)
-    room = {t: times * config.model.width // 12 for t, times in WIDTHS.items()}
-    plans = {
-        "loud": jaxmem.plan(build, *args, budget=budget, outliers={"block": room}),
-        "quiet": jaxmem.plan(
-            build, *args, budget=budget, outliers={"block": dict.fromkeys(WIDTHS, 2)}
-        ),
+    planning = Planning(BUDGETS[share])
+    config = planning.config
+    rooms = {
+        "loud": {t: times * config.model.width // 12 for t, times in WIDTHS.items()},
+        "quiet": dict.fromkeys(WIDTHS, 2),
     }
-    batch = batches(config)(1)
+    plans = {name: planning.plan(outliers={"block": room}) for name, room in rooms.items()}
     states = {name: first_state(config) for name in plans}
-    seconds: dict[str, list[float]] = {name: [] for name in plans}
-    for number in range(ROUNDS + 1):
-        for name in random.Random(number).sample(list(plans), len(plans)):
-            start = time.perf_counter()
-            states[name], metrics = plans[name].step(states[name], batch)
-            jax.block_until_ready((states[name], metrics))
-            if number:
-                seconds[name].append(time.perf_counter() - start)
+    steps = {name: plan.step for name, plan in plans.items()}
+    names = {name: name for name in plans}
+    seconds, _ = in_turns([steps], ROUNDS, states, names, batches(config)(1))
     ratios = [a / b for a, b in zip(seconds["loud"], seconds["quiet"], strict=True)]
-    predicted = {name: plan.predicted_seconds for name, plan in plans.items()}
-    report.add(
-        f"stale, {share}",
-        {
-            "ratio": statistics.median(ratios),
-            "quartiles": statistics.quantiles(ratios, n=4, method="inclusive"),
-            "predicted ratio": predicted["loud"] / predicted["quiet"],
-            "compiled": {name: plan.compiled_bytes for name, plan in plans.items()},
-            "same actions": _of(plans["loud"]) == _of(plans["quiet"]),
-        },
-    )
+    loud, quiet = plans.values()
+    return {
+        "ratio": statistics.median(ratios),
+        "quartiles": statistics.quantiles(ratios, n=4, method="inclusive"),
+        "predicted ratio": loud.predicted_seconds / quiet.predicted_seconds,
+        "compiled": {name: plan.compiled_bytes for name, plan in plans.items()},
+        "same actions": _of(loud) == _of(quiet),
+    }
 
 
 def _of(plan) -> dict:
@@ -227,45 +215,39 @@ class Counting(jaxmem.runs.Rectifier):
         return []
 
 
-def between(report: Report) -> None:
-    config = config_of()
-    build, args = build_of(config), shapes(config)
-    budget = int(SHARE * jaxmem.plan(build, *args).baseline_bytes)
-    plan = jaxmem.plan(build, *args, budget=budget)
+def between() -> dict:
+    planning = Planning(SHARE)
+    plan = planning.plan()
+    counting = lambda: Counting(plan, planning.build, *planning.args, every=EVERY)
     medians: dict[str, list[float]] = {"tracked": [], "not tracked": []}
     for number in range(RUNS):
         for name in random.Random(number).sample(list(medians), len(medians)):
-            every = Counting(plan, build, *args, every=EVERY) if name == "tracked" else None
-            due = Counting(plan, build, *args, every=EVERY)._watch.is_due
-            rows, _ = losses(plan.step, config, every, RUN_STEPS)
-            alone = [
-                row["step_seconds"]
-                for row in rows
-                if "step_seconds" in row and not (due(row["step"]) or due(row["step"] - 1))
-            ]
-            medians[name].append(statistics.median(alone))
+            due = counting()._watch.is_due
+            every = counting() if name == "tracked" else None
+            rows, _ = losses(plan.step, planning.config, every, RUN_STEPS)
+            timed = [row for row in rows if "step_seconds" in row]
+            alone = [r for r in timed if not (due(r["step"]) or due(r["step"] - 1))]
+            medians[name].append(statistics.median(row["step_seconds"] for row in alone))
             say(f"{name}: {medians[name][-1]:.4f} s")
     ratios = [b / a for a, b in zip(*medians.values(), strict=True)]
-    report.add("between", {"throughput": statistics.median(ratios), "ratios": ratios})
+    return {"throughput": statistics.median(ratios), "ratios": ratios}
 
 
 def summary(report: Report) -> dict:
-    found = [report[f"trained, {seed}"] for seed in SEEDS]
+    found = list(report.under("trained, ").values())
     of = lambda name, key: [one[name][key] / one["everything kept"][key] - 1 for one in found]
-    beyond = lambda one: sum(one["rectified"]["beyond room"].values())
-    stale = {share: report[f"stale, {share}"] for share in BUDGETS}
+    mean = lambda values: {"mean": statistics.fmean(values), "by seed": values}
+    rectified = [one["rectified"] for one in found]
+    stale = report.under("stale, ")
     return {
         "loss against everything kept": {
-            name: {
-                key: {"mean": statistics.fmean(of(name, key)), "by seed": of(name, key)}
-                for key in ("loss", "loss while loud")
-            }
+            name: {key: mean(of(name, key)) for key in ("loss", "loss while loud")}
             for name in ("first plan", "rectified")
         },
         "plans taken": [len(one["as planned"]) for one in found],
         "as the program says": [sum(one["as planned"]) for one in found],
-        "decisions": [len(one["rectified"]["decisions"]) for one in found],
-        "outliers without room": [beyond(one) for one in found],
+        "decisions": [len(one["decisions"]) for one in rectified],
+        "outliers without room": [sum(one["beyond room"].values()) for one in rectified],
         "stale against rectified": {share: row["ratio"] for share, row in stale.items()},
         "predicted": {share: row["predicted ratio"] for share, row in stale.items()},
         "throughput between trackings": report["between"]["throughput"],
@@ -273,17 +255,10 @@ def summary(report: Report) -> dict:
 
 
 def main() -> None:
-    report = Report("rectified")
-    warnings.simplefilter("ignore")
-    for seed in SEEDS:
-        if not report.has(f"trained, {seed}"):
-            trained(report, seed)
-    for share in BUDGETS:
-        if not report.has(f"stale, {share}"):
-            stale(report, share)
-    if not report.has("between"):
-        between(report)
-    report.summarise(summary(report))
+    measures = {"trained": trained, "stale": stale, "between": between}
+    cases = [*(("trained", seed) for seed in SEEDS), *(("stale", share) for share in BUDGETS)]
+    make = lambda name, *case: measures[name](*case)
+    Report("rectified").rows([*cases, "between"], make, summary)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from unittest import mock
 
 import jax
 
+from benchmarks.shared.released import nbytes
 from benchmarks.shared.results import Report
 from experiments.command.load import load
 from experiments.running.planning import prepare
@@ -80,28 +81,29 @@ def main() -> None:
     report.results = {}
     for step in whole[1 : report.chosen["rounds"] + 1]:
         begin, middle, end = (seen[step + n * STEPS] for n in (0, 1, 2))
-        found = {"with": middle - begin, "without": end - middle} | saves[step]
-        report.results[f"step {step}"] = {k: v for k, v in found.items() if k != "began"}
-    report.summarise(summary(list(report.results.values())))
+        took = {key: saves[step][key] for key in ("blocks", "whole")}
+        report.results[f"step {step}"] = {"with": middle - begin, "without": end - middle} | took
+    report.summarise(summary(report))
 
 
-def summary(rounds: list[dict]) -> dict:
+def summary(report: Report) -> dict:
+    rounds = list(report.results.values())
+    of = lambda key: [one[key] for one in rounds]
     extra = [one["with"] - one["without"] for one in rounds]
-    state = jax.eval_shape(lambda: TEXT.first_state(CONFIG, None))
     low, median, high = statistics.quantiles(extra, n=4)
-    blocks = [one["blocks"] for one in rounds]
+    ratio = lambda seconds: 1 + seconds / EVERY
     return {
         "saves": len(rounds),
-        "state bytes": sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(state)),
-        "steps a second": STEPS / statistics.median(one["without"] for one in rounds),
+        "state bytes": nbytes(jax.eval_shape(lambda: TEXT.first_state(CONFIG, None))),
+        "steps a second": STEPS / statistics.median(of("without")),
         "extra, median": median,
         "extra, quartiles": [low, high],
-        "ratio, median": 1 + median / EVERY,
-        "ratio, quartiles": [1 + low / EVERY, 1 + high / EVERY],
-        "ratio, mean": 1 + statistics.fmean(extra) / EVERY,
-        "blocks, median": statistics.median(blocks),
-        "blocks, most": max(blocks),
-        "whole, median": statistics.median(one["whole"] for one in rounds),
+        "ratio, median": ratio(median),
+        "ratio, quartiles": [ratio(low), ratio(high)],
+        "ratio, mean": ratio(statistics.fmean(extra)),
+        "blocks, median": statistics.median(of("blocks")),
+        "blocks, most": max(of("blocks")),
+        "whole, median": statistics.median(of("whole")),
     }
 
 

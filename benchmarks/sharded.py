@@ -11,24 +11,20 @@ whose collective runs while a matrix product does, by the schedule of the compil
 import itertools
 import re
 import tempfile
-import warnings
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from benchmarks import streamed_bytes
+from benchmarks.shared.released import MODELS, config_of, state_of, step_of
 from benchmarks.shared.results import Report
-from experiments.command.load import load
+from benchmarks.shared.steps import compiled
 from experiments.models import registry
-from experiments.steps.accumulate import released_step
 from jaxmem._core.assignment import Assignment
 from jaxmem._target.compile.options import HIDING
 from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._target.hlo.products import flops_of
 from jaxmem._target.hlo.text import Instruction, parse
-from jaxmem._trace.export import export_flat
 
 DEVICES, LAYERS, PERSIST, MICROBATCHES = 8, 8, 2, 2
 TARGETS = {"h200:8": 90, "a100-80gb:8": 80}
@@ -37,13 +33,10 @@ DONE = re.compile(r"-done\(%?([\w.\-]+)")
 
 
 def traced(model: str):
-    name, own = streamed_bytes.MODELS[model]
-    size = [f"train.batch={8 * MICROBATCHES * DEVICES}", f"train.microbatches={MICROBATCHES}"]
-    config = load(name, [*streamed_bytes.COMMON, *own, *size, f"model.layers={LAYERS}"])
-    plan = Assignment({"block": {}})
-    step = released_step(config, plan, axis_name="data", dtype=jnp.bfloat16)
+    config = config_of(model, MICROBATCHES, DEVICES, f"model.layers={LAYERS}")
+    step = step_of(config, Assignment({"block": {}}), axis="data")
     mesh = AbstractMesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
-    shapes = jax.eval_shape(lambda: step.init(registry.create(config, jax.random.key(0))))
+    shapes = state_of(config, step)
 
     def placed(spec, tree):
         to = NamedSharding(mesh, spec)
@@ -92,27 +85,22 @@ def shares(text: str) -> dict[str, float]:
     return {kind: hidden[kind] / crossed[kind] for kind in KINDS if crossed[kind]}
 
 
-def run(report: Report, model: str, target: str) -> None:
-    if report.has(key := f"{model}, {target}"):
-        return
-    exported, donated = export_flat(traced(model), "cuda", TARGETS[target])
+def beside(model: str, target: str) -> dict:
     with tempfile.TemporaryDirectory() as folder, Compiler(target, workers=1) as compiler:
         dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, HIDING: True}
-        compiler.submit(exported, donated=donated, options=dump).result()
+        compiled(compiler, traced(model), TARGETS[target], dump)
         (path,) = Path(folder).glob("*_gpu_after_optimizations.txt")
-        report.add(key, {"beside": shares(path.read_text(encoding="utf-8"))})
+        return {"beside": shares(path.read_text(encoding="utf-8"))}
+
+
+def summary(report: Report) -> dict:
+    found = [row["beside"] for row in report.results.values()]
+    names = {"all-gather": "gathered beside products", "reduce-scatter": "scattered"}
+    return {f"least {name}": min(f.get(k, 0.0) for f in found) for k, name in names.items()}
 
 
 def main() -> None:
-    report = Report("sharded")
-    warnings.simplefilter("ignore")
-    for model, target in itertools.product(streamed_bytes.MODELS, TARGETS):
-        run(report, model, target)
-    found = [row["beside"] for row in report.results.values()]
-    names = {"all-gather": "gathered beside products", "reduce-scatter": "scattered"}
-    report.summarise(
-        {f"least {name}": min(f.get(k, 0.0) for f in found) for k, name in names.items()}
-    )
+    Report("sharded").rows(itertools.product(MODELS, TARGETS), beside, summary)
 
 
 if __name__ == "__main__":

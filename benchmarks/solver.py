@@ -11,39 +11,37 @@ the process, which other work on the machine does not lengthen as much. On real 
 are those that assignments are ranked by: with lossy codecs at their longest.
 """
 
+import collections
+import itertools
 import random
 import statistics
 import time
-import warnings
 
 import hypothesis
 from hypothesis import strategies as st
 
-from benchmarks.shared.case import Case
+from benchmarks.shared.case import Case, case_on
 from benchmarks.shared.results import Report
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solve import least_bytes, solve
-from jaxmem._target.compile.backend import backend_for
-from jaxmem._target.devices.target import Target
 from tests.shared import profiles
 from tests.shared.greedy import greedy
 
-CONFIGS, TARGETS, ROOMS = ("gpt_117m", "gpt_345m", "gpt_4b7"), ("h200", "a100-80gb"), 25
-GRAPHS = 300
+CASES = tuple(itertools.product(("h200", "a100-80gb"), ("gpt_117m", "gpt_345m", "gpt_4b7")))
+ROOMS, GRAPHS = 25, 300
 SAME = 1e-6  # relative, in priced seconds: ties are broken in favour of fewer bytes
+RANDOM = "random graphs"
 
 
 def on_profile(case: Case) -> dict:
     made = case.profile
     least, most = least_bytes(Problem(made)), evaluate(made, case.keep_tags)
     assert least is not None
-    rooms = [
-        round(least.bytes + (most.saved_bytes - least.bytes) * i / (ROOMS - 1))
-        for i in range(ROOMS)
-    ]
+    more = most.saved_bytes - least.bytes
+    rooms = [round(least.bytes + more * i / (ROOMS - 1)) for i in range(ROOMS)]
     seconds, processor, ratios, slack = [], [], [], []
-    missed = worse = rising = 0
+    counts = collections.Counter(greedy_found_none=0, greedy_better=0, time_rose_with_room=0)
     before = float("inf")
     for room in rooms:
         start, busy = time.perf_counter(), time.process_time()
@@ -52,43 +50,57 @@ def on_profile(case: Case) -> dict:
         processor.append(time.process_time() - busy)
         assert best is not None
         assert best.bytes <= room
-        rising += best.cautious_seconds > before * (1 + SAME)
+        counts["time_rose_with_room"] += best.cautious_seconds > before * (1 + SAME)
         before = best.cautious_seconds
         slack.append(best.bytes / room if room else 1.0)
         other = greedy(Problem(made, room=room))
         if other is None:
-            missed += 1
-        else:
-            worse += best.cautious_seconds > other.cautious_seconds * (1 + SAME)
-            ratios.append(
-                other.cautious_seconds / best.cautious_seconds if best.cautious_seconds else 1.0
-            )
+            counts["greedy_found_none"] += 1
+            continue
+        theirs = other.cautious_seconds
+        counts["greedy_better"] += before > theirs * (1 + SAME)
+        ratios.append(theirs / before if before else 1.0)
     return {
         "tags": sum(len(b.tags) for b in made.blocks),
         "equations": sum(len(b.equations) for b in made.blocks),
         "rooms_bytes": [rooms[0], rooms[-1]],
         "solve_seconds": _spread(seconds),
         "processor_seconds": _spread(processor),
-        "greedy_found_none": missed,
-        "greedy_better": worse,
         "greedy_seconds_over_ours": _spread(ratios),
-        "time_rose_with_room": rising,
         "median_share_of_room_used": statistics.median(slack),
+        **counts,
     }
 
 
 def on_random_graphs() -> dict:
-    counts = {
-        "graphs": 0,
-        "with_8_tags": 0,
-        "assignments_tried": 0,
-        "solves": 0,
-        "equal_to_brute_force": 0,
-        "infeasible_in_both": 0,
-    }
-    versus = {"greedy_found_none": 0, "greedy_worse": 0, "greedy_equal": 0, "greedy_better": 0}
+    counts = collections.Counter(
+        graphs=0, with_8_tags=0, assignments_tried=0, solves=0, equal_to_brute_force=0,
+        infeasible_in_both=0, greedy_found_none=0, greedy_worse=0, greedy_equal=0, greedy_better=0,
+    )  # fmt: skip
     seconds: list[float] = []
     ratios: list[float] = []
+
+    def in_room(made, known: list, room: int) -> None:
+        start = time.perf_counter()
+        got = solve(Problem(made, room=room))
+        seconds.append(time.perf_counter() - start)
+        want = min((p.priced for p in known if p.bytes <= room), default=None)
+        counts["solves"] += 1
+        if got is None or want is None:
+            counts["infeasible_in_both"] += got is None and want is None
+            return
+        price = lambda one: one.seconds + (profiles.PRICE - 1) * one.cost.recompute_seconds
+        priced, tie = price(got), 2e-6 * max(1.0, max(p.priced for p in known))
+        equal = got.bytes <= room and priced <= want * (1 + SAME) + tie
+        counts["equal_to_brute_force"] += equal
+        other = greedy(Problem(made, room=room))
+        if other is None:
+            counts["greedy_found_none"] += 1
+            return
+        more = price(other) - priced
+        counts[f"greedy_{'worse' if more > tie else 'better' if more < -tie else 'equal'}"] += 1
+        if got.seconds > 0:
+            ratios.append(other.seconds / got.seconds)
 
     @hypothesis.seed(0)
     @hypothesis.settings(
@@ -106,86 +118,56 @@ def on_random_graphs() -> dict:
         counts["assignments_tried"] += len(known)
         sizes = sorted({p.bytes for p in known})
         rooms = {random.Random(seed).choice(sizes), sizes[0] - 1, sizes[len(sizes) // 2]}
-        for room in sorted(rooms):
-            if room < 0:
-                continue
-            start = time.perf_counter()
-            got = solve(Problem(made, room=room))
-            seconds.append(time.perf_counter() - start)
-            want = min((p.priced for p in known if p.bytes <= room), default=None)
-            counts["solves"] += 1
-            if got is None or want is None:
-                counts["infeasible_in_both"] += got is None and want is None
-                continue
-            priced = got.seconds + (profiles.PRICE - 1) * got.cost.recompute_seconds
-            tie = 2e-6 * max(1.0, max(p.priced for p in known))
-            counts["equal_to_brute_force"] += (
-                got.bytes <= room and priced <= want * (1 + SAME) + tie
-            )
-            other = greedy(Problem(made, room=room))
-            if other is None:
-                versus["greedy_found_none"] += 1
-                continue
-            theirs = other.seconds + (profiles.PRICE - 1) * other.cost.recompute_seconds
-            outcome = (
-                "worse" if theirs > priced + tie else "better" if theirs < priced - tie else "equal"
-            )
-            versus[f"greedy_{outcome}"] += 1
-            if got.seconds > 0:
-                ratios.append(other.seconds / got.seconds)
+        for room in sorted(room for room in rooms if room >= 0):
+            in_room(made, known, room)
 
     one()
-    return (
-        counts
-        | versus
-        | {"solve_seconds": _spread(seconds), "greedy_seconds_over_ours": _spread(ratios)}
-    )
+    return {
+        **counts,
+        "solve_seconds": _spread(seconds),
+        "greedy_seconds_over_ours": _spread(ratios),
+    }
 
 
 def _spread(values: list[float]) -> dict:
     if not values:
         return {"n": 0}
     ordered = sorted(values)
-    at = lambda share: ordered[min(len(ordered) - 1, int(share * len(ordered)))]
     return {
         "n": len(ordered),
         "median": statistics.median(ordered),
-        "p90": at(0.9),
+        "p90": ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))],
         "max": ordered[-1],
         "min": ordered[0],
     }
 
 
+def run(report: Report, target: str, config: str) -> None:
+    if not report.has(key := f"{config} {target}"):
+        with case_on(target, config) as case:
+            report.add(key, on_profile(case))
+
+
+def summary(report: Report) -> dict:
+    graphs = report.once(RANDOM, on_random_graphs)
+    real = [r for k, r in report.results.items() if k != RANDOM]
+    of = lambda which, key: [r[which][key] for r in real]
+    equal = graphs["equal_to_brute_force"] + graphs["infeasible_in_both"]
+    better = sum(r["greedy_better"] for r in real) + graphs["greedy_better"]
+    return {
+        "median of solve seconds on a real profile, largest": max(of("solve_seconds", "median")),
+        "median of processor seconds on a real profile, largest": max(
+            of("processor_seconds", "median")
+        ),
+        "longest solve on a real profile": max(of("solve_seconds", "max")),
+        "solves on real profiles": sum(of("solve_seconds", "n")),
+        "greedy better than the solver": better,
+        "random solves equal to brute force or infeasible in both": [equal, graphs["solves"]],
+    }
+
+
 def main() -> None:
-    warnings.simplefilter("ignore")
-    report = Report("solver")
-    for target in TARGETS:
-        for config in CONFIGS:
-            if not report.has(key := f"{config} {target}"):
-                with backend_for(Target.parse(target)) as backend:
-                    report.add(key, on_profile(Case(config, backend)))
-    if not report.has("random graphs"):
-        report.add("random graphs", on_random_graphs())
-    real = [r for k, r in report.results.items() if k != "random graphs"]
-    graphs = report["random graphs"]
-    report.summarise(
-        {
-            "median of solve seconds on a real profile, largest": max(
-                r["solve_seconds"]["median"] for r in real
-            ),
-            "median of processor seconds on a real profile, largest": max(
-                r["processor_seconds"]["median"] for r in real
-            ),
-            "longest solve on a real profile": max(r["solve_seconds"]["max"] for r in real),
-            "solves on real profiles": sum(r["solve_seconds"]["n"] for r in real),
-            "greedy better than the solver": sum(r["greedy_better"] for r in real)
-            + graphs["greedy_better"],
-            "random solves equal to brute force or infeasible in both": [
-                graphs["equal_to_brute_force"] + graphs["infeasible_in_both"],
-                graphs["solves"],
-            ],
-        }
-    )
+    Report("solver").for_each(CASES, run, summary)
 
 
 if __name__ == "__main__":

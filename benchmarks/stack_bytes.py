@@ -9,15 +9,15 @@ every tag kept in the other. Bytes are of the whole step, with host bytes beside
 run.
 """
 
-from benchmarks.shared.case import AnyTimes, Case
-from benchmarks.shared.plans import plans
+import itertools
+
+from benchmarks.shared.assignments import plans
+from benchmarks.shared.case import AnyTimes, Case, on
 from benchmarks.shared.results import Report
 from jaxmem._core.actions import Actions
 from jaxmem._core.groups import group_label
-from jaxmem._target.compile.backend import backend_for
-from jaxmem._target.devices.target import Target
 
-CONFIGS, TARGETS = ("gpt_117m", "gpt_345m"), ("h200", "local")
+CASES = tuple(itertools.product(("gpt_117m", "gpt_345m"), ("h200", "local")))
 CHOSEN = ("keep everything", "keep", "recompute", "compress", "offload", "solved 0.2")
 
 
@@ -37,37 +37,31 @@ def measure(case: Case, actions: Actions | None) -> dict:
     }
 
 
+def both(scan: Case, stack: Case, actions: Actions | None) -> dict:
+    found = {"scan": measure(scan, actions), "stack": measure(stack, actions)}
+    return found | {"ratio": found["stack"]["bytes"] / found["scan"]["bytes"]}
+
+
 def compare(report: Report, config: str, target: str) -> None:
-    with backend_for(Target.parse(target)) as backend:
+    with on(target) as backend:
         of = lambda loop: Case(config, backend, AnyTimes(), [f"model.loop={loop}"])
         scan, stack = of("scan"), of("stack")
-        found = plans(scan)
+        found = plans(scan.profile, scan.config.model.width)
+        two = halves(found["solved 0.2"], found["keep"], stack.config.model.layers)
         for name in CHOSEN:
-            if name in found and not report.has(key := f"{config} {target} {name}"):
+            if name in found:
                 actions = None if name == "keep everything" else found[name]
-                of_scan, of_stack = measure(scan, actions), measure(stack, actions)
-                report.add(
-                    key,
-                    {
-                        "scan": of_scan,
-                        "stack": of_stack,
-                        "ratio": of_stack["bytes"] / of_scan["bytes"],
-                    },
-                )
-        if not report.has(key := f"{config} {target} two groups"):
-            two = measure(
-                stack, halves(found["solved 0.2"], found["keep"], stack.config.model.layers)
-            )
-            report.add(key, {"stack": two})
+                report.once(f"{config} {target} {name}", both, scan, stack, actions)
+        report.once(f"{config} {target} two groups", lambda: {"stack": measure(stack, two)})
+
+
+def summary(report: Report) -> dict:
+    ratios = {k: r["ratio"] for k, r in report.results.items() if "ratio" in r}
+    return {"largest ratio": max(ratios.values()), "ratios": ratios}
 
 
 def main() -> None:
-    report = Report("stack_bytes")
-    for config in CONFIGS:
-        for target in TARGETS:
-            compare(report, config, target)
-    ratios = {k: r["ratio"] for k, r in report.results.items() if "ratio" in r}
-    report.summarise({"largest ratio": max(ratios.values()), "ratios": ratios})
+    Report("stack_bytes").for_each(CASES, compare, summary)
 
 
 if __name__ == "__main__":

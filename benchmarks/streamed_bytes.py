@@ -17,33 +17,21 @@ are compared exactly. `beside` is the share of the bytes in loops that cross whi
 """
 
 import itertools
-import statistics
-import warnings
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from benchmarks.shared.results import Report
-from experiments.command.load import load
+from benchmarks.shared.released import LAYERS, MODELS, config_of, nbytes, state_of, step_of
+from benchmarks.shared.results import Report, of_errors
+from benchmarks.shared.steps import compiled
 from experiments.models import registry
-from experiments.steps.accumulate import released_step
 from jaxmem._core.assignment import Assignment
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._target.hlo.transfers import fault
-from jaxmem._trace.export import export_flat
 from jaxmem._trace.liveness.walk import temporary_bytes
 from tests.shared.audit import audit
 
-LAYERS = 24
-COMMON = [f"model.layers={LAYERS}", "model.width=2048", "model.heads=16", "train.sequence=1024"]
-COMMON += ["plan.budget=none", "optimizer.clip=none", "optimizer.accumulation=released"]
-COMMON += ["model.loop=stack", "train.loss_chunk=128", "model.dtype=bfloat16"]
-MODELS = {
-    "gpt": ("gpt_1b", ["model.dropout=0", "model.attention_dropout=0"]),
-    "llama": ("llama_nano", ["model.kv_heads=4", "model.hidden=5504", "model.vocab=32000"]),
-}
 ACTIONS = {
     "gpt": {
         "recompute": {},
@@ -70,25 +58,14 @@ class Point:
     """A step under one placement, one plan, and so many microbatches of 8 rows."""
 
     def __init__(self, model: str, microbatches: int, actions: str, where: dict[str, Any]):
-        name, own = MODELS[model]
-        size = [f"train.batch={8 * microbatches}", f"train.microbatches={microbatches}"]
-        config = load(name, [*COMMON, *own, *size])
-        plan = Assignment({"block": ACTIONS[model][actions]})
-        step = released_step(config, plan, dtype=jnp.bfloat16)
-        first = jax.eval_shape(lambda: step.init(registry.create(config, jax.random.key(0))))
-        self.state = step.split(first, **where)
-        batch = registry.batch_shape(config)
-        self.traced = jax.jit(step, donate_argnums=0).trace(self.state, batch)
-        leaves = jax.tree.leaves((self.state, batch))
-        nbytes = lambda a: a.size * a.dtype.itemsize
-        self.host = sum(nbytes(a) for a in leaves if in_host_memory(a))
-        self.arguments = sum(map(nbytes, leaves)) - self.host
-        donated = range(len(jax.tree.leaves(self.state)))
+        config = config_of(model, microbatches)
+        step = step_of(config, Assignment({"block": ACTIONS[model][actions]}))
+        args = step.split(state_of(config, step), **where), registry.batch_shape(config)
+        self.traced = jax.jit(step, donate_argnums=0).trace(*args)
+        self.host = nbytes([a for a in jax.tree.leaves(args) if in_host_memory(a)])
+        self.arguments = nbytes(args) - self.host
+        donated = range(len(jax.tree.leaves(args[0])))
         self.walked = temporary_bytes(self.traced.jaxpr, donated, on_gpu=True)
-
-    def compile(self, compiler: Compiler) -> Compiled:
-        exported, donated = export_flat(self.traced, "cuda", 90)
-        return compiler.submit(exported, donated=donated).result()
 
 
 def in_host_memory(a) -> bool:
@@ -112,16 +89,16 @@ def run(report: Report, compiler: Compiler, *which: Any) -> None:
     if report.has(key := key_of(*which)):
         return
     point = Point(*which)
-    compiled = point.compile(compiler)
+    found = compiled(compiler, point.traced, 90)
     row = {
-        "compiled": compiled.total_bytes,
+        "compiled": found.total_bytes,
         "arguments": point.arguments,
         "walked": point.walked,
-        "host compiled": compiled.host_bytes,
+        "host compiled": found.host_bytes,
         "host states and activations": point.host + audit(point.traced).host_bytes,
-        "fault": fault(compiled.transfers),
-        "fetched beside products": share(compiled, to_host=False),
-        "stored beside products": share(compiled, to_host=True),
+        "fault": fault(found.transfers),
+        "fetched beside products": share(found, to_host=False),
+        "stored beside products": share(found, to_host=True),
     }
     first = key_of(which[0], which[1], "recompute", PLACES[0])
     if key != first:
@@ -134,26 +111,19 @@ def run(report: Report, compiler: Compiler, *which: Any) -> None:
 def summary(report: Report) -> dict:
     rows = report.results
     others = {key_of("gpt", 1, "recompute", where) for where in OTHERS}
-    predicted = {k: abs(r["error"]) for k, r in rows.items() if "error" in r}
-
-    def errors(keys) -> dict:
-        found = sorted(predicted[k] for k in keys)
-        return {"points": len(found), "median error": statistics.median(found), "worst": found[-1]}
-
+    predicted = {k: r["error"] for k, r in rows.items() if "error" in r}
+    of_keys = lambda keys: {"points": len(keys)} | of_errors(predicted[k] for k in keys)
+    of = lambda *which: [k for k in predicted.keys() - others if k.startswith(which)]
     # Of steps that loop over layers in host memory: a stack of one layer is copied as a whole.
     looped = [r for k, r in rows.items() if f"persist {LAYERS - 1}" not in k]
     least = lambda name: min(r[name] for r in looped if r[name] is not None)
-    of = lambda *which: [k for k in predicted.keys() - others if k.startswith(which)]
+    told = [(r["host compiled"], r["host states and activations"]) for r in rows.values()]
+    cases = itertools.product(MODELS, MICROBATCHES)
     return {
-        "all": errors(of("gpt", "llama")),
-        "models": {
-            f"{m}, {n}": errors(of(f"{m}, {n} "))
-            for m, n in itertools.product(MODELS, MICROBATCHES)
-        },
-        "other placements": errors(others),
-        "host bytes exact": sum(
-            r["host compiled"] == r["host states and activations"] for r in rows.values()
-        ),
+        "all": of_keys(of(*MODELS)),
+        "models": {f"{model}, {n}": of_keys(of(f"{model}, {n} ")) for model, n in cases},
+        "other placements": of_keys(others),
+        "host bytes exact": sum(got == want for got, want in told),
         "of": len(rows),
         "faults": sum(r["fault"] is not None for r in rows.values()),
         "least fetched beside products": least("fetched beside products"),
@@ -161,16 +131,19 @@ def summary(report: Report) -> dict:
     }
 
 
+def points() -> list[tuple]:
+    found = [
+        (model, n, actions, where)
+        for model, n in itertools.product(MODELS, MICROBATCHES)
+        for actions, where in itertools.product(ACTIONS[model], PLACES)
+    ]
+    return found + [("gpt", 1, "recompute", where) for where in OTHERS]
+
+
 def main() -> None:
-    report = Report("streamed_bytes")
-    warnings.simplefilter("ignore")
     with Compiler("h200", workers=2) as compiler:
-        for model, n in itertools.product(MODELS, MICROBATCHES):
-            for actions, where in itertools.product(ACTIONS[model], PLACES):
-                run(report, compiler, model, n, actions, where)
-        for where in OTHERS:
-            run(report, compiler, "gpt", 1, "recompute", where)
-    report.summarise(summary(report))
+        cases = [(compiler, *point) for point in points()]
+        Report("streamed_bytes").for_each(cases, run, summary)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,11 @@ to the host, and its estimates are no measurements.
 
 import statistics
 
+from benchmarks.shared.case import case_on
 from benchmarks.shared.results import Report
-from experiments.command.load import load
-from experiments.steps.step import abstract, make_step
 from jaxmem._core.actions import KEEP, LOSSLESS, REST
 from jaxmem._core.assignment import Assignment
-from jaxmem._cost.profile.options import Allowed
-from jaxmem._cost.profile.profile import profile
-from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._target.compile.backend import Deviceless
-from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 
 CONFIGS = ("gpt_117m", "gpt_345m", "bert_base")
@@ -31,54 +25,41 @@ EVERY = "every tag kept"
 
 
 def run(report: Report, name: str) -> None:
-    config = load(name, OVERRIDES)
-    args, build = abstract(config), lambda plan: make_step(config, plan)
-    with Deviceless(Target.parse(TARGET)) as backend:
-        steps = StepCompiler(build, args, backend)
-        made = profile(steps.trace(Assignment.nothing()).jaxpr, backend, Allowed(LOSSLESS))
+    with case_on(TARGET, name, *OVERRIDES, allowed=LOSSLESS) as case:
+        made = case.profile
         (label,) = {b.name for b in made.blocks}
         tags = list(dict.fromkeys(t.name for b in made.blocks for t in b.tags))
         chosen = {EVERY: dict.fromkeys(tags, KEEP), "nothing kept": {}, "everything": {REST: KEEP}}
         chosen |= {f"not {t}": {u: KEEP for u in tags if u != t} for t in tags}
         wanted = {k: {label: v} for k, v in chosen.items() if not report.has(f"{name}, {k}")}
         # All are handed in before the first is waited for.
-        futures = {
-            k: backend.compile(*trace(build, Assignment(v), args)) for k, v in wanted.items()
-        }
+        traced = {k: trace(case.build, Assignment(v), case.args) for k, v in wanted.items()}
+        futures = {k: case.backend.compile(*one) for k, one in traced.items()}
         for key, actions in wanted.items():
             seconds = futures[key].result().xla_seconds
             model = evaluate(made, actions).seconds
             report.add(f"{name}, {key}", {"xla_seconds": seconds, "model_seconds": model})
 
 
-def summary(report: Report) -> dict:
-    found = {}
-    for name in CONFIGS:
-        rows = {
-            k.removeprefix(f"{name}, "): r
-            for k, r in report.results.items()
-            if k.startswith(f"{name}, ")
-        }
-        if EVERY not in rows:
-            continue
-        base = rows.pop(EVERY)
-        of = lambda row, key, base=base: (row[key] - base[key]) / base["xla_seconds"]
-        choices = {
-            k: {"xla": of(r, "xla_seconds"), "model": of(r, "model_seconds")}
-            for k, r in rows.items()
-        }
-        errors = {k: abs(c["model"] - c["xla"]) for k, c in choices.items()}
-        found[name] = {
-            "choices": choices,
-            "median error": statistics.median(errors.values()),
-            "largest error": max(errors.values()),
-            "of": max(errors, key=lambda k: errors[k]),
-        }
-    return found
+def of_case(report: Report, name: str) -> dict:
+    rows = report.under(f"{name}, ")
+    base = rows.pop(EVERY)
+    longer = lambda row, key: (row[key] - base[key]) / base["xla_seconds"]
+    choices = {
+        name: {which: longer(row, f"{which}_seconds") for which in ("xla", "model")}
+        for name, row in rows.items()
+    }
+    errors = {name: abs(c["model"] - c["xla"]) for name, c in choices.items()}
+    return {
+        "choices": choices,
+        "median error": statistics.median(errors.values()),
+        "largest error": max(errors.values()),
+        "of": max(errors, key=lambda name: errors[name]),
+    }
 
 
 def main() -> None:
-    Report("time_choices").for_each(CONFIGS, run, summary)
+    Report("time_choices").of_each(CONFIGS, run, of_case)
 
 
 if __name__ == "__main__":

@@ -14,15 +14,13 @@ Command:  python -m benchmarks.time_rank [--out FILE] [--rounds N]
 """
 
 import random
-from typing import Any
-
-from scipy.stats import spearmanr
 
 import jaxmem
-from benchmarks.shared.baselines import baselines, of_choices, own_codec
-from benchmarks.shared.case import compile_step, local_profile, nano, show
-from benchmarks.shared.results import Report, say
-from benchmarks.shared.timing import cache_compiles, interleaved
+from benchmarks.shared.assignments import different, drawn, every, show
+from benchmarks.shared.baselines import baselines, own_codec
+from benchmarks.shared.case import compile_step, local_profile, nano
+from benchmarks.shared.results import Report, say, spearman
+from benchmarks.shared.timing import cache_compiles, interleaved, over
 from experiments.gpu_check.measure import quartiles
 from jaxmem._core.actions import Actions
 from jaxmem._core.assignment import Assignment
@@ -48,96 +46,71 @@ BASE = "keep_everything"
 def plans(profile: Profile) -> dict[str, Actions]:
     """Assignments that differ, by name."""
     found = {b.name: b.actions for b in baselines(profile) if b.name in NAMED}
-    found["compress_all"] = of_choices("", profile, own_codec).actions
+    found["compress_all"] = every(profile, own_codec)
     most = evaluate(profile, found["keep_tags"]).saved_bytes
     fewest = least_bytes(Problem(profile))
     assert fewest is not None
     least = fewest.saved_bytes
-    for i in range(BUDGETS):
-        solution = solve(Problem(profile, room=round(least + (most - least) * i / (BUDGETS - 1))))
-        assert solution is not None
-        found[f"planned_{i}"] = solution.actions
-    for i in range(GREEDY):
-        solution = greedy(
-            Problem(profile, room=round(least + (most - least) * (i + 1) / (GREEDY + 1)))
-        )
-        if solution is not None:
-            found[f"greedy_{i}"] = solution.actions
-    rng = random.Random(0)
-    for i in range(RANDOM):
-        actions: Actions = {b.name: {} for b in profile.blocks}
-        for (block, tag), choices in Problem(profile).open_choices().items():
-            actions[block][tag] = rng.choice(choices)
-        found[f"random_{i}"] = actions
-    unique: dict[str, str] = {}
-    for name, actions in found.items():
-        unique.setdefault(repr(sorted(effective(profile, actions).items())), name)
-    return {name: effective(profile, found[name]) for name in unique.values()}
+    rooms = {
+        "planned": (solve, [least + (most - least) * i / (BUDGETS - 1) for i in range(BUDGETS)]),
+        "greedy": (
+            greedy,
+            [least + (most - least) * (i + 1) / (GREEDY + 1) for i in range(GREEDY)],
+        ),
+    }
+    for name, (solver, sizes) in rooms.items():
+        for i, room in enumerate(sizes):
+            solution = solver(Problem(profile, room=round(room)))
+            if solution is not None:
+                found[f"{name}_{i}"] = solution.actions
+    pick = random.Random(0).choice
+    found |= {f"random_{i}": drawn(profile, pick) for i in range(RANDOM)}
+    chosen = different(profile, found)
+    return {name: effective(profile, actions) for name, actions in chosen.items()}
 
 
 def main() -> None:
     report = Report("time_rank", rounds=25)
-    rounds = report.chosen["rounds"]
     cache_compiles()
     config = nano()
     profile = local_profile(config)
-    chosen = plans(profile)
-    steps = {}
+    chosen, steps = plans(profile), {}
     for name, actions in chosen.items():
         steps[name] = compile_step(config, jaxmem.remat_policy(Assignment(actions)))
         say(f"compiled {name} ({len(steps)}/{len(chosen)})")
-    seconds, worked = interleaved(config, [{name: step} for name, step in steps.items()], rounds)
+    groups = [{name: step} for name, step in steps.items()]
+    seconds, worked = interleaved(config, groups, report.chosen["rounds"])
     base = evaluate(profile, chosen[BASE]).seconds
-    rows = []
+    rows = {}
     for name, actions in chosen.items():
         cost = evaluate(profile, actions)
-        rows.append(
-            {
-                "plan": name,
-                "predicted_extra_seconds": cost.seconds - base,
-                "measured_ratio": quartiles([s / b for s, b in zip(seconds[name], seconds[BASE])]),
-                "measured_seconds": quartiles(seconds[name]),
-                "least_seconds": min(seconds[name]),
-                "core_seconds": quartiles(worked[name]),
-                "core_ratio": quartiles([s / b for s, b in zip(worked[name], worked[BASE])]),
-                "saved_bytes": cost.saved_bytes,
-                "compiled_bytes": compiled_bytes(steps[name]),
-                "actions": show(actions),
-            }
-        )
-    rows.sort(key=lambda r: r["predicted_extra_seconds"])
-    predicted = [r["predicted_extra_seconds"] for r in rows]
-    summary = {
+        rows[name] = {
+            "plan": name,
+            "predicted_extra_seconds": cost.seconds - base,
+            "measured_ratio": over(seconds[name], seconds[BASE]),
+            "measured_seconds": quartiles(seconds[name]),
+            "least_seconds": min(seconds[name]),
+            "core_seconds": quartiles(worked[name]),
+            "core_ratio": over(worked[name], worked[BASE]),
+            "saved_bytes": cost.saved_bytes,
+            "compiled_bytes": compiled_bytes(steps[name]),
+            "actions": show(actions),
+        }
+    report.results = dict(sorted(rows.items(), key=lambda row: row[1]["predicted_extra_seconds"]))
+    report.summarise(summary(report) | {"time_source": profile.time_source})
+
+
+def summary(report: Report) -> dict:
+    rows = list(report.results.values())
+    rank = lambda measured: spearman([r["predicted_extra_seconds"] for r in rows], measured)
+    return {
         "plans": len(rows),
-        "spearman": rank(predicted, [r["measured_ratio"]["median"] for r in rows]),
-        "spearman_of_least_seconds": rank(predicted, [r["least_seconds"] for r in rows]),
-        "spearman_of_core_seconds": rank(predicted, [r["core_ratio"]["median"] for r in rows]),
+        "spearman": rank([r["measured_ratio"]["median"] for r in rows]),
+        "spearman_of_least_seconds": rank([r["least_seconds"] for r in rows]),
+        "spearman_of_core_seconds": rank([r["core_ratio"]["median"] for r in rows]),
         "target": 0.9,
-        "time_source": profile.time_source,
-        "baseline_seconds": quartiles(seconds[BASE]),
+        "baseline_seconds": report[BASE]["measured_seconds"],
     }
-    report.results = {r["plan"]: r for r in rows}
-    for r in rows:
-        low, mid, high = (
-            r["measured_ratio"][k] for k in ("lower_quartile", "median", "upper_quartile")
-        )
-        size = f"{r['compiled_bytes'] / 2**20:.0f} MiB"
-        print(
-            f"{r['plan']:20} predicted {r['predicted_extra_seconds'] * 1e3:+8.1f} ms   measured"
-            f" x{mid:.3f}"
-            f" ({low:.3f} to {high:.3f}), cores x{r['core_ratio']['median']:.3f}, {size}"
-        )
-    print(
-        f"Spearman {summary['spearman']:.3f} over {len(rows)} plans, {rounds} rounds (target"
-        f" 0.9); of the least seconds {summary['spearman_of_least_seconds']:.3f}, of the cores'"
-        f" {summary['spearman_of_core_seconds']:.3f}"
-    )
-    report.summarise(summary)
-
-
-def rank(predicted, measured) -> float:
-    result: Any = spearmanr(predicted, measured)
-    return float(result.statistic)
 
 
 if __name__ == "__main__":

@@ -60,21 +60,24 @@ def session(jobs: list[Job], first: bool) -> dict:
     }
 
 
-def summary(sessions: list[dict]) -> dict:
+def of_sessions(own: list[dict], least: list[float]) -> dict:
+    errors = [[t / best - 1 for t, best in zip(s["seconds"], least)] for s in own]
+    pairs = [p for s, e in zip(own, errors) for p in zip(s["spreads"], e)]
+    medians = lambda many: sorted(round(statistics.median(one), 3) for one in many)
+    return {
+        "load_averages": [round(s["load_average"], 1) for s in own],
+        "spread_of_sessions": medians(s["spreads"] for s in own),
+        "error_of_sessions": medians(errors),
+        "error_of_narrow_pieces": statistics.median(e for s, e in pairs if s < BUSY),
+        "error_of_wide_pieces": statistics.median(e for s, e in pairs if s >= BUSY),
+    }
+
+
+def summary(report: Report) -> dict:
+    sessions = report.results.values()
     least = [min(seconds) for seconds in zip(*(s["seconds"] for s in sessions))]
-    told: dict = {"busy": BUSY}
-    for first, name in ((True, "before_others"), (False, "beside_others")):
-        own = [s for s in sessions if s["first"] == first]
-        errors = [[t / best - 1 for t, best in zip(s["seconds"], least)] for s in own]
-        pairs = [p for s, e in zip(own, errors) for p in zip(s["spreads"], e)]
-        told[name] = {
-            "load_averages": [round(s["load_average"], 1) for s in own],
-            "spread_of_sessions": sorted(round(statistics.median(s["spreads"]), 3) for s in own),
-            "error_of_sessions": sorted(round(statistics.median(e), 3) for e in errors),
-            "error_of_narrow_pieces": statistics.median(e for s, e in pairs if s < BUSY),
-            "error_of_wide_pieces": statistics.median(e for s, e in pairs if s >= BUSY),
-        }
-    return told
+    of = lambda first: of_sessions([s for s in sessions if s["first"] == first], least)
+    return {"busy": BUSY, "before_others": of(True), "beside_others": of(False)}
 
 
 def main() -> None:
@@ -82,9 +85,9 @@ def main() -> None:
     jobs = pieces()
     for number in range(report.chosen["sessions"]):
         for first in (True, False):
-            if not report.has(key := f"{'before' if first else 'beside'} others, {number}"):
-                report.add(key, session(jobs, first))
-    report.summarise(summary(list(report.results.values())))
+            key = f"{'before' if first else 'beside'} others, {number}"
+            report.once(key, session, jobs, first)
+    report.summarise(summary(report))
 
 
 if __name__ == "__main__":

@@ -9,21 +9,16 @@ bytes, reckoned in the same way. No step ran. A plan wins, or loses, where the t
 than 1 % of the baseline's.
 """
 
+import collections
+
 import jax
 
-import jaxmem
-from benchmarks.shared.baselines import Baseline, baselines
-from benchmarks.shared.case import Case, show
+from benchmarks.shared.assignments import show
+from benchmarks.shared.baselines import Baseline, baselines, compiler_of
+from benchmarks.shared.case import Case, case_on
 from benchmarks.shared.results import Report
-from experiments.models.loops import scanned
-from experiments.steps.step import step_over
-from jaxmem._planner.search.compile import CompiledStep, StepCompiler
+from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._target.compile.backend import backend_for
-from jaxmem._target.devices.target import Target
-
-# Of dropout by threefry, JAX's default, XLA:TPU writes dozens of arrays as large as the mask.
-jax.config.update("jax_default_prng_impl", "rbg")
 
 CASES = tuple(f"{name} {target}" for name in ("gpt_117m", "gpt_345m") for target in ("v5e", "v6e"))
 DRAW = 0.01  # of the baseline's time
@@ -42,48 +37,34 @@ def row(case: Case, step: CompiledStep, actions) -> dict:
 
 
 def of_baseline(case: Case, baseline: Baseline, whole: bool = False) -> dict:
-    build = case.build
-    if not baseline.exact:
-        build = lambda _: step_over(case.config, scanned(baseline.policy))
-    compiler = StepCompiler(build, case.args, case.backend)
+    compiler = compiler_of(case, baseline)
     (step,) = compiler.compile(baseline.actions)
     return row(case, compiler.compile_fully(step) if whole else step, baseline.actions)
 
 
 def of_plan(case: Case, at_bytes: int) -> dict:
-    budget = int(at_bytes / (1 - case.backend.margin)) + 1
-    try:
-        plan = jaxmem.plan(case.build, *case.args, budget=budget, target=case.target)
-    except jaxmem.errors.BudgetError as error:
-        return {"at_bytes": at_bytes, "found": False, "least_bytes": error.least_bytes}
-    (step,) = case.compile(plan.actions)
-    return row(case, step, plan.actions) | {
-        "at_bytes": at_bytes,
-        "found": True,
-        "compiled_bytes": plan.compiled_bytes,
-        "compiles": plan.compiles,
-    }
+    plan, told = case.attempt(case.budget_for(at_bytes))
+    if plan is not None:
+        told |= row(case, case.compile(plan.actions)[0], plan.actions)
+    return told | {"at_bytes": at_bytes}
 
 
 def compare(report: Report, key: str) -> None:
     config, target = key.split()
-    usable = Target.parse(target).usable_bytes
-    with backend_for(Target.parse(target)) as backend:
-        case = Case(config, backend)
+    with case_on(target, config) as case:
         for baseline in baselines(case.profile):
             if baseline.lossy:
                 continue
-            name = f"{key} baseline {baseline.name}"
-            if not report.has(name):
-                report.add(name, of_baseline(case, baseline))
-            beside, at = f"{key} plan {baseline.name}", report[name]["bytes"]
-            if not report.has(beside) and at <= usable:
-                plan = of_plan(case, at)
-                if outcome(plan, report[name]) != "win":
-                    # Compiled whole, as a plan is, it may take a little more than its buffers.
-                    report.add(name, of_baseline(case, baseline, whole=True))
-                    plan = of_plan(case, report[name]["bytes"])
-                report.add(beside, plan)
+            name, beside = f"{key} baseline {baseline.name}", f"{key} plan {baseline.name}"
+            at = report.once(name, of_baseline, case, baseline)["bytes"]
+            if report.has(beside) or at > case.target.usable_bytes:
+                continue
+            plan = of_plan(case, at)
+            if outcome(plan, report[name]) != "win":
+                # Compiled whole, as a plan is, it may take a little more than its buffers.
+                report.add(name, of_baseline(case, baseline, whole=True))
+                plan = of_plan(case, report[name]["bytes"])
+            report.add(beside, plan)
 
 
 def outcome(plan: dict, base: dict) -> str:
@@ -93,26 +74,21 @@ def outcome(plan: dict, base: dict) -> str:
     return "win" if less > DRAW else "loss" if less < -DRAW else "draw"
 
 
-def summary(report: Report) -> dict:
-    told = {}
-    for key in CASES:
-        rows, counts = {}, {"win": 0, "draw": 0, "loss": 0, "none found": 0}
-        for name, plan in report.results.items():
-            if not name.startswith(f"{key} plan "):
-                continue
-            against = name.removeprefix(f"{key} plan ")
-            base = report[f"{key} baseline {against}"]
-            which = outcome(plan, base)
-            counts[which] += 1
-            ratio = plan["roofline_seconds"] / base["roofline_seconds"] if plan["found"] else None
-            rows[against] = {"outcome": which, "time against the baseline's": ratio}
-        if rows:
-            told[key] = {"counts": counts, "rows": rows}
-    return told
+def of_case(report: Report, key: str) -> dict:
+    rows = {}
+    for against, plan in report.under(f"{key} plan ").items():
+        base = report[f"{key} baseline {against}"]
+        ratio = plan["roofline_seconds"] / base["roofline_seconds"] if plan["found"] else None
+        rows[against] = {"outcome": outcome(plan, base), "time against the baseline's": ratio}
+    counts = collections.Counter({"win": 0, "draw": 0, "loss": 0, "none found": 0})
+    counts.update(r["outcome"] for r in rows.values())
+    return {"counts": counts, "rows": rows}
 
 
 def main() -> None:
-    Report("tpu_baselines").for_each(CASES, compare, summary)
+    # Of dropout by threefry, JAX's default, XLA:TPU writes dozens of arrays as large as the mask.
+    jax.config.update("jax_default_prng_impl", "rbg")
+    Report("tpu_baselines").of_each(CASES, compare, of_case)
 
 
 if __name__ == "__main__":

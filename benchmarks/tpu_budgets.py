@@ -9,24 +9,18 @@ memory are the device's memory instead. Random bits are rbg's, as is common on T
 planner's: a roofline of what the compiler fuses. No step ran.
 """
 
-import statistics
-import time
 from collections.abc import Callable
 
 import jax
 
 import jaxmem
 from benchmarks.shared import sharded_llama
+from benchmarks.shared.case import Step, between, of_rows, on
 from benchmarks.shared.results import Report
 from benchmarks.shared.steps import of_config, shapes, step_of
-from jaxmem._target.compile.backend import backend_for
-from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 from tests.shared.foreign import libraries
 from tests.shared.foreign.size import Size
-
-# Of dropout by threefry, JAX's default, XLA:TPU writes dozens of arrays as large as the mask.
-jax.config.update("jax_default_prng_impl", "rbg")
 
 MiB = 2**20
 BETWEEN = 8
@@ -48,83 +42,35 @@ def step_for(name: str, devices: int) -> tuple[Callable, tuple]:
     return of_config(name)
 
 
-def ends(build: Callable, args: tuple, target: str) -> dict:
+def ends(step: Step) -> dict:
     """Bytes of the least that compiled, and of everything kept."""
-    with backend_for(Target.parse(target)) as backend:
-        kept = backend.assign(*trace(build, None, args)).result()
-        # A little more than the arguments: less is refused before anything is compiled.
-        little = int((kept.argument_bytes + MiB) / (1 - backend.margin))
-    try:
-        jaxmem.plan(build, *args, budget=little, target=target)
-    except jaxmem.errors.BudgetError as error:
-        return {
-            "least": error.least_bytes,
-            "everything": kept.total_bytes,
-            "everything_seconds": kept.xla_seconds,
-        }
-    raise AssertionError("the arguments' bytes were enough for the step")
-
-
-def at(build: Callable, args: tuple, target: str, budget: int) -> dict:
-    start = time.perf_counter()
-    try:
-        plan = jaxmem.plan(build, *args, budget=budget, target=target)
-    except jaxmem.errors.BudgetError as error:
-        return {"budget": budget, "found": False, "least": error.least_bytes}
+    kept = step.backend.assign(*trace(step.build, None, step.args)).result()
     return {
-        "budget": budget,
-        "found": True,
-        "compiles": plan.compiles,
-        "compiled_bytes": plan.compiled_bytes,
-        "predicted_bytes": plan.predicted_bytes,
-        "prediction_error": abs(plan.predicted_bytes / plan.compiled_bytes - 1),
-        "share_of_budget": plan.compiled_bytes / budget,
-        "host_bytes": plan.host_bytes,
-        "predicted_seconds": plan.predicted_seconds,
-        "baseline_seconds": plan.baseline_seconds,
-        "keeps_everything": plan.keeps_everything,
-        "actions": sorted({r.choice.action.value for r in plan.rows}),
-        "wall_seconds": time.perf_counter() - start,
+        "least": step.least(kept.argument_bytes + MiB),
+        "everything": kept.total_bytes,
+        "everything_seconds": kept.xla_seconds,
     }
 
 
 def run(report: Report, key: str) -> None:
     name, target = key.split()
-    wanted = [f"{key} {i}/{BETWEEN + 1}" for i in range(1, BETWEEN + 1)]
-    if all(map(report.has, wanted)):
+    if all(report.has(f"{key} {i}/{BETWEEN + 1}") for i in range(1, BETWEEN + 1)):
         return
-    step = step_for(name, Target.parse(target).devices)
-    if not report.has(f"{key} ends"):
-        report.add(f"{key} ends", ends(*step, target))
-    e, most = report[f"{key} ends"], Target.parse(target).usable_bytes
-    for i, one in enumerate(wanted, 1):
-        if not report.has(one):
-            budget = e["least"] + (e["everything"] - e["least"]) * i // (BETWEEN + 1)
-            report.add(one, at(*step, target, min(budget, most)))
+    with on(target) as backend:
+        step = Step(*step_for(name, backend.target.devices), backend)
+        e, most = report.once(f"{key} ends", ends, step), backend.target.usable_bytes
+        for label, budget in between(e["least"], e["everything"], BETWEEN).items():
+            report.once(f"{key} {label}", step.row, min(budget, most))
 
 
-def summary(report: Report) -> dict:
-    told = {}
-    for key in CASES:
-        rows = [r for k, r in report.results.items() if k.startswith(f"{key} ") and "budget" in r]
-        found = [r for r in rows if r["found"]]
-        if not found:
-            continue
-        told[key] = {
-            "budgets": len(rows),
-            "found": len(found),
-            "within": sum(r["compiled_bytes"] <= r["budget"] for r in found),
-            "median prediction error": statistics.median(r["prediction_error"] for r in found),
-            "worst prediction error": max(r["prediction_error"] for r in found),
-            "most compiles": max(r["compiles"] for r in found),
-            "median share of budget": statistics.median(r["share_of_budget"] for r in found),
-            "longest seconds": max(r["wall_seconds"] for r in found),
-        }
-    return told
+def of_case(report: Report, key: str) -> dict:
+    return of_rows(r for k, r in report.under(f"{key} ").items() if k != "ends")
 
 
 def main() -> None:
-    Report("tpu_budgets").for_each(CASES, run, summary)
+    # Of dropout by threefry, JAX's default, XLA:TPU writes dozens of arrays as large as the mask.
+    jax.config.update("jax_default_prng_impl", "rbg")
+    Report("tpu_budgets").of_each(CASES, run, of_case)
 
 
 if __name__ == "__main__":

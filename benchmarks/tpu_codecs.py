@@ -30,12 +30,12 @@ import jax.numpy as jnp
 import jaxmem
 import jaxmem_kernels as jk
 from benchmarks.shared.results import Report
+from benchmarks.shared.steps import compiled
 from jaxmem import codecs
 from jaxmem._core.actions import Action, Choice
 from jaxmem._core.assignment import Assignment
 from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._target.hlo.roofline import TpuRates, tpu_costs
-from jaxmem._trace.export import export_flat
 
 TPUS = ("v5e", "v5p", "v6e")
 SHAPES = (
@@ -121,9 +121,8 @@ def whole(name: str, choice: Choice) -> dict:
     spec = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     weights = {"up": spec(LAYERS, WIDTH, 4 * WIDTH), "down": spec(LAYERS, 4 * WIDTH, WIDTH)}
     jitted = jax.jit(functools.partial(step, policy=policy), donate_argnums=0)
-    exported, donated = export_flat(jitted.trace(weights, spec(TOKENS, WIDTH)), "tpu")
     with Compiler(name, workers=1) as compiler:
-        found = compiler.submit(exported, donated=donated).result()
+        found = compiled(compiler, jitted.trace(weights, spec(TOKENS, WIDTH)))
     assert found.xla_seconds is not None
     return {
         "MiB": round(found.total_bytes / 2**20, 1),
@@ -144,33 +143,32 @@ def steps(name: str) -> dict:
 
 def summary(report: Report) -> dict:
     """Medians over shapes and codecs, for each TPU and way."""
-    found: dict = {}
-    for name in TPUS:
-        rows = [row for key, row in report.results.items() if key.startswith(f"{name} ")]
-        rows = [row for row in rows if "least" in row]
-        for way in WAYS if rows else ():
-            of = lambda *at, way=way, rows=rows: [
-                functools.reduce(lambda d, k: d[k], at, row[way]) for row in rows
-            ]
-            found[f"{name} {way}"] = {
-                "median encode passes": statistics.median(of("encode", "passes")),
-                "median decode passes": statistics.median(of("decode", "passes")),
-                "most padded": max(of("padded")),
-                "median encode passes by codec": by_codec(report, name, way),
-            }
-    return found
+    return {
+        f"{name} {way}": of_way([report.under(f"{name} {codec} ") for codec in CODECS], way)
+        for name in TPUS
+        for way in WAYS
+    }
 
 
-def by_codec(report: Report, name: str, way: str) -> dict:
-    """For each codec the median passes of its encoding over shapes: all, and those in the device's
-    memory.
+def of_way(by_codec: list[dict[str, dict]], way: str) -> dict:
+    """Of each codec's rows. For each codec the median passes of its encoding over shapes: all, and
+    those in the device's memory.
     """
-    found = {}
-    for codec in CODECS:
-        rows = [row for key, row in report.results.items() if key.startswith(f"{name} {codec} ")]
-        encoded = [row[way]["encode"] for row in rows]
-        found[codec] = {what: statistics.median(e[what] for e in encoded) for what in encoded[0]}
-    return found
+    rows = [row[way] for rows in by_codec for row in rows.values()]
+    median = lambda of, what, key="passes": statistics.median(row[what][key] for row in of)
+    encoded = {
+        codec: {
+            key: median([row[way] for row in found.values()], "encode", key)
+            for key in ("passes", "device_passes")
+        }
+        for codec, found in zip(CODECS, by_codec, strict=True)
+    }
+    return {
+        "median encode passes": median(rows, "encode"),
+        "median decode passes": median(rows, "decode"),
+        "most padded": max(row["padded"] for row in rows),
+        "median encode passes by codec": encoded,
+    }
 
 
 def run(report: Report, name: str) -> None:
@@ -179,15 +177,12 @@ def run(report: Report, name: str) -> None:
         for kind, shape in SHAPES:
             dtype = jnp.dtype(bool if text == "bit_mask" else kind)
             key = f"{name} {text} {dtype.name}{list(shape)}"
-            if not report.has(key):
-                report.add(key, alone(name, codec, shape, dtype))
-    if not report.has(f"{name} steps"):
-        report.add(f"{name} steps", steps(name))
+            report.once(key, alone, name, codec, shape, dtype)
+    report.once(f"{name} steps", steps, name)
 
 
 def main() -> None:
-    report = Report("tpu_codecs")
-    report.for_each(TPUS, run, summary)
+    Report("tpu_codecs").for_each(TPUS, run, summary)
 
 
 if __name__ == "__main__":

@@ -13,101 +13,71 @@ is fitted to any of them.
 and orders across layers, and less is known.
 """
 
+import itertools
 import random
-import statistics
-import warnings
 
 import jaxmem
 from benchmarks.foreign import MODELS
-from benchmarks.shared.case import AnyTimes
-from benchmarks.shared.results import Report
+from benchmarks.shared.assignments import drawn, recomputed
+from benchmarks.shared.case import AnyTimes, Step, on
+from benchmarks.shared.results import Report, of_errors
 from benchmarks.shared.steps import SIZES, shapes, step_of
 from jaxmem._core.actions import ALL, RECOMPUTE, Actions
-from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
-from jaxmem._cost.profile.options import Allowed
-from jaxmem._cost.profile.profile import profile
-from jaxmem._planner.search.compile import CompiledStep, StepCompiler
+from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.estimates import Estimates
-from jaxmem._planner.solve.problem import Problem
-from jaxmem._target.compile.backend import Deviceless, Local
-from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.support import allowed_actions
-from jaxmem._target.devices.target import Target
 
 TARGETS = ("local", "h200")
 LOOPS = ("scan", "microbatches", "names twice", "mixture", "encoder", "recurrent")
 RANDOM = 2
+DATABASE = AnyTimes()
 
 
 def assignments(made: Profile) -> dict[str, Actions]:
     """By name; the step as it is first."""
-    found = {"as it is": made.everything_kept, "recomputed": {b.name: {} for b in made.blocks}}
     rng = random.Random(0)
-    for i in range(RANDOM):
-        actions: Actions = {b.name: {} for b in made.blocks}
-        for (block, tag), choices in Problem(made).open_choices().items():
-            actions[block][tag] = rng.choice(choices) if rng.random() < 0.5 else RECOMPUTE
-        found[f"random {i}"] = actions
-    return found
-
-
-def run(report: Report, name: str, backend: Backend) -> None:
-    target = backend.target
-    loss, params, rest = MODELS[name](SIZES[target.name])
-    args = shapes((params, *rest))
-    steps = StepCompiler(jaxmem.auto(step_of(loss)), args, backend)
-    here = [a for a in allowed_actions(ALL, target)[0] if not a.offloads]
-    jaxpr = steps.trace(Assignment.nothing()).jaxpr
-    made = profile(jaxpr, backend, Allowed(here), database=backend.database)
-    steps.idle_blocks = made.idle_blocks
-    walks = Estimates(steps, made)
-    key = lambda which: f"{name}, {target.name}, {which}"
-    todo = {k: a for k, a in assignments(made).items() if not report.has(key(k))}
-    for which, actions in todo.items():
-        (step,) = steps.attempt(actions)
-        if not isinstance(step, CompiledStep):
-            continue
-        told = walks.temporary_bytes(actions) + step.compiled.argument_bytes
-        total = step.compiled.total_bytes
-        row = {"walked": told, "compiled": total, "error": told / total - 1}
-        report.add(key(which), row | {"loop": any(word in name for word in LOOPS)})
-
-
-def of_errors(rows: list[dict]) -> dict:
-    errors = sorted(abs(r["error"]) for r in rows)
+    half = lambda choices: rng.choice(choices) if rng.random() < 0.5 else RECOMPUTE
     return {
-        "points": len(rows),
-        "median error": statistics.median(errors),
-        "90 % are within": errors[int(0.9 * (len(errors) - 1))],
-        "worst": errors[-1],
-        "median, with its sign": statistics.median(r["error"] for r in rows),
+        "as it is": made.everything_kept,
+        "recomputed": recomputed(made),
+        **{f"random {i}": drawn(made, half) for i in range(RANDOM)},
     }
+
+
+def run(report: Report, name: str, target: str) -> None:
+    loss, params, rest = MODELS[name](SIZES[target])
+    build, args = jaxmem.auto(step_of(loss)), shapes((params, *rest))
+    with on(target, DATABASE) as backend:
+        here = [a for a in allowed_actions(ALL, backend.target)[0] if not a.offloads]
+        step = Step(build, args, backend, backend.database, here)
+        walks = Estimates(step.steps, step.profile)
+        for which, actions in assignments(step.profile).items():
+            if report.has(key := f"{name}, {target}, {which}"):
+                continue
+            (found,) = step.steps.try_compile(actions)
+            if isinstance(found, CompiledStep):
+                told = walks.temporary_bytes(actions) + found.compiled.argument_bytes
+                total = found.compiled.total_bytes
+                row = {"walked": told, "compiled": total, "error": told / total - 1}
+                report.add(key, row | {"loop": any(word in name for word in LOOPS)})
+
+
+def of_rows(rows: list[dict]) -> dict:
+    return {"points": len(rows)} | of_errors(r["error"] for r in rows)
 
 
 def summary(report: Report) -> dict:
-    rows = report.results
     chosen = lambda target, loop: [
-        r for k, r in rows.items() if f", {target}, " in k and r["loop"] == loop
+        r for k, r in report.results.items() if f", {target}, " in k and r["loop"] == loop
     ]
     ways = {True: "a loop over layers", False: "a Python loop"}
-    return {
-        f"{target}, {ways[loop]}": of_errors(chosen(target, loop))
-        for target in TARGETS
-        for loop in (True, False)
-    }
+    cases = itertools.product(TARGETS, ways)
+    return {f"{target}, {ways[loop]}": of_rows(chosen(target, loop)) for target, loop in cases}
 
 
 def main() -> None:
-    report = Report("walk")
-    warnings.simplefilter("ignore")
-    database = AnyTimes()
-    for name in MODELS:
-        with Local(Target.parse("local"), database) as backend:
-            run(report, name, backend)
-        with Deviceless(Target.parse("h200"), database) as backend:
-            run(report, name, backend)
-    report.summarise(summary(report))
+    Report("walk").for_each(itertools.product(MODELS, TARGETS), run, summary)
 
 
 if __name__ == "__main__":

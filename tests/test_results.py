@@ -10,6 +10,8 @@ import statistics
 
 import pytest
 
+from benchmarks.shared.stale import written_by
+
 ROOT = pathlib.Path(__file__).parent.parent
 MODELS = ("gpt_117m", "gpt_345m", "bert_base")
 QUARTILES = ("median", "lower_quartile", "upper_quartile")
@@ -75,6 +77,17 @@ def answer(words: str) -> str:
 )
 def test_quotes_are_told_from_what_only_resembles_them(cell, values, agrees):
     assert quotes(cell, *values) is agrees
+
+
+def test_the_page_names_the_commit_that_wrote_each_result():
+    """Where a result records its commit, or git knows it."""
+    text = "".join((ROOT / p).read_text("utf-8") for p in ("docs/results.md", "docs/kernels.md"))
+    named = re.findall(r"`benchmarks/results/(\w+)\.json`(?:\s\(commit\s`(\w+)`\))?", text)
+    assert len(named) > 40
+    for name, commit in named:
+        wrote = written_by(ROOT, ROOT / "benchmarks" / "results" / f"{name}.json")
+        assert commit, name
+        assert wrote is None or wrote.startswith(commit), name
 
 
 @pytest.mark.parametrize("task", README)
@@ -191,7 +204,8 @@ def test_policies_on_a_cpu():
         "nothing_saveable": "nothing_saveable (full recomputation)",
         "naive_int4_everywhere": "naive INT4 everywhere",
     }
-    rows = result("baselines_cpu")["rows"]
+    found = result("baselines_cpu")
+    rows = found.get("rows") or [*found["results"].values()]  # the older layout, or today's
     assert len(rows) == len(PAGE["On a CPU"]) == 10
     medians: dict[str, list[float]] = {"plan": [], "lossless_plan": []}
     for row in rows:
@@ -253,6 +267,7 @@ def test_the_planner_itself():
     equal = solver["random solves equal to brute force or infeasible in both"]
     slowest = solver["longest solve on a real profile"]
     seconds, rank = result("plan_seconds"), result("time_rank")
+    rank = rank.get("summary", rank)  # today's layout, or the older one
     taken = [case["seconds"] for case in seconds["summary"].values()]
     compiles = [row["compiles"] for row in seconds["results"].values()]
     spread = result("time_spread")["summary"]
@@ -303,7 +318,8 @@ def test_the_layer_stack():
         "solved for": ("solved 0.2", "solved"),
     }
     ratios = result("stack_bytes")["summary"]["ratios"]
-    times = result("stack_time")["stack to scan"]
+    times = result("stack_time")
+    times = times.get("stack to scan") or times["results"]  # the older layout, or today's
     assert plans.keys() == PAGE["Bytes"].keys()
     for row, (compiled, timed) in plans.items():
         keys = [f"{m} {t} {compiled}" for t in ("h200", "local") for m in ("gpt_117m", "gpt_345m")]

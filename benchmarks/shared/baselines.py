@@ -10,11 +10,16 @@ import dataclasses
 from collections.abc import Callable
 
 import jaxmem
+from benchmarks.shared.assignments import every, keep_everything, keep_tags
+from benchmarks.shared.case import Case
+from experiments.models.loops import scanned
 from experiments.running.policies import JAX_POLICIES, KEPT, OFFLOADED, own
 from experiments.running.policies import naive as naive_codec
-from jaxmem._core.actions import KEEP, OFFLOAD, REST, Action, Actions, Choice
+from experiments.steps.step import step_over
+from jaxmem._core.actions import KEEP, OFFLOAD, Action, Actions, Choice
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
+from jaxmem._planner.search.compile import StepCompiler
 
 NAIVE = naive_codec(None)
 WITH_NAIVE = {  # the codecs to profile with, by kind
@@ -46,8 +51,8 @@ def baselines(profile: Profile) -> list[Baseline]:
         name, JAX_POLICIES[name], keep_set(profile, *keep), exact=False
     )
     found = [
-        of_choices("keep_everything", profile, lambda *_: KEEP, rest=True),
-        of_choices("keep_tags", profile, lambda *_: KEEP),
+        of_actions("keep_everything", keep_everything(profile)),
+        of_actions("keep_tags", keep_tags(profile)),
         Baseline("nothing_saveable", JAX_POLICIES["nothing_saveable"], keep_set(profile, ())),
         near("dots_with_no_batch_dims_saveable", DOTS),
     ]
@@ -58,8 +63,14 @@ def baselines(profile: Profile) -> list[Baseline]:
             of_actions(name, keep_set(profile, tags, OFFLOAD)) for name, tags in OFFLOADED.items()
         ]
     if prices(profile, Choice(Action.COMPRESS, NAIVE)):
-        found.append(of_choices("naive_int4_everywhere", profile, naive, lossy=True))
+        found.append(of_actions("naive_int4_everywhere", every(profile, naive), lossy=True))
     return found
+
+
+def compiler_of(case: Case, baseline: Baseline) -> StepCompiler:
+    """Compiles a baseline's step: under the policy itself where no actions are exactly it."""
+    own = lambda _: step_over(case.config, scanned(baseline.policy))
+    return StepCompiler(case.build if baseline.exact else own, case.args, case.backend)
 
 
 def naive(tag) -> Choice:
@@ -74,17 +85,6 @@ def own_codec(tag) -> Choice:
 
 def kind_of(tag) -> str | None:
     return "mask" if tag.dtype == "bool" else tag.kind
-
-
-def of_choices(
-    name: str, profile: Profile, choose, rest: bool = False, lossy: bool = False
-) -> Baseline:
-    """`choose(tag)` for every tag; with `rest`, what no tag names is kept too."""
-    actions = {
-        b.name: {t.name: choose(t) for t in b.tags} | ({REST: KEEP} if rest else {})
-        for b in profile.blocks
-    }
-    return of_actions(name, actions, lossy)
 
 
 def of_actions(name: str, actions: Actions, lossy: bool = False) -> Baseline:

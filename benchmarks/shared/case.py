@@ -1,26 +1,33 @@
-"""A config's training step as the planner gets it, its profile, and the step compiled under a
-policy.
+"""A training step as the planner gets it, of a config or of any other `build`: its profile, its
+compiles, and what becomes of a budget.
 """
 
+import contextlib
 import functools
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+from unittest import mock
 
 import jax
 
+import jaxmem
+from benchmarks.shared import assignments
 from experiments.command.load import load
 from experiments.config.images import ImageConfig
 from experiments.config.text import Config
 from experiments.models.loops import scanned
 from experiments.steps.step import abstract, make_step, step_over
-from jaxmem._core.actions import ALL, KEEP, REST, Actions
+from jaxmem._core.actions import ALL, Actions
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database, Timing
 from jaxmem._core.profile import Profile
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile
 from jaxmem._planner.search.compile import CompiledStep, StepCompiler
-from jaxmem._target.compile.backend import Local
+from jaxmem._planner.search.history import History
+from jaxmem._target.compile.backend import Deviceless, Local, backend_for
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.support import allowed_actions
 from jaxmem._target.devices.target import Target
@@ -28,16 +35,33 @@ from jaxmem._target.devices.target import Target
 # A compiled program is remembered whoever traced it.
 jax.config.update("jax_traceback_in_locations_limit", 0)
 
+# A GPT that trains in seconds, under a plan.
+SMALL = (
+    "model.layers=2", "model.width=32", "model.heads=2", "train.sequence=32", "train.loss_chunk=32",
+    "train.batch=4", "plan.budget=90%",
+)  # fmt: skip
 IMAGES = ("model.depth=14", "model.width=8", "train.steps=200", "train.batch=64")
 
 
-class Case:
-    """A config's training step, as `jaxmem.plan` gets it, on a backend."""
+class Step:
+    """A training step, as `jaxmem.plan` gets it, on a backend.
 
-    def __init__(self, config: str, backend: Backend, database=None, overrides: Sequence[str] = ()):
-        self.config, self.backend, self.database = load(config, overrides), backend, database
-        self.build, self.args = functools.partial(make_step, self.config), abstract(self.config)
-        self.steps = StepCompiler(self.build, self.args, backend)
+    allowed, codecs: what its profile prices; the first are left out where the target cannot carry
+      them out.
+    """
+
+    def __init__(
+        self,
+        build,
+        args: tuple,
+        backend: Backend,
+        database: Database | None = None,
+        allowed: Sequence = ALL,
+        codecs=None,
+    ):
+        self.build, self.args, self.backend, self.database = build, args, backend, database
+        self.allowed, self.codecs = allowed_actions(allowed, backend.target)[0], codecs
+        self.steps = StepCompiler(build, args, backend)
 
     @property
     def target(self) -> Target:
@@ -45,19 +69,21 @@ class Case:
 
     @functools.cached_property
     def profile(self) -> Profile:
-        allowed, _ = allowed_actions(ALL, self.target)
         jaxpr = self.steps.trace(Assignment.nothing()).jaxpr
-        return profile(jaxpr, self.backend, Allowed(allowed), database=self.database)
+        allowed = Allowed(self.allowed, codecs=self.codecs)
+        made = profile(jaxpr, self.backend, allowed, database=self.database)
+        self.steps.idle_blocks = made.idle_blocks
+        return made
 
     @property
     def keep_tags(self) -> Actions:
         """Every tag kept, all else recomputed."""
-        return {b.name: {t.name: KEEP for t in b.tags} for b in self.profile.blocks}
+        return assignments.keep_tags(self.profile)
 
     @property
     def keep_everything(self) -> Actions:
         """Nothing under a checkpoint."""
-        return {b.name: {t.name: KEEP for t in b.tags} | {REST: KEEP} for b in self.profile.blocks}
+        return assignments.keep_everything(self.profile)
 
     def trace(self, actions: Actions | None):
         return self.steps.trace(Assignment.everything() if actions is None else Assignment(actions))
@@ -65,6 +91,66 @@ class Case:
     def compile(self, *many: Actions | None) -> list[CompiledStep]:
         """The step under each, None being everything kept."""
         return self.steps.compile(*(self.keep_everything if a is None else a for a in many))
+
+    def plan(self, budget: int | None, **given) -> jaxmem.Plan:
+        return jaxmem.plan(self.build, *self.args, budget=budget, target=self.target, **given)
+
+    def attempt(self, budget: int, **given) -> tuple[jaxmem.Plan | None, dict[str, Any]]:
+        """The plan for a budget, and a row of what is told of any plan. For a budget that is
+        refused: None, and a row with the least bytes that the search found.
+        """
+        start = time.perf_counter()
+        try:
+            plan = self.plan(budget, **given)
+        except jaxmem.errors.BudgetError as error:
+            return None, {"budget": budget, "found": False, "least": error.least_bytes}
+        return plan, {
+            "budget": budget,
+            "found": True,
+            "compiles": plan.compiles,
+            "within": plan.compiled_bytes <= budget,
+            "share_of_budget": plan.compiled_bytes / budget,
+            "share_less_margin": plan.compiled_bytes / (budget * (1 - self.backend.margin)),
+            "compiled_bytes": plan.compiled_bytes,
+            "predicted_bytes": plan.predicted_bytes,
+            "prediction_error": abs(plan.predicted_bytes / plan.compiled_bytes - 1),
+            "host_bytes": plan.host_bytes,
+            "predicted_seconds": plan.predicted_seconds,
+            "baseline_seconds": plan.baseline_seconds,
+            "solve_seconds": plan.solve_seconds,
+            "keeps_everything": plan.keeps_everything,
+            "actions": assignments.show(plan.actions),
+            "wall_seconds": time.perf_counter() - start,
+        }
+
+    def row(self, budget: int, **given) -> dict[str, Any]:
+        """The row of `attempt`."""
+        return self.attempt(budget, **given)[1]
+
+    def budget_for(self, nbytes: int) -> int:
+        """The budget of which a plan may take so many bytes, with the margin of the target."""
+        margin = self.backend.margin
+        return int(nbytes / (1 - margin)) + 1 if margin else nbytes
+
+    def least(self, arguments: int, **given) -> int:
+        """The least bytes that a search compiles, as the refusal of a budget names them. The budget
+        is the bytes of the arguments and hardly more: less is refused without a compile.
+        """
+        budget = 1 + int(arguments / (1 - self.backend.margin))
+        refused = self.row(budget, **given)
+        assert not refused["found"], "the arguments' bytes were enough for the step"
+        return refused["least"]
+
+
+class Case(Step):
+    """A config's training step."""
+
+    def __init__(
+        self, config: str | Config, backend: Backend, database=None, overrides=(), **allowed
+    ):
+        self.config = load(config, overrides) if isinstance(config, str) else config
+        build, args = functools.partial(make_step, self.config), abstract(self.config)
+        super().__init__(build, args, backend, database, **allowed)
 
 
 class AnyTimes(Database):
@@ -77,8 +163,54 @@ class AnyTimes(Database):
         return dict.fromkeys(texts, Timing(1e-5, written=time.time()))
 
 
-def local() -> Local:
-    return Local(Target.parse("local"))
+def on(target: str, database: Database | None = None) -> Local | Deviceless:
+    """The backend of a target."""
+    return backend_for(Target.parse(target), database)
+
+
+@contextlib.contextmanager
+def case_on(target: str, config: str, *overrides: str, database=None, **allowed) -> Iterator[Case]:
+    """A config's step on a target, whose compilers run while the statement does."""
+    with on(target) as backend:
+        yield Case(config, backend, database, overrides, **allowed)
+
+
+def between(least: int, most: int, count: int) -> dict[str, int]:
+    """`count` budgets that divide a range evenly, its ends left out, by their share of it."""
+    return {
+        f"{i}/{count + 1}": least + (most - least) * i // (count + 1) for i in range(1, count + 1)
+    }
+
+
+def from_to(low: int, high: int, count: int) -> list[int]:
+    """`count` budgets that divide a range evenly, its ends among them."""
+    return [low + (high - low) * i // (count - 1) for i in range(count)]
+
+
+def of_rows(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """What the rows of `Step.attempt` come to."""
+    rows = list(rows)
+    found = [row for row in rows if row["found"]]
+    of = lambda key: [row[key] for row in found]
+    return {
+        "budgets": len(rows),
+        "found": len(found),
+        "within": sum(row["compiled_bytes"] <= row["budget"] for row in found),
+        "most compiles": max(of("compiles")),
+        "median compiles": statistics.median(of("compiles")),
+        "median share of budget": statistics.median(of("share_of_budget")),
+        "median prediction error": statistics.median(of("prediction_error")),
+        "largest prediction error": max(of("prediction_error")),
+        "longest seconds": max(of("wall_seconds")),
+    }
+
+
+@contextlib.contextmanager
+def forgetting(cold: bool = True) -> Iterator[None]:
+    """While the statement runs, searches recall no earlier compile, unless `cold` is false."""
+    kept = mock.patch.object(History, "recall", return_value=[])
+    with kept if cold else contextlib.nullcontext():
+        yield
 
 
 def nano(*overrides: str) -> Config:
@@ -97,18 +229,19 @@ def small_resnet(way, seed: int, *overrides: str) -> ImageConfig:
 
 def local_profile(config: Config, codecs=None) -> Profile:
     """The step's profile on this machine, with every action that can be taken here."""
-    backend = local()
-    steps = StepCompiler(functools.partial(make_step, config), abstract(config), backend)
-    actions, _ = allowed_actions(ALL, backend.target)
-    jaxpr = steps.trace(Assignment.nothing()).jaxpr
-    return profile(jaxpr, backend, Allowed(actions, codecs=codecs))
+    return Case(config, on("local"), codecs=codecs).profile
 
 
 def compile_step(config: Config, policy):
     """The step with its layers under a policy of `jax.checkpoint`."""
-    step = step_over(config, scanned(policy))
+    return _compiled(config, step_over(config, scanned(policy)))
+
+
+def compile_planned(config: Config, actions: Actions | None):
+    """The step under a plan; None is no plan."""
+    plan = None if actions is None else Assignment(actions)
+    return _compiled(config, make_step(config, plan))
+
+
+def _compiled(config: Config, step):
     return jax.jit(step, donate_argnums=0).lower(*abstract(config)).compile()
-
-
-def show(actions: Actions) -> dict[str, dict[str, str]]:
-    return {b: {t: str(c) for t, c in tags.items()} for b, tags in actions.items()}

@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
+from benchmarks.shared.steps import compiled
 from experiments.config.text import Config
 from experiments.models import registry as models
 from experiments.models.split import whole
@@ -25,7 +26,6 @@ from jaxmem._model.states.shards import assembled, gathered, part_of, refilled, 
 from jaxmem._model.states.store import fetch, put
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.deviceless.compiler import Compiler
-from jaxmem._trace.export import export_flat
 
 PLAN = Assignment({"block": {}})
 AXIS = "data"
@@ -149,7 +149,7 @@ def mesh_of(devices: int) -> AbstractMesh:
     return AbstractMesh((devices,), (AXIS,), axis_types=(AxisType.Auto,))
 
 
-def compiled(compiler: Compiler, config: Config, devices: int, made) -> Compiled:
+def compiled_on(compiler: Compiler, config: Config, devices: int, made) -> Compiled:
     """`made`: what `adama` or `accumulation` returns."""
     step, state, specs = made
     mesh = mesh_of(devices)
@@ -162,5 +162,4 @@ def compiled(compiler: Compiler, config: Config, devices: int, made) -> Compiled
     traced = jax.jit(keyed, donate_argnums=0).trace(
         jax.tree.map(place, state, specs), batch, place(data, P())
     )
-    exported, donated = export_flat(traced, "cuda")
-    return compiler.submit(exported, donated=donated).result()
+    return compiled(compiler, traced)

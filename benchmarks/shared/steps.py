@@ -1,5 +1,5 @@
 """Training steps as the planner gets them, with shapes of their arguments: of our configs, and of
-models that know nothing of jaxmem.
+models that know nothing of jaxmem; and steps compiled without the planner.
 """
 
 import functools
@@ -10,6 +10,9 @@ import jax
 import jaxmem
 from experiments.command.load import load
 from experiments.steps.step import abstract, make_step
+from jaxmem._target.compiled.compiled import Compiled
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._trace.export import export_flat
 from tests.shared.foreign.size import Size
 
 SIZES = {
@@ -48,3 +51,9 @@ def shapes(tree):
         return jax.ShapeDtypeStruct(a.shape, a.dtype)
 
     return jax.tree.map(shape, tree)
+
+
+def compiled(compiler: Compiler, traced, capability: int | None = None, options=None) -> Compiled:
+    """A traced step, compiled for the compiler's target; `capability` is of the kernels in it."""
+    exported, donated = export_flat(traced, compiler.target.platform, capability)
+    return compiler.submit(exported, donated=donated, options=options).result()

@@ -10,6 +10,7 @@ import jax
 from benchmarks.shared.results import say
 from experiments.config.text import Config
 from experiments.data import text as data
+from experiments.gpu_check.measure import quartiles
 from experiments.steps.step import init_state
 
 Seconds = dict[str, list[float]]  # of each step by its name, a round after the other
@@ -33,11 +34,7 @@ def interleaved(
     rounds: int,
     configs: Mapping[str, Config] | None = None,
 ) -> tuple[Seconds, Seconds]:
-    """Seconds of each step in each round, by the clock and of all cores' work, which other programs
-    disturb less.
-
-    A round runs every step once: the groups, and in each its steps, shuffled. What is compared
-    closely stands in one group, so that it runs within a second or two. `configs`: of steps whose
+    """`in_turns` of a config's steps, from its first state, on real text. `configs`: of steps whose
     state is not that of `config`.
     """
     form = lambda c: (c.optimizer.accumulation, c.optimizer.second_moment)  # of the state
@@ -46,11 +43,27 @@ def interleaved(
     states = {w: jax.jit(init_state, static_argnums=0)(of_way[w]) for w in set(way.values())}
     t = config.train
     tokens = data.sample(data.read(None, t.sequence).train, 0, 1, t.batch, t.sequence)
+    return in_turns(groups, rounds, states, way, tokens)
+
+
+def in_turns(
+    groups: Sequence[Mapping[str, Callable]], rounds: int, states: dict, of: Mapping, batch
+) -> tuple[Seconds, Seconds]:
+    """Seconds of each step in each round, by the clock and of all cores' work, which other programs
+    disturb less.
+
+    A round runs every step once: the groups, and in each its steps, shuffled. What is compared
+    closely stands in one group, so that it runs within a second or two. Before the first round each
+    step runs once.
+
+    states, of: the states by a key, and each step's key; a step's state is replaced by what it
+      returns.
+    """
     steps = {name: step for group in groups for name, step in group.items()}
     clock: Seconds = {name: [] for name in steps}
     cores: Seconds = {name: [] for name in steps}
     for name, step in steps.items():
-        states[way[name]], _ = step(states[way[name]], tokens)
+        states[of[name]], _ = step(states[of[name]], batch)
     for number in range(rounds):
         rng = random.Random(number)
         order = [
@@ -59,9 +72,14 @@ def interleaved(
         for name in (name for group in order for name in group):
             jax.block_until_ready(states)
             start, worked = time.perf_counter(), time.process_time()
-            states[way[name]], metrics = steps[name](states[way[name]], tokens)
-            jax.block_until_ready((states, metrics))
+            states[of[name]], metrics = steps[name](states[of[name]], batch)
+            jax.block_until_ready((states[of[name]], metrics))
             clock[name].append(time.perf_counter() - start)
             cores[name].append(time.process_time() - worked)
         say(f"round {number + 1}/{rounds}: {sum(s[-1] for s in clock.values()):.1f} s")
     return clock, cores
+
+
+def over(seconds: Sequence[float], base: Sequence[float]) -> dict[str, float]:
+    """Quartiles of the ratios within a round."""
+    return quartiles([s / b for s, b in zip(seconds, base, strict=True)])

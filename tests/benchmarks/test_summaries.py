@@ -1,0 +1,61 @@
+"""The summaries of the committed results are what their scripts make of the results today."""
+
+import importlib
+import json
+import math
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.shared.results import RESULTS, Report
+
+# Importing one sets the environment of libtpu; others are of a layout without `results`.
+LEFT_OUT = {"tpu_codecs", "baselines_cpu", "time_rank", "stack_time"}
+pytestmark = pytest.mark.jax_defaults
+
+
+def read(name: str) -> dict:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+NAMES = [
+    path.stem
+    for path in sorted(RESULTS.glob("*.json"))
+    if "summary" in read(path.stem) and path.stem not in LEFT_OUT
+]
+
+
+def summarised(name: str, found: dict, tmp_path: pathlib.Path) -> dict:
+    script = importlib.import_module(f"benchmarks.{name}")
+    report = Report(name, ["--out", str(tmp_path / "result.json")])
+    report.results = found["results"]
+    if hasattr(script, "summary"):
+        return script.summary(report)
+    # A case that was not measured yet has no summary.
+    return {case: script.of_case(report, case) for case in found["summary"]}
+
+
+def differences(old, new, at: str = "") -> Iterator[str]:
+    """Where both have a number or a text, and another one. Scripts may summarise more today."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old.keys() & new.keys():
+            yield from differences(old[key], new[key], f"{at}/{key}")
+    elif isinstance(old, float) and isinstance(new, float):
+        if not math.isclose(old, new, rel_tol=1e-12):
+            yield f"{at}: {old}, now {new}"
+    elif old != new:
+        yield f"{at}: {old}, now {new}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_summary_is_of_its_results(name, tmp_path):
+    found = read(name)
+    new = json.loads(json.dumps(summarised(name, found, tmp_path)))
+    assert list(differences(found["summary"], new)) == []
+    assert len(new) > 0
+
+
+def test_a_number_that_differs_is_found():
+    assert list(differences({"a": {"b": 1.0}, "c": 2}, {"a": {"b": 1.5}, "d": 3})) != []
+    assert list(differences({"a": {"b": 1.0}, "c": 2}, {"a": {"b": 1.0}, "d": 3})) == []
