@@ -5,8 +5,7 @@ import dataclasses
 from jaxmem._model.states.places import HOST
 from jaxmem._planner.placement.lanes import passes
 from jaxmem._planner.placement.program import Answer, Question
-from jaxmem._result.plan.lanes import Group, Pass
-from jaxmem._result.plan.timeline import Timeline
+from jaxmem._result.plan.timeline import Pass, PlacedLayers, Timeline
 
 
 def timeline_of(question: Question, found: Answer, outside: float) -> Timeline:
@@ -21,7 +20,7 @@ def timeline_of(question: Question, found: Answer, outside: float) -> Timeline:
         # The lanes of the program are those of a timeline, by name.
         three = [Pass(dataclasses.asdict(one)) for one in (own.forward, own.backward, own.last)]
         device, host = states.on_device(kind.place), states.on_host(kind.place)
-        groups.append(Group(count, kind.place, device, host, *three))
+        groups.append(PlacedLayers(count, kind.place, device, host, *three))
     layers = sum(n * question.seconds(kind) for kind, n in found.counts.items())
     hosted = found.outer == HOST
     return Timeline(

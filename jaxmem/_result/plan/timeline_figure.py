@@ -11,10 +11,17 @@ from html import escape
 from typing import NamedTuple
 
 from jaxmem._core.bytes import show_bytes
-from jaxmem._result.plan.lanes import LANES, PLACED, WORK, Group, Pass, named
 from jaxmem._result.plan.ticks import nice
-from jaxmem._result.plan.timeline import Timeline
-from jaxmem._result.plan.timeline_text import exposed
+from jaxmem._result.plan.timeline import (
+    LANES,
+    PLACED,
+    WORK,
+    Pass,
+    PlacedLayers,
+    Timeline,
+    exposed,
+    named,
+)
 
 CELLS = 48  # at most, of a group of layers in one pass; where there are more they share cells
 EXPOSED = "exposed"
@@ -26,36 +33,25 @@ _PLACES = {"resident": "#1f3a6e", "copied": "#4f7fc9", "buffered": "#8fb0e0", "s
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """A lane of a panel.
-
-    name: what stands beside it.
-    marks: SVG that fills its place.
-    """
-
-    name: str
-    marks: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Panel:
     """Microbatches that run alike.
 
     title: which ones.
-    rows: the lanes, and below them where compute waits.
+    rows: the name of each lane, and the SVG marks that fill its row; below the lanes, where compute
+      waits.
     phases: the middles of the forward and the backward, in percent, with their names.
     ticks: milliseconds, where they stand in percent.
     said: what a screen reader says.
     """
 
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[tuple[str, str], ...]
     phases: tuple[tuple[float, str], ...]
     ticks: tuple[tuple[float, str], ...]
     said: str
 
 
-class _Slot(NamedTuple):
+class _Cell(NamedTuple):
     """Some layers of one pass, as long as they take: a cell of a figure.
 
     start: seconds from the panel's left edge.
@@ -89,7 +85,7 @@ def panels(timeline: Timeline) -> list[Panel]:
     return [_panel(title, there, back, longest, exposed(timeline)) for title, there, back in parts]
 
 
-_Run = Sequence[tuple[int, Group, Pass]]  # groups in the order in which they run
+_Run = Sequence[tuple[int, PlacedLayers, Pass]]  # groups in the order in which they run
 
 
 def _seconds(run: _Run) -> float:
@@ -108,26 +104,26 @@ def _panel(title: str, there: _Run, back: _Run, longest: float, said: str) -> Pa
             at += group.count * one.seconds
     edges = [percent * at for _, at in _groups(slots)]
     rows = [
-        Row(lane.name, _lane(lane, i, slots, words, percent) + _edges(edges))
+        (lane.name, _lane(lane, i, slots, words, percent) + _edges(edges))
         for i, lane in enumerate(LANES)
         if lane is WORK or any(slot.one.of(lane) for slot in slots)
     ]
     waits = [(s.start + s.layers * s.one.of(WORK), s.layers * s.one.exposed) for s in slots]
     idle = path(((percent * at, percent * width) for at, width in waits), "waiting", _RED, "")
-    rows.append(Row(EXPOSED, idle + _edges(edges)))
+    rows.append((EXPOSED, idle + _edges(edges)))
     high = 1e3 * longest
     ticks = tuple((100 * v / high, f"{v:,.10g}") for v in nice(0.0, high))
     took = f"{title}: {1e3 * at:,.2f} ms in the layers"
     return Panel(title, tuple(rows), phases, ticks, f"Lanes of {took}; {said}")
 
 
-def _slots(start: float, layers: int, one: Pass, group: int) -> Iterator[_Slot]:
+def _slots(start: float, layers: int, one: Pass, group: int) -> Iterator[_Cell]:
     each = -(-layers // CELLS)  # layers to a cell, rounded up
     for first in range(0, layers, each):
-        yield _Slot(start + first * one.seconds, min(each, layers - first), one, group)
+        yield _Cell(start + first * one.seconds, min(each, layers - first), one, group)
 
 
-def _groups(slots: Sequence[_Slot]) -> list[tuple[int, float]]:
+def _groups(slots: Sequence[_Cell]) -> list[tuple[int, float]]:
     """Each group but the first, and where it starts."""
     starts: dict[int, float] = {}
     for slot in slots:
@@ -135,7 +131,7 @@ def _groups(slots: Sequence[_Slot]) -> list[tuple[int, float]]:
     return list(starts.items())[1:]
 
 
-def _lane(lane, i: int, slots: Sequence[_Slot], words: Sequence[str], percent: float) -> str:
+def _lane(lane, i: int, slots: Sequence[_Cell], words: Sequence[str], percent: float) -> str:
     """The marks of one lane, a path for each group and pass."""
     drawn = []
     for number, text in enumerate(words):

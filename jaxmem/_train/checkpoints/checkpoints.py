@@ -149,7 +149,7 @@ class Checkpoints:
             assert self._writer is not None
             self._writer.wait_until_finished()
 
-    def _summed(self, path: pathlib.Path, names: list[str]) -> dict[str, list]:
+    def _summed(self, path: pathlib.Path, names: list[str]) -> dict[str, tuple[int, str]]:
         with _told(self):
             return manifest.summed(path, names[self._writing.index :: self._writing.count])
 
@@ -248,7 +248,7 @@ def first_whole(folder: pathlib.Path, steps: Sequence[int]) -> Checkpoint | None
         path = folder / f"{step:08d}"
         try:
             found = manifest.verified(path, step)
-        except (ValueError, OSError, KeyError, TypeError) as error:
+        except (ValueError, OSError) as error:
             warn(f"train: the checkpoint {str(path)!r} is not used: {error}")
         else:
             return Checkpoint(step, found.notes, path, found.leaves)

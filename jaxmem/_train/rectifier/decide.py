@@ -11,19 +11,6 @@ from jaxmem._result.plan.plan import Plan
 from jaxmem._train.rectifier.counts import Counts
 
 
-@dataclasses.dataclass(frozen=True)
-class Overflow:
-    """A tag of which a plan's codec has less room than its tensors have outlier channels."""
-
-    block: str
-    tag: str
-    capacity: int
-    count: int
-
-    def __str__(self) -> str:
-        return f"{self.block}/{self.tag} has {self.count} outliers and room for {self.capacity}"
-
-
 def rooms(counts: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], int]:
     """The room that each tag's codec would be given for these counts."""
     of = OutlierSeparated().with_room_for
@@ -66,13 +53,14 @@ def rooms_of(actions: Actions) -> list[Room]:
     return found
 
 
-def overflows(actions: Actions, several: Sequence[Counts]) -> list[Overflow]:
-    """The tags whose outliers an assignment's codecs have no room for."""
+def overflows(actions: Actions, several: Sequence[Counts]) -> list[str]:
+    """A sentence for each tag whose codec has a smaller capacity than its tensors have outliers."""
     found = {}
     for room in rooms_of(actions):
         beyond = [n for c in several for n in room.beyond(c.get(room.block, {}).get(room.tag, ()))]
         if beyond:
-            found[room.block, room.tag] = Overflow(room.block, room.tag, room.capacity, max(beyond))
+            has = f"{room.block}/{room.tag} has {max(beyond)} outliers"
+            found[room.block, room.tag] = f"{has} and room for {room.capacity}"
     return list(found.values())
 
 

@@ -11,7 +11,7 @@ NOISE = 0.01  # share of a step's seconds by which its median may be off
 SLOWER = 0.02  # share by which the steps of a new plan must be slower for the old one to come back
 
 
-class Pace:
+class StepTimes:
     """What steps take by the clock against what their plan says.
 
     seconds: those of the steps under the plan, the first aside.
@@ -52,5 +52,5 @@ class Before:
 
     plan: Plan
     step: Any
-    pace: Pace
+    pace: StepTimes
     for_speed: bool

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from jaxmem._core.actions import Action
 from jaxmem._core.bytes import show_bytes
-from jaxmem._result.plan.plan import Plan
+from jaxmem._result.plan.plan import AS_WRITTEN, Plan
 from jaxmem._result.plan.rows import Bytes, Row
-from jaxmem._result.plan.text import AS_WRITTEN
 from jaxmem._train.report.svg import box, breakable, escape, legend, separators, upright
 from jaxmem._train.runs.read import Run
 

@@ -3,7 +3,6 @@ run.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Actions, Choice
 from jaxmem._core.bytes import show_bytes
@@ -16,17 +15,7 @@ from jaxmem._train.runs.read import Run
 Tensor = tuple[str, str]  # a block and a tag
 
 
-class Column(NamedTuple):
-    """A plan of a grid.
-
-    head: HTML.
-    actions: the plan's; None where there is none.
-    marked: whether it is set off from the others.
-    """
-
-    head: str
-    actions: Actions | None
-    marked: bool = False
+Column = tuple[str, Actions | None, bool]  # HTML, a plan's actions, whether it is set off
 
 
 def curve_grid(plan: Plan) -> str:
@@ -38,7 +27,7 @@ def curve_grid(plan: Plan) -> str:
         return ""
     within = [i for i, point in enumerate(points) if point.bytes <= plan.budget_bytes]
     columns = [
-        Column(
+        (
             f"{show_bytes(point.bytes)}<br>{show_ms(1e3 * point.seconds)}",
             point.actions or None,
             within[-1:] == [i],
@@ -63,7 +52,7 @@ def runs_grid(runs: Sequence[Run]) -> str:
         found += [(label, tag) for label, tags in plan.actions.items() for tag in tags]
         tensors |= dict.fromkeys((ungrouped(label), tag) for label, tag in found if tag != REST)
     columns = [
-        Column(f"{breakable(name)}<br>{show_bytes(plan.compiled_bytes)}", plan.actions)
+        (f"{breakable(name)}<br>{show_bytes(plan.compiled_bytes)}", plan.actions, False)
         for name, plan in plans
     ]
     key = legend((chip(a), f"{a.value.replace('_', '+')}: {MEANINGS[a]}") for a in Action)
@@ -72,13 +61,13 @@ def runs_grid(runs: Sequence[Run]) -> str:
 
 def _grid(columns: Sequence[Column], tensors: Sequence[Tensor], corner: str) -> str:
     several = len({block for block, _ in tensors}) > 1
-    mark = lambda column: ' class="marked"' if column.marked else ""
-    heads = "".join(f'<th scope="col"{mark(column)}>{column.head}</th>' for column in columns)
+    mark = lambda marked: ' class="marked"' if marked else ""
+    heads = "".join(f'<th scope="col"{mark(m)}>{head}</th>' for head, _, m in columns)
     lines = []
     for block, tag in tensors:
         name = breakable(f"{block}/{tag}" if several else tag)
         cells = "".join(
-            f"<td{mark(column)}>{_cell(column.actions, block, tag)}</td>" for column in columns
+            f"<td{mark(m)}>{_cell(actions, block, tag)}</td>" for _, actions, m in columns
         )
         lines.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
     return (

@@ -1,7 +1,6 @@
 """Draws live bytes: areas over the schedule, coloured by tag, and what they are at the peak."""
 
 import collections
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 from jaxmem._core.bytes import show_bytes
@@ -32,13 +31,7 @@ _KINDS = {  # in the order in which they lie on one another, saved tags after th
 _LABELLED = 0.17  # of the width that a phase takes at least for its name to stand below it
 
 
-@dataclasses.dataclass(frozen=True)
-class _Band:
-    """One colour: the CSS class, what it is, and its bytes at each point."""
-
-    css: str
-    name: str
-    bytes: Sequence[int]
+_Bands = dict[str, tuple[str, list[int]]]  # CSS class -> name, and bytes at each point
 
 
 def live_figure(found: Explanation, budget: int | None = None) -> str:
@@ -82,9 +75,9 @@ def _tags(lives: Sequence[Live]) -> dict[str, str]:
     return {name: f"l-t{i}" if i < TAGS else "l-tags" for i, name in enumerate(names)}
 
 
-def _bands(live: Live, tags: Mapping[str, str]) -> list[_Band]:
+def _bands(live: Live, tags: Mapping[str, str]) -> _Bands:
     """The colours of a program, from the lowest one up."""
-    found: dict[str, tuple[str, list[int]]] = {}
+    found: _Bands = {}
     order = ["l-arguments", "l-outputs", *dict.fromkeys(tags.values())]
     for part in live.parts:
         if part.kind == "saved":
@@ -95,22 +88,22 @@ def _bands(live: Live, tags: Mapping[str, str]) -> list[_Band]:
         before = found.get(css, (text, [0] * live.points))[1]
         found[css] = text, [a + b for a, b in zip(before, part.bytes)]
     order += [css for css in found if css not in order]
-    return [_Band(css, *found[css]) for css in order if css in found]
+    return {css: found[css] for css in order if css in found}
 
 
-def _chart(name: str, live: Live, bands: Sequence[_Band], y: Axis, budget: int | None) -> str:
+def _chart(name: str, live: Live, bands: _Bands, y: Axis, budget: int | None) -> str:
     count, at, totals = live.points, live.peak, live.totals
     named = [x for x in live.phases if (x.last + 1 - x.first) / count >= _LABELLED]
     place = lambda phase: (phase.first + phase.last + 1) / 2
     words = lambda phase: f"{'↻ ' if phase.loop else ''}{phase.name}"
     x = Axis(0, count, tuple((place(phase), words(phase)) for phase in named))
     heights, marks = [0] * count, []
-    for band in bands:
-        heights = [a + b for a, b in zip(heights, band.bytes)]
-        title = f"{band.name}: {show_bytes(band.bytes[at])} at the peak"
-        if (most := max(band.bytes)) > band.bytes[at]:
+    for css, (text, sizes) in bands.items():
+        heights = [a + b for a, b in zip(heights, sizes)]
+        title = f"{text}: {show_bytes(sizes[at])} at the peak"
+        if (most := max(sizes)) > sizes[at]:
             title += f", {show_bytes(most)} at most"
-        marks.append(area([y.percent(h) for h in heights], band.css, title))
+        marks.append(area([y.percent(h) for h in heights], css, title))
     marks.reverse()  # each reaches down to the axis, and those below it lie on top
     edges = {at for phase in named for at in (phase.first, phase.last + 1)} - {0, count}
     marks += [upright(x.percent(edge), "phase", "") for edge in sorted(edges)]
@@ -130,9 +123,9 @@ def _chart(name: str, live: Live, bands: Sequence[_Band], y: Axis, budget: int |
     )
 
 
-def _table(drawn: Sequence[tuple[str, Live]], bands: Sequence[Sequence[_Band]]) -> str:
+def _table(drawn: Sequence[tuple[str, Live]], bands: Sequence[_Bands]) -> str:
     """What each colour holds at the peak of each program, and what is free then."""
-    names = {band.css: band.name for own in bands for band in own}
+    names = {css: name for own in bands for css, (name, _) in own.items()}
     order = [f"l-{kind}" for kind in ("arguments", "outputs")]
     order += sorted(css for css in names if css.startswith("l-t"))  # "l-tags" is last
     rows = [css for css in dict.fromkeys([*order, *names]) if css in names]
@@ -140,7 +133,7 @@ def _table(drawn: Sequence[tuple[str, Live]], bands: Sequence[Sequence[_Band]]) 
     for css in rows:
         cells = ""
         for (_, live), own in zip(drawn, bands):
-            size = next((band.bytes[live.peak] for band in own if band.css == css), 0)
+            size = own[css][1][live.peak] if css in own else 0
             cells += f"<td>{show_bytes(size) if size else '–'}</td>"
         mark = f'<i class="key block {css}"></i>'
         lines.append(f'<tr><th scope="row">{mark}{escape(names[css])}</th>{cells}</tr>')

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.versions import installed
-from jaxmem._result.plan.text import of_each, pace
+from jaxmem._result.plan.plan import of_each, pace
 from jaxmem._train.report.bars import memory_figure, runs_figure, strip_figure
 from jaxmem._train.report.courses import loss_figure, pace_figure
 from jaxmem._train.report.curves import time_figure

@@ -1,8 +1,8 @@
 """The tiles under a run's title: what it takes, how long, how well, each with a word beside it."""
 
 from jaxmem._core.bytes import show_bytes
+from jaxmem._result.plan.plan import SOURCES as WHOLE
 from jaxmem._result.plan.plan import Plan
-from jaxmem._result.plan.text import SOURCES as WHOLE
 from jaxmem._train.report.svg import escape, show_ms
 from jaxmem._train.runs.read import Run
 

@@ -1,11 +1,9 @@
 """Draws the lanes of a step layer by layer, and where the states of its layers lie."""
 
 from jaxmem._core.bytes import show_bytes
-from jaxmem._result.plan.lanes import LANES, PLACED, WORK, named
 from jaxmem._result.plan.plan import Plan
-from jaxmem._result.plan.timeline import Timeline
+from jaxmem._result.plan.timeline import LANES, PLACED, WORK, Timeline, named, phases, summary
 from jaxmem._result.plan.timeline_figure import CELLS, Panel, panels, places
-from jaxmem._result.plan.timeline_text import phases, summary
 from jaxmem._train.report.svg import escape, separators, show_ms
 from jaxmem._train.report.tables import table
 
@@ -63,9 +61,9 @@ def _panel(panel: Panel) -> str:
     head = "".join(label(at, name, "mid") for at, name in panel.phases)
     ticks = "".join(label(at, text, "mid") for at, text in panel.ticks)
     rows = [
-        f'<div class="bar"><span class="name">{escape(row.name)}</span><svg class="run">'
-        f'<rect class="nothing" width="100%" height="100%"/>{row.marks}</svg></div>'
-        for row in panel.rows
+        f'<div class="bar"><span class="name">{escape(name)}</span><svg class="run">'
+        f'<rect class="nothing" width="100%" height="100%"/>{marks}</svg></div>'
+        for name, marks in panel.rows
     ]
     edge = '<div class="bar edge"><span class="name">{}</span><svg class="run">{}</svg></div>'
     inner = edge.format("", head) + "".join(rows) + edge.format("ms", ticks)
