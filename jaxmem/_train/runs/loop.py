@@ -1,10 +1,12 @@
-"""A training loop that loses nothing: it saves as it goes, goes on where it stopped, ends when it
-is asked to, and goes back where a loss is not finite.
+"""A training loop that loses nothing: it saves checkpoints during training, resumes where it
+stopped, ends after a signal, and goes back if a loss is not finite.
 """
 
 import collections
 import contextlib
-from collections.abc import Mapping
+import dataclasses
+import math
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -15,9 +17,19 @@ from jaxmem._train.checkpoints.stored import shape
 from jaxmem._train.runs.positions import Data, check_settings
 from jaxmem._train.runs.record import Record
 from jaxmem._train.runs.revised import Revised, is_out_of_memory
-from jaxmem._train.runs.rows import Best, Measured, numbers
-from jaxmem._train.runs.skips import NotFinite, attempt, watch
+from jaxmem._train.runs.rows import Best, StepMeter, numbers
 from jaxmem.errors import NotFiniteError, RunError
+
+WATCHED = ("loss", "grad_norm")  # the metrics that must be finite
+
+
+class NotFinite(Exception):
+    """The metrics of step `number` are not finite."""
+
+    def __init__(self, number: int, row: Mapping[str, float]):
+        super().__init__()
+        self.number = number
+        self.said = " and ".join(f"the {name} is {row[name]}" for name in WATCHED if name in row)
 
 
 class Loop:
@@ -30,7 +42,7 @@ class Loop:
         run: Record,
         checkpoints: Checkpoints,
         settings,
-        measured: Measured,
+        measured: StepMeter,
         revised: Revised,
         each,
         pace: Pace,
@@ -137,7 +149,7 @@ class Loop:
         while len(self._waiting) > behind:
             number, metrics = self._waiting[0]
             row = numbers(metrics)
-            watch(number, row)
+            check_finite(number, row)
             self._waiting.popleft()
             self.checkpoints.sound(number - 1)
             row |= self.measured(number)
@@ -192,3 +204,44 @@ class Loop:
         self._causes |= {tried.cause} - {tried.first}
         self._back(to)
         self.skipped = sorted(tried.skipped)
+
+
+def check_finite(number: int, row: Mapping[str, float]) -> None:
+    """Raises NotFinite where a row's loss or gradient is not."""
+    if not all(math.isfinite(row.get(name, 0.0)) for name in WATCHED):
+        raise NotFinite(number, row)
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """What is tried next.
+
+    first, count: which steps in a row are not finite, and how many.
+    cause: the step before which the run goes back, and which it leaves out; None where nothing is
+      left to try.
+    skipped: all steps that are then left out.
+    """
+
+    first: int
+    count: int
+    cause: int | None
+    skipped: frozenset[int]
+
+
+def attempt(
+    number: int, skipped: Collection[int], causes: Collection[int], not_finite: int
+) -> Attempt:
+    """What is tried where step `number` is not finite, with these left out already.
+
+    It is left out too. Where so many in a row were left out in vain, the update of the step before
+    them has spoilt the state, and what was saved of it: its own metrics could not tell. Then that
+    step is left out in their place; `causes` are those of which this was tried.
+    """
+    out = frozenset({*skipped, number})
+    first = next(n for n in range(number, 0, -1) if n - 1 not in out)
+    count = number - first + 1
+    if count < not_finite:
+        return Attempt(first, count, first, out)
+    tried = first in causes or len(causes) >= not_finite - 1
+    cause = None if tried or first == 1 else first - 1
+    return Attempt(first, count, cause, out.difference(range(first, number + 1)) | {first - 1})

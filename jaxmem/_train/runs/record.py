@@ -76,17 +76,12 @@ class Record:
         self._close()
         path = self.path / METRICS
         with told(self.folder):
-            rows: list[dict[str, Any]] = []
-            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-            for at, line in enumerate(lines, 1):
-                row = _row(line)
-                if row is None and line.endswith(b"\n") and self.writes:
+            rows, others = rows_until(path, step)
+            if self.writes:
+                for at in others:
                     where = str(self.folder / path.parent.name / METRICS)
                     warn(f"record: line {at} of {where!r} is no row of a step, and is let go")
-                elif row is not None and row["step"] <= step:
-                    rows.append(row)
-            if self.writes:
-                write_whole(path, "".join(map(_line, rows)))
+                write_whole(path, lines_of(rows))
             self.steps = len(rows)
             if self._events is not None:
                 self._events.go(step, rows)
@@ -124,7 +119,7 @@ class Record:
         with told(self.folder):
             if self._rows is None:
                 self._rows = (self.path / METRICS).open("a", encoding="utf-8")
-            self._rows.write(_line(row))
+            self._rows.write(lines_of([row]))
             self._rows.flush()
             if self._events is not None:
                 self._events.write(row)
@@ -241,18 +236,27 @@ def is_durable(path: pathlib.Path) -> bool:
     return bool(steps_in(path / CHECKPOINTS))
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
-    """A row of a step; None for what is none."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    is_row = isinstance(row, dict) and type(row.get("step")) is int
-    return row if is_row else None
+def rows_until(path: pathlib.Path, step: int) -> tuple[list[dict[str, Any]], list[int]]:
+    """The rows of the steps up to `step` in a file that may be missing, and the numbers of the
+    lines that are no rows. An unfinished last line is ignored.
+    """
+    rows, others = [], []
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
+            others += [number] if line.endswith(b"\n") else []
+        elif row["step"] <= step:
+            rows.append(row)
+    return rows, others
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(_without_nan(row), allow_nan=False) + "\n"
+def lines_of(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The lines of a file of rows."""
+    return "".join(json.dumps(_without_nan(row), allow_nan=False) + "\n" for row in rows)
 
 
 def _without_nan(value: Any) -> Any:

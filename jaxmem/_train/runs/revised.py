@@ -2,7 +2,6 @@
 counted.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from jaxmem._core.files import write_whole
 from jaxmem._train.rectifier.rectify import Rectifier
 from jaxmem._train.runs.lock import told
 from jaxmem._train.runs.read import DECISIONS, OUTLIERS
-from jaxmem._train.runs.record import Record
+from jaxmem._train.runs.record import Record, lines_of, rows_until
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -83,7 +82,7 @@ class Revised:
             path = self._run.path / name
             if path.exists() and self._run.writes:
                 with told(self._run.folder):
-                    write_whole(path, "".join(_until(step, path.read_bytes())))
+                    write_whole(path, lines_of(rows_until(path, step)[0]))
 
     def restore(self, step: int, notes: Mapping[str, Any] | None):
         """Goes on from a checkpoint's notes in a run that begins: returns what it runs, or None for
@@ -107,21 +106,10 @@ class Revised:
             self._run.plan(self._rectifier.plan)
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+        lines = lines_of(rows)
         if lines:
             with (
                 told(self._run.folder),
                 (self._run.path / name).open("a", encoding="utf-8") as file,
             ):
                 file.write(lines)
-
-
-def _until(step: int, lines: bytes) -> Iterable[str]:
-    """The rows of steps up to `step`."""
-    for line in lines.splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:  # the last one, which was not finished
-            continue
-        if isinstance(row, dict) and row.get("step", 0) <= step:
-            yield json.dumps(row) + "\n"

@@ -28,7 +28,7 @@ def _number(value: Any) -> float | None:
         return None
 
 
-class Measured:
+class StepMeter:
     """`measured(number)` as the metrics of step `number` were read: the seconds that it took, how
     much was done in one, and the most bytes that a device has had in use.
 
