@@ -3,11 +3,11 @@ states are placed the lanes of the step.
 """
 
 from collections.abc import Sequence
-from html import escape
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._result.plan.timeline import PLACED, Timeline, named, summary
 from jaxmem._result.plan.timeline_figure import Panel, colour, panels, places
+from jaxmem._result.svg import element, escape
 
 _NUMBERS = ("before", "after", "ms")  # set flush right
 
@@ -51,28 +51,21 @@ def _lanes(timeline: Timeline) -> str:
 
 
 def _panel(panel: Panel) -> str:
-    label = lambda at, text: (
-        f'<text x="{at:.2f}%" y="11" font-size="11" text-anchor="middle" fill="currentColor">'
-        f"{escape(text)}</text>"
-    )
-    head = "".join(label(at, name) for at, name in panel.phases)
-    ticks = "".join(label(at, text) for at, text in panel.ticks)
-    rows = "".join(_row(name, marks) for name, marks in panel.rows)
-    inner = _row("", head) + rows + _row("ms", ticks)
-    said = escape(panel.said)
-    return f'<p>{escape(panel.title)}</p><div role="img" aria-label="{said}">{inner}</div>'
+    rows = (("", panel.head), *panel.rows, ("ms", panel.ticks))
+    inner = "".join(_row(name, marks) for name, marks in rows)
+    drawn = element("div", inner, role="img", aria_label=panel.said)
+    return f"<p>{escape(panel.title)}</p>{drawn}"
 
 
-def _row(name: str, marks: str, said: str = "") -> str:
+def _row(name: str, marks: str, said: str | None = None) -> str:
     """A name and the marks beside it."""
-    label = f' role="img" aria-label="{escape(said)}"' if said else ' aria-hidden="true"'
-    return (
-        '<div style="display:grid;grid-template-columns:8em 1fr;align-items:center">'
-        f"<span>{escape(name)}</span>"
-        f'<svg width="100%" height="15" style="overflow:visible"{label}>{marks}</svg></div>'
-    )
+    role = {"aria_hidden": "true"} if said is None else {"role": "img", "aria_label": said}
+    size = {"width": "100%", "height": "15", "style": "overflow:visible"}
+    style = "display:grid;grid-template-columns:8em 1fr;align-items:center"
+    inner = element("span", escape(name)) + element("svg", marks, **size, **role)
+    return element("div", inner, style=style)
 
 
 def _cell(kind: str, column: str, text: str) -> str:
     side = "right" if column in _NUMBERS else "left"
-    return f'<{kind} style="text-align:{side}">{escape(text)}</{kind}>'
+    return element(kind, escape(text), style=f"text-align:{side}")

@@ -4,8 +4,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.plan.timeline import LANES, PLACED, WORK, Timeline, named, phases, summary
 from jaxmem._result.plan.timeline_figure import CELLS, Panel, panels, places
-from jaxmem._train.report.svg import escape, separators, show_ms
-from jaxmem._train.report.tables import table
+from jaxmem._result.svg import element, escape, fine, key, separators, show_ms, table
 
 _OUTER = "optimizer's arrays outside the layers"
 
@@ -24,8 +23,7 @@ def lanes_figure(plan: Plan) -> str:
     if (most := max(group.count for group in plan.lanes.groups)) > CELLS:
         told.append(f"Of more than {CELLS} layers alike, up to {-(-most // CELLS)} share a mark.")
     told += [f"{line[0].upper()}{line[1:]}." for line in summary(plan.lanes)]
-    fine = "".join(f'<p class="fine">{escape(text)}</p>' for text in told)
-    return f"{''.join(figures)}{_seconds(plan.lanes)}{fine}"
+    return f"{''.join(figures)}{_seconds(plan.lanes)}{fine(told)}"
 
 
 def places_figure(plan: Plan) -> str:
@@ -35,14 +33,11 @@ def places_figure(plan: Plan) -> str:
     if (timeline := plan.lanes) is None:
         return ""
     layers = sum(group.count for group in timeline.groups)
-    cells = separators(layers) if layers <= CELLS else ""
-    strip = (
-        f'<svg class="cells" role="img" aria-label="{escape(plan.places or "")}">'
-        f"{places(timeline)}{cells}</svg>"
-    )
+    cells = places(timeline) + (separators(layers) if layers <= CELLS else "")
+    strip = element("svg", cells, css="cells", role="img", aria_label=plan.places or "")
     lines = []
     for place, start, count, *sizes in timeline.by_place():
-        mark = f'<i class="key block p-{place}"></i>{escape(named(start, count))}'
+        mark = key(f"block p-{place}") + escape(named(start, count))
         lines.append((mark, escape(PLACED[place]), *sizes))
     outer = timeline.outer_device_bytes, timeline.outer_host_bytes
     if any(outer):
@@ -55,29 +50,26 @@ def places_figure(plan: Plan) -> str:
 
 
 def _panel(panel: Panel) -> str:
-    label = lambda at, text, css: (
-        f'<text class="tick {css}" x="{at:.2f}%" y="13">{escape(text)}</text>'
+    background = element("rect", css="nothing", width="100%", height="100%")
+    row = lambda name, marks, css="bar": element(
+        "div",
+        element("span", escape(name), css="name") + element("svg", marks, css="run"),
+        css=css,
     )
-    head = "".join(label(at, name, "mid") for at, name in panel.phases)
-    ticks = "".join(label(at, text, "mid") for at, text in panel.ticks)
-    rows = [
-        f'<div class="bar"><span class="name">{escape(name)}</span><svg class="run">'
-        f'<rect class="nothing" width="100%" height="100%"/>{marks}</svg></div>'
-        for name, marks in panel.rows
-    ]
-    edge = '<div class="bar edge"><span class="name">{}</span><svg class="run">{}</svg></div>'
-    inner = edge.format("", head) + "".join(rows) + edge.format("ms", ticks)
-    return f'<div class="lanes" role="img" aria-label="{escape(panel.said)}">{inner}</div>'
+    rows = "".join(row(name, background + marks) for name, marks in panel.rows)
+    inner = row("", panel.head, "bar edge") + rows + row("ms", panel.ticks, "bar edge")
+    return element("div", inner, css="lanes", role="img", aria_label=panel.said)
 
 
 def _seconds(timeline: Timeline) -> str:
     """What one layer of each kind takes in each pass, and what of it no work hides."""
     rows, seconds = [], timeline.lane_seconds()
     used = [lane for lane in LANES if lane is WORK or seconds[lane.key]]
+    shown = lambda one: show_ms(1e3 * one) if one else "–"
     for title, kinds in phases(timeline):
         for start, group, one in kinds:
-            times = [show_ms(1e3 * one.of(lane)) if one.of(lane) else "–" for lane in used]
-            whole = show_ms(1e3 * one.seconds), show_ms(1e3 * one.exposed) if one.exposed else "–"
+            times = [shown(one.of(lane)) for lane in used]
+            whole = show_ms(1e3 * one.seconds), shown(one.exposed)
             rows.append((escape(named(start, group.count)), escape(title), *times, *whole))
     names = [lane.name for lane in used]
     return table(["one of", "pass", *names, "together", "exposed"], rows, "passes")

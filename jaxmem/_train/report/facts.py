@@ -1,9 +1,15 @@
-"""The tiles under a run's title: what it takes, how long, how well, each with a word beside it."""
+"""The numbers of a run: the tiles under its title, what ran, what crosses to host memory, and how
+to make it again.
+"""
+
+import json
+from collections.abc import Sequence
 
 from jaxmem._core.bytes import show_bytes
+from jaxmem._result.memory.moved import Moved, by_direction, share_beside, way_of
 from jaxmem._result.plan.plan import SOURCES as WHOLE
 from jaxmem._result.plan.plan import Plan
-from jaxmem._train.report.svg import escape, show_ms
+from jaxmem._result.svg import breakable, element, escape, named_rows, show_ms, table
 from jaxmem._train.runs.read import Run
 
 SOURCES = {  # of the times of pieces, from which a prediction is made
@@ -11,18 +17,17 @@ SOURCES = {  # of the times of pieces, from which a prediction is made
     "xla": "pieces estimated by XLA",
     "roofline": "pieces estimated by a roofline",
 }
-
 KEPT = "Step, everything kept"
 Tile = tuple[str, str, str]  # what, how much, and beside what
+_SETTINGS = 20_000  # characters shown
 
 
 def tiles(run: Run) -> str:
-    tiles = (
-        f'<div class="tile"><dt>{escape(what)}</dt><dd>{escape(size)}</dd><dd'
-        f' class="beside">{escape(beside)}</dd></div>'
-        for what, size, beside in facts(run)
-    )
-    return f'<dl class="tiles">{"".join(tiles)}</dl>'
+    made = ""
+    for what, size, beside in facts(run):
+        texts = element("dt", escape(what)) + element("dd", escape(size))
+        made += element("div", texts + element("dd", escape(beside), css="beside"), css="tile")
+    return element("dl", made, css="tiles")
 
 
 def facts(run: Run) -> list[Tile]:
@@ -32,9 +37,8 @@ def facts(run: Run) -> list[Tile]:
     found = _bytes(run) + _times(run)
     if (value := run.number("final_loss")) is not None:
         steps = run.number("steps")
-        found.append(
-            ("Final loss", f"{value:.4f}", "" if steps is None else f"after {steps:,.0f} steps")
-        )
+        text = "" if steps is None else f"after {steps:,.0f} steps"
+        found.append(("Final loss", f"{value:.4f}", text))
     if (value := run.number("val_loss")) is not None:
         found.append(("Validation loss", f"{value:.4f}", "at the end"))
     if (value := run.number("tokens_per_second")) is not None:
@@ -57,9 +61,10 @@ def facts(run: Run) -> list[Tile]:
 def _bytes(run: Run) -> list[Tile]:
     """What the step takes, and would take without a plan."""
     if (p := run.plan) is not None:
-        share = f"{_share(p.compiled_bytes, p.budget_bytes)} of the budget"
+        of = p.budget_bytes
+        share = f"{100 * p.compiled_bytes / of:.1f} %" if of else "–"
         found = [
-            ("Compiled", show_bytes(p.compiled_bytes), share),
+            ("Compiled", show_bytes(p.compiled_bytes), f"{share} of the budget"),
             ("Everything kept", show_bytes(p.baseline_bytes), "compiled without a checkpoint"),
         ]
         if p.written is not None:
@@ -108,25 +113,73 @@ def without_a_plan(run: Run) -> str:
     return "without a plan" + (f": {policy.replace('_', ' ')}" if policy else "")
 
 
-def _share(part: float, whole: float) -> str:
-    """Percent, or a dash where there is no whole."""
-    return f"{100 * part / whole:.1f} %" if whole else "–"
-
-
 def error(plan: Plan) -> float:
     """By how much the predicted bytes exceed the compiled ones, in percent of the latter."""
     return 100 * (plan.predicted_bytes / plan.compiled_bytes - 1) if plan.compiled_bytes else 0.0
 
 
-def difference(plan: Plan, whole: bool = False) -> str:
+def difference(plan: Plan) -> str:
+    """How far the predicted bytes are from the compiled ones, in words."""
     off = error(plan)
-    said = (
-        f"{abs(off):.1f} % {'above' if off > 0 else 'below'} what compiled"
-        if abs(off) >= 0.05
-        else "as compiled"
+    if abs(off) < 0.05:
+        return "as compiled"
+    return f"{abs(off):.1f} % {'above' if off > 0 else 'below'} what compiled"
+
+
+def measured(plan: Plan) -> str:
+    """The steps that were run for a plan, fastest first; empty where none was."""
+    head = ["step", "median", "lower quartile", "upper quartile", "rounds", "bytes"]
+    rows = (
+        [
+            escape(one.name + (" (chosen)" if one.chosen else "")),
+            *(show_ms(1e3 * seconds) for seconds in (one.median, one.lower, one.upper)),
+            str(one.rounds),
+            show_bytes(one.bytes),
+        ]
+        for one in sorted(plan.measured, key=lambda one: one.median)
     )
-    if not whole:
-        return said
-    return (
-        f"Predicted were {plan.predicted_bytes:,}, compiled {plan.compiled_bytes:,} bytes: {said}."
-    )
+    return table(head, rows, "measured") if plan.measured else ""
+
+
+def moved(rows: Sequence[Moved]) -> str:
+    """What a step moves between device and host memory, with the sum of each direction; empty where
+    it moves nothing.
+    """
+    head = ["what", "direction", "how", "bytes a step", "beside products"]
+    lines = []
+    for direction, some in by_direction(rows):
+        for row in some:
+            size = show_bytes(row.bytes)
+            lines.append([row.name, direction, way_of(row), size, share_beside([row])])
+        total = show_bytes(sum(row.bytes for row in some))
+        lines.append(["together", direction, "–", total, share_beside(some)])
+    cells = ([breakable(name), *map(escape, others)] for name, *others in lines)
+    return table(head, cells, "moved") if lines else ""
+
+
+def again(run: Run) -> str:
+    """The command or the call that makes a run or a plan again, with what it ran with."""
+    command = run.summary.get("command")
+    known: dict[str, str] = {}
+    if (p := run.plan) is not None:
+        call = f"jaxmem.plan(build, *arguments, budget={p.budget_bytes}, target={p.target!r})"
+        command = command or call
+        took = (p.profile_seconds, p.solve_seconds, p.compile_seconds)
+        known = {
+            "budget": f"{p.budget_bytes:,} bytes",
+            "compiled": f"{p.compiled_bytes:,} bytes",
+            "planned with": f"jax {p.jax_version}",
+            "the blocks' fingerprint": p.fingerprint,
+            "planning took": "profile {:.1f} s, solve {:.1f} s, compile {:.1f} s".format(*took),
+        }
+    if run.summary.get("jax_version"):
+        known["ran with"] = f"jax {run.summary['jax_version']}"
+    made = element("pre", escape(command)) if command else ""
+    rows = ((name, escape(value)) for name, value in known.items())
+    made += named_rows([], rows, "small facts") if known else ""
+    if settings := run.summary.get("settings"):
+        text = json.dumps(settings, indent=1)
+        text = text if len(text) <= _SETTINGS else text[:_SETTINGS] + " …"
+        summary = element("summary", "settings") + element("pre", escape(text))
+        made += element("details", summary)
+    return made
