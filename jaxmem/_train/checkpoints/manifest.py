@@ -64,9 +64,7 @@ def names(folder: pathlib.Path) -> list[str]:
 
 
 def summed(folder: pathlib.Path, names: Sequence[str]) -> dict[str, tuple[int, str]]:
-    """Sums up files of the folder, and sees to it that they are on the disk: the length and the sum
-    of each.
-    """
+    """Flushes files of the folder to the disk, and returns the length and the sum of each."""
     found = {name: _sum(folder / name, flush=True) for name in names}
     for inner in {(folder / name).parent for name in names}:
         flush_folder(inner)
@@ -136,8 +134,8 @@ def notes(folder: pathlib.Path, step: int) -> Mapping[str, Any]:
 
 
 def _files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    """The files in the folder and below, but for the manifest, what hides what is not whole, and
-    what is nobody's.
+    """The files in the folder and below, without the manifest, unfinished manifests, and files of
+    the operating system.
     """
     found = (path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
     names = {path.relative_to(folder).as_posix(): path for path in found}
@@ -149,7 +147,7 @@ def _files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 def is_stray(name: str) -> bool:
-    """Whether a file of this name is the operating system's."""
+    """Whether a file of this name belongs to the operating system."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in _STRAY)
 
 

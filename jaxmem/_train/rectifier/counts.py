@@ -1,4 +1,7 @@
-"""The outlier channels of a tensor at one step, as numbers, rows and JSON (Adacc §3.2)."""
+"""The outlier channels of a tensor at one step, as numbers, rows and JSON (Adacc §3.2).
+
+This file imports no JAX, so that a page about a run is made without JAX.
+"""
 
 import dataclasses
 import math

@@ -13,6 +13,9 @@ from jaxmem._result.plan import file
 from jaxmem._result.plan.plan import Plan
 from jaxmem._train.rectifier.counts import Outliers, counted
 from jaxmem._train.rectifier.decide import (
+    SLOWER,
+    Before,
+    StepTimes,
     changed,
     identity,
     most_gained,
@@ -21,9 +24,8 @@ from jaxmem._train.rectifier.decide import (
     rooms,
     without_room,
 )
-from jaxmem._train.rectifier.pace import SLOWER, Before, StepTimes
 from jaxmem._train.rectifier.replan import Made, Replanner
-from jaxmem._train.rectifier.watch import Watch, said
+from jaxmem._train.rectifier.track import Watch, said
 from jaxmem.errors import BudgetError, StepError
 
 LESS = 0.9  # the share of its bytes that a step which ran out of memory may take
