@@ -21,7 +21,7 @@ def escape(text: object) -> str:
 
 
 def breakable(text: object) -> str:
-    """`escape`, with leave to break the line after `_` and `/`."""
+    """`escape` with line breaks allowed after `_` and `/`."""
     return escape(text).replace("_", "_<wbr>").replace("/", "/<wbr>")
 
 
@@ -90,7 +90,7 @@ def nice(low: float, high: float) -> list[float]:
 
 
 def padded(values: Iterable[float]) -> tuple[float, float]:
-    """The least and the greatest value with a margin, so that no mark lies on the frame."""
+    """The least and the greatest value with a margin, so that no mark touches the frame."""
     values = list(values)
     low, high = min(values), max(values)
     margin = max(0.08 * (high - low), 0.01 * abs(high))
@@ -98,7 +98,7 @@ def padded(values: Iterable[float]) -> tuple[float, float]:
 
 
 def _apart(low: float, high: float) -> tuple[float, float]:
-    """The ends of an axis, which must differ: where all values are equal, room is made above."""
+    """The ends of an axis, which must differ: equal ends get space above."""
     return (low, high) if high > low else (low, low + (abs(low) or 1.0))
 
 
@@ -160,8 +160,8 @@ def band(edges: Iterable[tuple[list, list]], css: str) -> str:
 
 
 def area(heights: Sequence[float], css: str, title: str) -> str:
-    """What lies below a staircase over the whole width, whose steps are equally wide and as high as
-    `heights` say, in percent.
+    """The area under a staircase over the whole width. Steps are equally wide, and `heights` are
+    percent.
     """
     path, before = "M0 100", ""
     for i, height in enumerate(heights):

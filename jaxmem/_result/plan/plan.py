@@ -188,7 +188,7 @@ class Plan:
         return self.places
 
     def _placing(self, method: str, placing):
-        """What moves or makes states. Raises StepError where the plan knows none."""
+        """The function that moves or makes states. Raises StepError if the plan has none."""
         self._where(method)
         if placing is None:
             raise StepError(
@@ -200,7 +200,7 @@ class Plan:
 
     @property
     def _over_devices(self) -> str:
-        """What a user compiles of the step, in words."""
+        """The expression that a user compiles for the step."""
         if self.divided is None:
             return "build(plan)"
         return f"build(plan).data_parallel(mesh, {self.divided!r})"
@@ -285,7 +285,7 @@ class Plan:
 
 
 def _table(plan: Plan) -> str:
-    """The plan as lines of plain text, as wide as they are."""
+    """The plan as lines of plain text."""
     if not plan.actions:
         return "\n".join([AS_WRITTEN, *summary(plan)])
     lines = [HEAD, *cells(plan)]
@@ -299,7 +299,7 @@ def _table(plan: Plan) -> str:
 
 
 def cells(plan: Plan) -> list[tuple[str, ...]]:
-    """The table's lines without their head, a text for each of `HEAD`."""
+    """The rows of the table without the head: a text for each column of `HEAD`."""
     lines = []
     for row in plan.rows:
         name = row.tag if len(plan.actions) == 1 else f"{row.block}/{row.tag}"
@@ -313,7 +313,7 @@ def cells(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def of_each(plan: Plan) -> str:
-    """What is said after bytes of one device where the plan is for several of them, else ""."""
+    """Words to add to the bytes of one device if the plan is for several devices, else ""."""
     if plan.target == "local":
         return ""
     try:
@@ -324,8 +324,8 @@ def of_each(plan: Plan) -> str:
 
 
 def times(plan: Plan) -> str:
-    """The step's predicted time beside that with everything kept, what tells each, and how certain
-    their difference is.
+    """The predicted time of the step and of the step with everything kept, their sources, and the
+    uncertainty of the difference.
     """
     ms = lambda seconds: f"{seconds * 1e3:.2f} ms"
     longer, doubt = plan.predicted_seconds - plan.baseline_seconds, plan.uncertain_seconds
@@ -346,7 +346,7 @@ def times(plan: Plan) -> str:
 
 
 def pace(plan: Plan) -> str:
-    """How much longer or shorter a step takes than with everything kept, in words."""
+    """The difference of the step time from the step with everything kept, in words."""
     if plan.keeps_everything or not plan.baseline_seconds:
         return "which is the fastest known"
     slower = plan.predicted_seconds / plan.baseline_seconds - 1
@@ -359,7 +359,7 @@ def pace(plan: Plan) -> str:
 
 
 def measured(plan: Plan) -> list[str]:
-    """What was run for the plan, fastest first."""
+    """A line for each step that ran for the plan, the fastest first."""
     return [
         f"measured: {one.median * 1e3:.2f} ms ({one.lower * 1e3:.2f} to {one.upper * 1e3:.2f} in"
         f" {one.rounds} rounds), {show_bytes(one.bytes)}: {one.name}"
@@ -369,7 +369,7 @@ def measured(plan: Plan) -> list[str]:
 
 
 def summary(plan: Plan) -> list[str]:
-    """What stands under the table: the whole step's bytes and times, and notes."""
+    """The lines under the table: bytes and times of the whole step, and notes."""
     share = 100 * plan.compiled_bytes / plan.budget_bytes
     host = f"; in host memory: {show_bytes(plan.host_bytes)}" if plan.host_bytes else ""
     numbers = {"microbatches": plan.microbatches, "batch": plan.batch}

@@ -219,12 +219,12 @@ class Timeline:
 
 
 def named(start: int, count: int) -> str:
-    """Layers in words, numbered from 1: "layers 2 to 5", or "layer 2"."""
+    """The layers in words, numbered from 1: "layers 2 to 5", or "layer 2"."""
     return f"layers {start + 1} to {start + count}" if count > 1 else f"layer {start + 1}"
 
 
 def _drawn(timeline: Timeline) -> str:
-    """The lines. Those of lanes have at most 79 characters."""
+    """The lines of the text form. Lines of lanes have at most 79 characters."""
     passes = [one for group in timeline.groups for one, n in group.runs(timeline.microbatches) if n]
     longest = max(one.seconds for one in passes)
     lines = [f"a layer of each kind in milliseconds; {COLUMNS} columns are {_ms(longest)} ms"]
@@ -238,8 +238,8 @@ def _drawn(timeline: Timeline) -> str:
 
 
 def phases(timeline: Timeline) -> Iterator[tuple[str, list[tuple[int, PlacedLayers, Pass]]]]:
-    """The parts of a step: a title, and the layers in the order in which they run, as the number
-    of the first one, the group and its pass.
+    """The parts of a step: a title, and the layers in execution order, each as the number of the
+    first layer, the group and its pass.
     """
     count, numbered = timeline.microbatches, timeline.numbered()
     of = lambda name, groups: [(start, g, getattr(g, name)) for start, g in groups]
@@ -265,9 +265,7 @@ def summary(timeline: Timeline) -> list[str]:
 
 
 def exposed(timeline: Timeline) -> str:
-    """What of the copies no work hides, and what is waited for, as a sentence without its full
-    stop.
-    """
+    """The exposed seconds of a step by cause, as a sentence without its full stop."""
     if not timeline.exposed_seconds:
         return "exposed: nothing, work hides every copy"
     by = ", ".join(f"{name} {_ms(seconds)} ms" for name, seconds in timeline.exposed_by().items())
@@ -276,7 +274,7 @@ def exposed(timeline: Timeline) -> str:
 
 
 def _lanes(one: Pass, longest: float) -> Iterator[str]:
-    """A line for each lane on which something runs: a bar where it runs, and its milliseconds."""
+    """A line for each busy lane: a bar over the time in which it is busy, and its milliseconds."""
     scale = COLUMNS / longest if longest else 0.0
     waits, name = one.exposed_by(), 1 + max(len(lane.name) for lane in LANES)
     late = one.work  # when the work, and all that runs beside it, is done

@@ -53,12 +53,12 @@ class Panel:
 
 
 class _Cell(NamedTuple):
-    """Some layers of one pass, as long as they take: a cell of a figure.
+    """A cell of a figure: some layers of one pass, as wide as their time.
 
-    start: seconds from the panel's left edge.
-    layers: how many of them.
+    start: seconds from the left edge of the panel.
+    layers: number of layers.
     one: the pass of one layer.
-    group: the number of the group and pass that it is of.
+    group: the number of the layers' group and pass.
     """
 
     start: float
@@ -68,8 +68,8 @@ class _Cell(NamedTuple):
 
 
 def panels(timeline: Timeline) -> list[Panel]:
-    """The microbatches before the last one, where there are any, and the last one, on one scale.
-    None where nothing in the layers takes time that can be drawn.
+    """The panels of a step on one scale: the microbatches before the last one, if there are any,
+    and the last one. Empty if the layers take no time that can be drawn.
     """
     count, numbered = timeline.microbatches, timeline.numbered()
     turned = numbered[::-1]
@@ -132,7 +132,7 @@ def _cells(start: float, layers: int, one: Pass, group: int) -> Iterator[_Cell]:
 
 
 def _starts(cells: Sequence[_Cell]) -> list[float]:
-    """Where each group but the first starts."""
+    """The start of each group but the first, in seconds."""
     starts: dict[int, float] = {}
     for cell in cells:
         starts.setdefault(cell.group, cell.start)
@@ -156,7 +156,7 @@ def _lane(lane: Lane, i: int, cells: Sequence[_Cell], words: Sequence[str], scal
 
 
 def _before(lane: Lane, one: Pass) -> float:
-    """Seconds of a pass before a lane that is not beside its work begins."""
+    """Seconds of a pass before a lane starts that does not overlap with the pass's work."""
     late = [other for other in LANES if not other.beside]
     return one.work + sum(one.of(other) for other in late[: late.index(lane)])
 
@@ -167,8 +167,8 @@ def _edges(edges: Iterable[float]) -> str:
 
 
 def places(timeline: Timeline) -> str:
-    """The layers in their order, in as many cells as layers where there is room, coloured by where
-    their states lie.
+    """The layers in order, coloured by the memory of their states. Each layer has a cell if there
+    is space.
     """
     total = sum(group.count for group in timeline.groups)
     drawn = []
@@ -185,5 +185,5 @@ def places(timeline: Timeline) -> str:
 
 
 def colour(place: str) -> str:
-    """That of a place, where there is no style sheet."""
+    """The colour of a place without a style sheet."""
     return _PLACES[place]

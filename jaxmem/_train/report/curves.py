@@ -35,8 +35,8 @@ Drawn = Sequence[tuple[Run, str, Course]]  # a run, the CSS class of its line, i
 
 
 def loss_figure(runs: Sequence[Run]) -> str:
-    """Loss against step, a line for each run, and its validation loss as a ring at the last step.
-    Nothing where no run has a finite loss.
+    """Loss against step, with a line for each run, and its validation loss as a ring at the last
+    step. Empty if no run has a finite loss.
     """
     drawn = _drawn(runs, [run.losses for run in runs])
     if not drawn:
@@ -65,8 +65,8 @@ def loss_figure(runs: Sequence[Run]) -> str:
 
 
 def pace_figure(runs: Sequence[Run]) -> str:
-    """Measured time of a step against the step, a line for each run; of a single run with a plan
-    for the device at hand, what was predicted too. Nothing where no run has times.
+    """Measured time of a step against the step, with a line for each run. For a single run with a
+    plan for the local device, the predicted time too. Empty if no run has times.
     """
     drawn = _drawn(runs, [tuple((step, 1e3 * s) for step, s in run.paces) for run in runs])
     if not drawn:
@@ -116,7 +116,9 @@ def _steps(drawn: Drawn) -> Axis:
 
 
 def _curve(name: str, course: Course, css: str, x: Axis, y: Axis) -> str:
-    """A run's line; under one of buckets lies a shade from their least to their greatest number."""
+    """The line of a run. A line of buckets has a band from the least to the greatest number of each
+    bucket.
+    """
     pieces = _pieces(course)
     points = lambda which: [
         [(x.percent(p[0]), y.percent(p[which])) for p in piece] for piece in pieces
@@ -148,7 +150,7 @@ def _pieces(course: Course) -> list[list[tuple[float, ...]]]:
 
 
 def _of_buckets(drawn: Drawn, what: str) -> list[str]:
-    """A sentence about rows that are drawn in buckets."""
+    """A sentence about the runs whose rows are drawn in buckets."""
     many = [f"{run.name} ({len(rows):,})" for run, _, rows in drawn if len(rows) > 2 * BUCKETS]
     if not many:
         return []
@@ -160,8 +162,8 @@ def _of_buckets(drawn: Drawn, what: str) -> list[str]:
 
 
 def time_figure(plan: Plan) -> str:
-    """The least predicted step time at each budget, with the plan, everything kept, the step as
-    written and the budget marked.
+    """The least predicted step time at each budget. The plan, everything kept, the step as written
+    and the budget are marked.
     """
     points = sorted(plan.pareto(), key=lambda p: p.bytes)
     if not points:
@@ -204,8 +206,8 @@ def time_figure(plan: Plan) -> str:
 
 
 def _stairs(corners: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """A line that keeps each height until the next corner, and the last one to the right edge:
-    between two points a budget allows the plan of the lower one.
+    """A line that keeps each height until the next corner, and the last one to the right edge.
+    Between two points of the curve, a budget allows the plan with fewer bytes.
     """
     found: list[tuple[float, float]] = []
     for x, y in corners:

@@ -31,8 +31,8 @@ def tiles(run: Run) -> str:
 
 
 def facts(run: Run) -> list[Tile]:
-    """The tiles under a run's title, memory, time and loss first; a comparison of runs has a column
-    for each.
+    """The tiles under a run's title: memory, time and loss first. A comparison of runs has a column
+    for each tile.
     """
     found = _bytes(run) + _times(run)
     if (value := run.number("final_loss")) is not None:
@@ -59,7 +59,7 @@ def facts(run: Run) -> list[Tile]:
 
 
 def _bytes(run: Run) -> list[Tile]:
-    """What the step takes, and would take without a plan."""
+    """The bytes of the step with the plan, and without it."""
     if (p := run.plan) is not None:
         of = p.budget_bytes
         share = f"{100 * p.compiled_bytes / of:.1f} %" if of else "–"
@@ -77,8 +77,8 @@ def _bytes(run: Run) -> list[Tile]:
 
 
 def _times(run: Run) -> list[Tile]:
-    """A step's time as it was measured, and as it was predicted: a number is called measured only
-    if a whole step ran.
+    """The measured and the predicted time of a step. A time is called measured only if a whole step
+    ran.
     """
     found: list[Tile] = []
     chosen = next((one for one in run.plan.measured if one.chosen), None) if run.plan else None
@@ -114,12 +114,12 @@ def without_a_plan(run: Run) -> str:
 
 
 def error(plan: Plan) -> float:
-    """By how much the predicted bytes exceed the compiled ones, in percent of the latter."""
+    """The difference of the predicted from the compiled bytes, in percent of the compiled bytes."""
     return 100 * (plan.predicted_bytes / plan.compiled_bytes - 1) if plan.compiled_bytes else 0.0
 
 
 def difference(plan: Plan) -> str:
-    """How far the predicted bytes are from the compiled ones, in words."""
+    """The difference of the predicted from the compiled bytes, in words."""
     off = error(plan)
     if abs(off) < 0.05:
         return "as compiled"
@@ -127,7 +127,7 @@ def difference(plan: Plan) -> str:
 
 
 def measured(plan: Plan) -> str:
-    """The steps that were run for a plan, fastest first; empty where none was."""
+    """The steps that ran for a plan, the fastest first; empty if none ran."""
     head = ["step", "median", "lower quartile", "upper quartile", "rounds", "bytes"]
     rows = (
         [
@@ -142,9 +142,7 @@ def measured(plan: Plan) -> str:
 
 
 def moved(rows: Sequence[Moved]) -> str:
-    """What a step moves between device and host memory, with the sum of each direction; empty where
-    it moves nothing.
-    """
+    """The host transfers of a step, with the sum of each direction; empty if there are none."""
     head = ["what", "direction", "how", "bytes a step", "beside products"]
     lines = []
     for direction, some in by_direction(rows):
@@ -158,7 +156,7 @@ def moved(rows: Sequence[Moved]) -> str:
 
 
 def again(run: Run) -> str:
-    """The command or the call that makes a run or a plan again, with what it ran with."""
+    """The command or the call that repeats a run or a plan, with budget, versions and settings."""
     command = run.summary.get("command")
     known: dict[str, str] = {}
     if (p := run.plan) is not None:

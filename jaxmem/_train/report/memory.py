@@ -50,9 +50,9 @@ _Bands = dict[str, tuple[str, list[int]]]  # CSS class -> name, and bytes at eac
 
 
 def memory_figure(plan: Plan) -> str:
-    """Bars on one scale with the budget: everything kept, the step as written where it has
-    checkpoints of its own, the plan as compiled, and the plan as predicted. A table of all but the
-    last, by what holds the bytes, stands below.
+    """Bars on one scale with the budget: everything kept, the step as written if it has checkpoints
+    of its own, the compiled plan, and the predicted plan. A table below divides the compiled bytes
+    by use.
     """
     known = {"everything kept": (plan.baseline_bytes, plan.baseline_parts)}
     if plan.written is not None:
@@ -74,8 +74,8 @@ def memory_figure(plan: Plan) -> str:
 
 
 def runs_figure(runs: Sequence[Run]) -> str:
-    """A bar of compiled bytes for each run, by what holds them where the run has a plan; nothing
-    where no run has bytes.
+    """A bar of compiled bytes for each run, divided by use if the run has a plan. Empty if no run
+    has bytes.
     """
     bars = []
     for run in runs:
@@ -92,15 +92,15 @@ def runs_figure(runs: Sequence[Run]) -> str:
 
 
 def _classes(parts: Bytes) -> _Parts:
-    """A compiled step's bytes as the parts of a bar."""
+    """The parts of a bar for a compiled step's bytes."""
     return [(name, getattr(parts, name), text) for name, text in CLASSES.items()]
 
 
 def _bars(bars: Sequence[tuple[str, int, _Parts]], budget: int | None) -> str:
-    """Draws bars on one scale, with a rule where the budget is.
+    """Draws bars on one scale, with a line at the budget.
 
-    bars: for each its name, its bytes, and its parts.
-    budget: in bytes; None draws no rule.
+    bars: name, bytes and parts of each bar.
+    budget: in bytes; None draws no line.
     """
     most = max(size for _, size, _ in bars) or 1
     # A budget far beyond every bar would squeeze them, and is told in words instead.
@@ -133,10 +133,10 @@ def _bar(name: str, size: int, parts: _Parts, most: float, rule: str) -> str:
 
 
 def live_figure(found: Explanation, budget: int | None = None) -> str:
-    """Everything kept and the plan side by side on one scale, where both are there, with a table of
-    what they hold at the peak. Nothing where XLA told no history.
+    """The bytes in use over the schedule, of the plan and, if known, of everything kept on the same
+    scale, with a table of the bytes at the peak. Empty if XLA reported no history.
 
-    budget: in bytes, drawn where it is near; None for none.
+    budget: in bytes, drawn if it is near the scale; None for none.
     """
     both = [one for one in (found.beside, found) if one is not None]
     drawn = [(one.plan, one.live) for one in both if one.live is not None]
@@ -164,7 +164,7 @@ def _title(plan: str) -> str:
 
 
 def _tags(lives: Sequence[Live]) -> dict[str, str]:
-    """The CSS class of each saved part by its name, one for all programs."""
+    """The CSS class of each saved part by its name, equal for all programs."""
     most: collections.Counter[str] = collections.Counter()
     for live in lives:
         for part in live.parts:
@@ -175,7 +175,7 @@ def _tags(lives: Sequence[Live]) -> dict[str, str]:
 
 
 def _bands(live: Live, tags: Mapping[str, str]) -> _Bands:
-    """The colours of a program, from the lowest one up."""
+    """The bands of a program, from the bottom to the top."""
     found: _Bands = {}
     order = ["l-arguments", "l-outputs", *dict.fromkeys(tags.values())]
     for part in live.parts:
@@ -218,7 +218,7 @@ def _areas(name: str, live: Live, bands: _Bands, y: Axis, budget: int | None) ->
 
 
 def _at_the_peak(drawn: Sequence[tuple[str, Live]], bands: Sequence[_Bands]) -> str:
-    """What each colour holds at the peak of each program, and what is free then."""
+    """A table of the bytes of each band at the peak of each program, and of the free bytes."""
     names = {css: name for own in bands for css, (name, _) in own.items()}
     order = [f"l-{kind}" for kind in ("arguments", "outputs")]
     order += sorted(css for css in names if css.startswith("l-t"))  # "l-tags" is last

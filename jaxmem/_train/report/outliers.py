@@ -16,8 +16,8 @@ DECISIONS = 40  # rows of the table
 
 
 def outlier_maps(run: Run) -> str:
-    """A map for each tag: channels from left to right, steps from top to bottom, the darker the
-    more of its tensors have an outlier there. Empty where nothing was counted.
+    """A map for each tag: channels from left to right, steps from top to bottom. A cell is darker
+    if more of the tag's tensors have an outlier there. Empty if nothing was counted.
     """
     by_tag: dict[tuple[str, str], list[Outliers]] = {}
     for one in run.outliers:
@@ -34,7 +34,7 @@ def outlier_maps(run: Run) -> str:
 
 
 def _some(found: Sequence[Outliers]) -> list[Outliers]:
-    """At most `ROWS` of them, the first and the last among them."""
+    """At most `ROWS` counts, with the first and the last one."""
     if len(found) <= ROWS:
         return list(found)
     return [found[round(i * (len(found) - 1) / (ROWS - 1))] for i in range(ROWS)]
@@ -68,7 +68,7 @@ def _map(name: str, found: Sequence[Outliers]) -> str:
 
 
 def decided(run: Run) -> str:
-    """The decisions of a rectifier, in their order; the last ones of many."""
+    """The decisions of a rectifier in order; the last ones if there are many."""
     head = ["step", "decision", "why", "predicted", "measured", "what changed"]
     lines = (
         [

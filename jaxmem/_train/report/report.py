@@ -96,7 +96,7 @@ def report(
 def report_runs(runs: Sequence[str], out: pathlib.Path) -> str:
     """Writes the page about `runs`, folders of results or plans' files, to `out`; returns its path.
 
-    Raises PlanFileError, naming the file and its line or field, where one is broken.
+    Raises PlanFileError, which names the file and its line or field, for a broken file.
     """
     found = told_apart([read(run) for run in runs], list(runs))
     _write(out, _page(found, _command(runs, out)))
@@ -181,7 +181,7 @@ def _compared(runs: Sequence[Run]) -> str:
 
 
 def _told(what: str, size: str, beside: str) -> str:
-    """A number in a comparison, which is called predicted or measured where its column does not."""
+    """A number in a comparison, called predicted or measured if its column does not say it."""
     return f"{size}, {beside.partition(':')[0]}" if what == KEPT else size
 
 
@@ -205,7 +205,7 @@ def _memory_and_time(run: Run) -> Iterable[str]:
 
 
 def _rest(run: Run) -> Iterable[str]:
-    """What decides and explains memory and time."""
+    """The sections about decisions: tensors, reasons, outliers and notes."""
     if (plan := run.plan) is not None:
         yield _section(
             "Plan",
@@ -245,7 +245,7 @@ def _made(command: str) -> str:
 
 
 def _beside(one: str, other: str) -> str:
-    """Two sections side by side, or the only one that there is."""
+    """Two sections side by side, or the only one."""
     return f'<div class="pair">{one}{other}</div>' if one and other else one + other
 
 

@@ -60,18 +60,18 @@ def _word(action: Action) -> str:
 
 
 def _chip(action: Action) -> str:
-    """The square that stands for an action: its colour, its pattern, its letter."""
+    """The square of an action: its colour, its pattern and its letter."""
     return element("span", element("b", LETTERS[action]), css=f"chip a-{action.value}")
 
 
 def _actions() -> str:
-    """What the chips mean."""
+    """A legend of the chips."""
     return legend((_chip(a), f"{_word(a)}: {MEANINGS[a]}") for a in Action)
 
 
 def strip_figure(plan: Plan) -> str:
-    """A strip for each block, with a line for each tensor: its action over the layers, and the
-    bytes that it holds in all of them before and after.
+    """A strip for each block, with a line for each tensor: its action over the layers, and its
+    bytes in all layers before and after.
     """
     if plan.as_written and not plan.rows:
         return f"<p>{AS_WRITTEN[0].upper()}{AS_WRITTEN[1:]}.</p>"
@@ -99,7 +99,7 @@ def _strip(rows: Sequence[Row], most: int) -> str:
 
 
 def _tensor(row: Row, most: int) -> str:
-    """A tensor's line of a strip; `most` bytes are as wide as the place for bytes."""
+    """The line of a tensor in a strip. `most` bytes fill the width for bytes."""
     action, sizes = row.choice.action, (row.bytes_before, row.bytes_after)
     before, after = (size * row.layers for size in sizes)
     each = " → ".join(map(show_bytes, sizes))
@@ -121,8 +121,8 @@ def _tensor(row: Row, most: int) -> str:
 
 
 def curve_grid(plan: Plan) -> str:
-    """What each plan of the curve does with each tensor; empty where the file does not say. The
-    one that the budget allows, as predicted, is marked. The strip above says what letters mean.
+    """The actions of each plan of the curve by tensor; empty if the file has no actions. The plan
+    with the most bytes within the budget is marked.
     """
     points = sorted(plan.points, key=lambda p: p.bytes)
     if not any(point.actions for point in points):
@@ -139,7 +139,7 @@ def curve_grid(plan: Plan) -> str:
 
 
 def runs_grid(runs: Sequence[Run]) -> str:
-    """What each run's plan does with each tensor; empty where fewer than two runs have one."""
+    """The actions of each run's plan by tensor; empty if fewer than two runs have a plan."""
     plans = [(run.name, run.plan) for run in runs if run.plan is not None]
     if len(plans) < 2:
         return ""
@@ -155,7 +155,7 @@ def runs_grid(runs: Sequence[Run]) -> str:
 
 
 def _tensors(actions: Actions) -> list[tuple[str, str]]:
-    """The block and the tag of each tensor that actions name."""
+    """The block and the tag of each tensor in the actions."""
     return [(ungrouped(b), tag) for b, tags in actions.items() for tag in tags if tag != REST]
 
 
@@ -180,7 +180,7 @@ def _grid(
 
 
 def _cell(actions: Actions, block: str, tag: str) -> str:
-    """A chip for what becomes of a tensor, or one for each group of layers if they differ."""
+    """The chip of a tensor's action, or a chip for each group of layers if the actions differ."""
     found = list(_choices(actions, block, tag))
     if not found:
         return "–"
@@ -193,8 +193,8 @@ def _cell(actions: Actions, block: str, tag: str) -> str:
 
 
 def _choices(actions: Actions, block: str, tag: str) -> Iterable[tuple[str, Choice]]:
-    """The choice for a tensor of each label of its block, and which layers that is about. A tag
-    that a label does not name is recomputed, or kept where everything is.
+    """The choice of a tensor in each label of its block, with the label's layers in words. A tag
+    that a label does not name is recomputed, or kept if the label keeps everything.
     """
     for label, tags in actions.items():
         whole = tags.get(REST) == KEEP
@@ -205,7 +205,7 @@ def _choices(actions: Actions, block: str, tag: str) -> Iterable[tuple[str, Choi
 
 
 def why(rows: Sequence[Row]) -> str:
-    """The plan's table: what becomes of each tensor, and why."""
+    """The plan's table: the action of each tensor, its cost and the reason."""
     several = len({row.block for row in rows}) > 1
     head = ["tensor", "kind", "shape", "type", "action", "codec", "before", "after", "time", "why"]
     lines = []

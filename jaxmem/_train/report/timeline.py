@@ -10,8 +10,8 @@ _OUTER = "optimizer's arrays outside the layers"
 
 
 def lanes_figure(plan: Plan) -> str:
-    """The lanes of a step on one scale, a panel for microbatches that run alike, with a table of
-    the seconds of one layer. Nothing where the plan knows none.
+    """The lanes of a step, with a panel for microbatches with equal lanes, and a table of the
+    seconds of one layer. Empty if the plan has no lanes.
     """
     if plan.lanes is None or not (drawn := panels(plan.lanes)):
         return ""
@@ -27,8 +27,8 @@ def lanes_figure(plan: Plan) -> str:
 
 
 def places_figure(plan: Plan) -> str:
-    """A row of the layers, coloured by where their states lie, with a table of the bytes in either
-    memory. Nothing where the plan does not say.
+    """A row of the layers, coloured by the memory of their states, with a table of the bytes in
+    each memory. Empty if the plan does not place states.
     """
     if (timeline := plan.lanes) is None:
         return ""
@@ -62,7 +62,7 @@ def _panel(panel: Panel) -> str:
 
 
 def _seconds(timeline: Timeline) -> str:
-    """What one layer of each kind takes in each pass, and what of it no work hides."""
+    """A table of the seconds of one layer of each kind in each pass, and its exposed seconds."""
     rows, seconds = [], timeline.lane_seconds()
     used = [lane for lane in LANES if lane is WORK or seconds[lane.key]]
     shown = lambda one: show_ms(1e3 * one) if one else "–"

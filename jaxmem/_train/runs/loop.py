@@ -33,7 +33,9 @@ class NotFinite(Exception):
 
 
 class Loop:
-    """A run while it goes on: `state` is that after step `done`; `skipped` were left out."""
+    """The state of a running training: `state` is the state after step `done`, and `skipped` are
+    the steps that were left out.
+    """
 
     def __init__(
         self,
@@ -56,8 +58,9 @@ class Loop:
         self._causes: set[int] = set()  # steps left out for what came after them
 
     def start(self, state, steps: int, owned: bool) -> None:
-        """Begins with a state, or goes on from the newest checkpoint, in its place. `owned`: nobody
-        else has the state's arrays.
+        """Starts from a state, or resumes from the newest checkpoint.
+
+        owned: whether nobody else uses the state's arrays.
         """
         leaves, self._structure = jax.tree.flatten_with_path(state)
         if not any(getattr(leaf, "size", 1) for _, leaf in leaves):
@@ -85,7 +88,7 @@ class Loop:
         self.step = self.revised.restore(found.step, found.notes.get("rectifier")) or self.step
 
     def _back(self, to: Checkpoint) -> list[dict[str, float | None]]:
-        """Goes to a checkpoint, and returns the rows until then."""
+        """Returns to a checkpoint, and returns the rows of the steps up to it."""
         self.state = None
         self.state = self._structure.unflatten(to.leaves(self._like))
         self.done, self.skipped = to.step, list(to.notes["skipped"])
@@ -179,8 +182,8 @@ class Loop:
         self.checkpoints.save(self.done, self.state, notes)
 
     def _take_less(self, error: RuntimeError) -> None:
-        """Goes on with a step that takes less memory, from before the one that had too little: that
-        may have taken the state.
+        """Continues with a step that needs less memory, from the checkpoint before the step that
+        ran out of memory: that step may have consumed the state.
         """
         newest = self.checkpoints.newest()
         if newest is None:
@@ -190,8 +193,8 @@ class Loop:
         self._back(newest)
 
     def _leave_out(self, found: NotFinite, not_finite: int) -> None:
-        """Goes back to before a step whose metrics are not finite, and leaves it out from then on,
-        or what seems to be the cause. Raises NotFiniteError where nothing is left to try.
+        """Returns to a checkpoint before a step whose metrics are not finite, and skips the step,
+        or the step that seems to be its cause. Raises NotFiniteError if nothing is left to try.
         """
         tried = attempt(found.number, self.skipped, self._causes, not_finite)
         to = self.checkpoints.before(tried.cause or tried.first)
@@ -207,19 +210,19 @@ class Loop:
 
 
 def check_finite(number: int, row: Mapping[str, float]) -> None:
-    """Raises NotFinite where a row's loss or gradient is not."""
+    """Raises NotFinite if a row's loss or gradient norm is not finite."""
     if not all(math.isfinite(row.get(name, 0.0)) for name in WATCHED):
         raise NotFinite(number, row)
 
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """What is tried next.
+    """The next attempt to continue after steps that are not finite.
 
-    first, count: which steps in a row are not finite, and how many.
-    cause: the step before which the run goes back, and which it leaves out; None where nothing is
-      left to try.
-    skipped: all steps that are then left out.
+    first, count: the first of the steps in a row that are not finite, and their number.
+    cause: the step that is skipped, and before which the run resumes; None if nothing is left to
+      try.
+    skipped: all steps that are then skipped.
     """
 
     first: int
@@ -231,11 +234,14 @@ class Attempt:
 def attempt(
     number: int, skipped: Collection[int], causes: Collection[int], not_finite: int
 ) -> Attempt:
-    """What is tried where step `number` is not finite, with these left out already.
+    """Decides how to continue after step `number`, which is not finite.
 
-    It is left out too. Where so many in a row were left out in vain, the update of the step before
-    them has spoilt the state, and what was saved of it: its own metrics could not tell. Then that
-    step is left out in their place; `causes` are those of which this was tried.
+    skipped: the steps that are already skipped.
+    causes: the steps that were skipped as the cause of later steps.
+
+    The step is skipped too. If `not_finite` steps in a row were skipped in vain, the update of the
+    step before them has damaged the state, and the saved states too: the metrics of that step
+    describe the state before its update. That step is then skipped in their place.
     """
     out = frozenset({*skipped, number})
     first = next(n for n in range(number, 0, -1) if n - 1 not in out)

@@ -77,8 +77,8 @@ def read(source: str | os.PathLike) -> Run:
 
 
 def results(folder: str | os.PathLike, plan: Plan | None) -> Run:
-    """Reads what a folder holds beside its plan, and returns both as a run. Every file may be
-    missing.
+    """Reads the files of a folder other than its plan, and returns them with the plan as a run.
+    Every file may be missing.
     """
     folder = pathlib.Path(folder)
     summary = _summary(folder / SUMMARY)
@@ -99,8 +99,8 @@ def results(folder: str | os.PathLike, plan: Plan | None) -> Run:
 
 
 def told_apart(runs: list[Run], sources: list[str]) -> list[Run]:
-    """The runs under names that differ. Where several have one name, each is named by its path in
-    `sources`; where that comes twice too, a number is added.
+    """Gives the runs different names. Equal names are replaced by the paths in `sources`, and equal
+    paths get a number.
     """
     names = [run.name for run in runs]
     names = [source if names.count(name) > 1 else name for name, source in zip(names, sources)]
@@ -112,7 +112,7 @@ Course = tuple[tuple[float, float], ...]  # (step, number)
 
 
 def _is_number(value: Any) -> bool:
-    """Whether JSON's value is a number that a float can stand for; a bool is none."""
+    """Whether a JSON value is a number within the range of a float; a bool is none."""
     return isinstance(value, float) or (type(value) is int and abs(value) < MOST)
 
 
@@ -189,8 +189,8 @@ def _summary(path: pathlib.Path) -> dict[str, Any]:
 
 
 def checked(plan: Plan, path: pathlib.Path) -> Plan:
-    """Returns the plan if its numbers can be drawn, and raises PlanFileError if not. `path` is what
-    the error calls its file.
+    """Returns the plan if its numbers can be drawn. Raises PlanFileError, which names `path`, if
+    not.
     """
     with named("report:", path, _WROTE, _MEND):
         for name in _SIZES:

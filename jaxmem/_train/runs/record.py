@@ -170,14 +170,19 @@ class Record:
 
 
 class Events:
-    """Rows as TensorBoard reads them, in a file of `folder` for each time that the run went on."""
+    """Writes rows as TensorBoard reads them, in a new file of `folder` each time that the run
+    resumes.
+    """
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
         self._module, self._file, self._purge, self._flushed = tensorboardx(), None, 0, 0.0
 
     def go(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """The rows after this step are let go. `rows`: those until it, for files that are new."""
+        """Discards the rows after a step.
+
+        rows: the rows up to the step, which are written if the folder has no files.
+        """
         self.close()
         self._purge = step + 1
         if not any(self.folder.glob("*")):
@@ -217,7 +222,7 @@ class Events:
 
 
 def tensorboardx():
-    """The package. Raises RunError with the command that installs it where it is missing."""
+    """The package tensorboardX. If it is missing, raises RunError with the installing command."""
     try:
         import tensorboardX
         import tensorboardX.event_file_writer
@@ -232,7 +237,7 @@ def tensorboardx():
 
 
 def is_durable(path: pathlib.Path) -> bool:
-    """Whether there are checkpoints in a run's folder."""
+    """Whether a run's folder has checkpoints."""
     return bool(steps_in(path / CHECKPOINTS))
 
 
@@ -260,7 +265,7 @@ def lines_of(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _without_nan(value: Any) -> Any:
-    """`value` with null for numbers that JSON has no word for."""
+    """`value` with null for numbers that JSON cannot represent."""
     if isinstance(value, Mapping):
         return {str(key): _without_nan(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
